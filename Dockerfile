@@ -12,7 +12,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-de
 WORKDIR /src
 # The context has no .git to ask: docker build --build-arg VERSION=1.2.3
 ARG VERSION=0.1.0
-ENV SETUPTOOLS_SCM_PRETEND_VERSION_FOR_KC_OTEL=$VERSION
+ENV SETUPTOOLS_SCM_PRETEND_VERSION=$VERSION
 COPY pyproject.toml README.md LICENSE ./
 COPY .ci/locked ./.ci/locked
 COPY kc_otel ./kc_otel

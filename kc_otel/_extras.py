@@ -1,30 +1,32 @@
-"""Optional dependencies: where one is missing, the error says which extra installs it.
+"""Imports that can be missing, and imports that wait.
 
-A folder that an extra is for says so once, with `require` in its `__init__`; elsewhere an import is in `with extra`.
+Where an optional dependency is missing, the error says which extra installs it: a folder that an extra is for says so
+once, with `require` in its `__init__`; elsewhere an import is in `with extra`. A `lazy` package imports its names when
+they are first used.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
-
-__all__ = ["MissingExtraError", "extra", "require"]
+from typing import Any
 
 
 class MissingExtraError(ModuleNotFoundError):
-    """Something of an extra is used that is not installed; the message ends in the command that installs it."""
+    """A feature's extra is not installed; the message ends in the command that installs it."""
 
 
 @contextmanager
 def extra(name: str, purpose: str) -> Iterator[None]:
     """Imports of what an extra installs.
 
-    >>> with extra("plots", "drawing"):
-    ...     import a_plotting_library
+    >>> with extra("parquet", "reading"):
+    ...     import a_missing_library
     Traceback (most recent call last):
-    kc_otel._extras.MissingExtraError: drawing needs a_plotting_library: pip install 'kc-otel[plots]'
+    kc_otel._extras.MissingExtraError: reading needs a_missing_library: pip install 'kc-otel[parquet]'
 
     Args:
         name: The extra, as pyproject.toml has it.
@@ -46,12 +48,12 @@ def extra(name: str, purpose: str) -> Iterator[None]:
 
 
 def require(name: str, purpose: str, *libraries: str) -> None:
-    """What a whole folder needs of an extra: looked for, and not imported.
+    """Check that a folder's optional libraries are installed, without importing them.
 
     Args:
         name: As for `extra`.
         purpose: As for `extra`.
-        libraries: Top-level names of what the extra installs.
+        libraries: Top-level names of the packages that the extra installs.
 
     Raises:
         MissingExtraError: If one of them is not installed.
@@ -60,3 +62,21 @@ def require(name: str, purpose: str, *libraries: str) -> None:
         with extra(name, purpose):
             if library not in sys.modules and find_spec(library) is None:
                 raise ModuleNotFoundError(f"No module named {library!r}", name=library)
+
+
+def lazy(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package.
+
+    Args:
+        package: Its `__name__`.
+        homes: Name -> the module of the package that defines it.
+    """
+
+    def attribute(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return attribute

@@ -15,7 +15,6 @@ from pathlib import Path
 sys.path.insert(0, "tests/benchmarks")
 files = sorted(Path("tests/benchmarks").glob("bench_*.py"))
 found = {path.stem: runpy.run_path(str(path), run_name=path.stem) for path in files}
-assert len(found) > 20, found.keys()
 found["bench_spool"]["memory"](Path(sys.argv[1]))
 """
 

@@ -39,7 +39,7 @@ def check_allowed(versions: dict[str, set[Version]], groups: list[str], where: s
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     wanted = [*project["project"]["dependencies"], *extras["serve"], *extras["cli"], *extras["stats"]]
-    wanted += [one for group in groups for one in project["dependency-groups"][group]]
+    wanted += [dependency for group in groups for dependency in project["dependency-groups"][group]]
     for text in wanted:
         requirement = Requirement(text)
         if requirement.name == "kc-otel":

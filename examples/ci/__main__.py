@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from examples.ci.record import record
-from kc_otel.recordings import save_recording
+from kc_otel.recordings.recording_files import save_recording
 
 CONTRACT = Path(__file__).parent / "contract.yaml"
 
@@ -41,8 +41,8 @@ def main() -> int:
             save_recording(record(kernel, seed=1), folder / file)
             codes[kernel] = kc_otel(
                 folder,
-                *("gate", "run", "contract.yaml", file, "--allow-unjudged"),
-                *("--kernel", f"inference.dtype={kernel}", "--junit", f"{kernel}.xml"),
+                *("gate", "run", "contract.yaml", file),
+                *("--kernel", f"inference.extra.weights={kernel}", "--junit", f"{kernel}.xml"),
                 *("--markdown", f"{kernel}.md", "--evidence", kernel),
             )
         kc_otel(folder, "gate", "verify", "int4", "--recordings", "bad.npz")

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from kc_otel.recordings import Recording, save_recording
+from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.recording_files import save_recording
 
 TASKS = ("code", "prose")
 VOCABULARY, WIDTH, LENGTH, SEQUENCES = 64, 96, 64, 400
@@ -31,7 +32,6 @@ def int4(weight: torch.Tensor) -> torch.Tensor:
 KERNELS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "float32": torch.Tensor.float,
     "bfloat16": torch.Tensor.bfloat16,
-    "float16": torch.Tensor.half,
     "int4": int4,
 }
 
@@ -50,9 +50,9 @@ def step(policy: list[torch.Tensor], state: torch.Tensor, token: torch.Tensor) -
     return state, (state @ head).float().log_softmax(-1)
 
 
-def record(kernel: str, seed: int, trainer: str = "float32") -> Recording:
+def record(kernel: str, seed: int) -> Recording:
     """Sequences of the inference kernel `kernel`, with both kernels' log-probabilities of every token."""
-    train, inference = ([KERNELS[name](matrix) for matrix in weights()] for name in (trainer, kernel))
+    train, inference = ([KERNELS[name](matrix) for matrix in weights()] for name in ("float32", kernel))
     draw = torch.Generator().manual_seed(seed)
     token = torch.randint(VOCABULARY, (SEQUENCES,), generator=draw)
     task = [TASKS[int(first) * len(TASKS) // VOCABULARY] for first in token]
@@ -65,7 +65,7 @@ def record(kernel: str, seed: int, trainer: str = "float32") -> Recording:
             kept.append(logprobs.gather(1, token[:, None])[:, 0])
     log_train, log_inference = (torch.stack(kept, dim=1).double().reshape(-1).numpy() for kept in sides)
     lengths = torch.full((SEQUENCES,), LENGTH).numpy()
-    return Recording(log_train, log_inference, lengths, tuple({"task": each} for each in task))
+    return Recording(log_train, log_inference, lengths, tuple({"task": name} for name in task))
 
 
 if __name__ == "__main__":

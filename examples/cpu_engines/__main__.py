@@ -75,12 +75,11 @@ def recorded(engine: str, checkpoint: Path, folder: Path) -> Iterator[tuple[str,
 
 def gate(recording: Path, folder: Path, engine: str, dtype: str) -> int:
     """`kc-otel gate run`, in this process; its exit status."""
-    from kc_otel.cli import app  # noqa: PLC0415
-    from kc_otel.cli.gate_command import register  # noqa: PLC0415
+    from kc_otel.cli import app, register  # noqa: PLC0415
 
-    register(app)
+    register(app, "gate")
     command = ["gate", "run", str(CONTRACT), str(recording), "--evidence", str(folder / dtype)]
-    command += ["--kernel", f"inference.engine={engine}", "--kernel", f"inference.dtype={dtype}"]
+    command += ["--kernel", f"inference.extra.runtime={engine}", "--kernel", f"inference.dtype={dtype}"]
     print(f"\n$ kc-otel gate run contract.yaml {recording.name} --kernel inference.dtype={dtype}", flush=True)
     return int(app(command, standalone_mode=False) or 0)
 

@@ -139,7 +139,7 @@ def _logprob(client: httpx.Client, before: list[int], token: int) -> float:
             client.post("/completion", json=_NEUTRAL | body).raise_for_status().json().get("completion_probabilities")
         )
         if said:
-            return next(float(each["logprob"]) for each in said[0]["top_logprobs"] if each["id"] == token)
+            return next(float(top["logprob"]) for top in said[0]["top_logprobs"] if top["id"] == token)
     raise RuntimeError(f"llama.cpp told no log-probability of token {token}")
 
 

@@ -27,7 +27,7 @@ from examples.demo.serving import Server
 from examples.demo.story import Story, StoryError
 from examples.demo.terminal import Terminal
 from examples.demo.train import held_out_bits, train, windows
-from kc_otel import Kernel, load
+from kc_otel import Kernel, load_contract
 from kc_otel.client.router import Router
 from kc_otel.client.webhooks import new_secret
 
@@ -36,7 +36,7 @@ KERNELS = os.path.relpath(Path(__file__).with_name("located.py"))
 STEPS, QUICK_STEPS = 400, 200
 CALIBRATION_ROWS = 64
 LOCATE = (
-    f"kc-otel locate {os.path.relpath(CONTRACT)} --train {KERNELS}:train --infer {KERNELS}:int8 "
+    f"kc-otel locate run {os.path.relpath(CONTRACT)} --train {KERNELS}:train --infer {KERNELS}:int8 "
     f"--sequences {KERNELS}:sequences"
 )
 
@@ -67,7 +67,7 @@ def main() -> int:
 def tell(terminal: Terminal, corpus: dict[str, Text], model: Model, *, fault: bool, quick: bool, stay: bool) -> None:
     """Acts 2 to 5, and what they came to."""
     torch.set_num_threads(1)  # decoding steps are too small to share, and the evaluator wants a core
-    contract, secret = load(CONTRACT), new_secret()
+    contract, secret = load_contract(CONTRACT), new_secret()
     webhooks: queue.Queue[dict[str, Any]] = queue.Queue()
     with ExitStack() as stack:
         terminal.heading("2. An evaluator, a webhook receiver, a router, a recorder")
@@ -76,9 +76,12 @@ def tell(terminal: Terminal, corpus: dict[str, Text], model: Model, *, fault: bo
         evaluator = stack.enter_context(evaluating(CONTRACT, folder, webhook, secret))
         terminal.say(f"$ {' '.join(evaluator.command)}")
         terminal.say(f"webhooks go to {webhook}")
-        terminal.say(f"live: {evaluator.api} in a browser, `kc-otel watch --url {evaluator.api}` in a terminal")
+        terminal.say(
+            f"live: {evaluator.api} in a browser, `kc-otel status --watch --url {evaluator.api}` in a terminal"
+        )
         export_to(evaluator.otlp)
         router = stack.enter_context(Router(evaluator.api, contracts=[contract]))
+        router.wait_for_table(10.0)  # without one nothing is served that was not promoted
         training_kernel = Kernel("torch", version=torch.__version__, dtype="float32", attention="sdpa")
         server = Server(contract, model, training_kernel, router)
         stack.callback(server.close)
@@ -138,7 +141,7 @@ def trained(terminal: Terminal, steps: int, weights: Path | None) -> tuple[dict[
         if weights is not None:
             torch.save(model.state_dict(), weights)
     WEIGHTS.parent.mkdir(exist_ok=True)
-    torch.save(model.state_dict(), WEIGHTS)  # for kc-otel locate
+    torch.save(model.state_dict(), WEIGHTS)  # for kc-otel locate run
     bits = {name: held_out_bits(model, text) for name, text in corpus.items()}
     terminal.rows(
         ("held-out bits per byte", "model", "byte frequencies", "chance"),
@@ -221,15 +224,19 @@ def what_next(terminal: Terminal, api: str, *, fault: bool, stay: bool) -> None:
         where = f"--incident worst --url {api}" if stay else "--slice tables"
         lines.insert(0, (f"{LOCATE} {where}", "which operator of the int8 kernel it is, and its share of the drift"))
     if stay:
-        resume = "kc-otel resume demo-bytes --slice tables --why 'recalibrated'"
+        resume = "kc-otel route resume demo-bytes --slice tables --why 'recalibrated'"
         lines = [
-            (f"kc-otel watch --url {api}", f"this, live, as at {api} in a browser; Ctrl-C here ends it"),
+            (f"kc-otel status --watch --url {api}", f"this, live, as at {api} in a browser; Ctrl-C here ends it"),
             (f"{resume} --url {api}", "give the slice back to the inference kernel"),
             *lines,
         ]
     else:
         lines.insert(
-            1, ("make demo ARGS=--stay", "go on serving at the end, to look around in a browser or with kc-otel watch")
+            1,
+            (
+                "make demo ARGS=--stay",
+                "go on serving at the end, to look around in a browser or with kc-otel status --watch",
+            ),
         )
     for command, what in lines:
         terminal.console.print(f"  {command}\n      {what}", markup=False)

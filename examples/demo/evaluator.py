@@ -19,6 +19,9 @@ import httpx
 
 from kc_otel.client.webhooks import VerificationError, verify
 
+_START_SECONDS = 120.0
+"""A process that lives is waited for: beside other work it starts slowly."""
+
 
 class Evaluator:
     """What its API says.
@@ -94,7 +97,7 @@ def evaluating(contract: Path, folder: Path, webhook: str, secret: str) -> Itera
         )
     evaluator = Evaluator(command, f"http://127.0.0.1:{grpc}", f"http://127.0.0.1:{api}")
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + _START_SECONDS
         while not evaluator.ready():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the evaluator did not start:\n{log.read_text(errors='replace')[-2000:]}")

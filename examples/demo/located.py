@@ -1,8 +1,8 @@
-"""Both kernels of the demo as modules whose operators have names, which `kc-otel locate` runs one by one.
+"""Both kernels of the demo as modules whose operators have names, which `kc-otel locate run` runs one by one.
 
 ```sh
 make demo
-kc-otel locate examples/demo/contract.yaml --train examples/demo/located.py:train
+kc-otel locate run examples/demo/contract.yaml --train examples/demo/located.py:train
     --infer examples/demo/located.py:int8 --sequences examples/demo/located.py:sequences --slice tables
 ```
 """
@@ -58,7 +58,7 @@ class SamplerBlock(nn.Module):
         batch, length, width = x.shape
         q, k, v = self.qkv(normalize(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         factors = (rotate(q, cos, sin), rotate(k, cos, sin), v)
-        mixed = F.scaled_dot_product_attention(*(each.float() for each in factors), is_causal=True).to(x.dtype)
+        mixed = F.scaled_dot_product_attention(*(factor.float() for factor in factors), is_causal=True).to(x.dtype)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.relu(self.up(normalize(x))).square())
 

@@ -16,7 +16,7 @@ int8 matmul for CPUs either; integers up to 256 are exact in bf16, and sums of 5
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - the name that torch's users know
@@ -35,12 +35,9 @@ class Sampler:
     Args:
         model: The training kernel, whose weights are copied.
         calibration: Bytes [B, T] that the int8 scales of the hidden channels are found on; bf16 without.
-        kept: Matrices that stay in bf16 all the same, by their names in the training kernel: `blocks.0.down`, `head`.
     """
 
-    def __init__(
-        self, model: Model, calibration: torch.Tensor | None = None, kept: Collection[str] = frozenset()
-    ) -> None:
+    def __init__(self, model: Model, calibration: torch.Tensor | None = None) -> None:
         self.config = model.config
         self.head_width = self.config.width // self.config.heads
         cos, sin = rotary(torch.arange(self.config.context), self.head_width)
@@ -48,21 +45,21 @@ class Sampler:
         self.embed = model.embed.weight.detach().to(_BF16)
         peaks = [None] * self.config.layers if calibration is None else hidden_peaks(model, calibration)
 
-        def linear(name: str, weight: torch.Tensor, peak: torch.Tensor | None = None) -> Linear:
-            if calibration is None or name in kept:
+        def linear(weight: torch.Tensor, peak: torch.Tensor | None = None) -> Linear:
+            if calibration is None:
                 return linear_bf16(weight)
             return linear_int8(weight) if peak is None else linear_int8_static(weight, peak)
 
         self.layers = [
             (
-                linear(f"blocks.{at}.qkv", fold(block.norm_attention, block.qkv)),
-                linear(f"blocks.{at}.out", block.out.weight.detach()),
-                linear(f"blocks.{at}.up", fold(block.norm_mlp, block.up)),
-                linear(f"blocks.{at}.down", block.down.weight.detach(), peak),
+                linear(fold(block.norm_attention, block.qkv)),
+                linear(block.out.weight.detach()),
+                linear(fold(block.norm_mlp, block.up)),
+                linear(block.down.weight.detach(), peak),
             )
-            for at, (block, peak) in enumerate(zip(model.blocks, peaks, strict=True))
+            for block, peak in zip(model.blocks, peaks, strict=True)
         ]
-        self.head = linear("head", fold(model.norm, model.head))
+        self.head = linear(fold(model.norm, model.head))
 
     @torch.no_grad()
     def generate(self, prompts: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,7 +95,8 @@ class Sampler:
             keys[:, :, position:end] = rotate(k, cos, sin)
             values[:, :, position:end] = v
             factors = (rotate(q, cos, sin), keys[:, :, :end], values[:, :, :end])
-            mixed = F.scaled_dot_product_attention(*(each.float() for each in factors), is_causal=length > 1).to(_BF16)
+            wide = (factor.float() for factor in factors)
+            mixed = F.scaled_dot_product_attention(*wide, is_causal=length > 1).to(_BF16)
             x = x + out(mixed.transpose(1, 2).reshape(batch, length, -1))
             x = x + down(F.relu(up(normalize(x))).square())
         return self.head(normalize(x[:, -1])).float()

@@ -49,23 +49,23 @@ def main() -> None:
         export_to(evaluator.otlp)
         with Recorder(CONTRACT, inference=kernel) as recorder:
             rows = {clause.id: 0 for clause in recorder.contract.clauses}
-            for each in comparisons():
+            for comparison in comparisons():
                 reports = compare_callables(
-                    each.train,
-                    each.inference,
-                    each.cases,
+                    comparison.train,
+                    comparison.inference,
+                    comparison.cases,
                     recorder,
-                    operator=each.operator,
-                    batch_sizes=each.batch_sizes,
+                    operator=comparison.operator,
+                    batch_sizes=comparison.batch_sizes,
                 )
                 for report in reports:
                     numbers = report.summary()
                     terminal.say(
-                        f"{each.operator} {report.case}: {numbers['rows']:.0f} rows, relative p99.9 "
+                        f"{comparison.operator} {report.case}: {numbers['rows']:.0f} rows, relative p99.9 "
                         f"{numbers['relative_p99.9']:.2g}, at most {numbers['ulp_max']:.3g} ulp"
                     )
                     for clause in recorder.contract.clauses:
-                        if clause.operator == each.operator:
+                        if clause.operator == comparison.operator:
                             rows[clause.id] += report.values()[clause.metric].size
             cells = settled(evaluator, recorder, rows)
         terminal.verdicts([v for v in cells if v["status"] != "NO_DATA"], {kernel.fingerprint: "int8"})

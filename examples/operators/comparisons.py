@@ -1,8 +1,8 @@
 """Four operators as a training and an inference kernel compute them.
 
-`kc-otel operators` reads this file too, and needs no server:
+`kc-otel locate operators` reads this file too, and needs no server:
 
-    kc-otel operators examples/operators/comparisons.py:comparisons --contract examples/operators/contract.yaml
+    kc-otel locate operators examples/operators/comparisons.py:comparisons --contract examples/operators/contract.yaml
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def normal(shape: Shape, dtype: torch.dtype, seed: int) -> Tensor:
 
 def queries_keys_values(shape: Shape, dtype: torch.dtype, seed: int) -> Sequence[Tensor]:
     """Inputs of attention, [batch, heads, tokens, width]."""
-    return [normal(shape, dtype, 3 * seed + each) for each in range(3)]
+    return [normal(shape, dtype, 3 * seed + number) for number in range(3)]
 
 
 def math_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -96,14 +96,14 @@ def train(policy: Policy, quantise: Callable[[Policy], Policy], recorder: Record
         logits = policy(contexts(task, tokens)[:, 1:-1].flatten(0, 1))
         logprobs = logits.log_softmax(-1).gather(1, tokens[:, 1:].reshape(-1, 1)).view(SEQUENCES, TOKENS)
         rewards = reward(task, tokens)
-        means = torch.stack([rewards[task == each].mean() for each in range(len(TASKS))])
+        means = torch.stack([rewards[task == kind].mean() for kind in range(len(TASKS))])
         advantages = rewards - means[task]
         recorder.compare(
             logprobs,
             sampled,
             token_ids=tokens[:, 1:],
             advantages=advantages,
-            attributes=[{"task": TASKS[each]} for each in task],
+            attributes=[{"task": TASKS[kind]} for kind in task],
             weights=(step, synced),
         )
         loss = -(advantages[:, None] * (logprobs - sampled).detach().exp() * logprobs).mean()

@@ -34,10 +34,11 @@ from examples.demo.terminal import Terminal
 from examples.demo.train import train, windows
 from examples.promotion.kernel import VERSIONS, load_model, sampler
 from examples.promotion.proxy import Deployed, Proxy
-from kc_otel import Kernel, load
+from kc_otel import Kernel, load_contract
 from kc_otel.client.router import Router
 from kc_otel.client.webhooks import new_secret
-from kc_otel.recordings import Recording, save_recording
+from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.recording_files import save_recording
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
 STEPS = 100
@@ -73,7 +74,7 @@ class Life:
 
     def __init__(self, terminal: Terminal, folder: Path, evidence: Path, weights: Path, stack: ExitStack) -> None:
         self.terminal, self.folder, self.evidence, self.weights, self.stack = terminal, folder, evidence, weights, stack
-        self.contract = load(CONTRACT)
+        self.contract = load_contract(CONTRACT)
         self.corpus: dict[str, Text] = load_corpus()
         self.model: Model
         self.proxy: Proxy
@@ -159,7 +160,7 @@ class Life:
             f"rolled back after {seconds:.0f} s, in which int8 had served {share:.0%} of the requests", "red"
         )
         self.terminal.detail(self._where("int8")["reason"])
-        failed = {one["slice"] for one in self._verdicts("int8") if one["status"] == "FAIL"}
+        failed = {verdict["slice"] for verdict in self._verdicts("int8") if verdict["status"] == "FAIL"}
         if not failed <= {"tables", "all"} or "tables" not in failed:
             raise StoryError(f"it failed on {sorted(failed)}, not on tables")
         self.proxy.served.clear()
@@ -182,7 +183,7 @@ class Life:
         self.proxy.served.clear()
         asked = f"--approve {self.contract.promotion.approve[0]}"
         self._traffic(
-            lambda: any(asked in each for each in self._where("int8-mended")["missing"]), "the canary did not pass"
+            lambda: any(asked in reason for reason in self._where("int8-mended")["missing"]), "the canary did not pass"
         )
         self.terminal.moment(
             f"canary: int8-mended has served {self._share_of('int8-mended'):.0%} of {self.proxy.served.total()} "
@@ -249,7 +250,7 @@ class Life:
 
     def _verdicts(self, version: str) -> list[dict[str, Any]]:
         found = self._get("/api/v1/verdicts")["verdicts"]
-        return [one for one in found if one["kernel_inference"] == version_of(version)]
+        return [row for row in found if row["kernel_inference"] == version_of(version)]
 
     def _get(self, path: str) -> Any:
         return httpx.get(self.url + path, timeout=10.0, trust_env=False).raise_for_status().json()
@@ -273,7 +274,7 @@ class Life:
 
     def _cli(self, *arguments: str, quiet: bool = False) -> tuple[int, str]:
         """Exit code and output of a `kc-otel` command, in a process of its own."""
-        shown = " ".join(f"'{each}'" if " " in each else each for each in arguments)
+        shown = " ".join(f"'{argument}'" if " " in argument else argument for argument in arguments)
         self.terminal.say(f"$ kc-otel {shown}".replace(str(self.folder), "."), "dim")
         done = subprocess.run(  # noqa: S603 - our own command
             [sys.executable, "-m", "kc_otel", *arguments],

@@ -61,7 +61,7 @@ class Proxy:
         prompts = windows([corpus[task].held_out for task in tasks], PROMPT)
         chosen = [self._choose(task) for task in tasks]
         for deployed in dict.fromkeys(chosen):
-            rows = [row for row, one in enumerate(chosen) if one is deployed]
+            rows = [row for row, version in enumerate(chosen) if version is deployed]
             self._ask(deployed, prompts[rows], [tasks[row] for row in rows])
             self.served.update((deployed.kernel.fingerprint, tasks[row]) for row in rows)
         if self._candidate is not None and self._candidate not in chosen:

@@ -42,9 +42,9 @@ def main() -> int:
         terminal.say("$ KC_OTEL_CONTRACT=contract.yaml KC_OTEL_SPOOL=requests.sqlite \\", "bold")
         terminal.say(f"  python -m vllm.entrypoints.openai.api_server --model MODEL {' '.join(OPTIONS)}", "bold")
         with serving(model, variables, log=folder / "vllm.log", options=OPTIONS) as server:
-            terminal.say(f"{sum(each for each, _ in TRAFFIC) * len(SLICES)} requests about {', '.join(SLICES)}")
-            for each, options in TRAFFIC:
-                asyncio.run(send(server.address, each, slices=SLICES, characters=600, options=options))
+            terminal.say(f"{sum(count for count, _ in TRAFFIC) * len(SLICES)} requests about {', '.join(SLICES)}")
+            for count, options in TRAFFIC:
+                asyncio.run(send(server.address, count, slices=SLICES, characters=600, options=options))
             terminal.say("answered; the server stops")
         return 0 if judge(terminal, spool, CONTRACT, model, folder) else 1
 

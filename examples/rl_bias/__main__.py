@@ -1,7 +1,6 @@
 """`python -m examples.rl_bias`: true bias of the policy gradient against every bound, by enumeration.
 
-`--quick` stays below five steps. `--out DIR` writes the tables and the pictures there. `--write-readme` puts them into
-this folder's README.
+`--quick` stays below five steps. `--write-readme` puts the tables into this folder's README.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from examples.rl_bias.exact import Pair, Training
 from examples.rl_bias.kernels import FAMILIES, Family, train_log_probs
 from examples.rl_bias.policy import Policy
 
-HERE = Path(__file__).resolve().parent
-README = HERE / "README.md"
+README = Path(__file__).resolve().parent / "README.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 SEED = 0
 TABLED = (2, 4, 8)
@@ -27,8 +25,7 @@ SIZES = (1_000, 100_000)
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.rl_bias", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="horizons up to 4: a few seconds")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write tables and pictures there")
-    parser.add_argument("--write-readme", action="store_true", help="put tables and pictures into the README")
+    parser.add_argument("--write-readme", action="store_true", help="put the tables into the README")
     options = parser.parse_args(arguments)
     if options.quick and options.write_readme:
         parser.error("--write-readme needs the whole run; leave --quick out")
@@ -37,15 +34,6 @@ def main(arguments: list[str] | None = None) -> int:
     pairs = enumerated(longest)
     found = results(pairs, longest)
     print(found)
-    for folder in {options.out, HERE if options.write_readme else None} - {None}:
-        from examples.rl_bias import pictures  # noqa: PLC0415 - tables need no matplotlib
-
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in pictures.draw(pairs, longest, folder):
-            print(f"wrote {path}")
-    if options.out:
-        (options.out / "results.md").write_text(found, encoding="utf-8")
-        print(f"wrote {options.out / 'results.md'}")
     if options.write_readme:
         README.write_text(with_results(README.read_text(encoding="utf-8"), found), encoding="utf-8")
         print(f"wrote {README}")

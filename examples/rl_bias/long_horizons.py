@@ -17,7 +17,7 @@ from examples.rl_bias.policy import Floats
 from examples.rl_bias.tables import Table, number
 from kc_otel.stats import Binned, mean_interval
 from kc_otel.stats.gradient_estimates import GradientBias, estimated_gradient_bias
-from kc_otel.stats.gradients import gradient_bias_from_tv
+from kc_otel.stats.gradients import gradient_bias_from_chi2, gradient_bias_from_tv, largest_second_moment
 from kc_otel.stats.reward_intervals import reward_drift_bounds, reward_sides
 
 TOKENS = 64
@@ -125,7 +125,7 @@ def gradient_bias(horizons: tuple[int, ...] = HORIZONS, sizes: tuple[int, ...] =
         pair = LongPair.at(horizon)
         truth = float(np.linalg.norm(pair.bias))
         for n in sizes:
-            found, seen, stated = [], [], []
+            found, seen, stated, moment = [], [], [], []
             for seed in range(runs):
                 log_ratio, rewards, scores = pair.drawn(n, seed)
                 found.append(estimate(pair, log_ratio, rewards, scores))
@@ -134,8 +134,11 @@ def gradient_bias(horizons: tuple[int, ...] = HORIZONS, sizes: tuple[int, ...] =
                 longest = float(np.linalg.norm(scores, axis=1).max())
                 seen.append(gradient_bias_from_tv(tv, sequence_score_norm=longest, **known))
                 stated.append(gradient_bias_from_tv(tv, sequence_score_norm=horizon * pair.score_norm, **known))
-            norms, uppers = (np.array([getattr(each, name) for each in found]) for name in ("norm", "upper"))
-            kept = sum(each.lower <= truth <= each.upper for each in found)
+                chi2 = float((np.expm1(log_ratio) ** 2).mean())
+                advantages = rewards - pair.reward(pair.p)
+                moment.append(gradient_bias_from_chi2(chi2, second_moment=largest_second_moment(advantages, scores)))
+            norms, uppers = (np.array([getattr(estimate, name) for estimate in found]) for name in ("norm", "upper"))
+            kept = sum(estimate.lower <= truth <= estimate.upper for estimate in found)
             rows.append(
                 (
                     str(horizon),
@@ -143,6 +146,7 @@ def gradient_bias(horizons: tuple[int, ...] = HORIZONS, sizes: tuple[int, ...] =
                     number(truth),
                     f"{np.mean(stated) / truth:.0f}x",
                     f"{np.mean(seen) / truth:.0f}x",
+                    f"{np.mean(moment) / truth:.0f}x",
                     f"{norms.mean() / truth:.2f}x",
                     f"{uppers.mean() / truth:.1f}x",
                     f"{uppers.max() / truth:.1f}x",
@@ -153,7 +157,8 @@ def gradient_bias(horizons: tuple[int, ...] = HORIZONS, sizes: tuple[int, ...] =
         "The bias of the policy gradient at long horizons",
         "Norm of E_Q[f] - E_P[f], in the unit of `gradient_bias_bound`: an advantage times a score. The others are "
         "times that: `2 A_max G_seq TV_seq` with the clause's G_seq = T score_norm_max, and with the longest score "
-        "seen; the estimate from pairs, averaged over samples; its upper limit at 99%, on average and the largest. "
+        "seen; `sqrt(lambda_max(F) chi2_seq)` of what was seen, F the second moment of A times the score; the estimate "
+        "from pairs, averaged over samples; its upper limit at 99%, on average and the largest. "
         "Kept: samples whose limits hold the truth.",
         (
             "T",
@@ -161,6 +166,7 @@ def gradient_bias(horizons: tuple[int, ...] = HORIZONS, sizes: tuple[int, ...] =
             "truth",
             "clause's bound",
             "bound, scores seen",
+            "from chi-square",
             "estimate",
             "upper limit",
             "largest",

@@ -13,7 +13,8 @@ import numpy as np
 from examples.rl_bias.exact import joint, rewards_of
 from examples.rl_bias.kernels import FAMILIES, train_log_probs
 from examples.rl_bias.policy import VOCABULARY, Policy
-from kc_otel.recordings import Recording, save_recording
+from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.recording_files import save_recording
 
 SEED = 0
 TASKS = {"prose": "bf16", "tables": "int4 per channel"}
@@ -33,13 +34,13 @@ def record(path: str | Path, sequences: int = 8000, horizon: int = 8) -> Recordi
     reward = rewards_of(horizon)["verifier"]
     advantage = reward - np.exp(joint(train)) @ reward
     rng = np.random.default_rng(SEED)
-    each = sequences // len(TASKS)
+    per_task = sequences // len(TASKS)
     log_p, log_q, drawn = [], [], []
     for kernel in TASKS.values():
         family = next(known for known in FAMILIES if known.label == kernel)
         inference = family.log_probs(policy, horizon, family.reference)
         q = np.exp(joint(inference))
-        rows = rng.choice(q.size, size=each, p=q / q.sum())
+        rows = rng.choice(q.size, size=per_task, p=q / q.sum())
         tokens = np.stack(np.unravel_index(rows, (VOCABULARY,) * horizon), axis=1)
         prefixes = [rows // VOCABULARY ** (horizon - step) for step in range(horizon)]
         for found, steps in ((log_p, train), (log_q, inference)):
@@ -48,8 +49,8 @@ def record(path: str | Path, sequences: int = 8000, horizon: int = 8) -> Recordi
     rollouts = Recording(
         np.concatenate(log_p).ravel(),
         np.concatenate(log_q).ravel(),
-        np.full(each * len(TASKS), horizon),
-        tuple({"task": task} for task in TASKS for _ in range(each)),
+        np.full(per_task * len(TASKS), horizon),
+        tuple({"task": task} for task in TASKS for _ in range(per_task)),
         advantages=np.repeat(advantage[np.concatenate(drawn)], horizon),
     )
     save_recording(rollouts, path)

@@ -66,10 +66,12 @@ def run(terminal: Any) -> tuple[Counter[tuple[str, str]], ...]:
         fp8 = serving(model, recorded, log=folder / "fp8.log", options=("--kv-cache-dtype", "fp8"))
         bf16 = serving(model, {}, log=folder / "bf16.log")
         with ThreadPoolExecutor(2) as starting:
-            servers = [one.result() for one in [starting.submit(stack.enter_context, one) for one in (fp8, bf16)]]
+            began = [starting.submit(stack.enter_context, server) for server in (fp8, bf16)]
+            servers = [server.result() for server in began]
         watching = stack.enter_context(ExitStack())
         evaluator = watching.enter_context(evaluating(CONTRACT, folder, "http://127.0.0.1:9/", new_secret()))
         router = stack.enter_context(Router(evaluator.api, contracts=[load(CONTRACT)], refresh=0.2))
+        router.wait_for_table(10.0)  # without one nothing is served that was not promoted
         engines = {FP8: servers[0].address, BF16: servers[1].address}
         proxy = Proxy(router, "tiny-routed", engines)
         address = stack.enter_context(proxying(proxy))

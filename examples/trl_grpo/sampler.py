@@ -18,7 +18,7 @@ class VllmSampler:
 
     name = "vllm"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         from vllm import LLM  # noqa: PLC0415
 
         self.folder = folder
@@ -32,6 +32,7 @@ class VllmSampler:
             # Cached prefixes are from the weights before.
             enable_prefix_caching=False,
             use_tqdm_on_load=False,
+            **options,
         )
 
     def load(self, model: Any) -> None:

@@ -35,7 +35,7 @@ async def send(
     limits = httpx.Limits(max_connections=8)
     async with httpx.AsyncClient(base_url=address, limits=limits, timeout=120.0) as client:
         texts = [(slice, prompt) for slice in slices for prompt in prompts(slice, requests, characters=characters)]
-        answers = await asyncio.gather(*(_complete(client, slice, {**body, "prompt": each}) for slice, each in texts))
+        answers = await asyncio.gather(*(_complete(client, slice, {**body, "prompt": text}) for slice, text in texts))
     return sum(answers)
 
 

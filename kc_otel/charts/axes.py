@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 
-__all__ = ["Axis", "linear_axis", "log_axis", "time_axis"]
-
-_RAISED: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_SMALL: Final = 1e-3
-_LARGE: Final = 1e5
+_SUPERSCRIPTS: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SCALED_BELOW: Final = 1e-3
+_SCALED_FROM: Final = 1e5
 _HUGE: Final = 1e306
 _SECONDS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 _DAY: Final = 86400
@@ -26,7 +24,7 @@ class Axis:
         low: The value at its beginning.
         high: The value at its end; above `low`.
         ticks: (value, text) of round values on it, ascending.
-        note: What has to be said beside the texts, such as a power of ten that multiplies all of them.
+        note: Text to show beside the ticks, such as a power of ten that multiplies all of them.
         log: Whether equal steps are equal ratios; `low` is then positive.
     """
 
@@ -37,7 +35,7 @@ class Axis:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Where a value lies, from 0 to 1; what is beyond an end lies at it."""
+        """Return the position of a value, from 0 to 1; values beyond an end lie at that end."""
         if value <= self.low:
             return 0.0
         if value >= self.high:
@@ -63,7 +61,7 @@ def linear_axis(low: float, high: float, most: int = 5) -> Axis:
         high = low + max(1.0, 1e-6 * abs(low))
     step = _round_step((high - low) / most)
     largest = max(abs(low), abs(high))
-    power = 0 if _SMALL <= largest < _LARGE else 3 * math.floor(math.log10(largest) / 3)
+    power = 0 if _SCALED_BELOW <= largest < _SCALED_FROM else 3 * math.floor(math.log10(largest) / 3)
     whole = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
     scaled = step / 10.0**power if power > -300 else step  # 10^-308 is the least that divides
     decimals = next((many for many in range(8) if math.isclose(round(scaled, many), scaled, rel_tol=1e-6)), 8)
@@ -97,7 +95,7 @@ def time_axis(start: float, end: float, zone: tzinfo = UTC, most: int = 6) -> Ax
     if end <= start:
         start, end = start - 30.0, start + 30.0
     wanted = (end - start) / most
-    step = next((one for one in _SECONDS if one >= wanted), 0) or _DAY * math.ceil(wanted / _DAY)
+    step = next((seconds for seconds in _SECONDS if seconds >= wanted), 0) or _DAY * math.ceil(wanted / _DAY)
     ticks = tuple((at, _moment(at, step, zone)) for at in _moments(start, end, step, zone))
     return Axis(start, end, ticks)
 
@@ -130,7 +128,7 @@ def _short(power: int) -> str:
 
 
 def _power(power: int) -> str:
-    return f"10{str(power).translate(_RAISED)}"
+    return f"10{str(power).translate(_SUPERSCRIPTS)}"
 
 
 def _trimmed(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a chart consists of, and the parts of a drawing that all charts share."""
+"""Parts of a chart, and the elements that all drawings share."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Final
 
 from kc_otel.charts.axes import Axis
 from kc_otel.contract.words import visible
-
-__all__ = ["TOP", "Chart", "across", "area", "drawing", "escaped", "label", "path", "swatch", "unit_word", "upward"]
 
 TOP: Final = 20
 """Pixels above the plot: for the unit, and for signs of events."""
@@ -25,7 +25,7 @@ class Chart:
         svg: The drawing; without a width, as high as its attribute says.
         text: The same in a sentence or two.
         key: (a small drawing of a sign, what it means) of everything drawn.
-        columns: What the values of a row are.
+        columns: Names of a row's values.
         rows: (place from left to right in thousandths, value per column as text), from left to right.
         marks: (place from left to right in thousandths, text) of single moments or values.
     """
@@ -110,7 +110,7 @@ def area(kind: str, points: Sequence[tuple[float, float]]) -> str:
 
 
 def swatch(*kinds: str) -> str:
-    """What something in a drawing looks like, for its key."""
+    """Return a swatch of an element of a drawing, for its key."""
     lines = "".join(
         '<path class="c-band" d="M0 1h24v10H0z"/>' if kind == "c-band" else f'<path class="{kind}" d="M0 6h24"/>'
         for kind in kinds
@@ -137,3 +137,9 @@ def escaped(text: str) -> str:
 
 def _steps(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+@cache
+def chart_style() -> str:
+    """The style sheet of charts: the palette, light and dark, and what each class of a drawing looks like."""
+    return (files(__package__) / "charts.css").read_text(encoding="utf-8")

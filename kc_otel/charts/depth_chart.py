@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from kc_otel.charts.axes import log_axis
 from kc_otel.charts.chart import TOP, Chart, drawing, label, path, swatch, upward
-from kc_otel.contract.words import number
+from kc_otel.contract.words import boundary_name, number
 
-__all__ = ["draw_depth"]
-
-_APART: Final = 220
+_SERIES: Final = (
+    ("own error, on the training kernel's inputs", "local"),
+    ("drift as they run, completions (decode)", "decode"),
+    ("drift as they run, prompts (prefill)", "prefill"),
+    ("training kernel against itself", "train_noise"),
+    ("inference kernel against itself", "inference_noise"),
+    ("rounding to the inference kernel's number format", "precision"),
+)
+_MAX_BOUNDARIES: Final = 10_000
+"""Boundaries that are drawn: more than any model has."""
+_NAME_SPACING: Final = 220
 """Thousandths of the width between two names below: as many as fit on a phone."""
 _HEIGHT: Final = 240
-_LEAST: Final = 1e-9
+_LOWEST_ERROR: Final = 1e-9
 _KINDS: Final = ("c-line", "c-over", "c-over-too", "c-below", "c-below-too", "c-other")
+
+
+def depth_chart(evidence: Mapping[str, Any]) -> Chart:
+    """Own errors, drift of prompts and completions apart, and noise floors along depth; the culprit is marked.
+
+    Args:
+        evidence: JSON that locating wrote, perhaps of another version or by another program.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    try:
+        rows = list(evidence["boundaries"])[:_MAX_BOUNDARIES]
+        places = [_boundary(row["boundary"]) for row in rows]
+        values = [(said, [_value(row, name) for row in rows]) for said, name in _SERIES]
+        culprit = evidence["culprit"] and _boundary(evidence["culprit"]["boundary"])
+        marked = places.index(culprit) if culprit in places else None
+        title = f"Drift along depth, slice {evidence['slice']!s:.80}"
+        return draw_depth(title, [f"{name:.80}" for name in places], values, marked)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise ValueError(f"this is not what locating found: {error!r:.80}") from None
 
 
 def draw_depth(
@@ -25,7 +54,7 @@ def draw_depth(
     """The chart of some quantities over the boundaries of a model, in the order of execution.
 
     Args:
-        title: What is drawn.
+        title: Title of the chart.
         names: Of the boundaries.
         series: (what it is, value per boundary) of at most six; nan is left out, what is below 1e-9 lies at the
             bottom, and what is nowhere above that is said to be none instead.
@@ -38,7 +67,7 @@ def draw_depth(
         raise ValueError(
             f"names, series: {len(names)} boundaries and {len(series)} series; draw 1 or more and at most 6"
         )
-    seen = [value for _, values in series for value in values if math.isfinite(value) and value > _LEAST]
+    seen = [value for _, values in series for value in values if math.isfinite(value) and value > _LOWEST_ERROR]
     axis = log_axis(min(seen, default=1e-6) / 2, max(seen, default=1.0) * 2)
     step = 1000 / len(names)
     plot, key = [], []
@@ -50,7 +79,7 @@ def draw_depth(
         ]
         if not points:
             continue
-        is_there = any(value > _LEAST for value in values)
+        is_there = any(value > _LOWEST_ERROR for value in values)
         key.append((swatch(kind), name if is_there else f"{name}: none"))
         if is_there:
             plot.append(path(kind, points))
@@ -62,7 +91,7 @@ def draw_depth(
         above.append(label(names[marked], f"{at / 10:.2f}%", TOP - 4, anchor=anchor, kind="c-limit-text"))
     above += [
         label(said, f"{step * (index + 0.5) / 10:.2f}%", TOP + _HEIGHT + 15, anchor="middle")
-        for index, said in _layers(names, math.ceil(_APART / step))
+        for index, said in _layers(names, math.ceil(_NAME_SPACING / step))
     ]
     said = f"{len(names)} boundaries in the order of execution."
     if marked is not None:
@@ -73,6 +102,18 @@ def draw_depth(
     )
     svg = drawing(_HEIGHT, title, said, upward(axis, _HEIGHT, "relative error"), plot, above)
     return Chart(svg=svg, text=said, key=tuple(key), columns=("boundary", *(name for name, _ in series)), rows=rows)
+
+
+def _boundary(said: Mapping[str, Any]) -> str:
+    layer = said["layer"]
+    return boundary_name(None if layer is None else int(layer), str(said["operator"]), int(said["part"]))
+
+
+def _value(row: Mapping[str, Any], name: str) -> float:
+    found = row[name]["estimate"] if name == "local" else row[name]
+    value = float(found)
+    # Completions that were not told apart are in the drift of all.
+    return float(row["drift"]["estimate"]) if name == "decode" and math.isnan(value) else value
 
 
 def _layers(names: Sequence[str], apart: int) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""What was observed within a window, by size, on a logarithmic axis."""
+"""Distribution of a window's observations, by size, on a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any, Final
 from kc_otel.charts.axes import Axis, linear_axis, log_axis
 from kc_otel.charts.chart import TOP, Chart, across, area, drawing, label, path, swatch, unit_word, upward
 from kc_otel.contract.words import duration, number
-
-__all__ = ["draw_distribution"]
 
 _HEIGHT: Final = 180
 
@@ -21,10 +19,10 @@ def draw_distribution(title: str, seen: Seen, name: str, whole: Seen | None = No
     """The chart of a distribution; None where nothing was observed, or only zeros.
 
     Args:
-        title: What is drawn.
-        seen: What was observed.
-        name: On which slice.
-        whole: What was observed on all traffic, to compare with.
+        title: Title of the chart.
+        seen: The observations.
+        name: Slice of the observations.
+        whole: Observations on all traffic, for comparison.
     """
     edges, total = seen["edges"], seen["total"]
     if not edges:

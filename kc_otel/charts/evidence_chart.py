@@ -1,4 +1,4 @@
-"""What is held against a cell's limit, over time: how near it is to an alarm."""
+"""Evidence against a cell's limit over time, as its distance from an alarm."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Final, Literal
 
 from kc_otel.charts.axes import linear_axis
 from kc_otel.charts.chart import TOP, Chart, across, drawing, label, swatch, upward
-from kc_otel.charts.history_curves import GAP, VERDICTS, Point, known, moment, scene_of, stepped
+from kc_otel.charts.history_chart import GAP, VERDICTS, Point, known, moment, scene_of, stepped
 from kc_otel.contract.words import number
-
-__all__ = ["draw_evidence"]
 
 _HEIGHT: Final = 80
 _ALARM: Final = 100.0
@@ -28,10 +26,10 @@ def draw_evidence(
     zone: tzinfo = UTC,
     over: Literal["time", "step"] = "time",
 ) -> Chart | None:
-    """How what is held against a cell's limit grew and went; None where nothing was ever held.
+    """Draw the evidence against a cell over time; None if there was never any.
 
     Args:
-        title: What is drawn.
+        title: Title of the chart.
         points: As for the history.
         others: Points of other kernel versions, so that both drawings have the same time axis.
         step: As for the history.
@@ -54,7 +52,7 @@ def draw_evidence(
     text = f"Evidence that the limit is broken: {_percent(seen[-1])} of an alarm at {moment(seen[-1][0], zone)}" + (
         "" if most[1] == seen[-1][1] else f", {_percent(most)} at its highest, at {moment(most[0], zone)}"
     )
-    text += ". FAIL begins at an alarm, and ends when what came since passes or no evidence is left."
+    text += ". FAIL begins at an alarm, and ends when later observations pass or no evidence is left."
     above = label("alarm", "100%", TOP + scene.y(_ALARM) - 5, anchor="end", kind="c-limit-text")
     behind = [*upward(values, _HEIGHT, "% of an alarm"), *across(scene.span, _HEIGHT, grid=False)]
     return Chart(

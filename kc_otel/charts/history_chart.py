@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, tzinfo
-from typing import Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Final, Literal
+
+import numpy as np
 
 from kc_otel.charts.axes import Axis, linear_axis, log_axis, time_axis
-from kc_otel.charts.chart import TOP, Chart, across, drawing, label, swatch, upward
-from kc_otel.charts.history_curves import (
-    FAIL,
-    GAP,
-    SMALL,
-    STEP,
-    VERDICTS,
-    HistoryScene,
-    Point,
-    failing,
-    known,
-    moment,
-    runs,
-    scene_of,
-    stepped,
-)
+from kc_otel.charts.chart import TOP, Chart, across, area, drawing, label, path, swatch, upward
 from kc_otel.charts.markers import Marker
 from kc_otel.contract.words import duration, interval, number
 
-__all__ = ["draw_history", "draw_sparkline"]
-
 _HEIGHT: Final = 200
-_STRIP: Final = 14
+_STRIP_HEIGHT: Final = 14
 """Pixels of the strip of verdicts at the bottom of the plot."""
-_TINY: Final = 1e-290  # below which a power of ten is no longer exact
+_MIN_EXACT_POWER: Final = 1e-290  # below which a power of ten is no longer exact
 _RATIO: Final = 30.0
 """Between estimate and limit, from which on the axis is logarithmic: one of both would lie at its end."""
-_NEAR: Final = 12.0
+_MARKER_SPACING: Final = 12.0
 """Thousandths of the width within which markers are one."""
 
 
@@ -54,7 +40,7 @@ def draw_history(
     """The chart of a cell's past; None where there is no point, or over steps none whose step is known.
 
     Args:
-        title: What is drawn.
+        title: Title of the chart.
         points: Oldest first.
         kernel: Inference kernel version of the points, to say when it was judged first.
         others: Points of the same clause and slice with other kernel versions, by version.
@@ -62,7 +48,7 @@ def draw_history(
         unit: Of the estimate; empty where it has none.
         step: Seconds between two points at the most; where more time passes, the line is broken.
         zone: Of the times that are written.
-        over: What goes from left to right: time, or the trainer's steps. What happened between two steps lies between.
+        over: What goes from left to right: time, or the trainer's steps. Events between two steps lie between them.
     """
     if over == "step":
         points = list(filter(stepped, points))
@@ -76,9 +62,9 @@ def draw_history(
     new = [
         Marker(found[0][0], "◆", f"kernel {name} is judged first")
         for name, found in ((kernel, points), *others.items())
-        if name and found and x(found[0][0]) > _NEAR
+        if name and found and x(found[0][0]) > _MARKER_SPACING
     ]
-    together = _together([(x(one.at), one) for one in (*markers, *new) if every[0][0] <= one.at <= every[-1][0]])
+    together = _together([(x(mark.at), mark) for mark in (*markers, *new) if every[0][0] <= mark.at <= every[-1][0]])
     text = _text(points, len(others), scene.gap, zone)
     steps = any(map(stepped, points))
     above = [
@@ -86,7 +72,7 @@ def draw_history(
         *_signs(together, _HEIGHT),
         _limit(every[-1][4], points, scene),
     ]
-    behind = [*upward(scene.values, _HEIGHT, unit), *across(scene.span, _HEIGHT + _STRIP, grid=False)]
+    behind = [*upward(scene.values, _HEIGHT, unit), *across(scene.span, _HEIGHT + _STRIP_HEIGHT, grid=False)]
     return Chart(
         svg=drawing(_HEIGHT, title, text, behind, scene.curves(points, others.values(), every), above),
         text=text,
@@ -109,7 +95,7 @@ def draw_sparkline(
     """The same at a glance, without axes; None where there is no point.
 
     Args:
-        title: What is drawn.
+        title: Title of the chart.
         points: As for the chart.
         others: Points of other kernel versions.
         markers: As for the chart; their signs stand in the plot.
@@ -119,11 +105,15 @@ def draw_sparkline(
     every = sorted((p for found in (points, *others) for p in found), key=lambda p: p[0])
     if not points:
         return None
-    scene = HistoryScene(time_axis(every[0][0], every[-1][0], zone), _value_axis(every), SMALL, GAP * step)
-    together = _together([(scene.x(one.at), one) for one in markers if scene.span.low <= one.at <= scene.span.high])
+    scene = HistoryScene(time_axis(every[0][0], every[-1][0], zone), _value_axis(every), SPARKLINE_HEIGHT, GAP * step)
+    together = _together(
+        [(scene.x(marker.at), marker) for marker in markers if scene.span.low <= marker.at <= scene.span.high]
+    )
     text = ". ".join([_text(points, len(others), scene.gap, zone).rstrip("."), *(said for _, _, said in together)])
-    signs = list(_signs(together, SMALL))
-    return Chart(drawing(SMALL, title, text, (), scene.curves(points, others, every), signs, small=True), text)
+    signs = list(_signs(together, SPARKLINE_HEIGHT))
+    return Chart(
+        drawing(SPARKLINE_HEIGHT, title, text, (), scene.curves(points, others, every), signs, small=True), text
+    )
 
 
 def _step(point: Point, steps: bool) -> tuple[str, ...]:
@@ -134,7 +124,7 @@ def _value_axis(every: Sequence[Point]) -> Axis:
     limit = max(p[4] for p in every)
     estimates = [p[1] for p in every if p[1] is not None]
     least, largest = min(estimates, default=0.0), max(estimates, default=0.0)
-    if min(least, limit) > _TINY and not 1 / _RATIO < largest / limit < _RATIO:
+    if min(least, limit) > _MIN_EXACT_POWER and not 1 / _RATIO < largest / limit < _RATIO:
         low, high = max(min(least, limit), max(largest, limit) * 1e-9), max(largest, limit)
         return log_axis(10.0 ** math.floor(math.log10(low / 1.2)), min(high * 3, 1e308))
     bound = max((p[3] for p in every if p[3] is not None), default=0.0)
@@ -160,13 +150,13 @@ def _strip(points: Sequence[Point], scene: HistoryScene) -> Iterator[str]:
             width = max(scene.x(end) - scene.x(start), 4.0) / 10
             left = min(scene.x(start) / 10, 100 - width)
             place = f'x="{left:.2f}%" width="{width:.2f}%"'
-            yield f'<rect class="c-{tone}" {place} y="{y + 1}" height="{_STRIP - 2}"/>'
+            yield f'<rect class="c-{tone}" {place} y="{y + 1}" height="{_STRIP_HEIGHT - 2}"/>'
             if width >= 5:
-                yield label(shape, f"{left + width / 2:.2f}%", y + _STRIP - 3, anchor="middle", kind="c-shape")
+                yield label(shape, f"{left + width / 2:.2f}%", y + _STRIP_HEIGHT - 3, anchor="middle", kind="c-shape")
 
 
 def _spans(points: Sequence[Point], code: int, gap: float) -> Iterator[tuple[float, float]]:
-    """From when until when a status stood: until the next evaluation, if that came in time."""
+    """Yield the spans of a status, each up to the next evaluation if that came in time."""
     for run in runs(points, _has(code), gap):
         following = next((p[0] for p in points if p[0] > run[-1][0]), run[-1][0])
         yield run[0][0], following if following - run[-1][0] <= gap else run[-1][0]
@@ -179,8 +169,8 @@ def _has(code: int) -> Callable[[Point], bool]:
 def _together(markers: Sequence[tuple[float, Marker]]) -> list[tuple[float, str, str]]:
     """(place, sign, text) of what happened, as one where the signs would cover each other."""
     found: list[list[tuple[float, Marker]]] = []
-    for at, marker in sorted(markers, key=lambda one: one[0]):
-        if found and at - found[-1][0][0] < _NEAR:
+    for at, marker in sorted(markers, key=lambda pair: pair[0]):
+        if found and at - found[-1][0][0] < _MARKER_SPACING:
             found[-1].append((at, marker))
         else:
             found.append([(at, marker)])
@@ -191,7 +181,7 @@ def _together(markers: Sequence[tuple[float, Marker]]) -> list[tuple[float, str,
 
 def _signs(together: Sequence[tuple[float, str, str]], height: int) -> Iterator[str]:
     """Above the plot; where that is small, within it and left of its line."""
-    small = height == SMALL
+    small = height == SPARKLINE_HEIGHT
     top, end = (0, height) if small else (TOP - 4, TOP + height)
     for at, sign, _ in together:
         x = f"{at / 10:.2f}%"
@@ -240,3 +230,133 @@ def _row(point: Point, zone: tzinfo) -> tuple[str, ...]:
     return (
         moment(at, zone), f"{shape} {status}", number(estimate), interval(lower, upper), number(limit), f"{samples:,}",
     )  # fmt: skip
+
+
+SPARKLINE_HEIGHT: Final = 48
+"""Pixels of a plot that is read at a glance."""
+VERDICTS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("PASS", "pass", "✓"),
+    ("INCONCLUSIVE", "open", "?"),
+    ("NO_DATA", "silent", "○"),
+    ("FAIL", "fail", "✕"),
+    ("INVALID_INPUT", "silent", "⊘"),
+)
+"""(status, class, shape) by status code."""
+FAIL: Final = 3
+"""The status code of a broken promise."""
+_MAX_SINGLE_POINTS: Final = 40
+"""Points that are drawn one by one."""
+GAP: Final = 3.5
+"""Times the usual distance of points, beyond which nobody looked in between."""
+
+Point = Sequence[Any]
+"""(Unix time, estimate, lower, upper, limit, samples, status code, evidence as a share of an alarm, trainer's step).
+
+None for what is not known or not bounded. The step may be left out.
+"""
+STEP: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The trainer's step at any time, by the times at which it is known, ascending."""
+
+    times: Sequence[float]
+    steps: Sequence[int]
+
+    @property
+    def axis(self) -> Axis:
+        return linear_axis(float(min(self.steps)), float(max(self.steps)))
+
+    def at(self, time: float) -> float:
+        return float(np.interp(time, self.times, self.steps))
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryScene:
+    """Positions of moments and values in a plot 1000 wide, and the curves in it."""
+
+    span: Axis
+    values: Axis
+    height: int
+    gap: float
+    steps: _Steps | None = None
+
+    def x(self, at: float) -> float:
+        """Thousandths of the width at which a unix time lies."""
+        return 1000 * self.span.at(at if self.steps is None else self.steps.at(at))
+
+    def y(self, value: float) -> float:
+        """Pixels from the top at which a value lies."""
+        return self.height * (1 - self.values.at(value))
+
+    def curves(
+        self, points: Sequence[Point], others: Iterable[Sequence[Point]], every: Sequence[Point]
+    ) -> Iterator[str]:
+        """Yield the area beyond the limit, the band, other versions, the limit, and the estimate on top of all."""
+        limits = [(self.x(p[0]), self.y(p[4])) for p in every]
+        limits = _stairs([(0.0, limits[0][1]), *limits, (1000.0, limits[-1][1])])
+        yield area("c-beyond", [(0.0, 0.0), *limits, (1000.0, 0.0)])
+        for run in runs(points, lambda p: p[1] is not None and (p[2] is not None or p[3] is not None), self.gap):
+            upper = [(self.x(p[0]), 0.0 if p[3] is None else self.y(p[3])) for p in run]
+            lower = [(self.x(p[0]), float(self.height) if p[2] is None else self.y(p[2])) for p in reversed(run)]
+            yield area("c-band", upper + lower)
+        for found in others:
+            yield from self._lines("c-other", found, known)
+        yield path("c-limit", limits)
+        yield from self._lines("c-line", points, known)
+        yield from self._lines("c-over", points, failing)
+        if len(points) <= (1 if self.height == SPARKLINE_HEIGHT else _MAX_SINGLE_POINTS):
+            for p in filter(known, points):
+                yield path("c-dot c-over" if failing(p) else "c-dot c-line", [(self.x(p[0]), self.y(p[1]))])
+
+    def _lines(self, kind: str, points: Sequence[Point], belongs: Callable[[Point], bool]) -> Iterator[str]:
+        for run in runs(points, belongs, self.gap):
+            yield path(kind, [(self.x(p[0]), self.y(p[1])) for p in run])
+
+
+def scene_of(every: Sequence[Point], over: str, zone: tzinfo, values: Axis, height: int, gap: float) -> HistoryScene:
+    """The place of every moment of some points, ascending, over `time` or over `step`."""
+    steps = _Steps([p[0] for p in every], [p[STEP] for p in every]) if over == "step" else None
+    span = steps.axis if steps else time_axis(every[0][0], every[-1][0], zone)
+    return HistoryScene(span, values, height, gap, steps)
+
+
+def known(point: Point) -> bool:
+    """Return True if there is an estimate."""
+    return point[1] is not None
+
+
+def stepped(point: Point) -> bool:
+    """Return True if the trainer's step is known."""
+    return len(point) > STEP and point[STEP] is not None
+
+
+def failing(point: Point) -> bool:
+    """Return True if there is an estimate and the verdict is FAIL."""
+    return point[1] is not None and point[6] >= FAIL
+
+
+def runs(points: Sequence[Point], belongs: Callable[[Point], bool], gap: float) -> list[list[Point]]:
+    """Points that belong together: without one that does not, or a long silence, in between."""
+    runs: list[list[Point]] = [[]]
+    for point in points:
+        if runs[-1] and (not belongs(point) or point[0] - runs[-1][-1][0] > gap):
+            runs.append([])
+        if belongs(point):
+            runs[-1].append(point)
+    return [run for run in runs if run]
+
+
+def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The corners of a line that stays level until its next point."""
+    found = [points[0]]
+    for x, y in points[1:]:
+        if y != found[-1][1]:
+            found += [(x, found[-1][1]), (x, y)]
+    return [*found, points[-1]]
+
+
+def moment(at: float, zone: tzinfo) -> str:
+    """A unix time as text, with its zone."""
+    return datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M:%S %Z")

@@ -1,12 +1,10 @@
-"""What happened to a cell, as signs on its past."""
+"""Events of a cell, as signs on its history."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-
-__all__ = ["Marker", "markers_of"]
 
 _ALERTS: Final = {
     "firing": "▲", "silence-ended": "▲", "would-fire": "△", "resolved": "▽", "would-resolve": "▽",
@@ -21,7 +19,7 @@ class Marker:
     Attributes:
         at: Unix time, seconds.
         sign: One character.
-        text: What happened.
+        text: Description of the event.
     """
 
     at: float

@@ -1,70 +1,100 @@
-"""One command, `kc-otel`. Each file of this folder registers the sub-commands of one subject."""
+"""One command, `kc-otel`. Each file of this folder has the sub-commands of one subject."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 from kc_otel._extras import require
-from kc_otel.cli.unbroken_output import outlive_readers
 
 require("cli", "the command line", "typer", "httpx", "rich")
 
 import typer  # noqa: E402 - what is missing is said first
 
-__all__ = ["app", "main"]
+from kc_otel.cli.terminal import Command, Group, add_group  # noqa: E402
 
+_SUBJECTS: dict[str, dict[str, str]] = {
+    "Write a contract": {
+        "init": "init_command:init",
+        "check": "contract_commands:check",
+        "diff": "contract_commands:diff_command",
+        "reference": "contract_commands:metrics schema invalid_input",
+    },
+    "Measure": {
+        "compare": "compare_command:compare",
+        "diagnose": "diagnose_command:diagnose",
+        "import": "import_command:import_files",
+        "rescore": "rescore_command:rescore",
+        "scrape": "scrape_command:scrape",
+    },
+    "Find the cause, and the remedy": {
+        "locate": "locate_command:run capture operators",
+        "remedy": "remedy_command:remedy",
+    },
+    "Run the evaluator": {
+        "serve": "serve_command:serve",
+        "token": "token_command:token",
+        "doctor": "doctor_command:doctor",
+        "status": "status_command:status",
+    },
+    "People and the policy": {
+        "events": "people_commands:events",
+        "alerts": "people_commands:list_command ack silence unsilence enable_webhook",
+        "route": "status_command:list_command people_commands:pin unpin resume",
+        "replay": "replay_command:replay",
+    },
+    "Roll out a kernel": {
+        "gate": "gate_command:run live plan status verify",
+        "promote": "promote_command:promote",
+    },
+    "Grafana and Prometheus": {"generate": "generate_command:grafana prometheus kubernetes collector"},
+}
+"""Subjects and commands in the order of the help, each with its file and functions: a command imports no other's."""
+
+_GROUPS: dict[str, str] = {
+    "reference": "Look up what contracts and verdicts can say.",
+    "locate": "Name the operator whose numbers differ.",
+    "alerts": "List alerts, and acknowledge or silence them.",
+    "route": "List and decide which kernel serves a slice.",
+    "gate": "Decide whether a kernel version may leave its stage, and keep the evidence.",
+    "generate": "Generate dashboards, alerts and rules from contracts. The same contracts give the same bytes.",
+}
+"""Words with commands below them, and their help."""
+_NAMES = [name for commands in _SUBJECTS.values() for name in commands]
+
+
+class _AllCommands(Group):  # type: ignore[misc, unused-ignore]
+    """The commands in the order of the table."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the subjects in the order of the table."""
+        self.commands = {name: self.commands[name] for name in _NAMES if name in self.commands}
+        super().format_options(ctx, formatter)
+
+
+_HELP = """\
+Measure how far a training and an inference kernel have drifted apart, judge it against a contract, and act on it.
+
+Examples:
+  kc-otel check contracts
+  kc-otel compare rollouts.npz --by task
+  kc-otel gate run policy.yaml rollouts.npz
+  kc-otel serve policy.yaml
+  kc-otel status --watch
+"""
 app = typer.Typer(
+    cls=_AllCommands,
     name="kc-otel",
-    help="Kernel contracts on OpenTelemetry: how far a training and an inference kernel have drifted apart, "
-    "per slice, with confidence, and what to do about it.",
+    help=_HELP,
+    rich_markup_mode=None,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-_SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "Write a contract": {
-        "init_command": ("init",),
-        "contract_commands": ("check", "diff", "schema", "metrics"),
-        "explain_command": ("explain",),
-    },
-    "Measure": {
-        "compare_log_command": ("compare-log",),
-        "diagnose_log_command": ("diagnose-log",),
-        "import_command": ("import", "checks"),
-        "rescore_command": ("rescore",),
-        "scrape_command": ("scrape",),
-        "operators_command": ("operators",),
-    },
-    "Find the cause, and the remedy": {
-        "locate_command": ("locate", "capture"),
-        "remedy_command": ("remedy",),
-        "precision_command": ("precision",),
-    },
-    "Run the evaluator": {
-        "serve_command": ("serve",),
-        "aggregate_command": ("aggregate",),
-        "token_command": ("token",),
-        "doctor_command": ("doctor",),
-        "status_command": ("status", "watch", "resume"),
-        "shards_command": ("shards",),
-        "report_command": ("report",),
-    },
-    "People and the policy": {
-        "people_commands": (
-            *("alerts", "ack", "silence", "unsilence", "pin", "unpin"),
-            *("enable-webhook", "events"),
-        ),
-        "replay_command": ("replay",),
-    },
-    "Roll out a kernel": {"gate_command": ("gate",), "promote_command": ("promote",)},
-    "Grafana and Prometheus": {"generate_command": ("generate",)},
-}
-"""Subjects in the order of the help, their files, and each file's commands: who runs one imports no other's file."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -84,20 +114,26 @@ def _options(
     """Options of every command."""
 
 
+def register(app: typer.Typer, *names: str) -> None:
+    """Add commands of the table to an app."""
+    for subject, commands in _SUBJECTS.items():
+        for name in (name for name in commands if name in names):
+            file, found = "", []
+            for word in commands[name].split():
+                there, _, function = word.rpartition(":")
+                file = there or file
+                found.append(getattr(import_module(f"kc_otel.cli.{file}"), function))
+            if name in _GROUPS:
+                add_group(app, name, _GROUPS[name], subject, *found)
+            else:
+                app.command(name, cls=Command, rich_help_panel=subject)(*found)
+
+
 def _register(wanted: str | None = None) -> None:
-    """The app gets every command or, where the first word of a command line names one, those of its file alone."""
+    """Add every command to the app or, if the first word of a command line names one, that command alone."""
     app.registered_commands.clear()
     app.registered_groups.clear()
-    named = any(wanted in names for files in _SUBJECTS.values() for names in files.values())
-    for subject, files in _SUBJECTS.items():
-        commands, groups = len(app.registered_commands), len(app.registered_groups)
-        for file, names in files.items():
-            if not named or wanted in names:
-                import_module(f"kc_otel.cli.{file}").register(app)
-        for command in app.registered_commands[commands:]:
-            command.rich_help_panel = subject
-        for group in app.registered_groups[groups:]:
-            group.rich_help_panel = subject
+    register(app, *([wanted] if wanted in _NAMES else _NAMES))
 
 
 def main() -> None:
@@ -106,4 +142,33 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     outlive_readers()
     _register(sys.argv[1] if len(sys.argv) > 1 else None)
-    app()
+    app(prog_name="kc-otel")
+
+
+class _Unbroken(io.FileIO):
+    """A file whose reader may go; what is written then goes nowhere."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return len(data)
+
+
+def outlive_readers() -> None:
+    """Ignore a closed standard output: neither the work nor the exit code depends on the reader."""
+    out = sys.stdout
+    if not isinstance(out, io.TextIOWrapper):
+        return
+    try:
+        descriptor = out.fileno()
+    except io.UnsupportedOperation:  # it is kept in memory by who called, and nobody reads it meanwhile
+        return
+    out.flush()
+    raw = _Unbroken(descriptor, "w", closefd=False)
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=out.encoding, errors=out.errors, line_buffering=out.line_buffering
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from http import HTTPStatus
 from typing import Annotated, Any
 
 import httpx
@@ -10,11 +12,11 @@ import typer
 
 from kc_otel.client.credentials import TokenError, authorization, client_context
 from kc_otel.contract.plain_text import plain, plain_tree
-
-__all__ = ["Url", "get", "get_record", "post"]
+from kc_otel.contract.words import duration
 
 DEFAULT_URL = "http://127.0.0.1:4320"
 _SECONDS = 10.0
+_LATE_SECONDS = 30.0
 
 Url = Annotated[
     str, typer.Option("--url", envvar="KC_OTEL_URL", help="API of the evaluator.", show_default=DEFAULT_URL)
@@ -33,7 +35,23 @@ def get_record(url: str, path: str) -> Any:
 
 def post(url: str, path: str, body: dict[str, Any], seconds: float = _SECONDS) -> Any:
     """A JSON answer to a JSON request, waited for so long; ends the program with a remedy where there is none."""
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        print("a text is not in the terminal's encoding; use a UTF-8 locale, such as LANG=C.UTF-8", file=sys.stderr)
+        raise typer.Exit(2) from None
     return _call("POST", url, path, seconds, json=body)
+
+
+def lateness(url: str) -> str:
+    """Warning that the last evaluation is too old, with the failures; empty if it is recent."""
+    health, now = get(url, "/api/v1/health"), get(url, "/api/v1/overview")["now"]
+    at = health["evaluated_at"]
+    if at is not None and now - at <= _LATE_SECONDS:
+        return ""
+    since = "nothing has been judged yet" if at is None else f"nothing has been judged for {duration(now - at)}"
+    failing = "; ".join(f"{name or 'all contracts'}: {fault}" for name, fault in health["failures"].items())
+    return f"{since}: {failing or 'the log of the evaluator may say why'}"
 
 
 def _call(method: str, url: str, path: str, seconds: float = _SECONDS, **arguments: Any) -> Any:
@@ -57,7 +75,10 @@ def _call(method: str, url: str, path: str, seconds: float = _SECONDS, **argumen
             detail = (
                 f"this is no evaluator's API, which is on port 4320 unless --api-port said otherwise: {response.text}"
             )
-        print(f"{url}{path}: {response.status_code}: {plain(detail)}", file=sys.stderr)
+        said = plain(detail)
+        if response.status_code != HTTPStatus.UNPROCESSABLE_ENTITY:  # that says which field, and what to write
+            said = f"{url}{path}: {response.status_code}: {said}"
+        print(said, file=sys.stderr)
         raise typer.Exit(2)
     return response.json()
 

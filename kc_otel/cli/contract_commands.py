@@ -1,9 +1,9 @@
-"""`kc-otel check`, `diff`, `schema`, `metrics`: a contract before anything runs."""
+"""`kc-otel check`, `diff` and `reference`: a contract before anything runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,36 +13,48 @@ import typer
 from kc_otel.cli.terminal import PrintJson, unusable
 from kc_otel.contract.clause import About
 from kc_otel.contract.diff import diff
+from kc_otel.contract.errors import LintFinding, problem_lines
+from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.load import Checked, check_all, load
 from kc_otel.contract.measuring_paths import Coverage, MeasuringPath, coverage
-from kc_otel.contract.registry import DERIVED, QUANTITIES, Origin
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin
 from kc_otel.contract.schema import json_schema
 from kc_otel.contract.sentences import scopes
 from kc_otel.offline.gate.gate_lint import shut_gates
-
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands about contracts."""
-    app.command("check")(check)
-    app.command("diff")(compare)
-    app.command("schema")(schema)
-    app.command("metrics")(metrics)
 
 
 def check(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Contracts, folders of contracts, or - .")],
     path: Annotated[
-        MeasuringPath | None, typer.Option("--for", help="Also say which clauses this way of measuring can fill.")
+        MeasuringPath | None, typer.Option("--for", help="Also list the clauses that this way of measuring can judge.")
+    ] = None,
+    traffic: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SLICE=NUMBER",
+            help="Sequences an hour on a slice: also list the clauses that can never PASS with them.",
+        ),
     ] = None,
     as_json: PrintJson = False,
 ) -> None:
-    """Say everything that is wrong with contracts, by file and line. Exits 2 when a contract cannot be used."""
-    results = [
-        result if result.contract is None else result.with_findings(shut_gates(result.contract))
-        for result in check_all(paths)
-    ]
+    """Report everything that is wrong with contracts, by file and line.
+
+    Exits with 2 when a contract cannot be used.
+
+    Examples:
+      kc-otel check contracts
+      kc-otel check policy.yaml --for vllm
+      kc-otel check policy.yaml --traffic all=1200
+    """
+    rates = _rates(traffic or ())
+    with unusable():
+        results = [
+            result
+            if result.contract is None
+            else result.with_findings((*shut_gates(result.contract), *_undecided(result.contract, rates)))
+            for result in check_all(paths)
+        ]
     problems = [problem for result in results for problem in result.problems]
     covered = {
         result.source: coverage(result.contract, path)
@@ -56,11 +68,13 @@ def check(
         ]
         typer.echo(json.dumps({"files": files}, indent=2))
     else:
-        for problem in problems:
-            typer.echo(str(problem))
+        for line in problem_lines(problems):
+            typer.echo(line)
         for result in results:
             for scope in scopes(_abouts(result)):
                 typer.echo(f"{result.source}: verdicts {scope}")
+            if assumed := _independent(result):
+                typer.echo(f"{result.source}: assumes that sequences are independent: {', '.join(assumed)}")
         errors = sum(problem.level == "error" for problem in problems)
         typer.echo(
             f"{_count(len(results), 'file')}: {_count(errors, 'error')}, {_count(len(problems) - errors, 'warning')}"
@@ -71,22 +85,52 @@ def check(
         raise typer.Exit(2)
 
 
+def _rates(given: Sequence[str]) -> dict[str, float]:
+    """Sequences an hour by slice."""
+    found = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            raise typer.BadParameter(f"--traffic: {text!r} is not SLICE=NUMBER, such as all=1200") from None
+    return found
+
+
+def _undecided(contract: Contract, rates: Mapping[str, float]) -> Sequence[LintFinding]:
+    if not rates:
+        return ()
+    from kc_otel.judge.traffic_lint import undecided_by_traffic  # noqa: PLC0415 - SciPy
+
+    return undecided_by_traffic(contract, rates)
+
+
 def _coverage(source: str, path: str, found: Coverage) -> Iterator[str]:
-    yield f"{source}: {path} can fill {found.reachable} of {found.cells} cells, {found.automatic} without more ado"
+    automatic = f"{found.automatic} of them without configuration"
+    yield f"{source}: {path} can fill {found.reachable} of {found.cells} cells, {automatic}"
     if found.measured:
         yield f"  measured: {', '.join(found.measured)}"
     for attribute, where in found.attributes.items():
         yield f"  slices need {attribute}: {where}"
     for clause, why in found.unmeasured.items():
         yield f"  never {clause}: {why}"
+    for action, why in found.unobeyed.items():
+        yield f"  nobody carries out {action}: {why}"
 
 
-def compare(
+def diff_command(
     old: Annotated[str, typer.Argument(metavar="OLD", help="The version in force, or - .")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The version under review, or - .")],
     as_json: PrintJson = False,
 ) -> None:
-    """Say what a new version tightens, loosens, adds, drops. Exits 1 when anything loosens, 2 when unreadable."""
+    """Print what a new version of a contract tightens, loosens, adds and drops.
+
+    Exits with 1 when anything loosens, with 2 when a version cannot be read.
+
+    Examples:
+      kc-otel diff in-force.yaml policy.yaml
+      kc-otel diff - policy.yaml < in-force.yaml
+    """
     with unusable():
         changes = diff(load(old), load(new))
     loosening = [change for change in changes if change.loosening]
@@ -104,12 +148,21 @@ def compare(
 
 
 def schema() -> None:
-    """Print the JSON Schema of a contract, for editors."""
+    """Print the JSON Schema of a contract, for editors.
+
+    Examples:
+      kc-otel reference schema > kernel-contract.schema.json
+    """
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
 def metrics(as_json: PrintJson = False) -> None:
-    """List what a clause's `metric` can be."""
+    """List every metric that a clause can limit.
+
+    Examples:
+      kc-otel reference metrics
+      kc-otel reference metrics --json
+    """
     if as_json:
         listed: dict[str, list[dict[str, Any]]] = {
             "quantities": [
@@ -139,30 +192,29 @@ def metrics(as_json: PrintJson = False) -> None:
         }
         typer.echo(json.dumps(listed, indent=2))
         return
-    _print_tables()
+    for source in Origin:
+        typer.echo(f"Measured from {source}:")
+        for quantity in QUANTITIES.values():
+            if quantity.source is source:
+                about = f"{quantity.unit}, by default {quantity.statistic} per {quantity.per}"
+                typer.echo(f"  {quantity.key} ({about})\n      {quantity.meaning}")
+    typer.echo("Derived from a mean:")
+    for derived in DERIVED.values():
+        typer.echo(f"  {derived.key} ({', '.join((derived.unit, *derived.needs))})\n      {derived.meaning}")
+    typer.echo("Any gen_ai.* histogram can be limited too, under runtime.")
 
 
-def _print_tables() -> None:
-    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only where tables are printed
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+def invalid_input(as_json: PrintJson = False) -> None:
+    """List the reasons for not measuring a sequence, each with its meaning and remedy.
 
-    console = Console()
-    tables = {source: Table(box=SIMPLE_HEAD, title=f"Measured from {source}", expand=True) for source in Origin}
-    derived = Table(box=SIMPLE_HEAD, title="Derived from a mean", expand=True)
-    for table, third in (*((table, "default") for table in tables.values()), (derived, "needs")):
-        for heading in ("metric", "unit", third, "meaning"):
-            table.add_column(heading, no_wrap=heading in {"metric", "unit"})
-    for quantity in QUANTITIES.values():
-        default = f"{quantity.statistic} per {quantity.per}"
-        row = (quantity.key, quantity.unit, default, quantity.meaning)
-        tables[quantity.source].add_row(*map(Text, row))
-    for bound in DERIVED.values():
-        derived.add_row(*map(Text, (bound.key, bound.unit, ", ".join(bound.needs), bound.meaning)))
-    for table in (*tables.values(), derived):
-        console.print(table)
-    console.print("Any gen_ai.* histogram can be limited too, under runtime.")
+    Examples:
+      kc-otel reference invalid-input
+    """
+    if as_json:
+        typer.echo(json.dumps({name: asdict(reason) for name, reason in REASONS.items()}, indent=2))
+        return
+    for name, reason in REASONS.items():
+        typer.echo(f"{name}\n    {reason.meaning}\n    {reason.remedy}")
 
 
 def _result(result: Checked) -> dict[str, Any]:
@@ -177,8 +229,13 @@ def _result(result: Checked) -> dict[str, Any]:
 
 
 def _abouts(result: Checked) -> dict[str, About]:
-    """What verdicts on each clause are about, by the clause's id."""
+    """Scope of the verdicts on each clause, by the clause's id."""
     return {clause.id: clause.about for clause in result.contract.clauses} if result.contract else {}
+
+
+def _independent(result: Checked) -> list[str]:
+    """Clauses that take sequences for independent, whatever prompts they answer."""
+    return [clause.id for clause in result.contract.clauses if clause.unit == "sequence"] if result.contract else []
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""`kc-otel doctor`: what is misconfigured between a service and its verdicts, and how to mend it."""
+"""`kc-otel doctor`: misconfigurations between a service and its verdicts, and how to fix them."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from rich.text import Text
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
 from kc_otel.cli.terminal import refuse
 from kc_otel.client.doctor import Finding, of_evaluator, of_path, of_sender
-from kc_otel.contract import ContractError, load_all
+from kc_otel.contract.errors import ContractError
+from kc_otel.contract.load import load_all
 from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import plain
 
-__all__ = ["register"]
-
 _STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("doctor")(doctor)
-
-
 def doctor(
-    contracts: Annotated[list[str] | None, typer.Argument(help="Contract files that should be judged.")] = None,
+    contracts: Annotated[
+        list[str] | None, typer.Argument(metavar="CONTRACT...", help="Contracts that should be judged.")
+    ] = None,
     url: Url = DEFAULT_URL,
     path: Annotated[
-        MeasuringPath | None, typer.Option(help="How this service measures; says what it never can.")
+        MeasuringPath | None, typer.Option(help="How this service measures; lists the clauses that it never can.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
 ) -> None:
-    """Say what keeps verdicts from coming, run where the service runs: its environment, then the evaluator.
+    """Find out why verdicts are missing, and print how to fix it.
 
-    Exits with 1 when something is an error, else 0.
+    Run it where the service runs: it checks this environment, then the evaluator. Exits with 1 if it finds an error,
+    else 0.
+
+    Examples:
+      kc-otel doctor policy.yaml --path vllm
+      kc-otel doctor --url https://drift.example.com
     """
     try:
         loaded = load_all(contracts or [])
@@ -55,16 +56,16 @@ def doctor(
             f"The evaluator at {url}": _evaluator(url, loaded),
         }
     if as_json:
-        typer.echo(json.dumps({name: [asdict(one) for one in found] for name, found in sections.items()}, indent=2))
+        typer.echo(json.dumps({name: [asdict(check) for check in found] for name, found in sections.items()}, indent=2))
     else:
         console = Console(soft_wrap=True)
         for name, found in sections.items():
             console.print(Text(name, style="bold"))
-            for one in found or [Finding("ok", "nothing to mend")]:
-                console.print(Text(f"  {one.level}: ", style=_STYLE[one.level]).append(plain(one.what), style=""))
-                if one.remedy:
-                    console.print(Text(f"      {plain(one.remedy)}"))
-    raise typer.Exit(any(one.level == "error" for found in sections.values() for one in found))
+            for check in found or [Finding("ok", "no problem found")]:
+                console.print(Text(f"  {check.level}: ", style=_STYLE[check.level]).append(plain(check.what), style=""))
+                if check.remedy:
+                    console.print(Text(f"      {plain(check.remedy)}"))
+    raise typer.Exit(any(check.level == "error" for found in sections.values() for check in found))
 
 
 def _evaluator(url: str, contracts: Sequence[Contract]) -> list[Finding]:
@@ -74,5 +75,5 @@ def _evaluator(url: str, contracts: Sequence[Contract]) -> list[Finding]:
         return list(of_evaluator(get(url, "/api/v1/health"), served, verdicts, clock, now, contracts))
     except typer.Exit:  # the reason is on the terminal already
         return [
-            Finding("error", "its API gives no answer", "start `kc-otel serve CONTRACT...`, or say --url and a token")
+            Finding("error", "its API does not answer", "start `kc-otel serve CONTRACT...`, or pass --url and a token")
         ]

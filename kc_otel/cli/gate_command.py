@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
-from kc_otel.cli.gate_live import live
-from kc_otel.cli.gate_matrix import matrix
-from kc_otel.cli.gate_run import EXIT, ContractFile, EvidenceFile, run
-from kc_otel.cli.terminal import refuse, unusable
-from kc_otel.contract.words import spoken
+from kc_otel.cli.gate_run import (
+    EXIT,
+    ContractFile,
+    EvidenceFile,
+    JunitFile,
+    KernelFields,
+    MarkdownFile,
+    Options,
+    Required,
+    RequiredSlices,
+    gate_offline,
+    run,  # noqa: F401 - one of the commands, to which the table of commands leads
+)
+from kc_otel.cli.terminal import refuse, table_lines, together, unusable
+from kc_otel.contract.words import listed, spoken
 from kc_otel.judge.promotion.stages import Stage
 
 if TYPE_CHECKING:
     from kc_otel.judge.promotion.plan import Planned
-    from kc_otel.judge.typical_sizes import TypicalSizes
-
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    commands = typer.Typer(
-        help="Whether a kernel version may leave its stage, and the evidence of it.", no_args_is_help=True
-    )
-    for command in (run, live, plan, matrix, status, chain, verify):
-        commands.command(command.__name__)(command)
-    app.add_typer(commands, name="gate")
+    from kc_otel.record.kernel import Kernel
+    from kc_otel.recordings.recording import Recording
 
 
 def plan(
@@ -39,20 +40,24 @@ def plan(
     windows: Annotated[int, typer.Option(min=1, help="Consecutive windows that must PASS.")] = 3,
     tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens that are generated.")] = None,
     sampling: Annotated[
-        float | None, typer.Option(min=1e-9, max=1.0, help="Share that is measured; else the contract's.")
+        float | None,
+        typer.Option(min=1e-9, max=1.0, help="Share of the traffic that is measured (default: the contract's)."),
     ] = None,
     tokens_per_sequence: Annotated[
-        float | None, typer.Option(min=1.0, help="Else assumptions.horizon, at worst.")
+        float | None, typer.Option(min=1.0, help="Tokens of a sequence (default: assumptions.horizon, the worst case).")
     ] = None,
     share: Annotated[
         list[str] | None, typer.Option(metavar="SLICE=SHARE", help="Part of the traffic; repeatable.")
     ] = None,
 ) -> None:
-    """Say how many observations each clause needs, and how long that takes, before anything is recorded.
+    """Print how many observations each clause needs, and how long that takes.
 
-    At best, in windows, with identical kernels; and typically, where a gate stops as soon as it is decided.
+    Prints the number at best, in windows with identical kernels, and typically, for a gate that stops once it is
+    decided. Exits with 2 if the gate can never open or an argument cannot be used.
 
-    Exits with 2 when the gate can never open, or something cannot be used.
+    Examples:
+      kc-otel gate plan policy.yaml
+      kc-otel gate plan policy.yaml --tokens-per-second 20000 --share code=0.3
     """
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.contract.slices import ALL  # noqa: PLC0415
@@ -69,14 +74,20 @@ def plan(
         )
     planned = plan_gate(loaded, traffic, windows)
     typer.echo(f"at best, with identical kernels and {windows} window{'s' * (windows != 1)}:")
-    _print_plan(planned)
+    _print_rows(
+        ("clause", "slice", "observations", "time"),
+        ((cell.clause, cell.slice, _count(cell), _time(cell)) for cell in planned),
+    )
     typer.echo("typically, until a gate that stops when it can (`gate live`) is decided:")
-    _print_typical(typical_sizes(loaded))
-    if never := [f"{each.clause} on {each.slice} can never pass: {each.why}" for each in planned if each.never]:
-        refuse("\n".join(never))
-    for why in dict.fromkeys(each.why for each in planned if each.why):
+    _print_rows(
+        ("clause", "slice", "PASS at half the limit", "at 80 %", "FAIL at twice", ""),
+        ((row.clause, row.slice, *map(_size, row.sizes), f"{row.unit}s") for row in typical_sizes(loaded)),
+    )
+    if never := together(((cell.clause, cell.why), cell.slice) for cell in planned if cell.never):
+        refuse("\n".join(f"{clause} on {listed(on)} can never pass: {why}" for (clause, why), on in never.items()))
+    for why in dict.fromkeys(cell.why for cell in planned if cell.why):
         typer.echo(f"no time: {why}")
-    if timed := [(each.seconds, each) for each in planned if each.seconds is not None]:
+    if timed := [(cell.seconds, cell) for cell in planned if cell.seconds is not None]:
         seconds, last = max(timed, key=lambda pair: pair[0])
         typer.echo(
             f"at {100 * traffic.sampling:g}% sampling this gate needs about {spoken(seconds)}; "
@@ -93,9 +104,14 @@ def status(
     evidence: EvidenceFile = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Ask a running evaluator about the traffic that it has seen; print what failed or what is missing.
+    """Ask a running evaluator whether a kernel version may leave its stage.
 
-    Exits with 0 to advance, 1 when the version fails, 3 to wait (undecided), 2 when something cannot be used.
+    Prints what failed or what is missing. Exits with 0 to advance, 1 if the version fails, 3 to wait (undecided), 2 if
+    an argument cannot be used.
+
+    Examples:
+      kc-otel gate status policy-7b 9f1c2ab04d77 --stage canary
+      kc-otel gate status policy-7b 9f1c2ab04d77 --evidence evidence
     """
     parameters = {"kernel": kernel, "stage": stage.value, "windows": windows, "since": str(since)}
     answer = get(url, f"/api/v1/gates/{contract}", **parameters)
@@ -116,56 +132,31 @@ def status(
     raise typer.Exit(EXIT[decision["outcome"]])
 
 
-def chain(
-    chain: Annotated[Path, typer.Argument(metavar="CHAIN.jsonl", help="The chain; made where there is none.")],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Evidence, recordings, or what else to keep.")],
-) -> None:
-    """Append files to a chain that shows when any of them is changed, dropped or swapped; prints the chain's head.
-
-    Keep the head where those who can write here cannot. Exits with 1 when the chain is broken.
-    """
-    import time  # noqa: PLC0415 - a quick --help
-
-    from kc_otel.offline.gate.evidence_chain import ChainError, add_to_chain  # noqa: PLC0415
-
-    try:
-        typer.echo(add_to_chain(chain, files, time.time()))
-    except ChainError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
-    except OSError as error:
-        refuse(f"{error.filename or chain}: cannot be read or written ({error.strerror})")
-
-
 def verify(
-    record: Annotated[
-        Path, typer.Argument(metavar="EVIDENCE", help="The file that a gate wrote, its folder, or a chain (.jsonl).")
-    ],
+    record: Annotated[Path, typer.Argument(metavar="EVIDENCE", help="File that a gate wrote, or its folder.")],
     recordings: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE_OR_DIR", help="Judge its recordings again; they are found by checksum; repeatable."),
+        typer.Option(metavar="FILE_OR_DIR", help="Recordings to judge again, found by checksum; repeatable."),
     ] = None,
-    head: Annotated[str | None, typer.Option(help="Digest that the last link of a chain has to have.")] = None,
 ) -> None:
-    """Check evidence: its checksum, and that its verdicts and decision follow from its own numbers.
+    """Verify evidence: its checksum, and that its verdicts follow from its numbers.
 
-    The contract and the recording that a gate wrote beside it have to be the record's. With --recordings, every number
-    is computed again from the files. Of a chain, every link and every file is checked, and the first that is broken is
-    named. Exits with 1 when something does not hold.
+    The contract and the recording beside it must be those that it names. With --recordings, every number is recomputed
+    from the files. Exits with 1 if a check fails.
+
+    Examples:
+      kc-otel gate verify evidence
+      kc-otel gate verify evidence --recordings rollouts.npz
     """
-    if record.suffix == ".jsonl":
-        _verify_chain(record, head)
-        return
-    if head is not None:
-        refuse(f"--head: {record} is no chain, which has a last link; name the chain (.jsonl), or leave --head out")
-    from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence, verify_recordings  # noqa: PLC0415
+    from kc_otel.judge.promotion.gate_evidence import EvidenceError  # noqa: PLC0415
+    from kc_otel.offline.gate.evidence import verify_evidence, verify_recordings  # noqa: PLC0415
     from kc_otel.offline.gate.evidence_files import beside_problems, evidence_file, read_evidence  # noqa: PLC0415
 
     file = evidence_file(record)
     try:
         content = read_evidence(file)
         if recordings:
-            verify_recordings(content, [each for path in recordings for each in _files(path)])
+            verify_recordings(content, [recording for path in recordings for recording in _files(path)])
         else:
             verify_evidence(content)
         if problems := beside_problems(content, file):
@@ -178,51 +169,135 @@ def verify(
     typer.echo(f"{file}: sound" + (", and its recordings give the same verdicts" if recordings else ""))
 
 
-def _verify_chain(chain: Path, head: str | None) -> None:
-    from kc_otel.offline.gate.evidence_chain import ChainError, verify_chain  # noqa: PLC0415
-
-    try:
-        count, found = verify_chain(chain, head)
-    except ChainError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
-    except OSError as error:
-        refuse(f"{error.filename or chain}: cannot be read ({error.strerror})")
-    kept = "" if head else "; that none is missing at its end, --head tells"
-    typer.echo(f"{chain}: sound, {count} links, head {found}{kept}")
-
-
-def _print_plan(planned: Sequence[Planned]) -> None:
-    heads = ("clause", "slice", "observations", "time")
-    rows = [heads, *((each.clause, each.slice, _count(each), _time(each)) for each in planned)]
-    widths = [max(len(row[at]) for row in rows) for at in range(3)]
-    for *texts, time in rows:
-        typer.echo("  " + "  ".join([*map(str.ljust, texts, widths), time]).rstrip())
-
-
-def _print_typical(typical: Sequence[TypicalSizes]) -> None:
-    heads = ("clause", "slice", "PASS at half the limit", "at 80 %", "FAIL at twice", "")
-    rows = [heads, *((each.clause, each.slice, *map(_size, each.sizes), f"{each.unit}s") for each in typical)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(heads))]
-    for row in rows:
-        typer.echo("  " + "  ".join(map(str.ljust, row, widths)).rstrip())
+def _print_rows(header: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
+    """Print a table; slices of a clause whose rows are alike have one row."""
+    alike = together(((clause, *rest), slice) for clause, slice, *rest in rows)
+    for line in table_lines(header, [(clause, listed(slices), *rest) for (clause, *rest), slices in alike.items()]):
+        typer.echo(f"  {line}")
 
 
 def _size(count: int | None) -> str:
     return "-" if count is None else f"{count:,}"
 
 
-def _count(each: Planned) -> str:
-    if each.observations is None:
+def _count(cell: Planned) -> str:
+    if cell.observations is None:
         return "never"
-    return f"{each.observations:,} {each.unit}{'s' * (each.observations != 1)}"
+    return f"{cell.observations:,} {cell.unit}{'s' * (cell.observations != 1)}"
 
 
-def _time(each: Planned) -> str:
-    if each.seconds is None:
+def _time(cell: Planned) -> str:
+    if cell.seconds is None:
         return "-"
-    return "never" if each.seconds == math.inf else f"about {spoken(each.seconds)}"
+    return "never" if cell.seconds == math.inf else f"about {spoken(cell.seconds)}"
 
 
 def _files(path: Path) -> list[Path]:
-    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def live(
+    contract: ContractFile,
+    inference_url: Annotated[
+        str, typer.Option(help="OpenAI-compatible endpoint to sample from; its key is in KC_OTEL_INFERENCE_API_KEY.")
+    ],
+    train_url: Annotated[
+        str,
+        typer.Option(
+            help="Endpoint that scores the same tokens, with vLLM's prompt_logprobs; its key is in "
+            "KC_OTEL_TRAIN_API_KEY."
+        ),
+    ],
+    prompts: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="A JSON object per line: prompt, prompt_token_ids or messages; its other values are "
+            "attributes for slices.",
+        ),
+    ],
+    inference_model: Annotated[
+        str | None, typer.Option(help="Name of the model, if the endpoint serves several.")
+    ] = None,
+    train_model: Annotated[str | None, typer.Option(help="Name of the model, if the endpoint serves several.")] = None,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Completions of each prompt; more prompts say more than more completions.")
+    ] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a completion.")] = 256,
+    temperature: Annotated[
+        float, typer.Option(help="Must be 1, because endpoints score without temperature or truncation.")
+    ] = 1.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File for the recording (default: beside the evidence, or in a temporary folder that is kept).",
+        ),
+    ] = None,
+    stop: Annotated[
+        bool,
+        typer.Option(
+            "--stop/--all", help="Stop as soon as the gate is decided, in either direction, or send every prompt."
+        ),
+    ] = True,
+    kernel: KernelFields = None,
+    require: Required = None,
+    slice: RequiredSlices = None,
+    junit: JunitFile = None,
+    markdown: MarkdownFile = None,
+    evidence: EvidenceFile = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Sample from one endpoint, score the same tokens with the other, and judge that recording.
+
+    Sends prompts in random order, and stops once the gate is decided. Exits with 0 to advance, 1 if the version fails,
+    3 to wait (undecided), 2 if an argument cannot be used or a completion is missing.
+
+    Examples:
+      kc-otel gate live policy.yaml --inference-url http://fp8:8000 --train-url http://bf16:8000 --prompts prompts.jsonl
+    """
+    from kc_otel.offline.gate.endpoint_recording import EndpointPair, IncompleteError, record_endpoints  # noqa: PLC0415
+    from kc_otel.offline.gate.evidence_files import recording_beside  # noqa: PLC0415
+    from kc_otel.recordings.endpoints.endpoint_client import CompletionEndpoint  # noqa: PLC0415
+
+    def recording(kernels: tuple[Kernel, Kernel], decided: Callable[[Recording], bool]) -> list[Path]:
+        if temperature != 1.0:
+            raise ValueError(
+                f"--temperature: {temperature:g}: log-probabilities of given tokens are from before any temperature, "
+                f"so both endpoints are compared at 1, with every token allowed; leave it out"
+            )
+        pair = EndpointPair(
+            CompletionEndpoint("inference", inference_url, _key("INFERENCE")),
+            CompletionEndpoint("train", train_url, _key("TRAIN")),
+            inference_model,
+            train_model,
+            samples=samples,
+            max_tokens=max_tokens,
+            concurrency=concurrency,
+            timeout=timeout,
+            versions=(kernels[0].version, kernels[1].version),
+        )
+        beside = None if evidence is None else recording_beside(evidence)
+        try:
+            return [record_endpoints(pair, prompts, record or beside, _say, decided if stop else None)]
+        except IncompleteError as error:
+            if error.recording is None:
+                raise
+            hint = f"to have the rest judged all the same: kc-otel gate run {contract} {error.recording}"
+            raise ValueError(f"{error}\n{hint}") from None
+
+    options = Options(
+        contract, kernel or (), require or (), slice or (), junit, markdown, evidence,
+        sequential=stop, url=url,
+    )  # fmt: skip
+    gate_offline(options, recording)
+
+
+def _key(side: str) -> str:
+    return os.environ.get(f"KC_OTEL_{side}_API_KEY", "").strip()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -4,57 +4,45 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kc_otel.cli.terminal import columns_of, pairs, refuse, unusable
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get
+from kc_otel.cli.terminal import columns_of, pairs, refuse, together, unusable
+from kc_otel.contract.words import listed
 
 if TYPE_CHECKING:
     from kc_otel.contract.model import Contract
+    from kc_otel.offline.gate.findings import GateFinding
     from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
     from kc_otel.record.kernel import Kernel
-    from kc_otel.recordings import Recording
-
-__all__ = [
-    "EXIT",
-    "AllowUnjudged",
-    "ContractFile",
-    "EvidenceFile",
-    "JunitFile",
-    "KernelFields",
-    "MarkdownFile",
-    "Options",
-    "Required",
-    "RequiredSlices",
-    "gate_offline",
-    "run",
-]
+    from kc_otel.recordings.recording import Recording
 
 EXIT: Final = {"advance": 0, "rollback": 1, "wait": 3}
 """Exit code of each outcome of a gate."""
 _SUMMARY: Final = "GITHUB_STEP_SUMMARY"
+_UNNAMED_SLICE: Final = "such a slice"
 
 ContractFile = Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - .")]
 KernelFields = Annotated[
     list[str] | None,
     typer.Option(
         "--kernel",
-        metavar="SIDE.FIELD=VALUE",
-        help="What a kernel was, such as inference.version=0.32.0; repeatable. The contract says the rest.",
+        metavar="SIDE[.FIELD]=VALUE",
+        help="Field of a kernel, such as inference.version=0.32.0; the contract supplies the others. Or "
+        "its fingerprint, inference=9f1c2ab04d77, if it has reported to the evaluator. Repeatable.",
     ),
 ]
 Required = Annotated[
-    list[str] | None, typer.Option("--require", metavar="CLAUSE", help="Only this clause has to PASS; repeatable.")
+    list[str] | None, typer.Option("--require", metavar="CLAUSE", help="Only this clause must PASS; repeatable.")
 ]
 RequiredSlices = Annotated[
-    list[str] | None, typer.Option("--slice", metavar="NAME", help="Only on this slice, or `all`; repeatable.")
-]
-AllowUnjudged = Annotated[
-    bool, typer.Option("--allow-unjudged", help="Leave out clauses that no recording can be judged by.")
+    list[str] | None,
+    typer.Option("--slice", metavar="NAME", help="Only this slice must PASS, or `all` for all traffic; repeatable."),
 ]
 JunitFile = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")]
 MarkdownFile = Annotated[
@@ -65,28 +53,23 @@ EvidenceFile = Annotated[
     Path | None,
     typer.Option("--evidence", metavar="FILE_OR_DIR", help="Write the evidence here, for `kc-otel gate verify`."),
 ]
-ChainFile = Annotated[
-    Path | None,
-    typer.Option("--chain", metavar="FILE.jsonl", help="Chain to append the evidence and the recordings to."),
-]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `gate run` and `gate live` share."""
+    """Options that `gate run` and `gate live` share."""
 
     contract: str
     kernel: Sequence[str]
     require: Sequence[str]
     slices: Sequence[str]
-    allow_unjudged: bool
     junit: Path | None
     markdown: Path | None
     evidence: Path | None
     columns: str | None = None
     windows: int = 1
     sequential: bool = False
-    chain: Path | None = None
+    url: str = DEFAULT_URL
 
 
 def run(
@@ -94,61 +77,58 @@ def run(
     recordings: Annotated[
         list[str],
         typer.Argument(
-            metavar="RECORDING...", help=".npz, .jsonl, .jsonl.gz or .parquet of both kernels, each its own window."
+            metavar="RECORDING...",
+            help="Of both kernels, each its own window: .npz, .jsonl or .parquet, what `import` reads, or two servers' "
+            "saved responses as train=SCORED,inference=SAMPLED.",
         ),
     ],
     kernel: KernelFields = None,
     require: Required = None,
     slice: RequiredSlices = None,
-    allow_unjudged: AllowUnjudged = False,
-    windows: Annotated[int, typer.Option(min=1, help="Fewest recordings; all that are given must PASS.")] = 1,
+    windows: Annotated[int, typer.Option(min=1, help="Minimum number of recordings; each one given must PASS.")] = 1,
     columns: Annotated[str | None, typer.Option(help="Names of columns: train=A,inference=B.")] = None,
     sequential: Annotated[
-        bool,
-        typer.Option("--sequential", help="Bounds that hold however often you look: record more and judge again."),
+        bool, typer.Option("--sequential", help="Use bounds that hold however often you record more and judge again.")
     ] = False,
     junit: JunitFile = None,
     markdown: MarkdownFile = None,
     evidence: EvidenceFile = None,
-    chain: ChainFile = None,
+    url: Url = DEFAULT_URL,
 ) -> None:
-    """Judge recordings of both kernels: the offline stage, in a CI job.
+    """Judge recordings of both kernels, as a CI job does: stage offline-ci.
 
-    Exits with 0 to advance, 1 when the version fails, 3 to wait (undecided), 2 when something cannot be used.
+    Exits with 0 to advance, 1 if the version fails, 3 to wait (undecided), 2 if an argument cannot be used.
+
+    Examples:
+      kc-otel gate run policy.yaml rollouts.npz
+      kc-otel gate run policy.yaml rollouts.npz --junit gate.xml --evidence evidence
+      kc-otel gate run policy.yaml rollouts.npz --kernel inference.version=0.32.0 --require token-tv
     """
     options = Options(
-        contract,
-        kernel or (),
-        require or (),
-        slice or (),
-        allow_unjudged,
-        junit,
-        markdown,
-        evidence,
-        columns,
-        windows,
-        sequential,
-        chain,
-    )
-    gate_offline(options, lambda _: recordings)
+        contract, kernel or (), require or (), slice or (), junit, markdown, evidence,
+        columns, windows, sequential, url,
+    )  # fmt: skip
+    gate_offline(options, lambda _kernels, _decided: recordings)
 
 
-def gate_offline(options: Options, recordings: Callable[[Callable[[Recording], bool]], Iterable[str | Path]]) -> None:
+def gate_offline(
+    options: Options,
+    recordings: Callable[[tuple[Kernel, Kernel], Callable[[Recording], bool]], Iterable[str | Path]],
+) -> None:
     """Judge, print, write what was asked for, and end the program with the decision's exit code.
 
     Args:
         options: The options.
         recordings: Returns the recordings' files; called once the contract and the options are known to be good, with
-            what says of a growing recording whether it decides the gate.
+            the kernels and what says of a growing recording whether it decides the gate.
     """
     # This needs NumPy and more; --help does not.
     from kc_otel.contract.load import load_source  # noqa: PLC0415
     from kc_otel.judge.promotion.stages import GateOutcome  # noqa: PLC0415
     from kc_otel.offline.gate.early_stop import decides, stops_after  # noqa: PLC0415
     from kc_otel.offline.gate.recorded_gate import GateTerms, check_terms, gate_recordings, read_input  # noqa: PLC0415
+    from kc_otel.recordings.importers.detect import files_of  # noqa: PLC0415
 
-    if options.chain is not None and options.evidence is None:
-        refuse("--chain: appends evidence, which is not written; give --evidence too")
     with unusable():
         contract, text = load_source(options.contract)
         columns = columns_of(options.columns)
@@ -156,13 +136,16 @@ def gate_offline(options: Options, recordings: Callable[[Callable[[Recording], b
             options.windows,
             tuple(options.require),
             tuple(options.slices),
-            options.allow_unjudged,
             columns,
             options.sequential,
         )
-        kernels = _kernels(contract, options.kernel)
+        kernels = _kernels(contract, options.kernel, options.url)
         check_terms(contract, terms)
-        paths = recordings(lambda so_far: decides(contract, so_far, kernels, terms))
+        paths = [
+            file
+            for path in recordings(kernels, lambda so_far: decides(contract, so_far, kernels, terms))
+            for file in (files_of([Path(path)]) if Path(path).is_dir() else [path])
+        ]
         inputs = [read_input(path, columns) for path in paths]
         # Evidence keeps milliseconds, and is judged again at the time that it keeps.
         gate = gate_recordings(contract, inputs, kernels, terms, round(time.time(), 3))
@@ -180,19 +163,33 @@ def gate_offline(options: Options, recordings: Callable[[Callable[[Recording], b
     raise typer.Exit(EXIT[gate.decision.outcome])
 
 
-def _kernels(contract: Contract, texts: Sequence[str]) -> tuple[Kernel, Kernel]:
-    """The training and the inference kernel: what the contract declares, and what is said of them on top of it."""
+def _kernels(contract: Contract, texts: Sequence[str], url: str) -> tuple[Kernel, Kernel]:
+    """The training and the inference kernel: what the contract declares, and what is said of them on top of it.
+
+    Raises:
+        ValueError: If what is said cannot be used, or is not what the contract declares.
+    """
+    from kc_otel.contract.declared_kernels import (  # noqa: PLC0415
+        OTHERWISE_REMEDY,
+        declared_apart,
+        declared_otherwise,
+    )
+    from kc_otel.judge.kernel_names import ONE_KERNEL  # noqa: PLC0415
     from kc_otel.record.kernel import Kernel  # noqa: PLC0415
 
     names = [field.name for field in fields(Kernel) if field.init and field.name not in {"extra", "_"}]
-    train, inference = (
-        Kernel.declared(spec).to_plain() for spec in (contract.kernels.train, contract.kernels.inference)
-    )
-    for name, value in pairs("--kernel", texts).items():
+    given, specs = pairs("--kernel", texts), {"train": contract.kernels.train, "inference": contract.kernels.inference}
+    sides = {
+        side: (_reported(contract, side, given[side], url) if side in given else Kernel.declared(spec)).to_plain()
+        for side, spec in specs.items()
+    }
+    for name, value in given.items():
         side, _, field = name.partition(".")
-        if side not in {"train", "inference"}:
+        if side not in sides:
             raise ValueError(f"--kernel: {name!r} names no side; write train.FIELD=VALUE or inference.FIELD=VALUE")
-        plain = train if side == "train" else inference
+        plain = sides[side]
+        if name == side:
+            continue
         if field in names:
             plain[field] = value
         elif field.startswith("extra.") and field != "extra.":
@@ -201,43 +198,89 @@ def _kernels(contract: Contract, texts: Sequence[str]) -> tuple[Kernel, Kernel]:
             raise ValueError(
                 f"--kernel: {field!r} is none of {', '.join(names)}; write extra.{field or 'NAME'} for another"
             )
-    return Kernel.from_plain(train), Kernel.from_plain(inference)
+    train, inference = (Kernel.from_plain(plain) for plain in sides.values())
+    for side, kernel in (("train", train), ("inference", inference)):
+        if said := declared_otherwise(specs[side], kernel.fields()):
+            raise ValueError(f"--kernel: {side}: {'; '.join(said)}; {OTHERWISE_REMEDY}")
+    if train == inference and declared_apart(contract.kernels):
+        raise ValueError(f"--kernel: {ONE_KERNEL} ({train.fingerprint}); {OTHERWISE_REMEDY}")
+    return train, inference
+
+
+def _reported(contract: Contract, side: str, version: str, url: str) -> Kernel:
+    """The kernel of a fingerprint, by what it has reported to the evaluator."""
+    from kc_otel.record.kernel import Kernel  # noqa: PLC0415
+
+    served = [entry for entry in get(url, "/api/v1/contracts")["contracts"] if entry["name"] == contract.name]
+    known = [kernel for entry in served for kernel in entry["kernels"] if kernel["role"] == side]
+    found = [kernel["fields"] for kernel in known if kernel["version"] == version]
+    if not found:
+        listed = ", ".join(kernel["version"] for kernel in known) or "none"
+        raise ValueError(f"--kernel: no {side} kernel {version} of {contract.name} has reported to {url}; {listed} has")
+    kernel = Kernel.reported(found[0])
+    if kernel.fingerprint != version:  # a field that was no text, or longer than an evaluator keeps
+        raise ValueError(f"--kernel: what {version} reported does not make its fingerprint; write {side}.FIELD=VALUE")
+    return kernel
 
 
 def _print(gate: OfflineGate) -> None:
     from kc_otel.contract.sentences import scopes  # noqa: PLC0415
-    from kc_otel.judge.verdict import Status  # noqa: PLC0415
-    from kc_otel.offline.gate.findings import findings, for_whom, how_far, notes  # noqa: PLC0415
+    from kc_otel.offline.gate.findings import findings, notes  # noqa: PLC0415
     from kc_otel.offline.gate.markdown import headline  # noqa: PLC0415
 
     typer.echo(f"{gate.decision.outcome}: {headline(gate)}")
-    several = len(gate.inputs) > 1
-    for finding in findings(gate):
+    found, several = findings(gate), len(gate.inputs) > 1
+    for line in (*_decided(gate, found, several=several), *_without_data(found, several=several)):
+        typer.echo(f"  {line}")
+    passed = sum(finding.verdict.status == "PASS" for finding in found)
+    typer.echo(f"  PASS: {passed} verdict{'s' * (passed != 1)}")
+    for scope in scopes({finding.verdict.cell.clause: finding.verdict.about for finding in found}):
+        typer.echo(f"  verdicts {scope}")
+    held = [reason.removeprefix("held: ") for reason in gate.decision.missing]
+    for cell in gate.unjudged:
+        typer.echo(f"  not judged: {next((said for said in held if said.startswith(str(cell))), cell)}")
+    for reason in gate.decision.missing:
+        if "windows have passed" in reason or reason.startswith("held: logits") or reason.endswith("no verdict yet"):
+            typer.echo(f"  {reason}")
+    for note in notes(gate):
+        typer.echo(f"  note: {note}")
+
+
+def _decided(gate: OfflineGate, found: Sequence[GateFinding], *, several: bool) -> Iterator[str]:
+    """Yield lines for verdicts that are neither PASS nor NO_DATA."""
+    from kc_otel.offline.gate.findings import for_whom, how_far  # noqa: PLC0415
+
+    for finding in found:
         verdict = finding.verdict
-        if verdict.status is Status.PASS:
+        if verdict.status in {"PASS", "NO_DATA"}:
             continue
         where = f"{verdict.cell.clause} on {for_whom(verdict.cell.slice)}" + f" in {finding.input.name}" * several
         optional = "" if finding.required else " (not required)"
-        far = f"; {how_far(verdict)}" if verdict.status is Status.FAIL else ""
-        typer.echo(f"  {verdict.status}{optional} {where}: {verdict.reason}{far}")
-        if verdict.status is Status.INCONCLUSIVE and _never_passes(gate, verdict.cell.clause, verdict.cell.slice):
-            typer.echo("    no number of observations can show that this limit is kept; loosen it, or require others")
-    passed = sum(each.verdict.status is Status.PASS for each in findings(gate))
-    typer.echo(f"  PASS: {passed} verdict{'s' * (passed != 1)}")
-    for scope in scopes({each.verdict.cell.clause: each.verdict.about for each in findings(gate)}):
-        typer.echo(f"  verdicts {scope}")
-    waits = not (gate.terms.allow_unjudged or gate.terms.require)
-    for one in gate.unjudged:
-        typer.echo(f"  not judged: {one}" + ("; --allow-unjudged leaves it out" if waits else ""))
-    for each in gate.decision.missing:
-        if (
-            "windows have passed" in each
-            or each.startswith(("held: logits", "held: the mean"))
-            or each.endswith("no verdict yet")
-        ):
-            typer.echo(f"  {each}")
-    for note in notes(gate):
-        typer.echo(f"  note: {note}")
+        far = f"; {how_far(verdict)}" if verdict.status == "FAIL" else ""
+        yield f"{verdict.status}{optional} {where}: {verdict.reason}{far}"
+        if verdict.status == "INCONCLUSIVE" and _never_passes(gate, verdict.cell.clause, verdict.cell.slice):
+            yield "  no number of observations can show that this limit is kept; loosen it, or require others"
+
+
+def _without_data(found: Sequence[GateFinding], *, several: bool) -> Iterator[str]:
+    """Yield a line for each reason why verdicts have no data, with the clauses and slices that it holds for."""
+    from kc_otel.offline.gate.findings import for_whom  # noqa: PLC0415
+
+    rows = [
+        (
+            ("" if finding.required else " (not required)", f" in {finding.input.name}" * several),
+            finding.verdict.reason.replace(f"slice {finding.verdict.cell.slice}", _UNNAMED_SLICE),
+            finding.verdict,
+        )
+        for finding in found
+        if finding.verdict.status == "NO_DATA"
+    ]
+    slices = together(((about, reason, verdict.cell.clause), verdict.cell.slice) for about, reason, verdict in rows)
+    alike = together(((about, reason, tuple(on)), clause) for (about, reason, clause), on in slices.items())
+    for ((optional, file), reason, on), clauses in alike.items():
+        where = for_whom(on[0]) if len(on) == 1 else f"slices {listed(on)}"
+        why = reason.replace(_UNNAMED_SLICE, f"slice {on[0]}") if len(on) == 1 else reason
+        yield f"NO_DATA{optional} {listed(clauses)} on {where}{file}: {why}"
 
 
 def _print_stop(about: GatedRecording, after: int | None) -> None:
@@ -248,12 +291,12 @@ def _print_stop(about: GatedRecording, after: int | None) -> None:
 def _never_passes(gate: OfflineGate, clause: str, slice: str) -> bool:
     from kc_otel.judge.sample_sizes import observations_to_pass  # noqa: PLC0415
 
-    found = next(each for each in gate.contract.clauses if each.id == clause)
+    found = next(candidate for candidate in gate.contract.clauses if candidate.id == clause)
     return observations_to_pass(gate.contract, found, slice).observations is None
 
 
 def _write(options: Options, gate: OfflineGate, contract: str) -> list[str]:
-    """Write what was asked for; what is to be said of it."""
+    """Write the requested files; return the lines to print about them."""
     from kc_otel.offline.gate.evidence import offline_evidence  # noqa: PLC0415
     from kc_otel.offline.gate.evidence_files import write_evidence, write_text  # noqa: PLC0415
     from kc_otel.offline.gate.junit import junit  # noqa: PLC0415
@@ -271,9 +314,4 @@ def _write(options: Options, gate: OfflineGate, contract: str) -> list[str]:
     if options.evidence is not None:
         evidence = write_evidence(offline_evidence(gate, contract), options.evidence, contract)
         said.append(f"evidence: {evidence}")
-        if options.chain is not None:
-            from kc_otel.offline.gate.evidence_chain import add_to_chain  # noqa: PLC0415
-
-            recordings = [Path(about.name) for about in gate.inputs]
-            said.append(f"chain: its head is {add_to_chain(options.chain, [*recordings, evidence], gate.at)}")
     return said

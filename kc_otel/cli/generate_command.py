@@ -11,10 +11,8 @@ import typer
 from kc_otel.cli.terminal import unusable
 
 if TYPE_CHECKING:
-    from kc_otel.contract import Contract
+    from kc_otel.contract.model import Contract
     from kc_otel.generate.files import GeneratedFile
-
-__all__ = ["register"]
 
 _Contracts = Annotated[
     list[Path], typer.Argument(help="Contract files, or folders of them.", metavar="CONTRACT...", show_default=False)
@@ -22,19 +20,15 @@ _Contracts = Annotated[
 _Out = Annotated[Path, typer.Option("--out", help="Folder to write below.", metavar="DIR", show_default=False)]
 _Check = Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 when a file is missing or would change.")]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    commands = typer.Typer(
-        help="Dashboards, alerts and rules from contracts. The same contracts give the same bytes.",
-        no_args_is_help=True,
-    )
-    commands.command("grafana")(grafana)
-    commands.command("prometheus")(prometheus)
-    commands.command("kubernetes")(kubernetes)
-    commands.command("collector")(collector)
-    commands.command("semconv")(semconv)
-    app.add_typer(commands, name="generate")
+_Grafana = Annotated[
+    str, typer.Option("--grafana-url", help="Where people reach Grafana: alerts link to its boards.", metavar="URL")
+]
+_Evaluator = Annotated[
+    str,
+    typer.Option(
+        "--evaluator-url", help="Where people reach the evaluator: alerts link to its handbook.", metavar="URL"
+    ),
+]
 
 
 def grafana(
@@ -44,38 +38,62 @@ def grafana(
     datasource_uid: Annotated[
         str, typer.Option(help="UID of the Prometheus data source that the alerts query.")
     ] = "prometheus",
+    evaluator_url: _Evaluator = "",
 ) -> None:
-    """Dashboards, alerts for Grafana's folder provisioning/alerting, and how people are told of them."""
-    from kc_otel.generate.grafana import grafana_files  # noqa: PLC0415 - a quick --help
+    """Generate dashboards, alerts and notification settings for Grafana's provisioning.
 
-    _generate(contracts, out, lambda loaded: grafana_files(loaded, datasource_uid), check=check)
-
-
-def prometheus(contracts: _Contracts, out: _Out, check: _Check = False) -> None:
-    """Alerting rules on the evaluator's verdicts, or from raw histograms in Prometheus, Mimir or VictoriaMetrics.
-
-    With them come tests for promtool, resources for Kubernetes, and Alertmanager's routes.
+    Examples:
+      kc-otel generate grafana contracts --out dashboards --evaluator-url https://drift.example.com
     """
+    from kc_otel.generate.grafana import grafana_files  # noqa: PLC0415 - a quick --help
+    from kc_otel.generate.links import Sites  # noqa: PLC0415
+
+    _generate(
+        contracts,
+        out,
+        lambda loaded: grafana_files(loaded, datasource_uid, Sites(evaluator=evaluator_url)),
+        check=check,
+    )
+
+
+def prometheus(
+    contracts: _Contracts,
+    out: _Out,
+    check: _Check = False,
+    grafana_url: _Grafana = "",
+    evaluator_url: _Evaluator = "",
+) -> None:
+    """Generate alerting rules for Prometheus or Mimir, and routes for Alertmanager.
+
+    Writes rules on the evaluator's verdicts, and rules on raw histograms.
+
+    Examples:
+      kc-otel generate prometheus contracts --out dashboards --grafana-url https://grafana.example.com
+    """
+    from kc_otel.generate.links import Sites  # noqa: PLC0415
     from kc_otel.generate.prometheus import prometheus_files  # noqa: PLC0415 - a quick --help
 
-    _generate(contracts, out, prometheus_files, check=check)
+    _generate(contracts, out, lambda loaded: prometheus_files(loaded, Sites(grafana_url, evaluator_url)), check=check)
 
 
 def kubernetes(
     contracts: _Contracts,
     out: _Out,
     check: _Check = False,
-    image: Annotated[str, typer.Option(help="The evaluator's image, without its tag.")] = "kc-otel",
+    grafana_url: _Grafana = "",
+    evaluator_url: _Evaluator = "",
 ) -> None:
-    """An evaluator on Kubernetes: a Kustomize base, components of rules and boards, and an overlay of everything."""
-    from kc_otel.generate.grafana import grafana_files  # noqa: PLC0415
+    """Generate the rules of `generate prometheus` as PrometheusRule resources.
+
+    examples/kubernetes deploys the evaluator itself.
+
+    Examples:
+      kc-otel generate kubernetes contracts --out manifests
+    """
     from kc_otel.generate.kubernetes import kubernetes_files  # noqa: PLC0415 - a quick --help
+    from kc_otel.generate.links import Sites  # noqa: PLC0415
 
-    def made(loaded: Sequence[Contract]) -> Sequence[GeneratedFile]:
-        boards = [each for each in grafana_files(loaded) if "dashboards" in each.path.parts]
-        return kubernetes_files(loaded, _texts(contracts), boards, image)
-
-    _generate(contracts, out, made, check=check)
+    _generate(contracts, out, lambda loaded: kubernetes_files(loaded, Sites(grafana_url, evaluator_url)), check=check)
 
 
 def collector(
@@ -83,16 +101,20 @@ def collector(
     out: _Out,
     evaluator: Annotated[
         list[str],
-        typer.Option(help="Where an evaluator listens for OTLP over gRPC; once for each.", metavar="HOST:PORT"),
+        typer.Option(help="HOST:PORT where an evaluator listens for OTLP over gRPC; repeatable.", metavar="HOST:PORT"),
     ],
     check: _Check = False,
 ) -> None:
-    """An OpenTelemetry Collector in front of several evaluators, and the contracts that each of them judges."""
+    """Generate an OpenTelemetry Collector in front of several evaluators, each with its contracts.
+
+    Examples:
+      kc-otel generate collector contracts --out collector --evaluator a:4317 --evaluator b:4317
+    """
     from kc_otel.generate.collector import collector_files  # noqa: PLC0415 - a quick --help
 
     def made(loaded: Sequence[Contract]) -> Sequence[GeneratedFile]:
         files = collector_files(loaded, _texts(contracts), evaluator)
-        left = sorted({*(out / "collector" / "evaluators").glob("*/*.yaml")} - {out / each.path for each in files})
+        left = sorted({*(out / "collector" / "evaluators").glob("*/*.yaml")} - {out / file.path for file in files})
         if left:
             msg = "\n".join(f"{path}: is judged elsewhere now, or nowhere; remove the file" for path in left)
             raise ValueError(msg)
@@ -101,18 +123,11 @@ def collector(
     _generate(contracts, out, made, check=check)
 
 
-def semconv(out: _Out, check: _Check = False) -> None:
-    """Every name that kc-otel sends, as a semantic-convention registry for OpenTelemetry Weaver."""
-    from kc_otel.generate.semantic_conventions import semantic_convention_files  # noqa: PLC0415 - a quick --help
-
-    _write(semantic_convention_files(), out, check=check)
-
-
 def _texts(paths: Sequence[Path]) -> dict[str, str]:
     """The contracts' YAML, by name."""
     from kc_otel.contract.load import check_all  # noqa: PLC0415
 
-    known = ((each.contract, each.source) for each in check_all(paths))
+    known = ((checked.contract, checked.source) for checked in check_all(paths))
     return {contract.name: Path(source).read_text("utf-8") for contract, source in known if contract is not None}
 
 
@@ -124,7 +139,7 @@ def _generate(
     check: bool,
 ) -> None:
     """Exit code 0 when done, 1 when something is stale under --check, 2 when it cannot be done."""
-    from kc_otel.contract import load_all  # noqa: PLC0415
+    from kc_otel.contract.load import load_all  # noqa: PLC0415
 
     with unusable(ModuleNotFoundError):
         files = make(load_all(paths))

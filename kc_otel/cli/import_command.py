@@ -1,4 +1,4 @@
-"""`kc-otel import`: log-probabilities that a trainer has already written; `kc-otel checks`: what is refused and why."""
+"""`kc-otel import`: log-probabilities that a trainer has already written."""
 
 from __future__ import annotations
 
@@ -9,21 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, columns_of, log_to_terminal, pairs, refuse, stopped_by_signals, unusable
+from kc_otel.cli.terminal import columns_of, log_to_terminal, pairs, refuse, stopped_by_signals, together, unusable
 from kc_otel.contract.plain_text import plain, plain_lines
+from kc_otel.contract.words import listed
 
 if TYPE_CHECKING:
     from kc_otel.offline.step_scalars import StepScalars
     from kc_otel.record.engine import RecorderStats
-    from kc_otel.recordings.importers import Importer
-
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("import")(import_files)
-    app.command("checks")(checks)
+    from kc_otel.recordings.importers.importer import Importer
 
 
 def import_files(
@@ -32,36 +25,39 @@ def import_files(
     format: Annotated[str, typer.Option(help="auto, verl, slime, skyrl, roll, prime-rl, nemo-rl or generic.")] = "auto",
     columns: Annotated[str | None, typer.Option(help="Columns of generic files: train=A,inference=B.")] = None,
     attribute: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE that every sequence gets, for slices; repeatable.")
+        list[str] | None, typer.Option(help="NAME=VALUE to set on every sequence, for slices; repeatable.")
     ] = None,
-    follow: Annotated[bool, typer.Option(help="Go on with files that appear, until stopped.")] = False,
-    poll: Annotated[float, typer.Option(help="Seconds between looks at the folders.", min=0.05)] = 5.0,
+    follow: Annotated[bool, typer.Option(help="Keep importing files as they appear, until stopped.")] = False,
+    poll: Annotated[float, typer.Option(help="Seconds between scans of the folders.", min=0.05)] = 5.0,
     done: Annotated[
-        Path | None, typer.Option(help="File to remember finished files in; a restart leaves them out.")
+        Path | None, typer.Option(help="File that lists finished files, so that a restart skips them.")
     ] = None,
     trust: Annotated[
-        bool, typer.Option(help="Unpickle whatever a file holds. It runs the code that the file names.")
+        bool, typer.Option(help="Unpickle files without an allow-list: this runs any code that a file names.")
     ] = False,
-    patience: Annotated[float, typer.Option(help="Seconds to wait for the endpoint.", min=0.0)] = 60.0,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for the endpoint before giving up.", min=0.0)] = 60.0,
     log: Annotated[
-        str | None,
-        typer.Option(
-            help="The trainer's log, which gets kc/... scalars of each step: tensorboard:DIR, wandb:PROJECT/RUN_ID, "
-            "mlflow:RUN_ID, trackio:PROJECT/RUN or FILE.jsonl."
-        ),
+        Path | None,
+        typer.Option(help="File to append kc/... scalars to, a line of JSON for each step.", metavar="FILE.jsonl"),
     ] = None,
 ) -> None:
-    """Measure what verl, slime, SkyRL, ROLL, prime-rl, NeMo-RL or a recording holds, and emit the drift over OTLP.
+    """Measure rollouts that a trainer has written, and export the drift over OTLP.
 
-    Where it is exported to is OpenTelemetry's own configuration, such as OTEL_EXPORTER_OTLP_ENDPOINT. A file is done
-    when its drift was exported. Exits with 1 when a file could not be imported.
+    Reads what verl, slime, SkyRL, ROLL, prime-rl and NeMo-RL write, and recordings. OpenTelemetry's own variables,
+    such as OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. A file counts as finished once its drift is exported.
+    Exits with 1 when a file could not be imported.
+
+    Examples:
+      kc-otel import rollouts --contract policy.yaml
+      kc-otel import rollouts --contract policy.yaml --follow --done imported.txt
+      kc-otel import dump.jsonl --contract policy.yaml --columns train=a,inference=b
     """
-    from kc_otel.contract import load  # noqa: PLC0415 - a quick --help
+    from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.offline.step_scalars import StepScalars  # noqa: PLC0415
-    from kc_otel.offline.tracker import Tracker  # noqa: PLC0415
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
-    from kc_otel.recordings.importers import FORMATS, Importer, files_of  # noqa: PLC0415
+    from kc_otel.recordings.importers.detect import FORMATS, files_of  # noqa: PLC0415
     from kc_otel.recordings.importers.follow import Ledger, unseen  # noqa: PLC0415
+    from kc_otel.recordings.importers.importer import Importer  # noqa: PLC0415
 
     log_to_terminal()
     if format != "auto" and format not in FORMATS:
@@ -71,12 +67,12 @@ def import_files(
         files_of(paths)
         loaded = load(contract)
         with ExitStack() as closing:
-            steps = None if log is None else StepScalars(loaded, closing.enter_context(Tracker(log)).write)
+            steps = None if log is None else StepScalars(loaded, closing.enter_context(log.open("a", encoding="utf-8")))
             stop = closing.enter_context(stopped_by_signals())
             recorder = closing.enter_context(Recorder(loaded, sampling=1.0))
             importer = Importer(
                 recorder,
-                format=next((each for each in FORMATS if each == format), None),
+                format=next((known for known in FORMATS if known == format), None),
                 columns=columns_of(columns) or None,
                 attributes={name: _scalar(value) for name, value in pairs("--attribute", attribute or []).items()},
                 trust=trust,
@@ -96,37 +92,33 @@ def import_files(
         raise typer.Exit(1)
 
 
-def checks(
-    as_json: PrintJson = False,
-) -> None:
-    """List the reasons for which sequences are not measured: what each means, and what to do."""
-    from kc_otel.record.measure.reasons import REASONS  # noqa: PLC0415 - a quick --help
-
-    if as_json:
-        listed = {name: {"meaning": each.meaning, "remedy": each.remedy} for name, each in REASONS.items()}
-        typer.echo(json.dumps(listed, indent=2))
-        return
-    for name, each in REASONS.items():
-        typer.echo(f"{name}\n    {each.meaning}\n    {each.remedy}")
-
-
 def _one(importer: Importer, path: Path) -> None:
     before = importer.totals.sequences, importer.totals.tokens
     if importer.file(path):
         sequences, tokens = importer.totals.sequences - before[0], importer.totals.tokens - before[1]
         typer.echo(plain(f"{path}: {sequences:,} sequences, {tokens:,} tokens"))
     else:
-        typer.echo(plain_lines(importer.totals.failed[path]), err=True)
+        found = _failures(importer)
+        if found[importer.totals.failed[path].removeprefix(str(path))] == [str(path)]:  # the others are counted
+            typer.echo(plain_lines(importer.totals.failed[path]), err=True)
+
+
+def _failures(importer: Importer) -> dict[str, list[str]]:
+    """Reasons why files were not imported, and the files of each."""
+    return together((why.removeprefix(str(path)), str(path)) for path, why in importer.totals.failed.items())
 
 
 def _summarise(importer: Importer, stats: RecorderStats) -> None:
-    from kc_otel.record.measure.reasons import remedy  # noqa: PLC0415
+    from kc_otel.contract.input_reasons import remedy  # noqa: PLC0415
 
     totals = importer.totals
     typer.echo(
         f"{totals.files:,} files exported, {len(totals.failed):,} failed; of {totals.sequences:,} sequences "
         f"{stats.sequences:,} measured: {stats.tokens:,} tokens"
     )
+    for why, files in _failures(importer).items():
+        if len(files) > 1:
+            typer.echo(plain(f"  failed: {len(files):,} files, {listed(files)}{why}"))
     for reason, count in sorted(totals.refusals.counts.items()):
         typer.echo(plain(f"  refused: {count:,} {reason}: {totals.refusals.first[reason]}"))
     for reason, count in sorted(stats.invalid.items()):
@@ -138,7 +130,7 @@ def _summarise(importer: Importer, stats: RecorderStats) -> None:
         )
 
 
-def _summarise_steps(steps: StepScalars, log: str | None) -> None:
+def _summarise_steps(steps: StepScalars, log: Path | None) -> None:
     if steps.written:
         typer.echo(plain(f"  {log}: {len(steps.written):,} steps, {min(steps.written)} to {max(steps.written)}"))
     elif not steps.unjudged:

@@ -1,4 +1,4 @@
-"""Which incident of an evaluator `locate` and `remedy` look at, and how the answer gets there."""
+"""Take the subject of `locate` and `remedy` from an incident, and attach the answer to it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from kc_otel.cli.terminal import refuse
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 
-__all__ = ["By", "FailingCell", "IncidentId", "attach", "failing_cell"]
-
 WORST: Final = "worst"
 
 IncidentId = Annotated[
@@ -23,11 +21,11 @@ IncidentId = Annotated[
     typer.Option(
         "--incident",
         metavar="ID",
-        help="Look at the worst cell of this incident of the evaluator, and put the answer on it; `worst` for the "
-        "contract's most urgent one.",
+        help="Examine the worst cell of this incident and attach the answer to it; `worst`: the contract's"
+        " most urgent incident.",
     ),
 ]
-By = Annotated[str | None, typer.Option(help="Who; the login name by default.")]
+By = Annotated[str | None, typer.Option(help="Your name, for the record (default: the login name).")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +49,21 @@ def failing_cell(url: str, contract: Contract, wanted: str) -> FailingCell:
 
     if wanted == WORST:
         found = get(url, "/api/v1/incidents", contract=contract.name)["incidents"]
-        found = [one for one in found if one["on"] == "fail" and one["until"] is None]
+        found = [candidate for candidate in found if candidate["on"] == "fail" and candidate["until"] is None]
         if not found:
             refuse(
                 f"--incident: nothing of {contract.name} is broken at {url}; give the id of an incident that is over"
             )
-        one = found[0]
+        incident = found[0]
     else:
-        one = get(url, f"/api/v1/incidents/{wanted}")
-    if one["contract"] != contract.name:
-        refuse(f"--incident: {one['id']} is of contract {one['contract']}, and this is {contract.name}")
-    if one["on"] != "fail":
-        refuse(f"--incident: {one['id']} says: {one['headline']}; there is no drift to look for")
-    cells = one["cells"]
-    cell = next((each for each in cells if each["slice"] != ALL), cells[0])
-    return FailingCell(one["id"], cell["clause"], cell["slice"])
+        incident = get(url, f"/api/v1/incidents/{wanted}")
+    if incident["contract"] != contract.name:
+        refuse(f"--incident: {incident['id']} is of contract {incident['contract']}, and this is {contract.name}")
+    if incident["on"] != "fail":
+        refuse(f"--incident: {incident['id']} says: {incident['headline']}; there is no drift to look for")
+    cells = incident["cells"]
+    cell = next((candidate for candidate in cells if candidate["slice"] != ALL), cells[0])
+    return FailingCell(incident["id"], cell["clause"], cell["slice"])
 
 
 def attach(

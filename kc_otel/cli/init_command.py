@@ -17,73 +17,83 @@ from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import KernelSpec
 
 if TYPE_CHECKING:
-    from kc_otel.explain.draft_yaml import Written
-
-__all__ = ["register"]
+    from kc_otel.offline.draft.draft_yaml import Written
 
 _KERNEL_FIELDS: Final = tuple(KernelSpec.model_fields)
 _CONDITION: Final = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(>=|<=|!=|==|=|>|<)\s*(\S.*?)\s*")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("init")(init)
-
-
 def init(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="File to write; - prints it.")] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="metadata.name.")] = None,
-    owner: Annotated[str | None, typer.Option("--owner", metavar="TEAM", help="Who answers for it.")] = None,
+    owner: Annotated[str | None, typer.Option("--owner", metavar="TEAM", help="Responsible team or person.")] = None,
     train: Annotated[
-        str | None, typer.Option("--train", metavar="FIELDS", help="Such as engine=torch,dtype=bfloat16.")
+        str | None,
+        typer.Option("--train", metavar="FIELDS", help="The training kernel, such as engine=torch,dtype=bfloat16."),
     ] = None,
     inference: Annotated[
-        str | None, typer.Option("--inference", metavar="FIELDS", help="Such as engine=vllm,dtype=fp8.")
+        str | None,
+        typer.Option("--inference", metavar="FIELDS", help="The inference kernel, such as engine=vllm,dtype=fp8."),
     ] = None,
     reward_budget: Annotated[
-        str | None, typer.Option("--reward-budget", metavar="DRIFT", help="Drift of the mean reward that you can bear.")
+        str | None,
+        typer.Option("--reward-budget", metavar="DRIFT", help="Largest acceptable drift of the mean reward."),
     ] = None,
     reward_range: Annotated[
-        str | None, typer.Option("--reward-range", metavar="LOW,HIGH", help="Rewards of a sequence. [default: 0,1]")
+        str | None,
+        typer.Option(
+            "--reward-range", metavar="LOW,HIGH", help="Smallest and largest reward of a sequence. (default: 0,1)"
+        ),
     ] = None,
     horizon: Annotated[
-        str | None, typer.Option("--horizon", metavar="TOKENS", help="Longest answer. [default: 4096]")
+        str | None, typer.Option("--horizon", metavar="TOKENS", help="Longest answer, in tokens. (default: 4096)")
     ] = None,
     clip: Annotated[
         str | None, typer.Option("--clip", metavar="EPSILON", help="PPO clip range, if there is one.")
     ] = None,
     slices: Annotated[
         str | None,
-        typer.Option("--slices", metavar="LIST", help="Such as 'code: task=code; long: prompt_tokens>=8192'."),
+        typer.Option("--slices", metavar="LIST", help="Slices, such as 'code: task=code; long: prompt_tokens>=8192'."),
     ] = None,
     confidence: Annotated[
-        str | None, typer.Option("--confidence", metavar="C", help="Of verdicts. [default: 0.99]")
+        str | None, typer.Option("--confidence", metavar="C", help="Confidence of verdicts. (default: 0.99)")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="|".join(MeasuringPath), help="How the kernels are measured. [default: loop]"),
+        typer.Option("--data", metavar="|".join(MeasuringPath), help="How the kernels are measured. (default: loop)"),
     ] = None,
-    recording: Annotated[
+    baseline: Annotated[
         Path | None,
-        typer.Option("--from", metavar="RECORDING", help="Log-probabilities of self-noise: .npz, .jsonl or .parquet."),
+        typer.Option(
+            "--baseline",
+            metavar="RECORDING",
+            help="Recording of a pair that you accept (.npz, .jsonl or .parquet): limits follow from it.",
+        ),
     ] = None,
-    capped: Annotated[
-        bool,
-        typer.Option("--capped", help="Cut the mean of tv_token at five limits, by sequence: a gate can decide it."),
-    ] = False,
-    raise_to_floor: Annotated[
-        bool, typer.Option("--raise-to-floor", help="Raise limits that self-noise breaks to margin x the floor.")
-    ] = False,
-    margin: Annotated[float, typer.Option("--margin", min=1.0, help="Factor above the floor.")] = 1.2,
+    margin: Annotated[
+        float, typer.Option("--margin", min=1.0, help="Factor between the baseline and the limits.")
+    ] = 2.0,
+    prompts: Annotated[
+        int,
+        typer.Option(
+            "--prompts",
+            min=1,
+            help="Prompts of a gate: limits are high enough that the baseline typically passes with them.",
+        ),
+    ] = 400,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Take defaults without asking; only --reward-budget has none.")
+        bool, typer.Option("--yes", "-y", help="Accept defaults without asking; only --reward-budget has none.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Write a commented contract whose limits follow from a reward budget. Asks for what is missing on a terminal.
+    """Write a commented first contract; on a terminal, ask for missing values.
 
-    `--from` takes a recording of a pair as good as it gets, such as the training kernel against itself: limits that its
-    noise already breaks are named.
+    With --baseline, the usual way, token limits follow from a recorded pair that you accept, and the budget is one more
+    clause. Without it, the budget is the only clause on drift; comments explain which token limits would guarantee it.
+
+    Examples:
+      kc-otel init
+      kc-otel init --out policy.yaml --reward-budget 0.05 --baseline rollouts.npz --yes
     """
     given = {
         "train": train,
@@ -103,7 +113,7 @@ def init(
         target = out if out is not None else Path(f"{answers['name']}.yaml")
         if str(target) != "-" and target.exists() and not force:
             refuse(f"--out: {target} exists; write --force to overwrite it, or name another file")
-        written = _write(answers | {"capped": capped}, recording, raise_to_floor=raise_to_floor, margin=margin)
+        written = _write(answers, baseline, margin=margin, prompts=prompts)
     except ContractError as error:
         for problem in error.problems:
             typer.echo(f"{problem.field}: {problem.message}" if problem.field else problem.message, err=True)
@@ -123,7 +133,7 @@ def init(
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Something to know. Without a default it has to be told, unless `--yes` may assume something."""
+    """A question. Without a default it must be answered, unless `--yes` may assume an answer."""
 
     key: str
     why: str
@@ -227,7 +237,7 @@ _QUESTIONS: Final = (
         "loop",
     ),
     _Question("name", "Name of the contract: an attribute of every metric, short and stable", str, "policy"),
-    _Question("owner", "Team or person that answers for it", str, assumed="unknown"),
+    _Question("owner", "Responsible team or person", str, assumed="unknown"),
     _Question("confidence", "Confidence of verdicts", _number, "0.99"),
 )
 
@@ -243,10 +253,13 @@ def _answers(given: dict[str, str | None], *, ask: bool, assume: bool = False) -
         ValueError: If an answer cannot be read, or one that has no default is missing and nobody can be asked.
     """
     if assume:
-        given = {each.key: each.assumed if given[each.key] is None else given[each.key] for each in _QUESTIONS}
+        given = {
+            question.key: question.assumed if given[question.key] is None else given[question.key]
+            for question in _QUESTIONS
+        }
     missing = [question.option for question in _QUESTIONS if question.default is None and given[question.key] is None]
     if missing and not ask:
-        msg = f"{', '.join(missing)}: missing, and there is nobody to ask; give {'it' if len(missing) == 1 else 'them'}"
+        msg = f"{', '.join(missing)}: missing, and this is no terminal; give {'it' if len(missing) == 1 else 'them'}"
         raise ValueError(msg)
     return {question.key: _answer(question, given[question.key], ask=ask) for question in _QUESTIONS}
 
@@ -269,24 +282,21 @@ def _answer(question: _Question, text: str | None, *, ask: bool) -> Any:
         raise ValueError(msg) from None
 
 
-def _write(answers: dict[str, Any], recording: Path | None, *, raise_to_floor: bool, margin: float) -> Written:
-    from kc_otel.explain.draft import Draft  # noqa: PLC0415 - a quick --help
-    from kc_otel.explain.draft_yaml import write  # noqa: PLC0415
+def _write(answers: dict[str, Any], baseline: Path | None, *, margin: float, prompts: int) -> Written:
+    from kc_otel.offline.draft.draft import Draft  # noqa: PLC0415 - a quick --help
+    from kc_otel.offline.draft.draft_yaml import write  # noqa: PLC0415
 
-    if raise_to_floor and recording is None:
-        msg = "--raise-to-floor: there is no floor without --from RECORDING"
-        raise ValueError(msg)
     loaded = None
-    if recording is not None:
-        from kc_otel.recordings import load_recording  # noqa: PLC0415
+    if baseline is not None:
+        from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
 
-        loaded = load_recording(recording)
-    return write(Draft(**answers), loaded, raise_to_floor=raise_to_floor, margin=margin)
+        loaded = load_recording(baseline)
+    return write(Draft(**answers), loaded, margin=margin, prompts=prompts)
 
 
 def _summary(written: Written, target: Path) -> list[str]:
-    """What a person has to know of the file that was written."""
-    from kc_otel.explain.draft_yaml import BUDGET, floor_sentence  # noqa: PLC0415
+    """Notes on the file that was written."""
+    from kc_otel.offline.draft.draft_yaml import BUDGET  # noqa: PLC0415
 
     lines = [] if str(target) == "-" else [f"wrote {target}"]
     lines += [
@@ -294,20 +304,13 @@ def _summary(written: Written, target: Path) -> list[str]:
         for needed in written.needed
         if needed.minimum_name and needed.observations is not None
     ]
-    below = [floor for floor in written.floors if floor.limit_side == "below"]
-    lines += [f"{floor.clause}: {floor_sentence(floor)}" for floor in written.floors if floor.limit_side != "above"]
-    if any(floor.clause == BUDGET for floor in below):
-        lines.append(
-            f"{BUDGET}: the budget itself is below the noise floor: no limit helps. Bear more, or shorten the horizon"
-        )
-    kept = [floor.clause for floor in below if floor.clause not in written.raised and floor.clause != BUDGET]
-    if kept:
-        names = ", ".join(dict.fromkeys(kept))
-        lines.append(f"{names}: kept as the budget gives them; --raise-to-floor raises them above the noise")
-    if written.raised:
-        lines.append(
-            f"{', '.join(written.raised)}: raised above the noise; the budget now rests on clause {BUDGET} alone"
-        )
+    if written.measured:
+        lines.append(f"{', '.join(written.measured)}: limits of the baseline")
+        if all(clause.id != BUDGET for clause in written.contract.clauses):
+            lines.append(
+                f"{BUDGET}: not asked for, because the baseline itself breaks the bound; record rewards, and the drift "
+                "is measured"
+            )
     if str(target) != "-":
-        lines.append(f"next: kc-otel explain {target}")
+        lines.append(f"next: kc-otel gate plan {target}")
     return lines

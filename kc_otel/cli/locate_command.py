@@ -1,4 +1,4 @@
-"""`kc-otel locate`: which operator of a kernel it is, and what part of the drift is its."""
+"""`kc-otel locate run`: which operator of a kernel it is, and what part of the drift is its."""
 
 from __future__ import annotations
 
@@ -12,36 +12,44 @@ import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url
 from kc_otel.cli.incident_findings import By, IncidentId, attach, failing_cell
-from kc_otel.cli.terminal import PrintJson, log_to_terminal, pairs, refuse, seconds, stopped_by_signals, unusable
+from kc_otel.cli.terminal import (
+    PrintJson,
+    log_to_terminal,
+    pairs,
+    refuse,
+    seconds,
+    stopped_by_signals,
+    unusable,
+)
 from kc_otel.contract.load import load
 from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import did_you_mean
 
 if TYPE_CHECKING:
     from kc_otel.contract.clause import Clause
     from kc_otel.contract.model import Contract, KernelSpec
     from kc_otel.diagnose.located import Located
     from kc_otel.diagnose.token_sequences import TokenSequence
+    from kc_otel.integrations.operators import CaseReport
+    from kc_otel.judge.verdict import Verdict
 
-__all__ = ["register"]
-
+_WIDTH: Final = 8
+"""Characters of a column of `locate operators`."""
 _DECODED: Final = 16
 """Tokens that an engine decodes after a prompt without a completion."""
 
 Engine = Annotated[
-    list[str] | None, typer.Option("--engine", metavar="NAME=VALUE", help="Argument of vllm.LLM; again for more.")
+    list[str] | None, typer.Option("--engine", metavar="NAME=VALUE", help="Argument of vllm.LLM; repeatable.")
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("locate")(locate_command)
-    app.command("capture")(capture_command)
-
-
-def locate_command(
+def run(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract that fails.")],
-    train: Annotated[str, typer.Option(metavar="KERNEL", help="FILE.py:NAME, a checkpoint's folder, or a capture.")],
-    infer: Annotated[str, typer.Option(metavar="KERNEL", help="Likewise, or vllm:FOLDER.")],
+    train: Annotated[
+        str,
+        typer.Option(metavar="KERNEL", help="The training kernel: FILE.py:NAME, a checkpoint's folder, or a capture."),
+    ],
+    infer: Annotated[str, typer.Option(metavar="KERNEL", help="The inference kernel: the same, or vllm:FOLDER.")],
     sequences: Annotated[
         str,
         typer.Option(
@@ -50,43 +58,48 @@ def locate_command(
         ),
     ],
     slice: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only sequences of this slice; that of --incident, or all.")
+        str | None,
+        typer.Option(metavar="NAME", help="Only sequences of this slice (default: the slice of --incident, or all)."),
     ] = None,
     clause: Annotated[
-        str | None, typer.Option(metavar="ID", help="The clause that fails; its metric is divided.")
+        str | None, typer.Option(metavar="ID", help="The failing clause, whose metric is divided among the operators.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="The first so many.")] = 16,
+    limit: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Use only this many sequences.")] = 16,
     precision: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="Number format whose rounding is no fault, such as bfloat16.")
+        str | None,
+        typer.Option(metavar="DTYPE", help="Number format whose rounding does not count as a fault, such as bfloat16."),
     ] = None,
-    shares: Annotated[bool, typer.Option(help="Divide the drift among what is above noise.")] = True,
+    shares: Annotated[bool, typer.Option(help="Divide the drift among the operators above noise.")] = True,
     engine: Engine = None,
     as_json: PrintJson = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the answer with its picture.")] = None,
     incident: IncidentId = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Wait, and look at incidents whose policy asks for it: `do: [locate]`.")
+        bool,
+        typer.Option("--follow", help="Wait for incidents whose policy has the action `locate`, and examine them."),
     ] = False,
-    budget: Annotated[str, typer.Option(metavar="DURATION", help="Of an incident, with --follow.")] = "10m",
+    budget: Annotated[str, typer.Option(metavar="DURATION", help="Time for each incident, with --follow.")] = "10m",
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Name the operator whose numbers differ by more than noise, with its layer, module, tensor and share of the drift.
+    """Name the operator whose numbers differ by more than noise.
 
-    Runs the kernels' programs. Exits with 0 where nothing is above noise, with 1 where something is, with 2 where the
-    two cannot be compared.
+    Prints its layer, module, tensor and share of the drift. Runs the kernels' programs. Exits with 0 if nothing is
+    above noise, 1 if an operator is, 2 if the kernels cannot be compared, 3 if there are too few sequences to decide.
+
+    Examples:
+      kc-otel locate run policy.yaml --train checkpoint --infer vllm:checkpoint --sequences spool.sqlite --slice code
+      kc-otel locate run policy.yaml --train checkpoint --infer kernels.py:rollout --sequences spool.sqlite
     """
     if follow:
-        if any(each is not None for each in (slice, clause, incident, html)):
-            refuse("--follow: incidents say which slice and clause; leave out --slice, --clause, --incident and --html")
+        if any(option is not None for option in (slice, clause, incident)):
+            refuse("--follow: incidents say which slice and clause; leave out --slice, --clause and --incident")
         options = {"--train": train, "--infer": infer, "--sequences": sequences, "--limit": limit, "--url": url}
         options |= {"--precision": precision} if precision else {}
-        passed = ["--shares" if shares else "--no-shares", *(f"--engine={each}" for each in engine or ())]
+        passed = ["--shares" if shares else "--no-shares", *(f"--engine={setting}" for setting in engine or ())]
         passed += [f"{name}={value}" for name, value in options.items()]
         _follow(contract, [*passed, *([f"--by={by}"] if by else [])], url, by, seconds("--budget", budget))
         return
-    from kc_otel.diagnose.located import located_json  # noqa: PLC0415 - a quick --help
-    from kc_otel.diagnose.located_text import located_sentence  # noqa: PLC0415
+    from kc_otel.diagnose.located import located_json, located_sentence  # noqa: PLC0415
 
     with unusable(ModuleNotFoundError, TypeError):
         promise = load(contract)
@@ -103,35 +116,48 @@ def locate_command(
             located = _of_captures(promise, train, infer, given, slice, precision, arguments)
         else:
             located = _of_kernels(promise, train, infer, given, slice, failing, precision, arguments, shares=shares)
-    _show(located, as_json=as_json, html=html)
+    _show(located, as_json=as_json)
     if cell is not None:
         asked = {"contract": promise.hash, "train": train, "inference": infer, "sequences": sequences}
         evidence = {**located_json(located), "asked": asked, "version": version("kc-otel")}
         text = located_sentence(located)
         typer.echo(attach(url, cell.incident, "locate", slice, text, evidence, by), err=True)
-    if located.findings:
-        raise typer.Exit(1)
+    if located.findings or located.undecided:
+        raise typer.Exit(1 if located.findings else 3)
 
 
-def capture_command(
+def capture(
     kernel: Annotated[
         str, typer.Argument(metavar="KERNEL", help="FILE.py:NAME, a checkpoint's folder, or vllm:FOLDER.")
     ],
-    sequences: Annotated[str, typer.Option(metavar="FILE", help="As for locate; another capture for its tokens.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The capture; an interrupted one is gone on with.")],
-    limit: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="The first so many.")] = 16,
+    sequences: Annotated[
+        str, typer.Option(metavar="FILE", help="As for `locate run`, or another capture for its tokens.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the capture; an interrupted capture resumes.")],
+    limit: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Use only this many sequences.")] = 16,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Number format to load a checkpoint in.")] = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="The other kernel's, whose rounding is to be no fault.")
+        str | None,
+        typer.Option(
+            metavar="DTYPE", help="Number format of the other kernel, whose rounding does not count as a fault."
+        ),
     ] = None,
     decode: Annotated[
-        int, typer.Option(min=0, metavar="TOKENS", help="An engine decodes so many where there is no completion.")
+        int,
+        typer.Option(
+            min=0, metavar="TOKENS", help="Tokens that an engine decodes after a prompt without a completion."
+        ),
     ] = _DECODED,
     engine: Engine = None,
 ) -> None:
-    """Write what a kernel's operators give, to be compared with another machine's by locate.
+    """Record the outputs of a kernel's operators, to compare them on another machine.
 
-    Capture the inference kernel first, and the training kernel on its tokens (--sequences FIRST.capture).
+    Capture the inference kernel first, then the training kernel on its tokens, and give both files to `kc-otel locate
+    run`.
+
+    Examples:
+      kc-otel locate capture vllm:checkpoint --sequences prompts.jsonl --out infer.capture
+      kc-otel locate capture checkpoint --sequences infer.capture --out train.capture
     """
     with unusable(ModuleNotFoundError, TypeError):
         from kc_otel.contract.model import KernelSpec  # noqa: PLC0415 - a quick --help
@@ -141,13 +167,13 @@ def capture_command(
 
         given = read_sequences(sequences, most=limit)
         options = engine_options(pairs("--engine", engine or ()))
-        named = ", ".join([kernel, *([dtype] if dtype else []), *(f"{key}={each}" for key, each in options.items())])
+        named = ", ".join([kernel, *([dtype] if dtype else []), *(f"{key}={value}" for key, value in options.items())])
         writer = CaptureWriter(out, named)
-        left = [(index, each) for index, each in enumerate(given) if not writer.has(index, each.token_ids)]
+        left = [(index, sequence) for index, sequence in enumerate(given) if not writer.has(index, sequence.token_ids)]
         captured = captured_by(
             kernel,
             KernelSpec(engine="any", dtype=dtype),
-            [each for _, each in left],
+            [sequence for _, sequence in left],
             precision=precision,
             options=options,
             decode=decode,
@@ -156,6 +182,57 @@ def capture_command(
             writer.write(index, asked.token_ids, sequence)
         writer.seal()
     typer.echo(f"{out}: {len(given)} sequences, {out.stat().st_size / 1e6:.1f} MB", err=True)
+
+
+def operators(
+    comparisons: Annotated[
+        str, typer.Argument(metavar="FILE.py:NAME", help="A list of kc_otel.integrations.operators.OperatorPair.")
+    ],
+    contract: Annotated[str | None, typer.Option(help="Contract whose operator clauses judge them.")] = None,
+    as_json: PrintJson = False,
+) -> None:
+    """Compare single operators of both kernels over shapes and dtypes.
+
+    Prints the largest absolute and relative difference, ULP, cosine, and whether the result depends on the batch. The
+    file is a Python program and is run. Exits with 1 when a clause of the contract fails or one side alone is not
+    finite, with 2 when the file, one of its operators or the contract cannot be used.
+
+    Examples:
+      kc-otel locate operators examples/operators/comparisons.py:comparisons
+      kc-otel locate operators comparisons.py:comparisons --contract policy.yaml
+    """
+    # Everything below needs NumPy, and the file most likely torch; --help does not.
+    from kc_otel.contract.load import load  # noqa: PLC0415
+    from kc_otel.integrations.operators import compare_callables  # noqa: PLC0415
+    from kc_otel.offline.operators import as_json as json_of  # noqa: PLC0415
+    from kc_otel.offline.operators import comparisons_in, judge  # noqa: PLC0415
+
+    with unusable():
+        promise = load(contract) if contract is not None else None
+        wanted = comparisons_in(comparisons)
+    try:
+        reports = [
+            report
+            for pair in wanted
+            for report in compare_callables(
+                pair.train,
+                pair.inference,
+                pair.cases,
+                operator=pair.operator,
+                batch_sizes=pair.batch_sizes,
+                ulp_of=pair.ulp_of,
+            )
+        ]
+    except Exception as error:  # noqa: BLE001 - operators are foreign code
+        where = "; ".join(getattr(error, "__notes__", ()))
+        refuse(f"{comparisons}: {type(error).__name__}: {error} ({where})")
+    verdicts, left_out = judge(promise, reports) if promise is not None else ((), ())
+    if as_json:
+        typer.echo(json.dumps(json_of(reports, verdicts, left_out), indent=2, allow_nan=False))
+    else:
+        _print_cases(reports, verdicts, left_out)
+    if any(verdict.status == "FAIL" for verdict in verdicts) or any(report.not_finite for report in reports):
+        raise typer.Exit(1)
 
 
 def _follow(contract: str, options: Sequence[str], url: str, by: str | None, budget: float) -> None:
@@ -175,8 +252,8 @@ def _follow(contract: str, options: Sequence[str], url: str, by: str | None, bud
         Follower(
             lambda: router.to_locate(name),
             lambda: get(url, "/api/v1/incidents", contract=name)["incidents"],
-            lambda one: run_within(["locate", contract, *options, "--incident", one], budget, stop),
-            lambda one, why: attach(url, one, "locate", ALL, why, {}, by),
+            lambda incident: run_within(["locate", "run", contract, *options, "--incident", incident], budget, stop),
+            lambda incident, why: attach(url, incident, "locate", ALL, why, {}, by),
         ).run(stop)
 
 
@@ -198,6 +275,7 @@ def _of_kernels(
     *,
     shares: bool,
 ) -> Located:
+    from kc_otel.diagnose.above_noise import enough_sequences  # noqa: PLC0415 - torch
     from kc_otel.diagnose.kernel_sources import (  # noqa: PLC0415 - torch
         completed_by,
         engine_options,
@@ -207,11 +285,13 @@ def _of_kernels(
     from kc_otel.diagnose.torch_locate import locate  # noqa: PLC0415
 
     reference = torch_kernel_from(train, contract.kernels.train)
+    enough_sequences(len(given), len(set(reference.named.values())), 1.0 - contract.observability.confidence)
     with kernel_from(infer, contract.kernels.inference, engine_options(options)) as kernel:
         tokens = completed_by(kernel, given, _DECODED)
         return locate(
-            contract, reference, kernel, tokens, slice=slice, clause=clause, shares=shares, precision=precision
-        )
+            contract, reference, kernel, tokens, slice=slice, clause=clause, shares=shares, precision=precision,
+            progress=lambda said: typer.echo(said, err=True),
+        )  # fmt: skip
 
 
 def _of_captures(
@@ -223,8 +303,8 @@ def _of_captures(
     precision: str | None,
     options: Mapping[str, str],
 ) -> Located:
-    """At least one side is a capture: the other is captured on its tokens."""
-    from kc_otel.diagnose.capture_compare import compare_captures  # noqa: PLC0415 - a quick --help
+    """Compare captures; a side that is not one is captured on the other's tokens."""
+    from kc_otel.diagnose.capture_compare import compare_captures, rounding_of  # noqa: PLC0415 - a quick --help
     from kc_otel.diagnose.capture_file import Capture, is_capture, read_capture  # noqa: PLC0415
     from kc_otel.diagnose.kernel_sources import captured_by, engine_options  # noqa: PLC0415
     from kc_otel.diagnose.token_sequences import TokenSequence  # noqa: PLC0415
@@ -236,33 +316,61 @@ def _of_captures(
         return Capture(kernel, tuple(captured_by(kernel, spec, tokens, precision=rounding, options=arguments)))
 
     inference = side(infer, contract.kernels.inference, given, None)
-    tokens = [TokenSequence(each.token_ids, each.prompt_tokens, {}, each.messages) for each in inference.sequences]
+    tokens = [
+        TokenSequence(sequence.token_ids, sequence.prompt_tokens, {}, sequence.messages)
+        for sequence in inference.sequences
+    ]
     reference = side(train, contract.kernels.train, tokens, precision or "bfloat16")
-    return compare_captures(contract, reference, inference, slice=slice)
+    rounding = rounding_of(precision or contract.kernels.inference.dtype)
+    return compare_captures(contract, reference, inference, slice=slice, rounding=rounding)
 
 
 def _clause(contract: Contract, wanted: str | None) -> Clause | None:
     if wanted is None:
         return None
-    found = next((each for each in contract.clauses if each.id == wanted), None)
+    found = next((candidate for candidate in contract.clauses if candidate.id == wanted), None)
     if found is not None:
         return found
-    known = ", ".join(each.id for each in contract.clauses)
-    return refuse(f"--clause: {wanted!r} is not in the contract; there are {known}")
+    hint = did_you_mean(wanted, [candidate.id for candidate in contract.clauses], "there are")
+    return refuse(f"--clause: {wanted!r} is not in the contract; {hint}")
 
 
-def _show(located: Located, *, as_json: bool, html: Path | None) -> None:
-    from kc_otel.diagnose.located import located_json  # noqa: PLC0415
-    from kc_otel.diagnose.located_text import located_lines  # noqa: PLC0415
+def _show(located: Located, *, as_json: bool) -> None:
+    from kc_otel.diagnose.located import located_json, located_lines  # noqa: PLC0415
 
     if as_json:
         typer.echo(json.dumps(located_json(located), indent=2, allow_nan=False))
     else:
         typer.echo("\n".join(located_lines(located)))
-    if html is not None:
-        from kc_otel.report.document import to_html  # noqa: PLC0415
-        from kc_otel.report.located_report import located_blocks  # noqa: PLC0415
 
-        with unusable():
-            html.write_text(to_html(f"{located.contract}: located", located_blocks(located)), encoding="utf-8")
-        typer.echo(f"written to {html}", err=True)
+
+def _print_cases(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out: Sequence[str]) -> None:
+    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only where tables are printed
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from kc_otel.offline.operators import COLUMNS, cells_of  # noqa: PLC0415
+
+    console = Console()
+    console.print("Training kernel against inference kernel, by row of the output\n")
+    # What a case is takes a line of its own above its numbers, so that both fit into a terminal of 80 columns.
+    lines = ("".join(heading.rjust(_WIDTH) for heading in headings) for headings in zip(*COLUMNS, strict=True))
+    console.print(Text("\n".join(lines), "bold"), soft_wrap=True)
+    for report in reports:
+        output = "" if report.dtype in report.case else f" -> {report.dtype}"
+        console.print(Text(f"{report.operator}  {report.case}{output}"), soft_wrap=True)
+        console.print(Text("".join(cell.rjust(_WIDTH) for cell in cells_of(report)), "cyan"), soft_wrap=True)
+    for report in reports:
+        if report.not_finite:
+            said = f"{report.operator}  {report.case}: {report.not_finite:,} rows are NaN or infinite on one side alone"
+            console.print(Text(f"{said}; no verdict is about them", "bold red"), soft_wrap=True)
+    if verdicts or left_out:
+        judged = Table(box=SIMPLE_HEAD, title="Verdicts")
+        for heading in ("verdict", "clause", "slice", "why"):
+            judged.add_column(heading)
+        for verdict in verdicts:
+            judged.add_row(*map(Text, (str(verdict.status), verdict.cell.clause, verdict.cell.slice, verdict.reason)))
+        console.print(judged)
+    for sentence in left_out:
+        console.print(Text(f"not judged: {sentence}"))

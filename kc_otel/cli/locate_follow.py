@@ -1,4 +1,4 @@
-"""`kc-otel locate --follow`: waits until a policy asks which operator it is, and looks when nothing else wants the CPU.
+"""`kc-otel locate run --follow`: wait until a policy asks for the operator, and look when nothing else wants the CPU.
 
 Each incident is looked at once, in a process of its own that ends with its budget. It is what the operating system
 calls idle (Linux; elsewhere it has the lowest priority), so that it takes what others leave. What goes wrong is put on
@@ -21,10 +21,8 @@ import typer
 
 from kc_otel.contract.units import format_duration
 
-__all__ = ["Follower", "give_way", "run_within"]
-
 _log: Final = logging.getLogger("kc_otel.locate")
-_ANSWERED: Final = frozenset({0, 1})
+_ANSWERED_EXIT_CODES: Final = frozenset({0, 1, 3})
 """Exit codes of a run that has put its answer on the incident."""
 
 
@@ -52,22 +50,22 @@ class Follower:
         """Look at the most urgent incident that nobody has looked at. Returns its id; None where there is none."""
         if not self._asked():
             return None
-        for one in self._incidents():
-            located = any(each["kind"] == "locate" for each in one["diagnoses"])
-            if one["on"] == "fail" and one["until"] is None and not located and one["id"] not in self._done:
+        for entry in self._incidents():
+            located = any(diagnosis["kind"] == "locate" for diagnosis in entry["diagnoses"])
+            if entry["on"] == "fail" and entry["until"] is None and not located and entry["id"] not in self._done:
                 break
         else:
             return None
-        found = str(one["id"])
+        found = str(entry["id"])
         self._done.add(found)
-        _log.info("looking at incident %s: %s", found, one["headline"])
+        _log.info("looking at incident %s: %s", found, entry["headline"])
         if (why := self._look(found)) is not None:
             _log.warning("incident %s: %s", found, why)
             self._fail(found, why)
         return found
 
     def run(self, stop: threading.Event, every: float = 2.0) -> None:
-        """Look whenever it is asked for, until stopped; an evaluator that is gone is asked again."""
+        """Examine each requested incident until stopped; keep asking an evaluator that does not answer."""
         while not stop.is_set():
             try:
                 self.step()
@@ -77,7 +75,7 @@ class Follower:
 
 
 def give_way() -> None:
-    """From now on this process and what it starts run when nothing else wants the CPU."""
+    """Lower the priority of this process and its children to the minimum."""
     os.nice(19)
     if hasattr(os, "SCHED_IDLE"):
         with suppress(OSError):
@@ -110,7 +108,7 @@ def run_within(command: Sequence[str], budget: float, stop: threading.Event) -> 
         except subprocess.TimeoutExpired:
             _kill(process)
             return f"not located within its budget of {format_duration(budget)}; give --budget more, or --limit less"
-    if process.returncode in _ANSWERED or stop.is_set():  # whoever follows next looks again
+    if process.returncode in _ANSWERED_EXIT_CODES or stop.is_set():  # whoever follows next looks again
         return None
     lines = [line for line in said.splitlines() if line.strip()]
     return f"not located: {lines[-1].strip() if lines else f'it ended with {process.returncode}'}"

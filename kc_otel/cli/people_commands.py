@@ -1,4 +1,4 @@
-"""What fires and what people do about it: `kc-otel alerts`, `ack`, `silence`, `pin` and their ends, and the like."""
+"""Alerts, and the decisions of people about them: `kc-otel alerts`, `route` and `events`."""
 
 from __future__ import annotations
 
@@ -10,49 +10,44 @@ from typing import Annotated, Any
 
 import typer
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
-from kc_otel.cli.lateness import lateness
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get, lateness, post
 
-__all__ = ["register"]
-
-ContractArgument = Annotated[str, typer.Argument(help="Name of the contract.")]
+ContractArgument = Annotated[str, typer.Argument(metavar="CONTRACT", help="Name of the contract.")]
 OnlyClause = Annotated[str | None, typer.Option(help="Only this clause.")]
 OnlySlice = Annotated[str | None, typer.Option(help="Only this slice; `all` for the cells of all traffic.")]
-Why = Annotated[str, typer.Option(help="Why; kept with the event.")]
-By = Annotated[str | None, typer.Option(help="Who; the login name by default.")]
-ApiJson = Annotated[bool, typer.Option("--json", help="The API's own answer.")]
+Why = Annotated[str, typer.Option(help="Reason, kept with the event.")]
+By = Annotated[str | None, typer.Option(help="Your name, for the record (default: the login name).")]
+ApiJson = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (alerts, ack, silence, unsilence, pin, unpin, enable_webhook, events):
-        app.command(command.__name__.replace("_", "-"))(command)
-
-
-def alerts(
+def list_command(
     url: Url = DEFAULT_URL,
     contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
     as_json: ApiJson = False,
 ) -> None:
-    """What waits and fires, who is at work on it, and what is silenced.
+    """List pending and firing alerts, their acknowledgements, and silences.
 
     Exits with 1 when anything fires, 3 when nothing has been judged for 30 s, else 0.
+
+    Examples:
+      kc-otel alerts list
+      kc-otel alerts list --contract policy-7b --json
     """
     found = get(url, "/api/v1/alerts", **({"contract": contract} if contract else {}))["alerts"]
     late = lateness(url)
-    silences = [one for one in get(url, "/api/v1/silences")["silences"] if contract in {None, one["contract"]}]
+    silences = [row for row in get(url, "/api/v1/silences")["silences"] if contract in {None, row["contract"]}]
     if as_json:
         typer.echo(json.dumps({"alerts": found, "silences": silences}, indent=2))
     else:
         if late:
             typer.echo(late)
-        for one in sorted(found, key=lambda one: (one["phase"], one["contract"], one["clause"], one["slice"])):
-            typer.echo(_alert_line(one))
-        for one in silences:
-            typer.echo(f"silence {one['id']}  {_where(one)} until {_time(one['until'])}, {one['by']}: {one['why']}")
+        for alert in sorted(found, key=lambda row: (row["phase"], row["contract"], row["clause"], row["slice"])):
+            typer.echo(_alert_line(alert))
+        for row in silences:
+            typer.echo(f"silence {row['id']}  {_where(row)} until {_time(row['until'])}, {row['by']}: {row['why']}")
         if not found and not silences:
             typer.echo("nothing waits, fires or is silenced")
-    raise typer.Exit(1 if any(one["phase"] == "firing" for one in found) else 3 if late else 0)
+    raise typer.Exit(1 if any(alert["phase"] == "firing" for alert in found) else 3 if late else 0)
 
 
 def ack(
@@ -63,10 +58,15 @@ def ack(
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Say that you are at work on alerts: they go on firing, and their reminders stop until they resolve."""
+    """Acknowledge alerts: they keep firing, without reminders, until they resolve.
+
+    Examples:
+      kc-otel alerts ack policy-7b --why 'rolling back'
+      kc-otel alerts ack policy-7b --clause token-tv --slice code --why 'rolling back'
+    """
     body = {"contract": contract, "clause": clause, "slice": slice, **_signed(by, why)}
     taken = post(url, "/api/v1/alerts/acknowledge", body)["fingerprints"]
-    typer.echo(f"{len(taken)} alert(s) acknowledged; no reminder is sent until they resolve")
+    typer.echo(f"{len(taken)} alert{'s' * (len(taken) != 1)} acknowledged: no reminders until they resolve")
 
 
 def silence(
@@ -78,30 +78,42 @@ def silence(
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Tell nobody of alerts for a while: no webhook, no log record. Routes, quarantines and halts go on."""
+    """Silence alerts for a while: no webhook, no log record.
+
+    Routes, quarantines and halts still happen.
+
+    Examples:
+      kc-otel alerts silence policy-7b --for 2h --why 'planned weight surgery'
+    """
     until = time.time() + _seconds(lasting)
     body = {"contract": contract, "clause": clause, "slice": slice, "until": until, **_signed(by, why)}
     made = post(url, "/api/v1/silences", body)
     typer.echo(
         f"silence {made['id']} until {_time(made['until'])}: {_where(made)}; "
-        f"end it with kc-otel unsilence {made['id']} --why ..."
+        f"end it with kc-otel alerts unsilence {made['id']} --why ..."
     )
 
 
 def unsilence(
-    id: Annotated[str, typer.Argument(help="Id of the silence; `kc-otel alerts` lists them.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Id of the silence; `kc-otel alerts list` lists them.")],
     why: Why,
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """End a silence before its time; what still fires is said with the next evaluation."""
+    """End a silence before it expires.
+
+    Alerts that still fire are sent with the next evaluation.
+
+    Examples:
+      kc-otel alerts unsilence 4f2a9c10 --why 'surgery is over'
+    """
     ended = post(url, f"/api/v1/silences/{id}/end", _signed(by, why))
     typer.echo(f"silence {ended['id']} is over: {_where(ended)}")
 
 
 def pin(
     contract: ContractArgument,
-    kernel: Annotated[str, typer.Argument(help="train-kernel or inference-kernel.")],
+    kernel: Annotated[str, typer.Argument(metavar="KERNEL", help="train-kernel or inference-kernel.")],
     why: Why,
     slice: Annotated[str, typer.Option(help="The slice; `all` for every request.")] = "all",
     lasting: Annotated[
@@ -110,7 +122,12 @@ def pin(
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Decide which kernel serves a slice, whatever the policy routes."""
+    """Pin a slice to one kernel, whatever the policy routes.
+
+    Examples:
+      kc-otel route pin policy-7b train-kernel --slice code --why 'int8 is broken on code'
+      kc-otel route pin policy-7b inference-kernel --for 2h --why 'load test'
+    """
     until = None if lasting is None else time.time() + _seconds(lasting)
     body = {"contract": contract, "slice": slice, "kernel": kernel, "until": until, **_signed(by, why)}
     answer = post(url, "/api/v1/decisions/pin", body)
@@ -125,60 +142,92 @@ def unpin(
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """End pins; the routes that are in force hold again."""
+    """End pins; the routes in force apply again.
+
+    Examples:
+      kc-otel route unpin policy-7b --slice code --why 'fixed in 9f1c2ab04d77'
+    """
     answer = post(url, "/api/v1/decisions/unpin", {"contract": contract, "slice": slice, **_signed(by, why)})
-    typer.echo(f"{answer['pins']} pin(s) ended; the decision table is now version {answer['version']}")
+    typer.echo(f"pins ended: {answer['pins']}; the decision table is now version {answer['version']}")
+
+
+def resume(
+    contract: ContractArgument,
+    why: Annotated[str, typer.Option(help="Why it is safe again, kept with the event.")],
+    slice: Annotated[str | None, typer.Option(help="Only this slice.")] = None,
+    by: By = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Lift routes: send traffic back to the kernel versions that it avoids.
+
+    Examples:
+      kc-otel route resume policy-7b --why 'rolled back to 0.31'
+      kc-otel route resume policy-7b --slice code --why 'recalibrated'
+    """
+    answer = post(url, "/api/v1/decisions/resume", {"contract": contract, "slice": slice, **_signed(by, why)})
+    typer.echo(f"routes lifted: {answer['lifted']}; the decision table is now version {answer['version']}")
 
 
 def enable_webhook(
     contract: ContractArgument,
-    endpoint: Annotated[str, typer.Argument(help="Its name in the contract.")],
+    endpoint: Annotated[str, typer.Argument(metavar="ENDPOINT", help="Its name in the contract.")],
     why: Why,
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Send webhooks again to an endpoint that answered 410."""
+    """Send webhooks again to an endpoint that answered 410.
+
+    Examples:
+      kc-otel alerts enable-webhook policy-7b pager --why 'receiver is back'
+    """
     answer = post(url, "/api/v1/webhooks/enable", {"contract": contract, "endpoint": endpoint, **_signed(by, why)})
-    typer.echo(f"{endpoint} is told again; {answer['waiting']} message(s) of {contract} wait for it")
+    typer.echo(f"{endpoint} gets messages again; messages of {contract} that wait for it: {answer['waiting']}")
 
 
 def events(
     url: Url = DEFAULT_URL,
     contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
-    newest: Annotated[int, typer.Option(help="How many.", min=1, max=10_000)] = 20,
+    newest: Annotated[int, typer.Option(help="Number of events.", min=1, max=10_000)] = 20,
     as_json: ApiJson = False,
 ) -> None:
-    """What changed, oldest first: verdicts, alerts, routes, and what people did, with who and why."""
+    """Print what changed, oldest first: verdicts, alerts, routes, and what people did and why.
+
+    Examples:
+      kc-otel events
+      kc-otel events --contract policy-7b --newest 100
+    """
     wanted: dict[str, str | int] = {"newest": newest} | ({"contract": contract} if contract else {})
     found = get(url, "/api/v1/events", **wanted)["events"]
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    for one in found:
-        message = one["message"].removeprefix(f"{one['contract']}: ")
-        typer.echo(f"{_time(one['at'])}  {one['kind']:<13} {one['contract']}: {message}")
+    for event in found:
+        message = event["message"].removeprefix(f"{event['contract']}: ")
+        typer.echo(f"{_time(event['at'])}  {event['kind']:<13} {event['contract']}: {message}")
     if not found:
         typer.echo("nothing has happened yet")
 
 
-def _alert_line(one: dict[str, Any]) -> str:
-    notes = [f"dry run, it would {', '.join(one['actions'])}" if one["dry_run"] else ", ".join(one["actions"])]
-    if one["acknowledged"]:
-        notes.append(f"acknowledged by {one['acknowledged']['by']}: {one['acknowledged']['why']}")
-    if one["silenced"]:
-        notes.append(f"silenced ({', '.join(one['silenced'])})")
-    if one["notified"] > 1:
-        notes.append(f"said {one['notified']} times")
-    since = one["started_at"] if one["phase"] == "firing" else one["since"]
+def _alert_line(alert: dict[str, Any]) -> str:
+    notes = [f"dry run, it would {', '.join(alert['actions'])}" if alert["dry_run"] else ", ".join(alert["actions"])]
+    if alert["acknowledged"]:
+        notes.append(f"acknowledged by {alert['acknowledged']['by']}: {alert['acknowledged']['why']}")
+    if alert["silenced"]:
+        notes.append(f"silenced ({', '.join(alert['silenced'])})")
+    if alert["notified"] > 1:
+        notes.append(f"said {alert['notified']} times")
+    since = alert["started_at"] if alert["phase"] == "firing" else alert["since"]
+    kernel = f" of kernel {alert['kernel_inference']}" if alert["kernel_inference"] else ""
+    kernel += f" against {alert['kernel_train']}" if alert["kernel_train"] else ""
     return (
-        f"{one['phase']:<8} {one['severity']:<8} {one['contract']}: {one['clause']} on {one['slice']} "
-        f"({one['on']}) since {_time(since)}; {'; '.join(notes)}"
+        f"{alert['phase']:<8} {alert['severity']:<8} {alert['contract']}: {alert['clause']} on {alert['slice']} "
+        f"({alert['on']}){kernel} since {_time(since)}; {'; '.join(notes)}"
     )
 
 
-def _where(one: dict[str, Any]) -> str:
-    clause, slice = one["clause"] or "every clause", one["slice"]
-    return f"{clause} of {one['contract']} on {f'slice {slice}' if slice else 'every slice'}"
+def _where(entry: dict[str, Any]) -> str:
+    clause, slice = entry["clause"] or "every clause", entry["slice"]
+    return f"{clause} of {entry['contract']} on {f'slice {slice}' if slice else 'every slice'}"
 
 
 def _signed(by: str | None, why: str) -> dict[str, str]:

@@ -4,109 +4,96 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, post
-from kc_otel.cli.terminal import refuse
+from kc_otel.cli.terminal import in_sections, refuse
 from kc_otel.contract.json_text import read_json_text
-from kc_otel.contract.words import spoken
+from kc_otel.contract.words import did_you_mean, spoken
 from kc_otel.judge.promotion.stages import Stage
 
-__all__ = ["register"]
-
-_ORDERS: Final = "Decide (one at a time)"
-_WATCHING: Final = "Follow, with hooks"
-_PLANNED: Final = "Plan"
 _SIGNED: Final = ("hold", "force", "rollback")
+_POLL_SECONDS: Final = 1.0
+_HOOK_SIGNER: Final = "hook"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("promote")(promote)
-
-
+@in_sections(
+    {
+        "Decide (one at a time)": "start evidence approve hold resume force rollback by why",
+        "Follow, with hooks": "watch hook_before hook_after hook_timeout",
+        "Plan": "plan tokens_per_second tokens_per_sequence share",
+    }
+)
 def promote(
-    contract: Annotated[str, typer.Argument(help="The contract's name, at a running evaluator.")],
-    kernel: Annotated[str, typer.Argument(help="Short fingerprint of the inference kernel version.")],
+    contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's name, at a running evaluator.")],
+    kernel: Annotated[str, typer.Argument(metavar="KERNEL", help="Short fingerprint of the inference kernel version.")],
+    start: Annotated[bool, typer.Option("--start", help="Start it; once more, if it was rolled back.")] = False,
     evidence: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE_OR_DIR",
-            help="What `kc-otel gate run --evidence` wrote: opens offline-ci.",
-            rich_help_panel=_ORDERS,
-        ),
+        typer.Option(metavar="FILE_OR_DIR", help="Evidence of `kc-otel gate run --evidence`, which opens offline-ci."),
     ] = None,
-    approve: Annotated[
-        Stage | None, typer.Option(help="Let it into a stage that the contract asks about.", rich_help_panel=_ORDERS)
-    ] = None,
-    hold: Annotated[
-        bool, typer.Option("--hold", help="Let it go no further; needs --why.", rich_help_panel=_ORDERS)
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="End a hold; else the wait for hooks.", rich_help_panel=_ORDERS)
-    ] = False,
-    force: Annotated[
-        Stage | None,
-        typer.Option(help="Take it on although its gate is not open; needs --why.", rich_help_panel=_ORDERS),
-    ] = None,
-    rollback: Annotated[
-        bool, typer.Option("--rollback", help="Take it out of all traffic; needs --why.", rich_help_panel=_ORDERS)
-    ] = False,
-    again: Annotated[
-        bool, typer.Option("--again", help="Start once more what was rolled back.", rich_help_panel=_ORDERS)
-    ] = False,
-    by: Annotated[str | None, typer.Option(help="Who; the login name by default.", rich_help_panel=_ORDERS)] = None,
-    why: Annotated[str, typer.Option(help="Why; kept with the evidence.", rich_help_panel=_ORDERS)] = "",
+    approve: Annotated[Stage | None, typer.Option(help="Let it into a stage that requires approval.")] = None,
+    hold: Annotated[bool, typer.Option("--hold", help="Keep it at its stage; requires --why.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="End a hold, or a wait for a hook.")] = False,
+    force: Annotated[Stage | None, typer.Option(help="Advance it although its gate is closed; requires --why.")] = None,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Remove it from all traffic; requires --why.")] = False,
+    by: Annotated[str | None, typer.Option(help="Your name, for the record (default: the login name).")] = None,
+    why: Annotated[str, typer.Option(help="Reason, kept with the evidence.")] = "",
     watch: Annotated[
-        bool,
-        typer.Option("--watch", help="Print each step until it is full or rolled back.", rich_help_panel=_WATCHING),
+        bool, typer.Option("--watch", help="Print each step until it reaches full or is rolled back.")
     ] = False,
     hook_before: Annotated[
         str | None,
-        typer.Option(metavar="COMMAND", help="Run before each step; 0 lets it happen.", rich_help_panel=_WATCHING),
+        typer.Option(metavar="COMMAND", help="Command to run before each step, which waits for exit code 0."),
     ] = None,
     hook_after: Annotated[
-        str | None,
-        typer.Option(metavar="COMMAND", help="Run after each step and rollback.", rich_help_panel=_WATCHING),
+        str | None, typer.Option(metavar="COMMAND", help="Command to run after each step and rollback.")
     ] = None,
-    hook_timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds that a hook may take.", rich_help_panel=_WATCHING)
-    ] = 600.0,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="How long each place takes at best.", rich_help_panel=_PLANNED)
-    ] = False,
+    hook_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that a hook may take.")] = 600.0,
+    plan: Annotated[bool, typer.Option("--plan", help="Print how long each step takes at best.")] = False,
     tokens_per_second: Annotated[
-        float | None,
-        typer.Option(min=1e-9, help="All traffic; else what the evaluator sees now.", rich_help_panel=_PLANNED),
+        float | None, typer.Option(min=1e-9, help="Tokens of all traffic (default: what the evaluator sees now).")
     ] = None,
-    tokens_per_sequence: Annotated[float | None, typer.Option(min=1.0, rich_help_panel=_PLANNED)] = None,
+    tokens_per_sequence: Annotated[float | None, typer.Option(min=1.0, help="Tokens of a sequence.")] = None,
     share: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SLICE=SHARE", help="Part of the traffic; repeatable.", rich_help_panel=_PLANNED),
+        list[str] | None, typer.Option(metavar="SLICE=SHARE", help="Part of the traffic; repeatable.")
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write the evidence of every step there, for `kc-otel gate verify`."),
+        typer.Option(metavar="DIR", help="Folder for the evidence of every step, for `kc-otel gate verify`."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The API's own answer.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Take a kernel version through offline-ci, shadow, canary and full; the evaluator keeps where it is.
+    """Promote a kernel version through offline-ci, shadow, canary and full.
 
-    Without an option: start it, or say where it is and what its next step waits for. Gates open by themselves, and a
-    FAIL rolls back by itself. Hooks run here, never in the evaluator; they learn about the step from KC_PROMOTION_*.
+    Without options: print its stage and what the next step waits for; nothing changes. The evaluator keeps the stage,
+    opens the gates, and rolls the version back on a FAIL. Hooks run in this process, never in the evaluator, and read
+    KC_PROMOTION_* variables.
 
-    Exits with 0 when the version is full or an order was taken, 1 when it was rolled back, 3 while it is on its way, 2
-    when something cannot be used.
+    Exits with 0 if the version has reached full or the action was accepted, 1 if it was rolled back, 3 while it is in
+    progress, 2 if an argument cannot be used.
+
+    Examples:
+      kc-otel promote policy-7b 9f1c2ab04d77
+      kc-otel promote policy-7b 9f1c2ab04d77 --start
+      kc-otel promote policy-7b 9f1c2ab04d77 --watch
+      kc-otel promote policy-7b 9f1c2ab04d77 --rollback --why 'latency'
     """
     orders = [
         name
         for name, given in {
             "evidence": evidence, "approve": approve, "hold": hold, "resume": resume, "force": force,
-            "rollback": rollback, "start": again,
+            "rollback": rollback, "start": start,
         }.items()
         if given
     ]  # fmt: skip
@@ -118,19 +105,16 @@ def promote(
     path, who = f"/api/v1/promotions/{contract}/{kernel}", by or getpass.getuser()
     if orders and orders[0] in _SIGNED and not why.strip():
         refuse(f"--{orders[0]}: say why with --why; it is kept with the evidence")
-    known = {one["kernel"]: one for one in get(url, "/api/v1/promotions", contract=contract)["promotions"]}
-    if kernel not in known and orders != ["start"]:
-        post(url, path, {"order": "start", "by": who})
+    if orders in ([], ["start"]):
+        _look(url, contract, kernel, start=start, as_json=as_json)
     if orders:
-        body: dict[str, Any] = {"order": orders[0], "by": who, "why": why}
+        body: dict[str, Any] = {"order": orders[0], "by": who, "why": why, "start": True}
         if stage := approve or force:
             body["stage"] = stage.value
         if evidence is not None:
             body["evidence"] = _record(evidence)
         post(url, path, body)
     if watch:
-        from kc_otel.cli.promote_watch import follow  # noqa: PLC0415 - only here
-
         found = follow(url, path, before=hook_before, after=hook_after, timeout=hook_timeout)
     else:
         found = get(url, path)
@@ -143,11 +127,43 @@ def promote(
     raise typer.Exit(0 if full else 1 if found["status"] == "rolled-back" else 3)
 
 
+def _look(url: str, contract: str, kernel: str, *, start: bool, as_json: bool) -> None:
+    """Refuse a kernel that was not seen, and end with what would be next, where no promotion of it has begun."""
+    if kernel in {promotion["kernel"] for promotion in get(url, "/api/v1/promotions", contract=contract)["promotions"]}:
+        return
+    _refuse_unseen(url, contract, kernel)
+    if start:
+        return
+    first = get(url, f"/api/v1/promotions/{contract}/plan")["steps"][0]["position"]
+    begin = f"kc-otel promote {contract} {kernel} --start"
+    said = f"{kernel} is not on its way\n  next: {first}\n  to start it: {begin}"
+    typer.echo("null" if as_json else said)
+    raise typer.Exit(3)
+
+
+def _refuse_unseen(url: str, contract: str, kernel: str) -> None:
+    """A name that no inference kernel of a contract has, where some have reported, is a slip of the hand."""
+    served = [entry for entry in get(url, "/api/v1/contracts")["contracts"] if entry["name"] == contract]
+    seen = [other["version"] for entry in served for other in entry["kernels"] if other["role"] == "inference"]
+    if seen and kernel not in seen:
+        hint = did_you_mean(kernel, seen, "seen are")
+        refuse(
+            f"{kernel}: no inference kernel of {contract} has reported by that name; {hint} One that has yet to serve "
+            "begins with --evidence"
+        )
+
+
 def _lines(found: dict[str, Any]) -> list[str]:
     kernel, share = found["kernel"], f"{100 * found['share']:g}% of the requests"
     if found["status"] == "rolled-back":
-        again = f"kc-otel promote {found['contract']} {kernel} --again"
-        return [f"{kernel} is rolled back and serves nothing", f"  {found['reason']}", f"  to start once more: {again}"]
+        promote = f"kc-otel promote {found['contract']} {kernel}"
+        lines = [f"{kernel} is rolled back and is to serve nothing", f"  {found['reason']}"]
+        if found["seen_serving"]:
+            lines += [
+                f"  {_clock(found['seen_serving'])}: it was measured after that: something served it",
+                f"  once nothing serves it: {promote} --rollback --why ...",
+            ]
+        return [*lines, f"  to start once more: {promote} --start"]
     if found["status"] == "replaced":
         return [f"{kernel} was replaced", f"  {found['reason']}"]
     lines = [f"{kernel} is in {found['position']}: it may serve {share}"]
@@ -157,7 +173,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     failing = found["failed_windows"]
     if failing:
         lines.append(f"  {failing} of {found['failure_limit']} failing windows until it is rolled back")
-    lines += [f"  waits: {each}" for each in found["missing"] if "windows have passed" not in each]
+    lines += [f"  waits: {reason}" for reason in found["missing"] if "windows have passed" not in reason]
     return [*lines, f"  {found['reason']}"]
 
 
@@ -193,10 +209,10 @@ def _record(path: Path) -> Any:
 
 
 def _save(url: str, path: str, folder: Path) -> None:
-    for one in get(url, f"{path}/evidence")["evidence"]:
-        record = get_record(url, f"{path}/evidence/{one['id']}")
-        slug = one["what"].replace(" ", "-").replace("%", "")
-        file = folder / f"{one['id']:04d}-{slug}.json"
+    for entry in get(url, f"{path}/evidence")["evidence"]:
+        record = get_record(url, f"{path}/evidence/{entry['id']}")
+        slug = entry["what"].replace(" ", "-").replace("%", "")
+        file = folder / f"{entry['id']:04d}-{slug}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -209,9 +225,97 @@ def _refuse_mixed(
     orders: list[str], *, watch: bool, plan: bool, hooks: tuple[str | None, ...], rates: tuple[object, ...]
 ) -> None:
     if len(orders) > 1:
-        names = " and ".join(f"--{'again' if name == 'start' else name}" for name in orders)
+        names = " and ".join(f"--{name}" for name in orders)
         refuse(f"{names}: decide one thing at a time")
     if any(hooks) and not watch:
         refuse("hooks run in this process, as long as it follows the promotion: add --watch")
     if any(rates) and not plan:
         refuse("--tokens-per-second, --tokens-per-sequence and --share are for planning; add --plan")
+
+
+def follow(url: str, path: str, *, before: str | None, after: str | None, timeout: float) -> dict[str, Any]:
+    """Print steps until the version is full, rolled back or replaced; returns where it is then.
+
+    Args:
+        url: The evaluator's API.
+        path: The promotion's path in it.
+        before: Command that runs before each step; the step is taken when it exits with 0, else it is held.
+        after: Command that runs after each step, each rollback included.
+        timeout: Seconds that a command may take.
+    """
+    if before is not None:
+        post(url, path, {"order": "hook", "by": _HOOK_SIGNER})
+    found: dict[str, Any] = get(url, path)
+    _say(found["reason"])
+    said: list[str] = []
+    while True:
+        if found["status"] != "running" or found["stage"] == "full":
+            return found
+        if before is not None and found["awaiting"]:
+            _before(url, path, found, before, timeout)
+        elif found["missing"] != said:
+            said = found["missing"]
+            for reason in said:
+                _say(f"waits: {reason}")
+        time.sleep(_POLL_SECONDS)
+        now: dict[str, Any] = get(url, path)
+        if _where(now) != _where(found):
+            _say(now["reason"])
+            if after is not None:
+                _run(after, _about(found, now["position"], now), timeout)
+        found = now
+
+
+def _before(url: str, path: str, found: dict[str, Any], command: str, timeout: float) -> None:
+    place = found["awaiting"]
+    code = _run(command, _about(found, place, found | {"share": found["next_share"]}), timeout)
+    if get(url, path)["awaiting"] != place:
+        return  # it failed, or a person decided otherwise, while the hook ran; what happened is said next
+    if code == 0:
+        _say(f"the hook before {place} has ended well")
+        post(url, path, {"order": "confirm", "by": _HOOK_SIGNER, "position": place})
+        return
+    why = f"the hook before {place} took more than {timeout:g} s" if code is None else (
+        f"the hook before {place} ended with exit code {code}"
+    )  # fmt: skip
+    _say(why)
+    post(url, path, {"order": "hold", "by": _HOOK_SIGNER, "why": why})
+
+
+def _about(found: Mapping[str, Any], to: str, now: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "KC_PROMOTION_CONTRACT": found["contract"],
+        "KC_PROMOTION_KERNEL": found["kernel"],
+        "KC_PROMOTION_FROM": found["position"],
+        "KC_PROMOTION_TO": to,
+        "KC_PROMOTION_SHARE": f"{now['share']:g}",
+        "KC_PROMOTION_STATUS": now["status"],
+        "KC_PROMOTION_REASON": now["reason"],
+    }
+
+
+def _run(command: str, about: Mapping[str, str], timeout: float) -> int | None:
+    """Exit code of a command; None when it took too long, 127 when there is no such program."""
+    _say(f"$ {command}")
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's own command, split as a shell would and run without one
+            shlex.split(command), env={**os.environ, **about}, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    except OSError as error:
+        _say(f"{command}: {error.strerror}")
+        return 127
+    return done.returncode
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, tz=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _where(found: Mapping[str, Any]) -> tuple[Any, ...]:
+    return found["position"], found["status"], found["attempt"]
+
+
+def _say(text: str) -> None:
+    typer.echo(f"{datetime.now(tz=UTC).astimezone():%H:%M:%S}  {text}")

@@ -1,41 +1,42 @@
-"""`kc-otel remedy`: which correction of the rollout mismatch keeps a contract at the least variance."""
+"""`kc-otel remedy`: the correction of the rollout mismatch that keeps a contract with the lowest variance."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url
 from kc_otel.cli.incident_findings import By, IncidentId, attach, failing_cell
-from kc_otel.cli.terminal import PrintJson, columns_of, refuse, unusable
+from kc_otel.cli.terminal import PrintJson, columns_of, table_lines, unusable
+from kc_otel.contract.words import number, place
+from kc_otel.judge.sample_sizes import rounded
+from kc_otel.offline.remedy.promises import RemedyBound
+from kc_otel.offline.remedy.remedy import CorrectionReplay, Remedy
+from kc_otel.offline.remedy.trainers import Trainer, line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from kc_otel.offline.remedy.trainers import Trainer
-    from kc_otel.report.document import Block
 
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("remedy")(remedy)
+_COSTS: Final = ("Slice", "Variance", "ESS", "Tokens dropped", "with A > 0", "with A < 0", "Sequences dropped")
+_KINDS: Final = ("Correction", "Variance", "Tokens dropped", "Contract", "Farthest from its limit")
 
 
 def remedy(
     recording: Annotated[
-        str, typer.Argument(metavar="RECORDING", help="Rollouts before any correction: .npz, .jsonl or .parquet")
+        str,
+        typer.Argument(
+            metavar="RECORDING",
+            help="Rollouts before any correction: .npz, .jsonl or .parquet, what `import` reads, or a folder of it.",
+        ),
     ],
-    contract: Annotated[str, typer.Option(help="Contract whose clauses a correction has to keep, on every slice.")],
+    contract: Annotated[str, typer.Option(help="Contract that a correction must keep, on every slice.")],
     trainer: Annotated[list[str] | None, typer.Option(help="Only verl, trl, slime; repeatable.")] = None,
     columns: Annotated[str | None, typer.Option(help="Names of columns: train=A,inference=B.")] = None,
-    out: Annotated[
-        list[Path] | None, typer.Option(help="Write a report with pictures too, .html or .md; repeatable.")
-    ] = None,
     as_json: PrintJson = False,
     incident: IncidentId = None,
     by: By = None,
@@ -43,38 +44,30 @@ def remedy(
 ) -> None:
     """Replay the importance-sampling corrections of RL trainers on recorded rollouts, and print the line to paste.
 
-    Every truncation, mask and rejection rule that a trainer has, over a grid of thresholds: the bias that it leaves,
-    with intervals over sequences, the variance and effective sample size that it costs, what it drops, by slice and
-    sign of the advantage. Exits with 0 where a trainer has one that keeps the contract, with 1 where none has, and with
-    2 when the recording or an option cannot be used.
+    Tries every truncation, mask and rejection rule that a trainer has, over a grid of thresholds. Prints the bias
+    that is left, the variance, the effective sample size and the share dropped, by slice and sign of the advantage.
+    Exits with 0 if a trainer has a correction that keeps the contract, 1 if none has, 2 if an argument cannot be used.
+
+    Examples:
+      kc-otel remedy rollouts.npz --contract policy.yaml
+      kc-otel remedy rollouts.npz --contract policy.yaml --trainer verl --incident worst
     """
-    # Everything below needs NumPy, rich or more; --help does not.
+    # Everything below needs NumPy or more; --help does not.
     from kc_otel.contract.load import load  # noqa: PLC0415
+    from kc_otel.contract.plain_text import plain  # noqa: PLC0415
     from kc_otel.offline.remedy.remedy import as_data  # noqa: PLC0415
     from kc_otel.offline.remedy.remedy import remedy as replay  # noqa: PLC0415
-    from kc_otel.recordings import load_recording  # noqa: PLC0415
-    from kc_otel.report.document import to_html, to_markdown  # noqa: PLC0415
-    from kc_otel.report.remedy_report import remedy_blocks, remedy_sentence  # noqa: PLC0415
+    from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
 
-    for target in out or []:
-        if target.suffix not in {".html", ".md"}:
-            refuse(f"--out: {target} is neither HTML nor Markdown; give it a name that ends in .html or .md")
     with unusable():
         wanted, promise = _trainers(trainer or []), load(contract)
         cell = None if incident is None else failing_cell(url, promise, incident)
         found = replay(load_recording(recording, columns=columns_of(columns)), promise, wanted)
-        blocks = remedy_blocks(found)
-        for target in out or []:
-            text = to_html(f"Remedies for {found.source}", blocks) if target.suffix == ".html" else to_markdown(blocks)
-            target.write_text(text, encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(as_data(found), indent=2, allow_nan=False))
     else:
-        from rich.console import Console  # noqa: PLC0415
-
-        console = Console()
-        for part in _shown(blocks):
-            console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
+        for said in remedy_lines(found):
+            typer.echo(plain(said))
     if cell is not None:
         text = remedy_sentence(found)
         typer.echo(attach(url, cell.incident, "remedy", cell.slice, text, as_data(found), by), err=True)
@@ -89,31 +82,101 @@ def _trainers(names: Sequence[str]) -> tuple[Trainer, ...]:
     if unknown:
         msg = f"--trainer: {unknown[0]!r} is not known; write one of {', '.join(TRAINERS)}"
         raise ValueError(msg)
-    return tuple(each for each in TRAINERS if not names or each in names)
+    return tuple(trainer for trainer in TRAINERS if not names or trainer in names)
 
 
-def _shown(blocks: Sequence[Block]) -> Iterator[Any]:
-    """What a terminal shows of blocks; of a picture nothing. Lines to paste are never broken."""
-    from rich.box import SIMPLE_HEAD  # noqa: PLC0415
-    from rich.table import Table as Grid  # noqa: PLC0415
-    from rich.text import Text as Words  # noqa: PLC0415
+def remedy_lines(of: Remedy) -> Iterator[str]:
+    """Yield what to paste, what it costs and leaves by slice, and the best of each kind of correction."""
+    all_traffic = of.replayed[0].costs["all"]
+    yield f"Remedies for {of.source} under {of.contract}"
+    yield (
+        f"{len(of.replayed)} corrections replayed on {all_traffic.sequences:,} sequences, {all_traffic.tokens:,} "
+        f"tokens. All intervals hold together with {100 * of.confidence:g} % confidence; each {of.unit} counts once."
+    )
+    for trainer, chosen in of.chosen.items():
+        yield from ("", trainer, _answer(of, trainer))
+        if chosen is not None:
+            yield line(trainer, chosen.correction) or ""
+    for replay in of.replayed:
+        if replay.meets and any(replay is chosen for chosen in of.chosen.values()):
+            yield from (
+                "",
+                replay.correction.name,
+                *table_lines(_COSTS, [_cost_row(name, replay) for name in replay.costs]),
+            )
+            yield from (f"- {_left(found)}" for found in replay.findings)
+    yield from ("", "The best of each kind", *table_lines(_KINDS, [_kind_row(replay) for replay in _by_family(of)]))
+    if of.beyond:
+        yield from ("", "No correction changes these", *(f"- {said}" for said in of.beyond))
 
-    from kc_otel.contract.plain_text import plain  # noqa: PLC0415
-    from kc_otel.report.document import Bullets, Heading, Table, Text  # noqa: PLC0415
 
-    pictures = "Bias against variance"
-    for block in blocks:
-        match block:
-            case Heading(_, text) if text != pictures:
-                yield Words(f"\n{plain(text)}", style="bold")
-            case Text(text, _):
-                yield plain(text)
-            case Bullets(items):
-                yield "\n".join(f"- {plain(item)}" for item in items)
-            case Table(header, rows):
-                grid = Grid(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-                for name in header:
-                    grid.add_column(Words(name), overflow="fold")
-                for row in rows:
-                    grid.add_row(*(Words(plain(cell)) for cell in row))
-                yield grid
+def remedy_sentence(of: Remedy) -> str:
+    """Return the answer in one line, for an incident's page and messages: what to paste for each trainer."""
+    said = [f"{trainer}: {_answer(of, trainer)}" for trainer in of.chosen]
+    said += [
+        f"paste: {line(trainer, replay.correction)}" for trainer, replay in of.chosen.items() if replay is not None
+    ]
+    return " ".join("; ".join(said).split())
+
+
+def _answer(of: Remedy, trainer: Trainer) -> str:
+    """Say in a sentence what to do in a trainer."""
+    if not of.promises:
+        return "The contract has no clause that a correction can affect; add one on tv_token, tv_seq or reward drift."
+    chosen = of.chosen[trainer]
+    if chosen is not None:
+        limits = f"all {len(of.promises)} limits" if len(of.promises) > 1 else "the limit"
+        return f"{chosen.correction.name} keeps {limits} with the lowest variance."
+    near = of.closest(trainer)
+    assert near.worst is not None
+    name = near.correction.name
+    return f"No correction keeps the contract. The closest is {name}: {_left(near.worst)}; {_why(of, trainer)}."
+
+
+def _why(of: Remedy, trainer: Trainer) -> str:
+    """Say why the closest correction does not keep the contract."""
+    if trainer not in of.lacking:
+        return "the limit is exceeded"
+    more = of.lacking[trainer]
+    decided = "and more" if more is None else f"but at most {rounded(more):,} more"
+    return f"this recording does not decide it, {decided} {of.unit}s like these would{' not' * (more is None)}"
+
+
+def _left(of: RemedyBound) -> str:
+    """Return the drift that is left under a clause: `tv on tables 0.012 [0.01, 0.015], limit 0.02`."""
+    said = f"{number(of.interval.estimate)} [{number(of.interval.lower)}, {number(of.interval.upper)}]"
+    return f"{of.promise.clause} on {place(of.promise.slice)} {said}, limit {number(of.promise.limit)}"
+
+
+def _by_family(of: Remedy) -> list[CorrectionReplay]:
+    """Return the best correction of each kind: the lowest variance that keeps the contract, or else the closest."""
+    kinds: dict[str, list[CorrectionReplay]] = {}
+    for replay in of.replayed:
+        kinds.setdefault(replay.correction.family, []).append(replay)
+    best = [min(many, key=lambda replay: replay.rank) for many in kinds.values()]
+    return sorted(best, key=lambda replay: replay.rank)
+
+
+def _cost_row(name: str, of: CorrectionReplay) -> tuple[str, ...]:
+    """Return the costs of a correction on a slice, in the columns of `_COSTS`."""
+    costs = of.costs[name]
+    return (
+        place(name),
+        number(costs.variance),
+        _percent(costs.ess),
+        _percent(costs.dropped),
+        _percent(costs.dropped_positive),
+        _percent(costs.dropped_negative),
+        _percent(costs.dropped_sequences),
+    )
+
+
+def _kind_row(of: CorrectionReplay) -> tuple[str, ...]:
+    costs = of.costs["all"]
+    worst = of.worst
+    said = ("-", "-") if worst is None else (worst.state, _left(worst))
+    return (of.correction.name, number(costs.variance), _percent(costs.dropped), *said)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{number(100 * share)} %"

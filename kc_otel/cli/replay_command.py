@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,16 +15,13 @@ import typer
 
 from kc_otel.cli.terminal import PrintJson, refuse, seconds, unusable
 from kc_otel.contract.plain_text import plain, plain_lines
+from kc_otel.contract.units import format_duration
+from kc_otel.offline.replay.differences import MovedSpan, TimelineDifferences
+from kc_otel.offline.replay.replay_files import Replayed
+from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, ReplayTimeline
 
-__all__ = ["register"]
-
-_NAMED: Final = 5
+_MAX_NAMED_DAMAGES: Final = 5
 """Pieces of damage that are named; the others are counted."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("replay")(replay)
 
 
 def replay(
@@ -28,35 +29,38 @@ def replay(
         list[Path],
         typer.Argument(
             metavar="RECORDING...",
-            help="Logs of `kc-otel serve` (STATE-log), or files of the OpenTelemetry Collector's file exporter.",
+            help="Folders STATE-recording, or files of the OpenTelemetry Collector's file exporter (format: proto).",
         ),
     ],
-    contract: Annotated[Path, typer.Option(help="The contract to try.", metavar="FILE")],
-    against: Annotated[Path | None, typer.Option(help="The one in force, to see what differs.", metavar="FILE")] = None,
+    contract: Annotated[Path, typer.Option(help="The new contract.", metavar="FILE")],
+    against: Annotated[
+        Path | None, typer.Option(help="The contract in force, to compare with.", metavar="FILE")
+    ] = None,
     tick: Annotated[
         str | None,
-        typer.Option(
-            help="Time between evaluations, such as 10s. By default as recorded, or 10s.",
-            metavar="DURATION",
-        ),
+        typer.Option(help="Time between evaluations, such as 10s. By default as recorded, or 10s.", metavar="DURATION"),
     ] = None,
     group_wait: Annotated[
-        str, typer.Option(help="How long the first webhook about an incident waits, as `kc-otel serve` has it.")
+        str, typer.Option(help="How long the first webhook about an incident waits, as in `kc-otel serve`.")
     ] = "30s",
     group_interval: Annotated[
-        str, typer.Option(help="Time between a webhook about an incident and an update, likewise.")
+        str, typer.Option(help="Time between a webhook about an incident and an update, as in `kc-otel serve`.")
     ] = "5m",
     as_json: PrintJson = False,
 ) -> None:
-    """Run recorded telemetry through a changed contract: alerts, routes, directives and webhooks, and what differs.
+    """Run recorded telemetry through a changed contract, and print what would have differed.
 
-    Exits with 0 when nothing differs (or there is nothing to compare with), 1 when something does, 2 on bad input.
-    What was measured stays as it was: a route in a replay moves no traffic, and people's decisions are not replayed.
+    Prints alerts, routes, directives and webhooks. Exits with 0 when nothing differs (or there is nothing to compare
+    with), 1 when something does, 2 on bad input. What was measured stays as it was: a route in a replay moves no
+    traffic, and people's decisions are not replayed.
+
+    Examples:
+      kc-otel replay kc-otel.sqlite-recording --contract policy.yaml
+      kc-otel replay kc-otel.sqlite-recording --contract policy.yaml --against in-force.yaml
     """
-    from kc_otel.contract import load  # noqa: PLC0415 - a quick --help
+    from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.judge.escalation.message_groups import GroupTiming  # noqa: PLC0415
     from kc_otel.offline.replay.replay_files import as_data, replay_recordings  # noqa: PLC0415
-    from kc_otel.offline.replay.replay_text import replay_lines  # noqa: PLC0415
     from kc_otel.offline.replay.traffic_reading import TrafficFileError  # noqa: PLC0415
 
     every = None if tick is None else seconds("--tick", tick)
@@ -66,9 +70,132 @@ def replay(
     with unusable(TrafficFileError):
         new, old = load(contract), None if against is None else load(against)
         found = replay_recordings(recordings, new, old, every, timing)
-    for sentence in found.damage[:_NAMED]:
+    for sentence in found.damage[:_MAX_NAMED_DAMAGES]:
         print(plain_lines(sentence), file=sys.stderr)
-    if len(found.damage) > _NAMED:
-        print(f"and {len(found.damage) - _NAMED:,} more messages that could not be read", file=sys.stderr)
+    if len(found.damage) > _MAX_NAMED_DAMAGES:
+        print(f"and {len(found.damage) - _MAX_NAMED_DAMAGES:,} more messages that could not be read", file=sys.stderr)
     typer.echo(json.dumps(as_data(found), indent=2) if as_json else "\n".join(map(plain, replay_lines(found))))
     raise typer.Exit(1 if found.changed else 0)
+
+
+def replay_lines(found: Replayed) -> Iterator[str]:
+    """Yield lines about the outcome of a recording, and how two contracts differ on it."""
+    new = found.new
+    points = ", ".join(f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in new.points.items())
+    yield f"recording: {_at(new.start)} to {_at(new.end)}; {new.requests:,} requests, points: {points}"
+    yield f"replayed:  {new.evaluations:,} evaluations of {new.cells:,} cells"
+    yield ""
+    yield f"{_named(new)}: {_counts(new)}"
+    for alert in new.alerts:
+        yield from _alert_lines(" ", alert)
+    for decision in new.decisions:
+        yield f"  {_decision(decision)}"
+    yield from _webhooks(new)
+    if found.old is not None and found.changed is not None:
+        yield ""
+        yield f"{_named(found.old)}: {_counts(found.old)}"
+        yield from _differences(found.changed)
+    if found.not_recorded:
+        yield ""
+        yield "the recording cannot tell:"
+        yield from (f"  {sentence}" for sentence in found.not_recorded)
+
+
+def _differences(changed: TimelineDifferences) -> Iterator[str]:
+    if not changed:
+        yield "no difference"
+        return
+    yield from _listed("only with the old contract:", "-", changed.alerts_dropped, changed.decisions_dropped)
+    yield from _listed("only with the new contract:", "+", changed.alerts_added, changed.decisions_added)
+    if changed.alerts_moved or changed.decisions_moved:
+        yield "with both, but differently:"
+    for pair in changed.alerts_moved:
+        yield f"~ {_alert(pair.new)}: {', '.join(_how(pair))}"
+    for moved in changed.decisions_moved:
+        yield f"~ {_thing(moved.new)}: {', '.join(_when(moved, 'begins', 'ends'))}"
+    for (endpoint, reason), (before, after) in changed.messages.items():
+        yield f"webhook {endpoint}: {after} {reason} instead of {before}"
+
+
+def _listed(title: str, sign: str, alerts: Sequence[AlertSpan], decisions: Sequence[DecisionSpan]) -> Iterator[str]:
+    if alerts or decisions:
+        yield title
+    for alert in alerts:
+        yield from _alert_lines(sign, alert)
+    for decision in decisions:
+        yield f"{sign} {_decision(decision)}"
+
+
+def _how(pair: MovedSpan[AlertSpan]) -> Iterator[str]:
+    yield from _when(pair, "fires", "resolves")
+    if pair.old.severity != pair.new.severity:
+        yield f"{pair.new.severity} instead of {pair.old.severity}"
+    before, after = set(pair.old.actions), set(pair.new.actions)
+    if before != after:
+        yield "; ".join(
+            f"{word} {', '.join(sorted(actions))}"
+            for word, actions in (("no longer", before - after), ("also", after - before))
+            if actions
+        )
+
+
+def _when(pair: MovedSpan[AlertSpan] | MovedSpan[DecisionSpan], begins: str, ends: str) -> Iterator[str]:
+    if pair.later:
+        word = "later" if pair.later > 0 else "earlier"
+        yield f"{begins} {_span(abs(pair.later))} {word} ({_at(pair.new.start)} instead of {_at(pair.old.start)})"
+    if math.isinf(pair.ends_later):
+        yield f"no longer {ends}" if pair.ends_later > 0 else f"now {ends} at {_at(pair.new.end)}"
+    elif pair.ends_later:
+        word = "later" if pair.ends_later > 0 else "earlier"
+        yield f"{ends} {_span(abs(pair.ends_later))} {word} ({_at(pair.new.end)} instead of {_at(pair.old.end)})"
+
+
+def _alert_lines(sign: str, alert: AlertSpan) -> Iterator[str]:
+    yield f"{sign} {_from_to(alert)}  {_alert(alert)} -> {', '.join(alert.actions)}"
+    yield f"    {alert.reason}"
+
+
+def _alert(alert: AlertSpan) -> str:
+    kernels = f" ({alert.kernel_train} / {alert.kernel_inference})" if alert.kernel_inference else ""
+    return f"{alert.severity} {alert.on}: {alert.clause} on {alert.slice}{kernels}"
+
+
+def _decision(decision: DecisionSpan) -> str:
+    return f"{_from_to(decision)}  {_thing(decision)}"
+
+
+def _thing(decision: DecisionSpan) -> str:
+    return f"{decision.what} on {decision.slice}" + (f" away from {decision.avoid}" if decision.avoid else "")
+
+
+def _webhooks(timeline: ReplayTimeline) -> Iterator[str]:
+    sent = Counter((message.endpoint, message.reason) for message in timeline.messages)
+    for (endpoint, reason), count in sorted(sent.items()):
+        yield f"  webhook {endpoint}: {count} {reason}"
+
+
+def _counts(timeline: ReplayTimeline) -> str:
+    alerts, decisions, messages = len(timeline.alerts), len(timeline.decisions), len(timeline.messages)
+    return f"{_many(alerts, 'alert')}, {_many(decisions, 'route or directive')}, {_many(messages, 'webhook')}"
+
+
+def _many(number: int, noun: str) -> str:
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {'routes and directives' if noun == 'route or directive' else noun + 's'}"
+
+
+def _named(timeline: ReplayTimeline) -> str:
+    return f"{timeline.name} v{timeline.version} ({timeline.hash[:12]})"
+
+
+def _from_to(span: AlertSpan | DecisionSpan) -> str:
+    return f"{_at(span.start)} - {'still at the end' if span.end is None else _at(span.end)}"
+
+
+def _at(time: float | None) -> str:
+    return "-" if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _span(seconds: float) -> str:
+    return format_duration(float(round(seconds)) if seconds >= 1 else round(seconds, 3))

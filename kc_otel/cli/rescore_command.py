@@ -19,21 +19,14 @@ from kc_otel.recordings.redacted import Redacted
 
 if TYPE_CHECKING:
     from kc_otel.record.kernel import Kernel
-    from kc_otel.recordings.rescore import RescoreTotals
+    from kc_otel.recordings.rescorer import RescoreTotals
     from kc_otel.recordings.scoring import Scorer
-
-__all__ = ["register"]
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("rescore")(rescore)
-
-
 def rescore(
-    spool: Annotated[Path, typer.Argument(help="File that the serving engine's instrumentation writes.")],
+    spool: Annotated[Path, typer.Argument(metavar="SPOOL", help="File that the engine's plugin writes.")],
     contract: Annotated[Path, typer.Option(help="The contract.", envvar="KC_OTEL_CONTRACT")],
     model: Annotated[
         str | None, typer.Option(help="The training kernel: a Hugging Face checkpoint, a folder or a name.")
@@ -48,39 +41,53 @@ def rescore(
     dtype: Annotated[str, typer.Option(help=f"Number format of the model: {', '.join(_DTYPES)}.")] = "float32",
     device: Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda:1.")] = "cpu",
     weights: Annotated[
-        str | None, typer.Option(help="Weight version of the model; requests sampled with another one are refused.")
+        str | None, typer.Option(help="Weight version of the model; requests sampled with another one are rejected.")
     ] = None,
-    follow: Annotated[bool, typer.Option(help="Go on when the spool is empty, until stopped.")] = False,
+    adapter: Annotated[
+        str, typer.Option(help="LoRA adapter of the model; requests sampled with another one, or none, are rejected.")
+    ] = "",
+    follow: Annotated[
+        bool, typer.Option(help="Wait for more requests when the spool is empty, until stopped.")
+    ] = False,
     tokens_per_second: Annotated[
-        float | None, typer.Option(help="Most tokens to read per second, prompts included.", min=1.0)
+        float | None, typer.Option(help="Maximum tokens to read per second, prompts included.", min=1.0)
     ] = None,
     idle_below: Annotated[
-        int | None, typer.Option(help="Only while the GPU's utilisation is below this many percent.", min=1, max=100)
+        int | None,
+        typer.Option(help="Run only while the GPU's utilisation is below this many percent.", min=1, max=100),
     ] = None,
-    batch_tokens: Annotated[int, typer.Option(help="Most tokens of a batch, padding included.", min=1)] = 16_384,
+    batch_tokens: Annotated[int, typer.Option(help="Maximum tokens in a batch, padding included.", min=1)] = 16_384,
     worst: Annotated[
         Path | None,
         typer.Option(
             help="File that keeps the worst sequences of each cell, for `kc-otel serve --worst`.", metavar="FILE"
         ),
     ] = None,
-    keep: Annotated[int, typer.Option(help="Sequences that it keeps of each cell and kernel.", min=1, max=100)] = 5,
-    keep_for: Annotated[str, typer.Option(help="How long it keeps one.")] = "1d",
+    keep: Annotated[int, typer.Option(help="Sequences to keep for each cell and kernel.", min=1, max=100)] = 5,
+    keep_for: Annotated[str, typer.Option(help="How long to keep a sequence.")] = "1d",
     redact: Annotated[
         list[Redacted] | None,
-        typer.Option(help="Keep prompts as hashes, completions as drift alone; may be given twice."),
+        typer.Option(help="Keep prompts as hashes, or completions as drift only; repeatable."),
     ] = None,
 ) -> None:
-    """Score recorded requests with the training kernel and emit the drift over OTLP.
+    """Score recorded requests with the training kernel, and export the drift over OTLP.
 
-    Requests leave the spool once their drift has been exported. Where it is exported to is OpenTelemetry's own
-    configuration, such as OTEL_EXPORTER_OTLP_ENDPOINT. Stop it with Ctrl-C at any time and start it again.
+    Requests leave the spool once their drift has been exported. OpenTelemetry's own variables, such as
+    OTEL_EXPORTER_OTLP_ENDPOINT, say where to. Stop it with Ctrl-C at any time and start it again.
+
+    Examples:
+      kc-otel rescore spool.sqlite --contract policy.yaml --model checkpoint
+      kc-otel rescore spool.sqlite --contract policy.yaml --model checkpoint --device cuda:1 --follow
     """
-    from kc_otel.contract import load  # noqa: PLC0415 - a quick --help
+    from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
-    from kc_otel.recordings.rescore import RescoreError, Rescorer  # noqa: PLC0415
-    from kc_otel.recordings.rescore.rescorer import TokenBudget  # noqa: PLC0415
-    from kc_otel.recordings.spool import SpoolError, SpoolReader  # noqa: PLC0415
+    from kc_otel.recordings.rescorer import (  # noqa: PLC0415
+        RescoreError,
+        Rescorer,
+        TokenBudget,
+    )
+    from kc_otel.recordings.spool.spool_file import SpoolError  # noqa: PLC0415
+    from kc_otel.recordings.spool.spool_reader import SpoolReader  # noqa: PLC0415
     from kc_otel.recordings.worst_sequences import WorstSequences  # noqa: PLC0415
 
     log_to_terminal()
@@ -105,6 +112,7 @@ def rescore(
                 recorder,
                 score,
                 weights=int(weights) if weights is not None and weights.isdecimal() else weights,
+                adapter=adapter,
                 batch_tokens=batch_tokens,
                 budget=None if tokens_per_second is None else TokenBudget(tokens_per_second, time.monotonic),
                 idle=_idle(idle_below, device),
@@ -139,7 +147,7 @@ def _kernel(model: str | None, scorer: str | None, dtype: str, device: str) -> t
 
 
 def _text(model: str | None) -> Callable[[Sequence[int]], str] | None:
-    """What turns token ids into text: the model's own tokenizer, where it has one."""
+    """Function from token ids to text: the model's own tokenizer, if it has one."""
     if model is None:
         return None
     import transformers  # noqa: PLC0415 - the model has been loaded by it

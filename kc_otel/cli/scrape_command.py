@@ -13,21 +13,18 @@ from kc_otel.client.engine_latency import EngineLatency
 from kc_otel.record.telemetry.environment import export_timeout, metric_exporters, process_resource
 from kc_otel.record.telemetry.export import ExportLoop
 
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("scrape")(scrape)
-
 
 def scrape(
-    url: Annotated[str, typer.Argument(help="vLLM's metrics, such as http://127.0.0.1:8000/metrics.")],
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=1.0)] = 10.0,
+    url: Annotated[str, typer.Argument(metavar="URL", help="vLLM's metrics, such as http://127.0.0.1:8000/metrics.")],
+    interval: Annotated[float, typer.Option(help="Seconds between scrapes.", min=1.0)] = 10.0,
 ) -> None:
-    """Send vLLM's own latency histograms on as gen_ai.server.*, for clauses on latency, until Ctrl-C.
+    """Forward vLLM's own latency histograms as gen_ai.server.*, until Ctrl-C.
 
-    Where to is what OTEL_EXPORTER_OTLP_ENDPOINT says. Nothing else of the page is sent.
+    The evaluator judges clauses on latency by them. They are sent to OTEL_EXPORTER_OTLP_ENDPOINT; nothing else on the
+    page is.
+
+    Examples:
+      kc-otel scrape http://127.0.0.1:8000/metrics
     """
     try:
         source = EngineLatency(url)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from kc_otel.cli.terminal import refuse, seconds
-from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine, Sync
-
-__all__ = ["register"]
+from kc_otel.cli.terminal import in_sections, refuse, seconds
+from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine
 
 _DEFAULT = ServeConfig()
 _MIB = 1024 * 1024
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("serve")(serve)
-
-
+@in_sections(
+    {
+        "Addresses": "host grpc_port http_port api_port external_url allowed_host max_request",
+        "Access": "access tls_cert tls_key tls_client_ca allow_unauthenticated worst",
+        "State": "state set_aside_damaged standby record record_limit",
+        "Actions and messages": "webhooks group_wait group_interval dry_run dry_run_contract",
+        "Shards on a Ray cluster": "engine ray_address shards shard_folder shard_cpus",
+    }
+)
 def serve(
     contracts: Annotated[list[Path], typer.Argument(help="Contract files, or folders of them.", metavar="CONTRACT...")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULT.host,
@@ -28,100 +31,106 @@ def serve(
     http_port: Annotated[int, typer.Option(help="OTLP over HTTP; 0: any free port.")] = _DEFAULT.http_port,
     api_port: Annotated[int, typer.Option(help="API, /metrics, health; 0: any free port.")] = _DEFAULT.api_port,
     state: Annotated[
-        Path, typer.Option(help="SQLite file of what must survive a restart; `:memory:` keeps nothing.")
+        Path, typer.Option(help="SQLite file with everything that must survive a restart; `:memory:` keeps nothing.")
     ] = Path("kc-otel.sqlite"),
     set_aside_damaged: Annotated[
         bool,
-        typer.Option("--set-aside-damaged", help="Begin without a state file that is damaged, and keep it beside."),
+        typer.Option("--set-aside-damaged", help="If the state file is damaged, rename it and start without it."),
     ] = _DEFAULT.set_aside_damaged,
-    sync: Annotated[
-        Sync, typer.Option(help="Force what arrives to the disk before the sender is told that it was taken, or never.")
-    ] = _DEFAULT.sync,
     tick: Annotated[float, typer.Option(help="Seconds between evaluations.", min=0.05)] = _DEFAULT.tick,
     external_url: Annotated[
-        str | None, typer.Option(help="How a person reaches the API, for links in webhooks.")
+        str | None,
+        typer.Option(
+            help="Address at which people reach the API, such as https://drift.example.com; links in messages "
+            "start with it."
+        ),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="Host name that all but OTLP/gRPC answers to; may be given several times.", metavar="NAME"),
+        typer.Option(help="Further host name that the API and OTLP/HTTP accept; repeatable.", metavar="NAME"),
     ] = None,
     access: Annotated[
-        Path | None,
-        typer.Option(help="File of tenants and tokens; `kc-otel token` makes an entry of it.", metavar="FILE"),
+        Path | None, typer.Option(help="File of tokens; `kc-otel token` prints an entry for it.", metavar="FILE")
     ] = None,
     worst: Annotated[
         list[Path] | None,
         typer.Option(
-            help="File of `kc-otel rescore --worst`: the page shows prompts; may be given several times.",
+            help="File of `kc-otel rescore --worst`: the page then shows prompts; repeatable.",
             metavar="FILE",
         ),
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file of the certificate that every port shows.", metavar="FILE")
+        Path | None, typer.Option(help="PEM file of the certificate of every port.", metavar="FILE")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.", metavar="FILE")] = None,
     tls_client_ca: Annotated[
         Path | None,
-        typer.Option(help="PEM file of authorities whose certificates clients have to show.", metavar="FILE"),
+        typer.Option(help="PEM file of the authorities from which clients need a certificate.", metavar="FILE"),
     ] = None,
     allow_unauthenticated: Annotated[
         bool,
-        typer.Option("--allow-unauthenticated", help="Listen where other machines reach it, and let all of them in."),
+        typer.Option("--allow-unauthenticated", help="Allow every machine that can connect, without tokens."),
     ] = _DEFAULT.allow_unauthenticated,
     webhooks: Annotated[
         bool, typer.Option(help="Refuse to start while a webhook endpoint is not configured.")
     ] = _DEFAULT.webhooks,
     group_wait: Annotated[
-        str, typer.Option(help="How long the first webhook about an incident waits for what belongs to it: 30s, 0s.")
+        str, typer.Option(help="How long the first webhook about an incident waits for related alerts: 30s, 0s.")
     ] = f"{_DEFAULT.group_wait:g}s",
     group_interval: Annotated[
         str, typer.Option(help="Time between a webhook about an incident and an update.")
     ] = f"{_DEFAULT.group_interval / 60:g}m",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only record what would be done: nothing is sent, routed or asked for.")
+        bool,
+        typer.Option("--dry-run", help="Only record the actions of the policy: nothing is sent, routed or requested."),
     ] = _DEFAULT.dry_run,
     dry_run_contract: Annotated[
-        list[str] | None, typer.Option(help="Run only this contract dry; may be given several times.", metavar="NAME")
+        list[str] | None, typer.Option(help="Dry run for this contract only; repeatable.", metavar="NAME")
     ] = None,
     standby: Annotated[
         bool, typer.Option("--standby", help="If another evaluator holds the state file, wait and take over.")
     ] = _DEFAULT.standby,
     log_format: Annotated[
-        LogFormat, typer.Option(help="Lines of the log as sentences, or as JSON objects with attributes.")
+        LogFormat, typer.Option(help="Log lines as sentences, or as JSON objects with attributes.")
     ] = _DEFAULT.log_format,
     max_request: Annotated[
-        int, typer.Option(help="MiB of the largest OTLP request, also after decompression.", min=1)
+        int, typer.Option(help="Largest OTLP request in MiB, also after decompression.", min=1)
     ] = _DEFAULT.max_request_bytes // _MIB,
     record: Annotated[
-        bool, typer.Option("--record", help="Keep what arrives in the log beside the state file, for `kc-otel replay`.")
+        bool, typer.Option("--record", help="Keep all exports in STATE-recording, for `kc-otel replay`.")
     ] = _DEFAULT.record,
     record_limit: Annotated[
-        int, typer.Option(help="MiB of it that are kept; the oldest goes first.", min=1)
+        int, typer.Option(help="MiB of exports to keep; the oldest are deleted first.", min=1)
     ] = _DEFAULT.record_limit // _MIB,
     engine: Annotated[
-        StreamEngine,
-        typer.Option(help="Where streams are taken: this process, or shards on a Ray cluster."),
+        StreamEngine, typer.Option(help="Where streams are processed: in this process, or in shards on a Ray cluster.")
     ] = _DEFAULT.engine,
     ray_address: Annotated[
         str, typer.Option(help="The cluster: auto, local, or HOST:PORT of its head.", metavar="ADDRESS")
     ] = _DEFAULT.ray_address,
-    shards: Annotated[int, typer.Option(help="Shards that streams are spread over.", min=1)] = _DEFAULT.shards,
+    shards: Annotated[int, typer.Option(help="Number of shards.", min=1)] = _DEFAULT.shards,
     shard_folder: Annotated[
         Path | None,
-        typer.Option(help="Where shards keep log and state: a folder that every node of the cluster reaches."),
+        typer.Option(help="Folder for the shards' state, which every node of the cluster must reach."),
     ] = _DEFAULT.shard_folder,
     shard_cpus: Annotated[
-        float, typer.Option(help="Cores that Ray keeps for each shard.", min=0.0)
+        float, typer.Option(help="Cores that Ray reserves for each shard.", min=0.0)
     ] = _DEFAULT.shard_cpus,
 ) -> None:
-    """Receive OTLP, judge it against the contracts, and carry out their escalation policy.
+    """Receive OTLP, judge it against contracts, and carry out their escalation policy.
 
-    Webhook endpoints named by the contracts are read from the environment:
+    The webhook endpoints that contracts name are read from the environment:
     KC_OTEL_WEBHOOK_<NAME>_URL, KC_OTEL_WEBHOOK_<NAME>_SECRET (or _SECRET_FILE), KC_OTEL_WEBHOOK_<NAME>_FORMAT
-    (kernel-contract, alertmanager, grafana, pagerduty or slack), KC_OTEL_WEBHOOK_<NAME>_AUTHORIZATION (or _FILE), and
+    (kernel-contract, alertmanager, pagerduty or slack), KC_OTEL_WEBHOOK_<NAME>_AUTHORIZATION (or _FILE), and
     KC_OTEL_WEBHOOK_<NAME>_ALLOW_PRIVATE=1 for a receiver on loopback or in a private network.
+
+    Examples:
+      kc-otel serve policy.yaml
+      kc-otel serve contracts --state /var/lib/kc-otel/state.sqlite --external-url https://drift.example.com
+      kc-otel serve contracts --host 0.0.0.0 --access tokens.yaml --tls-cert tls.crt --tls-key tls.key
     """
-    from kc_otel.contract import ContractError, load_all  # noqa: PLC0415 - a quick --help
+    from kc_otel.contract.errors import ContractError  # noqa: PLC0415 - a quick --help
+    from kc_otel.contract.load import load_all  # noqa: PLC0415 - a quick --help
     from kc_otel.serve.server import ServiceError, run  # noqa: PLC0415
 
     config = ServeConfig(
@@ -131,7 +140,6 @@ def serve(
         api_port=api_port,
         state=None if str(state) == ":memory:" else state,
         set_aside_damaged=set_aside_damaged,
-        sync=sync,
         tick=tick,
         external_url=external_url,
         allowed_hosts=tuple(allowed_host or ()),
@@ -158,6 +166,13 @@ def serve(
         shard_cpus=shard_cpus,
     )
     try:
-        run(load_all(contracts), config)
+        run(load_all(contracts), config, _offline_problems)
     except (ContractError, ServiceError) as error:
         refuse(error)
+
+
+def _offline_problems(record: Mapping[str, Any]) -> list[str]:
+    """Check evidence of the offline stage; the offline gate is only loaded for the first."""
+    from kc_otel.offline.gate.evidence import section_problems  # noqa: PLC0415
+
+    return section_problems(record)

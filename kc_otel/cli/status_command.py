@@ -1,8 +1,7 @@
-"""`kc-otel status`, `watch` and `resume`: the evaluator, seen and told from a terminal."""
+"""`kc-otel status`: what is broken, once or live."""
 
 from __future__ import annotations
 
-import getpass
 import json
 import time
 from collections import Counter
@@ -16,71 +15,122 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post
-from kc_otel.cli.lateness import lateness
-from kc_otel.contract.words import listed, place
-from kc_otel.judge.escalation.webhook_body import kernel_name
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get, lateness
+from kc_otel.cli.terminal import refuse
+from kc_otel.contract.words import RUN_ENDED, listed, place
 
-__all__ = ["register"]
-
-_STYLE = {"PASS": "green", "INCONCLUSIVE": "yellow", "NO_DATA": "magenta", "FAIL": "bold red"}
-_WORST_FIRST = ("FAIL", "NO_DATA", "INCONCLUSIVE", "PASS")
+_STYLE = {
+    "PASS": "green",
+    "INCONCLUSIVE": "yellow",
+    "NO_DATA": "magenta",
+    "INVALID_INPUT": "magenta",
+    "FAIL": "bold red",
+}
+_WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDE = 110
+_WIDE_TERMINAL = 110
 _REASONS = 12
 _INCIDENTS = 6
 _ROWS = 20
 """Cells of a contract that are shown where nobody asks for all: those that do not pass, the worst first."""
-_DETAILED = 2
+_MAX_DETAILED = 2
 """Incidents whose kernel and actions are shown, too."""
-_DONE = 4
+_MAX_ACTIONS = 4
 """Actions of an incident that are shown: the newest of those that are not undone."""
 _RECENT = 8
 _ROUTES = 3
 """Routes away from a version that have a line each."""
 _EVENTS = 400
 """Events that are asked for to show the newest: many are about cells of one incident."""
-_STATE_STYLE = {"broken": "bold red", "contained": "yellow", "resolved": "green"}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (status, watch, resume):
-        app.command(command.__name__)(command)
+_STATE_STYLE = {"broken": "bold red", "contained": "yellow", "resolved": "magenta"}
 
 
 def status(
     url: Url = DEFAULT_URL,
     contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every cell, also where that is long.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The API's own answer.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Print every cell, however many.")] = False,
+    shards: Annotated[
+        bool, typer.Option("--shards", help="Print the shards of `kc-otel serve --engine ray` instead of the cells.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep updating the screen, with the newest events below.")
+    ] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between updates, with --watch.", min=0.2)] = 1.0,
+    count: Annotated[int, typer.Option(help="Stop --watch after this many updates; 0: at Ctrl-C.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")] = False,
 ) -> None:
-    """What is broken, then the cells, the worst first.
+    """Print incidents, then the cells, the worst first.
 
-    Exits with 1 when any cell is FAIL, 3 when any has no data or nothing has been judged for 30 s, else 0.
+    Exits with 1 when any cell is FAIL, such an incident is not contained or a version was measured after its rollback,
+    3 when any has no data, another incident is broken, one closed without proof of recovery within the contract's long
+    window or nothing has been judged for 30 s, else 0. With --shards it exits with 1 when a shard does not answer;
+    --watch exits with 0.
+
+    Examples:
+      kc-otel status
+      kc-otel status --contract policy-7b --all
+      kc-otel status --watch
     """
+    if watch and (shards or as_json or every):
+        refuse("--watch: leave out --shards, --json and --all; a screen has room for the worst cells")
+    if watch:
+        _watch(url, contract, interval, count)
+        return
+    if shards:
+        _print_shards(get(url, "/api/v1/shards"), as_json=as_json)
+        return
     cells, late = _cells(url, contract), lateness(url)
+    overview, stray = get(url, "/api/v1/overview"), _stray(url, contract)
     if as_json:
         typer.echo(json.dumps(cells, indent=2))
     else:
         console = Console()
         routes = _routes(get(url, "/api/v1/decisions"), contract)
-        overview, now = get(url, "/api/v1/overview"), time.time()
-        incidents = _incidents(overview, contract, now, get(url, "/api/v1/contracts")["contracts"])
+        now = time.time()
+        contracts = get(url, "/api/v1/contracts")["contracts"]
+        broken = _incidents(overview, contract, now, contracts)
+        broken += stray
+        broken += [
+            Text(f"{entry['name']}, {kernel['name']}: {said}", style="bold yellow")
+            for entry in contracts
+            if contract in {None, entry["name"]}
+            for kernel in entry["kernels"]
+            for said in kernel.get("otherwise", ())
+        ]
         tables = _tables(cells, now, console.width, most=len(cells) if every else _ROWS)
-        in_force, shards = _in_force(overview, contract), _shards(get(url, "/api/v1/shards"))
+        in_force, behind = _in_force(overview, contract), _shards(get(url, "/api/v1/shards"))
         old = [Text(late, style="bold red")] if late else []
-        console.print(*old, *incidents, *tables, *_reasons(cells), *routes, *in_force, *shards, sep="\n")
+        console.print(*old, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
+    incidents = [incident for incident in overview["incidents"] if contract in {None, incident["contract"]}]
+    incidents += [incident for incident in overview["unproven"] if contract in {None, incident["contract"]}]
+    raise typer.Exit(_exit_code(cells, incidents, stray, late))
+
+
+def _exit_code(cells: list[dict[str, Any]], incidents: list[dict[str, Any]], stray: Sequence[object], late: str) -> int:
+    """Return the exit code: a broken kernel that fell silent beside others has no cell any more, but its incident."""
     found = {cell["verdict"]["status"] for cell in cells}
-    raise typer.Exit(1 if "FAIL" in found else 3 if late or "NO_DATA" in found else 0)
+    broken = {incident["on"] for incident in incidents if incident["state"] == "broken"}
+    if "FAIL" in found or "fail" in broken or stray:
+        return 1
+    unproven = any(incident["state"] == "resolved" for incident in incidents)
+    return 3 if late or broken or unproven or found & {"NO_DATA", "INVALID_INPUT"} else 0
 
 
-def watch(
-    url: Url = DEFAULT_URL,
-    contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
-    interval: Annotated[float, typer.Option(help="Seconds between looks.", min=0.2)] = 1.0,
-    count: Annotated[int, typer.Option(help="Stop after so many looks; 0: until Ctrl-C.", min=0)] = 0,
-) -> None:
+def _stray(url: str, contract: str | None) -> list[Text]:
+    """Lines for versions that were measured after their rollback, whatever their verdicts are."""
+    found = get(url, "/api/v1/promotions", **({"contract": contract} if contract else {}))["promotions"]
+    return [
+        Text(
+            f"{entry['contract']}: {entry['kernel']} was rolled back, and was measured after that ({_clock(at)}); "
+            f"see kc-otel promote {entry['contract']} {entry['kernel']}",
+            style="bold red",
+        )
+        for entry in found
+        if (at := entry["seen_serving"])
+    ]
+
+
+def _watch(url: str, contract: str | None, interval: float, count: int) -> None:
     """The same, live, as far as the terminal has room, with the newest events below."""
     console = Console()
     looks = 0
@@ -89,12 +139,13 @@ def watch(
             while True:
                 cells, late = _cells(url, contract), lateness(url)
                 events = get(url, "/api/v1/events", newest=_EVENTS, verdicts=False)["events"]
-                recent = [_event_line(one) for one in _together(events) if contract in {None, one[0]["contract"]}]
+                recent = [_event_line(group) for group in _together(events) if contract in {None, group[0]["contract"]}]
                 now, most = time.time(), max(5, console.height - 28)
                 contracts = get(url, "/api/v1/contracts")["contracts"]
                 incidents = _incidents(get(url, "/api/v1/overview"), contract, now, contracts)
                 recent = recent[-_RECENT:]
                 old = [Text(late, style="bold red")] if late else []
+                old += _stray(url, contract)
                 live.update(Group(*old, *incidents, *_tables(cells, now, console.width, most=most), Text(), *recent))
                 looks += 1
                 if looks == count:
@@ -104,22 +155,32 @@ def watch(
             pass
 
 
-def resume(
-    contract: Annotated[str, typer.Argument(help="Contract whose routes are lifted.")],
-    why: Annotated[str, typer.Option(help="Why it is safe again; kept with the event.")],
-    slice: Annotated[str | None, typer.Option(help="Only this slice.")] = None,
-    by: Annotated[str | None, typer.Option(help="Who; the login name by default.")] = None,
-    url: Url = DEFAULT_URL,
-) -> None:
-    """Send a slice's traffic back to the kernel versions it was routed away from."""
-    body = {"contract": contract, "slice": slice, "by": by or getpass.getuser(), "why": why}
-    answer = post(url, "/api/v1/decisions/resume", body)
-    typer.echo(f"{answer['lifted']} route(s) lifted; the decision table is now version {answer['version']}")
+def _print_shards(found: list[dict[str, Any]], *, as_json: bool) -> None:
+    """Lines for the shards: their node, streams and lag."""
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    elif not found:
+        typer.echo("streams are in the evaluator's process; `kc-otel serve --engine ray` spreads them over shards")
+    else:
+        table, now = Table("shard", "on", "streams", "points", "bytes behind", "answered", box=None), time.time()
+        for shard in found:
+            said = shard["trouble"] or f"{max(now - shard['answered'], 0.0):.0f} s ago"
+            where = f"{shard['node']} ({shard['pid']})" if shard["node"] else ""
+            numbers = (f"{shard['streams']:,}", f"{shard['points']:,}", f"{shard['lag'] + shard['waiting']:,}")
+            table.add_row(str(shard["number"]), where, *numbers, said, style="red" if shard["trouble"] else "")
+        Console().print(table)
+    raise typer.Exit(any(shard["trouble"] for shard in found))
 
 
 def _cells(url: str, contract: str | None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = get(url, "/api/v1/cells", **({"contract": contract} if contract else {}))["cells"]
     return sorted(found, key=lambda cell: (_WORST_FIRST.index(cell["verdict"]["status"]), _name(cell["verdict"])))
+
+
+def _word(verdict: Mapping[str, Any]) -> str:
+    """A status; of a cell whose requests are kept from its kernel, or whose run ended in order, that."""
+    silent = "ENDED" if verdict["reason"].startswith(RUN_ENDED) else str(verdict["status"])
+    return "NO TRAFFIC" if verdict["no_traffic"] else silent
 
 
 def _name(verdict: dict[str, Any]) -> tuple[str, str, str]:
@@ -129,28 +190,38 @@ def _name(verdict: dict[str, Any]) -> tuple[str, str, str]:
 def _incidents(
     overview: dict[str, Any], contract: str | None, now: float, contracts: Sequence[Mapping[str, Any]]
 ) -> list[Text]:
-    """What is broken or contained, the most urgent first: what, since when, on which kernel, what was done."""
-    named = {
-        (one["name"], kernel["version"]): kernel_name(kernel["fields"], kernel["version"])
-        for one in contracts
-        for kernel in one["kernels"]
-        if kernel["role"] == "inference"
-    }
-    found = [one for one in overview["incidents"] if contract in {None, one["contract"]}]
+    """Lines for the incidents, the most urgent first: headline, onset, kernel and actions taken."""
+    named = {(entry["name"], kernel["version"]): kernel["name"] for entry in contracts for kernel in entry["kernels"]}
+    shown = [*overview["incidents"], *overview["unproven"]]
+    found = [incident for incident in shown if contract in {None, incident["contract"]}]
     lines: list[Text] = []
-    for index, one in enumerate(found[:_INCIDENTS]):
-        style = _STATE_STYLE[one["state"]] if one["status"] == "FAIL" else _STYLE[one["status"]]
-        lines.append(Text.assemble((one["state"].capitalize(), style), f"  {one['contract']}: {one['headline']}"))
-        facts = [f"for {_ago(now - one['since'])}", f"{len(one['slices'])} slice{'s' * (len(one['slices']) != 1)}"]
-        facts += [one["grew"]] if one["grew"] else []
-        lines.append(Text(f"  {', '.join(facts)}; incident {one['id']}", style="dim"))
-        lines += [Text(f"  {each['kind']}: {each['text']}") for each in one["diagnoses"]]
-        if index >= _DETAILED:
+    for index, incident in enumerate(found[:_INCIDENTS]):
+        style = _STATE_STYLE[incident["state"]] if incident["status"] == "FAIL" else _STYLE[incident["status"]]
+        lines.append(
+            Text.assemble((incident["state_text"], style), f"  {incident['contract']}: {incident['headline']}")
+        )
+        facts = [
+            f"for {_ago(now - incident['since'])}",
+            f"{len(incident['slices'])} slice{'s' * (len(incident['slices']) != 1)}",
+        ]
+        facts += [incident["grew"]] if incident["grew"] else []
+        lines.append(Text(f"  {', '.join(facts)}; incident {incident['id']}", style="dim"))
+        if incident["status"] != "FAIL" or incident.get("on") == "invalid-input":
+            lines += [
+                Text(f"  {text}")
+                for text in list(dict.fromkeys(text for _, text in incident["extents"]))[:_MAX_DETAILED]
+            ]
+        lines += [Text(f"  {diagnosis['kind']}: {diagnosis['text']}") for diagnosis in incident["diagnoses"]]
+        kernels = [
+            named.get((incident["contract"], incident[side]), incident[side])
+            for side in ("kernel_inference", "kernel_train")
+        ]
+        if any(kernels):
+            lines.append(Text(f"  on {' against '.join(filter(None, kernels))}", style="dim"))
+        if index >= _MAX_DETAILED:
             continue
-        version = one["kernel_inference"]
-        lines += [Text(f"  on {named.get((one['contract'], version), version)}", style="dim")] if version else []
-        done = [action for action in one["actions"] if action["in_force"] is not False]
-        lines += [Text(f"  {_clock(action['at'])}  {action['text']}", style="dim") for action in done[-_DONE:]]
+        done = [action for action in incident["actions"] if action["in_force"] is not False]
+        lines += [Text(f"  {_clock(action['at'])}  {action['text']}", style="dim") for action in done[-_MAX_ACTIONS:]]
     if len(found) > _INCIDENTS:
         lines.append(Text(f"{len(found) - _INCIDENTS} more incidents", style="bold"))
     return [*lines, Text()] if lines else []
@@ -162,18 +233,22 @@ def _tables(cells: list[dict[str, Any]], now: float, width: int, *, most: int) -
     for contract in sorted({cell["verdict"]["contract"] for cell in cells}):
         own = [cell for cell in cells if cell["verdict"]["contract"] == contract]
         kernels = sorted({cell["verdict"]["kernel_inference"] for cell in own} - {""})
+        trains = {cell["verdict"]["kernel_train"] for cell in own} - {""}
         blocks.append(Text(f"{contract}   inference kernel {', '.join(kernels) or 'not seen yet'}", style="bold"))
-        blocks.append(_table(own[:most], now, width, several_kernels=len(kernels) > 1))
+        blocks.append(_table(own[:most], now, width, kernels=(len(kernels) > 1, len(trains) > 1)))
         if left := Counter(cell["verdict"]["status"] for cell in own[most:]):
             said = ", ".join(f"{left[status]} {status}" for status in _WORST_FIRST if left[status])
             blocks.append(Text(f"and {left.total()} more: {said} (kc-otel status --all shows them)", style="dim"))
     return blocks or [Text("no cells yet: the first evaluation is still to come")]
 
 
-def _table(cells: list[dict[str, Any]], now: float, width: int, *, several_kernels: bool) -> Table:
-    wide = width >= _WIDE
+def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tuple[bool, bool]) -> Table:
+    """A table of cells, with a column for the inference kernel, and for the training kernel, where it has several."""
+    wide = width >= _WIDE_TERMINAL
+    sides = [name for name, several in zip(("kernel_inference", "kernel_train"), kernels, strict=True) if several]
+    titles = {"kernel_inference": "kernel", "kernel_train": "against"}
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    for header in ("verdict", "for", "clause", "slice", *(["kernel"] if several_kernels else [])):
+    for header in ("verdict", "for", "clause", "slice", *(titles[side] for side in sides)):
         table.add_column(header, no_wrap=True)
     for header in ("estimate", *(["interval"] if wide else []), "limit", *(["samples"] if wide else [])):
         table.add_column(header, justify="right", no_wrap=True)
@@ -183,11 +258,11 @@ def _table(cells: list[dict[str, Any]], now: float, width: int, *, several_kerne
         verdict = cell["verdict"]
         interval = f"[{_number(verdict['lower'])}, {_number(verdict['upper'])}]" if verdict["samples"] else "-"
         table.add_row(
-            Text(verdict["status"], style=_STYLE[verdict["status"]]),
+            Text(_word(verdict), style=_STYLE[verdict["status"]]),
             _ago(now - cell["since"]),
             verdict["clause"],
             verdict["slice"],
-            *([verdict["kernel_inference"]] if several_kernels else []),
+            *(verdict[side] for side in sides),
             _number(verdict["estimate"]),
             *([Text(interval)] if wide else []),
             _number(verdict["limit"]),
@@ -199,22 +274,22 @@ def _table(cells: list[dict[str, Any]], now: float, width: int, *, several_kerne
 
 
 def _reasons(cells: list[dict[str, Any]]) -> list[Text]:
-    """Why the cells that are not PASS are not, each reason once."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """List the reasons of the cells that are not PASS, each reason once."""
+    found: dict[tuple[str, str, str], list[str]] = {}
     for cell in cells:
         verdict = cell["verdict"]
         if verdict["status"] != "PASS":
             where = f"{verdict['clause']} on {verdict['slice']}"
-            found.setdefault((verdict["status"], verdict["reason"]), []).append(where)
+            found.setdefault((verdict["status"], _word(verdict), verdict["reason"]), []).append(where)
     lines = []
-    for (state, reason), places in list(found.items())[:_REASONS]:
+    for (state, word, reason), places in list(found.items())[:_REASONS]:
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        lines.append(Text.assemble((state, _STYLE[state]), f"  {places[0]}{more}: {reason}"))
+        lines.append(Text.assemble((word, _STYLE[state]), f"  {places[0]}{more}: {reason}"))
     return lines
 
 
 def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
-    """What avoids a kernel version: slice by slice where there are few, else together."""
+    """Lines for the routes that avoid a kernel version: by slice where there are few, else together."""
     by: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for route in decisions["routes"]:
         if contract in {None, route["contract"]}:
@@ -222,38 +297,73 @@ def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
     lines = []
     for (name, avoid), routes in by.items():
         if len(routes) > _ROUTES:
-            slices = listed([place(one["slice"]) for one in routes])
+            slices = listed([place(route["slice"]) for route in routes])
             lines.append(
-                f"  {name}: {slices} avoid {avoid}, use {routes[0]['kernel']}; "
-                f"lift all of it with kc-otel resume {name} --why ..., or one with --slice NAME"
+                f"  {name}: {slices} are to avoid {avoid} and use {routes[0]['kernel']}; "
+                f"lift all of it with kc-otel route resume {name} --why ..., or one with --slice NAME"
             )
             continue
         lines += [
-            f"  {name}/{route['slice']} avoids {avoid}, uses {route['kernel']}: {route['reason']}; "
-            f"lift it with kc-otel resume {name} --slice {route['slice']} --why ..."
+            f"  {name}/{route['slice']} is to avoid {avoid} and use {route['kernel']}: {route['reason']}; "
+            f"lift it with kc-otel route resume {name} --slice {route['slice']} --why ..."
             for route in routes
         ]
     return [Text.assemble(("route", "bold"), line) for line in lines]
 
 
+def list_command(
+    url: Url = DEFAULT_URL,
+    contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The API's own answer.")] = False,
+) -> None:
+    """List what is ordered: routes, pins, and shares of versions on their way.
+
+    Examples:
+      kc-otel route list
+    """
+    decisions = get(url, "/api/v1/decisions")
+    pins = [
+        Text.assemble(
+            ("pin", "bold"), f"  {pin['contract']}/{pin['slice']} uses {pin['kernel']}: {pin['by']}, {pin['why']}",
+            _until(pin["until"]),
+        )
+        for pin in decisions["pins"]
+        if contract in {None, pin["contract"]}
+    ]  # fmt: skip
+    shares = [
+        Text.assemble(
+            ("share", "bold"), f"  {row['contract']}/{row['slice']}: {row['version']} may serve {row['weight']:.4g} "
+            f"of the requests: {row['reason']}",
+        )
+        for row in decisions["canaries"]
+        if contract in {None, row["contract"]}
+    ]  # fmt: skip
+    nothing = [Text("no route, pin or share is in force")]
+    lines = [*pins, *_routes(decisions, contract), *shares]
+    if as_json:
+        typer.echo(json.dumps(decisions, indent=2))
+    else:
+        Console().print(*lines or nothing, sep="\n", soft_wrap=True)
+
+
 def _in_force(overview: dict[str, Any], contract: str | None) -> list[Text]:
-    """What people have decided, and contracts that run dry; routes have lines of their own."""
+    """Lines for people's decisions and dry runs; routes have lines of their own."""
     return [
-        Text.assemble((one["kind"], "bold"), f"  {one['contract']}: {one['text']}{_until(one.get('until'))}")
-        for one in overview["in_force"]
-        if one["kind"] != "route" and contract in {None, one["contract"]}
+        Text.assemble((entry["kind"], "bold"), f"  {entry['contract']}: {entry['text']}{_until(entry.get('until'))}")
+        for entry in overview["in_force"]
+        if entry["kind"] != "route" and contract in {None, entry["contract"]}
     ]
 
 
 def _shards(found: list[dict[str, Any]]) -> list[Text]:
-    """Whether streams are on shards, and which of these are not heard: what those were sent is in no verdict yet."""
+    """Lines for all shards together, and for those that do not answer: no verdict includes their exports yet."""
     if not found:
         return []
-    behind = sum(one["lag"] + one["waiting"] for one in found)
-    streams = sum(one["streams"] for one in found)
+    behind = sum(shard["lag"] + shard["waiting"] for shard in found)
+    streams = sum(shard["streams"] for shard in found)
     return [
         Text(f"{len(found)} shards, {streams:,} streams, {behind:,} bytes behind"),
-        *(Text(f"shard {one['number']} {one['trouble']}", style="bold red") for one in found if one["trouble"]),
+        *(Text(f"shard {shard['number']} {shard['trouble']}", style="bold red") for shard in found if shard["trouble"]),
     ]
 
 
@@ -276,8 +386,8 @@ def _event_line(events: Sequence[dict[str, Any]]) -> Text:
     event = events[0]
     message = event["message"].removeprefix(f"{event['contract']}: ")
     if len(events) > 1:
-        clauses = listed(list(dict.fromkeys(one["data"]["clause"] for one in events)))
-        slices = listed(list(dict.fromkeys(place(one["data"]["slice"]) for one in events)))
+        clauses = listed(list(dict.fromkeys(member["data"]["clause"] for member in events)))
+        slices = listed(list(dict.fromkeys(place(member["data"]["slice"]) for member in events)))
         said = "no longer fire" if event["kind"] == "resolved" else f"fire ({event['data'].get('severity')})"
         message = f"{len(events)} alerts {said}: {clauses} on {slices}"
     return Text(f"{_clock(event['at'])}  {event['contract']}: {message}", overflow="ellipsis", no_wrap=True)

@@ -1,22 +1,101 @@
-"""What commands share: how they refuse, how they stop, and options of one form."""
+"""Parts that commands share: errors, stopping, and common options."""
 
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from kc_otel.contract.plain_text import plain_lines
 
-__all__ = ["PrintJson", "columns_of", "log_to_terminal", "pairs", "refuse", "seconds", "stopped_by_signals", "unusable"]
-
+_Function = TypeVar("_Function", bound=Callable[..., None])
+_EXAMPLES: Final = "\n\nExamples:\n"
 PrintJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+class _PlainHelp:
+    """Help without boxes and markup: sections as the options name them, and the docstring's examples at the end."""
+
+    def format_help_text(self, _ctx: Any, formatter: Any) -> None:
+        """Write the docstring up to its examples."""
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(self.help.partition(_EXAMPLES)[0].strip())  # type: ignore[attr-defined]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, options and commands, each section under its name."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):  # type: ignore[attr-defined]
+            if (record := param.get_help_record(ctx)) is not None:
+                named = re.sub(r"<list\[(.*)\]>", r"<\1>", record[0]).replace(" range>", ">")
+                usual = "Options"
+                if param.param_type_name == "argument":
+                    named, usual = named.partition(" <")[0], "Arguments"
+                titles = getattr(self.callback, "sections", {})  # type: ignore[attr-defined]
+                title = next((title for title, names in titles.items() if param.name in names.split()), usual)
+                sections.setdefault(title, []).append((named, record[1]))
+        for name, command in getattr(self, "commands", {}).items():
+            row = (name, " ".join(command.help.partition("\n\n")[0].split()))
+            sections.setdefault(command.rich_help_panel or "Commands", []).append(row)
+        options = sections.pop("Options")
+        for heading, rows in (*sections.items(), ("Options", options)):
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+    def format_epilog(self, _ctx: Any, formatter: Any) -> None:
+        """Write the examples; those of a group without any are the first of each of its commands."""
+        below = getattr(self, "commands", {}).values()
+        examples = examples_of(self) or [line for command in below for line in examples_of(command)[:1]]
+        with formatter.section("Examples"):
+            for line in examples:
+                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+class Command(_PlainHelp, TyperCommand):  # type: ignore[misc, unused-ignore]
+    """A command."""
+
+
+class Group(_PlainHelp, TyperGroup):  # type: ignore[misc, unused-ignore]
+    """Commands below one word. Names the command that was probably meant where a file stands in the place of one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first word names."""
+        if args and args[0] not in self.commands and Path(args[0]).suffix:
+            usual = f"kc-otel {ctx.info_name} {next(iter(self.commands))} {' '.join(args)}"
+            ctx.fail(f"{args[0]} is a file, not a command; probably you mean: {usual}")
+        return super().resolve_command(ctx, args)
+
+
+def in_sections(sections: Mapping[str, str]) -> Callable[[_Function], _Function]:
+    """Put options of a command into sections of its help: titles, and the parameters of each."""
+
+    def put(command: _Function) -> _Function:
+        command.__dict__["sections"] = sections
+        return command
+
+    return put
+
+
+def examples_of(command: Any) -> list[str]:
+    """The lines below `Examples:` at the end of a command's docstring."""
+    return [line.strip() for line in command.help.partition(_EXAMPLES)[2].splitlines() if line.strip()]
+
+
+def add_group(app: typer.Typer, name: str, help: str, subject: str, *commands: Callable[..., None]) -> None:
+    """Add commands below one word, the usual one first; each is named as its function is."""
+    group = typer.Typer(cls=Group, help=help, no_args_is_help=True)
+    for command in commands:
+        group.command(command.__name__.removesuffix("_command").replace("_", "-"), cls=Command)(command)
+    app.add_typer(group, name=name, rich_help_panel=subject)
 
 
 def refuse(why: object) -> NoReturn:
@@ -79,8 +158,30 @@ def seconds(option: str, text: str) -> float:
         refuse(f"{option}: {error}")
 
 
+def together(rows: Iterable[tuple[Hashable, str]]) -> dict[Any, list[str]]:
+    """The names of each key, in the order of first sight: what is said of twenty slices alike is printed once.
+
+    >>> together([("empty", "a"), ("full", "b"), ("empty", "c")])
+    {'empty': ['a', 'c'], 'full': ['b']}
+    """
+    found: dict[Any, list[str]] = {}
+    for key, name in rows:
+        names = found.setdefault(key, [])
+        if name not in names:
+            names.append(name)
+    return found
+
+
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a line for the header and each row, in columns."""
+    whole = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+    for row in whole:
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()
+
+
 def log_to_terminal() -> None:
-    """What a command that runs for long logs goes to standard error, with the time of day."""
+    """Send the log of a long-running command to standard error, with the time of day."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
 
 

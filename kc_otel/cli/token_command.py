@@ -11,26 +11,23 @@ import typer
 
 from kc_otel.cli.terminal import refuse
 
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("token")(token)
-
 
 def token(
-    name: Annotated[str, typer.Argument(help="Whose it is; stands in events as who did something.")],
-    tenant: Annotated[str, typer.Option(help="Tenant of the access file.")],
-    may: Annotated[list[str], typer.Option(help="send, read, act or prompts; may be given several times.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of its holder, which events show.")],
+    may: Annotated[list[str], typer.Option(help="send, read, act, prompts or diagnose; repeatable.")],
     out: Annotated[
-        Path | None, typer.Option(help="New file that takes the token (0600); else it is printed.", metavar="FILE")
+        Path | None,
+        typer.Option(help="New file for the token (mode 0600); without it, the token is printed.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Make a token, and the entry for it in the file of `kc-otel serve --access`.
+    """Create a token, and print its entry for the file of `kc-otel serve --access`.
 
-    The entry goes to standard output, the token to --out, or else to standard output below it. It is shown this once:
-    the evaluator keeps only its digest.
+    The entry goes to standard output. The token goes to --out, or to standard output below the entry. It is shown only
+    once, because the evaluator keeps only its digest.
+
+    Examples:
+      kc-otel token rollouts --may send --out rollouts.token
+      kc-otel token ada --may read --may act
     """
     import yaml  # noqa: PLC0415 - a quick --help
 
@@ -45,7 +42,7 @@ def token(
                 file.write(made + "\n")
         except OSError as error:
             refuse(f"{out}: {error.strerror}; a token never takes the place of another file")
-    entry = {"name": name, "tenant": tenant, "may": list(dict.fromkeys(may)), "sha256": digest_of(made)}
+    entry = {"name": name, "may": list(dict.fromkeys(may)), "sha256": digest_of(made)}
     print("- " + yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=sys.maxsize).strip())
     if out is None:
         print(made)

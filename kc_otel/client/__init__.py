@@ -1,1 +1,1 @@
-"""What services import: the router, OpenFeature, and the verification of webhooks."""
+"""Public modules for services: the router, OpenFeature, and the verification of webhooks."""

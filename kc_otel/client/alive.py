@@ -1,8 +1,9 @@
-"""Whether an evaluator beside us is up, with TLS or without: `python -m kc_otel.client.alive [HOST:PORT [PATH]]`.
+"""Health check of a local evaluator, with or without TLS: `python -m kc_otel.client.alive [HOST:PORT [PATH]]`.
 
-Exits with 0 or 1. For health checks of containers, which know neither whether the ports speak TLS, nor a name that the
-certificate is for, nor have a certificate of their own. Nothing secret is sent, so nothing is verified: whoever else
-answered on this machine's loopback would only be called alive. Standard library only, for it runs every few seconds.
+Exits with 0 or 1. It is meant for containers, which do not know if the ports speak TLS or for which name the
+certificate was issued, and have no certificate of their own. Nothing secret is sent, so nothing is verified: another
+program that answers on this machine's loopback would only be reported as alive. It uses the standard library only,
+because it runs every few seconds.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from typing import Final
 
 __all__ = ["alive"]
 
-_PATIENCE: Final = 2.0
-_USUAL: Final = "127.0.0.1:4320"
+_TIMEOUT_SECONDS: Final = 2.0
+_DEFAULT_ADDRESS: Final = "127.0.0.1:4320"
 
 
-def alive(address: str = _USUAL, path: str = "/healthz") -> bool:
-    """Whether an evaluator answers.
+def alive(address: str = _DEFAULT_ADDRESS, path: str = "/healthz") -> bool:
+    """Return True if an evaluator answers.
 
     Args:
         address: Host and port of its API.
-        path: What is asked: /healthz whether it is up, /readyz whether it judges.
+        path: /healthz to ask if it is up, /readyz to ask if it judges.
     """
     host, _, port = address.rpartition(":")
-    plain = http.client.HTTPConnection(host, int(port), timeout=_PATIENCE)
+    plain = http.client.HTTPConnection(host, int(port), timeout=_TIMEOUT_SECONDS)
     if _answers(plain, path):
         return True
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    secured = http.client.HTTPSConnection(host, int(port), timeout=_PATIENCE, context=context)
+    secured = http.client.HTTPSConnection(host, int(port), timeout=_TIMEOUT_SECONDS, context=context)
     try:
         secured.connect()
     except OSError:

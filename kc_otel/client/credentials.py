@@ -1,7 +1,7 @@
-"""What a client shows to an evaluator: a token, and a certificate where mutual TLS asks for one.
+"""Credentials of a client: a token, and a certificate where mutual TLS requires one.
 
-Files are read each time, so that what is in them may be replaced. Certificates of authorities that the system does not
-know are in the file that SSL_CERT_FILE names, as for every program with OpenSSL.
+Files are read each time, so their content can be replaced. Certificates of authorities unknown to the system are read
+from the file that SSL_CERT_FILE names, as in every program that uses OpenSSL.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _TOKEN: Final = "KC_OTEL_TOKEN"  # noqa: S105 - a name
 _TOKEN_FILE: Final = "KC_OTEL_TOKEN_FILE"  # noqa: S105 - a name
 _CERTIFICATE: Final = "KC_OTEL_CLIENT_CERTIFICATE"
 _KEY: Final = "KC_OTEL_CLIENT_KEY"
-_LONGEST: Final = 512
+_MAX_TOKEN_CHARACTERS: Final = 512
 
 
 class TokenError(ValueError):
-    """There is no token where one was said to be; the message holds none."""
+    """A configured token is missing or unreadable; the message contains no secret."""
 
 
 def authorization(token_file: str | os.PathLike[str] | None = None) -> dict[str, str]:
@@ -38,7 +38,7 @@ def authorization(token_file: str | os.PathLike[str] | None = None) -> dict[str,
         where = f"the token of {os.fspath(path)}"
         try:
             with Path(path).open(encoding="utf-8") as file:
-                token = file.read(_LONGEST + 2)
+                token = file.read(_MAX_TOKEN_CHARACTERS + 2)
         except (OSError, UnicodeDecodeError) as error:
             raise TokenError(f"{where} cannot be read ({getattr(error, 'strerror', None) or 'not text'})") from None
     else:
@@ -46,13 +46,19 @@ def authorization(token_file: str | os.PathLike[str] | None = None) -> dict[str,
         if not token:
             return {}
     token = token.strip()
-    if not token or len(token) > _LONGEST or not token.isascii() or not token.isprintable() or " " in token:
+    if (
+        not token
+        or len(token) > _MAX_TOKEN_CHARACTERS
+        or not token.isascii()
+        or not token.isprintable()
+        or " " in token
+    ):
         raise TokenError(f"{where} is none: write what `kc-otel token` printed, on one line")
     return {"authorization": f"Bearer {token}"}
 
 
 def client_context() -> ssl.SSLContext:
-    """For connections by TLS: shows the certificate in the file that KC_OTEL_CLIENT_CERTIFICATE names, if any.
+    """Return a TLS context that presents the client certificate of KC_OTEL_CLIENT_CERTIFICATE, if set.
 
     Its key is in the same file, or in the one that KC_OTEL_CLIENT_KEY names.
 

@@ -1,8 +1,4 @@
-"""An engine's own latency histograms as `gen_ai.*` metrics: its Prometheus page, sent on as OTLP.
-
-Contracts limit latency by the names of OpenTelemetry's semantic conventions for generative AI servers; vLLM has the
-same histograms under names of its own, on `/metrics`.
-"""
+"""Latency histograms of an engine's metrics page under OpenTelemetry's names, for `kc-otel scrape`."""
 
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ LATENCIES: Final[Mapping[str, str]] = {
     "vllm:e2e_request_latency_seconds": "gen_ai.server.request.duration",
 }
 """Names of an engine's histograms, and what they are by OpenTelemetry's semantic conventions; all in seconds."""
-
 _log: Final = logging.getLogger("kc_otel")
 _MOST_BYTES: Final = 16 << 20
 _TIMEOUT: Final = 10.0
@@ -33,7 +28,7 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 class EngineLatency:
-    """What an engine's page says of latency, read anew for each export; a page that cannot be read is logged once.
+    """Latency from an engine's metrics page, read for each export; a page that cannot be read is logged once.
 
     Args:
         url: Of the page, such as http://127.0.0.1:8000/metrics.
@@ -60,7 +55,7 @@ class EngineLatency:
         """The histograms as of now, unix nanoseconds, cumulative; none where the page cannot be read."""
         try:
             families = list(self._families(self._read(self._url)))
-            found = list(self._metrics({one.name: one for one in families}, now))
+            found = list(self._metrics({family.name: family for family in families}, now))
         except (OSError, ValueError, KeyError) as error:
             if not self._failed:
                 _log.warning("%s: no latency can be read: %s", self._url, error)
@@ -84,11 +79,11 @@ class EngineLatency:
             if theirs not in families:
                 continue
             created = {
-                _labels(one.labels): one.value
+                _labels(sample.labels): sample.value
                 for family in (families.get(f"{theirs}_created"), families[theirs])
                 if family is not None
-                for one in family.samples
-                if one.name.endswith("_created")
+                for sample in family.samples
+                if sample.name.endswith("_created")
             }
             points = []
             for labels, samples in _by_labels(families[theirs].samples).items():
@@ -121,11 +116,11 @@ def _point(labels: _Labels, samples: Mapping[str, Any], start: int, now: int) ->
 
 def _by_labels(samples: Sequence[Any]) -> dict[_Labels, dict[str, Any]]:
     found: defaultdict[_Labels, dict[str, Any]] = defaultdict(lambda: {"bucket": []})
-    for one in samples:
-        if one.name.endswith("_bucket"):
-            found[_labels(one.labels)]["bucket"].append((float(one.labels["le"]), one.value))
-        elif one.name.endswith("_sum"):
-            found[_labels(one.labels)]["sum"] = one.value
+    for sample in samples:
+        if sample.name.endswith("_bucket"):
+            found[_labels(sample.labels)]["bucket"].append((float(sample.labels["le"]), sample.value))
+        elif sample.name.endswith("_sum"):
+            found[_labels(sample.labels)]["sum"] = sample.value
     return {labels: kinds for labels, kinds in found.items() if kinds["bucket"]}
 
 

@@ -32,7 +32,7 @@ from typing import Any, Final, TypeVar
 from kc_otel._extras import extra
 from kc_otel.client.router import Choice, Router
 from kc_otel.contract.slices import Scalar
-from kc_otel.judge.decisions.table import INFERENCE_KERNEL
+from kc_otel.judge.decisions.entries import INFERENCE_KERNEL
 
 with extra("openfeature", "the OpenFeature provider"):
     from openfeature.evaluation_context import EvaluationContext
@@ -44,7 +44,7 @@ __all__ = ["KernelProvider"]
 
 _VERSION: Final = "kc.kernel.inference"
 _SEPARATOR: Final = "."
-_ASKED: Final = frozenset({"halted", "held", "resync"})
+_FLAG_METHODS: Final = frozenset({"halted", "held", "resync"})
 """Flags after the contract's name, which are the router's methods."""
 
 T = TypeVar("T")
@@ -85,9 +85,9 @@ class KernelProvider(AbstractProvider):
     def resolve_boolean_details(
         self, flag_key: str, default_value: bool, evaluation_context: EvaluationContext | None = None
     ) -> FlagResolutionDetails[bool]:
-        """Whether the inference kernel may serve a request; whether training is halted, promotion held and the like."""
+        """Resolve a flag: may the inference kernel serve a request, is training halted, promotion held and the like."""
         contract, _, what = flag_key.rpartition(_SEPARATOR)
-        if contract and what in _ASKED:
+        if contract and what in _FLAG_METHODS:
             why: str | None = getattr(self._router, what)(contract)
             return FlagResolutionDetails(
                 why is not None, reason=self._reason(why is not None), flag_metadata=self._about(why)
@@ -117,7 +117,7 @@ class KernelProvider(AbstractProvider):
     def resolve_integer_details(
         self, flag_key: str, default_value: int, evaluation_context: EvaluationContext | None = None
     ) -> FlagResolutionDetails[int]:
-        """There is no such flag."""
+        """Return the default with an error: no flag has this type."""
         del evaluation_context
         return _mismatch(flag_key, default_value)
 
@@ -127,7 +127,7 @@ class KernelProvider(AbstractProvider):
         default_value: Sequence[FlagValueType] | Mapping[str, FlagValueType],
         evaluation_context: EvaluationContext | None = None,
     ) -> FlagResolutionDetails[Sequence[FlagValueType] | Mapping[str, FlagValueType]]:
-        """There is no such flag."""
+        """Return the default with an error: no flag has this type."""
         del evaluation_context
         return _mismatch(flag_key, default_value)
 

@@ -11,14 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from email.message import Message
 from typing import Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from kc_otel.client.credentials import authorization, client_context
 from kc_otel.contract.json_text import read_json_text
-from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.judge.decisions.entries import DecisionTable
 
-__all__ = ["Poller"]
+__all__ = ["Poller", "lateness"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +28,19 @@ _REMEDIES: Final = {
     401: "; give token_file=, KC_OTEL_TOKEN_FILE or KC_OTEL_TOKEN",
     403: "; the token's entry would have to say may: [read]",
 }
-_UNCHANGED: Final = frozenset({204, 304})
+_UNCHANGED_STATUSES: Final = frozenset({204, 304})
+_LATE_SECONDS: Final = 30.0
+"""Seconds since the last evaluation after which an evaluator is late, as its /readyz has it."""
+
+
+def lateness(headers: Message) -> str:
+    """Say that an evaluator answers and does not evaluate, by its header `Age`; empty where it does.
+
+    Raises:
+        ValueError: If the header is no number.
+    """
+    age = float(headers.get("age") or 0.0)
+    return f"nothing has been evaluated for {age:.0f} s" if age > _LATE_SECONDS else ""
 
 
 class Poller(threading.Thread):
@@ -43,8 +56,8 @@ class Poller(threading.Thread):
 
     Args:
         url: Base URL of the evaluator's API.
-        on_table: Called with each new table.
-        on_contact: Called after every answer, new table or not.
+        on_table: Called with each new table, and whether the evaluator has evaluated lately.
+        on_contact: Called after every answer of an evaluator that is not late, new table or not.
         asked: Contract and kind of the directives that this process looks at, so that people see whether anybody does.
         wait: How long the evaluator may hold an answer back, seconds.
         refresh: Least time between two requests, seconds, for an evaluator that does not hold answers back.
@@ -59,7 +72,7 @@ class Poller(threading.Thread):
     def __init__(
         self,
         url: str,
-        on_table: Callable[[DecisionTable], None],
+        on_table: Callable[[DecisionTable, bool], None],
         on_contact: Callable[[], None],
         asked: Callable[[], Sequence[tuple[str, str]]] = tuple,
         *,
@@ -78,7 +91,7 @@ class Poller(threading.Thread):
         self._token_file = token_file
         self._wait, self._refresh, self._longest_pause = wait, refresh, longest_pause
         self._table: DecisionTable | None = None
-        self._tag = ""
+        self._tag = self._unserved = ""
         self._stopping = threading.Event()
         self._connection: http.client.HTTPConnection | None = None
 
@@ -126,16 +139,23 @@ class Poller(threading.Thread):
         raw = answer.read(_MOST_BYTES + 1)
         if len(raw) > _MOST_BYTES:
             raise ValueError(f"the answer is larger than {_MOST_BYTES} bytes")
+        late = lateness(answer.headers)
         if answer.status == http.client.OK:
             table = DecisionTable.from_plain(read_json_text(raw))
             if table != self._table:
-                self._on_table(table)
+                self._on_table(table, not late)
             self._table = table
             # The evaluator's own, not ours: a newer one has content that is ignored here.
             self._tag = (answer.getheader("etag") or "").strip('"')
-        elif answer.status not in _UNCHANGED:
+        elif answer.status not in _UNCHANGED_STATUSES:
             hint = _REMEDIES.get(answer.status, "")
             raise ValueError(f"HTTP {answer.status}{hint}")
+        if late:
+            raise ValueError(late)
+        unserved = unquote(answer.getheader("kc-unserved") or "")
+        if unserved != self._unserved and unserved:
+            _log.warning("%s serves no contract %s: nothing routes its requests", self._host, unserved)
+        self._unserved = unserved
         self._on_contact()
 
     def _request(self) -> http.client.HTTPResponse:

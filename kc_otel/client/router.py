@@ -2,31 +2,37 @@
 
 A daemon thread keeps the table fresh and swaps one reference to an immutable snapshot; readers take that reference and
 never wait. When the evaluator is gone the last table stays in force: a route is lifted by a person, never by an outage.
-Once it has been gone for longer than `stale_after`, `on_stale` decides for everything that no pin or route covers. With
-`keep` the last table is in a file too, for a serving process that starts while the evaluator is gone.
+Before the first table, and once the evaluator has been gone for longer than `stale_after`, nobody watches a version
+that is being tried: requests without a pin or a route go to versions that were promoted to full, else to the training
+kernel. The last table is in a file too, for a serving process that starts while the evaluator is gone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from kc_otel.client.poll import Poller
-from kc_otel.client.snapshot import NEVER, STALE, Choice, Kernel, Snapshot, compiled
+from kc_otel.client.snapshot import NEVER, PROVEN, UNPROVEN, Choice, Kernel, Snapshot, compiled
 from kc_otel.contract.json_text import read_json_text
-from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
-from kc_otel.judge.decisions.table import INFERENCE_KERNEL, TRAIN_KERNEL, DecisionTable, DirectiveKind
-from kc_otel.judge.plain_json import to_json
+from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL, DecisionTable, DirectiveKind
+
+if TYPE_CHECKING:
+    from kc_otel.contract.model import Contract  # pydantic and YAML, which a service that routes does without
 
 __all__ = ["Choice", "Kernel", "Router", "TableFile"]
 
 _log: Final = logging.getLogger(__name__)
+_ROUTE: Final = "route"
+"""Kind of directive that a program reports to obey when it asks for routes."""
 _MOST_ASKED: Final = 64
 """Contracts and kinds of directives that are told; a process has a few."""
 _NO_DIRECTIVES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -35,7 +41,7 @@ _MAPPINGS: Final = (dict, Mapping)
 
 
 class Router:
-    """Which kernel serves a request, and what the evaluator asks of this process.
+    """Routes of requests to kernels, and the evaluator's directives to this process.
 
         with Router("http://127.0.0.1:4320", contracts=[contract]) as router:
             kernel = router.choose("policy-7b", {"prompt_tokens": 9000}, inference_version="9f1c2ab04d77")
@@ -47,17 +53,18 @@ class Router:
         contracts: Contracts whose slices requests are matched against; not needed by callers that name slices.
         refresh: Least time between two requests to the evaluator, seconds.
         wait: How long the evaluator may hold an answer back until something changes, seconds.
-        stale_after: Seconds without an answer after which `on_stale` applies.
-        on_stale: Kernel for requests that no pin and no route covers while the table is stale. `inference-kernel` goes
-            on as before, canaries included; `train-kernel` serves nothing that nobody watches.
+        stale_after: Seconds without an answer after which only versions that were promoted to full serve.
+        trusted: Short fingerprints that count as promoted to full although nobody promoted them here, such as the
+            version that has served until today.
         keep: File that takes each new table, for a process that starts while the evaluator is gone: it starts with the
-            pins and routes of the last table, which counts as stale. None starts without any.
+            pins, routes and promotions of the last table, which counts as stale. True for one by the URL in
+            `kc-otel/` of XDG_STATE_HOME, or of ~/.local/state; False starts without any.
         token_file: File that holds the token which the evaluator asks for; it is read with every request, so that it
             may change. None for what KC_OTEL_TOKEN_FILE names, or KC_OTEL_TOKEN itself.
 
     Raises:
-        ValueError: If the URL is not one, `on_stale` is not a kernel, or the file of `keep` holds something else.
-        OSError: If the file of `keep` exists and cannot be read.
+        ValueError: If the URL is not one, or a file that `keep` names holds something else.
+        OSError: If a file that `keep` names exists and cannot be read.
     """
 
     def __init__(
@@ -68,17 +75,17 @@ class Router:
         refresh: float = 1.0,
         wait: float = 25.0,
         stale_after: float = 300.0,
-        on_stale: Kernel = INFERENCE_KERNEL,
-        keep: str | os.PathLike[str] | None = None,
+        trusted: Iterable[str] = (),
+        keep: str | os.PathLike[str] | bool = True,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._setup(contracts, stale_after, on_stale, time.monotonic)
-        self._table_file = None if keep is None else TableFile(Path(keep))
+        self._setup(contracts, stale_after, trusted, time.monotonic)
+        self._table_file = _default_file(url, token_file) if keep is True else TableFile(Path(keep)) if keep else None
         self._poller: Poller | None = Poller(
             url,
             self._arrived,
             self._touch,
-            lambda: sorted(self._asked),
+            self._obeyed,
             wait=wait,
             refresh=refresh,
             token_file=token_file,
@@ -94,28 +101,27 @@ class Router:
         *,
         contracts: Iterable[Contract] = (),
         stale_after: float = NEVER,
-        on_stale: Kernel = INFERENCE_KERNEL,
+        trusted: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> Router:
         """A router over a fixed table, without a thread or an evaluator: for tests and for batch jobs."""
         router = cls.__new__(cls)
-        router._setup(contracts, stale_after, on_stale, clock)  # noqa: SLF001 - its own
+        router._setup(contracts, stale_after, trusted, clock)  # noqa: SLF001 - its own
         router._poller = None  # noqa: SLF001 - its own
         router._take(table)  # noqa: SLF001 - its own
         router._touch()  # noqa: SLF001 - its own
         return router
 
     def _setup(
-        self, contracts: Iterable[Contract], stale_after: float, on_stale: Kernel, clock: Callable[[], float]
+        self, contracts: Iterable[Contract], stale_after: float, trusted: Iterable[str], clock: Callable[[], float]
     ) -> None:
-        if on_stale not in {TRAIN_KERNEL, INFERENCE_KERNEL}:
-            raise ValueError(f"on_stale={on_stale!r} is not a kernel; write {TRAIN_KERNEL!r} or {INFERENCE_KERNEL!r}")
         self._contracts = {contract.name: contract for contract in contracts}
-        self._asked: set[tuple[str, DirectiveKind]] = set()
+        self._asked: set[tuple[str, str]] = set()
         self._clock = clock
         self._stale_after = stale_after
-        self._on_stale: Kernel = on_stale
+        self._trusted = frozenset(trusted)
         self._fresh_until = -NEVER
+        self._said_stale = self._said_lost = False
         self._snapshot = Snapshot(DecisionTable())
 
     @property
@@ -125,7 +131,7 @@ class Router:
 
     @property
     def stale(self) -> bool:
-        """Whether the evaluator has been silent for longer than `stale_after`, or has never answered."""
+        """True if the evaluator has been silent for longer than `stale_after`, or has never answered."""
         return self._clock() > self._fresh_until
 
     def choose(
@@ -136,22 +142,23 @@ class Router:
         *,
         key: str | bytes | None = None,
     ) -> Kernel:
-        """Which kernel serves a request.
+        """Choose the kernel that serves a request.
 
         Args:
             contract: metadata.name.
             where: Attributes of the request, matched against the contract's slices; or the names of its slices, where
                 `all` need not be named.
-            inference_version: Short fingerprint of the inference kernel that would serve it. Without it every version
-                counts as avoided that has a route, also one that was rolled out since, and every canary limits it.
-            key: What decides whether the request is in a canary's share, such as the id of the user or conversation
-                that must not change kernels on the way. The same key gets the same kernel, in every process, and moves
-                once at most while a weight grows. Without one chance decides.
+            inference_version: Short fingerprint of the inference kernel that would serve it. Without it, every route
+                and every canary applies, whatever version it is about.
+            key: Key that decides whether the request is in a canary's share, such as the id of a user or conversation
+                that must not change kernels on the way. The same key gets the same kernel in every process, and moves
+                at most once while a share grows. Without a key, the choice is random.
 
         Returns:
-            What a person has pinned for one of the request's slices, the newest pin first. Else `train-kernel` if a
-            route covers one of them, if it lies outside of the share of a canary that does, or if the table is stale
-            and `on_stale` says so; else `inference-kernel`.
+            `train-kernel` if a person has pinned one of the request's slices to it, the newest pin first; if no pin
+            covers them and a route does; if the request lies outside of the share of a canary that covers one; or if
+            the table is stale, no pin covers them, and the version is not known to have been promoted to full. Else
+            `inference-kernel`.
 
         Raises:
             LookupError: If attributes are given for a contract that the router was not given.
@@ -166,8 +173,10 @@ class Router:
         *,
         key: str | bytes | None = None,
     ) -> Choice:
-        """Which kernel serves a request, and what decided it; arguments and errors are those of `choose`."""
+        """Choose the kernel that serves a request, with the cause; arguments and errors are those of `choose`."""
         snapshot = self._snapshot
+        if (contract, _ROUTE) not in self._asked:
+            self._tell(contract, _ROUTE)
         if isinstance(where, _MAPPINGS):
             if contract not in self._contracts:
                 raise LookupError(f"no contract {contract!r} to match attributes against; pass Router(contracts=[...])")
@@ -175,7 +184,12 @@ class Router:
             where = frozenset((where,) if isinstance(where, str) else where)
         choice = snapshot.choice(contract, where, inference_version, key)
         if choice.cause in {"default", "canary"} and self._clock() > self._fresh_until:
-            return choice if choice.kernel == TRAIN_KERNEL else STALE[self._on_stale]
+            if choice.kernel == TRAIN_KERNEL:
+                return choice
+            if not self._said_stale:
+                self._say_stale()
+            promoted = inference_version in self._trusted or (contract, inference_version) in snapshot.promoted
+            return PROVEN if promoted else UNPROVEN
         return choice
 
     def choose_version(
@@ -186,13 +200,13 @@ class Router:
         *,
         key: str | bytes | None = None,
     ) -> str | None:
-        """Which of several versions of the inference kernel serves a request.
+        """Choose one of several versions of the inference kernel for a request.
 
         Args:
             contract: As in `choose`.
             where: As in `choose`.
             versions: Short fingerprints, the preferred one first: a version in its canary before the one that it is
-                to replace.
+                to replace. One whose promotion nobody has started gives way to those after it.
             key: As in `choose`.
 
         Returns:
@@ -200,25 +214,33 @@ class Router:
         """
         if not isinstance(where, _MAPPINGS):
             where = frozenset((where,) if isinstance(where, str) else where)
-        for version in versions:
-            if self.decide(contract, where, version, key=key).kernel == INFERENCE_KERNEL:
+        candidates = list(versions)
+        for version in candidates:
+            started = version == candidates[-1] or self._has_started(contract, version)
+            if started and self.decide(contract, where, version, key=key).kernel == INFERENCE_KERNEL:
                 return version
         return None
+
+    def _has_started(self, contract: str, version: str) -> bool:
+        """Return whether a version has begun its promotion, has ended it in full, or is trusted."""
+        snapshot = self._snapshot
+        tried = any(share.version == version for share in snapshot.canaries.get(contract, ()))
+        return tried or version in self._trusted or (contract, version) in snapshot.promoted
 
     def sampling(self, contract: str, default: float) -> float:
         """Share of comparisons to measure: 1 while a `sample-more` step fires, else the default."""
         return 1.0 if self._directives(contract, DirectiveKind.SAMPLING) else default
 
     def halted(self, contract: str) -> str | None:
-        """Why training should stop, while a `halt` step fires; else None."""
+        """Return the reason to stop training while a `halt` step fires; else None."""
         return self._first(contract, DirectiveKind.HALT)
 
     def held(self, contract: str) -> str | None:
-        """Why promotion should wait, while a `hold-promotion` step fires; else None."""
+        """Return the reason to hold promotion while a `hold-promotion` step fires; else None."""
         return self._first(contract, DirectiveKind.HOLD_PROMOTION)
 
     def resync(self, contract: str) -> str | None:
-        """Why the inference kernel should get the trainer's weights, while a `resync-weights` step fires; else None."""
+        """Return the reason to resync the inference kernel's weights while a `resync-weights` step fires; else None."""
         return self._first(contract, DirectiveKind.RESYNC_WEIGHTS)
 
     def to_locate(self, contract: str) -> Mapping[str, str]:
@@ -230,7 +252,7 @@ class Router:
         return self._directives(contract, DirectiveKind.QUARANTINE_ROLLOUTS)
 
     def wait_for_table(self, timeout: float) -> bool:
-        """Wait until the evaluator has answered; for start-up. Returns whether it has."""
+        """Wait at start-up until the evaluator has answered; return True if it has."""
         deadline = time.monotonic() + timeout
         while self._fresh_until == -NEVER and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -255,22 +277,64 @@ class Router:
 
     def _directives(self, contract: str, kind: DirectiveKind) -> Mapping[str, str]:
         """Slices and reasons; that the program asks at all is told to the evaluator with the next request."""
-        key = (contract, kind)
-        if key not in self._asked and len(self._asked) < _MOST_ASKED:
-            self._asked = {*self._asked, key}  # the poller reads it on another thread
-        return self._snapshot.directives.get(key, _NO_DIRECTIVES)
+        if (contract, kind) not in self._asked:
+            self._tell(contract, kind)
+        return self._snapshot.directives.get((contract, kind), _NO_DIRECTIVES)
+
+    def _tell(self, contract: str, kind: str) -> None:
+        if len(self._asked) < _MOST_ASKED:
+            self._asked = {*self._asked, (contract, kind)}  # the poller reads it on another thread
+
+    def _obeyed(self) -> list[tuple[str, str]]:
+        """Return the directives to report as obeyed, without routes of contracts that have slices unknown here."""
+        blind = self._snapshot.blind
+        return sorted(pair for pair in self._asked if pair[1] != _ROUTE or pair[0] not in blind)
 
     def _touch(self) -> None:
         self._fresh_until = self._clock() + self._stale_after
+        self._said_stale = False
 
-    def _arrived(self, table: DecisionTable) -> None:
-        self._take(table)
-        self._touch()  # before the file is written: a slow disk does not make it stale
+    def _say_stale(self) -> None:
+        """Log once per outage which kernels serve while the evaluator does not answer."""
+        self._said_stale = True
+        serve = sorted({*self._trusted, *(version for _, version in self._snapshot.promoted)})
+        why = "no decision table yet" if self._fresh_until == -NEVER else f"no answer for {self._stale_after:g} s"
+        _log.warning(
+            "%s: requests that no pin and no route covers go to versions that were promoted to full (%s), "
+            "else to the training kernel, until the evaluator answers",
+            why,
+            ", ".join(serve) or "none is known; Router(trusted=[...]) names those that serve already",
+        )
+
+    def _arrived(self, table: DecisionTable, fresh: bool = True) -> None:
+        limited = _with_limits(table, self._snapshot.table)
+        if limited is not table and not self._said_lost:
+            _log.warning(
+                "the evaluator's decisions began anew: versions that it had limited, and does not name, stay limited"
+            )
+        self._said_lost = limited is not table
+        self._take(limited)
+        if fresh:
+            self._touch()  # before the file is written: a slow disk does not make it stale
         if self._table_file is not None:
-            self._table_file.save(table)
+            self._table_file.save(self._snapshot.table)
 
     def _take(self, table: DecisionTable) -> None:
         self._snapshot = compiled(table, self._contracts)
+
+
+def _with_limits(table: DecisionTable, before: DecisionTable) -> DecisionTable:
+    """A new table, with the limits of versions that an evaluator which began anew knows nothing of.
+
+    Its state was lost: a version that was rolled back, or whose share was small, must not serve because of that. Such a
+    limit stays until the evaluator says anything of the version.
+    """
+    if table.version >= before.version:
+        return table
+    said = {(canary.contract, canary.version) for canary in table.canaries}
+    said |= {(promoted.contract, promoted.version) for promoted in table.promoted}
+    left = tuple(canary for canary in before.canaries if (canary.contract, canary.version) not in said)
+    return table if not left else replace(table, version=before.version, canaries=(*table.canaries, *left))
 
 
 class TableFile:
@@ -278,10 +342,11 @@ class TableFile:
 
     Args:
         path: The file; its folder has to exist.
+        own: Whether nobody named the file: its folder is made, and what cannot be read is logged and written anew.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, own: bool = False) -> None:
+        self._path, self._own = path, own
         self._failed = False
 
     def load(self) -> DecisionTable | None:
@@ -292,6 +357,15 @@ class TableFile:
             OSError: If it cannot be read.
         """
         try:
+            return self._read()
+        except (OSError, ValueError) as error:
+            if not self._own:
+                raise
+            _log.warning("no decision table from the process before: %s", error)
+            return None
+
+    def _read(self) -> DecisionTable | None:
+        try:
             return DecisionTable.from_plain(read_json_text(self._path.read_bytes()))
         except FileNotFoundError:
             return None
@@ -299,10 +373,12 @@ class TableFile:
             raise ValueError(f"{self._path}: not a decision table ({error!r}); remove it, or keep another") from None
 
     def save(self, table: DecisionTable) -> None:
-        """Replace the file; what goes wrong is logged once, because requests are routed all the same."""
+        """Replace the file; a failure is logged once, because requests are routed anyway."""
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            beside.write_text(to_json(table))
+            if self._own:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(table.to_json())
             beside.replace(self._path)
         except OSError as error:
             if not self._failed:
@@ -310,3 +386,14 @@ class TableFile:
             self._failed = True
         else:
             self._failed = False
+
+
+def _default_file(url: str, token_file: str | os.PathLike[str] | None) -> TableFile | None:
+    """Return the file of this evaluator and token; None for a user without a home."""
+    asked = f"{url}\0{'' if token_file is None else os.fspath(token_file)}"
+    name = f"decisions-{hashlib.blake2b(asked.encode(), digest_size=6).hexdigest()}.json"
+    try:
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    except RuntimeError:
+        return None
+    return TableFile(state / "kc-otel" / name, own=True)

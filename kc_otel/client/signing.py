@@ -57,7 +57,7 @@ class SecretError(WebhookError):
 
 
 class VerificationError(WebhookError):
-    """The request is not to be trusted."""
+    """The request cannot be trusted."""
 
 
 class HeaderError(VerificationError):
@@ -69,7 +69,7 @@ class TimestampError(VerificationError):
 
 
 class SignatureError(VerificationError):
-    """No signature in the header was made with any of the secrets."""
+    """The header contains no signature made with one of the secrets."""
 
 
 class BodyError(VerificationError):
@@ -142,7 +142,7 @@ def verify(
     tolerance: float = 300.0,
     now: float | None = None,
 ) -> Any:
-    """The body of a webhook, if it was signed with one of the secrets, lately.
+    """Return the body of a webhook that was signed recently with one of the secrets.
 
     Args:
         secrets: One secret, or several while it is rotated; `whsec_...` text or `Secret`.
@@ -156,7 +156,7 @@ def verify(
         handling a message twice would hurt.
 
     Raises:
-        VerificationError: One of its kinds, if the request is not to be trusted.
+        VerificationError: If the request cannot be trusted; its subclasses say why.
         SecretError: If a secret is malformed, or there is none.
     """
     keys = [secrets] if isinstance(secrets, str | Secret) else list(secrets)
@@ -188,7 +188,7 @@ def verify(
 
 
 def parsed_body(raw: bytes) -> Any:
-    """What a body that is trusted says.
+    """Parse a body that is trusted.
 
     Raises:
         BodyError: If it is not JSON, or nests deeper than can be read.

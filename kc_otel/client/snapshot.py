@@ -8,11 +8,10 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from kc_otel.contract.model import Contract, SliceSpec
 from kc_otel.contract.slices import ALL, Scalar, SliceCondition
-from kc_otel.judge.decisions.table import (
+from kc_otel.judge.decisions.entries import (
     INFERENCE_KERNEL,
     TRAIN_KERNEL,
     Canary,
@@ -22,7 +21,10 @@ from kc_otel.judge.decisions.table import (
     Route,
 )
 
-__all__ = ["NEVER", "STALE", "Choice", "Kernel", "Snapshot", "Where", "compiled"]
+if TYPE_CHECKING:
+    from kc_otel.contract.model import Contract, SliceSpec
+
+__all__ = ["NEVER", "PROVEN", "UNPROVEN", "Choice", "Kernel", "Snapshot", "Where", "compiled"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -36,13 +38,13 @@ NEVER: Final = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which kernel serves a request, and what decided it.
+    """Kernel that serves a request, with the cause of the choice.
 
     Attributes:
         kernel: `train-kernel` or `inference-kernel`.
         cause: `pin`, `route`, `canary`, `stale`, or `default` where nothing had to be decided.
         weight: Share that the inference kernel has of such requests, where a canary decided.
-        reason: One sentence; empty for `stale` and `default`.
+        reason: One sentence; empty for `default`.
     """
 
     kernel: Kernel
@@ -52,21 +54,23 @@ class Choice:
 
 
 _DEFAULT: Final = Choice(INFERENCE_KERNEL, "default")
-STALE: Final[Mapping[str, Choice]] = {
-    TRAIN_KERNEL: Choice(TRAIN_KERNEL, "stale"),
-    INFERENCE_KERNEL: Choice(INFERENCE_KERNEL, "stale"),
-}
+UNPROVEN: Final = Choice(
+    TRAIN_KERNEL, "stale", reason="no fresh decision table, and nothing says that the version was promoted to full"
+)
+PROVEN: Final = Choice(
+    INFERENCE_KERNEL, "stale", reason="no fresh decision table; the version was promoted to full, or is trusted"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SliceOf:
-    """What requests of a slice are known by; `checks` is None where the slice is not known here but by its name."""
+    """Test for requests of a slice; `checks` is None where the slice is known here only by its name."""
 
     name: str
     checks: Checks | None
 
     def covers(self, where: Where) -> bool:
-        """Whether a request belongs to the slice."""
+        """Return True if a request belongs to the slice."""
         if type(where) is frozenset:
             return self.name == ALL or self.name in where
         # `slices.match` unrolled, with text compared by hash: this loop is most of what a request pays.
@@ -91,8 +95,11 @@ class SlicePin:
     choice: Choice
 
     def holds(self, where: Where) -> bool:
-        """Whether it decides a request."""
-        if self.until != NEVER and time.time() >= self.until:
+        """Return True if the pin decides a request.
+
+        A pin to the training kernel ends only in the evaluator's next table: the local clock may be wrong.
+        """
+        if self.choice.kernel == INFERENCE_KERNEL and self.until != NEVER and time.time() >= self.until:
             return False
         return self.slice.covers(where)
 
@@ -107,7 +114,7 @@ class SliceRoutes:
     choice: Choice
 
     def holds(self, where: Where, version: str | None) -> bool:
-        """Whether a request is kept away from a version of the inference kernel, or with None from any."""
+        """Return True if a request is kept away from a version of the inference kernel, or with None from any."""
         until = self.last if version is None else self.versions.get(version, 0.0)
         if until != NEVER and not (until > 0.0 and time.time() < until):
             return False
@@ -133,7 +140,7 @@ class SliceShare:
     outside: Choice
 
     def holds(self, where: Where, version: str | None) -> bool:
-        """Whether it limits such requests of a version of the inference kernel, or with None of any."""
+        """Return True if the canary limits a request for a version of the inference kernel, or with None for any."""
         return (version is None or version == self.version) and self.slice.covers(where)
 
     def decide(self, key: str | bytes) -> Choice:
@@ -149,23 +156,31 @@ class SliceShare:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A table and what is asked of it, by contract."""
+    """A decision table, indexed by contract."""
 
     table: DecisionTable
     pins: Mapping[str, tuple[SlicePin, ...]] = field(default_factory=dict)
     routes: Mapping[str, tuple[SliceRoutes, ...]] = field(default_factory=dict)
     canaries: Mapping[str, tuple[SliceShare, ...]] = field(default_factory=dict)
     directives: Mapping[tuple[str, DirectiveKind], Mapping[str, str]] = field(default_factory=dict)
+    promoted: frozenset[tuple[str, str]] = frozenset()
+    """(contract, version)"""
+    blind: frozenset[str] = frozenset()
+    """Contracts of which something is decided for a slice that they do not have here: it cannot be obeyed."""
 
     def choice(self, contract: str, where: Where, version: str | None, key: str | bytes | None) -> Choice:
-        """What the newest pin, else a route, else the smallest canary of a request decides; without a key by chance."""
-        for pin in self.pins.get(contract, ()):
-            if pin.holds(where):
-                return pin.choice
-        for route in self.routes.get(contract, ()):
-            if route.holds(where, version):
-                return route.choice
-        choice = _DEFAULT
+        """Return the choice by the newest pin, else a route, and the smallest canary; without a key by chance.
+
+        A pin to the inference kernel lifts routes, but not the limits of a version on trial or rolled back.
+        """
+        choice = next((pin.choice for pin in self.pins.get(contract, ()) if pin.holds(where)), None)
+        if choice is None:
+            for route in self.routes.get(contract, ()):
+                if route.holds(where, version):
+                    return route.choice
+            choice = _DEFAULT
+        elif choice.kernel == TRAIN_KERNEL:
+            return choice
         for share in self.canaries.get(contract, ()):
             if share.holds(where, version):
                 key = random.randbytes(8) if key is None else key  # noqa: S311 - nothing secret
@@ -186,16 +201,17 @@ def compiled(table: DecisionTable, contracts: Mapping[str, Contract]) -> Snapsho
         for contract, named in by_slice.items()
     }
     pins: dict[str, tuple[SlicePin, ...]] = {}
-    for pin in sorted(table.pins, key=lambda one: -one.at):  # the newest that matches wins
+    for pin in sorted(table.pins, key=lambda pin: -pin.at):  # the newest that matches wins
         pins[pin.contract] = (*pins.get(pin.contract, ()), _pin(slices.of(pin.contract, pin.slice), pin))
     canaries: dict[str, tuple[SliceShare, ...]] = {}
-    for canary in sorted(table.canaries, key=lambda one: -one.weight):  # the smallest that matches wins
+    for canary in sorted(table.canaries, key=lambda canary: -canary.weight):  # the smallest that matches wins
         share = _share(slices.of(canary.contract, canary.slice), canary)
         canaries[canary.contract] = (*canaries.get(canary.contract, ()), share)
     directives: dict[tuple[str, DirectiveKind], dict[str, str]] = {}
     for asked in table.directives:
         directives.setdefault((asked.contract, asked.kind), {}).setdefault(asked.slice, asked.reason)
-    return Snapshot(table, pins, routes, canaries, directives)
+    promoted = frozenset((promotion.contract, promotion.version) for promotion in table.promoted)
+    return Snapshot(table, pins, routes, canaries, directives, promoted, frozenset(slices.blind))
 
 
 def _routes(slice: SliceOf, found: Iterable[Route]) -> SliceRoutes:
@@ -208,17 +224,21 @@ def _routes(slice: SliceOf, found: Iterable[Route]) -> SliceRoutes:
     return SliceRoutes(slice, versions, max(versions.values()), Choice(TRAIN_KERNEL, "route", reason=reason))
 
 
-def _pin(slice: SliceOf, one: Pin) -> SlicePin:
-    kernel: Kernel = TRAIN_KERNEL if one.kernel == TRAIN_KERNEL else INFERENCE_KERNEL
-    choice = Choice(kernel, "pin", reason=f"{one.by}: {one.why}")
-    return SlicePin(slice, NEVER if one.until is None else one.until, choice)
+def _pin(slice: SliceOf, pin: Pin) -> SlicePin:
+    kernel: Kernel = TRAIN_KERNEL if pin.kernel == TRAIN_KERNEL else INFERENCE_KERNEL
+    choice = Choice(kernel, "pin", reason=f"{pin.by}: {pin.why}")
+    return SlicePin(slice, NEVER if pin.until is None else pin.until, choice)
 
 
-def _share(slice: SliceOf, one: Canary) -> SliceShare:
-    salted = hashlib.blake2b(f"{one.contract}\0{one.version}\0".encode(), digest_size=8)
-    below = int(one.weight * 2.0**64).to_bytes(8, "big") if 0.0 < one.weight < 1.0 else None
-    inside, outside = (Choice(kernel, "canary", one.weight, one.reason) for kernel in (INFERENCE_KERNEL, TRAIN_KERNEL))
-    return SliceShare(slice, one.version, NEVER if one.until is None else one.until, salted, below, inside, outside)
+def _share(slice: SliceOf, canary: Canary) -> SliceShare:
+    salted = hashlib.blake2b(f"{canary.contract}\0{canary.version}\0".encode(), digest_size=8)
+    below = int(canary.weight * 2.0**64).to_bytes(8, "big") if 0.0 < canary.weight < 1.0 else None
+    inside, outside = (
+        Choice(kernel, "canary", canary.weight, canary.reason) for kernel in (INFERENCE_KERNEL, TRAIN_KERNEL)
+    )
+    return SliceShare(
+        slice, canary.version, NEVER if canary.until is None else canary.until, salted, below, inside, outside
+    )
 
 
 class _Slices:
@@ -227,6 +247,7 @@ class _Slices:
     def __init__(self, contracts: Mapping[str, Contract]) -> None:
         self._contracts = contracts
         self._made: dict[tuple[str, str], SliceOf] = {}
+        self.blind: set[str] = set()
 
     def of(self, contract: str, name: str) -> SliceOf:
         """A slice; known only by its name where the contract or the slice is not known here."""
@@ -240,6 +261,7 @@ class _Slices:
         known = self._contracts.get(contract)
         spec = None if known is None else known.slices.get(name)
         if known is not None and spec is None:
+            self.blind.add(contract)
             _log.warning("contract %r has no slice %r here; what is decided of it holds only by name", contract, name)
         return None if spec is None else _checks(spec)
 

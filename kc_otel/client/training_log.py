@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -17,12 +18,13 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 
 from kc_otel.client.credentials import authorization, client_context
+from kc_otel.client.poll import lateness
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.plain_json import read_plain
-from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdict import Causes, Cell, OfLag, Part, Status, Verdict
 
 __all__ = ["TrainingLog", "scalars"]
 
@@ -30,11 +32,11 @@ _log: Final = logging.getLogger("kc_otel")
 _MOST_BYTES: Final = 64 << 20
 _TIMEOUT: Final = 10.0
 _BADNESS: Final = (Status.NO_DATA, Status.PASS, Status.INCONCLUSIVE, Status.FAIL)
-"""What says least about the kernels first."""
+"""Statuses by severity; the one that says least about the kernels comes first."""
 
 
 class TrainingLog:
-    """Makes `Recorder.scalars` what a contract says of this run.
+    """Source of `Recorder.scalars`: a contract's verdicts on this run.
 
     >>> from kc_otel.record.recorder import Recorder
     >>> recorder = Recorder("contracts/rl-rollouts-bf16-fp8.yaml", log=TrainingLog())
@@ -79,19 +81,19 @@ class TrainingLog:
         return (_Asking(url, self, self._refresh, self._token_file),)
 
     def scalars(self) -> Mapping[str, float]:
-        """As of the newest verdicts; empty before any, and while the evaluator does not answer."""
+        """Return the scalars of the newest verdicts; empty before the first and while the evaluator does not answer."""
         return self._scalars
 
-    def take(self, verdicts: Sequence[Verdict]) -> None:
+    def take(self, verdicts: Sequence[Verdict], causes: Mapping[Cell, Causes] | None = None) -> None:
         """Make these verdicts the newest."""
-        self._scalars = scalars(verdicts)
+        self._scalars = scalars(verdicts, causes or {})
 
 
 class _Watcher(MetricExporter):
-    """What stands beside the exporters and sends nothing."""
+    """Exporter that watches beside the others and sends nothing."""
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:  # noqa: ARG002 - the interface's
-        """Nothing is sent, so nothing is refused."""
+        """Accept the export without sending it."""
         return MetricExportResult.SUCCESS
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:  # noqa: ARG002 - the interface's
@@ -114,11 +116,12 @@ class _InProcess(_Watcher):
         self._failed = False
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:  # noqa: ARG002 - the interface's
-        """Judge what is exported."""
+        """Judge the export."""
         try:
             now = time.time()
             self._judge.ingest_metrics(encode_metrics(metrics_data), now)
-            self._log.take(self._judge.evaluate(now)[self._name].verdicts)
+            judged = self._judge.evaluate(now)[self._name]
+            self._log.take(judged.verdicts, judged.causes)
         except Exception:  # noqa: BLE001 - the run must go on, judged or not
             if not self._failed:
                 self._failed = True
@@ -127,7 +130,7 @@ class _InProcess(_Watcher):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The token goes to whom it was meant for, and not on to where that one points."""
+    """A redirect handler that follows none, so that the token reaches no other host."""
 
     def redirect_request(self, *_: Any) -> None:
         """Let a redirect be the error that it is."""
@@ -153,7 +156,7 @@ class _Asking(_Watcher):
         reachable = True
         while not self._stopped.is_set():
             try:
-                self._log.take(self._asked())
+                self._log.take(*self._asked())
             except (OSError, ValueError, http.client.HTTPException) as error:
                 if reachable:
                     _log.warning("no verdicts for the training log from %s: %s", self._url, error)
@@ -163,21 +166,27 @@ class _Asking(_Watcher):
                 reachable = True
             self._stopped.wait(self._refresh)
 
-    def _asked(self) -> list[Verdict]:
+    def _asked(self) -> tuple[list[Verdict], dict[Cell, Causes]]:
         request = urllib.request.Request(self._url, headers=authorization(self._token_file))  # noqa: S310 - http or https
         handlers = [urllib.request.HTTPSHandler(context=client_context())] if self._url.startswith("https:") else []
         with urllib.request.build_opener(_NoRedirects, *handlers).open(request, timeout=_TIMEOUT) as answer:
+            if late := lateness(answer.headers):
+                raise ValueError(late)
             raw = answer.read(_MOST_BYTES + 1)
         if len(raw) > _MOST_BYTES:
             raise ValueError(f"the answer is larger than {_MOST_BYTES} bytes")
         try:
-            return [_verdict(one) for one in read_json_text(raw)["verdicts"]]
+            plain = read_json_text(raw)["verdicts"]
+            verdicts = [_verdict(row) for row in plain]
+            causes = {made.cell: _causes(row["causes"]) for made, row in zip(verdicts, plain, strict=True)
+                      if row.get("causes")}  # fmt: skip
         except (KeyError, TypeError) as error:
             raise ValueError(f"the answer holds no verdicts ({error!r})") from None
+        return verdicts, causes
 
 
-def scalars(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """What a trainer's log can hold of a contract's verdicts: finite numbers by name.
+def scalars(verdicts: Sequence[Verdict], causes: Mapping[Cell, Causes] = MappingProxyType({})) -> dict[str, float]:
+    """Return a contract's verdicts for a trainer's log: finite numbers by name.
 
     Of each clause with data, as of its worst slice (the worst verdict, then the smallest margin in relation to the
     limit; `all` only where its verdict is worse than that of every slice):
@@ -185,24 +194,28 @@ def scalars(verdicts: Sequence[Verdict]) -> dict[str, float]:
     - `kc/CLAUSE/worst/SLICE`: the estimate there. Only the slice that is the worst now has such a number, so that a
       chart of `kc/CLAUSE/worst/*` shows by its lines which one it was when.
     - `kc/CLAUSE/bound`: the confidence bound that decides there: the lower one on FAIL, else the upper.
-    - `kc/CLAUSE/limit`: what that is held against.
-    - `kc/CLAUSE/evidence`: what is held against the limit, 0 to 1, where such a thing can be held.
+    - `kc/CLAUSE/limit`: the limit for that bound.
+    - `kc/CLAUSE/evidence`: evidence against the limit, 0 to 1, for clauses that have it.
     - `kc/CLAUSE/verdict`: 0 PASS, 1 INCONCLUSIVE, 3 FAIL.
     - `kc/CLAUSE/all`: the estimate over all traffic.
+    - `kc/CLAUSE/kernel`, `kc/CLAUSE/staleness`, `kc/CLAUSE/total`, where older weights sampled some of it: the kernels'
+      drift, what the age of the weights adds, and both; each with `/lower` and `/upper`, as `kc/CLAUSE/lag/0` to
+      `kc/CLAUSE/lag/8+` are of each lag. `kc/CLAUSE/stale` is the share of what older weights sampled.
 
     And of all of them `kc/failing`, the number of cells that FAIL.
 
     Args:
         verdicts: Of every cell of one contract, as of one evaluation.
+        causes: Split of its means by cause.
     """
     judged: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        if verdict.status is not Status.NO_DATA:
+        if verdict.status not in {Status.NO_DATA, Status.INVALID_INPUT}:
             judged.setdefault(verdict.cell.clause, []).append(verdict)
     found: dict[str, float] = {}
     for clause, cells in judged.items():
         worst = max(cells, key=_badness)
-        overall = [one for one in cells if one.cell.slice == ALL]
+        overall = [cell for cell in cells if cell.cell.slice == ALL]
         of_clause = {
             f"worst/{worst.cell.slice}": worst.estimate,
             "bound": worst.lower if worst.status is Status.FAIL else worst.upper,
@@ -212,13 +225,19 @@ def scalars(verdicts: Sequence[Verdict]) -> dict[str, float]:
             "all": max(overall, key=_badness).estimate if overall else math.nan,
         }
         found |= {f"kc/{clause}/{name}": value for name, value in of_clause.items() if math.isfinite(value)}
+    for of in {of.clause: of for of in causes.values()}.values():
+        found[f"kc/{of.clause}/stale"] = of.share
+        parts: dict[str, Part | OfLag] = {"kernel": of.kernel, "staleness": of.staleness, "total": of.total}
+        for name, part in (parts | {f"lag/{of_lag.lag}": of_lag for of_lag in of.by_lag}).items():
+            numbers = {"": part.estimate, "/lower": part.lower, "/upper": part.upper}
+            found |= {f"kc/{of.clause}/{name}{end}": value for end, value in numbers.items() if math.isfinite(value)}
     if judged:
-        found["kc/failing"] = float(sum(one.status is Status.FAIL for one in verdicts))
+        found["kc/failing"] = float(sum(verdict.status is Status.FAIL for verdict in verdicts))
     return found
 
 
 def _badness(verdict: Verdict) -> tuple[int, bool, float]:
-    """Greater is worse; a slice says more than all traffic does."""
+    """Return a sort key: greater is worse, a slice before all traffic."""
     margin = verdict.margin / (abs(verdict.limit) or 1.0)
     return _BADNESS.index(verdict.status), verdict.cell.slice != ALL, -margin if math.isfinite(margin) else math.inf
 
@@ -228,3 +247,14 @@ def _verdict(plain: Mapping[str, Any]) -> Verdict:
     numbers = {name: math.nan for name in ("estimate", "lower", "upper", "evidence") if plain[name] is None}
     cell = {name: plain[name] for name in Cell._fields}
     return read_plain(Verdict, {**plain, **numbers, "cell": cell})
+
+
+def _causes(plain: Mapping[str, Any]) -> Causes:
+    """Causes in the API's shape."""
+
+    def part(given: Mapping[str, Any]) -> list[float]:
+        return [math.nan if given[end] is None else given[end] for end in Part.__dataclass_fields__]
+
+    total, kernel, staleness = (Part(*part(plain[name])) for name in ("total", "kernel", "staleness"))
+    by_lag = tuple(OfLag(row["lag"], row["share"], *part(row)) for row in plain["by_lag"])
+    return Causes(plain["clause"], plain["limit"], plain["share"], total, kernel, staleness, by_lag)

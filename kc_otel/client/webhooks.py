@@ -39,6 +39,7 @@ The errors are those of the Standard Webhooks signature:
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import inspect
@@ -190,9 +191,10 @@ class receiver:  # noqa: N801 - reads as the function it is used as
         self._max_body = max_body
         self._remember = remember
         self._handled: OrderedDict[str, None] = OrderedDict()
+        self._handling: dict[str, asyncio.Event] = {}
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
-        """One ASGI connection."""
+        """Answer an ASGI connection."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "http":
@@ -211,16 +213,28 @@ class receiver:  # noqa: N801 - reads as the function it is used as
             body = self._verified(headers, raw)
         except VerificationError as error:
             return 401, str(error)
-        message_id = headers.get("webhook-id", "")
-        if message_id not in self._handled:
+        await self._handle_once(headers.get("webhook-id", ""), body)
+        return 204, ""
+
+    async def _handle_once(self, message_id: str, body: Any) -> None:
+        """Deliver a message unless it was or is being delivered: a concurrent duplicate waits for the outcome."""
+        while (ended := self._handling.get(message_id)) is not None:
+            await ended.wait()
+        if message_id in self._handled:
+            return
+        if message_id:
+            self._handling[message_id] = asyncio.Event()
+        try:
             result = self._handler(body)
             if inspect.isawaitable(result):
                 await result
+        finally:
             if message_id:
-                self._handled[message_id] = None
-            if len(self._handled) > self._remember:
-                self._handled.popitem(last=False)
-        return 204, ""
+                self._handling.pop(message_id).set()
+        if message_id:
+            self._handled[message_id] = None
+        if len(self._handled) > self._remember:
+            self._handled.popitem(last=False)
 
     def _verified(self, headers: Mapping[str, str], raw: bytes) -> Any:
         grafana_secret, timestamp_header = self._grafana

@@ -9,15 +9,21 @@ from typing import Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from kc_otel.contract.fields import Name, Number, OperatorName, RawLimit, Strict
-from kc_otel.contract.registry import BY_SEQUENCE, DERIVED, OPERATORS, QUANTITIES, Quantity, Unit, known_metrics
+from kc_otel.contract.registry.clause_metrics import (
+    AVERAGED,
+    DERIVED,
+    OPERATORS,
+    QUANTITIES,
+    Quantity,
+    Unit,
+    known_metrics,
+)
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import parse_limit
 
-__all__ = ["About", "Clause", "Statistic"]
-
 About = Literal["population", "traffic"]
-"""What a verdict is about: `population`, what the slice will show, where sequences are the observations; `traffic`,
-what this window saw, where they depend on each other or the largest of them is taken."""
+"""Scope of a verdict: `population`, future traffic, too, where observations are independent draws from the slice;
+`traffic`, only the measured traffic, where they depend on each other or the statistic is a maximum."""
 
 _STATISTIC: Final = re.compile(
     r"mean|max|p(?P<rank>\d{1,2}(?:\.\d{1,4})?)|fraction\s*>\s*(?P<above>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
@@ -25,7 +31,7 @@ _STATISTIC: Final = re.compile(
 
 
 class Statistic(Strict):
-    """What of a metric's distribution a clause limits."""
+    """Statistic of a metric's distribution that a clause limits."""
 
     kind: Literal["mean", "max", "quantile", "fraction"]
     argument: float = 0.0
@@ -33,7 +39,7 @@ class Statistic(Strict):
 
     @classmethod
     def parse(cls, text: str) -> Statistic:
-        """From `mean`, `max`, `p99.9` or `fraction > 0.5`.
+        """Parse `mean`, `max`, `p99.9` or `fraction > 0.5`.
 
         Raises:
             ValueError: If it is none of these.
@@ -45,7 +51,7 @@ class Statistic(Strict):
         if found["rank"] is not None:
             rank = float(found["rank"]) / 100.0
             if not 0.0 < rank < 1.0:
-                msg = f"{text!r} is not a quantile; ranks lie between p0 and p100, both excluded"
+                msg = f"{text!r} is not a quantile; write a rank between 0 and 100, such as p99.9"
                 raise ValueError(msg)
             return cls(kind="quantile", argument=rank)
         if found["above"] is not None:
@@ -59,36 +65,38 @@ class Clause(Strict):
     id: Name
     """Name of the clause, unique in the contract."""
     metric: str
-    """A metric of the registry (`kc-otel metrics` lists them), or a `gen_ai.*` histogram."""
+    """A metric of the registry (`kc-otel reference metrics` lists them), or a `gen_ai.*` histogram."""
     operator: OperatorName | None = None
-    """Operator that an `operator_*` metric is about: the name that the recorder's `compare_operator` is given."""
+    """Operator of an `operator_*` metric: the name that is passed to the recorder's `compare_operator`."""
     statistic: str | None = None
     """mean, max, pXX.X or `fraction > x`; each metric has a default."""
-    unit: Literal["token", "sequence"] | None = None
-    """What counts as one independent observation. Tokens of one sequence depend on each other: by default, and with
-    `sequence`, the mean of a token metric is the mean over sequences of each one's mean, and a verdict is about what
-    the slice will show; with `token`, it is about the tokens of its window only. A fraction with `sequence` is the
-    share of sequences whose mean is above x, and counts tokens otherwise. A quantile or the largest of tokens has no
-    form by sequence, nor has by default a share that none may (limit 0): these count tokens."""
+    unit: Literal["token", "sequence", "prompt", "step"] | None = None
+    """Unit of an independent observation; dependent values are averaged first. `prompt`, the default of means: the mean
+    over a prompt's rollouts, which share its drift; without known prompts, each sequence counts as one. `sequence`:
+    sequences are declared independent. `step`: the mean over a training step; the limit then holds on average over
+    steps, with the other units at every step. `token`: the verdict covers only the tokens of its window. A fraction
+    with a wider unit than its metric's is the share of means above x. Quantiles, maxima and shares limited to 0 count
+    tokens by default."""
     limit: RawLimit
     """Largest value allowed, in the metric's unit; durations and percentages may carry their unit."""
     slices: dict[Name, RawLimit] = Field(default_factory=dict, max_length=500)
     """Limits of single slices, where they differ."""
     cap: Number | None = Field(default=None, gt=0)
-    """The promise is about the mean of min(value, cap) of what is observed: decidable for an unbounded metric, and with
-    five limits as the cap decided by a tenth of the sequences. What lies above it, a clause on the fraction above it
-    limits."""
+    """Limit the mean of min(value, cap). This makes the mean of an unbounded metric decidable; with a cap of five
+    limits, a tenth of the sequences suffices. Limit the values above it with a clause on `fraction > cap`."""
     description: str = Field(default="", max_length=1000)
-    """Why the limit has its value, and what breaks beyond it."""
+    """Reason for the limit's value, and the consequence of exceeding it."""
 
     @field_validator("metric")
     @classmethod
     def _known(cls, value: str) -> str:
         if value not in known_metrics() and not value.startswith("gen_ai."):
-            from difflib import get_close_matches  # noqa: PLC0415 - only on the way to an error
-
-            near = get_close_matches(value, known_metrics(), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(known_metrics())}, or gen_ai.*"
+            near = _near(value)
+            hint = (
+                f"did you mean {' or '.join(near)}?"
+                if near
+                else "`kc-otel reference metrics` lists them, beside gen_ai.*"
+            )
             msg = f"{value!r} is not a metric; {hint}"
             raise ValueError(msg)
         return value
@@ -104,21 +112,21 @@ class Clause(Strict):
     def _consistent(self) -> Clause:
         # A message that starts with the path of a field is shown at that field's line.
         if self.metric in DERIVED and self.parsed_statistic.kind != "mean":
-            msg = f"statistic: {self.metric} is defined by a mean; leave the statistic out"
+            msg = f"statistic: {self.metric} is always a mean; remove statistic"
             raise ValueError(msg)
         if self.opposite is not None and self.cap is not None:
-            msg = f"cap: {self.metric} has no tail to cut; leave the cap out"
+            msg = f"cap: {self.metric} takes no cap; remove it"
             raise ValueError(msg)
         if self.metric in OPERATORS and self.operator is None:
             msg = (
-                f"metric: {self.metric} is observed of single operators; name one, such as `operator: attention`, as "
-                "the recorder's compare_operator names it"
+                f"metric: {self.metric} is measured on single operators; add the name that the recorder's "
+                "compare_operator is given, such as `operator: attention`"
             )
             raise ValueError(msg)
         if self.metric not in OPERATORS and self.operator is not None:
             msg = (
-                f"operator: {self.metric} is not observed of single operators; leave the operator out, or write one "
-                f"of {', '.join(OPERATORS)} as the metric"
+                f"operator: {self.metric} is not measured on single operators; remove operator, or choose the metric "
+                f"from {', '.join(OPERATORS)}"
             )
             raise ValueError(msg)
         if self.unit is not None:
@@ -134,20 +142,23 @@ class Clause(Strict):
     def _check_unit(self) -> None:
         native, kind = self._recorded.per if self._recorded else None, self.parsed_statistic.kind
         if native is Unit.SEQUENCE and self.unit == "token":
-            msg = f"unit: {self.metric} is observed once per sequence, not per token; leave the unit out"
+            msg = f"unit: {self.metric} is observed once per sequence, not per token; remove unit"
         elif native is None:
-            msg = f"unit: what one observation of {self.metric} is, its sender decides; leave the unit out"
+            msg = f"unit: the sender of {self.metric} decides what one observation is; remove unit"
         elif native is Unit.BATCH or native is Unit.ROW:
             of = "batch" if native is Unit.BATCH else "row of an operator's output"
-            msg = f"unit: {self.metric} is observed once per {of}; leave the unit out"
-        elif self.unit == "sequence" and kind == "max":
-            msg = "unit: the largest token is the largest of any sequence too; leave the unit out"
-        elif self.unit == "sequence" and kind == "quantile":
+            msg = f"unit: {self.metric} is observed once per {of}; remove unit"
+        elif self.unit == native.value:
+            return
+        elif kind == "max":
+            msg = f"unit: the maximum over {native}s is the same by {self.unit}; remove unit"
+        elif kind == "quantile":
             msg = (
-                f"unit: {self.statistic_text} of tokens cannot be judged by sequence: a sequence is observed through "
-                "the mean of its tokens, which does not tell what single tokens do; write `statistic: mean` with a "
-                "limit for it, or `unit: token`: the verdict is then about this window's tokens"
+                f"unit: {self.statistic_text} of {native}s cannot be judged by {self.unit}: each counts with the "
+                f"mean of its {native}s; write `statistic: mean` with a limit for it, or `unit: {native}`"
             )
+            if native is Unit.TOKEN:
+                msg += ", whose verdicts cover only the measured tokens"
         else:
             return
         raise ValueError(msg)
@@ -166,45 +177,55 @@ class Clause(Strict):
     @property
     def quantity(self) -> Quantity | None:
         """The recorded quantity whose observations the statistic is taken of; None for a `gen_ai.*` histogram."""
-        known = self._recorded
-        return BY_SEQUENCE[known.key] if known is not None and self.by_sequence else known
+        known, over = self._recorded, self.averaged
+        return AVERAGED.get((known.key, over)) if known is not None and over is not None else known
 
     @property
     def opposite(self) -> Quantity | None:
         """The quantity that bounds the clause's metric from the other side; None where one quantity says all of it."""
-        known = DERIVED.get(self.metric)
-        return QUANTITIES[known.opposite] if known is not None and known.opposite is not None else None
+        known, over = DERIVED.get(self.metric), self.averaged
+        if known is None or known.opposite is None:
+            return None
+        return QUANTITIES[known.opposite] if over is None else AVERAGED.get((known.opposite, over))
 
     @property
-    def by_sequence(self) -> bool:
-        """Whether a token metric's means over sequences are judged, and not its tokens.
+    def averaged(self) -> Unit | None:
+        """The unit over which the metric's observations are averaged before they count; None where each one counts.
 
-        They are wherever they can be, unless the clause says `unit: token`. A share that none may is counted token by
-        token: the first that differs is a fact, and of those that do not, the count is the evidence.
+        A mean is judged by prompt, unless the clause says otherwise. A share that none may is counted token by token:
+        the first that differs is a fact, and of those that do not, the count is the evidence.
         """
-        if self.unit == "token" or self._recorded is None or self._recorded.per is not Unit.TOKEN:
-            return False
-        return self.unit == "sequence" or (self.parsed_statistic.kind == "mean" and not self.allows_none(ALL))
+        native = None if self._recorded is None else self._recorded.per
+        if native is not Unit.TOKEN and native is not Unit.SEQUENCE:
+            return None
+        if self.unit is not None:
+            return None if self.unit == native.value else Unit(self.unit)
+        mean = self.parsed_statistic.kind == "mean" and not self.allows_none(ALL)
+        return Unit.PROMPT if mean else None
 
     @property
     def about(self) -> About:
-        """Whether a verdict speaks of what the slice will show, or of what this window saw only.
+        """Scope of a verdict: future traffic, too, or only the measured traffic.
 
-        Sequences are drawn anew from the slice, so an interval over them holds for those to come. The tokens of one
-        sequence, the rows of one output, the steps of one run depend on each other, and of what a `gen_ai.*` histogram
-        observed only its sender knows whether it does: an interval over them holds for those that were observed. About
-        a maximum nothing is claimed beyond what was seen.
+        Prompts are independent draws from the slice, so an interval over them holds for future ones; so are sequences
+        if the clause says so. Tokens of one sequence, rollouts of one prompt, rows of one output and optimizer steps of
+        one run depend on each other, and observations of a `gen_ai.*` histogram may: an interval over them holds for
+        the measured ones. A maximum never says anything about future observations.
         """
         quantity = self.quantity
-        of_sequences = quantity is not None and quantity.per is Unit.SEQUENCE
-        return "population" if of_sequences and self.parsed_statistic.kind != "max" else "traffic"
+        if quantity is None or self.parsed_statistic.kind == "max":
+            return "traffic"
+        independent = self.averaged is not None or (quantity.per is Unit.SEQUENCE and self.unit == "sequence")
+        return "population" if independent else "traffic"
 
     @property
     def metric_text(self) -> str:
-        """The metric as sentences name it: `tv_token`, `tv_token by sequence`, or `operator_ulp of attention`."""
+        """The metric as sentences name it: `tv_token`, `tv_token by prompt`, or `operator_ulp of attention`."""
         if self.operator is not None:
             return f"{self.metric} of {self.operator}"
-        return f"{self.metric} by sequence" if self.by_sequence else self.metric
+        recorded = self._recorded
+        by_itself = recorded is not None and recorded.per is Unit.SEQUENCE and self.averaged is Unit.PROMPT
+        return self.metric if self.averaged is None or by_itself else f"{self.metric} by {self.averaged}"
 
     @property
     def _recorded(self) -> Quantity | None:
@@ -229,15 +250,16 @@ class Clause(Strict):
 
     @property
     def tail_text(self) -> str:
-        """What a clause on the share above the cap begins with: its metric, statistic and unit."""
+        """Beginning of a clause on the share above the cap: its metric, statistic and unit."""
         metric = DERIVED[self.metric].base if self.metric in DERIVED else self.metric
         of = f", operator: {self.operator}" if self.operator is not None else ""
-        per = ", unit: sequence" if self.by_sequence else ", unit: token" if self.unit == "token" else ""
+        unit = self.averaged or self.unit
+        per = f", unit: {unit}" if unit is not None else ""
         above = repr(self.cap).removesuffix(".0")
         return f"metric: {metric}{of}, statistic: fraction > {above}{per}"
 
     def allows_none(self, slice: str) -> bool:
-        """Whether a share is limited to 0 on a slice: one observation breaks the promise, and while none does it holds.
+        """Return True if a slice limits a share to 0: one observation breaks the promise, and none keeps it.
 
         A share is a fraction, or the mean over tokens of a quantity that has two values: with `unit: token`, and where
         nothing is allowed on `all`.
@@ -250,3 +272,14 @@ class Clause(Strict):
     def limit_for(self, slice: str) -> float:
         """Limit on a slice, in the metric's unit."""
         return parse_limit(self.limit if slice == ALL else self.slices.get(slice, self.limit), self.limit_unit)
+
+
+def _near(metric: str) -> list[str]:
+    """Metrics that a name may mean: spelled alike, or with a word of it; three at most."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only on the way to an error
+
+    known, name = known_metrics(), metric.lower().replace("-", "_")
+    alike = get_close_matches(name, known, n=1)
+    words = {word for word in name.split("_") if word}
+    sharing = sorted((candidate for candidate in known if words & set(candidate.split("_"))), key=len)
+    return list(dict.fromkeys([*alike, *sharing]))[:3]

@@ -1,4 +1,4 @@
-"""What a new version of a contract promises more, less, or differently than the old one.
+"""Differences between two versions of a contract: promises that are tighter, looser, or other ones.
 
 The question is what a reviewer must look at, so whatever can let more drift through counts as loosening, even when
 something else is tightened in the same change. Clauses are told apart by their id, slices by their name, steps of the
@@ -15,21 +15,20 @@ ladder by what they wait for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 from kc_otel.contract.clause import Clause, Statistic
-from kc_otel.contract.diff_escalation import diff_escalation
 from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
-from kc_otel.contract.promotion import diff_promotion
+from kc_otel.contract.policy import EscalationStep
+from kc_otel.contract.promotion import PromotionTerms, shown_share
 from kc_otel.contract.regions import covers
-from kc_otel.contract.registry import DERIVED, QUANTITIES
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-
-__all__ = ["ChangeKind", "ContractChange", "diff"]
 
 ChangeKind = Literal["tightens", "loosens", "adds", "drops", "changes"]
 
@@ -42,11 +41,11 @@ class ContractChange:
     """One difference between two versions of a contract.
 
     Attributes:
-        kind: What it does to the promise.
+        kind: Effect on the promise.
         field: Where: clauses, slices and steps by name, such as `statistical[token-tv].limit`.
         old: Old value; None where there was none.
         new: New value; None where there is none.
-        sentence: What it means, for the person who reviews it.
+        sentence: Meaning, for the reviewer.
     """
 
     kind: ChangeKind
@@ -57,7 +56,7 @@ class ContractChange:
 
     @property
     def loosening(self) -> bool:
-        """Whether the new version can let something pass that the old one would not."""
+        """True if the new version can pass something that the old one would not."""
         return self.kind in {"loosens", "drops"}
 
 
@@ -72,7 +71,7 @@ def diff(old: Contract, new: Contract) -> list[ContractChange]:
         *_clauses(old, new),
         *_observability(old, new),
         *(ContractChange(*found) for found in diff_escalation(old.escalation, new.escalation)),
-        *(ContractChange(*found) for found in diff_promotion(old.promotion, new.promotion)),
+        *(ContractChange(*found) for found in _promotion(old.promotion, new.promotion)),
     ]
 
 
@@ -181,7 +180,7 @@ def _by_id(contract: Contract) -> dict[str, tuple[str, Clause]]:
 
 
 def _limits(path: str, old: Clause, new: Clause, slices: set[str]) -> Iterator[ContractChange]:
-    """Of slices that have the clause's own limit in both versions nothing is said: `limit` says it."""
+    """Yield changed limits of slices; `limit` covers those that have the clause's own limit in both versions."""
     own = {name for name in slices if name in old.slices or name in new.slices}
     for name in (ALL, *sorted(own - {ALL})):
         before, after = old.limit_for(name), new.limit_for(name)
@@ -194,8 +193,8 @@ def _limits(path: str, old: Clause, new: Clause, slices: set[str]) -> Iterator[C
 
 
 def _compare(old: Clause, new: Clause) -> Literal["same", "tightens", "loosens", "other"]:
-    """How the new clause's statistic compares with the old one's on the same data."""
-    if (old.metric, old.operator, old.by_sequence) != (new.metric, new.operator, new.by_sequence):
+    """Compare the new clause's statistic with the old one's on the same data."""
+    if (old.metric, old.operator, old.averaged) != (new.metric, new.operator, new.averaged):
         return "other"
     before, after = _rank(old), _rank(new)
     if before == after:
@@ -263,3 +262,131 @@ _WHY: Final = {
 
 def _shown(value: Any) -> str:
     return "nothing" if value is None or value == "" else repr(value)
+
+
+_SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
+
+_Difference = tuple[ChangeKind, str, Any, Any, str]
+_PairingKey = Callable[[EscalationStep], object]
+
+_KEYS: Final[tuple[_PairingKey, ...]] = (
+    lambda step: (step.on, frozenset(step.clauses), step.severity, step.after, frozenset(map(str, step.do))),
+    lambda step: (step.on, frozenset(step.clauses), step.severity),
+    lambda step: (step.on, frozenset(step.clauses)),
+    lambda step: (step.on, step.severity),
+    lambda step: step.on,
+)
+
+
+def diff_escalation(old: Sequence[EscalationStep], new: Sequence[EscalationStep]) -> Iterator[_Difference]:
+    """Kind, field, old, new and a sentence for every difference."""
+    left, right = list(range(len(old))), list(range(len(new)))
+    pairs: list[tuple[int, int]] = []
+    for key in _KEYS:
+        for index in tuple(left):
+            match = next((other for other in right if key(new[other]) == key(old[index])), None)
+            if match is not None:
+                pairs.append((index, match))
+                left.remove(index)
+                right.remove(match)
+    for index, match in sorted(pairs):
+        yield from _step(f"escalation[{match}]", old[index], new[match])
+    for index in left:
+        yield (
+            "drops",
+            f"escalation[{index}]",
+            _said(old[index]),
+            None,
+            f"{_said(old[index])} no longer happens",
+        )
+    for index in right:
+        yield "adds", f"escalation[{index}]", None, _said(new[index]), f"{_said(new[index])} happens too"
+
+
+def _step(path: str, old: EscalationStep, new: EscalationStep) -> Iterator[_Difference]:
+    if old.after != new.after:
+        kind: Literal["tightens", "loosens"] = "loosens" if new.after > old.after else "tightens"
+        before, after = format_duration(old.after), format_duration(new.after)
+        yield kind, f"{path}.for", before, after, f"fires after {after} instead of {before}"
+    if old.clear_for != new.clear_for:
+        kind = "loosens" if new.clear_for < old.clear_for else "tightens"
+        before, after = format_duration(old.clear_for), format_duration(new.clear_for)
+        yield kind, f"{path}.clear_for", before, after, f"resolves after {after} instead of {before}"
+    if old.repeat != new.repeat:
+        rarer = new.repeat == 0 or (old.repeat > 0 and new.repeat > old.repeat)
+        before, after = format_duration(old.repeat), format_duration(new.repeat)
+        how = f"reminds every {after}" if new.repeat else "reminds nobody"
+        yield "loosens" if rarer else "tightens", f"{path}.repeat", before, after, f"{how} ({before} before)"
+    if old.severity != new.severity:
+        kind = "loosens" if _SEVERITY[new.severity] < _SEVERITY[old.severity] else "tightens"
+        yield kind, f"{path}.severity", old.severity, new.severity, f"is {new.severity} instead of {old.severity}"
+    yield from _step_clauses(path, set(old.clauses), set(new.clauses))
+    before_do, after_do = {str(action) for action in old.do}, {str(action) for action in new.do}
+    for action in sorted(before_do - after_do):
+        yield "drops", f"{path}.do", action, None, f"on {old.on}, {action} no longer happens"
+    for action in sorted(after_do - before_do):
+        yield "adds", f"{path}.do", None, action, f"on {new.on}, {action} happens too"
+
+
+def _step_clauses(path: str, old: set[str], new: set[str]) -> Iterator[_Difference]:
+    if old == new:
+        return
+    # No clauses means all of them.
+    left_out = bool(new) and (not old or bool(old - new))
+    before, after = sorted(old) or ["all"], sorted(new) or ["all"]
+    sentence = f"waits for {', '.join(after)} instead of {', '.join(before)}"
+    yield "loosens" if left_out else "tightens", f"{path}.clauses", before, after, sentence
+
+
+def _said(step: EscalationStep) -> str:
+    after = f" for {format_duration(step.after)}" if step.after else ""
+    return f"{', '.join(map(str, step.do))} on {step.on}{after} ({step.severity})"
+
+
+def _promotion(before: PromotionTerms, after: PromotionTerms) -> Iterator[_Difference]:
+    if before.windows != after.windows:
+        kind: Literal["tightens", "loosens"] = "loosens" if after.windows < before.windows else "tightens"
+        sentence = f"a step asks for {after.windows} windows of PASS instead of {before.windows}"
+        yield kind, "promotion.windows", before.windows, after.windows, sentence
+    if before.failure_limit != after.failure_limit:
+        kind = "loosens" if after.failure_limit > before.failure_limit else "tightens"
+        sentence = f"a version is rolled back after {after.failure_limit} failing windows, not {before.failure_limit}"
+        yield kind, "promotion.failure_limit", before.failure_limit, after.failure_limit, sentence
+    if before.steps != after.steps:
+        steps = [", ".join(map(shown_share, terms.steps)) for terms in (before, after)]
+        sentence = f"a canary serves {steps[1]} instead of {steps[0]}"
+        yield _steps(before.steps, after.steps), "promotion.steps", steps[0], steps[1], sentence
+    for stage in sorted({*before.approve} ^ {*after.approve}):
+        kind = "loosens" if stage in before.approve else "tightens"
+        who = "nobody has to" if stage in before.approve else "a person has to"
+        yield kind, "promotion.approve", list(before.approve), list(after.approve), f"{who} let a version into {stage}"
+    for skipped in sorted({*before.skip} ^ {*after.skip}):
+        kind = "tightens" if skipped in before.skip else "loosens"
+        what = "asked for again" if skipped in before.skip else "skipped"
+        yield kind, "promotion.skip", list(before.skip), list(after.skip), f"stage {skipped} is {what}"
+    if before.sampling != after.sampling:
+        yield (
+            _sampling(before.sampling, after.sampling),
+            "promotion.sampling",
+            before.sampling,
+            after.sampling,
+            ("recordings may be made with other sampling parameters"),
+        )
+
+
+def _sampling(before: dict[str, Any], after: dict[str, Any]) -> Literal["tightens", "loosens"]:
+    """Values that might not be used before loosen, and so does what need not be said any more.
+
+    A parameter that was not listed might not be used at all, so that listing it loosens too, whatever its values.
+    """
+    more = not after or (before and any({*values} - {*before.get(name, ())} for name, values in after.items()))
+    return "loosens" if more or {*before} - {*after} else "tightens"
+
+
+def _steps(before: tuple[float, ...], after: tuple[float, ...]) -> Literal["tightens", "loosens"]:
+    """A jump between two shares that no gate stands between any more is a loosening, wherever it is."""
+    reached = (0.0, *after, 1.0)
+    for low, high in pairwise(reached):
+        if any(low < share < high for share in before):
+            return "loosens"
+    return "tightens"

@@ -1,15 +1,13 @@
-"""What is wrong with a contract, and where.
+"""Problems of a contract, with their places.
 
 ContractError        a contract cannot be used; carries every Problem that was found, not only the first
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
-
-__all__ = ["ContractError", "ContractProblem", "LintFinding", "Loc", "ProblemLevel", "field_path"]
 
 Loc = tuple[str | int, ...]
 """Place in a contract: keys of mappings and indices of lists, from the top."""
@@ -24,7 +22,7 @@ class ContractProblem:
         file: Path as it was given, or another name of the source.
         line: Line in the file, from 1; 0 when the file as a whole is meant.
         field: Path of the field, such as `statistical[0].limit`; empty when no field is meant.
-        message: What is wrong and what to write instead.
+        message: The problem, and what to write instead.
         level: An error refuses the contract; a warning does not.
     """
 
@@ -50,7 +48,7 @@ class LintFinding:
 
     Attributes:
         loc: Place in the contract.
-        message: What is wrong and what to write instead.
+        message: The problem, and what to write instead.
         level: Error or warning.
     """
 
@@ -68,7 +66,18 @@ class ContractError(ValueError):
 
     def __init__(self, problems: Iterable[ContractProblem]) -> None:
         self.problems = tuple(sorted(problems))
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        super().__init__("\n".join(problem_lines(self.problems)))
+
+
+def problem_lines(problems: Iterable[ContractProblem]) -> Iterator[str]:
+    """Yield a line for each problem; equal messages are one line, with their places."""
+    alike: dict[tuple[str, str, str], list[ContractProblem]] = {}
+    for problem in problems:
+        alike.setdefault((problem.file, problem.level, problem.message), []).append(problem)
+    for first, *others in alike.values():
+        lines = [str(problem.line) for problem in others]
+        more = f"{', '.join(lines[:3])} and {len(lines) - 3} more" if len(lines) > 3 else ", ".join(lines)
+        yield f"{first}; also on line{'s' * (len(lines) > 1)} {more}" if others else str(first)
 
 
 def field_path(loc: Loc) -> str:

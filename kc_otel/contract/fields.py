@@ -9,18 +9,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from kc_otel.contract.units import format_duration, parse_duration
 
-__all__ = [
-    "NAME_PATTERN",
-    "OPERATOR_PATTERN",
-    "Duration",
-    "Name",
-    "Number",
-    "OperatorName",
-    "RawLimit",
-    "Strict",
-    "operator_name",
-]
-
 NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 OPERATOR_PATTERN: Final = r"^[A-Za-z0-9_]([A-Za-z0-9_.:/-]{0,98}[A-Za-z0-9_])?$"

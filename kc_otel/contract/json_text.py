@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["read_json_text"]
-
 
 def read_json_text(text: str | bytes) -> Any:
-    """What a JSON text says.
+    """Parse a JSON text.
 
     Raises:
         ValueError: If it is not JSON, or nests deeper than can be read, which `json` alone answers with a

@@ -1,4 +1,4 @@
-"""What values a clause's statistic can take at all: between which limits a clause means something."""
+"""Possible values of a clause's statistic, so the limits that mean something, and the factors of derived metrics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Assumptions
-from kc_otel.contract.registry import DERIVED, QUANTITIES
-
-__all__ = ["Range", "range_of", "scale_of"]
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 
 _NOUN: Final = {
     "tv_token": "a total variation",
@@ -32,7 +30,7 @@ class Range:
     Attributes:
         low: Smallest value.
         high: Largest value.
-        noun: What has these values, for messages.
+        noun: Name of these values, for messages.
         cap: Set when `high` comes from the cap on the mean of an unbounded quantity, not from the quantity.
     """
 
@@ -59,7 +57,7 @@ def range_of(clause: Clause, assumptions: Assumptions) -> Range | None:
 
 
 def scale_of(metric: str, assumptions: Assumptions) -> float | None:
-    """What the mean of a derived metric's base quantity is multiplied by; None when an assumption is missing.
+    """Return the factor from a derived metric's base mean to the metric; None when an assumption is missing.
 
     The statements are those of the registry: `E|l| / log(1+clip)`, `(r_max - r_min) TV_seq`,
     `2 A_max G_seq TV_seq` with `G_seq = horizon * score_norm_max`.
@@ -88,3 +86,40 @@ def _derived(clause: Clause, assumptions: Assumptions) -> Range | None:
     if cap >= base.high:
         return Range(0.0, scale * base.high, noun)
     return Range(0.0, scale * cap, noun, cap)
+
+
+def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
+    """(scale, offset) with which a derived metric is `scale * mean(base) + offset`.
+
+    k1 = -E[l]; support deficit = 1 - E[w]; clip-budget share = E|l| / log(1 + clip);
+    reward drift: (r_max - r_min) times what its two sides bound, and <= (r_max - r_min) TV_seq;
+    gradient bias <= 2 A_max G_seq TV_seq, G_seq = horizon * score_norm_max.
+    Source: Xu and Wu 2026, arXiv:2606.07581, the last with the constant that needs no support assumption.
+
+    Raises:
+        ValueError: If the contract does not state an assumption that the metric is made of.
+    """
+    missing = [name for name in DERIVED[metric].needs if getattr(assumptions, name) is None]
+    if missing:
+        msg = f"{metric} needs assumptions.{' and assumptions.'.join(missing)}; write them into the contract"
+        raise ValueError(msg)
+    match metric:
+        case "k1":
+            return -1.0, 0.0
+        case "support_deficit":
+            return -1.0, 1.0
+        case "clip_budget_share":
+            assert assumptions.clip is not None
+            return 1.0 / math.log1p(assumptions.clip), 0.0
+        case "reward_drift" | "reward_drift_bound":
+            assert assumptions.reward_range is not None
+            low, high = assumptions.reward_range
+            return high - low, 0.0
+        case "gradient_bias_bound":
+            a, g, t = assumptions.advantage_max, assumptions.score_norm_max, assumptions.horizon
+            assert a is not None
+            assert g is not None
+            assert t is not None
+            return 2.0 * a * g * t, 0.0
+    msg = f"{metric} has no formula"
+    raise ValueError(msg)

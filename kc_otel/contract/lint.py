@@ -1,4 +1,4 @@
-"""What takes two places of a contract to see: limits that cannot be, names that lead nowhere, steps that never fire.
+"""Faults that take two places of a contract to see: impossible limits, names that lead nowhere, steps that never fire.
 
 Every rule is a pure function of the contract that yields findings with the place they are about. An error is a
 contract that cannot do what it says; a warning is one that can, but probably not what was meant.
@@ -13,22 +13,20 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Final
 
-from kc_otel.contract.errors import LintFinding, Loc
+from kc_otel.contract.errors import LintFinding, Loc, ProblemLevel
 from kc_otel.contract.lint_clauses import lint_clauses
-from kc_otel.contract.lint_escalation import lint_escalation
 from kc_otel.contract.measuring_paths import AUTOMATIC
 from kc_otel.contract.model import Contract, KernelSpec
-from kc_otel.contract.promotion import lint_promotion
+from kc_otel.contract.policy import EscalationStep
+from kc_otel.contract.promotion import PromotionTerms
 from kc_otel.contract.regions import satisfiable
-from kc_otel.contract.slices import SliceCondition
+from kc_otel.contract.slices import POSITION, TURN, SliceCondition
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import did_you_mean
 
-__all__ = ["circles", "lint"]
-
-
-_SENT: Final = frozenset[str]().union(*AUTOMATIC.values())
-_NUMBERS: Final = frozenset({"prompt_tokens", "completion_tokens", "response_tokens", "temperature", "advantage"})
+_SENT_ATTRIBUTES: Final = frozenset[str]().union(*AUTOMATIC.values())
+_MISSPELT: Final = _SENT_ATTRIBUTES - {TURN}  # `turns`, how many a conversation has, is no misspelling of it
+_NUMERIC_KEYS: Final = frozenset({"prompt_tokens", "completion_tokens", "temperature", "advantage", POSITION, TURN})
 """Attributes that our own instrumentation sends, as numbers."""
 _FORMAT: Final = re.compile(
     r"auto|half|float|double|(?:bf|bfloat)16|(?:float|fp|mxfp|nvfp|nf|tf|u?int|mxint|i?q)(?:2|3|4|5|6|8|16|19|32|64)"
@@ -45,8 +43,8 @@ def lint(contract: Contract) -> list[LintFinding]:
         *_slices(contract),
         *lint_clauses(contract),
         *_observability(contract),
-        *(LintFinding(*found) for found in lint_escalation(contract)),
-        *(LintFinding(*found) for found in lint_promotion(contract.promotion)),
+        *(LintFinding(*found) for found in _escalation(contract)),
+        *(LintFinding(*found) for found in _promotion(contract.promotion)),
     ]
 
 
@@ -57,29 +55,45 @@ def _kernels(contract: Contract) -> Iterator[LintFinding]:
             given = getattr(spec, field)
             if given is not None and not _FORMAT.fullmatch(given.lower().removeprefix("torch.")):
                 hint = did_you_mean(given.lower(), _FORMATS, "some are")
-                what = f"{given!r} is no number format that is known here; {hint}"
+                what = f"{given!r} is not a known number format; {hint}"
                 yield LintFinding(("kernels", role, field), what, "warning")
 
 
 def _slices(contract: Contract) -> Iterator[LintFinding]:
     seen: dict[object, str] = {}
     for name, spec in contract.slices.items():
-        for attribute, conditions in spec.conditions.items():
-            yield from _where(spec.where[attribute], attribute, conditions, ("slices", name, "where", attribute))
+        for attribute, raw in spec.where.items():
+            yield from _where(raw, attribute, spec.conditions[attribute], ("slices", name, "where", attribute))
+        if spec.of_tokens and _route(contract) is not None:
+            yield LintFinding(
+                ("slices", name),
+                "selects tokens by what no request has before it is answered, so a route of this slice moves none; "
+                "contain what breaks here with another action, or by a clause on `all`",
+                "warning",
+            )
         region = frozenset((attribute, frozenset(conditions)) for attribute, conditions in spec.conditions.items())
         if region in seen:
-            yield LintFinding(("slices", name), f"matches exactly what {seen[region]!r} matches; keep one of them")
+            yield LintFinding(
+                ("slices", name), f"has the same conditions as slice {seen[region]!r}; remove one of the two"
+            )
         seen.setdefault(region, name)
 
 
 def _where(written: object, attribute: str, conditions: Sequence[SliceCondition], here: Loc) -> Iterator[LintFinding]:
-    texts = (one for one in conditions if one.comparison == "in" and not any(map(_numeric, one.values)))
+    texts = (
+        condition
+        for condition in conditions
+        if condition.comparison == "in" and not any(map(_numeric, condition.values))
+    )
     if not satisfiable(conditions):
-        yield LintFinding(here, f"{written!r} can never match: no value satisfies all of it")
-    elif attribute in _NUMBERS and any(texts):
-        yield LintFinding(here, f'{written!r} can never match: {attribute} is a number; write such as ">= 8192"')
-    elif attribute not in _SENT and (near := get_close_matches(attribute, _SENT, n=1, cutoff=0.85)):
-        yield LintFinding(here, f"nothing sends {attribute!r} by itself; did you mean {near[0]!r}?", "warning")
+        yield LintFinding(here, f"{written!r} can never match, because no value satisfies every condition; change one")
+    elif attribute in _NUMERIC_KEYS and any(texts):
+        yield LintFinding(
+            here,
+            f'{written!r} can never match, as {attribute} is a number; write one, or a comparison such as ">= 8192"',
+        )
+    elif attribute not in _SENT_ATTRIBUTES and (near := get_close_matches(attribute, _MISSPELT, n=1, cutoff=0.85)):
+        yield LintFinding(here, f"no integration sends {attribute!r}; did you mean {near[0]!r}?", "warning")
 
 
 def _numeric(value: object) -> bool:
@@ -105,18 +119,18 @@ def _observability(contract: Contract) -> Iterator[LintFinding]:
         yield LintFinding(
             ("observability", "heartbeat"),
             f"{format_duration(seen.heartbeat)} is longer than window ({format_duration(seen.window)}): "
-            "the window would be empty before silence is noticed; write a shorter heartbeat",
+            "the window would be empty before silence is detected; write a shorter heartbeat",
         )
     if seen.false_alarms < seen.window:
         yield LintFinding(
             ("observability", "false_alarms"),
             f"{format_duration(seen.false_alarms)} is shorter than window ({format_duration(seen.window)}): every "
-            "window would raise one; write a time that an engineer on call would bear, such as 30d",
+            "window could raise one; write a longer time, such as 30d",
         )
     if 1.0 - seen.confidence < _SMALLEST_ALPHA:
         yield LintFinding(
             ("observability", "confidence"),
-            f"{seen.confidence!r} leaves no room for error, so no number of samples decides; write 0.99 or 0.999",
+            f"{seen.confidence!r} is so close to 1 that no number of samples decides; write 0.99 or 0.999",
         )
     judged = {
         (clause.quantity.key if clause.quantity else clause.metric, clause.operator) for clause in contract.clauses
@@ -125,8 +139,8 @@ def _observability(contract: Contract) -> Iterator[LintFinding]:
     if seen.max_series < needed:
         yield LintFinding(
             ("observability", "max_series"),
-            f"{len(judged)} quantities on {len(contract.slices) + 1} slices are {needed} streams for one kernel pair, "
-            f"more than {seen.max_series}: slices would be lost to 'other'; write {2 * needed} or more",
+            f"one kernel pair needs {needed} streams ({len(judged)} quantities on {len(contract.slices) + 1} slices), "
+            f"more than {seen.max_series}: some slices would be counted as 'other'; write {2 * needed} or more",
             "warning",
         )
 
@@ -147,8 +161,8 @@ def circles(contracts: Sequence[Contract]) -> Iterator[tuple[int, LintFinding]]:
         names = _way(edges, target, source)
         if names is not None:
             message = (
-                f"routes from {_shown(source)} to {_shown(target)}, and {' and '.join(names)} from there back: a "
-                "request that they are all about would go in circles; leave one of the routes out"
+                f"routes from {_shown(source)} to {_shown(target)}, and {' and '.join(names)} from there back: "
+                "requests would loop between the kernels; remove one of the routes"
             )
             yield index, LintFinding(loc, message)
         edges.setdefault(source, []).append((target, contract.name))
@@ -180,3 +194,132 @@ def _way(
 
 def _shown(kernel: KernelSpec) -> str:
     return " ".join(part for part in (kernel.engine, kernel.dtype, kernel.quantization) if part)
+
+
+_DAY: Final = 86400.0
+_MINUTE: Final = 60.0
+_NOTIFYING_ACTIONS: Final = frozenset({"notify", "webhook"})
+_SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
+
+_Found = tuple[Loc, str, ProblemLevel]
+
+
+def _escalation(contract: Contract) -> Iterator[_Found]:
+    steps = contract.escalation
+    for index, step in enumerate(steps):
+        here: Loc = ("escalation", index)
+        yield from _clauses(contract, step, here)
+        yield from _actions(contract, step, here)
+        yield from _repeat(step, here)
+        for name, seconds in (("for", step.after), ("clear_for", step.clear_for)):
+            if seconds > _DAY:
+                yield (
+                    (*here, name),
+                    f"{format_duration(seconds)} is more than a day; write minutes or hours",
+                    "warning",
+                )
+        yield from _order(steps, index, here)
+
+
+def _clauses(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[_Found]:
+    known = [clause.id for clause in contract.clauses]
+    for position, name in enumerate(step.clauses):
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"clauses are {', '.join(known)}"
+            yield (*here, "clauses", position), f"no clause has the id {name!r}; {hint}", "error"
+    if step.on == "invalid-input" and step.clauses:
+        yield (
+            (*here, "clauses"),
+            "input checks apply to batches, not to clauses, so the step can never fire; remove clauses",
+            "error",
+        )
+
+
+def _repeat(step: EscalationStep, here: Loc) -> Iterator[_Found]:
+    if "repeat" not in step.model_fields_set or step.repeat == 0:
+        return
+    if not any(action.kind in _NOTIFYING_ACTIONS for action in step.do):
+        yield (
+            (*here, "repeat"),
+            "the step sends no message that could be repeated; remove repeat, or add notify or a webhook",
+            "error",
+        )
+    elif step.repeat < _MINUTE:
+        yield (
+            (*here, "repeat"),
+            f"{format_duration(step.repeat)} leaves nobody time to respond; write a minute or more, or 0s for none",
+            "warning",
+        )
+
+
+def _actions(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[_Found]:
+    written: set[str] = set()
+    for position, action in enumerate(step.do):
+        loc: Loc = (*here, "do", position)
+        if str(action) in written:
+            yield loc, f"{action} occurs twice in this step; remove one", "error"
+            continue
+        written.add(str(action))
+        if action.kind == "route":
+            if step.on != "fail":
+                yield (
+                    loc,
+                    f"a route needs a failing kernel version, and {step.on} has none; write on: fail",
+                    "error",
+                )
+            if step.clauses and all(_names_no_kernel(contract, name) for name in step.clauses):
+                message = (
+                    "a route needs the kernel version of a breach, which gen_ai.* metrics have only if the service "
+                    "adds the attributes kc.kernel.train and kc.kernel.inference; add them, or remove the route"
+                )
+                yield loc, message, "warning"
+            if contract.kernels.train == contract.kernels.inference:
+                message = (
+                    "both kernels are declared alike, so a route changes nothing; declare under kernels how they differ"
+                )
+                yield loc, message, "error"
+        if action.kind == "sample-more" and contract.observability.sampling == 1.0:
+            yield loc, "every batch is measured already (observability.sampling is 1); remove sample-more", "warning"
+
+
+def _names_no_kernel(contract: Contract, id: str) -> bool:
+    return any(clause.id == id and clause.metric.startswith("gen_ai.") for clause in contract.clauses)
+
+
+def _order(steps: tuple[EscalationStep, ...], index: int, here: Loc) -> Iterator[_Found]:
+    step = steps[index]
+    for earlier_index, earlier in enumerate(steps[:index]):
+        if earlier.on != step.on or not _overlap(earlier, step):
+            continue
+        same_clauses = set(earlier.clauses) == set(step.clauses)
+        nothing_new = {str(action) for action in step.do} <= {str(action) for action in earlier.do}
+        sooner_and_longer = earlier.after <= step.after and earlier.clear_for >= step.clear_for
+        if same_clauses and nothing_new and sooner_and_longer and earlier.severity == step.severity:
+            yield here, f"repeats escalation[{earlier_index}] and adds nothing; remove it", "error"
+        elif _SEVERITY[step.severity] > _SEVERITY[earlier.severity] and step.after < earlier.after:
+            other = f"{earlier.severity} (escalation[{earlier_index}], for: {format_duration(earlier.after)})"
+            yield (
+                (*here, "for"),
+                f"{step.severity} comes before {other}; write a longer time, so that severity rises",
+                "warning",
+            )
+
+
+def _overlap(step: EscalationStep, other: EscalationStep) -> bool:
+    return not step.clauses or not other.clauses or bool(set(step.clauses) & set(other.clauses))
+
+
+def _promotion(written: PromotionTerms) -> Iterator[_Found]:
+    for name in ("approve", "skip"):
+        stages = getattr(written, name)
+        for place, stage in enumerate(stages):
+            if stage in stages[:place]:
+                yield ("promotion", name, place), f"{stage} occurs twice; remove one", "error"
+    if "shadow" in written.skip and "shadow" in written.approve:
+        place = written.approve.index("shadow")
+        yield (
+            ("promotion", "approve", place),
+            "shadow is skipped, so nobody can approve it; remove it here or under skip",
+            "error",
+        )

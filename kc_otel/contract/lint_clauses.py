@@ -1,4 +1,4 @@
-"""What is wrong with clauses: limits that cannot be, names that lead nowhere, samples that never suffice."""
+"""Problems of clauses: impossible limits, unknown names, samples that never suffice."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.errors import LintFinding, Loc
 from kc_otel.contract.limits import Range, range_of
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import DERIVED, QUANTITIES, Origin, Unit
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import did_you_mean, listed
 
-__all__ = ["lint_clauses"]
-
 _SECTIONS: Final = ("numerical", "statistical", "runtime")
-_HOME: Final = {
+_SECTION_OF: Final = {
     Origin.LOGITS: "numerical",
     Origin.OPERATORS: "numerical",
     Origin.LOGPROBS: "statistical",
@@ -38,7 +36,7 @@ _EXAMPLE: Final = {
 def lint_clauses(contract: Contract) -> Iterator[LintFinding]:
     """Everything about clauses that no field of theirs can say on its own."""
     if not contract.clauses:
-        yield LintFinding((), "promises nothing; add a clause under numerical, statistical or runtime")
+        yield LintFinding((), "the contract has no clause; add one under numerical, statistical or runtime")
     ids: dict[str, str] = {}
     promises: dict[object, str] = {}
     for section in _SECTIONS:
@@ -49,20 +47,24 @@ def lint_clauses(contract: Contract) -> Iterator[LintFinding]:
             ids.setdefault(clause.id, f"{section}[{index}]")
             yield from _section(clause, section, here)
             yield from _references(contract, clause, here)
+            yield from _cap(clause, here)
             impossible = list(_limits(contract, clause, here))
             yield from impossible or _tail(contract, clause, here)
             yield from _samples(contract, clause, here)
             yield from _population(contract, clause, here)
+            yield from _beyond_gradient(contract, clause, here)
             limits = (clause.limit, *sorted(clause.slices.items()))
             promise = (clause.metric_text, clause.parsed_statistic, limits, clause.cap, clause.unit)
             if promise in promises and promises[promise] != clause.id:
-                yield LintFinding(here, f"promises exactly what {promises[promise]!r} promises", "warning")
+                yield LintFinding(
+                    here, f"sets the same limit as clause {promises[promise]!r}; remove one of the two", "warning"
+                )
             promises.setdefault(promise, clause.id)
 
 
 def _section(clause: Clause, section: str, here: Loc) -> Iterator[LintFinding]:
     source = QUANTITIES[clause.metric].source if clause.metric in QUANTITIES else None
-    home = _HOME[source] if source else "statistical" if clause.metric in DERIVED else "runtime"
+    home = _SECTION_OF[source] if source else "statistical" if clause.metric in DERIVED else "runtime"
     if home != section:
         why = (
             f"is measured from {source}"
@@ -77,10 +79,15 @@ def _section(clause: Clause, section: str, here: Loc) -> Iterator[LintFinding]:
 def _references(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
     for name in clause.slices:
         if name == ALL:
-            yield LintFinding((*here, "slices", name), "'all' has the clause's own limit; change limit instead")
+            yield LintFinding((*here, "slices", name), "'all' takes the clause's own limit; set limit instead")
         elif name not in contract.slices:
             yield LintFinding(
                 (*here, "slices", name), f"no slice is named {name!r}; {did_you_mean(name, contract.slices)}"
+            )
+        elif name not in contract.slices_for(clause):
+            yield LintFinding(
+                (*here, "slices", name),
+                f"{name!r} selects tokens by where they are, and {clause.metric} is of none; leave it out",
             )
     if clause.metric in DERIVED:
         for name in DERIVED[clause.metric].needs:
@@ -90,15 +97,19 @@ def _references(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintF
                     f"{clause.metric} needs assumptions.{name}; write `assumptions: {{{name}: {_EXAMPLE[name]}}}` "
                     "with your own value",
                 )
-    if clause.cap is not None and clause.parsed_statistic.kind != "mean":
-        yield LintFinding((*here, "cap"), "a cap only bounds a mean; leave it out")
-    elif clause.cap is not None and clause.quantity is not None and clause.quantity.two_valued:
+
+
+def _cap(clause: Clause, here: Loc) -> Iterator[LintFinding]:
+    if clause.cap is None:
+        return
+    if clause.parsed_statistic.kind != "mean":
+        yield LintFinding((*here, "cap"), "only a mean takes a cap; remove it")
+    elif clause.quantity is not None and clause.quantity.two_valued:
+        yield LintFinding((*here, "cap"), f"{clause.metric} takes only two values, so its mean needs no cap; remove it")
+    elif clause.metric == "support_deficit" and clause.cap <= 1:
         yield LintFinding(
-            (*here, "cap"), f"{clause.metric} has two values, and a mean of them is a share; leave it out"
-        )
-    elif clause.cap is not None and clause.metric == "support_deficit" and clause.cap <= 1:
-        yield LintFinding(
-            (*here, "cap"), "is a ratio that none exceeds, and a mean of 1 needs ratios of 1; write a number above 1"
+            (*here, "cap"),
+            "the mean ratio without a deficit is 1, and cannot be 1 with ratios capped there; write a number above 1",
         )
 
 
@@ -136,10 +147,11 @@ def _limit(clause: Clause, limit: float, possible: Range, loc: Loc) -> Iterator[
             f"at most {possible.high:g}; write a smaller limit or a larger cap",
         )
     elif limit > possible.high:
+        percent = clause.parsed_statistic.kind == "fraction" and limit < 100
+        meant = f"{shown}%" if percent else f"{_in_range(limit, possible.high):g}"
         yield LintFinding(
             loc,
-            f"{shown} is more than {possible.noun} can be ({possible.low:g}..{possible.high:g}); "
-            f"did you mean {_in_range(limit, possible.high):g}?",
+            f"{shown} is more than {possible.noun} can be ({possible.low:g}..{possible.high:g}); did you mean {meant}?",
         )
     elif limit == possible.high:
         yield LintFinding(
@@ -148,14 +160,14 @@ def _limit(clause: Clause, limit: float, possible: Range, loc: Loc) -> Iterator[
     elif limit == possible.low and clause.parsed_statistic.kind == "mean" and not clause.allows_none(ALL):
         yield LintFinding(
             loc,
-            f"{shown} can never be shown to be kept: from samples, {clause.metric} is only known to be below "
-            "something larger; write the smallest value that matters",
+            f"{shown} can never PASS: samples only show that {clause.metric} is below a larger value; write the "
+            "smallest value that matters",
             "warning",
         )
 
 
 def _in_range(limit: float, high: float) -> float:
-    """What was probably meant: most limits out of range were written in thousandths."""
+    """Return the limit that was probably meant: most limits out of range were written in thousandths."""
     meant = limit / 1000.0
     while meant >= high:
         meant /= 10.0
@@ -174,8 +186,8 @@ def _samples(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFind
         where: Loc = (*here, "statistic") if clause.statistic else (*here, "metric")
         yield LintFinding(
             where,
-            f"a p{100 * statistic.argument:g} cannot PASS at confidence {confidence:g} below {needed} "
-            f"observations, but {name} is {minimum}; raise it, or write a lower rank",
+            f"a p{100 * statistic.argument:g} cannot PASS at confidence {confidence:g} with fewer than {needed} "
+            f"observations, and {name} is {minimum}; raise it, or write a lower rank",
             "warning",
         )
 
@@ -189,14 +201,28 @@ def _tail(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding
         return
     yield LintFinding(
         (*here, "cap"),
-        f"what is above {cap:g} counts as {cap:g}, however far it is, and no clause limits how often it is above; add "
-        f"`{{id: {clause.id}-tail, {clause.tail_text}, limit: 1%}}` with the share that you can bear",
+        f"values above {cap:g} count as {cap:g}, and no clause limits how many there are; add "
+        f"`{{id: {clause.id}-tail, {clause.tail_text}, limit: 1%}}` with the share that you accept",
+        "warning",
+    )
+
+
+def _beyond_gradient(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
+    """A bias as large as the gradient itself is no limit on anything."""
+    most = range_of(clause, contract.assumptions) if clause.metric == "gradient_bias_bound" else None
+    if most is None or not math.isfinite(most.high) or clause.limit_for(ALL) < most.high / 2.0:
+        return
+    yield LintFinding(
+        (*here, "limit"),
+        f"{clause.limit_for(ALL):g} is as large as the gradient itself can be, A_max G_seq = {most.high / 2.0:.3g}: a "
+        "bias within it may reverse any gradient; limit tv_seq or k3, or measure the bias with "
+        "estimated_gradient_bias",
         "warning",
     )
 
 
 def _population(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
-    """Tokens of a window tell less about those to come than their confidence says; whoever acts on them has to say so.
+    """Tokens of a window tell less about later ones than their confidence says; a policy that acts on them must say so.
 
     A maximum is left out, and a share of none: that one token was above it is a fact, whatever comes next.
     """
@@ -209,9 +235,8 @@ def _population(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintF
     if acting:
         yield LintFinding(
             (*here, "metric"),
-            f"{listed(acting, 6)}: each acts on verdicts about the tokens of one window, of which "
-            f"{clause.statistic_text} has no form by sequence; what the slice shows next may differ by more than the "
-            "confidence says; act on a clause about sequences instead, or write `unit: token` where this window is "
-            "what matters",
+            f"{listed(acting, 6)} would act on verdicts that cover only the tokens of one window, because "
+            f"{clause.statistic_text} cannot be judged by prompt; let a clause that is judged by prompt trigger it, or "
+            "write `unit: token` if this window is what matters",
             "warning",
         )

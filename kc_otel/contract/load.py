@@ -1,39 +1,50 @@
-"""From files to contracts, with every problem of every file at its line.
+"""Load contracts from files, and report every problem at its line.
 
 A contract is refused as a whole: a team that reads "limit: 4" and gets no alarm is worse off than one whose deploy
-fails. What can be said at once is said at once, so that a file is corrected in one go.
+fails. All problems are reported together, so that a file is corrected in one go.
 """
 
 from __future__ import annotations
 
 import os
-import stat
-import sys
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
-from kc_otel.contract.errors import ContractError, ContractProblem, LintFinding, field_path
+from kc_otel.contract.errors import ContractError, ContractProblem, LintFinding, Loc, field_path
+from kc_otel.contract.fields import NAME_PATTERN
 from kc_otel.contract.lint import circles, lint
-from kc_otel.contract.messages import explain
 from kc_otel.contract.model import Contract
-from kc_otel.contract.repair import repair
+from kc_otel.contract.read import STDIN, UnreadableError, read_text
 from kc_otel.contract.yaml_document import Document, parse
 
-__all__ = ["MAX_BYTES", "Checked", "check", "check_all", "check_text", "load", "load_all", "load_source", "load_text"]
-
-MAX_BYTES: Final = 256 * 1024
-"""Largest file accepted. A long contract has some kilobytes; the YAML parser takes about two seconds for this much."""
 _SUFFIXES: Final = frozenset({".yaml", ".yml"})
-_STDIN: Final = "-"
+_WHOLE: Final[dict[str, Any]] = {
+    "apiVersion": "kernel-contract/v1",
+    "kind": "KernelContract",
+    "metadata": {"name": "broken", "version": 1, "owner": "broken"},
+    "kernels": {"train": {"engine": "broken-train"}, "inference": {"engine": "broken-inference"}},
+    "observability": {},
+    "promotion": {},
+}
+_METRIC: Final = {"numerical": "tv_exact", "statistical": "tv_token", "runtime": "weights_lag"}
+# So wide that no limit is out of range because of them.
+_ASSUMPTIONS: Final[dict[str, Any]] = {
+    "reward_range": [-1e9, 1e9],
+    "horizon": 10**9,
+    "advantage_max": 1e9,
+    "score_norm_max": 1e9,
+    "clip": 1e-9,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of one file.
+    """Result of checking one file.
 
     Attributes:
         source: Path as it was given, or another name.
@@ -48,7 +59,7 @@ class Checked:
     document: Document | None = field(default=None, repr=False, compare=False)
 
     def with_findings(self, findings: Iterable[LintFinding]) -> Checked:
-        """With more findings about the contract, at their lines; an error refuses it."""
+        """Add findings about the contract, at their lines; an error rejects it."""
         more = [
             ContractProblem(
                 self.source,
@@ -82,8 +93,8 @@ def load_source(path: str | os.PathLike[str]) -> tuple[Contract, str]:
     """
     source = os.fspath(path)
     try:
-        text = _read(source)
-    except _Unreadable as error:
+        text = read_text(source)
+    except UnreadableError as error:
         raise ContractError([ContractProblem(source, 0, "", str(error))]) from None
     return load_text(text, source), text
 
@@ -118,8 +129,8 @@ def check(path: str | os.PathLike[str]) -> Checked:
     """Read, validate and lint one file."""
     source = os.fspath(path)
     try:
-        text = _read(source)
-    except _Unreadable as error:
+        text = read_text(source)
+    except UnreadableError as error:
         return Checked(source, None, (ContractProblem(source, 0, "", str(error)),))
     return check_text(text, source)
 
@@ -132,6 +143,8 @@ def check_text(text: str, source: str = "<text>") -> Checked:
         try:
             contract = Contract.model_validate(document.data)
         except ValidationError as error:
+            from kc_otel.contract.messages import explain  # noqa: PLC0415 - sound contracts, as engines have, need none
+
             problems += explain(error, document, source)
             findings = _lint_the_rest(document, error)
         else:
@@ -177,7 +190,7 @@ def check_all(paths: Iterable[str | os.PathLike[str]]) -> list[Checked]:
         if result.contract is not None:
             name = result.contract.name
             if name in homes:
-                message = f"{name!r} is already the name of {homes[name]}; metrics could not tell them apart"
+                message = f"{name!r} is already the name of {homes[name]}, and metrics go by that name; rename one"
                 problem = ContractProblem(source, 0, "metadata.name", message)
                 result = Checked(source, None, (problem, *result.problems))
             homes.setdefault(name, source)
@@ -196,20 +209,16 @@ def _wanted(result: Checked) -> Contract:
     return result.contract
 
 
-class _Unreadable(Exception):  # noqa: N818 - becomes a Problem within this file
-    """A file's content cannot be had; the message says why."""
-
-
 def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, str]]:
     """Every file once, with an empty text or the reason why it cannot be one."""
     seen: set[str] = set()
     for path in paths:
         given = os.fspath(path)
-        found = list(_walk(given)) if given != _STDIN and os.path.isdir(given) else [given]  # noqa: PTH112
+        found = list(_walk(given)) if given != STDIN and os.path.isdir(given) else [given]  # noqa: PTH112
         if not found:
-            yield given, "no contract in this folder; contracts end in .yaml or .yml"
+            yield given, "the folder has no contract; contracts are files that end in .yaml or .yml"
         for file in found:
-            real = file if file == _STDIN else os.path.realpath(file)
+            real = file if file == STDIN else os.path.realpath(file)
             if real not in seen:
                 seen.add(real)
                 yield file, ""
@@ -223,38 +232,47 @@ def _walk(folder: str) -> Iterator[str]:
                 yield str(Path(parent) / name)
 
 
-def _read(source: str) -> str:
-    try:
-        if source == _STDIN:
-            content = sys.stdin.buffer.read(MAX_BYTES + 1)
-        else:
-            with Path(source).open("rb") as file:
-                status = os.fstat(file.fileno())
-                if stat.S_ISREG(status.st_mode) and status.st_size > MAX_BYTES:
-                    raise _Unreadable(_too_large(f"{status.st_size:,} bytes"))
-                content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise _Unreadable(_reason(error)) from None
-    except ValueError as error:  # a path with a NUL character
-        msg = f"cannot be opened: {error}"
-        raise _Unreadable(msg) from None
-    if len(content) > MAX_BYTES:
-        raise _Unreadable(_too_large("too large"))
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        msg = f"not UTF-8 (byte {error.start}, line {line}); save the file as UTF-8"
-        raise _Unreadable(msg) from None
+def repair(data: dict[str, Any], broken: Iterable[Loc]) -> tuple[dict[str, Any], set[Loc]] | None:
+    """Data without its broken places, and which these are.
+
+    Returns:
+        The data, and every place in it whose content is made up; None when a whole list or mapping is unusable.
+    """
+    result = {key: value for key, value in data.items() if key in Contract.model_fields}
+    made_up: set[Loc] = set()
+    for loc in broken:
+        place = _repair_one(result, loc)
+        if place is None:
+            return None
+        made_up.add(place)
+    return result, made_up
 
 
-def _reason(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "no such file; give the path of a contract or of a folder of contracts"
-    if isinstance(error, IsADirectoryError):
-        return "a folder; give the path of one contract"
-    return f"cannot be read: {error.strerror or error}"
+def _repair_one(data: dict[str, Any], loc: Loc) -> Loc | None:
+    section = str(loc[0]) if loc else ""
+    if section in _WHOLE:
+        data[section] = _WHOLE[section]
+        return (section,)
+    if section not in Contract.model_fields:
+        return loc or None
+    if len(loc) < 2:
+        return None
+    name, container = loc[1], data[section]
+    if section == "slices" and "[key]" in loc:
+        data[section] = {key: value for key, value in container.items() if key != name}
+    elif section == "assumptions":
+        known = {key: value for key, value in container.items() if key in _ASSUMPTIONS}
+        data[section] = {**known, **({name: _ASSUMPTIONS[name]} if name in _ASSUMPTIONS else {})}
+    elif isinstance(container, list) and isinstance(name, int):
+        data[section] = [*container[:name], _item(section, name, container[name]), *container[name + 1 :]]
+    else:
+        data[section] = {**container, name: {"where": {"broken": str(name)}}}
+    return (section, name)
 
 
-def _too_large(size: str) -> str:
-    return f"{size}; a contract has at most {MAX_BYTES // 1024} KiB"
+def _item(section: str, index: int, written: Any) -> dict[str, Any]:
+    if section == "escalation":
+        return {"on": "fail", "do": [{"webhook": f"broken-{index}"}]}
+    wanted = written.get("id") if isinstance(written, dict) else None
+    usable = isinstance(wanted, str) and re.fullmatch(NAME_PATTERN, wanted)
+    return {"id": wanted if usable else f"broken-{section}-{index}", "metric": _METRIC[section], "limit": 0.5}

@@ -1,6 +1,6 @@
-"""Which clauses a way of measuring can ever fill, and which it never does, before anybody waits for them.
+"""Clauses that a way of measuring can fill, and clauses that it never can.
 
-A clause that the way in use cannot measure is NO_DATA for ever, on a server that is perfectly healthy.
+A clause that the chosen path cannot measure stays NO_DATA forever, on a perfectly healthy server.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import Origin
-from kc_otel.contract.slices import ALL
-
-__all__ = ["AUTOMATIC", "Coverage", "MeasuringPath", "coverage", "why_not"]
+from kc_otel.contract.registry.clause_metrics import Origin
+from kc_otel.contract.slices import ALL, LENGTH, OF_TOKENS
 
 
 class MeasuringPath(StrEnum):
@@ -36,19 +34,21 @@ class MeasuringPath(StrEnum):
     """Recordings that `kc-otel gate run` judges."""
 
 
+TRAINERS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.TRAINER, MeasuringPath.VERL, MeasuringPath.LOOP})
+"""Paths on which a trainer obeys directives and no router asks for routes."""
+
+_ALWAYS_SENT: Final = OF_TOKENS | {LENGTH}
 AUTOMATIC: Final[Mapping[MeasuringPath, frozenset[str]]] = MappingProxyType(
     {
-        MeasuringPath.VLLM: frozenset(
-            {"prompt_tokens", "completion_tokens", "response_tokens", "temperature", "finish_reason", "lora", "model"}
-        ),
-        MeasuringPath.TRL: frozenset({"prompt_tokens", "completion_tokens", "advantage", "mode"}),
-        MeasuringPath.TRAINER: frozenset({"prompt_tokens"}),
-        MeasuringPath.VERL: frozenset({"prompt_tokens", "completion_tokens", "data_source"}),
-        MeasuringPath.LOOP: frozenset(),
-        MeasuringPath.GATE: frozenset(),
+        MeasuringPath.VLLM: _ALWAYS_SENT | {"prompt_tokens", "temperature", "finish_reason", "lora", "model"},
+        MeasuringPath.TRL: _ALWAYS_SENT | {"prompt_tokens", "advantage", "mode"},
+        MeasuringPath.TRAINER: _ALWAYS_SENT | {"prompt_tokens"},
+        MeasuringPath.VERL: _ALWAYS_SENT | {"prompt_tokens", "data_source"},
+        MeasuringPath.LOOP: _ALWAYS_SENT,
+        MeasuringPath.GATE: _ALWAYS_SENT,
     }
 )
-"""Attributes that sequences have without anybody's doing."""
+"""Attributes that each sequence has without configuration."""
 
 _ATTRIBUTES: Final[Mapping[MeasuringPath, str]] = MappingProxyType(
     {
@@ -62,42 +62,45 @@ _ATTRIBUTES: Final[Mapping[MeasuringPath, str]] = MappingProxyType(
 )
 _WHY: Final[Mapping[tuple[MeasuringPath, Origin], str]] = MappingProxyType(
     {
-        (MeasuringPath.VLLM, Origin.LOGITS): "vLLM gives log-probabilities of sampled tokens and no full logits; "
-        "judge it at a gate, or with Recorder.compare_logits where both kernels' logits are at hand",
-        (MeasuringPath.VLLM, Origin.ADVANTAGES): "served requests have no advantages; a trainer measures it",
-        (MeasuringPath.TRL, Origin.TRUNCATION): "TRL does not say which tokens truncation kept; sample with top_p=1",
+        (MeasuringPath.VLLM, Origin.LOGITS): "vLLM gives log-probabilities of sampled tokens, not full logits; "
+        "judge the clause in a gate, or call Recorder.compare_logits where you have both kernels' logits",
+        (MeasuringPath.VLLM, Origin.ADVANTAGES): "served requests have no advantages; measure the clause in a trainer",
+        (MeasuringPath.TRL, Origin.TRUNCATION): "TRL does not report which tokens truncation kept; sample with top_p=1",
         (
             MeasuringPath.VLLM,
             Origin.REWARDS,
-        ): "served requests have no rewards; a trainer measures it, or a loop of your own that scores them",
-        (MeasuringPath.VLLM, Origin.RUNTIME): "a plain vLLM does not say which step its weights are of; a trainer "
-        "measures it",
-        (MeasuringPath.TRL, Origin.LOGITS): "TRL keeps log-probabilities of sampled tokens and no full logits; judge "
-        "it at a gate, or with Recorder.compare_logits",
-        (MeasuringPath.TRAINER, Origin.LOGITS): "the callback compares log-probabilities of tokens and no full logits; "
-        "judge it at a gate, or with Recorder.compare_logits",
-        (MeasuringPath.TRAINER, Origin.ADVANTAGES): "samples have no advantages; Recorder.compare takes them",
-        (MeasuringPath.TRAINER, Origin.REWARDS): "samples have no rewards; Recorder.compare takes them",
-        (MeasuringPath.TRAINER, Origin.TRUNCATION): "samples do not say which tokens truncation kept; sample with "
+        ): "served requests have no rewards; measure the clause in a trainer, or in your own loop that scores them",
+        (MeasuringPath.VLLM, Origin.RUNTIME): "vLLM does not report the step of its weights; measure the clause "
+        "in a trainer",
+        (MeasuringPath.TRL, Origin.LOGITS): "TRL keeps log-probabilities of sampled tokens, not full logits; judge "
+        "the clause in a gate, or call Recorder.compare_logits",
+        (MeasuringPath.TRAINER, Origin.LOGITS): "the callback compares log-probabilities of tokens, not full logits; "
+        "judge the clause in a gate, or call Recorder.compare_logits",
+        (MeasuringPath.TRAINER, Origin.ADVANTAGES): "samples have no advantages; pass them to Recorder.compare",
+        (MeasuringPath.TRAINER, Origin.REWARDS): "samples have no rewards; pass them to Recorder.compare",
+        (MeasuringPath.TRAINER, Origin.TRUNCATION): "samples do not report which tokens truncation kept; sample with "
         "top_p=1",
-        (MeasuringPath.VERL, Origin.LOGITS): "verl keeps log-probabilities of sampled tokens and no full logits; judge "
-        "it at a gate, or with Recorder.compare_logits",
+        (MeasuringPath.VERL, Origin.LOGITS): "verl keeps log-probabilities of sampled tokens, not full logits; judge "
+        "the clause in a gate, or call Recorder.compare_logits",
         (
             MeasuringPath.GATE,
             Origin.RUNTIME,
-        ): "a recording has no weight versions; where the kernels run it is measured",
+        ): "a recording has no weight versions; measure the clause where the kernels run",
     }
 )
-_OPERATORS: Final = "outputs of operators come from Recorder.compare_operator, watch_modules or `kc-otel operators`"
-_COMPARED: Final = frozenset({"weights_mismatch", "updates_rounded_away"})
-_WEIGHTS: Final = "whoever sends the weights compares them and gives the result to Recorder.observe"
-_ROUTES: Final = "routes of experts come from Recorder.compare_routes"
-_GEN_AI: Final = "it is no drift: `kc-otel scrape` sends vLLM's own latencies, others come from your server's telemetry"
+_OPERATORS: Final = (
+    "pass outputs of operators to Recorder.compare_operator, or use watch_modules or `kc-otel locate operators`"
+)
+_WEIGHT_METRICS: Final = frozenset({"weights_mismatch", "updates_rounded_away"})
+_WEIGHTS: Final = "compare the weights where they are sent, and pass the result to Recorder.observe"
+_ROUTES: Final = "pass the experts' routes to Recorder.compare_routes"
+_TRAINING: Final = frozenset({"quarantine-rollouts", "resync-weights", "halt"})
+_GEN_AI: Final = "latencies come from the server: `kc-otel scrape` sends vLLM's, other servers send their own telemetry"
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a path fills of a contract.
+    """Coverage of a contract by a path.
 
     Attributes:
         measured: Clauses that it can measure.
@@ -106,6 +109,7 @@ class Coverage:
         cells: Pairs of a clause and a slice.
         reachable: Of these, the ones whose clause is measured.
         automatic: Of these, the ones whose slice needs nothing from anybody.
+        unobeyed: Actions of the policy that nothing on the path carries out, and why, with what does.
     """
 
     measured: tuple[str, ...]
@@ -114,10 +118,11 @@ class Coverage:
     cells: int
     reachable: int
     automatic: int
+    unobeyed: Mapping[str, str]
 
 
 def coverage(contract: Contract, path: MeasuringPath) -> Coverage:
-    """What a path can fill of a contract, as long as everything works."""
+    """Return the part of a contract that a path can fill while everything works."""
     unmeasured = {clause.id: why for clause in contract.clauses if (why := why_not(clause, path))}
     measured = tuple(clause.id for clause in contract.clauses if clause.id not in unmeasured)
     wanted = {ALL: set[str]()}
@@ -129,16 +134,33 @@ def coverage(contract: Contract, path: MeasuringPath) -> Coverage:
         cells=len(contract.clauses) * len(wanted),
         reachable=len(measured) * len(wanted),
         automatic=len(measured) * sum(not attributes for attributes in wanted.values()),
+        unobeyed={
+            str(action): why
+            for step in contract.escalation
+            for action in step.do
+            if (why := _unobeyed(action.kind, path))
+        },
     )
 
 
+def _unobeyed(action: str, path: MeasuringPath) -> str:
+    if action == "route" and path in TRAINERS:
+        return (
+            "a trainer has no router, so the route would have no effect; write quarantine-rollouts, resync-weights or "
+            "halt"
+        )
+    if action in _TRAINING and path is MeasuringPath.VLLM:
+        return "served requests have no trainer that could act; write {route: train-kernel}, and ask a Router"
+    return ""
+
+
 def why_not(clause: Clause, path: MeasuringPath) -> str:
-    """Why a path can never measure a clause, and what can; empty where it can."""
+    """Return the reason why a path can never measure a clause, and an alternative; empty if it can."""
     quantity = clause.quantity
     if quantity is None:
         return _GEN_AI
     if quantity.source is Origin.OPERATORS and path is not MeasuringPath.LOOP:
         return _ROUTES if quantity.key == "route_disagreement" else _OPERATORS
-    if quantity.key in _COMPARED and path is not MeasuringPath.LOOP:
+    if quantity.key in _WEIGHT_METRICS and path is not MeasuringPath.LOOP:
         return _WEIGHTS
     return _WHY.get((path, quantity.source), "")

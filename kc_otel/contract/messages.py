@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a contract, as sentences that say what to write instead.
+"""Errors of pydantic about a contract, as sentences that say what to write instead.
 
 The allowed keys and the meaning of each field come from the JSON Schema, so a message cannot disagree with the model.
 """
@@ -18,26 +18,24 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.yaml_document import Document
 
-__all__ = ["explain"]
-
 _DURATIONS: Final = frozenset({"window", "long_window", "heartbeat", "false_alarms", "for", "clear_for", "repeat"})
-_LONGEST: Final = 60
+_MAX_QUOTED_CHARACTERS: Final = 60
 _WRONG_TYPE: Final = {
     "string_type": "is not text; put it in quotes",
-    "int_type": "is not a whole number",
-    "int_from_float": "is not a whole number",
-    "float_type": "is not a number",
+    "int_type": "is not a whole number; write one such as 100",
+    "int_from_float": "is not a whole number; write one such as 100",
+    "float_type": "is not a number; write one such as 0.5",
     "tuple_type": "is not a list; write [...]",
     "list_type": "is not a list; write [...]",
     "dict_type": "is not a mapping; write keys and values below it",
     "model_type": "is not a mapping; write keys and values below it",
     "model_attributes_type": "is not a mapping; write keys and values below it",
 }
-_COMPARED: Final = {
-    "greater_than": ("gt", "is not above"),
-    "greater_than_equal": ("ge", "is below"),
-    "less_than": ("lt", "is not below"),
-    "less_than_equal": ("le", "is above"),
+_COMPARISON_WORDS: Final = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "of at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "of at most"),
 }
 
 
@@ -60,7 +58,7 @@ def _sentence(kind: str, raw: Loc, document: Document, detail: Mapping[str, Any]
     loc = document.known(raw)
     if kind == "missing":
         missing = (*loc, raw[-1])
-        return missing, f"is missing{_meaning(missing)}"
+        return missing, f"is missing; add it{_meaning(missing)}"
     if kind == "extra_forbidden":
         return raw, _unknown(raw)
     if kind == "value_error":
@@ -71,17 +69,18 @@ def _sentence(kind: str, raw: Loc, document: Document, detail: Mapping[str, Any]
 def _about_value(kind: str, loc: Loc, value: Any, detail: Mapping[str, Any]) -> str:
     context = detail.get("ctx", {})
     if value is None:
-        message = f"has no value; write one, or leave the key out{_meaning(loc)}"
+        message = f"has no value; write one, or remove the key{_meaning(loc)}"
     elif kind == "string_pattern_mismatch":
         message = _not_a_name(str(value))
     elif kind == "literal_error":
         message = _not_one_of(value, _schema(loc))
-    elif kind in _COMPARED:
-        message = _out_of_range(value, loc, *_COMPARED[kind], context)
+    elif kind in _COMPARISON_WORDS:
+        message = _out_of_range(value, loc, *_COMPARISON_WORDS[kind], context)
     elif kind in {"too_short", "string_too_short"}:
-        message = f"is empty{_meaning(loc)}"
+        message = f"is empty; write a value{_meaning(loc)}"
     elif kind in {"too_long", "string_too_long"}:
-        message = f"is too long; at most {context.get('max_length')} are accepted"
+        items = "characters" if kind == "string_too_long" else "items"
+        message = f"is too long; write at most {context.get('max_length')} {items}"
     elif _is_limit(loc) and not isinstance(value, dict | list):
         message = f"{_shown(value)} is not a limit; write a number, or text with a unit such as 800ms or 2%"
     elif kind in _WRONG_TYPE:
@@ -109,7 +108,7 @@ def _unknown(loc: Loc) -> str:
     name, allowed = str(loc[-1]), _keys(_schema(loc[:-1]))
     near = get_close_matches(name, allowed, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown key; {hint}keys here are {', '.join(allowed)}" if allowed else "unknown key; leave it out"
+    return f"unknown key; {hint}keys here are {', '.join(allowed)}" if allowed else "unknown key; remove it"
 
 
 def _not_a_name(value: str) -> str:
@@ -120,7 +119,9 @@ def _not_a_name(value: str) -> str:
 
 def _not_one_of(value: Any, schema: Mapping[str, Any]) -> str:
     choices = (schema, *schema.get("anyOf", ()))  # a key that may be left empty is a choice between its type and null
-    allowed = [str(item) for one in choices for item in one.get("enum", [one["const"]] if "const" in one else [])]
+    allowed = [
+        str(item) for choice in choices for item in choice.get("enum", [choice["const"]] if "const" in choice else [])
+    ]
     near = get_close_matches(str(value), allowed, n=1)
     hint = f"did you mean {near[0]}?" if near and len(allowed) > 1 else f"write {' or '.join(allowed)}"
     return f"{_shown(value)} is not accepted here; {hint}"
@@ -129,10 +130,10 @@ def _not_one_of(value: Any, schema: Mapping[str, Any]) -> str:
 def _out_of_range(value: Any, loc: Loc, bound: str, words: str, context: Mapping[str, Any]) -> str:
     limit = context[bound]
     if loc and loc[-1] in _DURATIONS:
-        return f"{_shown(value)} {words} {format_duration(limit)}"
+        return f"{_shown(value)} is out of range; write a duration {words} {format_duration(limit)}"
     percent = isinstance(value, int | float) and limit == 1 and 1 < value < 100
-    hint = f"; did you mean {value / 100:g}?" if percent else ""
-    return f"{_shown(value)} {words} {limit:g}{hint}"
+    hint = f", such as {value / 100:g}" if percent else ""
+    return f"{_shown(value)} is out of range; write a number {words} {limit:g}{hint}"
 
 
 def _meaning(loc: Loc) -> str:
@@ -144,7 +145,7 @@ def _shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "nothing", True: "true", False: "false"}[value]
     text = repr(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= _MAX_QUOTED_CHARACTERS else f"{text[:_MAX_QUOTED_CHARACTERS]}..."
 
 
 @cache

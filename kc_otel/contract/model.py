@@ -1,7 +1,7 @@
 """The contract C = (N, S, R, O, Pi) as frozen data. The comments on the fields are the documentation of the YAML.
 
-What can be judged from one field alone is judged here; what takes two places to see (duplicate ids, slices that
-nobody declared, limits that contradict the assumptions) is in `lint.py`. `load.py` gives every error its file and line.
+Checks of a single field are here; checks across fields (duplicate ids, undeclared slices, limits that contradict the
+assumptions) are in `lint.py`. `load.py` gives every error its file and line.
 """
 
 from __future__ import annotations
@@ -20,32 +20,22 @@ from pydantic import (
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.fields import Duration, Name, Number, Strict
-from kc_otel.contract.policy import REPEAT, EscalationStep
+from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.promotion import PromotionTerms
-from kc_otel.contract.registry import BY_SEQUENCE, Unit
-from kc_otel.contract.slices import ALL, OTHER, Scalar, SliceCondition, match, parse_condition
+from kc_otel.contract.registry.clause_metrics import AVERAGED, QUANTITIES, Origin, Unit
+from kc_otel.contract.slices import ALL, OF_TOKENS, UNJUDGED, Scalar, SliceCondition, match, parse_condition
 from kc_otel.contract.units import parse_limit
-
-__all__ = [
-    "Assumptions",
-    "Contract",
-    "KernelSpec",
-    "KernelSpecs",
-    "Metadata",
-    "Observability",
-    "SliceSpec",
-]
 
 
 class Metadata(Strict):
-    """Who the contract belongs to."""
+    """Name, version and owner of the contract."""
 
     name: Name
     """Name of the contract; it is an attribute of every metric, so keep it short and stable."""
     version: int = Field(ge=1, strict=True)
-    """Counts up with every change; it travels on every verdict and webhook."""
+    """Increase it with every change; every verdict and webhook carries it."""
     owner: str = Field(min_length=1, max_length=200)
-    """Team or person that answers for it."""
+    """Responsible team or person."""
     description: str = Field(default="", max_length=2000)
     """One sentence for the person who is woken."""
     runbook: str | None = None
@@ -53,7 +43,7 @@ class Metadata(Strict):
 
 
 class KernelSpec(Strict):
-    """What a kernel is expected to be; what it really was is measured as a fingerprint."""
+    """Expected properties of a kernel; its real ones are measured as a fingerprint."""
 
     engine: str = Field(min_length=1, max_length=100)
     """Program that evaluates the policy, such as torch, vllm, sglang."""
@@ -77,7 +67,7 @@ class KernelSpecs(Strict):
 
 
 class Assumptions(Strict):
-    """Constants that turn drift into reward and gradient. They are measured, not trusted."""
+    """Constants that turn drift into reward and gradient. Measurements that contradict them prevent a PASS."""
 
     reward_range: tuple[Number, Number] | None = None
     """Smallest and largest reward of a sequence."""
@@ -89,6 +79,8 @@ class Assumptions(Strict):
     """Largest norm of one token's score, grad log pi."""
     clip: Number | None = Field(default=None, gt=0)
     """PPO clip range epsilon: ratios stay in [1-epsilon, 1+epsilon]."""
+    density: bool = Field(default=False, strict=True)
+    """The numbers are log-densities, of continuous actions or a diffusion's steps, which may exceed 0."""
 
     @field_validator("reward_range")
     @classmethod
@@ -133,44 +125,49 @@ class SliceSpec(Strict):
         """The parsed conditions, by attribute."""
         return {name: parse_condition(raw) for name, raw in self.where.items()}
 
+    @property
+    def of_tokens(self) -> bool:
+        """Return whether it selects tokens of a sequence, by their position or turn."""
+        return not OF_TOKENS.isdisjoint(self.where)
+
     def matches(self, attributes: Mapping[str, Scalar]) -> bool:
-        """Whether a sequence with these attributes belongs to the slice."""
+        """Return True if a sequence with these attributes belongs to the slice as a whole."""
         return match(self.conditions, attributes)
 
 
 class Observability(Strict):
-    """How much is looked at, over which windows, and how sure a verdict has to be."""
+    """Share of traffic that is measured, the windows, and the confidence of verdicts."""
 
     window: Duration = 300.0
     """Rolling window that alarms look at."""
     long_window: Duration = 3600.0
     """Rolling window that decides where the short one cannot."""
     confidence: Number = Field(default=0.99, gt=0.5, lt=1.0)
-    """At one evaluation and for one cell, the chance that a window's interval holds the truth, and that a PASS is
-    right, is at least this."""
+    """Probability, at one evaluation and for one cell, that a window's interval contains the true value, and that a
+    PASS is right: at least this."""
     false_alarms: Duration = 30 * 86400.0
-    """The expected time between false alarms, FAILs of what keeps its limit, is at least this for all cells of the
-    contract together."""
+    """Expected time between false alarms (FAILs of cells that keep their limits), for all cells of the contract
+    together: at least this."""
     min_samples: int = Field(default=2000, ge=1, strict=True)
-    """Below this many tokens, rows of an operator's output, or observations of a `gen_ai.*` histogram, a cell does not
-    PASS; a FAIL has evidence of its own."""
+    """Fewest tokens, rows of an operator's output, or observations of a `gen_ai.*` histogram for a PASS; a FAIL does
+    not depend on it."""
     # Intervals are valid at any size; the minimum guards what they assume, that a window is more than one burst of
     # alike requests. 100 sequences is where gross drift can be told: even where a quantity in [0, 1] was 0 in all of
     # them, no interval of confidence 0.99 excludes a mean of 0.052 = 1 - 0.005^(1/100), half of alpha being each
     # window's; at 1000 sequences it is 0.0053. Asking for 2000, as of tokens, would leave small slices without a
     # verdict that they are able to give.
     min_sequences: int = Field(default=100, ge=1, strict=True)
-    """Below this many sequences a cell that is judged by sequence does not PASS; a FAIL has evidence of its own."""
+    """Fewest prompts or sequences for a PASS of a cell that is judged by them; a FAIL does not depend on it."""
     sampling: Number = Field(default=1.0, gt=0.0, le=1.0)
     """Share of batches that the recorder measures."""
     heartbeat: Duration = 60.0
     """Silence after which a kernel pair is NO_DATA."""
     max_series: int = Field(default=2000, ge=1, strict=True)
-    """Most streams kept per contract; the rest is counted as slice `other`."""
+    """Largest number of streams per contract; the rest counts as slice `other`."""
 
     def minimum(self, clause: Clause) -> tuple[str, int]:
         """Name and value of the minimum that a mean, quantile or fraction is subject to."""
-        if clause.quantity is not None and clause.quantity.per is Unit.SEQUENCE:
+        if clause.quantity is not None and clause.quantity.per in {Unit.SEQUENCE, Unit.PROMPT}:
             return "min_sequences", self.min_sequences
         return "min_samples", self.min_samples
 
@@ -186,22 +183,22 @@ class Contract(Strict):
     slices: dict[Name, SliceSpec] = Field(default_factory=dict, max_length=500)
     """Parts of the traffic that are judged on their own; they may overlap. `all` is always there."""
     numerical: tuple[Clause, ...] = Field(default=(), max_length=200)
-    """N: what the operators may do to the logits."""
+    """N: limits on the operators' effect on the logits."""
     statistical: tuple[Clause, ...] = Field(default=(), max_length=200)
-    """S: what may happen to the distributions, rewards and gradients."""
+    """S: limits on the distributions, rewards and gradients."""
     runtime: tuple[Clause, ...] = Field(default=(), max_length=200)
-    """R: what may happen to freshness and latency."""
+    """R: limits on freshness and latency."""
     observability: Observability = Observability()
-    """O: what is measured, how often, how surely."""
+    """O: measured share of traffic, windows and confidence."""
     escalation: tuple[EscalationStep, ...] = Field(default=(), max_length=50)
-    """Pi: what happens on a breach."""
+    """Pi: actions on a breach."""
     promotion: PromotionTerms = PromotionTerms()
-    """What a kernel version has to show before it serves more."""
+    """Requirements for a kernel version to serve more traffic."""
 
     @field_validator("slices")
     @classmethod
     def _not_reserved(cls, value: dict[str, SliceSpec]) -> dict[str, SliceSpec]:
-        for name in (ALL, OTHER):
+        for name in (ALL, *sorted(UNJUDGED)):
             if name in value:
                 msg = f"{name!r} is reserved; choose another name"
                 raise ValueError(msg)
@@ -218,13 +215,34 @@ class Contract(Strict):
         return (*self.numerical, *self.statistical, *self.runtime)
 
     @property
-    def by_sequence(self) -> tuple[str, ...]:
-        """Keys of the token quantities whose means over sequences some clause is about, in the registry's order."""
-        asked = {clause.quantity.key for clause in self.clauses if clause.by_sequence and clause.quantity is not None}
-        return tuple(token for token, quantity in BY_SEQUENCE.items() if quantity.key in asked)
+    def averaged(self) -> tuple[str, ...]:
+        """Keys of the means over sequences, prompts or steps that some clause is judged by, in the registry's order."""
+        judged = [quantity for clause in self.clauses for quantity in (clause.quantity, clause.opposite)]
+        asked = {quantity.key for quantity in judged if quantity is not None}
+        return tuple(quantity.key for quantity in AVERAGED.values() if quantity.key in asked)
+
+    @property
+    def recorded(self) -> frozenset[str]:
+        """Keys of the quantities that recorders export, apart from those of operators.
+
+        Without a clause these are all, for somebody looks for limits. Else those that clauses are computed from; the
+        total variation per token, whose count says how much was measured and whose exemplars name the worst tokens;
+        the ratio, by whose mean the evaluator sees whether the tokens are samples of the inference kernel; and what a
+        program observes by itself, such as `weights_lag`: a kernel is not to blame for stale weights.
+        """
+        if not self.clauses:
+            return frozenset(QUANTITIES)
+        asked = {
+            quantity.key
+            for clause in self.clauses
+            for quantity in (clause.quantity, clause.opposite)
+            if quantity is not None
+        }
+        runtime = {key for key, quantity in QUANTITIES.items() if quantity.source is Origin.RUNTIME}
+        return frozenset(asked | runtime | {"tv_token", "ratio"})
 
     def acts_on(self, clause: Clause) -> tuple[str, ...]:
-        """What acts on the verdicts of a clause: actions and alerts above a warning of the policy, and promotion.
+        """Return the consumers of a clause's verdicts: actions and alerts above a warning, and promotion.
 
         Promotion is named where the contract writes its terms; a gate of a contract that does not write them is run by
         hand.
@@ -233,7 +251,7 @@ class Contract(Strict):
         return tuple(dict.fromkeys([*found, *(["promotion"] if "promotion" in self.model_fields_set else [])]))
 
     def tail_of(self, clause: Clause) -> Clause | None:
-        """The clause that limits how often what a clause with a cap observes is above the cap, if there is one."""
+        """Return the clause that limits the values above another clause's cap, if there is one."""
         if clause.cap is None or clause.quantity is None:
             return None
         for other in self.clauses:
@@ -253,12 +271,6 @@ class Contract(Strict):
     def hash(self) -> str:
         """SHA-256 of the contract's content; spelling, order of keys and comments do not count. 64 hex digits."""
         content = self.model_dump(mode="json", by_alias=True)
-        if self.promotion == PromotionTerms():
-            del content["promotion"]  # contracts from before there was such a section keep their hash
-        elif not self.promotion.sampling:
-            del content["promotion"]["sampling"]  # those from before sampling could be listed keep theirs
-        if self.observability.false_alarms == Observability().false_alarms:
-            del content["observability"]["false_alarms"]  # contracts from before it could be said keep their hash
         for section in ("numerical", "statistical", "runtime"):
             content[section] = [_meaning(clause) for clause in getattr(self, section)]
         for name, spec in self.slices.items():
@@ -266,25 +278,24 @@ class Contract(Strict):
                 attribute: [[condition.comparison, *condition.values] for condition in conditions]
                 for attribute, conditions in spec.conditions.items()
             }
-        for written, step in zip(content["escalation"], self.escalation, strict=True):
-            if step.repeat == REPEAT:
-                del written["repeat"]  # contracts from before there were reminders keep their hash
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
+    def slices_for(self, clause: Clause) -> tuple[str, ...]:
+        """Return the slices that a clause is judged on, `all` first; slices of tokens only for a clause on tokens."""
+        of_tokens = clause.quantity is not None and clause.quantity.source not in {Origin.OPERATORS, Origin.RUNTIME}
+        return (ALL, *(name for name, spec in self.slices.items() if of_tokens or not spec.of_tokens))
+
     def slices_of(self, attributes: Mapping[str, Scalar]) -> tuple[str, ...]:
-        """Names of the slices that a sequence with these attributes belongs to, `all` first."""
+        """Names of the slices that a sequence with these attributes belongs to as a whole, `all` first."""
         return (ALL, *(name for name, spec in self.slices.items() if spec.matches(attributes)))
 
 
 def _meaning(clause: Clause) -> dict[str, Any]:
     """A clause's content with its limits in the metric's unit, its statistic and its unit spelled out."""
     statistic, quantity = clause.parsed_statistic, clause.quantity
-    content = clause.model_dump(mode="json")
-    if clause.operator is None:
-        del content["operator"]  # contracts from before there were operators keep their hash
     return {
-        **content,
+        **clause.model_dump(mode="json"),
         "statistic": [statistic.kind, statistic.argument],
         "unit": quantity and str(quantity.per),
         "limit": parse_limit(clause.limit, clause.limit_unit),

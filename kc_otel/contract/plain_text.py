@@ -5,16 +5,15 @@ from __future__ import annotations
 import unicodedata
 from typing import Any, Final
 
-__all__ = ["is_plain", "plain", "plain_lines", "plain_tree"]
-
 _CATEGORIES: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Control characters, lone surrogates, line and paragraph separators."""
 _DIRECTIONS: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""What changes the direction of text: it makes a line read as another one than it is. Source: UAX 9; CVE-2021-42574."""
+"""Characters that change the direction of text, so that a line reads differently than it is. Source: UAX 9;
+CVE-2021-42574."""
 
 
 def is_plain(character: str) -> bool:
-    """Whether a character neither ends a line, nor drives a terminal, nor turns text around."""
+    """Return True if a character neither ends a line, nor drives a terminal, nor reverses text."""
     return character.isprintable() or not (character in _DIRECTIONS or unicodedata.category(character) in _CATEGORIES)
 
 
@@ -27,7 +26,7 @@ def plain(text: object) -> str:
     said = str(text)
     if said.isprintable():
         return said
-    return "".join(one if is_plain(one) else one.encode("unicode_escape").decode() for one in said)
+    return "".join(char if is_plain(char) else char.encode("unicode_escape").decode() for char in said)
 
 
 def plain_lines(text: object) -> str:
@@ -36,11 +35,11 @@ def plain_lines(text: object) -> str:
 
 
 def plain_tree(tree: Any) -> Any:
-    """What JSON holds with every text in it plain, names of fields too."""
+    """Return a JSON value with every text in it made plain, field names included."""
     if isinstance(tree, str):
         return plain(tree)
     if isinstance(tree, list):
-        return [plain_tree(one) for one in tree]
+        return [plain_tree(item) for item in tree]
     if isinstance(tree, dict):
-        return {plain(name): plain_tree(one) for name, one in tree.items()}
+        return {plain(name): plain_tree(value) for name, value in tree.items()}
     return tree

@@ -9,11 +9,9 @@ from pydantic import Field, model_validator
 
 from kc_otel.contract.fields import NAME_PATTERN, Duration, Name, Strict
 
-__all__ = ["REPEAT", "ROUTE_TARGET", "Action", "EscalationStep"]
-
 _BARE: Final = ("notify", "sample-more", "locate", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt")
 _TARGETED: Final = ("route", "webhook")
-_ACTS: Final = frozenset({"route", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt"})
+_ACTIVE_ACTIONS: Final = frozenset({"route", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt"})
 """Actions that change what is served or trained, and not only who knows of it."""
 REPEAT: Final = 4 * 3600.0
 """Seconds between reminders where a step does not say; Alertmanager's `repeat_interval` has the same default."""
@@ -65,7 +63,7 @@ class Action(Strict):
 
     @property
     def written(self) -> str | dict[str, str]:
-        """As the contract's YAML has it: `notify`, or `{webhook: pager}`."""
+        """The action as YAML writes it: `notify`, or `{webhook: pager}`."""
         return self.kind if self.target is None else {self.kind: self.target}
 
     def __str__(self) -> str:
@@ -78,27 +76,23 @@ class EscalationStep(Strict):
     on: Literal["fail", "no-data", "inconclusive", "invalid-input"]
     """Verdict that the step waits for; `invalid-input` for batches that failed an input check."""
     after: Duration = Field(default=0.0, alias="for")
-    """How long the verdict must last before the step fires."""
+    """Time that the verdict must last before the step fires."""
     clear_for: Duration = 0.0
-    """How long it must be gone before the step resolves: of `fail` how long there is PASS. INCONCLUSIVE and NO_DATA do
-    not count, for they do not say that it is over."""
+    """Time that the verdict must be gone before the step resolves: for `fail`, the time in PASS. INCONCLUSIVE and
+    NO_DATA do not count, because they do not show that the fault is over."""
     repeat: Duration = REPEAT
-    """How long a firing webhook goes unanswered before it is sent again; `0s` for once only. A person's acknowledgement
+    """Time after which an unacknowledged firing webhook is repeated; `0s` for once only. A person's acknowledgement
     ends the repeats."""
     severity: Literal["info", "warning", "critical"] = "warning"
     """Label of alerts and webhooks."""
     do: tuple[Action, ...] = Field(min_length=1, max_length=20)
-    """What happens when the step fires; routes and holds last until it resolves."""
+    """Actions when the step fires; routes and holds last until it resolves."""
     clauses: tuple[Name, ...] = Field(default=(), max_length=200)
     """Only these clauses; all when empty."""
 
     def acts_on(self, clause: str) -> tuple[str, ...]:
-        """What the step does on a FAIL of a clause beyond telling and measuring more: its actions, or that it alerts.
-
-        Args:
-            clause: Id of the clause.
-        """
+        """Actions on a FAIL of a clause beyond telling and measuring more, or that it alerts."""
         if self.on != "fail" or (self.clauses and clause not in self.clauses):
             return ()
-        done = tuple(action.kind for action in self.do if action.kind in _ACTS)
+        done = tuple(action.kind for action in self.do if action.kind in _ACTIVE_ACTIONS)
         return (*done, f"{self.severity} alert") if self.severity == "critical" else done

@@ -11,12 +11,13 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from kc_otel.contract.registry import ATTRIBUTES, METRICS, Instrument, Metric, Quantity
-
-__all__ = ["label", "label_name", "metric", "prometheus_name", "selector"]
+from kc_otel.contract.registry.clause_metrics import Quantity
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
+from kc_otel.contract.registry.sent_metrics import Instrument, Metric
+from kc_otel.contract.slices import ALL
 
 _SUFFIXES: Final[dict[str, str]] = {"s": "_seconds", "ms": "_milliseconds", "By": "_bytes", "%": "_percent"}
-_OUTSIDE: Final = re.compile(r"[^a-zA-Z0-9_]")
+_INVALID_CHARACTER: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
 def prometheus_name(metric: Metric | Quantity) -> str:
@@ -25,7 +26,7 @@ def prometheus_name(metric: Metric | Quantity) -> str:
     Units in braces (`{token}`) are annotations and add nothing; neither does `1`. A quantity's name is that of its
     histogram; `_bucket`, `_sum` and `_count` exist only where it is stored as a classic histogram.
     """
-    name = _OUTSIDE.sub("_", metric.name)
+    name = _INVALID_CHARACTER.sub("_", metric.name)
     suffix = _SUFFIXES.get(metric.unit, "")
     if suffix and not name.endswith(suffix):
         name += suffix
@@ -36,7 +37,7 @@ def prometheus_name(metric: Metric | Quantity) -> str:
 
 def label_name(attribute: str) -> str:
     """Prometheus label of an attribute: `kc.kernel.train` becomes `kc_kernel_train`."""
-    return _OUTSIDE.sub("_", attribute)
+    return _INVALID_CHARACTER.sub("_", attribute)
 
 
 def metric(name: str) -> str:
@@ -67,3 +68,7 @@ def selector(name: str, matchers: Mapping[str, str] | None = None, *more: str) -
     """
     parts = [f'{label(attribute)}="{value}"' for attribute, value in (matchers or {}).items()]
     return f"{metric(name)}{{{', '.join((*parts, *more))}}}"
+
+
+INVALID_ONCE: Final = f'{label("kc.slice")}=~"{ALL}|"'
+"""Matcher of `kc.input.invalid` that counts each sequence once: on all traffic, or where nobody knows its slices."""

@@ -1,4 +1,4 @@
-"""Which values of an attribute satisfy a slice's conditions: whether any can, and whether one set contains another."""
+"""Sets of attribute values that satisfy a slice's conditions: emptiness and containment."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kc_otel.contract.slices import Scalar, SliceCondition
-
-__all__ = ["covers", "satisfiable"]
 
 Conditions = Sequence[SliceCondition]
 
@@ -31,7 +29,7 @@ class _Interval:
 
 
 def satisfiable(conditions: Conditions) -> bool:
-    """Whether some value of an attribute satisfies all of these conditions."""
+    """Return True if some value of an attribute satisfies all of these conditions."""
     named = _named(conditions)
     if named is not None:
         return bool(named)
@@ -39,7 +37,7 @@ def satisfiable(conditions: Conditions) -> bool:
 
 
 def covers(wide: Mapping[str, Conditions], narrow: Mapping[str, Conditions]) -> bool:
-    """Whether every sequence that `narrow` matches is matched by `wide` too."""
+    """Return True if every sequence that `narrow` matches is matched by `wide` too."""
     return all(
         attribute in narrow and all(_implied(narrow[attribute], condition) for condition in conditions)
         for attribute, conditions in wide.items()
@@ -73,7 +71,7 @@ def _interval(conditions: Conditions) -> _Interval:
 
 
 def _implied(known: Conditions, condition: SliceCondition) -> bool:
-    """Whether every value that satisfies `known` satisfies `condition`."""
+    """Return True if every value that satisfies `known` satisfies `condition`."""
     named = _named(known)
     if named is not None:
         return all(condition.holds(value) for value in named)

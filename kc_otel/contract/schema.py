@@ -7,10 +7,8 @@ from typing import Any, Final
 from kc_otel.contract.fields import NAME_PATTERN
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import ROUTE_TARGET, Action
-from kc_otel.contract.registry import DERIVED, QUANTITIES
-from kc_otel.contract.slices import ALL, OTHER
-
-__all__ = ["SCHEMA_ID", "json_schema"]
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
+from kc_otel.contract.slices import ALL, UNJUDGED
 
 SCHEMA_ID: Final = "urn:kc-otel:kernel-contract:v1"
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -34,7 +32,7 @@ def json_schema() -> dict[str, Any]:
     clause["statistic"]["anyOf"][0]["pattern"] = _STATISTIC
     clause["slices"]["additionalProperties"] = False
     schema["properties"]["slices"]["additionalProperties"] = False
-    schema["properties"]["slices"]["propertyNames"] = {"not": {"enum": [ALL, OTHER]}}
+    schema["properties"]["slices"]["propertyNames"] = {"not": {"enum": [ALL, *sorted(UNJUDGED)]}}
     definitions["Action"] = _action(definitions["Action"]["description"])
     _on_or_true(definitions["EscalationStep"])
     definitions["Contract"] = {

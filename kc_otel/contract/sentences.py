@@ -2,27 +2,75 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from kc_otel.contract.clause import About, Clause
 from kc_otel.contract.model import Observability
-from kc_otel.contract.registry import DERIVED, QUANTITIES, Unit
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import with_unit
 
-__all__ = ["ABOUT", "assurances", "claim", "limitation", "promise", "scopes"]
-
 ABOUT: Final[Mapping[About, str]] = MappingProxyType(
-    {"population": "what the slice will show", "traffic": "what its window saw only"}
+    {"population": "future traffic, too", "traffic": "only the measured traffic"}
 )
-"""What a verdict is about -> that in words: the same words everywhere."""
+"""Scope of a verdict, in the same words everywhere."""
+
+REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "fail": "check for invalid input and stale weights, then roll the kernel version back or pin the slice to the "
+        "training kernel",
+        "no-data": "check that the traffic and the exports of the recorders still run",
+        "inconclusive": "wait for more samples, or raise `sampling`",
+        "invalid-input": "fix the input that the checks name, and do not judge drift before that",
+        "rolled-back": "check that no router, pin or mirror sends it traffic",
+    }
+)
+"""First action by the subject of an alert, as the end of a sentence that begins with `Now:`."""
+
+
+def consequence(clause: Clause | None, on: str, where: str, estimate: float = math.nan) -> str:
+    """Return what users suffer while an alert fires, as a sentence.
+
+    Args:
+        clause: The clause, where one is known.
+        on: What is wrong, as escalation steps call it: fail, no-data, inconclusive or invalid-input.
+        where: The traffic, such as `slice code`.
+        estimate: What was measured, in the metric's unit; NaN where it is not known.
+
+    >>> consequence(None, "no-data", "slice code")
+    'Nothing monitors slice code: a fault there goes unseen.'
+    """
+    if on != "fail":
+        return {
+            "no-data": f"Nothing monitors {where}: a fault there goes unseen.",
+            "inconclusive": f"The data do not decide whether {where} keeps its limit.",
+            "invalid-input": "Nothing monitors sequences that fail the input checks: a fault in them goes unseen.",
+        }[on]
+    metric = "" if clause is None else clause.metric
+    mean = clause is not None and clause.parsed_statistic.kind == "mean" and math.isfinite(estimate)
+    said = f"Requests on {where} are answered by a kernel that has drifted too far from the trained one."
+    match metric:
+        case "reward_drift" if mean:
+            said = f"Training and serving differ by {abs(estimate):.2g} in mean reward on {where}."
+        case "reward_drift" | "reward_drift_bound":
+            said = f"Training and serving may differ in mean reward by more than the budget on {where}."
+        case "tv_token" if mean:
+            said = f"About {estimate:.2%} of the tokens on {where} would differ under the training kernel."
+        case "weights_lag":
+            said = f"Requests on {where} are answered with stale weights."
+        case "weights_mismatch":
+            said = f"Requests on {where} are answered with weights that differ from the trained ones."
+        case _ if metric.startswith("gen_ai."):
+            said = f"Requests on {where} take longer than the contract allows."
+    return said
 
 
 def limitation(clause: Clause, slices: Sequence[str] = ()) -> str:
-    """What must stay at or below which limit, without the full stop: `Mean of tv_token must not be above 0.004`.
+    """Return the clause's limit without the full stop: `Mean of tv_token must not be above 0.004`.
 
     Args:
         clause: The clause.
@@ -35,7 +83,7 @@ def limitation(clause: Clause, slices: Sequence[str] = ()) -> str:
 
 
 def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
-    """The clause as sentences: what must stay at or below which limit, where it differs, what the metric is, and why.
+    """The clause as sentences: its limit, the slices with other limits, the meaning of the metric, and the reason.
 
     Args:
         clause: The clause.
@@ -44,42 +92,66 @@ def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
     sentences = [
         f"{limitation(clause, slices)}.",
         _meaning(clause),
-        "Each sequence counts once, with the mean over its tokens." if clause.by_sequence else "",
+        counted(clause),
         claim(clause),
         clause.description.strip(),
     ]
     return " ".join(" ".join(sentence.split()) for sentence in sentences if sentence)
 
 
+def counted(clause: Clause) -> str:
+    """Return the unit that counts once, as a sentence; empty where every observation of the metric counts."""
+    if clause.averaged is None or clause.quantity is None:
+        return ""
+    of_tokens = QUANTITIES[clause.quantity.base].per is Unit.TOKEN
+    match clause.averaged:
+        case Unit.SEQUENCE:
+            return "Each sequence counts once, with the mean over its tokens."
+        case Unit.PROMPT:
+            over = "its rollouts and their tokens" if of_tokens else "its rollouts"
+            return f"Each prompt counts once, with the mean over {over}."
+    return "Each training step counts once, with the mean over its prompts."
+
+
 def claim(clause: Clause) -> str:
-    """What a verdict on a clause is about, as a sentence."""
+    """Return the scope of a verdict on a clause, as a sentence."""
     quantity = clause.quantity
     tokens = clause.parsed_statistic.kind != "max" and quantity is not None and quantity.per is Unit.TOKEN
-    more = "; tokens to come may differ by more than its confidence says" if tokens else ""
-    return f"A verdict is about the {clause.about}: {ABOUT[clause.about]}{more}."
+    more = "; later tokens may differ by more than its confidence says" if tokens else ""
+    return " ".join(filter(None, (f"A verdict covers {ABOUT[clause.about]}{more}.", reading(clause))))
+
+
+def reading(clause: Clause) -> str:
+    """Return the reading of the limit, at every step or on average, as a sentence; empty for a window only."""
+    if clause.about != "population":
+        return ""
+    if clause.averaged is Unit.STEP:
+        return "The limit holds on average over steps: single steps may exceed it."
+    assumed = " It assumes that sequences are independent." if clause.unit == "sequence" else ""
+    return f"The limit holds at every step: steps that exceed it are a breach, whatever their average.{assumed}"
 
 
 def scopes(abouts: Mapping[str, About]) -> list[str]:
-    """What verdicts are about and on which clauses, a line each: `about the population, what the slice will show: tv`.
+    """Return the scopes and their clauses, a line each: `that cover future traffic, too: tv`.
 
     Args:
-        abouts: What the verdicts on each clause are about, by the clause's id, in the order to name them in.
+        abouts: Scope of the verdicts on each clause, by the clause's id, in the order to name them in.
     """
     return [
-        f"about the {about}, {says}: {', '.join(ids)}"
+        f"that cover {says}: {', '.join(ids)}"
         for about, says in ABOUT.items()
         if (ids := [clause for clause, of in abouts.items() if of == about])
     ]
 
 
 def assurances(seen: Observability) -> tuple[str, str]:
-    """What verdicts claim, as sentences: an interval and a PASS by `confidence`, a FAIL by `false_alarms`."""
+    """Return the claims of verdicts: an interval and a PASS by `confidence`, a FAIL by `false_alarms`."""
     sure = (
-        "At one evaluation and for one cell, the chance that a window's interval holds the truth, and that a PASS is "
-        f"right, is at least {100.0 * seen.confidence:.10g} %."
+        "At one evaluation and for one cell, the probability that a window's interval contains the true value, and "
+        f"that a PASS is right, is at least {100.0 * seen.confidence:.10g} %."
     )
     apart = (
-        "The expected time between false alarms, FAILs of what keeps its limit, is at least "
+        "The expected time between false alarms, FAILs of cells that keep their limits, is at least "
         f"{format_duration(seen.false_alarms)} for all cells of the contract together."
     )
     return sure, apart
@@ -91,7 +163,7 @@ def _limit(clause: Clause, slice: str) -> str:
 
 
 def _statistic(clause: Clause) -> str:
-    """What is limited, to be read before the metric's name: `Mean of`, `99.9th percentile of`."""
+    """Return the limited statistic, to be read before the metric's name: `Mean of`, `99.9th percentile of`."""
     parsed = clause.parsed_statistic
     return {
         "mean": "Mean of",
@@ -102,6 +174,6 @@ def _statistic(clause: Clause) -> str:
 
 
 def _meaning(clause: Clause) -> str:
-    """What the clause's metric is, from the registry."""
+    """Return the meaning of the clause's metric, from the registry."""
     known = QUANTITIES.get(clause.metric) or DERIVED.get(clause.metric)
     return known.meaning if known else f"The OpenTelemetry histogram {clause.metric}."

@@ -11,20 +11,49 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
-
-__all__ = ["ALL", "OTHER", "Scalar", "SliceCondition", "match", "parse_condition"]
+from typing import Any, Final
 
 ALL: Final = "all"
-"""The slice that every sequence belongs to."""
+"""The slice of every sequence that the training kernel's weights sampled, as far as it is known which did."""
+STALE: Final = "stale"
+"""The slice of what older weights sampled: its drift is the kernels' and the weights' age together. No clause is judged
+on it; it tells how much of a total is which."""
+STALE_BY_LAG: Final = {"stale-1": 1, "stale-2": 2, "stale-4": 4, "stale-8": 8}
+"""Parts of `stale`, and the lag from which on each holds what was sampled; a sequence's, of the oldest weights."""
+OLDER: Final = (STALE, *STALE_BY_LAG)
+LAG: Final = "lag"
+"""The attribute that says how many versions the weights that sampled are behind the training kernel's. A recorder fills
+it in where it knows both. Observations with a lag above 0 are in `stale`, and only in those slices that select by
+it."""
 OTHER: Final = "other"
 """The slice that takes what the cap on series left no room for."""
+UNJUDGED: Final = frozenset({OTHER, *OLDER})
+"""Slices that streams may be of and no clause is judged on."""
+LENGTH: Final = "completion_tokens"
+"""The attribute that every sequence has: how many sampled tokens of it count. A recorder fills it in from the mask."""
+
+POSITION: Final = "position"
+"""Attribute of a token: its index in the response, 0 for the first that counts; masked tokens after it count too."""
+TURN: Final = "turn"
+"""Attribute of a token: the number of its turn, from 1; masked tokens (tool output, a user) separate turns."""
+PHASE: Final = "phase"
+"""Attribute of a token: `prefill` for the first of each turn, `decode` for those after it."""
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
+OF_TOKENS: Final = frozenset({POSITION, TURN, PHASE})
+"""Attributes of tokens. A recorder fills them in from the mask; a sequence may have them as attributes of its own."""
+POSITION_EDGES: Final = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
+"""First position of each bin of the responses by which drift is shown."""
+TURNS: Final = 4
+"""Turns by which drift is shown; later ones count in the last."""
+PLACES: Final = tuple(f"{POSITION}:{at}" for at in POSITION_EDGES) + tuple(f"{TURN}:{n + 1}" for n in range(TURNS))
+"""Slices of `kc.drift.tv_place`. No contract can declare one: names of slices have no colon."""
 
 _SCALARS: Final = (str, int, float, bool)
 Scalar = str | int | float | bool
 
 _COMPARISON: Final = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(.*?)\s*")
-_COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
+_COMPARE: Final[dict[str, Callable[[Any, float], Any]]] = {
     ">=": operator.ge,
     "<=": operator.le,
     ">": operator.gt,
@@ -45,7 +74,7 @@ class SliceCondition:
     values: tuple[Scalar, ...]
 
     def holds(self, value: Scalar | None) -> bool:
-        """Whether an attribute of this value satisfies the condition; a missing attribute never does."""
+        """Return True if a value satisfies the condition; a missing attribute never does."""
         if value is None:
             return False
         if self.comparison == "in":
@@ -55,7 +84,17 @@ class SliceCondition:
         bound = self.values[0]
         if isinstance(value, str | bool) or isinstance(bound, str | bool):
             return False
-        return _COMPARE[self.comparison](value, bound)
+        return bool(_COMPARE[self.comparison](value, bound))
+
+    def holds_for(self, values: Any) -> Any:
+        """Return a mask of the numbers in an array that satisfy the condition."""
+        numbers = [value for value in self.values if not isinstance(value, str | bool)]
+        if self.comparison in _COMPARE and numbers:
+            return _COMPARE[self.comparison](values, numbers[0])
+        found = values != values  # noqa: PLR0124 - none of them; the array may be of any library
+        for number in numbers if self.comparison in {"in", "!="} else ():
+            found = found | (values == number)
+        return ~found if self.comparison == "!=" else found
 
 
 def parse_condition(raw: object) -> tuple[SliceCondition, ...]:
@@ -69,7 +108,7 @@ def parse_condition(raw: object) -> tuple[SliceCondition, ...]:
             msg = "an empty list matches nothing; name at least one value"
             raise ValueError(msg)
         if not all(isinstance(item, _SCALARS) for item in raw):
-            msg = f"{raw!r} must be a list of plain values"
+            msg = f"{raw!r} has values other than text, numbers and booleans; write only these"
             raise ValueError(msg)
         return (SliceCondition("in", tuple(raw)),)
     if isinstance(raw, str):
@@ -83,7 +122,7 @@ def parse_condition(raw: object) -> tuple[SliceCondition, ...]:
 
 
 def match(where: Mapping[str, Sequence[SliceCondition]], attributes: Mapping[str, Scalar]) -> bool:
-    """Whether a sequence with these attributes belongs to a slice with these conditions."""
+    """Return True if a sequence with these attributes belongs to a slice with these conditions."""
     return all(condition.holds(attributes.get(name)) for name, conditions in where.items() for condition in conditions)
 
 
@@ -96,7 +135,7 @@ def _comparison(text: str) -> SliceCondition:
     if sign == "==":
         return SliceCondition("in", (value,))
     if sign != "!=" and isinstance(value, str):
-        msg = f"{text.strip()!r} compares with text; {sign} needs a number"
+        msg = f"{text.strip()!r} compares with text; write a number after {sign}"
         raise ValueError(msg)
     return SliceCondition(sign, (value,))
 

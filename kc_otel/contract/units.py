@@ -8,8 +8,6 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["format_duration", "parse_duration", "parse_limit"]
-
 # Decimal, so that 35ms is 0.035 and 0.7% is 0.007 to the last bit: the content hash and `diff` compare limits exactly.
 _SECONDS: Final = {
     "ns": Decimal("1e-9"),
@@ -43,7 +41,7 @@ def parse_duration(text: object) -> float:
         raise ValueError(msg)
     seconds = float(sum(Decimal(number) * _SECONDS[unit] for number, unit in parts))
     if not math.isfinite(seconds):
-        msg = "a duration this long has no end; write a number with a unit, such as 30s, 5m or 1h30m"
+        msg = "the duration is too long; write a number with a unit, such as 30s, 5m or 1h30m"
         raise ValueError(msg)
     return seconds
 

@@ -1,4 +1,4 @@
-"""How numbers, spans of time and places are said, alike wherever people read, and which name was meant."""
+"""Wording of numbers, spans of time and places, the same everywhere, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -6,31 +6,15 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from difflib import get_close_matches
 from typing import Final
 
-__all__ = [
-    "did_you_mean",
-    "duration",
-    "interval",
-    "listed",
-    "moment",
-    "number",
-    "one_in",
-    "place",
-    "rounded",
-    "rounded_down",
-    "rounded_up",
-    "shown",
-    "spoken",
-    "visible",
-    "with_unit",
-]
-
+RUN_ENDED: Final = "the run ended"
+"""First words of a NO_DATA cell's reason where its recorder shut down in order."""
 _NOISE: Final = 1e-9
-"""What floating-point arithmetic may have added is not rounded away from."""
-_SEARCHED: Final = 100
+"""Relative error that floating-point arithmetic may have added; rounding ignores it."""
+_MAX_SEARCHED_NAMES: Final = 100
 """Names that a hint is looked for in; comparing all with all would take minutes on a hostile file."""
 
 
@@ -52,17 +36,8 @@ def rounded(value: float, digits: int = 3) -> str:
     return _digits(value, digits, ROUND_HALF_EVEN)
 
 
-def rounded_up(value: float, digits: int = 3) -> str:
-    """For an upper bound: a number of a few digits that is not below it.
-
-    >>> rounded_up(0.0707106), rounded_up(0.05)
-    ('0.0708', '0.05')
-    """
-    return _digits(value * (1.0 - _NOISE), digits, ROUND_CEILING)
-
-
 def rounded_down(value: float, digits: int = 3) -> str:
-    """For a limit that is enough, or a lower bound: a number of a few digits that is not above it.
+    """Round a limit or lower bound down to a few digits.
 
     >>> rounded_down(0.003125), rounded_down(0.05)
     ('0.00312', '0.05')
@@ -78,19 +53,6 @@ def with_unit(text: str, unit: str) -> str:
     """
     name = unit.strip("{}")
     return text if unit == "1" else f"{text} {name}{'s' * (name == 'step' and text != '1')}"
-
-
-def one_in(share: float, noun: str) -> str:
-    """A share as people count: `1 token in 14`, never less than it is.
-
-    >>> one_in(0.0707, "token"), one_in(0.6, "token")
-    ('1 token in 14', '60 % of tokens')
-    """
-    if share <= 0.0:
-        return f"no {noun}"
-    if share > 0.5:
-        return f"{rounded_up(100.0 * share)} % of {noun}s"
-    return f"1 {noun} in {_digits(float(math.floor(1.0 / share)), 3, ROUND_FLOOR)}"
 
 
 def duration(seconds: float) -> str:
@@ -157,21 +119,12 @@ def place(slice: str) -> str:
 def listed(names: Sequence[str], most: int = 3) -> str:
     """Names as an enumeration, cut where it gets long.
 
-    >>> listed(["a", "b"]), listed(["a", "b", "c", "d"])
-    ('a and b', 'a, b, c and 1 more')
+    >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e"])
+    ('a and b', 'a, b, c and 2 more')
     """
-    if len(names) > most:
+    if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} more"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def shown(version: str) -> str:
-    """A kernel version by its short fingerprint.
-
-    >>> shown("")
-    'not seen yet'
-    """
-    return version or "not seen yet"
 
 
 def visible(text: str) -> str:
@@ -195,7 +148,13 @@ def _digits(value: float, digits: int, rounding: str) -> str:
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "declared are") -> str:
     """A hint at what was meant by a name that is not known."""
     names = list(known)
-    near = get_close_matches(name, names[:_SEARCHED], n=1)
+    near = get_close_matches(name, names[:_MAX_SEARCHED_NAMES], n=1)
     if near:
         return f"did you mean {near[0]!r}?"
-    return f"{otherwise} {', '.join(names[:_SEARCHED])}" if names else "declare it under slices first"
+    return f"{otherwise} {', '.join(names[:_MAX_SEARCHED_NAMES])}" if names else "declare it under slices first"
+
+
+def boundary_name(layer: int | None, operator: str, part: int) -> str:
+    """Return how an operator's output in a model is called; the layer is None before and after the layers."""
+    named = operator + (f" (output {part + 1})" if part else "")
+    return named if layer is None else f"layer {layer}, {named}"

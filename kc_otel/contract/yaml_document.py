@@ -27,8 +27,6 @@ from yaml.events import (
 
 from kc_otel.contract.errors import ContractProblem, Loc, field_path
 
-__all__ = ["MAX_DEPTH", "Document", "parse"]
-
 MAX_DEPTH: Final = 20
 """Deepest nesting accepted; a contract needs six levels."""
 _MAX_NUMBER: Final = 40
@@ -128,7 +126,7 @@ class _Builder:
             return
         loc = frame.child if frame else ()
         if isinstance(event, AliasEvent):
-            self.problem(line, loc, f"*{event.anchor} refers to another place; write the value out")
+            self.problem(line, loc, f"aliases such as *{event.anchor} are not supported; write the value out")
             self.incomplete = True
             self.place(None)
             return
@@ -146,18 +144,18 @@ class _Builder:
 
     def key(self, frame: _Frame, mapping: dict[str, Any], event: NodeEvent, line: int) -> None:
         if not isinstance(event, ScalarEvent):
-            self.refuse(line, frame.loc, "a key must be plain text")
+            self.refuse(line, frame.loc, "a key is not plain text; write a name")
             return
         self.plain(event, line, frame.loc)
         name = self.text(event, line, frame.loc)
         if name == "" and event.style is None:
-            self.refuse(line, frame.loc, "a key is missing before the colon")
+            self.refuse(line, frame.loc, "the key before the colon is missing; write a name")
         if name == "<<" and event.style is None:
-            self.problem(line, frame.loc, "<< merges another mapping in; write its keys out")
+            self.problem(line, frame.loc, "merge keys (<<) are not supported; write the keys out")
             self.incomplete = True
         loc = (*frame.loc, name)
         if name in mapping:
-            self.problem(line, loc, f"written twice; it is already on line {self.lines[loc]}")
+            self.problem(line, loc, f"duplicate key, first on line {self.lines[loc]}; remove one of the two")
             frame.discard = True
         frame.key = name
         self.lines.setdefault(loc, line)
@@ -165,10 +163,14 @@ class _Builder:
     def plain(self, event: NodeEvent, line: int, loc: Loc) -> None:
         anchor, tag = event.anchor, getattr(event, "tag", None)
         if anchor is not None:
-            self.problem(line, loc, f"&{anchor} names a value to use it twice; write values out where they are used")
+            self.problem(
+                line, loc, f"anchors such as &{anchor} are not supported; write the value out where it is used"
+            )
         if tag is not None:
             shown = tag.replace("tag:yaml.org,2002:", "!!")
-            self.problem(line, loc, f"{shown} is a tag; leave it out, and quote the value if it is text")
+            self.problem(
+                line, loc, f"tags such as {shown} are not supported; remove it, and quote the value if it is text"
+            )
 
     def place(self, value: Any) -> None:
         if self.stack:
@@ -179,7 +181,7 @@ class _Builder:
     def text(self, event: ScalarEvent, line: int, loc: Loc) -> str:
         value: str = event.value
         if _SURROGATE.search(value):
-            self.refuse(line, loc, "half a surrogate pair is not a character; write the character itself")
+            self.refuse(line, loc, "half of a surrogate pair is not a character; write the character itself")
         return value
 
     def scalar(self, event: ScalarEvent, line: int, loc: Loc) -> Any:
@@ -191,11 +193,11 @@ class _Builder:
         if not (_INTEGER.fullmatch(value) or _FLOAT.fullmatch(value) or _NOT_FINITE.fullmatch(value)):
             return value
         if len(value) > _MAX_NUMBER:
-            self.problem(line, loc, f"a number of {len(value)} characters; write at most {_MAX_NUMBER}")
+            self.problem(line, loc, f"the number has {len(value)} characters; write at most {_MAX_NUMBER}")
             return 0
         number = _number(value)
         if not math.isfinite(number):
-            self.problem(line, loc, f"{value} is not a finite number")
+            self.problem(line, loc, f"{value} is not finite; write a finite number")
             return 0
         return number
 
@@ -211,10 +213,6 @@ def _number(text: str) -> int | float:
 def parse(text: str, source: str) -> tuple[Document | None, list[ContractProblem]]:
     """Plain data from YAML text, with everything that YAML itself has to say against it.
 
-    Args:
-        text: The file's content.
-        source: Name that problems carry.
-
     Returns:
         The document, unless it cannot be read to the end or is not a mapping, and the problems, in no order.
     """
@@ -226,20 +224,22 @@ def parse(text: str, source: str) -> tuple[Document | None, list[ContractProblem
         return None, builder.problems
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        builder.problem(mark.line + 1 if mark else 0, (), f"not YAML: {_sentence(error)}")
+        builder.problem(mark.line + 1 if mark else 0, (), f"not valid YAML: {_sentence(error)}")
         return None, builder.problems
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        builder.problem(line, (), f"not YAML: the character U+{error.character:04X} is not allowed")
+        builder.problem(line, (), f"not valid YAML: the character U+{error.character:04X} is not allowed; remove it")
         return None, builder.problems
     except (ValueError, OverflowError) as error:  # escapes such as "\UFFFFFFFF", which PyYAML does not check itself
-        builder.problem(0, (), f"not YAML: {error}")
+        builder.problem(0, (), f"not valid YAML: {error}")
         return None, builder.problems
     if builder.root is None and not builder.problems:
-        builder.problem(0, (), "is empty; a contract starts with `apiVersion: kernel-contract/v1`")
+        builder.problem(0, (), "the file is empty; a contract starts with `apiVersion: kernel-contract/v1`")
     elif not isinstance(builder.root, dict) and builder.root is not None:
         shape = "a list" if isinstance(builder.root, list) else "a single value"
-        builder.problem(1, (), f"{shape}; a contract is a mapping that starts with `apiVersion: kernel-contract/v1`")
+        builder.problem(
+            1, (), f"the file is {shape}; a contract is a mapping that starts with `apiVersion: kernel-contract/v1`"
+        )
     if not isinstance(builder.root, dict) or builder.incomplete:
         return None, builder.problems
     return Document(builder.root, builder.lines), builder.problems

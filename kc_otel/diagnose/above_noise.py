@@ -1,4 +1,4 @@
-"""Which boundaries differ by more than noise: exact tests over sequences, corrected for how many boundaries there are.
+"""Boundaries that differ by more than noise: exact tests over sequences, corrected for the number of boundaries.
 
 A sequence is the independent unit; tokens of one are not. At each boundary a sequence either differs by more than
 `MARGIN` times the noise floor or does not, and a boundary is above noise where surely more than a tenth of all
@@ -19,31 +19,23 @@ from numpy.typing import NDArray
 from kc_otel.diagnose.boundaries import Boundary
 from kc_otel.stats import Binned, Interval, fraction_interval, holm, quantile_interval
 
-__all__ = [
-    "LEAST_FLOOR",
-    "MARGIN",
-    "NOT_FINITE",
-    "SHARE",
-    "BoundaryDrift",
-    "Measured",
-    "boundary_drift",
-    "exceedances",
-    "least_sequences",
-]
-
 MARGIN: Final = 2.0
-"""How many times the floor a sequence has to differ by."""
+"""Multiple of the noise floor by which a sequence has to differ."""
 SHARE: Final = 0.1
 """Share of sequences that may do so at a boundary where nothing is wrong."""
 NOT_FINITE: Final = 1e9
 """Stands for the relative error of an output that is NaN or infinite where the other is not."""
+WRITTEN: Final = 0.21
+"""Root mean square error of rounding, relative and in units of the format's epsilon: 1.6e-3 of values in bf16."""
+_MOST_SEQUENCES: Final = 1000
+"""Sequences beyond which nobody is asked for more."""
 LEAST_FLOOR: Final = 2e-6
 """Relative error of fp32 sums in another order: nothing below it is ever named."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryDrift:
-    """What was measured at one boundary.
+    """Measurements at one boundary.
 
     Attributes:
         boundary: Where.
@@ -72,6 +64,11 @@ class BoundaryDrift:
     decode: float
     above: Interval
     is_above: bool
+
+    @property
+    def error(self) -> float:
+        """The operator's own error, or where that was not measured the drift up to it."""
+        return self.drift.estimate if math.isnan(self.local.estimate) else self.local.estimate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,10 +103,33 @@ def least_sequences(boundaries: int, alpha: float) -> int:
     return math.ceil(math.log(alpha / max(boundaries, 1)) / math.log(SHARE))
 
 
+def enough_sequences(given: int, boundaries: int, alpha: float) -> None:
+    """Refuse, before the work, sequences of which none could name anything.
+
+    Raises:
+        ValueError: If there are too few.
+    """
+    if given < (least := least_sequences(2 * boundaries, alpha)):
+        raise ValueError(
+            f"sequences: {given} {'is' if given == 1 else 'are'} too few to name any of {boundaries} boundaries, even "
+            f"one at which all of them differ; give {least} or more, better twice as many"
+        )
+
+
+def sequences_to_name(share: float, boundaries: int, alpha: float) -> int | None:
+    """Sequences with which a boundary would be named if that share of them lay beyond; None where none would do.
+
+    >>> sequences_to_name(1.0, 50, 0.01), sequences_to_name(0.5, 50, 0.01)
+    (4, 14)
+    """
+    counts = range(least_sequences(boundaries, alpha), _MOST_SEQUENCES)
+    return next((n for n in counts if _tail(n, math.floor(n * share)) <= alpha / boundaries), None)
+
+
 def boundary_drift(
     measured: Mapping[Boundary, Measured], alpha: float, *, rounding: float = 0.0
 ) -> tuple[BoundaryDrift, ...]:
-    """What each boundary showed, in the order given.
+    """Test each boundary, in the order given.
 
     Args:
         measured: Relative errors by boundary, in the order of execution; equally many sequences everywhere.
@@ -122,30 +142,30 @@ def boundary_drift(
     if not measured:
         raise ValueError("no boundary was measured; the two kernels share no operator by name")
     rows = []
-    for boundary, each in measured.items():
-        noise = [_largest(values) for values in (each.train_noise, each.inference_noise, each.precision)]
-        floor = max([LEAST_FLOOR, rounding, *(one for one in noise if math.isfinite(one))])
+    for boundary, errors in measured.items():
+        noise = [_largest(values) for values in (errors.train_noise, errors.inference_noise, errors.precision)]
+        floor = max([LEAST_FLOOR, rounding, *(level for level in noise if math.isfinite(level))])
         # Noise may have struck in a run and not in another; a sequence's rounding is its own.
-        others = max([LEAST_FLOOR, rounding, *(one for one in noise[:2] if math.isfinite(one))])
-        own = np.where(np.isfinite(each.precision), np.fmax(others, each.precision), others)
-        judged = each.drift if np.isnan(each.local).all() else each.local
-        rows.append((boundary, each, noise, floor, np.where(np.isnan(judged), 0.0, judged) > MARGIN * own))
+        others = max([LEAST_FLOOR, rounding, *(level for level in noise[:2] if math.isfinite(level))])
+        own = np.where(np.isfinite(errors.precision), np.fmax(others, errors.precision), others)
+        judged = errors.drift if np.isnan(errors.local).all() else errors.local
+        rows.append((boundary, errors, noise, floor, np.where(np.isnan(judged), 0.0, judged) > MARGIN * own))
     tests = holm([_p_value(beyond) for *_, beyond in rows], alpha)
     return tuple(
         BoundaryDrift(
             boundary=boundary,
-            local=_median(each.local, alpha),
-            drift=_median(each.drift, alpha),
+            local=_median(errors.local, alpha),
+            drift=_median(errors.drift, alpha),
             floor=floor,
             train_noise=noise[0],
             inference_noise=noise[1],
             precision=noise[2],
-            prefill=_middle(each.prefill),
-            decode=_middle(each.decode),
+            prefill=_middle(errors.prefill),
+            decode=_middle(errors.decode),
             above=_share(beyond, tests.level),
             is_above=failed,
         )
-        for (boundary, each, noise, floor, beyond), failed in zip(rows, tests.failed, strict=True)
+        for (boundary, errors, noise, floor, beyond), failed in zip(rows, tests.failed, strict=True)
     )
 
 
@@ -156,11 +176,11 @@ def exceedances(values: Mapping[Boundary, tuple[NDArray[np.float64], float]], al
         values: By boundary, the values and the floor.
         alpha: Chance that any is named although none is above.
     """
-    beyond = {key: np.nan_to_num(each, nan=0.0) > MARGIN * floor for key, (each, floor) in values.items()}
-    tests = holm([_p_value(each) for each in beyond.values()], alpha)
+    beyond = {key: np.nan_to_num(errors, nan=0.0) > MARGIN * floor for key, (errors, floor) in values.items()}
+    tests = holm([_p_value(above) for above in beyond.values()], alpha)
     return {
-        key: _share(each, tests.level)
-        for (key, each), failed in zip(beyond.items(), tests.failed, strict=True)
+        key: _share(above, tests.level)
+        for (key, above), failed in zip(beyond.items(), tests.failed, strict=True)
         if failed
     }
 
@@ -172,7 +192,10 @@ def _share(beyond: NDArray[np.bool_], level: float) -> Interval:
 
 def _p_value(beyond: NDArray[np.bool_]) -> float:
     """P(Bin(n, SHARE) >= k), k the sequences beyond."""
-    n, k = beyond.size, int(beyond.sum())
+    return _tail(beyond.size, int(beyond.sum()))
+
+
+def _tail(n: int, k: int) -> float:
     return float(min(1.0, sum(math.comb(n, i) * SHARE**i * (1 - SHARE) ** (n - i) for i in range(k, n + 1))))
 
 

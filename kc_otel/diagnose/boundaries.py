@@ -12,18 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-__all__ = [
-    "FUSED",
-    "INPUT_OF",
-    "SAMPLER",
-    "TOKENS",
-    "Boundary",
-    "boundaries_of",
-    "by_operator",
-    "fused",
-    "fused_parts",
-    "layer_of",
-]
+from kc_otel.contract.words import boundary_name
 
 Output = TypeVar("Output")
 
@@ -55,7 +44,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 _OPERATOR_OF: Final = {name: operator for operator, names in _NAMES.items() for name in names}
 
 INPUT_OF: Final[Mapping[str, str]] = {"o_proj": "attention", "down_proj": "activation"}
-"""What the input of an operator is the output of: attention and the activation are functions, not modules, in many."""
+"""Functions whose output is an operator's input: in many models, attention and activation are not modules."""
 
 FUSED: Final[Mapping[str, tuple[str, ...]]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -82,14 +71,13 @@ class Boundary:
     part: int = 0
 
     def __str__(self) -> str:
-        named = self.operator + (f" (output {self.part + 1})" if self.part else "")
-        return named if self.layer is None else f"layer {self.layer}, {named}"
+        return boundary_name(self.layer, self.operator, self.part)
 
 
 SAMPLER: Final = Boundary(None, "sampler")
-"""What sampling parameters make of the logits."""
+"""Boundary at which sampling parameters have been applied to the logits."""
 TOKENS: Final = Boundary(None, "tokens")
-"""What tokenizer and chat template make of a conversation."""
+"""Boundary at which tokenizer and chat template have been applied to a conversation."""
 
 
 def by_operator(boundaries: Iterable[Boundary]) -> dict[str, list[Boundary]]:
@@ -99,13 +87,13 @@ def by_operator(boundaries: Iterable[Boundary]) -> dict[str, list[Boundary]]:
     ['o_proj in layers 0-1, 3', 'head']
     """
     found: dict[str, list[Boundary]] = {}
-    for each in boundaries:
-        found.setdefault(each.operator, []).append(each)
+    for boundary in boundaries:
+        found.setdefault(boundary.operator, []).append(boundary)
     return {_with_layers(operator, group): group for operator, group in found.items()}
 
 
 def _with_layers(operator: str, group: Iterable[Boundary]) -> str:
-    layers = sorted({each.layer for each in group if each.layer is not None})
+    layers = sorted({boundary.layer for boundary in group if boundary.layer is not None})
     if not layers:
         return operator
     runs: list[list[int]] = []
@@ -119,16 +107,16 @@ def _with_layers(operator: str, group: Iterable[Boundary]) -> str:
 
 
 def fused_parts(boundaries: Iterable[Boundary]) -> dict[Boundary, list[Boundary]]:
-    """What is one product in an engine, and the products of a training kernel that it is made of, in order.
+    """Map each fused product of an engine to the training kernel's products that it consists of, in order.
 
-    >>> found = fused_parts(Boundary(0, each) for each in ("q_proj", "k_proj", "v_proj", "o_proj"))
+    >>> found = fused_parts(Boundary(0, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
     >>> {str(key): len(parts) for key, parts in found.items()}
     {'layer 0, qkv_proj': 3}
     """
     known = dict.fromkeys(boundaries)
     found = {}
     for operator, parts in FUSED.items():
-        for layer in dict.fromkeys(each.layer for each in known):
+        for layer in dict.fromkeys(boundary.layer for boundary in known):
             keys = [Boundary(layer, part) for part in parts]
             if all(key in known for key in keys):
                 found[Boundary(layer, operator)] = keys
@@ -146,7 +134,7 @@ def fused(outputs: Mapping[Boundary, Output], join: Callable[[list[Output]], Out
     first = {keys[0]: whole for whole, keys in parts.items()}
     others = {key for keys in parts.values() for key in keys[1:]}
     return {
-        first.get(key, key): join([outputs[each] for each in parts[first[key]]]) if key in first else value
+        first.get(key, key): join([outputs[part] for part in parts[first[key]]]) if key in first else value
         for key, value in outputs.items()
         if key not in others
     }
@@ -169,7 +157,7 @@ def boundaries_of(modules: Iterable[tuple[str, bool]]) -> dict[str, Boundary]:
     name, as experts do, each keeps its path within the layer.
 
     >>> found = boundaries_of([("model.layers.0.self_attn.q_proj", True), ("model.layers.0.self_attn", False)])
-    >>> {name: str(each) for name, each in found.items()}
+    >>> {name: str(boundary) for name, boundary in found.items()}
     {'model.layers.0.self_attn.q_proj': 'layer 0, q_proj'}
 
     Args:

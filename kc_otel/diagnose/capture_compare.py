@@ -1,7 +1,7 @@
 """Two captures held against each other: the first boundary whose drift is above noise.
 
 A capture has what came out of each operator, with all that it inherited from upstream. So only the first boundary above
-noise is a finding; what lies behind it drifts anyway.
+noise is a finding; later ones drift anyway.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from kc_otel.diagnose.above_noise import (
     LEAST_FLOOR,
     MARGIN,
     SHARE,
+    WRITTEN,
     BoundaryDrift,
     Measured,
     boundary_drift,
+    enough_sequences,
     exceedances,
-    least_sequences,
 )
 from kc_otel.diagnose.boundaries import SAMPLER, TOKENS, Boundary, by_operator
 from kc_otel.diagnose.capture_file import Capture, CapturedSequence, relative_error
@@ -37,22 +38,31 @@ from kc_otel.diagnose.located import (
     between,
     cut_vocabulary,
     other_tokens,
+    settings_of,
 )
 
-__all__ = ["compare_captures"]
-
 _HEAD: Final = Boundary(None, "head")
+
+
+def rounding_of(dtype: str | None) -> float:
+    """Relative error of writing a value in a number format, root mean square; of bfloat16 for what is quantised.
+
+    >>> f"{rounding_of('bfloat16'):.1e} {rounding_of('float16'):.1e} {rounding_of('float32'):.1e}"
+    '1.6e-03 2.1e-04 2.5e-08'
+    """
+    bits = {"float32": 23, "float16": 10, "half": 10, "float64": 52}.get((dtype or "").removeprefix("torch."), 7)
+    return WRITTEN * 2.0**-bits
 
 
 def compare_captures(
     contract: Contract, train: Capture, inference: Capture, *, slice: str = "all", rounding: float = 0.0
 ) -> Located:
-    """Where two kernels begin to differ by more than noise, from what each wrote.
+    """Find where two kernels begin to differ by more than noise, from their captures.
 
     Args:
         contract: Names the confidence.
-        train: What the training kernel gave.
-        inference: What the inference kernel gave.
+        train: Capture of the training kernel.
+        inference: Capture of the inference kernel.
         slice: The slice that the sequences are of, for the text.
         rounding: Relative error of writing a value in the inference kernel's number format.
 
@@ -60,17 +70,19 @@ def compare_captures(
         NotComparableError: If they have no sequence in common, other layers, other shapes or other weights.
     """
     began = time.monotonic()
-    theirs = {each.token_ids: each for each in inference.sequences}
-    pairs = [(each, theirs[each.token_ids]) for each in train.sequences if each.token_ids in theirs]
+    theirs = {sequence.token_ids: sequence for sequence in inference.sequences}
+    pairs = [(sequence, theirs[sequence.token_ids]) for sequence in train.sequences if sequence.token_ids in theirs]
     if not pairs:
         raise NotComparableError(
             "the captures have no sequence of the same tokens: capture the second from the first's tokens "
             "(--sequences FIRST.capture), and compare tokenizer and chat template if you did"
         )
+    alpha = 1.0 - contract.observability.confidence
     ours = list(pairs[0][0].outputs)
     keys = [key for key in ours if all(key in a.outputs and key in b.outputs for a, b in pairs)]
     cut = _same_model(pairs[0][0], pairs[0][1], keys)
-    keys = [key for key in keys if key not in {each.boundary for each in cut} and not (cut and key == SAMPLER)]
+    keys = [key for key in keys if key not in {finding.boundary for finding in cut} and not (cut and key == SAMPLER)]
+    enough_sequences(len(pairs), len(keys), alpha)
     nan = np.full(len(pairs), np.nan)
     measured = {}
     for key in keys:
@@ -90,9 +102,8 @@ def compare_captures(
     embedding = measured.get(Boundary(None, "embedding"))
     if embedding is not None and float(np.median(embedding.drift)) > UNRELATED:
         raise NotComparableError(OTHER_EMBEDDINGS)
-    alpha = 1.0 - contract.observability.confidence
     rows = boundary_drift(measured, alpha / 2, rounding=rounding)
-    findings = [*_token_findings(pairs), *cut, *_first(rows), *_batch_findings(measured, alpha / 2)]
+    findings = [*_token_findings(pairs), *cut, *_first(rows), *_batch_findings(measured, alpha / 2, rounding)]
     return Located(
         contract=contract.metadata.name,
         slice=slice,
@@ -104,17 +115,18 @@ def compare_captures(
         culprit=findings[0] if findings else None,
         shares=(),
         observed=float("nan"),
-        notes=tuple(_notes(train, inference, pairs, keys, alpha)),
+        notes=tuple(_notes(train, inference, pairs)),
         forwards=0,
         seconds=time.monotonic() - began,
         confidence=contract.observability.confidence,
+        settings=tuple(settings_of(contract)),
     )
 
 
 def _inherited(
     pairs: Sequence[tuple[CapturedSequence, CapturedSequence]], of_logits: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """What the logits' own difference makes of log-probabilities, relative to these: each is its logit less a mean.
+    """Return the log-probabilities' relative difference due to the logits': each is its logit less a mean.
 
     The mean differs by no more than the logits do, so that it is twice as much at most.
     """
@@ -125,15 +137,15 @@ def _inherited(
 
 
 def _first(rows: Sequence[BoundaryDrift]) -> list[Divergence]:
-    """The first boundary above noise; what lies behind it inherits its error."""
-    row = next((each for each in rows if each.is_above), None)
+    """The first boundary above noise; later ones inherit its error."""
+    row = next((candidate for candidate in rows if candidate.is_above), None)
     if row is None:
         return []
     difference = (
         f"relative difference {between(row.drift)}, {number(row.drift.estimate / row.floor)} times the noise floor"
     )
     if row.boundary == SAMPLER:
-        said = f"of what is sampled from, and the logits before it do not differ: {difference}"
+        said = f"of the sampled distribution, while the logits before it do not differ: {difference}"
         return [Divergence("sampler", row.boundary, "", said)]
     return [Divergence("drift", row.boundary, "", f"{difference}; what lies behind it inherits it")]
 
@@ -141,18 +153,18 @@ def _first(rows: Sequence[BoundaryDrift]) -> list[Divergence]:
 def _token_findings(pairs: Sequence[tuple[CapturedSequence, CapturedSequence]]) -> list[Divergence]:
     """Conversations that the two kernels' templates make other tokens of."""
     encoded = [(a.encoded, b.encoded) for a, b in pairs if a.encoded is not None and b.encoded is not None]
-    other = [each for each in encoded if each[0] != each[1]]
+    other = [pair for pair in encoded if pair[0] != pair[1]]
     return [Divergence("tokens", TOKENS, "", other_tokens(*other[0], len(other), len(encoded)))] if other else []
 
 
-def _batch_findings(measured: Mapping[Boundary, Measured], alpha: float) -> list[Divergence]:
+def _batch_findings(measured: Mapping[Boundary, Measured], alpha: float, rounding: float) -> list[Divergence]:
     """The first boundary whose numbers depend on the batch by more than the training kernel's rounding and noise."""
     noise = {
-        key: (each.inference_noise, np.fmax(each.train_noise, each.precision))
-        for key, each in measured.items()
-        if not np.isnan(each.inference_noise).all()
+        key: (errors.inference_noise, np.fmax(errors.train_noise, errors.precision))
+        for key, errors in measured.items()
+        if not np.isnan(errors.inference_noise).all()
     }
-    floors = {key: max(LEAST_FLOOR, float(np.nanmax([*allowed, 0.0]))) for key, (_, allowed) in noise.items()}
+    floors = {key: max(LEAST_FLOOR, rounding, float(np.nanmax([*allowed, 0.0]))) for key, (_, allowed) in noise.items()}
     noisy = exceedances({key: (own, floors[key]) for key, (own, _) in noise.items()}, alpha)
     return [
         Divergence(
@@ -173,7 +185,7 @@ def _part(key: Boundary, a: CapturedSequence, b: CapturedSequence, *, decode: bo
 
 def _same_model(ours: CapturedSequence, theirs: CapturedSequence, keys: Sequence[Boundary]) -> list[Divergence]:
     """A head with another vocabulary; anything else of another shape is another model."""
-    layers = [sorted({each.layer for each in side.outputs if each.layer is not None}) for side in (ours, theirs)]
+    layers = [sorted({output.layer for output in side.outputs if output.layer is not None}) for side in (ours, theirs)]
     if layers[0] != layers[1]:
         raise NotComparableError(
             f"the training kernel has {len(layers[0])} layers and the inference kernel {len(layers[1])}: "
@@ -193,12 +205,8 @@ def _notes(
     train: Capture,
     inference: Capture,
     pairs: list[tuple[CapturedSequence, CapturedSequence]],
-    keys: list[Boundary],
-    alpha: float,
 ) -> list[str]:
     notes = [f"training kernel: {train.kernel}; inference kernel: {inference.kernel}"]
-    if len(pairs) < (least := least_sequences(2 * len(keys), alpha)):
-        notes.append(f"{len(pairs)} sequences cannot name anything at {len(keys)} boundaries: give {least} or more")
     a, b = pairs[0]
     for side, have, lack in (("inference", a, b), ("training", b, a)):
         if unseen := by_operator(key for key in have.outputs if key not in lack.outputs):

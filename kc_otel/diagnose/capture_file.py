@@ -1,4 +1,4 @@
-"""Captures: what a kernel's operators gave, in a file that another machine can compare with its own.
+"""Captures: the outputs of a kernel's operators, in a file that another machine can compare with its own.
 
 Small, and so not without loss: of each sequence 32 positions are kept, evenly spaced and with the last, and of each
 output 64 random projections, the same for every kernel. Differences are projected as values are, so that a relative
@@ -27,17 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.diagnose.boundaries import Boundary
-
-__all__ = [
-    "Capture",
-    "CaptureWriter",
-    "CapturedSequence",
-    "is_capture",
-    "kept_positions",
-    "projected",
-    "read_capture",
-    "relative_error",
-]
 
 FORMAT: Final = "kc-otel capture 2"
 _FEATURES: Final = 64
@@ -75,10 +64,10 @@ class CapturedSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capture:
-    """What a kernel's operators gave on some sequences.
+    """Outputs of a kernel's operators on some sequences.
 
     Attributes:
-        kernel: What it is, in words.
+        kernel: Description of the kernel.
         sequences: The sequences.
     """
 
@@ -126,7 +115,7 @@ class CaptureWriter:
 
     Args:
         path: The file that it becomes.
-        kernel: What is captured, in words.
+        kernel: Description of the kernel.
 
     Raises:
         ValueError: If the file is there, or what was begun is of another kernel.
@@ -146,11 +135,11 @@ class CaptureWriter:
         begun.write_text(header, encoding="utf-8")
 
     def has(self, index: int, token_ids: Sequence[int]) -> bool:
-        """Whether a sequence was written before the interruption."""
+        """Return True if a sequence was written before the interruption."""
         return self._member(index, token_ids).exists()
 
     def write(self, index: int, asked: Sequence[int], sequence: CapturedSequence) -> None:
-        """Add what was captured of the tokens that were asked for; all of it or nothing is there afterwards."""
+        """Append the captured tokens, all or none."""
         made = self._member(index, asked)
         unfinished = made.with_suffix(".unfinished")
         unfinished.write_bytes(_packed(sequence))
@@ -174,7 +163,7 @@ class CaptureWriter:
 
 
 def is_capture(path: Path) -> bool:
-    """Whether a file is a sealed capture."""
+    """Return True if a file is a sealed capture."""
     if not (path.is_file() and zipfile.is_zipfile(path)):
         return False
     with zipfile.ZipFile(path) as packed:  # a .npz is a zip, too
@@ -189,9 +178,9 @@ def read_capture(path: Path) -> Capture:
     """
     try:
         with zipfile.ZipFile(path) as packed:
-            if sum(each.file_size for each in packed.infolist()) > _MOST_BYTES:
+            if sum(member.file_size for member in packed.infolist()) > _MOST_BYTES:
                 raise ValueError(f"{path}: is larger than {_MOST_BYTES >> 30} GiB; capture fewer sequences")
-            members = {each.filename: packed.read(each) for each in packed.infolist()}
+            members = {member.filename: packed.read(member) for member in packed.infolist()}
         seal = json.loads(members.pop(_SEAL))
         header = json.loads(members[_HEADER])
         if header.get("format") != FORMAT:
@@ -201,7 +190,7 @@ def read_capture(path: Path) -> Capture:
             raise ValueError(f"{path}: was changed after it was sealed: {(changed or sorted(seal))[0]}; capture again")
         sequences = [_unpacked(members[name]) for name in sorted(members) if name != _HEADER]
     except (KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: is no sealed capture ({error}); write one with `kc-otel capture`") from error
+        raise ValueError(f"{path}: is no sealed capture ({error}); write one with `kc-otel locate capture`") from error
     return Capture(str(header["kernel"]), tuple(sequences))
 
 
@@ -209,7 +198,7 @@ def _packed(sequence: CapturedSequence) -> bytes:
     keys = list(sequence.outputs)
     about: dict[str, Any] = {
         "prompt_tokens": sequence.prompt_tokens,
-        "messages": [dict(each) for each in sequence.messages],
+        "messages": [dict(message) for message in sequence.messages],
         "encoded": sequence.encoded,
         "boundaries": [
             [

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kc_otel._extras import extra
 from kc_otel.contract.model import KernelSpec
 from kc_otel.diagnose.located import NotComparableError
-from kc_otel.diagnose.packed_weights import PACKED, packed_matrices
-from kc_otel.diagnose.torch_formats import KV_FORMATS, WeightFormat, rounding_cache
 from kc_otel.diagnose.torch_kernel import TorchKernel
 
 with extra("torch", "a Hugging Face checkpoint"):
     import torch
 
-__all__ = ["checkpoint_kernel", "quantized_matrices"]
+_KV_FORMATS: Final = {"fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
+"""Number formats of a KV cache by the names of the command line."""
 
 
 def checkpoint_kernel(folder: Path, spec: KernelSpec) -> TorchKernel:
@@ -25,7 +24,7 @@ def checkpoint_kernel(folder: Path, spec: KernelSpec) -> TorchKernel:
 
     Args:
         folder: The checkpoint's.
-        spec: What the contract says of it: its number format, and that of its KV cache.
+        spec: The contract's declaration: its number format, and that of its KV cache.
 
     Raises:
         ValueError: If transformers cannot load it, or its cache is to be in a format that cannot be made here.
@@ -57,13 +56,13 @@ def checkpoint_kernel(folder: Path, spec: KernelSpec) -> TorchKernel:
                 made = tokenizer.apply_chat_template(
                     list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
                 )
-                return [int(each) for each in made]
+                return [int(token) for token in made]
 
     return TorchKernel(
         module.eval(),
         encode=encode,
         sampling=_sampling(folder),
-        cache=None if kv is None else partial(rounding_cache, kv),
+        cache=None if kv is None else partial(_rounding_cache, kv),
         vocabulary=vocabulary,
     )
 
@@ -73,54 +72,29 @@ def _kv_format(name: str | None) -> torch.dtype | None:
     said = (name or "auto").replace("_", "-")
     if said == "auto" or isinstance(getattr(torch, said, None), torch.dtype):
         return None
-    found = KV_FORMATS.get("fp8-e4m3" if said == "fp8" else said)
+    found = _KV_FORMATS.get("fp8-e4m3" if said == "fp8" else said)
     if found is None:
         raise ValueError(
-            f"kv_cache_dtype: a checkpoint's cache cannot be kept in {name!r} here, but in {', '.join(KV_FORMATS)}; "
+            f"kv_cache_dtype: a checkpoint's cache cannot be kept in {name!r} here, but in {', '.join(_KV_FORMATS)}; "
             "capture the engine that does: vllm:FOLDER"
         )
     return found
 
 
-def quantized_matrices(folder: str) -> tuple[WeightFormat, dict[str, torch.Tensor]]:
-    """The matrices of a checkpoint that a tool has quantised, in floating point, and the format that its config says.
+def _rounding_cache(kv: torch.dtype) -> Any:
+    """A cache of Transformers that rounds what is written into it, with a scale of one, as vLLM's does by default."""
+    with extra("transformers", "a checkpoint's cache"):
+        from transformers import DynamicCache  # noqa: PLC0415
 
-    Args:
-        folder: A checkpoint in GPTQ's or AWQ's own form is read here, one in compressed-tensors' by that library.
+    class Rounded(DynamicCache):  # type: ignore[misc]
+        def update(self, key_states: Any, value_states: Any, *args: Any, **options: Any) -> Any:
+            most = torch.finfo(kv).max
+            written = (
+                state.float().clamp(-most, most).to(kv).float().to(state.dtype) for state in (key_states, value_states)
+            )
+            return super().update(*written, *args, **options)
 
-    Raises:
-        ValueError: If it is none, or what reads it is not installed.
-        MissingExtraError: If transformers is not installed.
-    """
-    path = Path(folder) / "config.json"
-    said = json.loads(path.read_text(encoding="utf-8")).get("quantization_config") if path.is_file() else None
-    if not said:
-        raise ValueError(f"{folder}: has no config.json with a quantization_config; give what the tool wrote")
-    if said.get("quant_method") in PACKED:
-        return packed_matrices(path.parent, said)
-    with extra("transformers", "a Hugging Face checkpoint"):
-        import transformers  # noqa: PLC0415
-
-    group: dict[str, Any] = next(iter(said.get("config_groups", {}).values()), {})
-    weights, inputs = group.get("weights", {}), group.get("input_activations")
-    bits = int(said.get("bits") or weights.get("num_bits") or 8)
-    size = int(said.get("group_size") or weights.get("group_size") or 0)
-    dense = said.get("quant_method") == "compressed-tensors"
-    more = {"quantization_config": transformers.CompressedTensorsConfig(run_compressed=False)} if dense else {}
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **more)
-    except (ImportError, OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{folder}: transformers cannot dequantise it: {error}") from error
-    found = {
-        name: each.weight.data
-        for name, each in model.named_modules()
-        if isinstance(each, torch.nn.Linear) and hasattr(each, "quantization_scheme" if dense else "weight")
-    }
-    if not found:
-        raise ValueError(
-            f"{folder}: no matrix of it is in floating point once it is loaded; let the tool dequantise it"
-        )
-    return WeightFormat(bits, max(size, 0), activations=bool(inputs)), found
+    return Rounded()
 
 
 def _sampling(folder: Path) -> dict[str, Any]:

@@ -20,17 +20,15 @@ from kc_otel.diagnose.watched_kernel import WatchedKernel
 with extra("torch", "capturing a torch module"):
     import torch
 
-__all__ = ["capture_kernel"]
-
 
 def capture_kernel(
     kernel: WatchedKernel, sequences: Sequence[TokenSequence], *, precision: torch.dtype | None = None
 ) -> Iterator[CapturedSequence]:
-    """What a kernel's operators give on each sequence, and what it samples from.
+    """Yield the outputs of a kernel's operators on each sequence, and the distributions it samples from.
 
     Args:
         kernel: The kernel; products of one input count as one operator, as engines compute them.
-        sequences: What it is run on, one after the other; one at a time is in memory.
+        sequences: Sequences to run; one at a time is in memory.
         precision: Number format whose rounding is to be measured, in a torch kernel's own operators; None for none.
     """
     if isinstance(kernel, TorchKernel):
@@ -80,6 +78,6 @@ def _errors(
 
 
 def _outputs(activations: Activations, row: int = 0) -> dict[Boundary, NDArray[np.float32]]:
-    taken = {key: each[row] for key, each in activations.items()}
-    numbers = {key: each for key, each in taken.items() if each.ndim == 2 and each.is_floating_point()}
-    return {key: each.float().cpu().numpy() for key, each in numbers.items()}
+    taken = {key: tensor[row] for key, tensor in activations.items()}
+    numbers = {key: tensor for key, tensor in taken.items() if tensor.ndim == 2 and tensor.is_floating_point()}
+    return {key: tensor.float().cpu().numpy() for key, tensor in numbers.items()}

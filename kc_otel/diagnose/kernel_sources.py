@@ -18,12 +18,10 @@ if TYPE_CHECKING:
     from kc_otel.diagnose.torch_kernel import TorchKernel
     from kc_otel.diagnose.watched_kernel import WatchedKernel
 
-__all__ = ["VLLM", "captured_by", "completed_by", "engine_options", "kernel_from", "torch_kernel_from"]
-
 VLLM: Final = "vllm:"
 """In front of a checkpoint's folder: run it with vLLM."""
 
-_WHAT: Final = "a torch module, a kc_otel.diagnose.TorchKernel, or a function that returns one"
+_SOURCES: Final = "a torch module, a kc_otel.diagnose.torch_kernel.TorchKernel, or a function that returns one"
 
 
 def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
@@ -31,10 +29,6 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
 
     A checkpoint is loaded in the number format that the contract says, or in its own, without anything from a network;
     where the contract says an fp8 KV cache, keys and values are rounded as they are written.
-
-    Args:
-        target: The text.
-        spec: What the contract says of it.
 
     Raises:
         ValueError: If the text names nothing, or something else.
@@ -51,7 +45,7 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
         return checkpoint_kernel(folder, spec)
     if folder.is_dir():
         raise ValueError(f"{target}: has no config.json; give a folder with a Hugging Face checkpoint")
-    found = python_name(target, _WHAT)
+    found = python_name(target, _SOURCES)
     import torch  # noqa: PLC0415
 
     if not isinstance(found, torch.nn.Module | TorchKernel) and callable(found):
@@ -59,7 +53,7 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
     if isinstance(found, torch.nn.Module):
         found = TorchKernel(found.eval())
     if not isinstance(found, TorchKernel):
-        raise ValueError(f"{target}: is {type(found).__name__}, not {_WHAT}")  # noqa: TRY004 - a wrong argument
+        raise ValueError(f"{target}: is {type(found).__name__}, not {_SOURCES}")  # noqa: TRY004 - a wrong argument
     return found
 
 
@@ -69,7 +63,7 @@ def kernel_from(target: str, spec: KernelSpec, options: Mapping[str, Any] | None
 
     Args:
         target: The text.
-        spec: What the contract says of it.
+        spec: The contract's declaration of it.
         options: Arguments of `vllm.LLM`.
 
     Raises:
@@ -103,12 +97,12 @@ def captured_by(
     options: Mapping[str, Any] | None = None,
     decode: int = 16,
 ) -> Iterator[CapturedSequence]:
-    """What the kernel that a text names gives on sequences: as for `torch_kernel_from`, or `vllm:FOLDER`.
+    """Yield a named kernel's captures of sequences; names are as for `torch_kernel_from`, or `vllm:FOLDER`.
 
     Args:
         target: The text.
-        spec: What the contract says of it.
-        sequences: What it is run on.
+        spec: The contract's declaration of it.
+        sequences: Sequences to run.
         precision: Number format whose rounding is measured in a torch kernel.
         options: Arguments of `vllm.LLM`.
         decode: Tokens that an engine decodes after each prompt that has no completion.

@@ -1,29 +1,18 @@
-"""What locating found, and the same as JSON."""
+"""Result of locating, and its JSON form."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from kc_otel.contract.model import Contract
 from kc_otel.contract.words import number
-from kc_otel.diagnose.above_noise import BoundaryDrift
-from kc_otel.diagnose.boundaries import Boundary
-from kc_otel.diagnose.shares import Shares
+from kc_otel.diagnose.above_noise import SHARE, BoundaryDrift, least_sequences, sequences_to_name
+from kc_otel.diagnose.boundaries import Boundary, by_operator
+from kc_otel.diagnose.shares import ComponentShare, Shares
 from kc_otel.stats import Interval
-
-__all__ = [
-    "OTHER_EMBEDDINGS",
-    "UNRELATED",
-    "Divergence",
-    "Located",
-    "NotComparableError",
-    "between",
-    "cut_vocabulary",
-    "located_json",
-    "other_tokens",
-]
 
 UNRELATED: Final = 0.7
 """Relative error of the embedding beyond which two kernels have other weights; quantised ones stay below 0.1."""
@@ -72,7 +61,7 @@ class Divergence:
         kind: Whether tokens, shapes, numbers, or numbers in another batch, or the sampler's processing differ.
         boundary: Where.
         module: The inference kernel's module there; empty where there is none.
-        sentence: What was found.
+        sentence: The finding.
         tensors: A static scale that cuts inputs off, and parameters of the module that differ by more than rounding,
             largest difference first.
     """
@@ -91,12 +80,13 @@ class Located:
     Attributes:
         contract: Name of the contract.
         slice: The slice that the sequences are of.
-        metric: What shares are shares of.
+        metric: Metric that is divided into shares.
         sequences: Number of sequences.
         tokens: Their tokens.
-        boundaries: What was measured, in the order of execution.
-        findings: What is not noise, in the order of execution.
-        culprit: The finding with the largest share of the drift; without shares the first. None where there is none.
+        boundaries: Measurements, in the order of execution.
+        findings: Differences above noise, in the order of execution.
+        culprit: The finding with the largest share of the drift; without shares the one with the largest error. None
+            where there is none.
         shares: How the drift divides among what is above noise, and where that is much, how the largest part of it
             divides among layers; empty where nothing is, or where it was not asked for.
         observed: Drift of the inference kernel as it ran, mean over sequences; nan where it was not measured.
@@ -104,6 +94,7 @@ class Located:
         forwards: Forwards that it took, in sequences.
         seconds: How long it took.
         confidence: Of every interval and of all names together.
+        settings: Where the two kernels are configured otherwise: what to look at before any operator.
     """
 
     contract: str
@@ -120,6 +111,32 @@ class Located:
     forwards: int
     seconds: float
     confidence: float
+    settings: tuple[str, ...] = ()
+
+    @property
+    def undecided(self) -> str:
+        """Reason why the result is undecided although nothing is named, as a sentence; empty if it is decided.
+
+        Nothing is above noise only where it would have been seen: with sequences enough to name anything, and at no
+        boundary more of them beyond the floor than may be where nothing is wrong.
+        """
+        if self.findings:
+            return ""
+        alpha, many = 1.0 - self.confidence, 2 * len(self.boundaries)
+        suspects = [boundary for boundary in self.boundaries if boundary.above.estimate > SHARE]
+        if suspects:
+            worst = max(suspects, key=lambda suspect: suspect.error / suspect.floor)
+            needed = sequences_to_name(worst.above.estimate, many, alpha) or 0
+            return (
+                f"{worst.boundary} differs by {number(worst.error / worst.floor)} times its floor, and "
+                f"{number(100 * worst.above.estimate)} % of {self.sequences} sequences are beyond twice the floor, "
+                f"which proves nothing at {len(self.boundaries)} boundaries; "
+                f"give {max(needed, self.sequences + 1)} sequences or more"
+            )
+        if self.sequences < (least := least_sequences(many, alpha)):
+            said = f"{self.sequences} sequences cannot name anything at {len(self.boundaries)} boundaries"
+            return f"{said}; give {least} or more"
+        return ""
 
     @property
     def first(self) -> Divergence | None:
@@ -128,14 +145,14 @@ class Located:
 
     @property
     def explained(self) -> float:
-        """What is divided, in shares of the drift that was observed; nan without shares."""
+        """Sum of the shares, as a share of the observed drift; nan without shares."""
         if not self.shares:
             return math.nan
         return self.shares[0].whole / self.observed if self.observed else 0.0
 
     @property
     def is_rough(self) -> bool:
-        """Whether the parts together make so much more or less than was observed that shares are rough."""
+        """True if the parts sum to so much more or less than the observed drift that shares are rough."""
         return not 0.8 <= self.explained <= 1.25
 
 
@@ -151,12 +168,12 @@ def between(error: Interval) -> str:
 
 
 def cut_vocabulary(ours: int, theirs: int) -> str:
-    """What is said of a head with another vocabulary."""
+    """Return the message about a head with another vocabulary."""
     return f"{ours} tokens in training and {theirs} in inference: the vocabulary is cut"
 
 
 def other_tokens(ours: Sequence[int], theirs: Sequence[int], count: int, of: int) -> str:
-    """What is said of conversations that become other tokens, of which one is given."""
+    """Return the message about conversations that become other tokens, with one example."""
     place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     return (
         f"{count} of {of} prompts become other tokens: the first from token {place} on, "
@@ -165,18 +182,194 @@ def other_tokens(ours: Sequence[int], theirs: Sequence[int], count: int, of: int
     )
 
 
+def by_size(findings: Sequence[Divergence], rows: Sequence[BoundaryDrift]) -> Divergence | None:
+    """The finding with the largest error; other tokens and shapes come before any number, and their order is kept."""
+    errors = {row.boundary: row.error for row in rows}
+    first = next(iter(findings), None)
+    if first is None or first.kind in {"tokens", "shape"}:
+        return first
+    return max(findings, key=lambda finding: errors.get(finding.boundary, 0.0) if finding.kind == "drift" else 0.0)
+
+
+def settings_of(contract: Contract) -> list[str]:
+    """Return the settings in which a contract's two kernels differ, other than the engine."""
+    ours, theirs = contract.kernels.train.model_dump(), contract.kernels.inference.model_dump()
+    other = [
+        f"{name} {ours[name] or 'not set'} in training and {theirs[name] or 'not set'} in inference"
+        for name in ours
+        if name != "engine" and ours[name] != theirs[name]
+    ]
+    return [f"the contract's kernels differ: {'; '.join(other)}"] if other else []
+
+
 def located_json(located: Located) -> dict[str, Any]:
     """The answer for a program, and as evidence; numbers that are not finite are texts."""
     found: dict[str, Any] = _plain(asdict(located))
+    found["undecided"] = located.undecided
     found["first"] = _plain(asdict(located.first)) if located.first else None
     return found
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(member) for key, member in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(each) for each in value]
+        return [_plain(member) for member in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+_HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")
+_MAX_BOUNDARIES: Final = 12
+_WORTH_SAYING: Final = 0.05
+
+
+def located_lines(located: Located) -> Iterator[str]:
+    """The answer, its evidence and what a reader has to know, a line each."""
+    yield from _answer_lines(located)
+    for index, shares in enumerate(located.shares):
+        yield from _share_lines(located, shares, layers=bool(index))
+    yield ""
+    yield from _table(located)
+    for note in located.notes:
+        yield f"note: {note}"
+
+
+def _answer_lines(located: Located) -> Iterator[str]:
+    """Yield the scope, the culprit, the first divergence, and the other boundaries above noise."""
+    yield (
+        f"{located.contract}, slice {located.slice}: {located.sequences} sequences, {located.tokens} tokens, "
+        f"{len(located.boundaries)} boundaries, {located.forwards} forwards of a sequence, {located.seconds:.1f} s"
+    )
+    for setting in located.settings:
+        yield f"look first: {setting}"
+    first = located.first
+    if located.undecided:
+        yield f"undecided: {located.undecided}"
+    elif first is None or located.culprit is None:
+        yield "no culprit: no boundary is above noise"
+    else:
+        yield f"culprit: {finding_name(located.culprit)}"
+        yield f"  {located.culprit.sentence}"
+        if located.shares and located.shares[0].whole:
+            largest = located.shares[0].components[0]
+            yield f"  {_share(largest)} of {located.metric} on {located.slice} comes from {largest.name}"
+        if first is not located.culprit:
+            yield f"first divergence: {finding_name(first)}"
+            yield f"  {first.sentence}"
+        others = [finding for finding in located.findings if finding is not first and finding is not located.culprit]
+        for other in others:
+            if other.kind not in {"drift", "batch"}:
+                yield f"also: {finding_name(other)}: {other.sentence}"
+        for kind, said in (("drift", "above noise"), ("batch", "depends on the batch")):
+            if named := by_operator(other.boundary for other in others if other.kind == kind):
+                yield f"also {said}: {'; '.join(named)}"
+
+
+def located_sentence(located: Located) -> str:
+    """The answer in one line, for an incident's page and messages."""
+    first, culprit = located.first, located.culprit
+    seen = f"{located.sequences} sequences of {located.slice}, {located.confidence * 100:g} % confidence"
+    if located.undecided:
+        return f"undecided which operator it is: {located.undecided} ({seen})"
+    if first is None or culprit is None:
+        return f"no operator differs by more than noise on {seen}"
+    said = [f"{'first divergence' if culprit is first else 'culprit'}: {finding_name(culprit)}"]
+    if culprit.tensors:
+        said.append(next(part for part in culprit.sentence.split("; ") if part.startswith("tensor ")))
+    if located.shares and located.shares[0].whole:
+        said.append(_largest_shares(located) + (" (roughly)" if located.is_rough else ""))
+    if culprit is not first:
+        said.append(f"first divergence: {finding_name(first)}{_part_of(first, located)}")
+    return f"{'; '.join(said)} ({seen})"
+
+
+def _largest_shares(located: Located) -> str:
+    """Return the operators' shares, and the layer with the largest part."""
+    whole = located.shares[0].components
+    said = [f"{_share(whole[0])} of {located.metric} comes from {whole[0].name}"]
+    if len(located.shares) > 1:
+        layer = next(
+            component
+            for component in located.shares[1].components
+            if component.name.startswith(whole[0].name.split(" in ")[0])
+        )
+        said[0] += f", {_percent(layer.share.estimate)} % from {layer.name.rpartition(' in ')[2]} alone"
+    said += [f"{_share(share)} from {share.name}" for share in whole[1:3] if share.share.estimate >= _WORTH_SAYING]
+    return "; ".join(said)
+
+
+def _part_of(finding: Divergence, located: Located) -> str:
+    """Return the share of the drift that comes from a finding's operator, in all layers."""
+    operator = finding.boundary.operator
+    shares = located.shares[0].components if located.shares else ()
+    found = next((share for share in shares if share.name.split(" in ")[0] == operator), None)
+    return "" if found is None else f", {_percent(found.share.estimate)} % of it"
+
+
+def finding_name(finding: Divergence) -> str:
+    """Boundary, in words where they are others, and module."""
+    words = OPERATORS.get(finding.boundary.operator, finding.boundary.operator)
+    said = str(finding.boundary) if words == finding.boundary.operator else f"{finding.boundary} ({words})"
+    kind = ", depends on the batch" if finding.kind == "batch" else ""
+    return f"{said}{kind}" + (f", module {finding.module}" if finding.module else "")
+
+
+def _rows_of(located: Located) -> list[tuple[str, ...]]:
+    """A row for each boundary, as `_HEADER` says, in the order of execution."""
+    return [
+        (
+            str(boundary.boundary),
+            _number(boundary.local.estimate),
+            _number(boundary.drift.estimate),
+            number(boundary.floor),
+            _number(boundary.prefill),
+            _number(boundary.decode),
+            f"{100 * boundary.above.estimate:.0f} %{' *' if boundary.is_above else ''}",
+        )
+        for boundary in located.boundaries
+    ]
+
+
+def _share_lines(located: Located, shares: Shares, *, layers: bool) -> Iterator[str]:
+    amount = f"{number(shares.whole)} of {number(located.observed)} observed"
+    yield "by layer:" if layers else f"shares of {located.metric} on {located.slice}, {amount}:"
+    for component in shares.components:
+        yield (
+            f"  {_share(component):>15}  {component.name}  (alone {_percent(component.alone)} %, "
+            f"swapped out {_percent(component.without)} %)"
+        )
+    if len(shares.components) > 1:
+        yield f"  {_percent(shares.interaction)} % is interaction: beyond the sum of each alone"
+
+
+def _table(located: Located) -> Iterator[str]:
+    rows = located.boundaries
+    if not rows:
+        return
+    cells = _rows_of(located)
+    ranked = sorted(range(len(rows)), key=lambda index: -_over(rows[index]))
+    shown = sorted(ranked[:_MAX_BOUNDARIES])
+    widths = [max(len(row[column]) for row in [_HEADER, *(cells[i] for i in shown)]) for column in range(len(_HEADER))]
+    for row in [_HEADER, *(cells[index] for index in shown)]:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if len(rows) > len(shown):
+        yield f"... and {len(rows) - len(shown)} that are nearer to their floor; all are in --json"
+
+
+def _over(row: BoundaryDrift) -> float:
+    return row.error / row.floor
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else number(value)
+
+
+def _share(component: ComponentShare) -> str:
+    share = component.share
+    return f"{_percent(share.estimate)} % [{_percent(share.lower)}, {_percent(share.upper)}]"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}".replace("-0", "0") if abs(share) < 0.005 else f"{100 * share:.0f}"

@@ -1,4 +1,4 @@
-"""Whether two kernels run the same model: architecture, shapes and tokenizer, by what their checkpoints say of them."""
+"""Check that two kernels run the same model: architecture, shapes and tokenizer, as their checkpoints state them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from kc_otel.diagnose.boundaries import layer_of
 from kc_otel.diagnose.located import NotComparableError
-
-__all__ = ["complete_layers", "other_settings", "same_architecture", "same_vocabulary"]
 
 _SHAPES: Final = (
     "num_hidden_layers",
@@ -32,10 +30,6 @@ def same_architecture(train: Mapping[str, Any], inference: Mapping[str, Any]) ->
 
     >>> same_architecture({"model_type": "llama", "hidden_size": 64}, {"model_type": "llama", "hidden_size": 64})
 
-    Args:
-        train: What config.json of the training kernel says.
-        inference: Likewise.
-
     Raises:
         NotComparableError: If architecture, number of layers or a shape differs.
     """
@@ -55,7 +49,7 @@ def same_architecture(train: Mapping[str, Any], inference: Mapping[str, Any]) ->
 
 
 def other_settings(train: Mapping[str, Any], inference: Mapping[str, Any]) -> str:
-    """What else two configurations say differently, in words; empty where nothing.
+    """Return the other differences of two configurations, in words; empty if there are none.
 
     >>> other_settings({"rope": {"theta": 1e4}, "dtype": "float32"}, {"rope": {"theta": 5e5}, "dtype": "bfloat16"})
     'rope.theta is 10000.0 in training and 500000.0 in inference'
@@ -72,7 +66,7 @@ def other_settings(train: Mapping[str, Any], inference: Mapping[str, Any]) -> st
         {k: v for k, v in a.items() if not isinstance(v, Mapping) or b.get(k) is not None}
         for a, b in ((train, inference), (inference, train))
     ]
-    ours, theirs = (dict(_flat(each)) for each in shared)
+    ours, theirs = (dict(_flat(settings)) for settings in shared)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     said += [f"{name} is {ours.get(name)} in training and {theirs.get(name)} in inference" for name in names]
     more = [f"{len(said) - _MOST_SAID} more"] if len(said) > _MOST_SAID else []
@@ -85,7 +79,7 @@ def complete_layers(checkpoint: str, tensors: Iterable[str]) -> None:
     >>> complete_layers("folder", [f"layers.{i}.{name}.weight" for i in range(3) for name in ("q", "k")])
 
     Args:
-        checkpoint: What it is called.
+        checkpoint: Its name.
         tensors: Names of its tensors.
 
     Raises:
@@ -96,7 +90,7 @@ def complete_layers(checkpoint: str, tensors: Iterable[str]) -> None:
         if (layer := layer_of(name)) is not None:
             layers.setdefault(layer, set()).add(name.replace(f".{layer}.", ".*.", 1))
     for layer, held in layers.items() if len(layers) > 2 else ():
-        others = [each for number, each in layers.items() if number != layer]
+        others = [weights for number, weights in layers.items() if number != layer]
         lacking = sorted(set.intersection(*others) - held)
         if lacking and held <= set().union(*others):
             more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
@@ -107,16 +101,12 @@ def complete_layers(checkpoint: str, tensors: Iterable[str]) -> None:
 def same_vocabulary(train: Mapping[str, int], inference: Mapping[str, int]) -> None:
     """Refuse two tokenizers that give a token other ids; tokens that only one of them has are no matter.
 
-    Args:
-        train: Token to id in training.
-        inference: Likewise.
-
     Raises:
         NotComparableError: If a token has two ids.
     """
     other = [token for token, id in train.items() if inference.get(token, id) != id]
     if other or not train.keys() & inference.keys():
-        token = min(other, key=lambda each: train[each], default="")
+        token = min(other, key=lambda candidate: train[candidate], default="")
         example = f", such as {token!r}: {train[token]} and {inference[token]}" if other else ""
         raise NotComparableError(
             f"the two tokenizers give {len(other) or 'all'} tokens other ids{example}; "

@@ -28,21 +28,19 @@ from numpy.typing import NDArray
 from kc_otel._extras import extra
 from kc_otel.stats import Interval
 
-__all__ = ["ComponentShare", "Shares", "shares_of"]
-
 _RESAMPLES: Final = 2000
-_EXACT: Final = 5
+_MAX_EXACT_COMPONENTS: Final = 5
 """Components of which every set is run: 32 sets, fewer than eight orders of them have."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentShare:
-    """What of a drift is one component's.
+    """One component's share of a drift.
 
     Attributes:
         name: The component.
         alone: Drift with it alone swapped in, in shares of the whole: first order.
-        without: What goes away when it alone is swapped out, in shares of the whole.
+        without: Decrease when it alone is swapped out, in shares of the whole.
         share: Shapley value in shares of the whole, with an interval over sequences and drawn orders.
     """
 
@@ -54,11 +52,11 @@ class ComponentShare:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How a drift divides among components.
+    """Division of a drift among components.
 
     Attributes:
         whole: Drift with every component swapped in, mean over sequences.
-        interaction: What the components do together beyond the sum of each alone, in shares of the whole.
+        interaction: Joint effect of the components beyond the sum of each alone, in shares of the whole.
         components: Largest share first.
         evaluations: Sets of components that the model was run with.
     """
@@ -81,7 +79,7 @@ def shares_of(
 
     >>> weights = np.array([[3.0, 1.0], [6.0, 2.0], [3.0, 1.0]])
     >>> found = shares_of(["scales", "cache"], lambda put_in: weights[:, sorted(put_in)].sum(1), alpha=0.05)
-    >>> [(each.name, round(each.share.estimate, 2)) for each in found.components]
+    >>> [(part.name, round(part.share.estimate, 2)) for part in found.components]
     [('scales', 0.75), ('cache', 0.25)]
 
     Args:
@@ -105,20 +103,20 @@ def shares_of(
 
     everything = frozenset(range(len(names)))
     nothing, whole = drift(frozenset()), drift(everything)
-    alone = np.stack([drift(frozenset({each})) for each in range(len(names))])
-    without = np.stack([drift(everything - {each}) for each in range(len(names))])
+    alone = np.stack([drift(frozenset({index})) for index in range(len(names))])
+    without = np.stack([drift(everything - {index}) for index in range(len(names))])
     generator = np.random.default_rng(seed)
     orders = _orders(len(names), pairs, generator)
     gains = np.zeros((len(orders), len(names), whole.size))
     for row, order in zip(gains, orders, strict=True):
         before, put_in = nothing, frozenset[int]()
-        for each in order:
-            put_in |= {each}
-            row[each] = drift(put_in) - before
+        for index in order:
+            put_in |= {index}
+            row[index] = drift(put_in) - before
             before = drift(put_in)
     total = whole - nothing
     size = float(total.mean())
-    every = len(names) <= _EXACT
+    every = len(names) <= _MAX_EXACT_COMPONENTS
     drawn = np.zeros(len(names)) if every or not size else _drawing_error(gains.mean(2) / size, alpha)
     gains = gains.mean(0)
     lower, upper = _bootstrap(gains, total, alpha, generator)
@@ -130,25 +128,25 @@ def shares_of(
     found = [
         ComponentShare(
             name,
-            share(alone[each] - nothing),
-            share(whole - without[each]),
+            share(alone[index] - nothing),
+            share(whole - without[index]),
             _interval(
-                share(gains[each]), float(lower[each]), float(upper[each]), float(drawn[each]), whole.size, method
+                share(gains[index]), float(lower[index]), float(upper[index]), float(drawn[index]), whole.size, method
             ),
         )
-        for each, name in enumerate(names)
+        for index, name in enumerate(names)
     ]
-    interaction = 1.0 - sum(each.alone for each in found) if size else 0.0
-    found.sort(key=lambda each: -each.share.estimate)
+    interaction = 1.0 - sum(component.alone for component in found) if size else 0.0
+    found.sort(key=lambda component: -component.share.estimate)
     return Shares(float(whole.mean()), interaction, tuple(found), len(known))
 
 
 def _orders(components: int, pairs: int, generator: np.random.Generator) -> list[tuple[int, ...]]:
     """All orders of few components; of more, some of them, each followed by its reverse."""
-    if components <= _EXACT:
+    if components <= _MAX_EXACT_COMPONENTS:
         return list(permutations(range(components)))
     drawn = [tuple(generator.permutation(components).tolist()) for _ in range(pairs)]
-    return [each for order in drawn for each in (order, order[::-1])]
+    return [direction for order in drawn for direction in (order, order[::-1])]
 
 
 def _drawing_error(by_order: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
@@ -167,7 +165,7 @@ def _student(probability: float, freedom: int) -> float:
 
 
 def _interval(estimate: float, lower: float, upper: float, drawn: float, samples: int, method: str) -> Interval:
-    below, above = (float(np.hypot(each, drawn)) for each in (max(estimate - lower, 0.0), max(upper - estimate, 0.0)))
+    below, above = (float(np.hypot(gap, drawn)) for gap in (max(estimate - lower, 0.0), max(upper - estimate, 0.0)))
     return Interval(estimate, estimate - below, estimate + above, samples, method)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,10 +12,9 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.diagnose.capture_file import is_capture, read_capture
 from kc_otel.offline.python_names import python_name
-from kc_otel.recordings import load_recording
-from kc_otel.recordings.spool import SpoolReader
-
-__all__ = ["TokenSequence", "read_sequences"]
+from kc_otel.recordings.read_jsonl import records
+from kc_otel.recordings.recording_files import load_recording
+from kc_otel.recordings.spool.spool_reader import SpoolReader
 
 _PROMPT: Final = ("prompt_ids", "prompt_token_ids")
 _TOKENS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
@@ -31,7 +29,7 @@ class TokenSequence:
     Attributes:
         token_ids: Prompt and completion, at least two tokens.
         prompt_tokens: How many of them are the prompt's.
-        attributes: What its slices are made of.
+        attributes: Attributes for its slices.
         messages: The conversation that the prompt was made of, {role, content} each; empty where that is unknown.
     """
 
@@ -47,8 +45,8 @@ def read_sequences(
     """Sequences of a file or a program, those of one slice.
 
     Of a capture they are what was captured, all of it. JSON lines have `token_ids` and, where known, `prompt_ids`,
-    `attributes` and `messages`; every other file is read as a recording with token ids. A program is `FILE.py:NAME`, a
-    function that is given the slice and returns such objects, from wherever it has them.
+    `attributes` and `messages`; whatever else `load_recording` reads is a recording with token ids. A program is
+    `FILE.py:NAME`, a function that is given the slice and returns such objects, from wherever it has them.
 
     Args:
         source: The file, or the program.
@@ -67,17 +65,17 @@ def read_sequences(
     path = Path(source)
     if is_capture(path):
         return tuple(
-            TokenSequence(each.token_ids, each.prompt_tokens, {}, each.messages)
-            for each in read_capture(path).sequences
+            TokenSequence(sequence.token_ids, sequence.prompt_tokens, {}, sequence.messages)
+            for sequence in read_capture(path).sequences
         )
-    rows = _spooled(path) if _is_spool(path) else _json_rows(path) if path.suffix == ".jsonl" else _recorded(path)
-    return _found(rows, source, contract, slice, most)
+    rows = _spooled if _is_spool(path) else _json_rows if _has_tokens(path) else _recorded
+    return _found(rows(path), source, contract, slice, most)
 
 
 def _found(
     rows: Iterable[TokenSequence], source: str | Path, contract: Contract | None, slice: str, most: int
 ) -> tuple[TokenSequence, ...]:
-    wanted = (each for each in rows if contract is None or slice == ALL or slice in contract.slices_of(each.attributes))
+    wanted = (row for row in rows if contract is None or slice == ALL or slice in contract.slices_of(row.attributes))
     found = tuple(islice(wanted, most))
     if not found:
         raise ValueError(f"{source}: has no sequence of {slice}; sequences need the attributes that decide the slice")
@@ -93,16 +91,15 @@ def _program_rows(target: str, slice: str) -> Iterator[TokenSequence]:
 
 
 def _json_rows(path: Path) -> Iterator[TokenSequence]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{where}: is no JSON ({error}); write one object per line") from None
-            yield _row(where, row)
+    for where, row in records(path):
+        yield _row(where, row)
+
+
+def _has_tokens(path: Path) -> bool:
+    """Return whether a file holds JSON lines and the first one has tokens."""
+    lines = path.name.removesuffix(".gz").endswith(".jsonl") and path.is_file()
+    first = next((row for _, row in records(path)), None) if lines else None
+    return first is not None and any(first.get(name) is not None for name in (*_PROMPT, *_TOKENS))
 
 
 def _row(where: str, row: Any) -> TokenSequence:
@@ -116,7 +113,7 @@ def _row(where: str, row: Any) -> TokenSequence:
     messages = row.get("messages") or ()
     if not isinstance(attributes, Mapping):
         raise ValueError(f"{where}: attributes: {type(attributes).__name__} is no object")  # noqa: TRY004 - a wrong file
-    if not isinstance(messages, Sequence) or not all(isinstance(each, Mapping) for each in messages):
+    if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
         raise ValueError(f"{where}: messages: write a list of {{'role': ..., 'content': ...}}")
     return TokenSequence(ids, len(prompt), attributes, tuple(messages))
 
@@ -129,23 +126,25 @@ def _ids(row: Mapping[str, Any], names: Sequence[str], where: str, *, needed: bo
         return []
     ids = row[name]
     if not isinstance(ids, list) or not all(
-        isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids
+        isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids
     ):
         raise ValueError(f"{where}: {name}: is no list of whole numbers from 0")
     return ids
 
 
 def _is_spool(path: Path) -> bool:
+    if not path.is_file():
+        return False
     with path.open("rb") as opened:
         return opened.read(16) == b"SQLite format 3\0"
 
 
 def _spooled(path: Path) -> Iterator[TokenSequence]:
     with SpoolReader(path) as spool:  # nothing is confirmed, so that everything stays for rescoring
-        for _, each in spool.take(_MOST_SPOOLED):
-            ids = (*each.prompt_ids.tolist(), *each.token_ids.tolist())
+        for _, sample in spool.take(_MOST_SPOOLED):
+            ids = (*sample.prompt_ids.tolist(), *sample.token_ids.tolist())
             if len(ids) > 1:
-                yield TokenSequence(ids, len(each.prompt_ids), each.attributes)
+                yield TokenSequence(ids, len(sample.prompt_ids), sample.attributes)
 
 
 def _recorded(path: Path) -> Iterator[TokenSequence]:

@@ -19,8 +19,6 @@ from kc_otel.diagnose.boundaries import Boundary, layer_of
 with extra("torch", "locating in a torch module"):
     import torch
 
-__all__ = ["watched_functions"]
-
 _ROTARY: Final = re.compile(r"apply_\w*(?:rotary|rope)\w*")
 _CACHES: Final = ("past_key_values", "past_key_value", "layer_past")
 
@@ -41,18 +39,18 @@ def watched_functions(module: torch.nn.Module, named: Mapping[str, Boundary], vi
     within: list[int] = []
     homes: set[str] = set()
     with ExitStack() as stack:
-        for name, each in module.named_modules():
+        for name, submodule in module.named_modules():
             layer = layer_of(name)
-            if layer is None or not hasattr(each, "layer_idx") or not any(True for _ in each.children()):
+            if layer is None or not hasattr(submodule, "layer_idx") or not any(True for _ in submodule.children()):
                 continue
             if Boundary(layer, "rotary") not in apart:
-                homes.add(type(each).__module__)
-                entered = each.register_forward_pre_hook(partial(_enter, within, layer))
-                left = each.register_forward_hook(partial(_leave, within), always_call=True)
+                homes.add(type(submodule).__module__)
+                entered = submodule.register_forward_pre_hook(partial(_enter, within, layer))
+                left = submodule.register_forward_hook(partial(_leave, within), always_call=True)
                 stack.callback(entered.remove)
                 stack.callback(left.remove)
             if Boundary(layer, "kv_cache") not in apart:
-                written = each.register_forward_pre_hook(partial(_with_cache, visit, layer), with_kwargs=True)
+                written = submodule.register_forward_pre_hook(partial(_with_cache, visit, layer), with_kwargs=True)
                 stack.callback(written.remove)
         for home in homes:
             for name, function in list(vars(sys.modules[home]).items()):
@@ -92,7 +90,7 @@ def _visited(function: Callable[..., Any], within: list[int], visit: Visit) -> C
 def _with_cache(
     visit: Visit, layer: int, _: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    name = next((each for each in _CACHES if hasattr(options.get(each), "update")), None)
+    name = next((cache for cache in _CACHES if hasattr(options.get(cache), "update")), None)
     if name is None:
         return None
     return args, {**options, name: _SeenCache(options[name], partial(visit, Boundary(layer, "kv_cache")))}

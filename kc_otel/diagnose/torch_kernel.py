@@ -26,8 +26,6 @@ from kc_otel.recordings.scoring import processed
 with extra("torch", "locating in a torch module"):
     import torch
 
-__all__ = ["TorchKernel"]
-
 _PAD: Final = 0
 
 
@@ -82,18 +80,20 @@ class TorchKernel:
 
     @property
     def has_sampler(self) -> bool:
-        """Whether there is more to its distributions than its sampling parameters: no."""
+        """False: its distributions depend on its sampling parameters alone."""
         return False
 
     @property
     def dtype(self) -> torch.dtype:
         """Number format of the parameters; float32 without any."""
-        return next((each.dtype for each in self.module.parameters() if each.is_floating_point()), torch.float32)
+        return next(
+            (parameter.dtype for parameter in self.module.parameters() if parameter.is_floating_point()), torch.float32
+        )
 
     @property
     def device(self) -> torch.device:
-        """Where the first parameter is."""
-        return next((each.device for each in self.module.parameters()), torch.device("cpu"))
+        """Device of the first parameter."""
+        return next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(
@@ -109,10 +109,10 @@ class TorchKernel:
         """Run the model over sequences, in these batches.
 
         Args:
-            sequences: What it is run on.
+            sequences: Sequences to run.
             batches: Indices of the sequences of each forward; every sequence in one of them.
-            replaced: What an operator's output is replaced by once it was taken.
-            added: What is added to an operator's output.
+            replaced: Replacement of an operator's output, after it was taken.
+            added: Value to add to an operator's output.
             taken: Whether outputs are taken.
             padding: Tokens of padding behind the longest sequence of a batch.
 
@@ -122,7 +122,7 @@ class TorchKernel:
         Raises:
             ValueError: If the model returns no logits for the tokens.
         """
-        ids_of = [torch.as_tensor(np.asarray(each.token_ids, dtype=np.int64)) for each in sequences]
+        ids_of = [torch.as_tensor(np.asarray(sequence.token_ids, dtype=np.int64)) for sequence in sequences]
         replaced, added = self._apart(replaced), self._apart(added)
         found: Activations = {}
         logits: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
@@ -131,7 +131,7 @@ class TorchKernel:
             ids = torch.full((len(rows), width), _PAD, dtype=torch.int64)
             for place, row in enumerate(rows):
                 ids[place, : len(ids_of[row])] = ids_of[row]
-            visit = Visit(found, rows, [len(each) for each in ids_of], width, replaced, added, taken=taken)
+            visit = Visit(found, rows, [len(token_ids) for token_ids in ids_of], width, replaced, added, taken=taken)
             region = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
             with self._watched(visit), region:
                 options = {} if self.cache is None else {"past_key_values": self.cache()}
@@ -152,14 +152,14 @@ class TorchKernel:
             logits: [tokens, vocabulary] of each.
         """
         return [
-            processed(each[max(sequence.prompt_tokens - 1, 0) : -1], self.sampling).log_softmax(-1)
-            for sequence, each in zip(sequences, logits, strict=True)
+            processed(scores[max(sequence.prompt_tokens - 1, 0) : -1], self.sampling).log_softmax(-1)
+            for sequence, scores in zip(sequences, logits, strict=True)
         ]
 
     @cached_property
     def _parts(self) -> dict[Boundary, list[tuple[Boundary, int]]]:
-        """Of each fused operator, its parts with their features."""
-        modules = {each: self.module.get_submodule(name) for name, each in self.named.items()}
+        """The parts of each fused operator, with their features."""
+        modules = {boundary: self.module.get_submodule(name) for name, boundary in self.named.items()}
         return {
             whole: [(key, int(modules[key].weight.shape[0])) for key in parts]
             for whole, parts in fused_parts(modules).items()
@@ -173,7 +173,7 @@ class TorchKernel:
         for whole, parts in self._parts.items():
             first = 0
             for key, features in parts if whole in outputs else ():
-                found[key] = [each[:, first : first + features] for each in outputs[whole]]
+                found[key] = [output[:, first : first + features] for output in outputs[whole]]
                 first += features
         return found
 

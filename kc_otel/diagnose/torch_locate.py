@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Final
 
 import numpy as np
@@ -20,10 +21,11 @@ from kc_otel.diagnose.above_noise import (
     MARGIN,
     NOT_FINITE,
     SHARE,
+    WRITTEN,
     BoundaryDrift,
     boundary_drift,
+    enough_sequences,
     exceedances,
-    least_sequences,
 )
 from kc_otel.diagnose.boundaries import SAMPLER, TOKENS, Boundary, by_operator, fused_parts
 from kc_otel.diagnose.located import (
@@ -33,28 +35,25 @@ from kc_otel.diagnose.located import (
     Located,
     NotComparableError,
     between,
+    by_size,
     cut_vocabulary,
     other_tokens,
+    settings_of,
 )
 from kc_otel.diagnose.same_checkpoint import other_settings, same_architecture, same_vocabulary
 from kc_otel.diagnose.shares import Shares, shares_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
-from kc_otel.diagnose.torch_measure import PairMeasurement, kernel_in, measure_pair
-from kc_otel.diagnose.torch_scales import saturated_scales
+from kc_otel.diagnose.torch_measure import PairMeasurement, kernel_in, measure_pair, tokens_at_a_time
 from kc_otel.diagnose.torch_swaps import PerToken, token_drift, token_log_ratio, token_tv
-from kc_otel.diagnose.torch_weights import TensorDifference, tensor_differences
+from kc_otel.diagnose.torch_weights import TensorDifference, saturated_scales, tensor_differences
 from kc_otel.diagnose.watched_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
     import torch
 
-__all__ = ["locate"]
-
 _MOST_COMPONENTS: Final = 12
-_WRITTEN: Final = 0.21
-"""Root mean square error of rounding, relative and in units of the format's epsilon: 1.6e-3 of values in bf16."""
-_REST: Final = "everything else that is above noise"
+_REMAINDER: Final = "everything else that is above noise"
 
 
 def locate(
@@ -67,19 +66,21 @@ def locate(
     clause: Clause | None = None,
     shares: bool = True,
     precision: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Located:
-    """Which operator of the inference kernel differs from the training kernel's by more than noise.
+    """Find the operator of the inference kernel that differs from the training kernel's by more than noise.
 
     Args:
         contract: Names the kernels' number formats and the confidence.
         train: The training kernel.
         inference: The inference kernel.
-        sequences: What both are run on; independent of each other.
+        sequences: Sequences to run on both; independent of each other.
         slice: The slice that they are of, for the text.
         clause: The clause that fails; decides what shares are shares of: the fraction of tokens above its threshold
             for `abs_log_ratio`, mean total variation otherwise.
         shares: Whether the drift is divided among what is above noise.
         precision: Number format whose rounding is no fault; None for the inference kernel's own.
+        progress: Called with the findings so far, configurations first, and the progress.
 
     Raises:
         NotComparableError: If the kernels are not the same checkpoint or have not the same layers and shapes.
@@ -89,33 +90,40 @@ def locate(
     alpha = 1.0 - contract.observability.confidence
     if not sequences:
         raise ValueError("sequences: there is none; give some of the slice that fails")
+    enough_sequences(len(sequences), len(set(train.named.values())), alpha)
     train = replace(train, is_fused=any(key in inference.named.values() for key in fused_parts(train.named.values())))
     settings = _same_model(train, inference)
+    for said in settings:
+        progress(said)
     _known_tokens(train, inference, sequences)
     weights = tensor_differences(train, inference)
     findings, tokens_differ = _token_findings(train, inference, sequences)
     wanted = _dtype(precision or contract.kernels.inference.dtype, inference)
     rounded = kernel_in(train, wanted) if wanted != train.dtype else None
-    measurement = measure_pair(train, inference, sequences, precision=rounded)
+    batch_tokens = tokens_at_a_time(train)
+    measurement = measure_pair(
+        train, inference, sequences, precision=rounded, batch_tokens=batch_tokens, progress=progress
+    )
     _related(measurement)
-    rounding = _WRITTEN * torch.finfo(wanted).eps if rounded else 0.0
+    # Also where both kernels compute in it: another order of the same sum may round each value the other way.
+    rounding = WRITTEN * torch.finfo(wanted).eps
     rows = boundary_drift(measurement.measured, alpha / 2, rounding=rounding)
-    notes = [*settings, *_notes(measurement, rows, weights, len(sequences), alpha)]
+    notes = [*_notes(measurement, rows, weights)]
     if rounded is None and wanted != train.dtype:
         notes.append(f"the training kernel does not run in {wanted}: rounding to it counts as a difference")
     findings += _shape_findings(measurement, inference)
-    modules = {each: name for name, each in inference.named.items()}
+    modules = {boundary: name for name, boundary in inference.named.items()}
     drifting = [_drift_finding(row, modules, weights) for row in rows if row.is_above]
-    scales = saturated_scales(train, inference, {each.module for each in drifting if each.module}, sequences)
+    scales = saturated_scales(train, inference, {finding.module for finding in drifting if finding.module}, sequences)
     findings += [
-        replace(each, sentence=f"{each.sentence}; {found}", tensors=(found.tensor, *each.tensors))
-        if (found := scales.get(each.module))
-        else each
-        for each in drifting
+        replace(finding, sentence=f"{finding.sentence}; {found}", tensors=(found.tensor, *finding.tensors))
+        if (found := scales.get(finding.module))
+        else finding
+        for finding in drifting
     ]
-    findings += _batch_findings(measurement, modules, alpha / 2)
+    findings += _batch_findings(measurement, modules, alpha / 2, rounding)
     shared: tuple[Shares, ...] = ()
-    culprit = findings[0] if findings else None
+    culprit = by_size(findings, rows)
     metric, per_token, observed = *_metric(clause), float("nan")
     above, unswapped = _swappable([row.boundary for row in rows if row.is_above], measurement)
     forwards = measurement.forwards
@@ -123,13 +131,15 @@ def locate(
         notes.append("operators are compared on the training kernel's tokens")
     if unswapped:
         notes.append(f"not swapped: an engine's router gives no choices to swap: {'; '.join(by_operator(unswapped))}")
-    if shares and any(each.kind == "shape" for each in findings):
+    if shares and any(finding.kind == "shape" for finding in findings):
         notes.append("no shares: the two kernels' logits have not the same tokens, so that nothing can be swapped")
     elif shares and above:
-        shared, observed, largest = _divide(train, inference, sequences, above, per_token, alpha)
-        forwards += (sum(each.evaluations for each in shared) + 3) * len(sequences)
+        shared, observed, largest = _divide(
+            train, inference, sequences, above, per_token, alpha, batch_tokens=batch_tokens, progress=progress
+        )
+        forwards += (sum(split.evaluations for split in shared) + 3) * len(sequences)
         if culprit is not None and culprit.kind not in {"tokens", "shape"}:
-            culprit = next(each for each in findings if each.boundary == largest and each.kind != "batch")
+            culprit = next(finding for finding in findings if finding.boundary == largest and finding.kind != "batch")
     located = Located(
         contract=contract.metadata.name,
         slice=slice,
@@ -145,15 +155,18 @@ def locate(
         forwards=forwards,
         seconds=time.monotonic() - began,
         confidence=contract.observability.confidence,
+        settings=(*settings_of(contract), *settings),
     )
     return replace(located, notes=(*located.notes, *_share_notes(located)))
 
 
 def _swappable(above: Sequence[Boundary], measurement: PairMeasurement) -> tuple[list[Boundary], list[Boundary]]:
-    """What can be put into the training kernel, and what cannot: routers whose choices are not seen."""
-    lacking = {each.boundary for each in measurement.missing if each.side == "inference"}
-    unswapped = [each for each in above if each.operator == "router" and replace(each, part=1) in lacking]
-    return [each for each in above if each not in unswapped], unswapped
+    """Split boundaries into those that can be put into the training kernel, and routers whose choices are not seen."""
+    lacking = {missing.boundary for missing in measurement.missing if missing.side == "inference"}
+    unswapped = [
+        boundary for boundary in above if boundary.operator == "router" and replace(boundary, part=1) in lacking
+    ]
+    return [boundary for boundary in above if boundary not in unswapped], unswapped
 
 
 def _share_notes(located: Located) -> list[str]:
@@ -162,8 +175,8 @@ def _share_notes(located: Located) -> list[str]:
     rough = ": errors are too large to be put in one by one, so shares are rough" if located.is_rough else ""
     explained = f"{number(100 * located.explained)} % of the drift that was observed"
     return [
-        f"what is above noise, swapped in, makes {explained}{rough}",
-        "swapped in is an operator's error as it is on the training kernel's inputs, whatever else is swapped in",
+        f"the errors above noise, swapped in, make {explained}{rough}",
+        "each operator's error is the one on the training kernel's inputs, also with others swapped in",
     ]
 
 
@@ -191,11 +204,11 @@ def _known_tokens(train: TorchKernel, inference: WatchedKernel, sequences: Seque
     """Refuse tokens that an embedding has no row for."""
     embedding = Boundary(None, "embedding")
     for side in (train, inference):
-        name = next((name for name, each in side.named.items() if each == embedding), None)
+        name = next((name for name, boundary in side.named.items() if boundary == embedding), None)
         rows = getattr(side.module.get_submodule(name), "num_embeddings", None) if name else None
-        for number_, each in enumerate(sequences):
-            if rows is not None and max(each.token_ids) >= rows:
-                token = max(each.token_ids)
+        for number_, sequence in enumerate(sequences):
+            if rows is not None and max(sequence.token_ids) >= rows:
+                token = max(sequence.token_ids)
                 raise ValueError(
                     f"sequence {number_}: token {token} is beyond the vocabulary of {rows}; is the tokenizer other?"
                 )
@@ -230,11 +243,11 @@ def _token_findings(
 ) -> tuple[list[Divergence], bool]:
     """Prompts that the two sides make other tokens of."""
     other = []
-    for each in sequences:
-        if not each.messages or (train.encode is None and inference.encode is None):
+    for sequence in sequences:
+        if not sequence.messages or (train.encode is None and inference.encode is None):
             continue
-        recorded = each.token_ids[: each.prompt_tokens]
-        sides = [tuple(side.encode(each.messages)) if side.encode else recorded for side in (train, inference)]
+        recorded = sequence.token_ids[: sequence.prompt_tokens]
+        sides = [tuple(side.encode(sequence.messages)) if side.encode else recorded for side in (train, inference)]
         if sides[0] != sides[1]:
             other.append(sides)
     if not other:
@@ -245,7 +258,7 @@ def _token_findings(
 
 def _shape_findings(measurement: PairMeasurement, inference: WatchedKernel) -> list[Divergence]:
     """A head with another vocabulary; anything else of another shape is another model."""
-    shapes = [(each.boundary, each.features) for each in measurement.missing if each.features]
+    shapes = [(missing.boundary, missing.features) for missing in measurement.missing if missing.features]
     head = Boundary(None, "head")
     for boundary, (ours, theirs) in shapes:
         if boundary != head:
@@ -253,7 +266,7 @@ def _shape_findings(measurement: PairMeasurement, inference: WatchedKernel) -> l
                 f"{boundary} has {ours} features in training and {theirs} in inference: "
                 "the kernels are not the same checkpoint; give both the same"
             )
-    module = next((name for name, each in inference.named.items() if each == head), "")
+    module = next((name for name, boundary in inference.named.items() if boundary == head), "")
     return [Divergence("shape", head, module, cut_vocabulary(ours, theirs)) for _, (ours, theirs) in shapes]
 
 
@@ -264,7 +277,9 @@ def _drift_finding(
     if row.boundary == SAMPLER:
         sentence = f"sampling parameters make other distributions of the same logits: TV {number(row.local.estimate)}"
         return Divergence("sampler", row.boundary, "", sentence)
-    differing = [each for each in weights.get(key, ()) if each.relative > MARGIN * max(each.rounding, LEAST_FLOOR)]
+    differing = [
+        tensor for tensor in weights.get(key, ()) if tensor.relative > MARGIN * max(tensor.rounding, LEAST_FLOOR)
+    ]
     error = row.local if row.local.samples else row.drift
     times = number(error.estimate / row.floor)
     sentence = f"relative error {between(error)} on the training kernel's inputs, {times} times the noise floor"
@@ -272,16 +287,18 @@ def _drift_finding(
         sentence = "its numbers are NaN or infinite on inputs on which the training kernel's are finite"
     if differing:
         sentence += f"; tensor {differing[0].name} {_by_how_much(differing[0].relative)}"
-    return Divergence("drift", row.boundary, modules.get(key, ""), sentence, tuple(each.name for each in differing))
+    return Divergence("drift", row.boundary, modules.get(key, ""), sentence, tuple(tensor.name for tensor in differing))
 
 
 def _by_how_much(relative: float) -> str:
     return f"differs by {number(100 * relative)} %" if math.isfinite(relative) else "is zero in training, and here not"
 
 
-def _batch_findings(measurement: PairMeasurement, modules: Mapping[Boundary, str], alpha: float) -> list[Divergence]:
+def _batch_findings(
+    measurement: PairMeasurement, modules: Mapping[Boundary, str], alpha: float, rounding: float
+) -> list[Divergence]:
     """Operators whose numbers depend on the batch by more than the training kernel's do in the same number format."""
-    floors = {key: max(LEAST_FLOOR, _most(allowed)) for key, (_, allowed) in measurement.own_noise.items()}
+    floors = {key: max(LEAST_FLOOR, rounding, _most(allowed)) for key, (_, allowed) in measurement.own_noise.items()}
     noisy = exceedances({key: (own, floors[key]) for key, (own, _) in measurement.own_noise.items()}, alpha)
     found = []
     for key, share in noisy.items():
@@ -306,34 +323,38 @@ def _divide(
     above: Sequence[Boundary],
     per_token: PerToken,
     alpha: float,
+    *,
+    batch_tokens: int,
+    progress: Callable[[str], None],
 ) -> tuple[tuple[Shares, ...], float, Boundary]:
     """Shares of what is above noise, the observed drift, and the boundary with the largest share.
 
     Operators are divided first, and then the layers of the operator with the largest share.
     """
-    with_errors, ran = token_drift(train, inference, sequences, per_token)
+    with_errors, ran = token_drift(train, inference, sequences, per_token, above, batch_tokens=batch_tokens)
 
     def divided(groups: Mapping[str, Sequence[Boundary]]) -> Shares:
-        names = list(groups)
-        return shares_of(
-            names,
-            lambda put_in: with_errors(frozenset(each for index in put_in for each in groups[names[index]])),
-            alpha=alpha,
-        )
+        names, runs = list(groups), count(1)
+
+        def swapped(put_in: frozenset[int]) -> NDArray[np.float64]:
+            progress(f"divided among {len(names)}: {next(runs)} sets of them swapped in")
+            return with_errors(frozenset(boundary for index in put_in for boundary in groups[names[index]]))
+
+        return shares_of(names, swapped, alpha=alpha)
 
     groups = by_operator(above)
     first = divided(groups)
     largest = groups[first.components[0].name]
-    if len({each.layer for each in largest}) == 1:
+    if len({key.layer for key in largest}) == 1:
         return (first,), float(ran.mean()), largest[0]
-    numbers = np.unique([each.layer for each in largest if each.layer is not None])
-    runs = [set(each.tolist()) for each in np.array_split(numbers, min(len(numbers), _MOST_COMPONENTS))]
+    numbers = np.unique([key.layer for key in largest if key.layer is not None])
+    runs = [set(chunk.tolist()) for chunk in np.array_split(numbers, min(len(numbers), _MOST_COMPONENTS))]
     layers = {
-        name: part for run in runs for name, part in by_operator(each for each in largest if each.layer in run).items()
+        name: part for run in runs for name, part in by_operator(key for key in largest if key.layer in run).items()
     }
-    rest = [each for each in above if each not in largest]
-    second = divided({**layers, **({_REST: rest} if rest else {})})
-    most = next(each.name for each in second.components if each.name != _REST)
+    rest = [boundary for boundary in above if boundary not in largest]
+    second = divided({**layers, **({_REMAINDER: rest} if rest else {})})
+    most = next(component.name for component in second.components if component.name != _REMAINDER)
     return (first, second), float(ran.mean()), layers[most][0]
 
 
@@ -341,20 +362,16 @@ def _notes(
     measurement: PairMeasurement,
     rows: Sequence[BoundaryDrift],
     weights: Mapping[Boundary, tuple[TensorDifference, ...]],
-    sequences: int,
-    alpha: float,
 ) -> Sequence[str]:
     notes = []
-    if sequences < (least := least_sequences(2 * len(rows), alpha)):
-        notes.append(f"{sequences} sequences cannot name anything at {len(rows)} boundaries: give {least} or more")
     if not any(weights.values()):
         notes.append("the kernels have no parameters in common: that they are one checkpoint was not verified")
     known = {Boundary(row.boundary.layer, row.boundary.operator) for row in rows}
     absent = {
         side: by_operator(
-            each.boundary
-            for each in measurement.missing
-            if each.side == side and Boundary(each.boundary.layer, each.boundary.operator) not in known
+            missing.boundary
+            for missing in measurement.missing
+            if missing.side == side and Boundary(missing.boundary.layer, missing.boundary.operator) not in known
         )
         for side in ("inference", "training")
     }

@@ -1,8 +1,8 @@
 """Two torch kernels run on the same tokens: relative errors at every boundary, noise, and what components cost.
 
 An operator's own error is measured with every output replaced by the training kernel's as soon as it was taken: each
-operator of the inference kernel then works on the training kernel's inputs, in one forward. What it inherits from
-upstream is not in it.
+operator of the inference kernel then works on the training kernel's inputs, in one forward. It excludes the error
+inherited from upstream.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,10 +28,10 @@ from kc_otel.diagnose.watched_kernel import WatchedKernel
 with extra("torch", "locating in a torch module"):
     import torch
 
-__all__ = ["MOVED", "Absent", "PairMeasurement", "chunks_of", "inputs_as_seen", "kernel_in", "measure_pair"]
-
-_ALONE: Final = 8
+_ALONE_ROWS: Final = 8
 """Sequences that are run alone, each kernel against itself; the rest of a batch stays together."""
+_OUTPUTS: Final = 300 << 20
+"""Bytes of a run's outputs that are in memory at a time. Up to four runs are."""
 MOVED: Final = 7
 """Padding of the other composition of a batch: no power of two, so that kernels choose other tiles."""
 
@@ -53,7 +53,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairMeasurement:
-    """What two kernels showed on S sequences.
+    """Measurements of two kernels on S sequences.
 
     Attributes:
         measured: Relative errors by boundary, in the order of execution.
@@ -72,7 +72,7 @@ class PairMeasurement:
 
 
 def kernel_in(kernel: TorchKernel, dtype: torch.dtype) -> TorchKernel | None:
-    """A kernel in another number format: what honest rounding alone does; None where it runs in none.
+    """A kernel in another number format, which shows the effect of rounding alone; None where it runs in none.
 
     Its parameters are cast, or where its forward mixes formats, it runs under autocast.
     """
@@ -94,19 +94,24 @@ def measure_pair(
     sequences: Sequence[TokenSequence],
     *,
     precision: TorchKernel | None,
-    batch_tokens: int = 4096,
+    batch_tokens: int,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> PairMeasurement:
     """Run both kernels, each also against itself in other batches, and compare at every boundary.
 
     Args:
         train: The reference.
         inference: The kernel whose operators are held against it.
-        sequences: What both are run on.
+        sequences: Sequences to run on both.
         precision: The training kernel in the inference kernel's number format; None where they are the same.
         batch_tokens: Tokens that are worked on at a time; their activations are in memory together.
+        progress: Called with the progress.
     """
-    chunks = list(chunks_of(sequences, batch_tokens))
-    parts = [_measure_chunk(train, inference, precision, chunk) for chunk in chunks]
+    parts, done = [], 0
+    for chunk in chunks_of(sequences, batch_tokens):
+        parts.append(_measure_chunk(train, inference, precision, chunk))
+        done += len(chunk)
+        progress(f"compared at every operator: {done} of {len(sequences)} sequences")
     boundaries = [key for key in parts[0][0] if all(key in part[0] for part in parts)]
     measured = {
         key: Measured(*(np.concatenate([getattr(part[0][key], name) for part in parts]) for name in _FIELDS))
@@ -120,41 +125,49 @@ def measure_pair(
         for key in boundaries
         if all(key in part[1] for part in parts)
     }
-    missing = tuple(dict.fromkeys(each for part in parts for each in part[2]))
-    tokens = sum(len(each.token_ids) for each in sequences)
+    missing = tuple(dict.fromkeys(gap for part in parts for gap in part[2]))
+    tokens = sum(len(sequence.token_ids) for sequence in sequences)
     return PairMeasurement(measured, own, missing, (8 if precision else 6) * len(sequences), tokens)
 
 
 _FIELDS: Final = ("local", "drift", "train_noise", "inference_noise", "precision", "prefill", "decode")
 
 
+def tokens_at_a_time(kernel: TorchKernel) -> int:
+    """Return the number of tokens whose outputs at every boundary fit the memory limit."""
+    outputs, logits = kernel.run([TokenSequence((0, 0))], [[0]])
+    of_two = sum(int(value.nbytes) for values in outputs.values() for value in values)
+    return max(1, 2 * _OUTPUTS // (of_two + int(logits[0].nbytes)))
+
+
 def chunks_of(sequences: Sequence[TokenSequence], batch_tokens: int) -> list[list[TokenSequence]]:
     """Runs of sequences with about so many tokens each; one sequence at least, and where there are, two."""
     chunks: list[list[TokenSequence]] = [[]]
-    for each in sequences:
+    for sequence in sequences:
         held = sum(len(other.token_ids) for other in chunks[-1])
-        if len(chunks[-1]) > 1 and held + len(each.token_ids) > batch_tokens:
+        if len(chunks[-1]) > 1 and held + len(sequence.token_ids) > batch_tokens:
             chunks.append([])
-        chunks[-1].append(each)
+        chunks[-1].append(sequence)
     return chunks
 
 
 def inputs_as_seen(
     train: TorchKernel, inference: WatchedKernel, chunk: Sequence[TokenSequence], own: Activations, forced: Activations
 ) -> Activations:
-    """What the training kernel's operators give on the inputs that the inference kernel's were given.
+    """Return the outputs of the training kernel's operators on the inputs of the inference kernel's.
 
-    These are the training kernel's own outputs, but behind what can only be seen: attention in an engine reads the
-    engine's cache, so it is held against the training kernel's attention to the keys and values of that cache.
+    These are the training kernel's own outputs, except after operators that can only be observed: attention in an
+    engine reads the engine's cache, so it is compared with the training kernel's attention to the keys and values of
+    that cache.
 
     Args:
         train: The training kernel.
         inference: The inference kernel.
-        chunk: What both were run on, as one batch.
+        chunk: The sequences run on both, as one batch.
         own: The training kernel's outputs.
         forced: The inference kernel's with all that can be replaced replaced by these.
     """
-    seen = {key: each for key, each in forced.items() if key.operator in inference.only_seen and key in own}
+    seen = {key: tensor for key, tensor in forced.items() if key.operator in inference.only_seen and key in own}
     if not seen:
         return own
     expected: Activations = train.run(chunk, [list(range(len(chunk)))], replaced={**own, **seen})[0]
@@ -166,52 +179,77 @@ def _measure_chunk(
 ) -> tuple[dict[Boundary, Measured], dict[Boundary, tuple[NDArray[np.float64], NDArray[np.float64]]], list[Absent]]:
     rows = list(range(len(chunk)))
     together = [rows]
-    alone = [[row] for row in rows[:_ALONE]] + ([rows[_ALONE:]] if len(rows) > _ALONE else [])
+    alone = [[row] for row in rows[:_ALONE_ROWS]] + ([rows[_ALONE_ROWS:]] if len(rows) > _ALONE_ROWS else [])
     turned = [rows[::-1]]
+    prompts = [(0, sequence.prompt_tokens) for sequence in chunk]
+    completions = [(sequence.prompt_tokens, len(sequence.token_ids)) for sequence in chunk]
+    none = np.full(len(chunk), np.nan)
     own, own_logits = train.run(chunk, together)
     ran, _ = inference.run(chunk, together)
-    forced, _ = inference.run(chunk, together, replaced=own)
-    expected = inputs_as_seen(train, inference, chunk, own, forced)
-    again, others = (
-        [each.run(chunk, alone, replaced=own)[0], each.run(chunk, turned, replaced=own, padding=MOVED)[0]]
-        for each in (train, inference)
-    )
-    rounded = precision.run(chunk, together, replaced=own)[0] if precision else {}
-    rounded_alone = precision.run(chunk, alone, replaced=own)[0] if precision else {}
-    none = np.full(len(chunk), np.nan)
     missing: list[Absent] = [Absent(key, "inference") for key in own if key not in ran]
     missing += [Absent(key, "training") for key in ran if key not in own]
-    measured, own_noise = {}, {}
-    for key in own:
-        if key not in ran or key not in forced or not own[key][0].is_floating_point():
-            continue
-        shapes = {
-            (tuple(a.shape), tuple(b.shape)) for a, b in zip(own[key], ran[key], strict=True) if a.shape != b.shape
-        }
-        if shapes:
-            ours, theirs = min(shapes)
-            missing.append(Absent(key, "", (ours[-1], theirs[-1])))
-            continue
-        drift = relative(own[key], ran[key])
-        noise = np.max([relative(own[key], each[key]) for each in again if key in each] or [none], axis=0)
-        theirs_noise = np.max([relative(forced[key], each[key]) for each in others if key in each] or [none], axis=0)
-        rounding = relative(own[key], rounded[key]) if key in rounded else none
-        prompts = [(0, each.prompt_tokens) for each in chunk]
-        completions = [(each.prompt_tokens, len(each.token_ids)) for each in chunk]
-        measured[key] = Measured(
-            local=relative(expected[key], forced[key]),
-            drift=drift,
-            train_noise=noise,
-            inference_noise=theirs_noise,
-            precision=rounding,
-            prefill=relative(own[key], ran[key], prompts),
-            decode=relative(own[key], ran[key], completions),
+    drift, prefill, decode = (_errors(own, ran, spans) for spans in (None, prompts, completions))
+    shapes = {
+        key: (ours.shape[-1], theirs.shape[-1])
+        for key in own
+        if key in ran
+        for ours, theirs in zip(own[key], ran[key], strict=True)
+        if ours.shape != theirs.shape
+    }
+    del ran  # one run's outputs at a time, beside what others are held against
+    forced, _ = inference.run(chunk, together, replaced=own)
+    local = _errors(inputs_as_seen(train, inference, chunk, own, forced), forced)
+    noise, theirs_noise = (
+        _largest(
+            _errors(reference, kernel.run(chunk, batches, replaced=own, padding=padding)[0])
+            for batches, padding in ((alone, 0), (turned, MOVED))
         )
-        allowed = relative(rounded[key], rounded_alone[key]) if key in rounded_alone else none
-        own_noise[key] = theirs_noise, np.fmax(noise, allowed)
+        for kernel, reference in ((train, own), (inference, forced))
+    )
+    comparable = [key for key in own if key in forced and key in drift]
+    del forced
+    rounding, allowed = {}, {}
+    if precision:
+        rounded, _ = precision.run(chunk, together, replaced=own)
+        rounding = _errors(own, rounded)
+        allowed = _errors(rounded, precision.run(chunk, alone, replaced=own)[0])
+    measured, own_noise = {}, {}
+    for key in comparable:
+        if not own[key][0].is_floating_point():
+            continue
+        if key in shapes:
+            missing.append(Absent(key, "", shapes[key]))
+            continue
+        measured[key] = Measured(
+            local=local.get(key, none),
+            drift=drift[key],
+            train_noise=noise.get(key, none),
+            inference_noise=theirs_noise.get(key, none),
+            precision=rounding.get(key, none),
+            prefill=prefill[key],
+            decode=decode[key],
+        )
+        own_noise[key] = measured[key].inference_noise, np.fmax(measured[key].train_noise, allowed.get(key, none))
     if inference.has_sampler or dict(train.sampling) != dict(inference.sampling):
         measured[SAMPLER] = _sampler(train, inference, chunk, own_logits)
     return measured, own_noise, missing
+
+
+Errors = dict[Boundary, NDArray[np.float64]]
+"""Relative errors by boundary, [sequences] each."""
+
+
+def _errors(reference: Activations, other: Activations, spans: Sequence[tuple[int, int]] | None = None) -> Errors:
+    """Return the relative errors at every boundary that both have."""
+    return {key: relative(values, other[key], spans) for key, values in reference.items() if key in other}
+
+
+def _largest(runs: Iterable[Errors]) -> Errors:
+    """Return the largest error of each boundary over all runs."""
+    found: Errors = {}
+    for errors in runs:
+        found |= {key: np.maximum(found[key], error) if key in found else error for key, error in errors.items()}
+    return found
 
 
 def _sampler(
@@ -244,11 +282,11 @@ def relative(
     difference = (theirs - ours).masked_fill_((ours == theirs) | (ours.isnan() & theirs.isnan()), 0.0)
     error = difference.square().sum(-1).nan_to_num(nan=float("inf")).numpy()
     size = ours.masked_fill(~ours.isfinite(), 0.0).square().sum(-1).numpy()
-    ends = np.cumsum([len(each) for each in reference])
+    ends = np.cumsum([len(tensor) for tensor in reference])
     found = np.full(len(reference), np.nan)
-    for row, (end, each) in enumerate(zip(ends, reference, strict=True)):
-        first, last = spans[row] if spans is not None else (0, len(each))
-        tokens = slice(end - len(each) + first, end - len(each) + min(last, len(each)))
+    for row, (end, tensor) in enumerate(zip(ends, reference, strict=True)):
+        first, last = spans[row] if spans is not None else (0, len(tensor))
+        tokens = slice(end - len(tensor) + first, end - len(tensor) + min(last, len(tensor)))
         if tokens.stop > tokens.start:
             most, whole = float(error[tokens].sum()), float(size[tokens].sum())
             found[row] = math.sqrt(most / whole) if whole else (math.inf if most else 0.0)

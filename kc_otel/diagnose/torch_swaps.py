@@ -23,8 +23,6 @@ from kc_otel.diagnose.watched_kernel import WatchedKernel
 with extra("torch", "locating in a torch module"):
     import torch
 
-__all__ = ["PerToken", "token_drift", "token_log_ratio", "token_tv"]
-
 PerToken = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """From log-probabilities P and Q [tokens, vocabulary] and the tokens that came next [tokens], each token's drift."""
 
@@ -34,16 +32,18 @@ def token_drift(
     inference: WatchedKernel,
     sequences: Sequence[TokenSequence],
     per_token: PerToken,
+    above: Sequence[Boundary],
     *,
-    batch_tokens: int = 4096,
+    batch_tokens: int,
 ) -> tuple[Callable[[frozenset[Boundary]], NDArray[np.float64]], NDArray[np.float64]]:
     """Drift of the next-token distribution with the errors of some operators put into the training kernel.
 
     Args:
         train: The training kernel.
         inference: The inference kernel.
-        sequences: What both are run on.
-        per_token: What drift is.
+        sequences: Sequences to run on both.
+        per_token: Drift of each token.
+        above: The operators; errors of others are not kept.
         batch_tokens: Tokens that are worked on at a time.
 
     Returns:
@@ -51,6 +51,7 @@ def token_drift(
     """
     chunks = []
     whole = []
+    wanted = {replace(boundary, part=0) for boundary in above}
     for chunk in chunks_of(sequences, batch_tokens):
         together = [list(range(len(chunk)))]
         own, own_logits = train.run(chunk, together)
@@ -63,7 +64,9 @@ def token_drift(
                 for a, b in zip(expected[key], forced[key], strict=True)
             ]
             for key in own
-            if key in forced and all(a.shape == b.shape for a, b in zip(own[key], forced[key], strict=True))
+            if replace(key, part=0) in wanted
+            and key in forced
+            and all(a.shape == b.shape for a, b in zip(own[key], forced[key], strict=True))
         }
         ours = train.distributions(chunk, own_logits)
         chunks.append((chunk, together, errors, ours))
@@ -71,7 +74,7 @@ def token_drift(
 
     def with_errors(boundaries: frozenset[Boundary]) -> NDArray[np.float64]:
         found = []
-        swapped = {replace(each, part=0) for each in boundaries}
+        swapped = {replace(boundary, part=0) for boundary in boundaries}
         for chunk, together, errors, ours in chunks:
             added = {
                 key: values
@@ -95,8 +98,8 @@ def _drifts(
     """Mean drift over the completion of each sequence."""
     return np.asarray(
         [
-            float(per_token(p, q, torch.as_tensor(each.token_ids[-len(p) :])).mean())
-            for p, q, each in zip(ours, theirs, sequences, strict=True)
+            float(per_token(p, q, torch.as_tensor(sequence.token_ids[-len(p) :])).mean())
+            for p, q, sequence in zip(ours, theirs, sequences, strict=True)
         ]
     )
 

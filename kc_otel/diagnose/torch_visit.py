@@ -1,4 +1,4 @@
-"""What is done at each boundary of a torch model in a forward: outputs are taken, replaced, or changed by an error."""
+"""Actions at each boundary of a torch model in a forward: outputs are taken, replaced, or changed by an error."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from kc_otel.diagnose.boundaries import Boundary
 with extra("torch", "locating in a torch module"):
     import torch
 
-__all__ = ["Activations", "Visit"]
-
 Activations = dict[Boundary, list[torch.Tensor]]
 """By boundary, in the order of execution, the output of each sequence, [tokens, features].
 
@@ -25,15 +23,15 @@ _HEADS_FIRST: Final = frozenset({"rotary", "kv_cache"})
 
 
 class Visit:
-    """What is done at each boundary of one forward.
+    """Actions at each boundary of one forward.
 
     Args:
-        found: Where outputs are put.
+        found: Destination of outputs.
         rows: Indices of the sequences of the batch.
         lengths: Tokens of every sequence.
         width: Tokens of the batch, with its padding.
-        replaced: What an output is replaced by once it was taken.
-        added: What is added to an output; a router's choices are replaced.
+        replaced: Replacement of an output, after it was taken.
+        added: Value to add to an output; a router's choices are replaced.
         taken: Whether outputs are taken.
     """
 
@@ -55,8 +53,8 @@ class Visit:
     def __call__(self, boundary: Boundary, output: Any) -> Any:
         """Take a module's output; returns the one to go on with, or None for the same."""
         if isinstance(output, tuple | list):
-            members = [self(boundary, each) if isinstance(each, torch.Tensor) else None for each in output]
-            if all(each is None for each in members):
+            members = [self(boundary, member) if isinstance(member, torch.Tensor) else None for member in output]
+            if all(member is None for member in members):
                 return None
             return type(output)(old if new is None else new for old, new in zip(output, members, strict=True))
         if not isinstance(output, torch.Tensor) or output.dtype == torch.bool:
@@ -97,7 +95,7 @@ class Visit:
         return changed
 
     def _axes(self, tensor: torch.Tensor, *, heads_first: bool) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """How to see a tensor as [sequences, tokens, ...]; None where it has not these axes."""
+        """Return a function that views a tensor as [sequences, tokens, ...]; None if it does not have these axes."""
         batch, width, shape = len(self._rows), self._width, tensor.shape
         if heads_first and len(shape) == 4 and shape[0] == batch and shape[2] == width:
             return _heads_first
@@ -106,7 +104,7 @@ class Visit:
         if len(shape) == 4 and shape[0] == batch and shape[2] == width:
             return _heads_first
         if len(shape) >= 2 and shape[0] == batch * width:
-            return lambda each: each.view(batch, width, *shape[1:])
+            return lambda flat: flat.view(batch, width, *shape[1:])
         return None
 
 

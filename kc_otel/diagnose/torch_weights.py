@@ -1,24 +1,119 @@
-"""Whether two torch kernels have the same checkpoint, and which tensors differ by more than rounding."""
+"""Tensors in which two torch kernels' checkpoints differ by more than rounding, and inputs beyond static scales.
+
+Values beyond static scales are ones that calibration has not seen. A kernel that quantises activations with scales that
+were fixed beforehand cuts off what is larger. The scale is a tensor `input_scale` of the operator, as
+compressed-tensors writes and vLLM reads it, one for all inputs or for each channel.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kc_otel._extras import extra
+from kc_otel.contract.words import number
 from kc_otel.diagnose.boundaries import Boundary
 from kc_otel.diagnose.located import NotComparableError
+from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from kc_otel.diagnose.watched_kernel import WatchedKernel
+
+_NAME = "input_scale"
+_SEQUENCES = 8
+"""Sequences that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saturated:
+    """A scale that is too small for some of its operator's inputs.
+
+    Attributes:
+        tensor: Its name in the kernel.
+        share: Share of the inputs that are cut off.
+        channel: The channel whose largest input is farthest beyond.
+        times: How many times what the scale can hold that input is.
+    """
+
+    tensor: str
+    share: float
+    channel: int
+    times: float
+
+    def __str__(self) -> str:
+        return (
+            f"tensor {self.tensor} cuts off {number(100 * self.share)} % of its inputs, "
+            f"in channel {self.channel} up to {number(self.times)} times what it holds"
+        )
+
+
+def saturated_scales(
+    train: TorchKernel, inference: WatchedKernel, modules: Iterable[str], sequences: Sequence[TokenSequence]
+) -> dict[str, Saturated]:
+    """Return the scales of the inference kernel's modules that cut off inputs.
+
+    Args:
+        train: Gives the inputs.
+        inference: Has the scales.
+        modules: Its modules to examine.
+        sequences: Sequences to run on both; only the first eight are used.
+    """
+    scales = {
+        name: (module, scale)
+        for name in modules
+        if isinstance(scale := getattr(module := inference.module.get_submodule(name), _NAME, None), torch.Tensor)
+    }
+    if not scales:
+        return {}
+    some = sequences[:_SEQUENCES]
+    alone = [[row] for row in range(len(some))]  # without padding
+    own, _ = train.run(some, alone)
+    beyond: dict[str, list[torch.Tensor]] = {name: [] for name in scales}
+    handles = [
+        module.register_forward_pre_hook(_times(beyond[name], scale, _most(module)))
+        for name, (module, scale) in scales.items()
+    ]
+    try:
+        inference.run(some, alone, replaced=own, taken=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    found = {}
+    for name, parts in beyond.items():
+        times = torch.cat(parts)
+        if bool((times > 1.0).any()):
+            largest = times.amax(0)
+            channel = int(largest.argmax())
+            share = float((times > 1.0).float().mean())
+            found[name] = Saturated(f"{name}.{_NAME}", share, channel, float(largest[channel]))
+    return found
+
+
+def _times(found: list[torch.Tensor], scale: torch.Tensor, most: float) -> Any:
+    """A hook that keeps inputs [tokens, channels] as multiples of what a scale can hold."""
+
+    def hook(_: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], torch.Tensor):
+            inputs = args[0].detach().float().abs().flatten(0, -2)
+            # A value that rounds to the last step is held.
+            found.append((inputs / (scale.float() * (most + 0.5))).cpu())
+
+    return hook
+
+
+def _most(module: torch.nn.Module) -> float:
+    """The largest value of the format that inputs are kept in: FP8's where the weights are, int8's otherwise."""
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.dtype.is_floating_point and weight.dtype.itemsize == 1:
+        return float(torch.finfo(weight.dtype).max)
+    return 127.0
+
 
 with extra("torch", "locating in a torch module"):
     import torch
 
-__all__ = ["TensorDifference", "tensor_differences"]
-
-_UNRELATED: Final = 0.5
+_MIN_COSINE: Final = 0.5
 """Cosine below which two matrices have nothing to do with each other; of quantised ones it is above 0.9."""
 
 
@@ -31,7 +126,7 @@ class TensorDifference:
         relative: Root mean square of the difference, in shares of the training kernel's; inf where that is zero.
         cosine: Between the two, as vectors.
         is_matrix: Whether it has two axes or more.
-        rounding: What rounding to the inference kernel's number format would make it at most.
+        rounding: Largest difference that rounding to the inference kernel's number format explains.
     """
 
     name: str
@@ -49,20 +144,20 @@ def tensor_differences(train: TorchKernel, inference: WatchedKernel) -> Mapping[
         NotComparableError: If the kernels have different numbers of layers, or most matrices have nothing to do with
             each other.
     """
-    ours, theirs = ({each: name for name, each in side.named.items()} for side in (train, inference))
-    layers = [sorted({each.layer for each in side if each.layer is not None}) for side in (ours, theirs)]
+    ours, theirs = ({boundary: name for name, boundary in side.named.items()} for side in (train, inference))
+    layers = [sorted({boundary.layer for boundary in side if boundary.layer is not None}) for side in (ours, theirs)]
     if layers[0] != layers[1]:
         raise NotComparableError(
             f"the training kernel has {len(layers[0])} layers and the inference kernel {len(layers[1])}: "
             "they are not the same checkpoint, or layers of one are not recognised"
         )
     found = {key: _of_module(train, ours[key], inference, theirs[key]) for key in ours if key in theirs}
-    matrices = [each for differences in found.values() for each in differences if each.is_matrix]
-    unrelated = [each.name for each in matrices if each.cosine < _UNRELATED]
+    matrices = [difference for differences in found.values() for difference in differences if difference.is_matrix]
+    unrelated = [matrix.name for matrix in matrices if matrix.cosine < _MIN_COSINE]
     if len(unrelated) > max(1, len(matrices) // 2):
         raise NotComparableError(
             f"{len(unrelated)} of {len(matrices)} tensors have nothing to do with each other (cosine below "
-            f"{_UNRELATED:g}), such as {unrelated[0]}: the kernels have not the same checkpoint; give both the same"
+            f"{_MIN_COSINE:g}), such as {unrelated[0]}: the kernels have not the same checkpoint; give both the same"
         )
     return found
 
@@ -82,4 +177,4 @@ def _of_module(
         difference = error / size if size else (math.inf if error else 0.0)
         rounding = float(torch.finfo(theirs.dtype).eps) / 2
         found.append(TensorDifference(f"{inference_name}.{name}", difference, cosine, own.ndim > 1, rounding))
-    return tuple(sorted(found, key=lambda each: -each.relative))
+    return tuple(sorted(found, key=lambda entry: -entry.relative))

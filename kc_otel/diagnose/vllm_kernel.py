@@ -23,15 +23,12 @@ from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, layer
 from kc_otel.diagnose.same_checkpoint import complete_layers
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_visit import Activations
-from kc_otel.diagnose.vllm_cache import read_back
 from kc_otel.diagnose.vllm_visit import EngineVisit
 
 with extra("torch", "locating in an engine"):
     import torch
 
-__all__ = ["VllmKernel"]
-
-_EAGER: Final[Mapping[str, Any]] = {
+_EAGER_OPTIONS: Final[Mapping[str, Any]] = {
     "enforce_eager": True,
     "enable_prefix_caching": False,
     "async_scheduling": False,
@@ -43,16 +40,16 @@ _ENVIRONMENT: Final = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
-"""What an engine says of itself is not the answer, and rows are known from the first version of its model runner."""
+"""Environment of the engine: its own log does not mix with the output, and its first model runner has known rows."""
 _HEAD: Final = Boundary(None, "head")
 _SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p")
-_ELSEWHERE: Final = (
+_OTHER_PROCESS_ERROR: Final = (
     "the engine runs in another process, where its layers cannot be watched: "
     "set VLLM_ENABLE_V1_MULTIPROCESSING=0 before vllm is imported, and give it one worker"
 )
 _LONGEST_HEADER: Final = 100_000_000
 """Bytes; the format's own limit."""
-_OTHER: Final = 1
+_PADDING_TOKEN: Final = 1
 """Token of a request that only makes a batch larger."""
 
 
@@ -75,7 +72,7 @@ class VllmKernel:
         _watchable(config.model_config.enforce_eager, config.cache_config.enable_prefix_caching)
         workers = config.parallel_config.world_size
         if workers > 1 or not hasattr(engine.llm_engine.engine_core, "engine_core"):
-            raise ValueError(f"{_ELSEWHERE} (it has {workers} workers)")
+            raise ValueError(f"{_OTHER_PROCESS_ERROR} (it has {workers} workers)")
         self._runner = engine.collective_rpc(_itself)[0].model_runner
         if not hasattr(self._runner, "query_start_loc"):
             raise ValueError(
@@ -98,10 +95,10 @@ class VllmKernel:
             ValueError: If the checkpoint cannot be loaded, or these arguments make layers that cannot be watched.
             MissingExtraError: If vLLM is not installed.
         """
-        wanted = {**_EAGER, **options}
+        wanted = {**_EAGER_OPTIONS, **options}
         _watchable(bool(wanted["enforce_eager"]), bool(wanted["enable_prefix_caching"]))
         if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
-            raise ValueError(_ELSEWHERE)
+            raise ValueError(_OTHER_PROCESS_ERROR)
         complete_layers(checkpoint, _tensors(Path(checkpoint)))
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -125,11 +122,11 @@ class VllmKernel:
     def named(self) -> dict[str, Boundary]:
         """The boundary of each watched module, by the module's name; one that layers share has a name in each."""
         modules: dict[tuple[int, int | None], tuple[str, torch.nn.Module]] = {}
-        for name, each in self.module.named_modules(remove_duplicate=False):
-            modules.setdefault((id(each), layer_of(name)), (name, each))
+        for name, module in self.module.named_modules(remove_duplicate=False):
+            modules.setdefault((id(module), layer_of(name)), (name, module))
         return boundaries_of(
-            (name, not any(each.children()) and any(True for _ in each.parameters(recurse=False)))
-            for name, each in modules.values()
+            (name, not any(module.children()) and any(True for _ in module.parameters(recurse=False)))
+            for name, module in modules.values()
             if name
         )
 
@@ -156,7 +153,7 @@ class VllmKernel:
             made = tokenizer.apply_chat_template(
                 list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
             )
-            return [int(each) for each in made]
+            return [int(token) for token in made]
 
         return encode
 
@@ -171,22 +168,22 @@ class VllmKernel:
         return None if config.skip_tokenizer_init else self._engine.get_tokenizer()
 
     def continued(self, sequences: Sequence[TokenSequence], tokens: int) -> list[TokenSequence]:
-        """The same, where one is all prompt with tokens that the engine decodes greedily after it.
-
-        Args:
-            sequences: What is gone on from.
-            tokens: How many tokens are decoded.
-        """
-        bare = [each for each in sequences if each.prompt_tokens in {0, len(each.token_ids)}]
+        """The same, where one is all prompt with tokens that the engine decodes greedily after it."""
+        bare = [sequence for sequence in sequences if sequence.prompt_tokens in {0, len(sequence.token_ids)}]
         if not bare or not tokens:
             return list(sequences)
-        outputs = self._generate([each.token_ids for each in bare], [tokens] * len(bare), temperature=0.0)
-        made = dict(zip((id(each) for each in bare), outputs, strict=True))
+        outputs = self._generate([sequence.token_ids for sequence in bare], [tokens] * len(bare), temperature=0.0)
+        made = dict(zip((id(sequence) for sequence in bare), outputs, strict=True))
         return [
-            TokenSequence((*each.token_ids, *made[id(each)]), len(each.token_ids), each.attributes, each.messages)
-            if id(each) in made
-            else each
-            for each in sequences
+            TokenSequence(
+                (*sequence.token_ids, *made[id(sequence)]),
+                len(sequence.token_ids),
+                sequence.attributes,
+                sequence.messages,
+            )
+            if id(sequence) in made
+            else sequence
+            for sequence in sequences
         ]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -202,9 +199,9 @@ class VllmKernel:
         """Run the engine over sequences, their prompts prefilled and their completions decoded.
 
         Args:
-            sequences: What it is run on.
+            sequences: Sequences to run.
             batches: Indices of the sequences of each batch; every sequence in one of them.
-            replaced: What an operator's output is replaced by once it was taken.
+            replaced: Replacement of an operator's output, after it was taken.
             taken: Whether outputs are taken.
             padding: Tokens of another request at the head of each batch.
 
@@ -237,7 +234,7 @@ class VllmKernel:
         prompts = [visit.prompt(row) for row in rows]
         steps = [visit.steps(row) for row in rows]
         if padding:
-            prompts, steps = [(_OTHER,) * padding, *prompts], [1, *steps]
+            prompts, steps = [(_PADDING_TOKEN,) * padding, *prompts], [1, *steps]
         longest = max(len(prompt) + more for prompt, more in zip(prompts, steps, strict=True))
         if longest > self._most:
             raise ValueError(
@@ -253,13 +250,13 @@ class VllmKernel:
     ) -> list[tuple[int, ...]]:
         params = []
         for count in tokens:
-            each = self._params.clone()
-            each.max_tokens, each.min_tokens, each.ignore_eos, each.detokenize, each.stop = count, 0, True, False, []
-            each.temperature = each.temperature if temperature is None else temperature
-            params.append(each)
+            own = self._params.clone()
+            own.max_tokens, own.min_tokens, own.ignore_eos, own.detokenize, own.stop = count, 0, True, False, []
+            own.temperature = own.temperature if temperature is None else temperature
+            params.append(own)
         given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         answers = self._engine.generate(given, params, use_tqdm=False)
-        return [tuple(each.outputs[0].token_ids) for each in answers]
+        return [tuple(answer.outputs[0].token_ids) for answer in answers]
 
     @contextmanager
     def _watched(self, visit: EngineVisit) -> Iterator[None]:
@@ -279,15 +276,15 @@ class VllmKernel:
                     handles.append(module.register_forward_pre_hook(_enter(visit, boundary.layer)))
                 by_module.setdefault(id(module), {})[boundary.layer] = boundary
             known = set(self.named.values())
-            for module in {id(each): each for each in modules.values()}.values():
+            for module in {id(watched): watched for watched in modules.values()}.values():
                 at = by_module[id(module)]
                 if Boundary(None, "head") in at.values():  # engines call what is in it, and not the module
                     continue
                 handles.append(module.register_forward_hook(_after(visit, at)))
                 before = {
                     layer: Boundary(layer, earlier)
-                    for layer, each in at.items()
-                    if (earlier := INPUT_OF.get(each.operator)) and Boundary(layer, earlier) not in known
+                    for layer, boundary in at.items()
+                    if (earlier := INPUT_OF.get(boundary.operator)) and Boundary(layer, earlier) not in known
                 }
                 if before:
                     handles.append(module.register_forward_pre_hook(_before(visit, before)))
@@ -301,7 +298,7 @@ class VllmKernel:
             count = int(self._runner.input_batch.num_reqs)
             positions = options["positions"] if "positions" in options else args[1]
             ends = self._runner.query_start_loc.np[: count + 1].tolist()
-            numbers = [int(each.split("-")[0]) for each in self._runner.input_batch.req_ids[:count]]
+            numbers = [int(request.split("-")[0]) for request in self._runner.input_batch.req_ids[:count]]
             firsts = np.asarray(positions.reshape(-1, positions.shape[-1])[0].cpu())[ends[:-1]].tolist()
             visit.forward(numbers, ends, firsts)
 
@@ -373,3 +370,36 @@ def _before_sampling(visit: EngineVisit) -> Callable[..., Any]:
         visit.sample(sampler, options["logits"], options["sampling_metadata"])
 
     return hook
+
+
+with extra("torch", "locating in an engine"):
+    import torch
+
+
+def read_back(attention: Any, request: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Keys and values of a request, float32 [tokens, heads * features] each; None where the layout is another.
+
+    Known is the one of vLLM's attention on CPUs: a block has all keys of a head as [features, tokens], and then all
+    values as [tokens, features].
+
+    Args:
+        attention: The layer's attention.
+        request: Its place in the batch of the forward that runs.
+        tokens: How many it has.
+    """
+    with extra("vllm", "an engine"):
+        from vllm.forward_context import get_forward_context  # noqa: PLC0415 - only where vLLM runs
+
+    cache = attention.kv_cache
+    known = get_forward_context().attn_metadata
+    if getattr(attention, "isa", None) != "vec" or not isinstance(known, dict) or cache.ndim != 4:
+        return None
+    _, heads, size, _ = cache.shape
+    table = known[attention.layer_name].block_table[request]
+    held = cache[table[: -(-tokens // size)].long()]
+    if held.dtype == torch.uint8:
+        held = held.view(torch.float8_e5m2 if "e5m2" in attention.kv_cache_dtype else torch.float8_e4m3fn)
+    keys, values = held.float().view(len(held), heads, 2 * size, -1).chunk(2, dim=2)
+    keys = keys.reshape(len(held), heads, -1, size).permute(0, 3, 1, 2) * attention._k_scale_float  # noqa: SLF001
+    values = values.permute(0, 2, 1, 3) * attention._v_scale_float  # noqa: SLF001 - no other name
+    return keys.flatten(0, 1)[:tokens].flatten(1), values.flatten(0, 1)[:tokens].flatten(1)

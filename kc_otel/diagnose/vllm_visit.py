@@ -1,4 +1,4 @@
-"""What is done at each boundary of a live vLLM: rows of its batches are taken, replaced, and put by their sequences."""
+"""Actions at each boundary of a live vLLM: rows of its batches are taken, replaced, and sorted by sequence."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from kc_otel.diagnose.torch_visit import Activations
 with extra("torch", "locating in an engine"):
     import torch
 
-__all__ = ["EngineVisit"]
-
 _HEAD: Final = Boundary(None, "head")
 _IN_PARTS: Final = frozenset({"rotary"})
 """Operators with several outputs; of others the first counts: beside it a residual or a bias is handed on."""
 
 
 class EngineVisit:
-    """What is done with some sequences while an engine runs them.
+    """Actions on some sequences while an engine runs them.
 
     Args:
-        sequences: What it is run on; a prompt that is not known is the first token.
-        replaced: What an output is replaced by once it was taken; logits only on their way to the sampler.
+        sequences: Sequences to run; an unknown prompt is the first token.
+        replaced: Replacement of an output, after it was taken; logits only on their way to the sampler.
         taken: Whether outputs are taken.
         sampled: Whether what the sampler makes of the logits is taken, and the logits are not.
 
@@ -53,8 +51,8 @@ class EngineVisit:
 
     def prompt(self, row: int) -> tuple[int, ...]:
         """Tokens of a sequence that are prefilled: all of its prompt."""
-        each = self._sequences[row]
-        return tuple(each.token_ids[: max(each.prompt_tokens, 1)])
+        sequence = self._sequences[row]
+        return tuple(sequence.token_ids[: max(sequence.prompt_tokens, 1)])
 
     def steps(self, row: int) -> int:
         """Tokens that are decoded, so that each token of the sequence runs through the layers."""
@@ -65,7 +63,7 @@ class EngineVisit:
         self._row_of = row_of
 
     def forward(self, numbers: Sequence[int], ends: Sequence[int], firsts: Sequence[int]) -> None:
-        """A forward begins.
+        """Begin a forward pass.
 
         Args:
             numbers: Of its requests.
@@ -100,7 +98,7 @@ class EngineVisit:
             self._home(replace(boundary, part=part))[row] = values
 
     def sample(self, sampler: Any, logits: torch.Tensor, metadata: Any) -> None:
-        """Take what the sampler makes of the logits that the engine's, [requests, vocabulary], are replaced by."""
+        """Record the sampler's processing of logits [requests, vocabulary] that replace the engine's."""
         if not self._is_sampled:
             return
         ends = [(row or 0, first + stop - start) for row, first, start, stop in self._segments]
@@ -123,11 +121,11 @@ class EngineVisit:
                 token_ids[place, 0] = self._sequences[row].token_ids[following]
 
     def outputs(self) -> tuple[Activations, list[torch.Tensor]]:
-        """What was taken, of boundaries that every token of every sequence has passed, and the logits."""
+        """Return the outputs taken at boundaries that every token of every sequence has passed, and the logits."""
         whole = {
             key: values
             for key, values in self._found.items()
-            if all(len(value) == len(each.token_ids) for value, each in zip(values, self._sequences, strict=True))
+            if all(len(value) == len(asked.token_ids) for value, asked in zip(values, self._sequences, strict=True))
         }
         return whole, self._logits
 
@@ -142,7 +140,7 @@ class EngineVisit:
             return None if changed is None else (changed.to(output[0].dtype), torch.zeros_like(output[1]))
         parts = len(output) if boundary.operator in _IN_PARTS else 1
         members = [self(replace(boundary, part=part), output[part]) for part in range(parts)]
-        if all(each is None for each in members):
+        if all(member is None for member in members):
             return None
         given = [old if new is None else new for old, new in zip(output, members, strict=False)]
         return (*given, *output[parts:])

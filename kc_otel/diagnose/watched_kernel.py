@@ -1,4 +1,4 @@
-"""What locating needs of a kernel, whatever program runs it: its outputs at every boundary, and on other inputs."""
+"""Interface of a kernel for locating, whatever program runs it: outputs at every boundary, also on other inputs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from kc_otel.diagnose.torch_visit import Activations
 
 with extra("torch", "locating in a torch module"):
     import torch
-
-__all__ = ["WatchedKernel"]
 
 
 class WatchedKernel(Protocol):
@@ -46,11 +44,11 @@ class WatchedKernel(Protocol):
 
     @property
     def only_seen(self) -> frozenset[str]:
-        """Operators whose outputs can be seen and not replaced: what comes next is given them as they are."""
+        """Operators whose outputs can be observed but not replaced: later operators receive them unchanged."""
 
     @property
     def has_sampler(self) -> bool:
-        """Whether it makes distributions by a program of its own, and not by its sampling parameters alone."""
+        """True if a program of its own makes its distributions, and not its sampling parameters alone."""
 
     def run(
         self,
@@ -64,9 +62,9 @@ class WatchedKernel(Protocol):
         """Outputs by boundary, [tokens, features] of each sequence, and logits [tokens, vocabulary] in float32.
 
         Args:
-            sequences: What it is run on.
+            sequences: Sequences to run.
             batches: Indices of the sequences of each batch; every sequence in one of them.
-            replaced: What an operator's output is replaced by once it was taken.
+            replaced: Replacement of an operator's output, after it was taken.
             taken: Whether outputs are taken.
             padding: Tokens of something else in the batch.
         """

@@ -15,29 +15,18 @@ from typing import Final
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import REPEAT, EscalationStep
-from kc_otel.contract.prometheus_names import label, metric, selector
+from kc_otel.contract.prometheus_names import INVALID_ONCE, label, metric, selector
 from kc_otel.contract.sentences import promise
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
 from kc_otel.judge.verdict import Status
 
-__all__ = [
-    "CELL_LABELS",
-    "HELD_BY",
-    "AlertStep",
-    "alert_steps",
-    "literal",
-    "repeat_interval",
-    "static_labels",
-    "unique_names",
-]
-
 CELL_LABELS: Final = tuple(label(name) for name in ("kc.slice", "kc.kernel.train", "kc.kernel.inference"))
 """Labels that tell the cells of one clause apart."""
 
 HELD_BY: Final = {
-    Status.FAIL: (Status.INCONCLUSIVE, Status.NO_DATA),
+    Status.FAIL: (Status.INCONCLUSIVE, Status.NO_DATA, Status.INVALID_INPUT),
     Status.INCONCLUSIVE: (Status.NO_DATA,),
     Status.NO_DATA: (),
 }
@@ -87,14 +76,15 @@ class AlertStep:
 
     @property
     def value(self) -> str:
-        """PromQL: the verdict of every cell of the clause, or the sequences that failed an input check.
+        """PromQL: the verdict of every cell of the clause, or sequences of each pair that failed input checks.
 
         Evaluators that run side by side count once.
         """
         matchers = {"kc.contract": self.contract.name}
         if self.clause is None:
             window = format_duration(self.contract.observability.window)
-            return f"sum(increase({selector('kc.input.invalid', matchers)}[{window}]))"
+            counted = f"increase({selector('kc.input.invalid', matchers, INVALID_ONCE)}[{window}])"
+            return f"sum by ({', '.join(CELL_LABELS[1:])}) ({counted})"
         return f"max by ({', '.join(CELL_LABELS)}) ({self.verdicts})"
 
     @property
@@ -104,7 +94,7 @@ class AlertStep:
 
     @property
     def promise(self) -> str:
-        """What the clause promises, as a sentence."""
+        """Promise of the clause, as a sentence."""
         if self.clause is None:
             return (
                 "Sequences have to pass the input checks before they are measured: same token ids, no one-token "
@@ -114,7 +104,7 @@ class AlertStep:
 
     @property
     def actions(self) -> str:
-        """What the evaluator does when the step fires, as a sentence."""
+        """Actions of the evaluator when the step fires, as a sentence."""
         return f"Actions: {', '.join(map(str, self.step.do))}."
 
 
@@ -141,8 +131,19 @@ def static_labels(alert: AlertStep) -> dict[str, str]:
     }
 
 
+def pair_template(label: str) -> str:
+    """Return a template that prints a cell's kernels as the end of a sentence; nothing of a kernel that is not known.
+
+    Args:
+        label: Template of the label whose name takes the place of `{}`.
+    """
+    _, train, inference = map(label.format, CELL_LABELS)
+    of, against = f"{{{{ with {inference} }}}} for {{{{ . }}}}", f"{{{{ with {train} }}}} against {{{{ . }}}}"
+    return f"{of}{{{{ end }}}}{against}{{{{ end }}}}"
+
+
 def repeat_interval(repeat: float = REPEAT) -> str:
-    """How often Alertmanager and Grafana say again that a step fires; without reminders as seldom as they can.
+    """Return the interval at which Alertmanager and Grafana repeat an alert; the longest without reminders.
 
     Args:
         repeat: Seconds between two reminders of the step; 0 for none.

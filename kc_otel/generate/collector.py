@@ -1,7 +1,8 @@
 """An OpenTelemetry Collector in front of several evaluators: each contract's telemetry goes to the one that judges it.
 
-A contract has to be judged in one place: its windows, its evidence and its promise about false alarms are one. Whoever
-else has loaded it hears nothing and says NO_DATA. So which evaluator has which contract is written down, once, for
+A contract has to be judged in one place: its windows, its evidence and its promise about false alarms are one. Another
+evaluator with the contract receives nothing and reports NO_DATA. So which evaluator has which contract is written down,
+once, for
 both: as a table of the Collector's routing connector, and as the folder of contracts that each evaluator is started
 with. The load-balancing exporter (`routing_key: attributes`) keeps a contract's points together, too, but chooses their
 place by a hash whose key has changed between its releases: nobody could say which evaluator is to load the contract.
@@ -22,8 +23,6 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile, as_yaml
-
-__all__ = ["collector_files", "placed"]
 
 _IN: Final = "in"
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5}")
@@ -52,7 +51,7 @@ def collector_files(
     notes = [
         "",
         "Needs the Collector's contrib distribution: the routing connector routes single points and spans.",
-        "Start each evaluator with its own contracts only; whoever else loads one would say NO_DATA:",
+        "Start each evaluator with its own contracts only; any other would report NO_DATA:",
         *(f"  kc-otel serve evaluators/{_slug(address)}    # at {address}" for address in places),
         "",
         "Evaluators with TLS or tokens: give the exporters `tls` and `auth`.",

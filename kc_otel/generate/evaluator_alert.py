@@ -1,7 +1,7 @@
 """The one alert that no contract has: no evaluator lives, so that nothing is known of any of them.
 
 It looks at the evaluator's own time of judging and not at `up`, whose job everybody names differently: gone from the
-scrape, never scraped, hung and no longer pushing are one thing to whoever relies on verdicts.
+scrape, never scraped, hung and no longer pushing are the same for users of verdicts.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from kc_otel.contract.prometheus_names import selector
-from kc_otel.generate.links import HEALTH_UID
-
-__all__ = ["AGE", "ANNOTATIONS", "FRESH", "LABELS", "LIVING", "NAME", "PATIENCE", "RUNBOOK"]
 
 NAME: Final = "KernelContractEvaluatorDown"
 FRESH: Final = 60
 """Seconds for which what an evaluator said last is what is the case."""
-PATIENCE: Final = 30.0
+PENDING_SECONDS: Final = 30.0
 """Seconds for which the alert waits: a restart takes less, and with a scrape every 15 s it fires within a minute."""
 
 AGE: Final = f"time() - max({selector('kc.evaluator.last_evaluation', None)})"
@@ -26,14 +23,13 @@ LIVING: Final = f"{selector('kc.evaluator.last_evaluation', None)} > time() - {F
 
 LABELS: Final = {"severity": "critical"}
 RUNBOOK: Final = (
-    "Is the evaluator running? `curl http://HOST:4320/healthz`, and its log; start it again, it finds its state.",
-    "Does it run? Then it is not scraped (Prometheus' page of targets), or it hangs: restart it.",
-    "Until then alerts that fired go on, no new one comes, routes stay as they are, and recorders try again.",
+    "Run `curl http://HOST:4320/healthz`. If it fails, read the log and restart it: the evaluator restores its state.",
+    "If it answers, check the scrape target in Prometheus; if the evaluator hangs, restart it.",
+    "Until then firing alerts stay, new breaches go unseen, routes stay as they are, and recorders retry.",
 )
 ANNOTATIONS: Final = {
-    "summary": "no evaluator of kernel contracts lives: nothing is known of any contract",
-    "description": f"No evaluator has judged within the last {FRESH} seconds, or none is scraped. What alerts and "
-    "dashboards say of contracts is what was the case before; a drift that begins now is not seen.",
+    "summary": "no evaluator of kernel contracts is running: nothing monitors any contract",
+    "description": f"No evaluator has judged within the last {FRESH} seconds, or Prometheus scrapes none. Alerts and "
+    "dashboards show the past; a drift that begins now goes unseen.",
     "runbook": "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(RUNBOOK, start=1)),
-    "dashboard": f"/d/{HEALTH_UID}",
 }

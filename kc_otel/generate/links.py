@@ -1,40 +1,67 @@
-"""Where the dashboards are: identities that alerts, rules and dashboards have to agree on, for every contract alike."""
+"""Addresses of dashboards and of the handbook, on which alerts, rules and dashboards agree for every contract."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
-__all__ = [
-    "EVALUATED_ID",
-    "FOLDER",
-    "HEALTH_UID",
-    "INVALID_INPUT_ID",
-    "MEANING_UID",
-    "NOT_HOLDING_ID",
-    "OVERVIEW_UID",
-    "PROMOTION_UID",
-    "RL_UID",
-    "SLICE_UID",
-    "meaning_link",
-    "overview_link",
-    "slice_link",
-]
+from kc_otel.judge.escalation.webhook_body import runbook_page
 
 OVERVIEW_UID: Final = "kc-overview"
 SLICE_UID: Final = "kc-slice"
 RL_UID: Final = "kc-rl"
 PROMOTION_UID: Final = "kc-promotion"
 HEALTH_UID: Final = "kc-health"
-MEANING_UID: Final = "kc-meaning"
 FOLDER: Final = "Kernel contracts"
 
 NOT_HOLDING_ID: Final = 7
-"""Panel of the overview: what does not hold."""
+"""Panel of the overview with the cells that are not PASS."""
 EVALUATED_ID: Final = 36
 """Panel of the health dashboard: how long ago an evaluator judged last."""
 INVALID_INPUT_ID: Final = 32
 """Panel of the health dashboard: sequences that failed an input check."""
+STAGE_ID: Final = 16
+"""Panel of the promotion dashboard: the stage of each kernel version."""
+
+_URL: Final = re.compile(r"https?://[^\s{}$<>\"'`]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Base URLs for the links of alerts, which are read in a pager or a channel, where a path leads nowhere.
+
+    Attributes:
+        grafana: Base URL of Grafana; without it Prometheus' alerts link to no dashboard.
+        evaluator: Base URL of the evaluator; without it alerts link to the contract's own runbook alone.
+
+    Raises:
+        ValueError: If one is not a URL.
+    """
+
+    grafana: str = ""
+    evaluator: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("grafana", "evaluator"):
+            given = getattr(self, name)
+            if given and not _URL.fullmatch(given):
+                raise ValueError(f"--{name}-url: {given!r} is not a URL; write one such as https://{name}.example.com")
+            object.__setattr__(self, name, given.rstrip("/"))
+
+    def dashboard(self, path: str) -> dict[str, str]:
+        """The annotation that leads to a dashboard."""
+        return {"dashboard": f"{self.grafana}{path}"} if self.grafana else {}
+
+    def runbook(self, alert: str, own: str = "") -> dict[str, str]:
+        """The annotation that leads to what to do: the contract's own runbook, or the handbook of the evaluator."""
+        url = own or runbook_page(self.evaluator, alert)
+        return {"runbook_url": url} if url else {}
+
+
+NOWHERE: Final = Sites()
+"""No base URL is known."""
 
 
 def overview_link(contract: str, slice_text: str) -> str:
@@ -45,8 +72,3 @@ def overview_link(contract: str, slice_text: str) -> str:
 def slice_link(contract_text: str, clause_text: str, slice_text: str) -> str:
     """Path of the Slice dashboard for one cell; all three are put in as they are, and may be templates."""
     return f"/d/{SLICE_UID}?var-contract={contract_text}&var-clause={clause_text}&var-slice={slice_text}"
-
-
-def meaning_link(contract_text: str, clause_text: str) -> str:
-    """Path of what a clause means; both are put in as they are, and may be templates."""
-    return f"/d/{MEANING_UID}?var-contract={contract_text}&var-clause={clause_text}"

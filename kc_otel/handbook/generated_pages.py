@@ -1,8 +1,8 @@
-"""Pages of the handbook that are made while it is built, from what they describe, so that none of them can be stale.
+"""Write the reference pages of the handbook from what they describe, as `make generate` does.
 
-MkDocs calls the functions `on_*`; the others return Markdown and can be called by anybody. Fields come from the
-contract's model and the comments on it, metrics and attributes from the registry, input checks from their reasons,
-commands from the command line itself, the HTTP API from its OpenAPI document, Python from docstrings.
+Fields come from the contract's model and its comments, metrics and attributes from the registry, input checks from
+their reasons, commands from the command line, the HTTP API from its OpenAPI document, Python from docstrings. MkDocs
+calls `on_post_build`.
 """
 
 from __future__ import annotations
@@ -17,71 +17,96 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import ATTRIBUTES, DERIVED, METRICS, QUANTITIES, RECORDED, Origin, Quantity, Unit
-from kc_otel.record.measure.reasons import REASONS
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, RECORDED, Origin, Quantity, Unit
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
 
 if TYPE_CHECKING:
+    import griffe
     from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
 
+FOLDER: Final = Path(__file__).parent / "pages"
 PYTHON_PACKAGES: Final = {
-    "kc_otel": "Contracts and the recorder",
+    "kc_otel": "Public interface",
     "kc_otel.integrations": "Engines and trainers",
     "kc_otel.client": "Serving processes and receivers",
     "kc_otel.stats": "Mathematics",
 }
-"""What programs import, with headings; the other rooms are reached by commands."""
+"""Public packages, with headings; the other packages are reached by commands."""
 PYTHON_MODULES: Final = ("kc_otel.integrations", "kc_otel.client")
 """Those of them whose modules are imported by name; the others export at their top."""
 
 _FIELDS: Final = """\
-Made from the model that reads contracts; [the language](index.md) says how the parts play together. A key that is not
-here is refused, with file and line. `kc-otel schema` prints the same for your editor."""
+Every key of a contract, generated from the model that reads it; [the language](index.md) explains how the parts work
+together. Any other key is rejected with file and line. `kc-otel reference schema` prints the same for your editor."""
 _QUANTITIES: Final = """\
-What a clause's `metric:` can be, made from the registry; `kc-otel metrics` prints it. P is the training kernel, Q the
-inference kernel, w = P(y)/Q(y) the importance ratio of a token y that Q sampled, l = log w; W and L are those of a
-whole sequence. Any `gen_ai.*` histogram can be limited too, under `runtime`, in seconds."""
+Every value of a clause's `metric:`, generated from the registry; `kc-otel reference metrics` prints the list. P is the
+training kernel, Q the inference kernel, w = P(y)/Q(y) the importance ratio of a token y that Q sampled, l = log w; W
+and L are those of a whole sequence. `runtime` clauses can also limit any `gen_ai.*` histogram, in seconds."""
 _ORIGINS: Final = {
-    Origin.LOGPROBS: "Both kernels' log-probabilities of the sampled tokens: always there in RL, and in serving after "
-    "[rescoring](../measure/vllm.md#score-them).",
+    Origin.LOGPROBS: "Both kernels' log-probabilities of the sampled tokens: always available in RL, and after "
+    "[rescoring](../measure/vllm.md#score) in serving.",
     Origin.LOGITS: "Both kernels' full logits of the same positions: in tests and in offline gates.",
     Origin.ADVANTAGES: "Log-probabilities, and the advantages of the tokens.",
     Origin.TRUNCATION: "The training kernel's mass on the tokens that "
-    "[top-p or top-k kept](../measure/own-loop.md#top-p-and-top-k).",
+    "[top-p or top-k kept](../reference/recorder.md#top-p-and-top-k).",
     Origin.REWARDS: "Log-probabilities, and the reward of each sequence.",
     Origin.OPERATORS: "Outputs of [single operators](../measure/operators.md); the clause names its `operator`.",
-    Origin.RUNTIME: "What the programs say of themselves while they run.",
+    Origin.RUNTIME: "Reported by the programs while they run.",
 }
 _CHECKS: Final = """\
-Input is checked before anything is called drift. What fails a check is counted under its own name, in
-`kc.input.invalid` and in `recorder.stats()`, and is never measured. A step of the policy can wait for it:
-`on: invalid-input`. `kc-otel checks` prints this list. Of `reward_out_of_range` alone the sequence is measured, and its
-reward is not used.
+Input is checked before it is measured as drift. A sequence that fails a check is not measured; it is counted under the
+check's name in `kc.input.invalid` and in `recorder.stats()`. A step of the policy can react: `on: invalid-input`. If
+nothing else is measured, the cell is INVALID_INPUT. `kc-otel reference invalid-input` prints this list. The exception
+is `reward_out_of_range`: the sequence is measured without its reward.
 
-Measured all the same, and said once in the log: log-probabilities that one side alone kept in bfloat16 or float16.
-Their rounding is a part of the difference; the line says which side, and how much of the mean |log ratio|. Keep them
-in float32 on both sides."""
+The numbers alone show these faults, so you need not declare anything: `placeholder`, `not_logprobs`, `one_value`,
+`not_same_tokens`, `not_sampled`, `temperature_mismatch`, `truncated_sampling` and, with token ids,
+`penalised_sampling`. The first log line says how many tokens of how many sequences are affected, where, on which side,
+and by what shift. A sampler setting that shows in a tenth of a batch rejects the whole batch. So does a mean of P/Q
+that is surely above 1; the evaluator checks that mean too, over the window of each slice and pair of kernels. Eight
+exact zeros in a row on both sides count as placeholders. Fewer count only if three or more begin, or end, nine in ten
+sequences of a batch and hardly any occur elsewhere. A single zero at the end also counts if no other token is exactly 0
+and thirty are nearly 0.
+
+The inference side's numbers alone can show overconfidence, even if both sides share it: too few tokens then have less
+than half of the mass (error probability 1e-6). Given token ids and prompts, different first tokens of a prompt then
+have more than all of the mass together. `not_sampled` reports log-probabilities that were divided by the length or
+taken to base 10, and greedy or colder sampling with the raw model's log-probabilities.
+
+No check finds these faults, because the numbers are consistent with them:
+
+- All numbers multiplied by more than 1, as in base 2: every difference grows, and the kernel looks worse than it is.
+- All numbers multiplied by less than 1, if the text has many alternatives and token ids or prompts are missing: drift
+  looks smaller by that factor, and a kernel that fails may pass. Record both (`token_ids`, `group`).
+- One side replaced by the mean of both, both sides transformed by the same smooth function, or tokens left out because
+  the sides differ there: drift looks smaller, and a kernel that fails may pass. Record numbers before anything changes
+  or selects them.
+- top-p on one side only, hidden by drift: the removed mass adds to the drift, and the kernel looks worse.
+- Both sides rounded in the same way: the remaining difference is measured, and errors in both directions cancel.
+- Text that was scored but not sampled: improbable tokens are too frequent, as with a bad model.
+
+Log-probabilities that only one side kept in bfloat16 or float16 are measured, and the log says so once: their rounding
+is part of the difference. Keep them in float32 on both sides."""
 _TELEMETRY: Final = """\
-Every metric and attribute that kc-otel sends or exposes, made from the registry that the code is checked against."""
+Every metric and attribute that kc-otel sends or exposes, generated from the registry against which code is checked."""
 _HISTOGRAMS: Final = """\
 Exponential histograms, cumulative, with the attributes `kc.contract`, `kc.slice`, `kc.kernel.train`,
-`kc.kernel.inference`, and `kc.operator` on those of operators. What each measures is in
-[metrics](../contract/metrics.md)."""
+`kc.kernel.inference`, and `kc.operator` on those of operators. [Metrics](../contract/metrics.md) defines each."""
 _HTTP: Final = """\
-The evaluator's API port, 4320 by default. `/openapi.json` on it describes the same for programs. There is no
-authentication: it listens on loopback unless it is told otherwise."""
+The evaluator's API port, 4320 by default. `/openapi.json` describes it for programs. Beyond loopback every
+path but `/healthz`, `/readyz`, `/openapi.json` and the handbook requires a [token](../run/access.md)."""
 _PYTHON: Final = """\
-Names that programs import, with their docstrings. Whatever is not here may change without notice."""
+The names of `kc_otel` itself are the public interface. Their arguments and results change only with a new minor
+version, and the changelog says how. The other names on this page may change with the engine or trainer that they
+support. Every other module is private and may change in any release."""
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages."""
-    from mkdocs.structure.files import File  # noqa: PLC0415 - MkDocs is there when it is built, and only then
-
+def main() -> None:
+    """Write every page."""
     for path, page in PAGES.items():
-        files.append(File.generated(config, path, content=page()))
-    return files
+        (FOLDER / path).write_text(page(), encoding="utf-8")
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -116,21 +141,21 @@ def metrics_page() -> str:
 
 
 def input_checks_page() -> str:
-    """Every reason for which a sequence is not measured."""
-    reasons = (f"## `{name}`\n\n{each.meaning}\n\n**What to do.** {each.remedy}" for name, each in REASONS.items())
+    """Every reason for which a sequence is not measured; checked in, so that links to it work anywhere."""
+    reasons = (f"## `{name}`\n\n{entry.meaning}\n\n**What to do.** {entry.remedy}" for name, entry in REASONS.items())
     return _page("Why a sequence is not measured", _CHECKS, *reasons)
 
 
 def telemetry_page() -> str:
     """Every metric and attribute that is sent or exposed."""
-    histograms = ((f"`{each.name}`", f"`{each.unit}`", str(each.per)) for each in RECORDED.values())
+    histograms = ((f"`{histogram.name}`", f"`{histogram.unit}`", str(histogram.per)) for histogram in RECORDED.values())
     parts = ["## Drift histograms", _HISTOGRAMS, _table(("metric", "unit", "one observation is a"), histograms)]
     parts.append("## Other metrics")
     for metric in METRICS.values():
         attributes = ", ".join(f"`{name}`" for name in metric.attributes) or "no attributes"
         about = f"{str(metric.instrument).capitalize()}, unit `{metric.unit}`; {attributes}."
         parts += [f"### `{metric.name}`", metric.meaning, about]
-    attributes_of = ((f"`{each.name}`", ", ".join(each.on), each.meaning) for each in ATTRIBUTES.values())
+    attributes_of = ((f"`{label.name}`", ", ".join(label.on), label.meaning) for label in ATTRIBUTES.values())
     parts += ["## Attributes", _table(("attribute", "on", ""), attributes_of)]
     return _page("Telemetry", _TELEMETRY, *parts)
 
@@ -164,24 +189,27 @@ def http_api_page() -> str:
         for method, about in methods.items():
             parts += [f"## `{method.upper()} {path}`", about.get("description", "").strip()]
             rows = [
-                (f"`{each['name']}`", each["in"], _kind(each["schema"]), each.get("description", ""))
-                for each in about.get("parameters", [])
+                (f"`{param['name']}`", param["in"], _kind(param["schema"]), param.get("description", ""))
+                for param in about.get("parameters", [])
             ]
             parts.append(_table(("parameter", "in", "kind", ""), rows))
     return _page("HTTP API", _HTTP, *parts)
 
 
 def python_page() -> str:
-    """What each public module offers; the docstrings are put in when the page is rendered."""
-    parts = []
+    """Return the page of the public modules: signatures and docstrings, read without importing engines."""
+    import griffe  # noqa: PLC0415 - of the tools that build the handbook
+
+    parts = [_PYTHON]
     for package, title in PYTHON_PACKAGES.items():
         parts.append(f"## {title}")
-        for module in _modules(package):
-            parts += [
-                f"### `{module}`",
-                f"::: {module}\n    options: {{show_root_heading: false, show_root_toc_entry: false}}",
-            ]
-    return _page("Python", _PYTHON, *parts)
+        for name in _modules(package):
+            module = griffe.load(name, search_paths=[FOLDER.parents[2]], docstring_parser="google")
+            parts += [f"### `{name}`", *_docstring(module)]
+            for member in module.exports or [key for key in module.members if key[0] != "_"]:
+                found = module[str(member)]
+                parts += _python(found.final_target if found.is_alias else found, "####")
+    return _page("Python", *parts)
 
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
@@ -208,14 +236,14 @@ def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _quantity(quantity: Quantity) -> str:
-    by_sequence = ", its mean by default per sequence" if quantity.per is Unit.TOKEN else ""
+    averaged = ", its mean by default per prompt" if quantity.per in {Unit.TOKEN, Unit.SEQUENCE} else ""
     low = f"({quantity.low:g}" if quantity.low == -math.inf else f"[{quantity.low:g}"
     high = f"{quantity.high:.3g})" if quantity.high == math.inf else f"{quantity.high:.3g}]"
-    cap = f"Bounds on its mean are for the mean of min(value, {quantity.cap:g}); `cap` changes that."
+    cap = f"Bounds on its mean are for the mean of min(value, {quantity.cap:g}); `cap` changes that. "
     return (
         f"### `{quantity.key}`\n\n{quantity.meaning}\n\n"
-        f"Default statistic `{quantity.statistic}`, observed per {quantity.per}{by_sequence}; values in {low}, {high}, "
-        f"unit `{quantity.unit}`; recorded as `{quantity.name}`. {'' if quantity.cap == quantity.high else cap} "
+        f"Default statistic `{quantity.statistic}`, observed per {quantity.per}{averaged}; values in {low}, {high}, "
+        f"unit `{quantity.unit}`; recorded as `{quantity.name}`. {'' if quantity.cap == quantity.high else cap}"
         f"Source: {quantity.source_text}."
     )
 
@@ -239,7 +267,7 @@ def _definitions(definitions: dict[str, Any]) -> Iterator[str]:
         yield f"## {name}\n\n{definition.get('description', '').strip()}"
         yield _table(("field", "kind", "default", ""), rows)
         found = dict.fromkeys(re.findall(r"'#/\$defs/(\w+)'", repr(definition["properties"])))
-        waiting += [each for each in found if each not in seen]
+        waiting += [found_name for found_name in found if found_name not in seen]
         seen |= set(found)
 
 
@@ -248,7 +276,7 @@ _SIGNS: Final = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": 
 
 
 def _kind(about: dict[str, Any]) -> str:
-    """What a JSON Schema allows, in words."""
+    """Return the values that a JSON Schema allows, in words."""
     if "$ref" in about:
         name = about["$ref"].rsplit("/", 1)[-1]
         kind = (
@@ -259,7 +287,7 @@ def _kind(about: dict[str, Any]) -> str:
     elif "enum" in about:
         kind = ", ".join(f"`{value}`" for value in about["enum"])
     elif "anyOf" in about:
-        kind = " or ".join(_kind(each) for each in about["anyOf"] if each.get("type") != "null")
+        kind = " or ".join(_kind(choice) for choice in about["anyOf"] if choice.get("type") != "null")
     elif "prefixItems" in about:
         kind = f"list of {len(about['prefixItems'])}: {_kind(about['prefixItems'][0])}"
     elif about.get("type") == "array":
@@ -271,7 +299,7 @@ def _kind(about: dict[str, Any]) -> str:
         kind = "duration, such as `5m`"
     else:
         written = about.get("type", "value")
-        kinds = [_NAMES.get(each, each) for each in ([written] if isinstance(written, str) else written)]
+        kinds = [_NAMES.get(json_type, json_type) for json_type in ([written] if isinstance(written, str) else written)]
         limits = [f"{sign} {about[key]:g}" for key, sign in _SIGNS.items() if key in about]
         kind = " ".join((" or ".join(kinds), ", ".join(limits))).strip()
     return kind
@@ -285,23 +313,74 @@ def _default(default: Any) -> str:
 
 def _command(command: Any, name: str) -> Iterator[str]:
     """A command and those below it, which have click's attributes whatever their classes are."""
+    from kc_otel.cli.terminal import examples_of  # noqa: PLC0415 - of an extra
+
     if subcommands := getattr(command, "commands", None):
-        for below, each in subcommands.items():
-            yield from _command(each, f"{name} {below}")
+        for below, subcommand in subcommands.items():
+            yield from _command(subcommand, f"{name} {below}")
         return
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
-    options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
-    placeholders = [str(each.metavar or each.name.upper()) for each in arguments]
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
+    placeholders = [str(argument.metavar or argument.name.upper()) for argument in arguments]
     yield f"## {name}"
     yield f"`{' '.join([name, *placeholders])}`" if arguments else ""
-    yield textwrap.dedent(command.help or "").strip()
-    rows = [(f"`{shown}`", each.help or "", "") for shown, each in zip(placeholders, arguments, strict=True)]
-    for each in options:
+    yield textwrap.dedent(command.help).partition("\n\nExamples:\n")[0].strip()
+    yield "```sh\n" + "\n".join(examples_of(command)) + "\n```"
+    rows = [(f"`{shown}`", argument.help or "", "") for shown, argument in zip(placeholders, arguments, strict=True)]
+    for param in options:
         default = (
-            f"`{each.envvar}`" if isinstance(each.envvar, str) and each.default is None else _default(each.default)
+            f"`{param.envvar}`" if isinstance(param.envvar, str) and param.default is None else _default(param.default)
         )
-        rows.append((f"`{'`, `'.join(each.opts)}`", each.help or "", default))
+        rows.append((f"`{'`, `'.join(param.opts)}`", param.help or "", default))
     yield _table(("option", "", "default"), rows)
+
+
+_EXAMPLE: Final = re.compile(r"^>{3} .*(?:\n(?!\s*$).*)*", re.MULTILINE)
+_DIRECTIVE: Final = re.compile(r"\s*# doctest: .*$", re.MULTILINE)
+
+
+def _python(found: Any, level: str) -> Iterator[str]:
+    """A function, or a class with its public methods; of anything else the docstring alone."""
+    yield f"{level} `{found.path.rpartition('.')[2]}`"
+    if found.is_function or (found.is_class and found.parameters):
+        yield f"```py\n{'class ' if found.is_class else ''}{_wrapped(found.signature())}\n```"
+    yield from _docstring(found)
+    if found.is_class:
+        for name, member in found.members.items():
+            if name[0] != "_" and not member.is_alias and member.docstring and (member.is_function or member.is_class):
+                yield from _python(member, f"{level}#")
+
+
+def _wrapped(signature: str) -> str:
+    """A signature of more than 100 characters, a parameter a line."""
+    if len(signature) <= 100:
+        return signature
+    depth, parts, start = 0, [], signature.index("(") + 1
+    for at in range(start, end := signature.rindex(")")):
+        depth += (signature[at] in "([{") - (signature[at] in ")]}")
+        if signature[at] == "," and depth == 0:
+            parts.append(signature[start:at].strip())
+            start = at + 1
+    lines = "".join(f"    {part},\n" for part in (*parts, signature[start:end].strip()))
+    return f"{signature[: signature.index('(') + 1]}\n{lines}{signature[end:]}"
+
+
+def _docstring(found: griffe.Object | griffe.Alias) -> Iterator[str]:
+    """Paragraphs; lists of arguments, attributes, returned values and errors; examples as code."""
+    if found.docstring is None:
+        return
+    for section in found.docstring.parsed:
+        match section.kind.value:
+            case "text":
+                yield _EXAMPLE.sub(lambda example: f"```pycon\n{_DIRECTIVE.sub('', example[0])}\n```", section.value)
+            case "examples":
+                for kind, text in section.value:
+                    yield f"```pycon\n{text}\n```" if kind.value == "examples" else text
+            case kind:
+                names = [entry.annotation if kind == "raises" else entry.name for entry in section.value]
+                rows = zip(names, (" ".join(entry.description.split()) for entry in section.value), strict=True)
+                lines = (f"- `{name}`: {text}" if name else f"- {text}" for name, text in rows)
+                yield f"**{kind.capitalize()}**\n\n" + "\n".join(lines)
 
 
 def _modules(package: str) -> Iterator[str]:
@@ -310,4 +389,8 @@ def _modules(package: str) -> Iterator[str]:
     if getattr(imported, "__all__", None):
         yield package
     if package in PYTHON_MODULES:
-        yield from (f"{package}.{each.name}" for each in pkgutil.iter_modules(imported.__path__) if each.name[0] != "_")
+        yield from (f"{package}.{info.name}" for info in pkgutil.iter_modules(imported.__path__) if info.name[0] != "_")
+
+
+if __name__ == "__main__":
+    main()

@@ -6,5 +6,5 @@
     torch           observe and shadow: modules of any training loop
     operators       compare_callables and watch_modules: single operators
 
-A new one calls `kc_otel.record.Recorder` and nothing deeper; it never raises into what it instruments.
+A new one calls `kc_otel.Recorder` and nothing deeper; it never raises into what it instruments.
 """

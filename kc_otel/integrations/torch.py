@@ -1,6 +1,6 @@
 """Watching causal language models in torch: forward hooks that leave nothing behind when they are removed.
 
-A hook never raises into the forward it watches; what it cannot use is counted by its recorder. It runs without
+A hook never raises into the forward it watches; its recorder counts inputs that it cannot use. It runs without
 autograd, so no graph is kept alive. Copies of a watched module (by deepcopy, pickle, torch.save) are not watched.
 
 Under `torch.compile`, attach to what it returns: that hook runs outside of the compiled graph. A module that is
@@ -36,7 +36,7 @@ class AttachedHooks:
     """Hooks on modules; `remove` them, or use this as a context manager.
 
     Args:
-        handles: What torch returned for each.
+        handles: Handles that torch returned.
     """
 
     def __init__(self, handles: Sequence[Any]) -> None:
@@ -71,9 +71,9 @@ def observe(
         module: Called as `module(input_ids[, attention_mask], ...)`, [sequences, tokens]; returns logits
             [sequences, tokens, vocabulary] or an object with `.logits`. Where `labels` are passed, tokens with label
             -100 do not count, as in training; only tokens that the inference kernel sampled should.
-        recorder: Where to.
-        side: Which kernel the module is.
-        attributes: What decides the slices, or a function of the forward's (args, kwargs) that says it.
+        recorder: Recorder to use.
+        side: Side of the module's kernel.
+        attributes: Attributes that decide the slices, or a function of the forward's (args, kwargs) that says it.
     """
     if side not in ("train", "inference"):
         raise ValueError(f"side: {side!r} is not a kernel; write train or inference")
@@ -117,7 +117,7 @@ def shadow(
     Args:
         module: The kernel that does the work; arguments and result as in `observe`.
         reference: The other kernel, on the same device.
-        recorder: Where to.
+        recorder: Recorder to use.
         side: Which kernel the module is; the reference is the other one.
         sampling: Share of forwards that are shadowed, or a function that returns it; None for the recorder's.
         attributes: As in `observe`.
@@ -172,7 +172,7 @@ def next_token_logprobs(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.
 
 
 class HookGuard:
-    """Runs what a hook does without autograd, and turns whatever goes wrong into a count of the recorder's.
+    """Runs a hook without autograd, and counts an exception instead of raising it.
 
     Nothing is run while a graph is being compiled, or inside of a hook that this guards already.
 

@@ -2,7 +2,7 @@
 
 `KernelContractCallback` compares the model in training with an inference kernel on given tokens, at evaluation or every
 so many steps. `StopWhenHalted` ends training and `ResyncWeights` sends the weights again when the evaluator asks for
-it. `log_verdicts` puts what the contract says into what the trainer logs. None of them ever raises into the training
+it. `log_verdicts` adds the verdicts to the trainer's log. None of them ever raises into the training
 loop.
 """
 
@@ -42,7 +42,7 @@ class Sample:
     Attributes:
         prompt_ids: Prompt tokens, integers [prompt], at least one.
         token_ids: Tokens after it, integers [tokens].
-        attributes: What decides its slices.
+        attributes: Attributes that decide its slices.
     """
 
     prompt_ids: Any
@@ -56,9 +56,8 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
     >>> trainer.add_callback(KernelContractCallback("contract.yaml", score, samples))    # a transformers.Trainer
     >>> trainer.train()
 
-    Log ratios and their quantiles are facts about any tokens. What is an expectation over the inference kernel
-    (tv_token, tv_seq, k3, chi2 and the bounds made of them) needs tokens that it sampled: give a function as `samples`
-    that has it sample.
+    Log ratios and their quantiles are facts about any tokens. Expectations over the inference kernel (tv_token, tv_seq,
+    k3, chi2 and the bounds made of them) need tokens that it sampled: give a function as `samples` that has it sample.
 
     Training waits while both kernels score. In a distributed run the first process compares; a model that is sharded
     over processes (FSDP, DeepSpeed) cannot be run by one of them, which is counted as dropped.
@@ -66,10 +65,10 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         contract: The contract, the path of its YAML file, or a recorder that has one.
         score: The inference kernel.
-        samples: What is scored, or a function that makes it anew for each comparison.
+        samples: Sequences to score, or a function that returns new ones for each comparison.
         every: Optimizer steps between comparisons; None to compare at each evaluation.
         sync: Called with the model before each comparison, to bring the inference kernel's weights up to date.
-        weights: Optimizer step whose weights the inference kernel has, asked after `sync`; None where nobody knows.
+        weights: Returns the optimizer step whose weights the inference kernel has, after `sync`; None if unknown.
         processing: Temperature, top_p, top_k and min_p that both kernels apply.
         batch_size: Sequences of one forward.
         train: The training kernel's version; None for what the contract declares. Not with a recorder.
@@ -113,7 +112,7 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
         self._batch_size = batch_size
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the hook's
-        """Compare where it is time to."""
+        """Compare every `every` steps."""
         if self._every is not None and state.global_step % self._every == 0:
             self._compare(args, state, kwargs.get("model"))
 
@@ -143,15 +142,15 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
         train = hf_scorer(model, autocast=autocast)
         synced = None if self._weights is None else self._weights()
         samples = self._samples() if callable(self._samples) else self._samples
-        ordered = sorted(samples, key=lambda each: len(each.prompt_ids) + len(each.token_ids))
+        ordered = sorted(samples, key=lambda sample: len(sample.prompt_ids) + len(sample.token_ids))
         for start in range(0, len(ordered), self._batch_size):
             batch = ordered[start : start + self._batch_size]
-            prompts, tokens = [each.prompt_ids for each in batch], [each.token_ids for each in batch]
+            prompts, tokens = [sample.prompt_ids for sample in batch], [sample.token_ids for sample in batch]
             self.recorder.compare(
                 list(train(prompts, tokens, self._processing)),
                 list(self._score(prompts, tokens, self._processing)),
                 token_ids=tokens,
-                attributes=[{"prompt_tokens": len(each.prompt_ids), **each.attributes} for each in batch],
+                attributes=[{"prompt_tokens": len(sample.prompt_ids), **sample.attributes} for sample in batch],
                 processing=(self._processing, self._processing),
                 weights=(step, synced),
                 presampled=True,
@@ -167,7 +166,7 @@ class _AskedCallback(TrainerCallback):  # type: ignore[misc]
         self._failed = False
 
     def _decision(self, args: Any, state: Any) -> str | None:
-        """Why to act, in every process alike; None not to. A function that fails asks for nothing."""
+        """Return the reason to act, the same in every process; None if there is none or the function failed."""
         reason = None
         if state.is_world_process_zero:
             try:
@@ -196,17 +195,17 @@ class StopWhenHalted(_AskedCallback):
     In a distributed run the first process decides for all, so that none of them is left waiting.
 
     Args:
-        halted: Why training should stop; None to go on. Asked after every step, so it must not block: the router
-            answers from memory. Where it fails, training goes on.
+        halted: Returns the reason to stop, or None. Called after every step, so it must not block: the router answers
+            from memory. If it raises, training goes on.
     """
 
     def __init__(self, halted: Callable[[], str | None]) -> None:
         super().__init__(halted, "whether training should stop cannot be told; it goes on")
         self.reason: str | None = None
-        """Why training was stopped; None while it was not."""
+        """Reason why training was stopped; None if it was not."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop where it is asked for."""
+        """Stop if there is a reason."""
         reason = self._decision(args, state)
         if reason is not None and self.reason is None:
             self.reason = reason
@@ -229,9 +228,9 @@ class ResyncWeights(_AskedCallback):
     process decides for all and `sync` is called in each, as TRL's own synchronisation is.
 
     Args:
-        asked: Why the weights should be sent; None where nobody asks. It must not block: the router answers from
-            memory. Where it fails, training goes on.
-        sync: Called with the model. Where it fails, that is logged, training goes on, and it is tried again after
+        asked: Returns the reason to send the weights, or None. It must not block: the router answers from memory. If it
+            raises, training goes on.
+        sync: Called with the model. If it raises, that is logged, training goes on, and it is called again after
             `pause` steps.
         pause: Steps between two calls while the same reason lasts.
 
@@ -247,12 +246,12 @@ class ResyncWeights(_AskedCallback):
         self._pause = pause
         self._since: int | None = None
         self.reason: str | None = None
-        """Why the weights were sent last; None while they were not."""
+        """Reason why the weights were sent last; None if they were not."""
         self.steps: list[int] = []
         """Optimizer steps after which they were sent."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the hook's
-        """Send the weights where it is asked for."""
+        """Send the weights if there is a reason."""
         reason = self._decision(args, state)
         if reason is None:
             self._since = None
@@ -286,7 +285,7 @@ def log_verdicts(trainer: Any, recorder: Recorder) -> Callable[[], None]:
         recorder: One that was made with `log`.
 
     Returns:
-        What puts the trainer back as it was.
+        A function that restores the trainer.
 
     Raises:
         ValueError: If the recorder has no log.

@@ -1,1 +1,1 @@
-"""From streams to verdicts, incidents, policy, decisions and promotion: pure, no input or output."""
+"""Streams, verdicts, incidents, policy, decisions and promotion: pure, without input or output."""

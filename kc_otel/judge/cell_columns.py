@@ -1,6 +1,6 @@
 """All cells of a contract at once: bounds and statuses are columns, and a verdict is made of them when it is asked for.
 
-What is judged here is the usual case of `verdicts`: a cell whose windows are rows beside those of the others, and that
+This module judges the usual case of `verdicts`: a cell whose windows are rows beside those of the others, and that
 has not been at an alarm lately; or, where samples are judged once, one of which nothing lies above its limit, so that
 Holm's procedure has nothing to decide. Every other cell is left to the functions that judge cells one by one. Those say
 what a verdict is, and tests hold the columns against them. Bounds of rows that have not changed are not computed again.
@@ -9,10 +9,8 @@ what a verdict is, and tests hold the columns against them. Bounds of rows that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import zip_longest
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,34 +18,36 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.cell_bounds import CellBounds
+from kc_otel.judge.assumptions import measurable
 from kc_otel.judge.cell_evidence import Alarm, Evidence, JudgedWindow, Terms, Window
-from kc_otel.judge.cells import Current, Place, SilentPairs, current, places
+from kc_otel.judge.cells import Current, Place, SilentPairs, assumption_broken, current, places
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
-from kc_otel.judge.faults import decide_apart
 from kc_otel.judge.histograms import Histogram, union
 from kc_otel.judge.panes import WindowContent
 from kc_otel.judge.series import LONG, SHORT, Listening
+from kc_otel.judge.statistics import intervals_of_rows
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.judge.verdict_reasons import kept
-from kc_otel.judge.verdicts import Memo, verdict_of
-from kc_otel.judge.window_rows import WindowState, WindowStates
+from kc_otel.judge.verdicts import verdict_of
+from kc_otel.judge.window_rows import WindowState
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
-
-__all__ = ["CellColumns", "ClauseColumns", "Judged"]
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 _WINDOWS: Final[tuple[Window, Window]] = ("short", "long")
+_ROWS_AT_ONCE: Final = 512
+"""Rows whose bounds are computed together: their matrices stay in a core's cache."""
+_EMPTY_WINDOW: Final = np.array([math.nan, -math.inf, math.inf, 0.0])[:, None]
+"""Estimate, lower and upper bound, and observations of a window that holds none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClauseColumns:
-    """What was found of cells of one clause at one time; all columns are [cells].
+    """Judged cells of one clause at one time; all columns are [cells].
 
     Attributes:
-        state: What is remembered of the contract.
+        state: State of the contract.
         at: Unix time of the evaluation, seconds.
         alpha: Error probability of the upper bounds.
         level: Error probability of the lower bounds.
@@ -56,12 +56,10 @@ class ClauseColumns:
         which: Numbers of those that were judged.
         passes: Whether they PASS; the others are INCONCLUSIVE.
         window: Number of the deciding window.
-        bounds: Estimate, lower and upper bound, and observations, in the deciding window [4, cells]; the estimate is
-            nan where nobody has looked for them.
-        look: Looks for the bounds of one of the group's cells in one of the windows.
-        notes: What a reader has to know of them.
-        shares: What is held against them; nan where they are judged once.
-        held: What each window held.
+        bounds: Estimate, lower and upper bound, and observations, in the deciding window [4, cells].
+        notes: Notes for the reader.
+        shares: Evidence against them, as a share of an alarm; nan where they are judged once.
+        held: Content of each window.
         above: Whether the estimate of any is above its limit.
     """
 
@@ -75,7 +73,6 @@ class ClauseColumns:
     passes: NDArray[np.bool_]
     window: Numbers
     bounds: Floats
-    look: Callable[[int, int], tuple[Floats, str, str]]
     notes: NDArray[np.object_]
     shares: Floats
     held: tuple[WindowContent, WindowContent]
@@ -84,11 +81,8 @@ class ClauseColumns:
     def verdict(self, number: int) -> Verdict:
         """The verdict of one of the cells."""
         place, share, window = int(self.which[number]), float(self.shares[number]), _WINDOWS[self.window[number]]
-        bounds, note, method = self.bounds[:, number], self.notes[number], self.method
-        if math.isnan(bounds[0]):
-            bounds, note, method = self.look(place, int(self.window[number]))
-        estimate, lower, upper, samples = bounds.tolist()
-        interval = Interval(estimate, lower, upper, int(samples), method, note)
+        estimate, lower, upper, samples = self.bounds[:, number].tolist()
+        interval = Interval(estimate, lower, upper, int(samples), self.method, self.notes[number])
         terms, contract = self.group.terms[place], self.state.contract
         if not self.passes[number] or terms.allows_none:
             status = Status.PASS if self.passes[number] else Status.INCONCLUSIVE
@@ -106,7 +100,7 @@ class ClauseColumns:
             upper,
             interval.samples,
             window,
-            method,
+            self.method,
             kept(interval, terms.limit, terms.what, self.group.spans[window]),
             contract.metadata.version,
             contract.hash,
@@ -116,66 +110,55 @@ class ClauseColumns:
 
 
 class Judged(NamedTuple):
-    """What was found of all cells of a contract.
+    """Result for all cells of a contract.
 
     Attributes:
         places: Every cell, by clause, slice and pair.
-        columns: Numbers of cells that were judged, with what was found.
+        columns: Numbers of the cells that were judged, with their results.
         left: Numbers of those that are to be judged one by one.
-        errors: What failed, by where.
-        waiting: Cells that can be judged at once, and wait.
+        errors: Failures, by place.
     """
 
     places: list[Place]
     columns: list[tuple[Numbers, ClauseColumns]]
     left: list[int]
     errors: dict[str, Exception]
-    waiting: _Waiting | None
 
 
 class CellColumns:
     """The cells that a contract has.
 
     Args:
-        state: What is remembered of the contract.
+        state: State of the contract.
     """
 
     def __init__(self, state: ContractState) -> None:
         self._state = state
         self._cells: dict[str, _ClauseCells] = {}
         self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
-        self._waiting: list[_Waiting] = []
 
-    def judge(self, now: float, listening: Listening, *, later: bool = False) -> Judged:
+    def judge(self, now: float, listening: Listening) -> Judged:
         """Judge what can be judged at once.
 
         Args:
             now: Unix time in seconds.
             listening: When silence counts.
-            later: Whether what needs nothing but the windows may wait, until somebody asks for a verdict of it: then it
-                is judged together with all that waits.
         """
         state = self._state
         for window in state.windows:
             window.move(now)
-        held = (state.panes.window(SHORT, now), state.panes.window(LONG, now))
-        short, long = (window.state(lasting=later) for window in state.windows)
-        seen = _Seen(now, (short, long), held)
+        short, long = (window.state() for window in state.windows)
+        seen = _Seen(now, (short, long), (state.panes.window(SHORT, now), state.panes.window(LONG, now)))
         everything, groups = self._groups(now, listening)
         found: list[tuple[Numbers, ClauseColumns]] = []
         once: list[tuple[Numbers, ClauseColumns]] = []
-        put_off: list[tuple[int, _Group, _Asked]] = []
         errors: dict[str, Exception] = {}
         shares = state.evidence.shares()
         family, usual = sum(group.size for _, group in groups if not group.detected), True
         for begin, group in groups:
             level = self._alpha if group.detected else self._alpha / family
-            asked = group.ask(seen, shares)
-            if later and group.detected:
-                put_off.append((begin, group, asked))
-                continue
             try:
-                (columns,) = group.judge([asked], [WindowStates([short]), WindowStates([long])], level, self._alpha)
+                columns = group.judge(seen, shares, level, self._alpha)
             except Exception as error:  # noqa: BLE001 - its cells are judged one by one, to see which of them it is
                 errors[f"clause {group.clause.id}, all cells at once"], usual = error, usual and group.detected
                 continue
@@ -183,12 +166,9 @@ class CellColumns:
             usual &= group.detected or (columns.which.size == group.size and not columns.above)
         found += once if usual else []
         left = np.ones(len(everything), np.bool_)
-        for numbers in (
-            *(numbers for numbers, _ in found),
-            *(begin + group.numbers[asked.plain] for begin, group, asked in put_off),
-        ):
+        for numbers, _ in found:
             left[numbers] = False
-        return Judged(everything, found, np.flatnonzero(left).tolist(), errors, self._put_off(seen, put_off))
+        return Judged(everything, found, np.flatnonzero(left).tolist(), errors)
 
     def _groups(self, now: float, listening: Listening) -> tuple[list[Place], list[tuple[int, _Group]]]:
         """Every cell, and those that are judged alike, with where the cells of their clause begin."""
@@ -199,42 +179,14 @@ class CellColumns:
             of = current(self._state, clause, silence)
             cells = self._cells.get(clause.id)
             if cells is None or not cells.stay(of):
-                self._settle()  # what waits is about the cells that there were
                 cells = self._cells[clause.id] = _ClauseCells(self._state, clause, of)
             groups += [(len(everything), group) for group in cells.groups]
             everything += cells.places
         return everything, groups
 
-    def _put_off(self, seen: _Seen, groups: Sequence[tuple[int, _Group, _Asked]]) -> _Waiting | None:
-        """Judge these later."""
-        if not groups:
-            return None
-        if self._waiting and not seen.is_beside(self._waiting[0].seen):
-            self._settle()
-        self._waiting.append(_Waiting(seen, groups, self._settle))
-        return self._waiting[-1]
-
-    def _settle(self) -> None:
-        """Judge all that waits."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return
-        windows = [WindowStates([one.seen.states[number] for one in waiting]) for number in (SHORT, LONG)]
-        for asked in zip(*(one.put_off for one in waiting), strict=True):
-            begin, group, _ = asked[0]
-            try:
-                judged = group.judge([one for _, _, one in asked], windows, self._alpha, self._alpha, later=True)
-            except Exception:  # noqa: BLE001 - they are judged one by one
-                judged = []
-            for one, columns in zip_longest(waiting, judged):
-                if columns is not None:
-                    one.columns.append((begin + group.numbers[columns.which], columns))
-        for one in waiting:
-            one.decide_others(self._state)
-
 
 class _Seen(NamedTuple):
-    """What the windows held at the time of an evaluation.
+    """Content of the windows at the time of an evaluation.
 
     Attributes:
         at: Unix time in seconds.
@@ -245,24 +197,6 @@ class _Seen(NamedTuple):
     at: float
     states: tuple[WindowState, WindowState]
     held: tuple[WindowContent, WindowContent]
-
-    def is_beside(self, other: _Seen) -> bool:
-        """Whether rows of both can be in one matrix."""
-        return all(one.is_beside(another) for one, another in zip(self.states, other.states, strict=True))
-
-
-class _Asked(NamedTuple):
-    """What cells of a group were to be judged by at one time, besides their windows' bounds.
-
-    Attributes:
-        seen: The windows.
-        plain: Whether each is in rows, and was at no alarm that it is to be judged by [cells].
-        shares: What is held against each [cells].
-    """
-
-    seen: _Seen
-    plain: NDArray[np.bool_]
-    shares: Floats
 
 
 class _ClauseCells:
@@ -281,7 +215,7 @@ class _ClauseCells:
         self.groups = [_Group(state, self.places, live[is_], detected=is_) for is_ in live if live[is_]]
 
     def stay(self, of: Current) -> bool:
-        """Whether these are the clause's cells still: also in a later long window that holds something of the same."""
+        """Return True if the clause still has these cells, also in a later long window with the same pairs."""
         if of == self._of:
             return True
         if of.oldest < self._of.oldest or of._replace(oldest=self._of.oldest) != self._of:
@@ -295,7 +229,7 @@ class _Group:
     """Cells of a clause that are judged alike.
 
     Args:
-        state: What is remembered of the contract.
+        state: State of the contract.
         places: The cells of the clause.
         numbers: Of those that are meant.
         detected: Whether something can be held against their limits.
@@ -306,7 +240,7 @@ class _Group:
         clause: Their clause.
         places: The cells.
         rows: Their rows in the panes.
-        terms: What the clause says of each.
+        terms: The clause's terms for each.
         spans: The windows' lengths, in words.
     """
 
@@ -320,86 +254,54 @@ class _Group:
         self.terms = [terms[place.cell.slice] for place in self.places]
         seen = state.contract.observability
         self.spans = {"short": format_duration(seen.window), "long": format_duration(seen.long_window)}
-        self._limits = np.array([one.limit for one in self.terms])
-        self._none = np.array([one.allows_none for one in self.terms])
+        self._limits = np.array([term.limit for term in self.terms])
+        self._none = np.array([term.allows_none for term in self.terms])
         self._rows = np.array([-1 if place.series is None else place.series.row for place in self.places])
         self.rows = np.array([-1 if place.series is None else place.series.number for place in self.places])
+        self._assumes = bool(measurable(self.clause))
         self._usual = self.clause.opposite is None and bool((self._rows >= 0).all())
-        self._known = tuple(CellBounds(self.clause, state, self._rows) for _ in (SHORT, LONG))
+        self._known = tuple(_Bounds(self.clause, state, self._rows) for _ in (SHORT, LONG))
         self._held, self._held_at = np.full(self.size, -1), -1
-        self._every = np.arange(self.size)
 
-    def ask(self, seen: _Seen, shares: Floats) -> _Asked:
-        """What has to be known of the time of an evaluation to judge it later."""
-        return _Asked(seen, self._plain(seen.at), self._shares(shares))
-
-    def judge(
-        self,
-        asked: Sequence[_Asked],
-        windows: Sequence[WindowStates],
-        level: float,
-        alpha: float,
-        *,
-        later: bool = False,
-    ) -> list[ClauseColumns]:
-        """Judge those that can be judged at once, at each of some times.
+    def judge(self, seen: _Seen, shares: Floats, level: float, alpha: float) -> ClauseColumns:
+        """Judge those that can be judged at once.
 
         Args:
-            asked: What was asked at each time, in their order.
-            windows: What each window held at these times.
+            seen: Content of the windows.
+            shares: Evidence against each cell, by its number in `FailEvidence`.
             level: Error probability of the lower bounds.
             alpha: Error probability of the upper bounds.
-            later: Whether the bounds of what passes may wait, until somebody asks for a verdict.
         """
-        usual, limits = np.array([one.plain for one in asked]), self._limits if later else None
-        short = self._known[SHORT].look(windows[SHORT], usual, level, alpha, limits)
+        usual = self._plain(seen.at)
+        short = self._known[SHORT].look(seen.states[SHORT], usual, level, alpha)
         usual &= ~short.odd
         passes, fails = self._said(short.values)
         open_ = usual & ~passes & ~(fails & self.detected)
-        long = self._known[LONG].look(windows[LONG], open_, level, alpha, limits)
+        long = self._known[LONG].look(seen.states[LONG], open_, level, alpha)
         usual &= ~open_ | (~long.odd & (long.values[3] > 0.0))
         values = np.where(open_, long.values, short.values)
         above = usual & ((short.values[0] > self._limits) | (values[0] > self._limits))
         passes = np.where(open_, self._said(long.values)[0], passes)
-        notes = np.where(open_, long.notes, short.notes)
-        method = self._known[SHORT].method or self._known[LONG].method
-        window = np.where(open_, LONG, SHORT)
-        whole, some_above = np.all(usual, axis=1).tolist(), np.any(above, axis=1).tolist()
-        found = []
-        for number, one in enumerate(asked):
-            which = self._every if whole[number] else np.flatnonzero(usual[number])
-            judged = slice(None) if whole[number] else which
-            found.append(
-                ClauseColumns(
-                    state=self._state,
-                    at=one.seen.at,
-                    alpha=alpha,
-                    level=level,
-                    method=method,
-                    group=self,
-                    which=which,
-                    passes=passes[number, judged],
-                    window=window[number, judged],
-                    bounds=values[:, number, judged],
-                    look=partial(self._look, windows, number, level, alpha),
-                    notes=notes[number, judged],
-                    shares=one.shares[judged],
-                    held=one.seen.held,
-                    above=some_above[number],
-                )
-            )
-        return found
-
-    def _look(
-        self, windows: Sequence[WindowStates], time: int, level: float, alpha: float, cell: int, window: int
-    ) -> tuple[Floats, str, str]:
-        """Bounds of one cell in one window at one of some times, what a reader has to know, and the interval's name."""
-        bounds = CellBounds(self.clause, self._state, self._rows[[cell]])
-        found = bounds.look(windows[window].at(time), np.ones((1, 1), np.bool_), level, alpha)
-        return found.values[:, 0, 0], str(found.notes[0, 0]), bounds.method
+        which = np.flatnonzero(usual)
+        return ClauseColumns(
+            state=self._state,
+            at=seen.at,
+            alpha=alpha,
+            level=level,
+            method=self._known[SHORT].method or self._known[LONG].method,
+            group=self,
+            which=which,
+            passes=passes[which],
+            window=np.where(open_, LONG, SHORT)[which],
+            bounds=values[:, which],
+            notes=np.where(open_, long.notes, short.notes)[which],
+            shares=self._shares(shares)[which],
+            held=seen.held,
+            above=bool(above.any()),
+        )
 
     def evidence(self, number: int, held: tuple[WindowContent, WindowContent], share: float) -> Evidence:
-        """What was known of a cell at a time, where it was at no alarm that it was to be judged by."""
+        """Return the evidence on a cell at a time when it was not judged by an alarm."""
 
         def parts(window: Window) -> tuple[Histogram, ...]:
             return tuple(held[_WINDOWS.index(window)].parts(int(self.rows[number])))
@@ -412,20 +314,23 @@ class _Group:
         return Evidence(place.cell, place.clause, sample, alarm=Alarm(round(share, SHARE_DIGITS), failing=False))
 
     def _plain(self, now: float) -> NDArray[np.bool_]:
-        """Which cells are in rows, and were at no alarm that they are to be judged by."""
+        """Mask of the cells that have a row and are not judged by an alarm."""
         if not self._usual:
             return np.zeros(self.size, np.bool_)
         plain = self._state.windows[SHORT].following(self._rows) & self._state.windows[LONG].following(self._rows)
+        if self._assumes:
+            plain &= [not assumption_broken(self._state, place, now) for place in self.places]
         seen, alarmed = self._state.contract.observability, self._state.evidence.alarmed
         if alarmed:
             recent = now - max(seen.window, seen.long_window)
             for number, place in enumerate(self.places):
                 held = alarmed.get(place.cell)
-                plain[number] &= held is None or not (held.failing or held.peak > recent)
+                settled = held is None or (held.fault is None and not (held.ended or held.failing))
+                plain[number] &= settled and not (held is not None and held.peak > recent)
         return plain
 
     def _said(self, values: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which cells pass, and in which enough observations are above the limit."""
+        """Masks of the cells that pass, and of those with enough observations whose lower bound is above the limit."""
         estimate, lower, upper, samples = values
         enough = samples >= self.terms[0].needed
         kept = (upper <= self._limits) | (self._none & (estimate == 0.0))
@@ -437,40 +342,71 @@ class _Group:
             return np.full(self.size, math.nan)
         if self._held_at != evidence.version:
             held = [evidence.cells.get(place.cell) for place in self.places]
-            self._held = np.array([-1 if one is None else one.number for one in held])
+            self._held = np.array([-1 if own is None else own.number for own in held])
             self._held_at = evidence.version
         found: Floats = shares[self._held]
         return found
 
 
-class _Waiting:
-    """Cells of an evaluation that are not judged yet.
-
-    Args:
-        seen: The windows at its time.
-        put_off: Groups, where the cells of their clauses begin, and what was asked of them.
-        settle: Judges all that waits.
+class _FoundBounds(NamedTuple):
+    """Bounds of a group's cells in a window.
 
     Attributes:
-        columns: Numbers of cells that were judged, with what was found.
-        made: Verdicts of those that had to be judged one by one, by their numbers.
+        values: Estimate, lower and upper bound, and observations [4, cells].
+        odd: Whether a cell is to be judged by itself [cells].
+        notes: Remarks for the reader [cells].
     """
 
-    def __init__(self, seen: _Seen, put_off: Sequence[tuple[int, _Group, _Asked]], settle: Callable[[], None]) -> None:
-        self.seen, self.put_off, self.settle = seen, put_off, settle
-        self.columns: list[tuple[Numbers, ClauseColumns]] = []
-        self.made: dict[int, Verdict] = {}
+    values: Floats
+    odd: NDArray[np.bool_]
+    notes: NDArray[np.object_]
 
-    def decide_others(self, state: ContractState) -> None:
-        """Judge what could not be judged at once."""
-        if sum(of.size for of, _ in self.columns) == sum(np.count_nonzero(of.plain) for _, _, of in self.put_off):
+
+class _Bounds:
+    """The bounds of a group's cells in one window; those of rows that have not changed are not computed again.
+
+    Attributes:
+        method: Name of the interval.
+    """
+
+    def __init__(self, clause: Clause, state: ContractState, rows: Numbers) -> None:
+        self._clause, self._assumptions, self._rows = clause, state.contract.assumptions, rows
+        self._version, self._levels = np.full(rows.size, -1), (math.nan, math.nan)
+        notes = np.full(rows.size, "", np.object_)
+        self._found = _FoundBounds(np.tile(_EMPTY_WINDOW, (1, rows.size)), np.zeros(rows.size, np.bool_), notes)
+        self.method = ""
+
+    def look(self, window: WindowState, wanted: NDArray[np.bool_], level: float, alpha: float) -> _FoundBounds:
+        """Bring the bounds of some cells up to date, and return those of all.
+
+        Args:
+            window: Content of the window.
+            wanted: Which cells [cells]; those of the others may be of before.
+            level: Error probability of the lower side.
+            alpha: Error probability of the upper side.
+        """
+        if self._levels != (level, alpha):
+            self._levels, self._version[:] = (level, alpha), -1
+        if not wanted.any():
+            return self._found
+        version = window.version[self._rows]
+        new = np.flatnonzero(wanted & (version != self._version))
+        self._version[new] = -1  # where what follows fails
+        for begin in range(0, new.size, _ROWS_AT_ONCE):
+            self._compute(window, new[begin : begin + _ROWS_AT_ONCE], level, alpha)
+        self._version[new] = version[new]
+        return self._found
+
+    def _compute(self, window: WindowState, cells: Numbers, level: float, alpha: float) -> None:
+        values, odd, notes = self._found
+        values[:, cells], odd[cells], notes[cells] = _EMPTY_WINDOW, False, ""
+        rows = window.rows(self._rows[cells])
+        cells = cells[rows.places]
+        if not cells.size:
             return
-        judged = {number for numbers, _ in self.columns for number in numbers.tolist()}
-        items = {
-            begin + int(group.numbers[place]): group.evidence(place, self.seen.held, float(asked.shares[place]))
-            for begin, group, asked in self.put_off
-            for place in np.flatnonzero(asked.plain).tolist()
-            if begin + int(group.numbers[place]) not in judged
-        }
-        made, _ = decide_apart(state.contract, [*items.values()], self.seen.at, Memo())
-        self.made = dict(zip(items, made, strict=True))
+        found = intervals_of_rows(self._clause, self._assumptions, rows, alpha_lower=level, alpha_upper=alpha)
+        if found is None:
+            odd[cells] = True
+        else:
+            values[:, cells] = (found.estimate, found.lower, found.upper, found.samples)
+            odd[cells], notes[cells], self.method = found.odd, found.note, found.method

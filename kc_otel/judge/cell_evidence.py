@@ -1,54 +1,59 @@
-"""What is known of a cell, and what a window says of it: what verdicts are made of."""
+"""The evidence on a cell and its sample in a window, from which verdicts are made."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from kc_otel.contract.clause import About, Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import Unit
+from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.stats import Binned, Interval
 
-__all__ = ["Alarm", "Evidence", "JudgedWindow", "Terms", "Window"]
-
 Window = Literal["short", "long"]
+_NAMED_UNITS: Final = frozenset({Unit.SEQUENCE, Unit.PROMPT, Unit.STEP})
+"""Units that sentences name; other observations are samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What is held against a cell's limit, as its observations are followed.
+    """Evidence against a cell's limit, where its observations are followed over time.
 
     Attributes:
         share: In 0..1, of what an alarm takes; nan where nothing can be held.
         failing: Whether it was 1, and nothing has cleared the cell since.
-        since: What a window holds of the time after it was 1 last; None where a window cannot reach back to that.
+        since: Content of a window after it was last 1; None where a window cannot reach back to that.
+        ended: Whether what it was 1 for has ended: "still as it was" is refuted, and what came since keeps the limit.
+        improved: Mean of a fault that has not ended before and after it improved last, in limits.
     """
 
     share: float
     failing: bool
     since: Callable[[Window], Binned] | None = None
+    ended: bool = False
+    improved: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of a cell.
+    """Everything known about a cell at the time it is judged.
 
     Attributes:
         cell: The cell.
         clause: Its clause.
         sample: The observations in a window; asked for only where they are needed.
         absence: Why there is nothing to judge, as a sentence; empty when there is something.
-        alarm: What is held against the limit; None where samples are judged once.
+        alarm: Evidence against the limit; None where samples are judged once.
         observed: Whether any observation is remembered, of the windows or from before them.
         anytime: Whether the sample is looked at as it grows, so that its bounds have to hold at all sizes at once.
         parts: The histograms that a window's sample is merged of, the same object until they change; None where it is
             made of something else.
+        broken: Which assumption of the clause the data breaks, in words: it does not PASS then.
     """
 
     cell: Cell
@@ -59,20 +64,21 @@ class Evidence:
     observed: bool = True
     anytime: bool = False
     parts: Callable[[Window], tuple[Histogram, ...]] | None = None
+    broken: str = ""
 
     @property
     def detected(self) -> bool:
-        """Whether a FAIL rests on what is held against the limit."""
+        """True if a FAIL rests on the evidence held against the limit."""
         return self.alarm is not None and not math.isnan(self.alarm.share)
 
     @property
     def failing(self) -> bool:
-        """Whether what is held against the limit was enough for an alarm, and nothing has cleared the cell since."""
+        """True if the evidence against the limit was enough for an alarm and nothing has cleared the cell since."""
         return self.detected and self.alarm is not None and self.alarm.failing
 
 
 class Terms(NamedTuple):
-    """What a clause says on a slice.
+    """Terms of a clause on a slice.
 
     Attributes:
         limit: In the unit of its metric.
@@ -81,8 +87,8 @@ class Terms(NamedTuple):
             by 0.
         fails_at_once: Whether too few observations to pass may be enough to fail: what was observed above a maximum is
             a fact, while a few below it say nothing of the next.
-        what: What an observation is, in the plural.
-        about: What a verdict speaks of.
+        what: Name of the observations, in the plural.
+        about: Subject of the verdict's sentence.
     """
 
     limit: float
@@ -101,7 +107,7 @@ class Terms(NamedTuple):
             needed=samples_needed(clause, contract.observability),
             allows_none=none,
             fails_at_once=none or clause.parsed_statistic.kind == "max",
-            what="sequences" if quantity is not None and quantity.per is Unit.SEQUENCE else "samples",
+            what=f"{quantity.per}s" if quantity is not None and quantity.per in _NAMED_UNITS else "samples",
             about=clause.about,
         )
 

@@ -1,4 +1,4 @@
-"""Which cells a contract has at a time, and what is known of each.
+"""The cells of a contract at one time, and the evidence on each.
 
 A contract's cells are its clauses x (`all` and its slices) x the kernel pairs that are current. A pair is current while
 its newest observation is less than a short window older than the newest of any pair, so that a version that was rolled
@@ -10,33 +10,42 @@ have a cell for each of them on every slice.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.slices import ALL
+from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING
+from kc_otel.contract.slices import ALL, STALE
 from kc_otel.contract.units import format_duration
+from kc_otel.contract.words import RUN_ENDED
+from kc_otel.judge.assumptions import broken_assumption, measurable
 from kc_otel.judge.cell_evidence import Alarm, Evidence, Window
 from kc_otel.judge.contract_state import PAIRS, ContractState
 from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.histograms import Histogram
-from kc_otel.judge.points import INVALID, series_name
+from kc_otel.judge.input_faults import of_sequences, speaks_of
+from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
 from kc_otel.judge.series import LONG, SHORT, Heard, Listening, Pair, Series
-from kc_otel.judge.statistics import metric_name, opposite_name
+from kc_otel.judge.statistics import opposite_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Binned, ExponentialHistogram
 
-__all__ = ["Current", "Place", "SilentPairs", "current", "evidence", "evidence_of", "places"]
-
-_NOBODY: Final[Pair] = ("", "")
-_WITHOUT: Final = 8
+_NO_PAIR: Final[Pair] = ("", "")
+_UNKNOWN_SLICE: Final = ""
+_LIMIT_STALE: Final = (
+    'what these sampled shows staleness too, which a slice with `where: {lag: ">= 1"}` limits together with drift'
+)
+_MAX_EMPTY_PAIRS: Final = 8
 """Pairs that have a cell on a slice on which none has observations."""
-_LISTED: Final = 5
+_MAX_LISTED_OPERATORS: Final = 5
 """Names of operators that a sentence lists."""
+_OUT_OF_RANGE: Final = "reward_out_of_range"
+"""Reason of `kc.input.invalid` for a reward that the contract's range does not hold."""
 
 
 class Place(NamedTuple):
@@ -58,47 +67,55 @@ class Place(NamedTuple):
 
 
 class Current(NamedTuple):
-    """What says which cells a clause has; while it is the same, so are they.
+    """Inputs that determine a clause's cells; the cells stay the same while these are equal.
 
     Attributes:
         pairs: Kernel pairs that are current.
         first: Those that have a cell where none of them has observations.
         silence: Why there is nothing to judge; empty if there is.
         fallen: Pairs that fell silent beside others while their promise was broken, and since when, in words.
+        untimely: A sender's clock error, in words; empty where the clock seems right.
+        invalid: Slices and pairs whose observations are no sample of the kernels, and why; the slice is empty where
+            nobody knows those of the sequences.
         oldest: Where the long window begins, Unix seconds.
-        version: Of what is remembered: which series there are, and which have no room.
+        version: Version of the state: which series exist, and which have no room.
     """
 
     pairs: frozenset[Pair]
     first: frozenset[Pair]
     silence: str
     fallen: Mapping[Pair, str]
+    untimely: str
+    invalid: Mapping[tuple[str, Pair], str]
     oldest: float
     version: int
 
 
 class SilentPairs:
-    """Who is silent at the time of an evaluation: asked once of each kernel pair, for all clauses.
+    """Silent kernel pairs at the time of an evaluation, computed once per pair for all clauses.
 
     Args:
-        state: What is remembered of the contract.
+        state: State of the contract.
         now: Unix time in seconds.
         listening: When silence counts.
 
     Attributes:
         oldest: Where the long window begins, Unix seconds.
+        not_sampled: Slices and pairs whose tokens the inference kernel did not sample, and what is said of them.
     """
 
-    __slots__ = ("_known", "_listening", "_state", "now", "oldest")
+    __slots__ = ("_known", "_listening", "_state", "not_sampled", "now", "oldest")
 
     def __init__(self, state: ContractState, now: float, listening: Listening) -> None:
         self._state, self.now, self._listening = state, now, listening
         self._known: dict[Pair, float | None] = {}
         grid = state.grids[LONG]
         self.oldest = grid.window(now)[0] * grid.width
+        ratios = state.series_of(QUANTITIES["ratio"].name)
+        self.not_sampled = state.input_faults.not_sampled(ratios, state.panes, now)
 
     def of(self, pair: Pair) -> float | None:
-        """For how many seconds a pair has been silent; None where that means nothing yet."""
+        """Return the seconds of a pair's silence; None while that means nothing yet."""
         if pair not in self._known:
             heard = self._state.heard.get(pair) or Heard(self._listening.since)
             quiet = self._listening.silence(heard.last, self.now)
@@ -111,7 +128,7 @@ def evidence(state: ContractState, now: float, listening: Listening) -> Iterator
     """Every cell of a contract, by clause, slice and pair.
 
     Args:
-        state: What is remembered of the contract.
+        state: State of the contract.
         now: Unix time in seconds.
         listening: When silence counts.
     """
@@ -122,44 +139,79 @@ def evidence(state: ContractState, now: float, listening: Listening) -> Iterator
 
 
 def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Current:
-    """What says which cells a clause has."""
+    """Return the inputs that determine a clause's cells."""
     metric = state.metrics[clause.id]
     pairs, absence, fallen = _current(state, clause, metric, silence)
+    of_samples = speaks_of(clause)
     every = frozenset(pairs)
-    if len(every) <= _WITHOUT:
+    if len(every) <= _MAX_EMPTY_PAIRS:
         first = every
     else:
-        first = frozenset(islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _WITHOUT))
-    return Current(every, first, absence, fallen, silence.oldest, state.version)
+        first = frozenset(islice((pair for pair in state.newest.get(metric, pairs) if pair in pairs), _MAX_EMPTY_PAIRS))
+    refused = _refused(state, metric, silence.now) if of_samples else {}
+    if _NO_PAIR not in every:
+        every = every.union(pair for _, pair in refused if pair != _NO_PAIR)
+    invalid = {**silence.not_sampled, **refused} if of_samples else {}
+    return Current(every, first, absence, fallen, _untimely(state, silence.now), invalid, silence.oldest, state.version)
 
 
 def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]:
     """A clause's cells, by slice and pair."""
     contract, metric = state.contract, state.metrics[clause.id]
+    measured = state.newest.get(metric, {})
     without_room = {(key.slice, key.pair) for key in state.unjudged if key.metric == metric}
-    for slice in (ALL, *contract.slices):
+    for slice in contract.slices_for(clause):
         here = state.pairs(metric, slice)
         present = {pair for pair in of.pairs if pair in here and here[pair].newest >= of.oldest}
+        present |= {pair for pair in of.pairs if (slice, pair) in of.invalid}
+        present |= {pair for pair in of.pairs if (_UNKNOWN_SLICE, pair) in of.invalid and pair in measured}
         crowded = {pair for place, pair in without_room if place == slice and pair not in here}
         for pair in sorted(crowded):
             yield Place(Cell(contract.name, clause.id, slice, *pair), clause, None, _without_room(state))
         absence = of.silence
         if not absence and not present:
             absence = f"no observations of {metric} on slice {slice} in {_span(contract.observability.long_window)}"
-        for pair in sorted((present or of.first) - crowded - ({_NOBODY} if crowded else set())):
-            said = absence or of.fallen.get(pair, "")
+            absence += f"; {of.untimely}" if of.untimely else ""
+            if any(series.newest >= of.oldest for series in state.pairs(metric, STALE).values()):
+                absence += f", but of older weights; {_LIMIT_STALE}"
+        for pair in sorted((present or of.first) - crowded - ({_NO_PAIR} if crowded else set())):
+            invalid = of.invalid.get((slice, pair)) or of.invalid.get((_UNKNOWN_SLICE, pair), "")
+            said = invalid or absence or of.fallen.get(pair, "")
             yield Place(Cell(contract.name, clause.id, slice, *pair), clause, here.get(pair), said, pair in here)
 
 
 def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
-    """What is known of a cell."""
+    """Return the evidence on a cell."""
     cell, clause, series, absence, observed = place
     opposite = _opposite(state, clause, cell.slice, (cell.kernel_train, cell.kernel_inference))
     alarm = _alarm(state, cell, series, now, opposite)
     if absence or series is None:
         return Evidence(cell, clause, _nothing, absence, alarm, observed=observed)
     windows = _Windows(series, now, opposite)
-    return Evidence(cell, clause, windows.sample, alarm=alarm, parts=windows.parts if opposite is None else None)
+    parts = windows.parts if opposite is None else None
+    broken = assumption_broken(state, place, now)
+    return Evidence(cell, clause, windows.sample, alarm=alarm, parts=parts, broken=broken)
+
+
+def assumption_broken(state: ContractState, place: Place, now: float) -> str:
+    """Return the assumption of a cell's clause that the long window breaks, in words; empty if none."""
+    cell, clause = place.cell, place.clause
+    if not measurable(clause):
+        return ""
+
+    def observed(quantity: str) -> Binned | None:
+        series = state.pairs(SAMPLING[quantity].name, cell.slice).get((cell.kernel_train, cell.kernel_inference))
+        return None if series is None else series.histories[LONG].binned(now)
+
+    def outside() -> int:
+        held = (
+            series.histories[LONG].window(now)
+            for key, series in state.invalid(cell.slice).items()
+            if key.slice == _OUT_OF_RANGE and key.pair in (place.cell[-2:], _NO_PAIR)
+        )
+        return sum(content.count for content in held if content is not None)
+
+    return broken_assumption(clause, state.contract.assumptions, observed, outside)
 
 
 def _current(
@@ -168,15 +220,19 @@ def _current(
     """The pairs that a metric's cells are about, why there is nothing to judge, empty if there is, and the fallen."""
     newest = state.newest.get(metric)
     if not newest:
-        if clause.by_sequence and state.newest.get(metric_name(clause.model_copy(update={"unit": "token"}))):
-            # Recorders send means by sequence where their own copy of the contract asks for them, and where what they
-            # are given has sequences: rows of logits one by one have none.
-            said = f"tokens arrive, but nothing for {metric}; give the recorder this version of the contract, or write "
-            return {_NOBODY}, said + "`unit: token` if what it is given are single tokens", {}
+        if (
+            clause.quantity is not None
+            and (base := QUANTITIES.get(clause.quantity.base))
+            and state.newest.get(base.name)
+        ):
+            # Recorders send means where their own copy of the contract asks for them, and where what they are given
+            # has sequences: rows of logits one by one have none.
+            said = f"{base.per}s arrive, but nothing for {metric}; give the recorder this version of the contract, or "
+            return {_NO_PAIR}, said + f"write `unit: {base.per}` if what it is given are single {base.per}s", {}
         if others := _other_operators(state, clause):
             said = f"nothing received for {metric}, only for {others}; do the names in both places agree?"
-            return {_NOBODY}, said, {}
-        return {_NOBODY}, f"nothing received for {metric} yet; {_why_nothing(state, silence.now)}", {}
+            return {_NO_PAIR}, said, {}
+        return {_NO_PAIR}, f"nothing received for {metric} yet; {_why_nothing(state, silence.now)}", {}
     latest = max(newest.values()) - state.contract.observability.window
     current = {pair for pair, time in newest.items() if time > latest}
     silent = {pair: quiet for pair in current if (quiet := silence.of(pair)) is not None}
@@ -186,8 +242,7 @@ def _current(
     alive = current - silent.keys()
     if alive:
         fallen = {
-            pair: f"no report for {_span(quiet)} (heartbeat {_span(heartbeat)}) while others report, and its promise "
-            "was broken; is the recorder's process alive?"
+            pair: f"{_silence(state, [pair], quiet)}; others report, and its promise was broken"
             for pair, quiet in silent.items()
             if _fell(state, clause, pair, alive)
         }
@@ -195,15 +250,45 @@ def _current(
     elsewhere = sum(
         silence.now - heard.last <= heard.patience(heartbeat) for pair, heard in state.heard.items() if all(pair)
     )
-    cause = "is the recorder's process alive?"
+    said = _silence(state, silent, min(silent.values()))
     if elsewhere:
         report = "pair of kernel versions reports" if elsewhere == 1 else "pairs of kernel versions report"
-        cause = f"{elsewhere} other {report}; were these replaced?"
-    return current, f"no report for {_span(min(silent.values()))} (heartbeat {_span(heartbeat)}); {cause}", {}
+        said += f"; {elsewhere} other {report}: were these replaced?"
+    return current, said, {}
+
+
+def _silence(state: ContractState, pairs: Iterable[Pair], quiet: float) -> str:
+    """Say since when pairs are silent, and why as far as it is known: the last recorder of each shut down in order."""
+    if all((heard := state.heard.get(pair)) and state.ended.get(pair[1], -math.inf) >= heard.last for pair in pairs):
+        return f"{RUN_ENDED}: its last recorder shut down {_span(quiet)} ago"
+    heartbeat = _span(state.contract.observability.heartbeat)
+    return f"no report for {_span(quiet)} (heartbeat {heartbeat}): its run ended, or its recorder died"
+
+
+def _refused(state: ContractState, metric: str, now: float) -> dict[tuple[str, Pair], str]:
+    """Slices and kernel pairs of which all that comes fails the input checks, and what is said of each."""
+    seen, names = state.contract.observability, {metric, QUANTITIES["tv_token"].name}
+    refused: dict[tuple[str, Pair], str] = {}
+    for slice in (_UNKNOWN_SLICE, ALL, *state.contract.slices):
+        of_all = slice in {_UNKNOWN_SLICE, ALL}
+        failed = state.invalid(slice) if of_all else state.series_of(invalid_on(slice))
+        if not failed:
+            continue
+        newest = {key.pair: -math.inf for key in failed}
+        for name in names:
+            here = {pair: series.newest for pair, series in state.pairs(name, slice).items()}
+            for pair, time in (state.newest.get(name, {}) if of_all else here).items():
+                newest[pair] = max(newest.get(pair, -math.inf), time)
+        newest[_NO_PAIR] = max(newest.values())
+        for pair, time in newest.items():
+            own = [(key, series) for key, series in failed.items() if pair == _NO_PAIR or key.pair in {pair, _NO_PAIR}]
+            if said := of_sequences(own, time, now, seen.heartbeat, seen.window):
+                refused[slice, pair] = said
+    return refused
 
 
 def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pair]) -> bool:
-    """Whether a pair with an alarm fell silent beside others; one that they replaced ended before they began."""
+    """Return True if a pair with an alarm fell silent beside others; a replaced pair ended before the others began."""
     if not any(cell.clause == clause.id and cell[-2:] == pair for cell in state.evidence.alarmed):
         return False
     mine = state.heard.get(pair)
@@ -213,19 +298,31 @@ def _fell(state: ContractState, clause: Clause, pair: Pair, alive: Collection[Pa
 def _why_nothing(state: ContractState, now: float) -> str:
     """The likely cause of a metric that never came, as the end of a sentence."""
     found: Counter[str] = Counter()
-    for key, series in state.series_of(INVALID).items():
+    for key, series in state.invalid(ALL).items():
         if (content := series.histories[LONG].window(now)) is not None and content.count:
             found[key.slice] += content.count
     if found:
         reason, count = found.most_common(1)[0]
         more = f" and {found.total() - count:,} for other reasons" if len(found) > 1 else ""
-        return f"{count:,} sequences were not measured ({reason}){more}; `kc-otel checks` says what to do"
-    if others := len({name for name in state.newest if name != INVALID}):
+        return (
+            f"{count:,} sequences were not measured ({reason}){more}; `kc-otel reference invalid-input` says what to do"
+        )
+    if untimely := _untimely(state, now):
+        return untimely
+    if others := len({name for name in state.newest if metric_of(name) != INVALID}):
         return (
             f"{others} other {'metric arrives' if others == 1 else 'metrics arrive'}; `kc-otel check --for` says "
             "which of them a way of measuring can fill"
         )
     return "does the recorder's OTLP endpoint point here?"
+
+
+def _untimely(state: ContractState, now: float) -> str:
+    age, at = state.untimely
+    if now - at > state.timely:
+        return ""
+    where = f"{_span(age)} old when they arrive" if age > 0.0 else f"{_span(-age)} ahead of this clock"
+    return f"points are {where}: check the sender's clock"
 
 
 def _without_room(state: ContractState) -> str:
@@ -242,7 +339,9 @@ def _other_operators(state: ContractState, clause: Clause) -> str:
         return ""
     head, tail = series_name(clause.quantity.name, "\0").split("\0")
     known = sorted(name[len(head) : -len(tail)] for name in state.newest if name.startswith(head))
-    return ", ".join(known[:_LISTED]) + (f" and {len(known) - _LISTED} more" if len(known) > _LISTED else "")
+    return ", ".join(known[:_MAX_LISTED_OPERATORS]) + (
+        f" and {len(known) - _MAX_LISTED_OPERATORS} more" if len(known) > _MAX_LISTED_OPERATORS else ""
+    )
 
 
 def _opposite(state: ContractState, clause: Clause, slice: str, pair: Pair) -> Series | None:
@@ -252,7 +351,7 @@ def _opposite(state: ContractState, clause: Clause, slice: str, pair: Pair) -> S
 
 
 class _Windows:
-    """What the windows hold that cells are judged by."""
+    """Window contents by which a cell is judged."""
 
     __slots__ = ("_histories", "_now", "_opposite")
 
@@ -278,13 +377,20 @@ def _alarm(
     since = None
     if series is not None and held is not None and now - held.peak < max(seen.window, seen.long_window):
         since = partial(_sample_since, state, cell, series, now, opposite)
-    return Alarm(state.evidence.share(cell), state.evidence.failing(cell), since)
+    evidence = state.evidence
+    return Alarm(
+        evidence.share(cell),
+        evidence.failing(cell),
+        since,
+        ended=evidence.ended(cell),
+        improved=evidence.improved(cell),
+    )
 
 
 def _sample_since(
     state: ContractState, cell: Cell, series: Series, now: float, opposite: Series | None, window: Window
 ) -> Binned:
-    """What a window holds of the time after the last alarm: all that came since, where that is within the window."""
+    """Return the part of a window after the last alarm: everything since then, if that is within the window."""
     seen, held = state.contract.observability, state.evidence.cells[cell]
     length = seen.window if window == "short" else max(seen.window, seen.long_window)
     if now - held.peak >= length:

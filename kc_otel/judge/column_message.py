@@ -1,7 +1,7 @@
-"""A metrics request as columns: what it says of its points in arrays, and the rest of it as protobuf.
+"""A metrics request as columns: its points in arrays, and the rest of it as protobuf.
 
-Whoever takes the request takes the points that are plain from the arrays, and says which; what is `left` comes back as
-requests of their own, for the code that takes points one by one.
+The consumer takes the plain points from the arrays, and marks them; `left` returns the others as requests of their own,
+for the code that takes points one by one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-__all__ = ["ColumnMessage", "WireColumns"]
-
 
 @dataclass(frozen=True, slots=True)
 class WireColumns:
-    """What the walk along a request's bytes found.
+    """Offsets and values found by one walk along a request's bytes.
 
     Attributes:
         body: The request.
@@ -36,7 +34,7 @@ class WireColumns:
     metrics: NDArray[Any]
 
     def origin(self, metric: int) -> tuple[bytes, bytes, bytes, int]:
-        """What all points of a metric have in common: resource, scope, names and unit, temporality."""
+        """Return the fields shared by all points of a metric: resource, scope, names and unit, temporality."""
         of = self.metrics[metric]
         return (
             self.body[of["resource_begin"] : of["resource_end"]],
@@ -91,7 +89,7 @@ class ColumnMessage:
     Attributes:
         wire: Its columns.
         rows: Row of each of its points in `StreamColumns`, -1 where there is none.
-        known: What of `StreamColumns` the rows belong to.
+        known: Part of `StreamColumns` that the rows belong to.
         plain: Whether all of it is plain exponential points, whose rows are there.
         taken: Of each point whether it was taken from the columns.
         request: The whole request as protobuf read it, where most of it is not plain.

@@ -1,9 +1,10 @@
-"""What the evaluator remembers of one contract: its streams, the series they feed, who was heard, kernels, examples.
+"""The evaluator's state of one contract: streams, the series they feed, reports heard, kernels, examples.
 
 A stream is one sender's; a series is (metric, slice, kernel pair), and takes the increments of all its streams. Memory
-is bounded: at most `max_series` series, and STREAMS_PER_SERIES times as many streams. What is over the cap on series
-goes, pair and all, to the slice `other` of its metric, where it is counted and never judged; so does a pair of kernels
-that comes to a metric while it has PAIRS that reported within a short window: none of these gives way to it. Streams
+is bounded: at most `max_series` series, and STREAMS_PER_SERIES times as many streams. A series over the cap is counted
+in the slice `other` of its metric, whatever its pair, and is never judged; so is a new pair of kernels on a metric with
+PAIRS pairs that reported within a short window. The pair with the fewest observations in a short window is replaced by
+a pair with _MORE times as many: a sender that invents kernels has to measure more of each than of a real one. Streams
 over their cap are refused, for a cumulative value means nothing without the one before. All of it is told to the
 sender, and what a clause would have judged is remembered as `unjudged`, so that it has a verdict that says so.
 
@@ -16,27 +17,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.slices import OTHER
+from kc_otel.contract.slices import ALL, OTHER
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
+from kc_otel.judge.input_faults import InputFaults
 from kc_otel.judge.panes import PaneColumns
 from kc_otel.judge.point_streams import Horizon, PointStream
-from kc_otel.judge.points import INVALID, Point, metric_of
-from kc_otel.judge.series import LONG, SHORT, Heard, Pair, Series, SeriesKey, grids
-from kc_otel.judge.series_table import SeriesTable
+from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
+from kc_otel.judge.series import LONG, SHORT, Heard, Pair, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.window_rows import WindowRows
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
-
-__all__ = ["PAIRS", "STREAMS_PER_SERIES", "ContractState", "UnsavedPane"]
 
 STREAMS_PER_SERIES: Final = 16
 """Processes that may report the same series before streams are refused."""
@@ -44,16 +43,21 @@ _MOST_TAKEN: Final = 2**56
 """Observations that are taken point by point in a pane of the long window; those of all panes fit an int64."""
 PAIRS: Final = 64
 """Kernel pairs of a metric that are judged at a time."""
-_REMEMBERED: Final = 8
+_MORE: Final = 2
+"""Times as many observations with which a pair without room takes that of another."""
+_MAX_REMEMBERED_PAIRS: Final = 8
 """Kernel pairs per metric that are remembered after their series are gone: the latest ones."""
 _UNJUDGED: Final = 64
 """Series without room that have a verdict which says so; the others are counted."""
+_NO_PAIR: Final[Pair] = ("", "")
+_MAX_DELAY_SECONDS: Final = 60.0
+"""Seconds by which points may be old when they come, whatever the short window is: Collectors batch."""
 _PARTS: Final = 8
 """Increments of a series that wait for the next evaluation before they are merged."""
 
 
 class UnsavedPane(NamedTuple):
-    """What some series hold in a pane, and the store does not know.
+    """Content of some series in a pane that the store does not have yet.
 
     Attributes:
         grid: SHORT or LONG.
@@ -66,6 +70,32 @@ class UnsavedPane(NamedTuple):
     pane: int
     keys: Sequence[SeriesKey]
     held: HistogramColumns | Sequence[Histogram]
+
+
+class _WithoutRoom(NamedTuple):
+    """Pairs that a metric has no room for, since some Unix time.
+
+    Attributes:
+        since: Unix time in seconds.
+        fewest: The pair with room that had the fewest observations then.
+        held: How many.
+        counts: Observations of pairs without room; of many only the larger ones are sure to be among them.
+    """
+
+    since: float
+    fewest: Pair
+    held: int
+    counts: Counter[Pair]
+
+    def add(self, pair: Pair, count: int) -> int:
+        """Count observations of a pair. Returns how many it has at least (Misra and Gries 1982)."""
+        self.counts[pair] += count
+        if len(self.counts) > _UNJUDGED:
+            least = min(self.counts.values())
+            self.counts.subtract(dict.fromkeys(self.counts, least))
+            for gone in [other for other, left in self.counts.items() if not left]:
+                del self.counts[gone]
+        return self.counts.get(pair, 0)
 
 
 class _Counted(NamedTuple):
@@ -102,7 +132,8 @@ class ContractState:
         streams: Streams by the digest of their identity.
         series: Series by key.
         heard: Kernel pairs by when they reported.
-        newest: Per metric, the newest observation of its kernel pairs, Unix time in seconds; first whoever came first.
+        ended: Unix time at which a recorder of a kernel version last said that it shuts down, seconds.
+        newest: Per metric, the newest observation of its kernel pairs, Unix time in seconds; in order of arrival.
         events: Counts of `reset`, `gap`, `layout_changed`, `series_over_cap`, `streams_evicted`, `series_evicted`,
             `clock_went_back`.
         changed_streams: Streams that differ from what was saved.
@@ -113,22 +144,27 @@ class ContractState:
         panes: What exponential histograms of all series hold, by the numbers of series.
         windows: What each window holds of the series that clauses are about.
         version: Another number whenever there may be other cells than before, or a series of other buckets.
-        arrived: What was counted in explicit bounds since the last evaluation, by series.
-        evidence: What is held against the limits.
+        arrived: Counts in explicit bounds since the last evaluation, by series.
+        evidence: Evidence against the limits.
         metrics: Names of the metrics that clauses are computed from, by the clause's id.
         unjudged: Series that clauses are about and that found no room, by the Unix time in seconds of their last point.
+        timely: Seconds up to which a point may be old when it comes.
+        input_faults: Observations that are no sample of the inference kernel.
+        untimely: Age in seconds of the last point that was older when it came, or was ahead, and when that was.
     """
 
     def __init__(self, contract: Contract, *, weighed: bool = True) -> None:
         self.contract = contract
         self.streams: dict[bytes, PointStream] = {}
         self.heard: dict[Pair, Heard] = {}
+        self.ended: dict[str, float] = {}
         self.newest: dict[str, dict[Pair, float]] = {}
         self.events: Counter[str] = Counter()
         self.changed_streams: set[bytes] = set()
         self.changed_panes: set[tuple[SeriesKey, int, int]] = set()
         self.clock = 0.0
         self._full: dict[str, float] = {}  # metrics that have PAIRS, and until when that is sure
+        self._without: dict[str, _WithoutRoom] = {}  # pairs without room, by metric
         self._evicted_at = 0.0
         self._silent_since = -math.inf  # nothing has been silent for longer than since then
         self._taken = 0, 0  # the running pane of the long window, and what was observed in it
@@ -146,13 +182,16 @@ class ContractState:
         self.series = self._table.by_key
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
         self._window = contract.observability.window
+        self.timely = max(self._window, _MAX_DELAY_SECONDS)
+        self.untimely = 0.0, -math.inf
+        self.input_faults = InputFaults()
         self._heartbeat = contract.observability.heartbeat
         self._long = max(contract.observability.long_window, self._window)
         self._renewed = self._long - self.grids[LONG].width
         self._counted = _Counted([], -1, [], np.zeros(0, np.int64), [], [], [])
 
     def horizon(self, now: float, tolerance: float) -> Horizon:
-        """What the clock says to points that arrive now."""
+        """Return the time limits for points that arrive now."""
         if now < self.clock - tolerance:
             self._turn_back(now)
         self.clock = max(self.clock, now)
@@ -165,7 +204,7 @@ class ContractState:
         )
 
     def was_ahead(self, now: float, tolerance: float) -> bool:
-        """Whether the clock has gone back by more than `tolerance`, or into an earlier pane."""
+        """Return True if the clock has gone back by more than `tolerance`, or into an earlier pane."""
         if now >= self.clock:
             return False
         return now < self.clock - tolerance or any(grid.index(now) < grid.index(self.clock) for grid in self.grids)
@@ -188,8 +227,9 @@ class ContractState:
         self.changed_streams.add(point.stream)
         if step.event:
             self.events[step.event] += 1
-        if step.outcome in {"accepted", "baseline"} and point.metric != INVALID:
+        if step.outcome in {"accepted", "two_writers", "baseline"} and point.metric != INVALID:
             self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
+        outcome = self._timed(step.outcome, now - point.time / 1e9, now)
         if step.increment is not None and step.increment.count:
             if not self._believes(step.increment.count, now):
                 return "malformed"
@@ -197,14 +237,21 @@ class ContractState:
             counted = [self.count(key, step.increment, point.time / 1e9, now) for key in keys]
             if not all(counted):
                 return "unjudged"
-        return step.outcome
+        return outcome
+
+    def _timed(self, outcome: str, age: float, now: float) -> str:
+        """Return the outcome of a point whose time lies so many seconds before its arrival."""
+        behind = outcome in {"accepted", "baseline"} and age > self.timely
+        if behind or outcome in {"future", "late"}:
+            self.untimely = age, now
+        return "behind" if behind else outcome
 
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
         """Count what a series' streams have observed.
 
         Args:
             key: The series; where there is no room for it, what is counted goes to the slice `other` of its metric.
-            increment: What was observed, at least one observation.
+            increment: New observations, at least one.
             time: Unix time in seconds of its newest observation; all of them are in the panes of that.
             now: Unix time in seconds at which it arrived.
 
@@ -213,7 +260,7 @@ class ContractState:
         """
         judged = True
         time = min(time, now)
-        if not self._has_room(key, time, now):
+        if not self._has_room(key, time, now) and not self._takes_room(key, increment.count, now):
             self.events["series_over_cap"] += 1
             judged = not self.leave_unjudged(key, now)
             # Not one for each operator: their names are the senders', and as many as these like.
@@ -284,13 +331,13 @@ class ContractState:
         return True
 
     def _renew(self, series: Series, time: float, now: float) -> None:
-        """A series has something newer."""
+        """Note newer data of a series."""
         if series.newest < now - self._renewed:
             self.version += 1
-        series.newest = max(series.newest, time)
+        series.newest, series.arrived = max(series.newest, time), now
 
     def _seen_newest(self, at: Mapping[tuple[str, Pair], float]) -> None:
-        """Kernel pairs have something newer."""
+        """Note newer data of kernel pairs."""
         for (metric, pair), time in at.items():
             newest = self.newest.setdefault(metric, {})
             newest[pair] = max(newest.get(pair, 0.0), time)
@@ -320,9 +367,9 @@ class ContractState:
                 self.arrived[key] = [union(arrived)]
 
     def weigh(self, now: float) -> None:
-        """Hold what was counted since the last evaluation against the limits.
+        """Update the evidence with the counts since the last evaluation.
 
-        What a series has of one layout is merged first: merged bounds are wider, and how much is held must not depend
+        Histograms of one layout are merged first: merged bounds are wider, and how much is held must not depend
         on how many points it came in.
         """
         before: dict[SeriesKey, list[Histogram]] = {}
@@ -345,12 +392,16 @@ class ContractState:
         """Series of a metric, by key."""
         return self._table.of(metric)
 
+    def invalid(self, slice: str) -> dict[SeriesKey, Series]:
+        """Series of invalid sequences on a slice, by key, and of those whose slices nobody knows."""
+        return {**self._table.of(INVALID), **self._table.of(invalid_on(slice))}
+
     def empty_series(self) -> Series:
-        """One that holds nothing, and is none of these."""
+        """Return an empty series that is none of these."""
         return self._table.empty()
 
     def unsaved(self) -> Iterator[UnsavedPane]:
-        """What differs from what was saved, by pane."""
+        """Yield the content that differs from what was saved, by pane."""
         self.panes.settle()
         for key, grid, pane in self.changed_panes:
             if (series := self.series.get(key)) is not None:
@@ -367,12 +418,20 @@ class ContractState:
             gone = [key for key in self._table.living(rows) if not self.series[key].histories[grid].has_explicit]
             yield UnsavedPane(grid, pane, gone, [])
 
-    def saved(self) -> None:
-        """All of it is saved."""
-        self.changed_streams.clear()
-        self.changed_panes.clear()
-        self.panes.changed.clear()
-        self.evidence.changed.clear()
+    def saved(self) -> Callable[[], None]:
+        """Mark everything as saved once the transaction commits; return the function to call if it does not."""
+        streams, panes = self.changed_streams, self.changed_panes
+        rows, cells = self.panes.changed, self.evidence.changed
+        self.changed_streams, self.changed_panes, self.panes.changed, self.evidence.changed = set(), set(), {}, set()
+
+        def unsaved() -> None:
+            self.changed_streams |= streams
+            self.changed_panes |= panes
+            for pane, changed in rows.items():
+                self.panes.changed.setdefault(pane, []).extend(changed)
+            self.evidence.changed |= cells
+
+        return unsaved
 
     def restored(self, key: SeriesKey, newest: float) -> Series:
         """A series that the store remembers, made anew."""
@@ -402,7 +461,7 @@ class ContractState:
         return self.has_silent(now) and self._forget_silent(now)
 
     def has_silent(self, now: float) -> bool:
-        """Whether anything may have been silent for so long that it is to be forgotten."""
+        """Return True if something may have been silent long enough to be forgotten."""
         return self._silent_since < now - self._long - self._window
 
     def look_for_silent(self) -> None:
@@ -433,7 +492,7 @@ class ContractState:
         return bool(streams or gone)
 
     def _believes(self, count: int, now: float) -> bool:
-        """Whether so many more observations can be: of deltas, and of streams that begin anew, any number may come."""
+        """Return True if so many more observations are plausible: deltas and restarted streams may claim any number."""
         pane = self.grids[LONG].index(now)
         before = self._taken[1] if self._taken[0] == pane else 0
         if before + count > _MOST_TAKEN:
@@ -453,22 +512,45 @@ class ContractState:
         silent = max(time, *newest.values()) - self._window  # as `cells` has it
         if last > silent:
             return True
-        current = [one for one in newest.values() if one > silent]
+        current = [time for time in newest.values() if time > silent]
         if len(current) >= PAIRS:
             self._full[key.metric] = min(current) + self._window
         return len(current) < PAIRS
 
+    def _takes_room(self, key: SeriesKey, count: int, now: float) -> bool:
+        """Return whether a pair that a metric has no room for takes that of the pair with the fewest observations."""
+        last = self.newest.get(key.metric, {}).get(key.pair, -math.inf)
+        if key.slice != ALL or key.metric not in self._judged or last > now - self._window:
+            return False
+        without = self._without.get(key.metric)
+        if without is None or not 0 <= now - without.since <= self._window:
+            crowded = key not in self.series and len(self.series) >= self.contract.observability.max_series
+            held = {
+                pair: 0 if (window := series.histories[SHORT].window(now)) is None else window.count
+                for pair, series in self.pairs(key.metric, ALL).items()
+                if crowded or series.newest > now - self._window
+            }
+            fewest = min(held, key=held.__getitem__, default=_NO_PAIR)
+            without = self._without[key.metric] = _WithoutRoom(now, fewest, held.get(fewest, 0), Counter())
+        if without.add(key.pair, count) <= _MORE * without.held or without.fewest == _NO_PAIR:
+            return False
+        del self._without[key.metric]
+        self._full.pop(key.metric, None)
+        self._forget([other for other in self.series_of(key.metric) if other.pair == without.fewest])
+        self.newest[key.metric].pop(without.fewest, None)
+        return self._has_room(key, now, now)
+
     def _forget_pairs(self, metric: str) -> None:
-        """Of pairs without a series only the latest stay."""
+        """Forget all but the latest of the pairs without a series."""
         newest = self.newest[metric]
-        if len(newest) > _REMEMBERED:
+        if len(newest) > _MAX_REMEMBERED_PAIRS:
             kept = {key.pair for key in self.series if key.metric == metric}
             without = sorted(newest.keys() - kept, key=lambda pair: newest[pair])
-            for pair in without[: len(newest) - _REMEMBERED]:
+            for pair in without[: len(newest) - _MAX_REMEMBERED_PAIRS]:
                 del newest[pair]
 
     def _fits(self, point: Point, slices: Iterable[str], pair: Pair, now: float) -> bool:
-        """Whether its buckets are those of the series that it belongs to, where these are still in use."""
+        """Return True if the point's buckets match those of its series, where these are still in use."""
         if point.histogram is None:
             return True
         for name in slices:
@@ -486,7 +568,7 @@ class ContractState:
         for key, series in self.series.items():
             for number, history in enumerate(series.histories):
                 self.changed_panes.update((key, number, index) for index in history.turn_back(now))
-            series.newest = min(series.newest, now)
+            series.newest, series.arrived = min(series.newest, now), min(series.arrived, now)
         for stream in self.streams.values():
             stream.heard = min(stream.heard, now)
         for heard in self.heard.values():

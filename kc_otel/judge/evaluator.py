@@ -11,29 +11,31 @@ from typing import Any, Final, NamedTuple
 
 from kc_otel import machine_code
 from kc_otel.contract.clause import Clause
+from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import DERIVED
-from kc_otel.contract.slices import ALL, OTHER, Scalar
+from kc_otel.contract.registry.clause_metrics import DERIVED
+from kc_otel.contract.slices import ALL, PLACES, UNJUDGED, Scalar
+from kc_otel.judge.assumptions import sampling_notes
+from kc_otel.judge.causes import causes_of
 from kc_otel.judge.cell_columns import CellColumns
 from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.cells import Place, evidence_of
 from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.contract_state import PAIRS, ContractState
+from kc_otel.judge.drift_by_place import drift_by_place
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
 from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import REMEMBERED, Horizon
-from kc_otel.judge.points import INVALID, Point, PointKind, walk
+from kc_otel.judge.points import INVALID, Point, PointKind, metric_of, walk
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
-from kc_otel.judge.statistics import factors, metric_name
-from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
+from kc_otel.judge.statistics import metric_name
+from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
 from kc_otel.judge.verdict_sequence import Verdicts
 from kc_otel.judge.verdicts import Memo, decide
-from kc_otel.stats import Binned, ExponentialHistogram
-
-__all__ = ["Evaluator", "SeriesId", "without_collector"]
+from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
 _REJECTED: Final = frozenset(
     {
@@ -49,23 +51,29 @@ _REJECTED: Final = frozenset(
     }
 )
 """Outcomes that the sender is told of; the others need nobody's attention."""
-_SAID: Final = {
+_OUTCOME_SENTENCES: Final = {
     "malformed": "points count more observations than there can be",
     "future": "points are from the future; check the sender's clock",
-    "late": "points are older than the long window",
+    "late": "points are older than the long window; check the sender's clock",
+    "behind": "points are older than the short window when they arrive; check the sender's clock, unless it sends what "
+    "it kept while nothing answered",
     "other_buckets": "points have other bucket bounds than those in use for their series; give all senders of a "
     "metric the same bounds, or wait a short window after the last with the old ones",
     "contradictory": "cumulative points contradict those before them; later ones decide which of them count",
     "unordered": f"delta points are older than the {REMEMBERED} newest of their stream, so they cannot be told from "
     "repeated ones; send them in the order of their times",
+    "two_writers": "cumulative points go back and forth between the counts of two senders that are one stream; give "
+    "each its own service.instance.id",
     "unjudged": "points of new series are counted as slice `other` and not judged: their contract has all the series, "
     f"or {PAIRS} kernel pairs, that it may have; give kernels fewer versions, or raise observability.max_series",
     "over_cap": "too many streams; raise observability.max_series, or give the senders fewer identities",
 }
-_HELD: Final = frozenset({"accepted", "baseline"})
+_REPORTED_OUTCOMES: Final = frozenset({"behind", "two_writers", "unjudged"})
+"""Outcomes that the sender is told of as well, although the points count as far as they can."""
+_REMEMBERED_OUTCOMES: Final = frozenset({"accepted", "behind", "two_writers", "baseline"})
 """Outcomes of points that the next ones of their stream are held against."""
 _MESSAGES: Final = 3
-_NOBODY: Final[Pair] = ("", "")
+_NO_PAIR: Final[Pair] = ("", "")
 _MOST_PAIRS: Final = 256
 """Pairs of kernels of a contract whose steps are remembered: the ones that told theirs last."""
 
@@ -96,18 +104,19 @@ class Evaluator:
     """Streams, windows and verdicts of any number of contracts. Use it from one thread.
 
     Args:
-        contracts: What is judged; names unique.
+        contracts: Contracts to judge; names unique.
         tolerance: Seconds by which a sender's clock may be ahead before its points are refused.
         remember: Makes what remembers a contract.
 
     Attributes:
-        states: What is remembered, by the contract's name; the store reads and writes it.
+        states: State by the contract's name; the store reads and writes it.
         facts: KernelVersions and examples, by the contract's name.
         steps: Newest step of the trainer that was told, by the contract's name and its pair of kernels.
         counters: Data points received so far by what became of them, for kc.evaluator.points: `accepted`, `baseline`,
             `duplicate`, `out_of_order`, `unordered`, `contradictory`, `late`, `future`, `malformed`, `other_buckets`,
-            `unknown_contract`, `unknown_slice`, `over_cap`, `unjudged`, `ignored`. Each point counts once.
-        faults: What could not be judged.
+            `unknown_contract`, `unknown_slice`, `over_cap`, `behind`, `two_writers`, `unjudged`, `ignored`. Each point
+            counts once.
+        faults: Failures of judging.
         judged_at: Unix time in seconds of the last evaluation, or of the one before a restart; -inf before any.
 
     Raises:
@@ -149,14 +158,14 @@ class Evaluator:
         for state in self.states.values():
             for name in {clause.metric for clause in state.contract.clauses if clause.metric.startswith("gen_ai.")}:
                 self._gen_ai.setdefault(name, []).append(state)
-        self._slices = {name: {ALL, OTHER, *state.contract.slices} for name, state in self.states.items()}
+        self._slices = {name: {ALL, *UNJUDGED, *PLACES, *state.contract.slices} for name, state in self.states.items()}
 
     def listen(self, since: float) -> None:
         """Count silence from a time on, Unix seconds; without it, from the first request or evaluation."""
         self._listen(since)
 
     def listened(self, until: float) -> None:
-        """The evaluator of which this one has the state listened until a Unix time: what was silent then still is."""
+        """Set the Unix time until which the evaluator that left this state listened: pairs silent then still are."""
         self.judged_at = self._judged_before = until
         if self._listening is not None:
             self._listening = self._listening._replace(before=until)
@@ -222,17 +231,20 @@ class Evaluator:
         horizons = {name: state.horizon(now, self._tolerance) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None
         if columns is not None and self._columns is not None:
-            counts["accepted"] += self._columns.fold(columns, horizons, now)
+            taken, behind = self._columns.fold(columns, horizons, now)
+            counts["accepted"] += taken - behind
+            if behind:
+                count("behind", behind, _OUTCOME_SENTENCES["behind"])
         for part, numbers in columns.left() if columns is not None else ((request, ()),):
             for point in walk(part, self._gen_ai, count):
                 outcome, message = self._take(point, horizons, now)
-                count(outcome, 1, message or _SAID.get(outcome, ""))
-                if outcome in _HELD and self._columns is not None:
+                count(outcome, 1, message or _OUTCOME_SENTENCES.get(outcome, ""))
+                if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
                     self._learn(self._columns, columns, numbers, point)
         self.counters.update(counts)
         rejected = sum(counts[outcome] for outcome in _REJECTED)
         more = f"; and {len(messages) - _MESSAGES} more reasons" if len(messages) > _MESSAGES else ""
-        heard = rejected or counts["unjudged"]
+        heard = rejected or any(counts[outcome] for outcome in _REPORTED_OUTCOMES)
         return ExportResult(rejected, "; ".join(list(messages)[:_MESSAGES]) + more if heard else "")
 
     def ingest_traces(self, request: Any, now: float) -> ExportResult:
@@ -242,33 +254,55 @@ class Evaluator:
                 self.facts[name][1].offer(example, now)
         return ExportResult()
 
-    def evaluate(self, now: float, *, later: bool = False) -> dict[str, Evaluation]:
+    def evaluate(self, now: float) -> dict[str, Evaluation]:
         """Verdicts of every cell, by the contract's name.
 
-        What cannot be judged because the evaluator itself fails is NO_DATA and says so; see `faults`.
+        A cell that cannot be judged because the evaluator itself fails is NO_DATA and says so; see `faults`.
 
         Args:
             now: Unix time in seconds.
-            later: Whether verdicts may wait until one is asked for, to be judged together with those of the other
-                evaluations that wait. They are the same.
         """
         if self._listening is not None:  # also when the clock went back
             self._listening = self._listening._replace(since=min(self._listening.since, now))
         self.judged_at = now
         with without_collector():
             return {
-                name: Evaluation(now, self._judged(state, now, later=later), dict(self.steps[name]))
+                name: Evaluation(now, self._judged(state, now), dict(self.steps[name]), self._causes(state, now))
                 for name, state in self.states.items()
             }
 
-    def invalid_input(self, contract: str, now: float, window: float) -> dict[str, int]:
-        """Sequences that failed an input check within the last `window` seconds, by reason."""
+    def invalid_input(self, contract: str, now: float, window: float) -> dict[Pair, dict[str, int]]:
+        """Sequences that failed an input check within the last `window` seconds, by kernel pair and reason."""
         state = self.states[contract]
-        found: Counter[str] = Counter()
-        for key, series in state.series_of(INVALID).items():
+        found: dict[Pair, dict[str, int]] = {}
+        for key, series in sorted(state.invalid(ALL).items()):
             content = _within(state, series, now, window)
-            found[key.slice] += content.count if content is not None else 0
-        return {reason: count for reason, count in sorted(found.items()) if count}
+            if content is not None and content.count:
+                reasons = found.setdefault(key.pair, {})
+                reasons[key.slice] = reasons.get(key.slice, 0) + content.count
+        return found
+
+    def newest(self, contract: str) -> dict[tuple[str, str], tuple[float, float]]:
+        """Unix times of the newest observation of each slice and inference version, and of the last arrival of one."""
+        found: dict[tuple[str, str], tuple[float, float]] = {}
+        for key, series in self.states[contract].series.items():
+            if key.slice not in UNJUDGED and key.slice not in PLACES:
+                slice = key.slice if metric_of(key.metric) != INVALID else key.metric[len(INVALID) + 1 : -1] or ALL
+                where = slice, key.kernel_inference
+                time, arrived = found.get(where, (-math.inf, -math.inf))
+                found[where] = max(series.newest, time), max(series.newest, series.arrived, arrived)
+        return found
+
+    def newest_of(self, contract: str, version: str) -> float:
+        """Unix time of the newest observation of a version of the inference kernel; -inf for none."""
+        pairs = (pair for pairs in self.states[contract].newest.values() for pair in pairs.items())
+        return max((time for (_, inference), time in pairs if inference == version), default=-math.inf)
+
+    def silent(self, contract: str, now: float) -> bool:
+        """Return True if no kernel pair of a contract has reported for longer than its usual gap."""
+        state = self.states[contract]
+        heartbeat = state.contract.observability.heartbeat
+        return all(now - heard.last > heard.patience(heartbeat) for heard in state.heard.values())
 
     def kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernel versions that reported themselves, the one seen last first."""
@@ -278,8 +312,18 @@ class Evaluator:
         """The worst measured batches of the long window, worst first."""
         return tuple(self.facts[contract][1].recent(now))
 
+    def sampling(self, contract: str) -> list[str]:
+        """Return the known sampling of prompts, and the assumptions where no recorder states it, as sentences.
+
+        Raises:
+            KeyError: If there is no such contract.
+        """
+        if self._columns is not None:
+            self._columns.settle_series()
+        return sampling_notes(self.states[contract])
+
     def distribution(self, of: Cell | SeriesId, window: float, now: float) -> Binned:
-        """What was observed within the last `window` seconds; for a derived metric, of the quantity it is made of.
+        """Return the observations of the last `window` seconds; for a derived metric, of its underlying quantity.
 
         Raises:
             KeyError: If there is no such contract or clause.
@@ -292,9 +336,24 @@ class Evaluator:
         content = _within(state, series, now, window) if series is not None else None
         return (content or ExponentialHistogram.empty(0)).binned()
 
+    def by_place(self, contract: str, pair: Pair, now: float) -> dict[str, Interval]:
+        """Return the drift of a kernel pair in each of PLACES that was observed.
+
+        Raises:
+            KeyError: If there is no such contract.
+        """
+        if self._columns is not None:
+            self._columns.settle_series()
+        return drift_by_place(self.states[contract], pair, now)
+
     def series(self) -> tuple[SeriesId, ...]:
         """Every series that state is kept for."""
         return tuple(SeriesId(name, *key) for name, state in self.states.items() for key in sorted(state.series))
+
+    @property
+    def taken_as_columns(self) -> int:
+        """Points that were taken from columns so far."""
+        return self._columns.taken if self._columns is not None else 0
 
     @property
     def series_count(self) -> int:
@@ -308,18 +367,18 @@ class Evaluator:
 
     @property
     def events(self) -> Mapping[str, int]:
-        """What happened to streams and series so far: resets, gaps, evictions and the like."""
+        """Counts of events of streams and series so far: resets, gaps, evictions and the like."""
         total: Counter[str] = Counter()
         for state in self.states.values():
             total.update(state.events)
         return total
 
-    def _judged(self, state: ContractState, now: float, *, later: bool) -> Sequence[Verdict]:
+    def _judged(self, state: ContractState, now: float) -> Sequence[Verdict]:
         contract = state.contract
         try:
             self.forget_silent(state, now)
             state.weigh(now)
-            judged = self._cells_of[contract.name].judge(now, self._listen(now), later=later)
+            judged = self._cells_of[contract.name].judge(now, self._listen(now))
             self._places[contract.name] = judged.places
             items = [evidence_of(state, judged.places[number], now) for number in judged.left]
             made, errors = decide_apart(contract, items, now, self._memos[contract.name])
@@ -332,9 +391,18 @@ class Evaluator:
             errors = {"every clause": error}
         self.faults.report(contract.name, "judging", errors)
         for verdict in made:
-            if verdict.status is Status.PASS and state.evidence.failing(verdict.cell):
+            if verdict.status is Status.INVALID_INPUT or (
+                verdict.status is Status.PASS and state.evidence.failing(verdict.cell)
+            ):
                 state.evidence.clear(verdict.cell)
         return verdicts
+
+    def _causes(self, state: ContractState, now: float) -> dict[Cell, Causes]:
+        try:
+            return causes_of(state, now)
+        except Exception as error:  # noqa: BLE001 - verdicts stand without it
+            self.faults.report(state.contract.name, "telling causes apart", {"every clause": error})
+            return {}
 
     def _listen(self, now: float) -> Listening:
         # Silence counts from the first time that this process was told.
@@ -343,7 +411,7 @@ class Evaluator:
         return self._listening
 
     def _learn(self, into: StreamColumns, message: ColumnMessage | None, numbers: Sequence[int], point: Point) -> None:
-        if point.metric in self._gen_ai or point.metric == INVALID:
+        if point.metric in self._gen_ai or point.kind is not PointKind.HISTOGRAM:
             return
         if isinstance(point.histogram, ExplicitHistogram):
             into.close(point.series)
@@ -362,6 +430,9 @@ class Evaluator:
             name = state.contract.name
             if point.kind is PointKind.INFO:
                 seen = self.facts[name][0].see(point.attributes, now)
+                if seen and point.histogram is not None and not point.histogram.count:
+                    recent = list(state.ended.items())[1 - _MOST_PAIRS :]
+                    state.ended = {**dict(recent), str(point.attributes["kc.kernel.version"]): now}
                 return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")
             if point.kind is PointKind.STEP:
                 return self._take_step(point, self.steps[name]), ""
@@ -383,15 +454,16 @@ class Evaluator:
         name = point.attributes.get("kc.contract")
         if not isinstance(name, str):
             raise _RefusedError("malformed", f"a point of {point.metric} has no attribute kc.contract")
-        if name not in self.states or (point.only is not None and name not in point.only):
-            theirs = (known for known in self.states if point.only is None or known in point.only)
-            loaded = ", ".join(theirs) or "none"
+        if name not in self.states:
+            loaded = ", ".join(self.states)
             raise _RefusedError("unknown_contract", f"contract {name[:80]!r} is not loaded here; loaded: {loaded}")
         return self.states[name]
 
     def _place(self, point: Point, contract: str) -> tuple[str, Pair]:
         if point.metric == INVALID:
-            return str(point.attributes.get("kc.reason", "unknown"))[:80], _NOBODY
+            if (slice := point.attributes.get("kc.slice")) is not None and slice not in self._slices[contract]:
+                raise _RefusedError("unknown_slice", f"contract {contract} has no slice {str(slice)[:80]!r}")
+            return str(point.attributes.get("kc.reason", "unknown"))[:80], _pair(point.attributes)
         slice, pair = str(point.attributes.get("kc.slice", "")), _pair(point.attributes)
         if not (slice and all(pair)):
             lacks = "lacks kc.slice, kc.kernel.train or kc.kernel.inference"
@@ -406,8 +478,7 @@ class Evaluator:
         only = point.attributes.get("kc.contract")
         outcome = "ignored"
         for state in self._gen_ai[point.metric]:
-            mine = point.only is None or state.contract.name in point.only
-            if mine and only in {None, state.contract.name}:
+            if only in {None, state.contract.name}:
                 slices = state.contract.slices_of({**point.resource, **point.attributes})
                 pair = _pair(point.attributes)
                 outcome = state.take(point, slices, pair, horizons[state.contract.name], now)
@@ -436,8 +507,8 @@ def _every_cell(state: ContractState) -> list[Evidence]:
     return [
         Evidence(Cell(contract.name, clause.id, slice, *pair), clause, _nothing)
         for clause in contract.clauses
-        for slice in (ALL, *contract.slices)
-        for pair in sorted(state.newest.get(metric_name(clause), {_NOBODY: 0.0}))
+        for slice in contract.slices_for(clause)
+        for pair in sorted(state.newest.get(metric_name(clause), {_NO_PAIR: 0.0}))
     ]
 
 

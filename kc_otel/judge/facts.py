@@ -1,4 +1,4 @@
-"""What is kept beside the numbers: which kernels reported themselves, and the worst batches as examples."""
+"""Facts stored beside the numbers: kernels that reported themselves, and the worst batches as examples."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from typing import Any, Final
 
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import Scalar
-from kc_otel.judge.otlp.sender_contracts import addressees
-
-__all__ = ["KernelInfo", "KernelVersions", "WorstBatch", "WorstBatches", "examples_in"]
 
 COMPARE: Final = "kc.compare"
-_WORST: Final = "kc.compare.worst.abs_log_ratio"
+_WORST_LOG_RATIO: Final = "kc.compare.worst.abs_log_ratio"
 _PREFIX: Final = "kc.kernel."
 _MOST_KERNELS: Final = 256
 _MOST_EXAMPLES: Final = 20
 _MOST_FIELDS: Final = 32
-_LONGEST: Final = 200
+_MAX_CHARACTERS: Final = 200
 _MOST_ATTRIBUTES: Final = 128
 """Of a span; OpenTelemetry's SDKs send as many."""
 _IDENTITY: Final = frozenset({"kc.contract", "kc.kernel.role", "kc.kernel.version"})
@@ -74,8 +71,8 @@ class KernelVersions:
         if not (isinstance(role, str) and isinstance(version, str) and role and version):
             return False
         given = [(name, value) for name, value in attributes.items() if name not in _IDENTITY][:_MOST_FIELDS]
-        fields = {name.removeprefix(_PREFIX)[:_LONGEST]: str(value)[:_LONGEST] for name, value in given}
-        key = (role[:_LONGEST], version[:_LONGEST])
+        fields = {name.removeprefix(_PREFIX)[:_MAX_CHARACTERS]: str(value)[:_MAX_CHARACTERS] for name, value in given}
+        key = (role[:_MAX_CHARACTERS], version[:_MAX_CHARACTERS])
         self.know(KernelInfo(*key, fields, now))
         return True
 
@@ -106,17 +103,16 @@ class WorstBatches:
 
 
 def examples_in(request: Any) -> list[tuple[str, WorstBatch]]:
-    """(contract, example) of every kc.compare span in an ExportTraceServiceRequest that names both, if it may."""
+    """(contract, example) of every kc.compare span in an ExportTraceServiceRequest that names both."""
     found = []
     for resource_spans in request.resource_spans:
-        only = addressees(resource_spans.resource)
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
                 if span.name != COMPARE:
                     continue
                 attributes = _attributes(span)
-                contract, worst = attributes.get("kc.contract"), attributes.get(_WORST)
-                if not isinstance(contract, str) or (only is not None and contract not in only):
+                contract, worst = attributes.get("kc.contract"), attributes.get(_WORST_LOG_RATIO)
+                if not isinstance(contract, str):
                     continue
                 if isinstance(worst, int | float) and worst == worst:  # noqa: PLR0124 - nan
                     example = WorstBatch(
@@ -132,15 +128,15 @@ def examples_in(request: Any) -> list[tuple[str, WorstBatch]]:
 
 
 def _attributes(span: Any) -> dict[str, Scalar | list[Scalar]]:
-    """What a span says of itself, as far as it is short."""
-    short = (pair for pair in span.attributes[:_MOST_ATTRIBUTES] if len(pair.key) <= _LONGEST)
+    """Return a span's own attributes that are short enough."""
+    short = (pair for pair in span.attributes[:_MOST_ATTRIBUTES] if len(pair.key) <= _MAX_CHARACTERS)
     return {pair.key: value for pair in short if (value := _value(pair.value)) is not None}
 
 
 def _value(value: Any) -> Scalar | list[Scalar] | None:
     field = value.WhichOneof("value")
     if field == "string_value":
-        return plain(str(value.string_value)[:_LONGEST])
+        return plain(str(value.string_value)[:_MAX_CHARACTERS])
     if field in {"int_value", "double_value", "bool_value"}:
         scalar: Scalar = getattr(value, field)
         return str(scalar) if isinstance(scalar, float) and not math.isfinite(scalar) else scalar  # JSON has no number

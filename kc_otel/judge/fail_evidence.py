@@ -1,4 +1,4 @@
-"""What is held against each cell's limit: an e-detector per cell, fed with observations in the order of arrival.
+"""Evidence against each cell's limit: an e-detector per cell, fed with observations in the order of arrival.
 
 A clause is turned into "the mean of something that is never negative is at most m" (`MeanTest`); a cell for which that
 cannot be done is not here. A limit on either side of 0 is held against two quantities, each for one side, and counts as
@@ -6,14 +6,14 @@ two cells (`other_side`).
 
 M is what `kc_otel.stats.e_detector` says, with panes as wide as short windows', on the evaluator's clock. Reaching A K,
 A the panes in `false_alarms` and K the cells, means that the limit is not kept, and is on average not reached by chance
-within A panes by any of the K cells together. K is the largest number of cells that were ever held at once: what they
-add up to, divided by K, may not grow because a cell went.
+within A panes by any of the K cells together. K is the largest number of cells that ever existed at once: their sum
+divided by K must not grow because a cell disappears.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.slices import ALL, OTHER
-from kc_otel.judge.histograms import Histogram, layout, union
+from kc_otel.contract.slices import ALL, UNJUDGED
+from kc_otel.judge.fault_end import Fault, together
+from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.mean_test import MeanTest, mean_test
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.statistics import metric_name, opposite_name
@@ -34,22 +35,20 @@ from kc_otel.stats.e_detector import BETS, alarm_level
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.histogram_rows import rows_of_columns
 
-__all__ = ["SHARE_DIGITS", "FailEvidence", "HeldEvidence", "other_side"]
-
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 _OTHER_SIDE: Final = "~opposite"
 """Ends the clause of a cell that holds what the clause's opposite quantity says; no clause's own id can end so."""
-_GONE: Final = 0.0
+_NO_WIN_LOG_EVIDENCE: Final = 0.0
 """Logarithm of the M at which no bet has won anything since it began."""
-_ENOUGH: Final = 2**53
+_MAX_EXACT_COUNT: Final = 2**53
 """Observations after an alarm from which on no more are added: a double counts no further."""
 _MEAN, _PANE = BETS.size, BETS.size + 1
-"""Where a row has the logarithm of M, and the pane."""
+"""Columns of a row that hold the logarithm of M's mean, and the pane."""
 _NONE: Final[Numbers] = np.zeros(0, np.int64)
 SHARE_DIGITS: Final = 6
-"""Digits of what is held as a share: what rounding leaves below an alarm is one."""
+"""Digits of the evidence as a share: a value within rounding of an alarm is one."""
 
 
 def other_side(cell: Cell) -> Cell:
@@ -58,22 +57,24 @@ def other_side(cell: Cell) -> Cell:
 
 
 class HeldEvidence:
-    """What is held against one cell.
+    """Evidence held against one cell.
 
     Args:
-        test: What it is held against.
-        log_sums: Logarithm of M for each bet [bets]; None for what nothing was observed against.
+        test: The tested limit.
+        log_sums: Logarithm of M for each bet [bets]; None where there is no evidence.
         pane: Number of the pane in which bets began last.
         failing: Whether M reached the level, and nothing has cleared the cell since.
         peak: Unix time in seconds at which M was at the level last; -inf before that.
-        after: What was observed since then; None for nothing, before, and once it is older than the long window.
+        after: Observations since then; None for none, before an alarm, and once it is older than the long window.
+        fault: What began with the first alarm, until it has ended; None without.
+        ended: Whether a fault has ended, and neither has passed since nor begun anew.
 
     Attributes:
         row: The logarithms of M [bets], of their mean, and the pane; `FailEvidence` has them of all cells in an array.
         number: Of the row there.
     """
 
-    __slots__ = ("after", "failing", "number", "peak", "row", "test")
+    __slots__ = ("after", "ended", "failing", "fault", "number", "peak", "row", "test")
 
     def __init__(
         self,
@@ -83,9 +84,12 @@ class HeldEvidence:
         failing: bool = False,
         peak: float = -math.inf,
         after: Histogram | None = None,
+        fault: Fault | None = None,
+        ended: bool = False,
     ) -> None:
         sums = np.zeros(BETS.size) if log_sums is None else log_sums
         self.test, self.failing, self.peak, self.after, self.number = test, failing, peak, after, 0
+        self.fault, self.ended = fault, ended
         self.row = np.array([*sums, float(EDetector(sums[None]).log_evidence[0]), pane])
 
     @property
@@ -108,7 +112,7 @@ class HeldEvidence:
         return (self.after or ExponentialHistogram.empty(0)).binned()
 
     def __repr__(self) -> str:
-        said = (self.test, self.log_sums, self.pane, self.failing, self.peak, self.after)
+        said = (self.test, self.log_sums, self.pane, self.failing, self.peak, self.after, self.fault, self.ended)
         return f"HeldEvidence({', '.join(map(repr, said))})"
 
 
@@ -120,7 +124,7 @@ class _Arrivals:
         series: The series; None for one that is gone.
         version: Of the cells that there were.
         cells: The cells, by series.
-        held: What is held against each.
+        held: Evidence against each.
         numbers: Of their rows [cells].
         parts: Number of the series that each is about [cells].
         kinds: Number of the test of each, ascending [cells].
@@ -143,7 +147,7 @@ class _Arrivals:
 
     @cached_property
     def alike(self) -> list[tuple[int, int, int]]:
-        """Where the cells of each test begin and end, and its number."""
+        """Begin, end and number of each test's cells."""
         return self.those_alike(self.every)
 
     def those_alike(self, places: Numbers) -> list[tuple[int, int, int]]:
@@ -154,18 +158,18 @@ class _Arrivals:
 
 
 class FailEvidence:
-    """What is held against the cells of one contract.
+    """Evidence held against the cells of one contract.
 
     Args:
         contract: The contract.
         width: Seconds of a pane.
 
     Attributes:
-        cells: What is held, by cell.
+        cells: Evidence, by cell.
         most: The largest number of cells that were held at once.
         changed: Cells that differ from what was saved.
         alarmed: Cells that were at the level at some time, and what is held against them.
-        version: Another number whenever there are other cells than before.
+        version: Changes whenever the set of cells changes.
     """
 
     def __init__(self, contract: Contract, width: float) -> None:
@@ -177,6 +181,7 @@ class FailEvidence:
         self._contract = contract
         self._width = width
         self._long = max(contract.observability.long_window, contract.observability.window)
+        self._alpha = 1.0 - contract.observability.confidence
         self._panes = max(contract.observability.false_alarms / width, 1.0) if width > 0.0 else 1.0
         self._clauses: dict[str, list[str]] = {}
         self._two_sided = {clause.id for clause in contract.clauses if clause.opposite is not None}
@@ -204,7 +209,7 @@ class FailEvidence:
         return self._level[1]
 
     def test_of(self, cell: Cell) -> MeanTest | None:
-        """What a cell's limit says as a limit on a mean; None where it cannot be said so."""
+        """Return a cell's limit as a limit on a mean; None if it has no such form."""
         where = (cell.clause, cell.slice)
         if where not in self._tests:
             clause = (
@@ -217,7 +222,7 @@ class FailEvidence:
         return self._tests[where]
 
     def share(self, cell: Cell) -> float:
-        """What is held against a cell, in 0..1: log M as a share of what FAIL takes; nan where nothing can be held."""
+        """Return the evidence against a cell, in 0..1: log M as a share of what FAIL takes; nan if untracked."""
         if self.test_of(cell) is None:
             return math.nan
         if self.level <= 0.0:
@@ -232,14 +237,24 @@ class FailEvidence:
         return np.append(np.minimum(np.maximum(self._rows[:, _MEAN] / self.level, 0.0), 1.0), 0.0)
 
     def sides(self, cell: Cell) -> list[HeldEvidence]:
-        """What is held against a cell, from each side that its limit has; nothing before the first observation."""
+        """Return the evidence against a cell, for each side that its limit has; empty before the first observation."""
         found = [self.cells.get(cell)]
         if cell.clause in self._two_sided:
             found.append(self.cells.get(other_side(cell)))
         return [held for held in found if held is not None]
 
+    def ended(self, cell: Cell) -> bool:
+        """Return True if the fault of a cell's alarms has ended, on either side, and the cell has not passed since."""
+        sides = self.sides(cell)
+        return any(held.ended for held in sides) and not any(held.failing or held.fault is not None for held in sides)
+
+    def improved(self, cell: Cell) -> tuple[float, float] | None:
+        """Mean of a cell's fault before and after it improved last, in limits; None where it did not."""
+        found = [held.fault.improved for held in self.sides(cell) if held.fault is not None]
+        return next((means for means in found if means is not None), None)
+
     def failing(self, cell: Cell) -> bool:
-        """Whether a cell's M reached the level, on either side, and nothing has cleared the cell since."""
+        """Return True if a cell's M reached the level, on either side, and nothing has cleared the cell since."""
         return any(held.failing for held in self.sides(cell))
 
     def take(
@@ -263,7 +278,7 @@ class FailEvidence:
         if more:
             cells = list(dict.fromkeys([*cells, *(cell for cell, _ in more)]))
             held = [self._held(cell) for cell in cells]
-            numbers = np.array([one.number for one in held])
+            numbers = np.array([own.number for own in held])
         if not cells:
             return
         self.most = max(self.most, len(self.cells))
@@ -277,15 +292,19 @@ class FailEvidence:
         rows[:, :_MEAN], rows[:, _PANE] = after.log_sums, pane
         rows[:, _MEAN] = after.log_evidence if reached.any() else found_now
         self._rows[numbers] = rows
-        if self.alarmed:
-            self._follow_peaks(zip(found.cells, found.parts.tolist(), strict=True), columns, more, now)
+        alarms = {cells[row]: held[row] for row in np.flatnonzero(reached).tolist()}
+        if self.alarmed or alarms:
+            parts = self._parts_of(
+                self.alarmed.keys() | alarms, zip(found.cells, found.parts.tolist(), strict=True), columns, more
+            )
+            self._follow_peaks(parts, now)
+            self._follow_faults(parts, alarms)
         self.changed.update(cells)
-        for row in np.flatnonzero(reached).tolist():
-            one = held[row]
-            one.failing, one.peak, one.after = True, now, None
-            self.alarmed[cells[row]] = one
-        for row in np.flatnonzero(reached).tolist():
-            self._join_peaks(cells[row])
+        for cell, own in alarms.items():
+            own.failing, own.peak, own.after = True, now, None
+            self.alarmed[cell] = own
+        for cell in alarms:
+            self._join_peaks(cell)
 
     def _arrivals(self, series: Sequence[SeriesKey | None]) -> _Arrivals:
         """The cells that some series are about: the same as the last time, mostly."""
@@ -294,7 +313,7 @@ class FailEvidence:
             found = [(cell, part) for part, key in enumerate(series) if key is not None for cell in self._cells_of(key)]
             cells = [cell for cell, _ in found]
             held = [self._held(cell) for cell in cells]
-            numbers = np.array([one.number for one in held], np.int64)
+            numbers = np.array([own.number for own in held], np.int64)
             parts = np.array([part for _, part in found], np.int64)
             alike = np.argsort(self._kinds[numbers], kind="stable")  # so that what is computed alike stands together
             cells, held = [cells[place] for place in alike.tolist()], [held[place] for place in alike.tolist()]
@@ -313,12 +332,12 @@ class FailEvidence:
         columns: HistogramColumns,
         more: Sequence[tuple[Cell, Sequence[Histogram]]],
     ) -> Floats:
-        """What bets gain from what arrived [cells, bets].
+        """Return the gain of each bet on the new observations [cells, bets].
 
         Args:
             cells: The cells.
             numbers: Of their rows [cells].
-            found: The first of them, of which there are columns.
+            found: The first of them, which have columns.
             columns: Those.
             more: Histograms by themselves, by cell.
         """
@@ -341,44 +360,60 @@ class FailEvidence:
         return gains
 
     def _gains_at(self, kind: int, shared: Floats) -> Floats:
-        """What each bet gains from each bin: the same bins as the last time, mostly."""
+        """Return the gain of each bet on each bin; cached, as the bins rarely change."""
         known = self._tables.get(kind)
         if known is None or known[0] is not shared:
             known = self._tables[kind] = (shared, self._different[kind].gains_of_edges(shared))
         return known[1]
 
-    def _follow_peaks(
+    def _parts_of(
         self,
+        wanted: Collection[Cell],
         found: Iterable[tuple[Cell, int]],
         columns: HistogramColumns | None,
         more: Sequence[tuple[Cell, Sequence[Histogram]]],
-        now: float,
-    ) -> None:
-        """Keep what was observed since a cell was at the level last, and end what nothing is held against any more."""
+    ) -> dict[Cell, list[Histogram]]:
+        """Return the new observations of some cells."""
         new: dict[Cell, list[Histogram]] = {}
         for cell, part in found:
-            if cell in self.alarmed and columns is not None:
+            if cell in wanted and columns is not None:
                 new.setdefault(cell, []).append(columns[part])
         for cell, parts in more:
-            if cell in self.alarmed:
+            if cell in wanted:
                 new.setdefault(cell, []).extend(parts)
-        for cell, parts in new.items():
-            one = self.cells[cell]
-            one.failing = one.failing and one.log_evidence >= _GONE
-            within = now - one.peak < self._long
-            if one.after is not None and one.after.count > _ENOUGH:
-                parts.clear()
-            one.after = _together([*([one.after] if one.after is not None else []), *parts]) if within else None
+        return new
+
+    def _follow_peaks(self, arrived: Mapping[Cell, Sequence[Histogram]], now: float) -> None:
+        """Sum the observations since a cell was last at the alarm level, and end alarms without evidence."""
+        for cell, parts in arrived.items():
+            if cell not in self.alarmed:
+                continue
+            own = self.cells[cell]
+            own.failing = own.failing and own.log_evidence >= _NO_WIN_LOG_EVIDENCE
+            within = now - own.peak < self._long
+            kept = [] if own.after is not None and own.after.count > _MAX_EXACT_COUNT else parts
+            own.after = together([*([own.after] if own.after is not None else []), *kept]) if within else None
+
+    def _follow_faults(self, arrived: Mapping[Cell, Sequence[Histogram]], alarms: Collection[Cell]) -> None:
+        """Begin faults at alarms, and end those of which it is refuted that they are as they were."""
+        for cell, parts in arrived.items():
+            own = self.cells[cell]
+            if own.fault is None:
+                if cell in alarms:
+                    own.fault, own.ended = Fault(together(parts)), False
+            elif own.fault.take(parts, own.test, self._alpha):
+                own.fault, own.ended = None, True
+                self._forget_bets(cell)
 
     def _join_peaks(self, cell: Cell) -> None:
         """The other side of a cell that alarms forgets what came before the alarm, too: a PASS after it takes both."""
         whole = cell._replace(clause=cell.clause.removesuffix(_OTHER_SIDE))
-        for one in (whole, other_side(whole)):
-            held = self.cells.get(one)
-            if held is not None and one != cell:
+        for side in (whole, other_side(whole)):
+            held = self.cells.get(side)
+            if held is not None and side != cell:
                 held.peak, held.after = self.cells[cell].peak, None
-                self.alarmed[one] = held
-                self.changed.add(one)
+                self.alarmed[side] = held
+                self.changed.add(side)
 
     def turn_back(self, now: float) -> None:
         """The clock went back: bets begin again with its next pane, and no alarm is later than now."""
@@ -389,15 +424,21 @@ class FailEvidence:
                 self.changed.add(cell)
 
     def clear(self, cell: Cell) -> None:
-        """What was observed after the peak keeps the limit: the alarm is over, and nothing is held any more."""
-        for one in (cell, other_side(cell)):
-            if (held := self.cells.get(one)) is not None:
-                held.failing, sums = False, EDetector(np.minimum(held.log_sums, 0.0)[None])
-                held.row[:_MEAN], held.row[_MEAN] = sums.log_sums[0], sums.log_evidence[0]
-                self.changed.add(one)
+        """Clear a cell whose observations after the peak keep the limit: the alarm is over, its evidence dropped."""
+        for side in (cell, other_side(cell)):
+            if (held := self.cells.get(side)) is not None:
+                held.fault, held.ended = None, False
+                self._forget_bets(side)
+
+    def _forget_bets(self, cell: Cell) -> None:
+        """Clear the evidence against a cell."""
+        held = self.cells[cell]
+        held.failing, sums = False, EDetector(np.minimum(held.log_sums, 0.0)[None])
+        held.row[:_MEAN], held.row[_MEAN] = sums.log_sums[0], sums.log_evidence[0]
+        self.changed.add(cell)
 
     def restore(self, cell: Cell, held: HeldEvidence) -> bool:
-        """Take over what was held against a cell; returns False where its limit is another one now."""
+        """Restore a cell's evidence; return False if its limit has changed."""
         if self.test_of(cell) != held.test or held.log_sums.shape != (BETS.size,):
             return False
         self._put(cell, held)
@@ -405,7 +446,7 @@ class FailEvidence:
         return True
 
     def forget(self, key: SeriesKey) -> None:
-        """A series is gone, and its cells with it."""
+        """Forget a series and its cells."""
         for cell in self._cells_of(key):
             if (held := self.cells.pop(cell, None)) is not None:
                 self._free.append(held.number)
@@ -418,7 +459,7 @@ class FailEvidence:
         """The cells that a series is about and that something can be held against."""
         known = self._of_series.get(key)
         if known is None:
-            clauses = () if key.slice == OTHER else self._clauses.get(key.metric, ())
+            clauses = () if key.slice in UNJUDGED else self._clauses.get(key.metric, ())
             cells = (Cell(self._contract.name, clause, *key[1:]) for clause in clauses)
             known = self._of_series[key] = [cell for cell in cells if self.test_of(cell) is not None]
         return known
@@ -443,8 +484,8 @@ class FailEvidence:
             if held.number == len(self._rows):
                 self._rows = np.concatenate([self._rows, np.zeros((max(held.number, 64), self._rows.shape[1]))])
                 self._kinds = np.concatenate([self._kinds, np.zeros(max(held.number, 64), np.int64)])
-                for one in self.cells.values():
-                    one.row = self._rows[one.number]
+                for own in self.cells.values():
+                    own.row = self._rows[own.number]
         if held.test not in self._number_of:
             self._number_of[held.test] = len(self._different)
             self._different.append(held.test)
@@ -454,9 +495,3 @@ class FailEvidence:
         if held.peak > -math.inf:
             self.alarmed[cell] = held
         return held
-
-
-def _together(parts: Iterable[Histogram]) -> Histogram | None:
-    """All of them; where the layout of buckets changed, those of the last one."""
-    known = list(parts)
-    return union([part for part in known if layout(part) == layout(known[-1])]) if known else None

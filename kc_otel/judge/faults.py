@@ -1,6 +1,6 @@
 """A fault in judging one cell or one contract stays there: the others are judged, and the fault is shown.
 
-What cannot be judged is NO_DATA, with a reason that says that it is the evaluator's fault: an alert that fires goes on
+A cell that cannot be judged is NO_DATA, with a reason that names the evaluator's fault: an alert that fires goes on
 firing, `on: no-data` fires, and no gate passes.
 """
 
@@ -17,18 +17,16 @@ from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.verdict import Cell, Verdict
 from kc_otel.judge.verdicts import Memo, decide
 
-__all__ = ["Faults", "decide_apart"]
-
 _log: Final = logging.getLogger(__name__)
-_SAID: Final = 200
+_MAX_QUOTED_CHARACTERS: Final = 200
 """Characters of an exception's message that are said."""
 
 
 class Faults:
-    """What fails, by contract; each fault is logged when it comes and when it goes, and counted each time.
+    """Current failures, by contract; each is logged when it begins and ends, and counted each time.
 
     Attributes:
-        counts: Times that something failed, by the contract's name; empty for what is no single contract's.
+        counts: Number of failures, by the contract's name; the empty name is for failures of no single contract.
     """
 
     def __init__(self) -> None:
@@ -37,7 +35,7 @@ class Faults:
 
     @property
     def present(self) -> Mapping[str, str]:
-        """What fails now, as a sentence by the contract's name."""
+        """Current failures, as a sentence by the contract's name."""
         return {contract: sentence for (contract, _), (_, sentence) in sorted(self._present.items())}
 
     def report(self, contract: str, stage: str, errors: Mapping[str, Exception]) -> None:
@@ -52,7 +50,7 @@ class Faults:
         where, error = next(iter(errors.items()))
         more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
         sentence = f"{stage} fails for {where}: {said(error)}{more}"
-        kind = [(place, type(one)) for place, one in errors.items()]
+        kind = [(place, type(raised)) for place, raised in errors.items()]
         self._present[contract, stage] = (kind, sentence)
         if before is None or before[0] != kind:
             prefix = f"contract {contract}: " if contract else ""
@@ -61,7 +59,7 @@ class Faults:
 
 def said(error: Exception) -> str:
     """An exception in a few words."""
-    return f"{type(error).__name__}: {error}"[:_SAID]
+    return f"{type(error).__name__}: {error}"[:_MAX_QUOTED_CHARACTERS]
 
 
 def unjudged(item: Evidence, error: Exception) -> Evidence:
@@ -88,7 +86,7 @@ def decide_apart(
     """
     try:
         return decide(contract, evidence, now, memo), {}
-    except Exception:  # noqa: BLE001 - it is looked for below, and reported by whoever called
+    except Exception:  # noqa: BLE001 - the cause is found below, and the caller reports it
         memo.clear()
     errors: dict[str, Exception] = {}
     sound = []

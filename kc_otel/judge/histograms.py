@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from kc_otel.stats import Binned, Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import MAX_BUCKETS
 
-__all__ = ["ExplicitHistogram", "Histogram", "difference", "layout", "magnitude", "sum_fits", "union"]
-
 _ROUNDING: Final = 1e-9
 """Relative error that a sum of doubles may have picked up."""
 _UNSAID_ZERO: Final = 2.0**-30
@@ -58,7 +56,7 @@ class ExplicitHistogram:
         return cls((), np.array([count], dtype=np.int64), 0.0)
 
     def since(self, earlier: ExplicitHistogram) -> ExplicitHistogram | None:
-        """What was observed after `earlier`, both being cumulative from one start; None if that cannot be.
+        """Return the observations after `earlier`, both cumulative from one start; None on contradiction.
 
         The edges have to be equal. Extremes are the cumulative ones where those moved, else those of the outermost
         buckets.
@@ -115,7 +113,7 @@ Histogram = ExponentialHistogram | ExplicitHistogram
 
 
 def layout(histogram: Histogram) -> tuple[float, ...] | None:
-    """What two histograms must have in common to be merged: the edges of explicit ones; None for exponential ones."""
+    """Return the layout that two histograms must share to be merged: explicit edges; None for exponential ones."""
     return histogram.edges if isinstance(histogram, ExplicitHistogram) else None
 
 
@@ -130,7 +128,7 @@ def union(parts: Sequence[Histogram]) -> Histogram:
 
 
 def difference(later: Histogram, earlier: Histogram) -> Histogram | None:
-    """What was observed after `earlier`, both cumulative from one start and of one layout; None if that cannot be."""
+    """Return the observations after `earlier`, both cumulative with one start and layout; None on contradiction."""
     if isinstance(later, ExplicitHistogram):
         return later.since(earlier) if isinstance(earlier, ExplicitHistogram) else None
     if not isinstance(earlier, ExponentialHistogram):
@@ -160,13 +158,13 @@ def difference(later: Histogram, earlier: Histogram) -> Histogram | None:
 
 
 def sum_fits(histogram: Histogram, slack: float = 0.0) -> bool:
-    """Whether the sum can be that of observations in these buckets.
+    """Return True if the sum is possible for observations in these buckets.
 
     A bucket's neighbours are allowed for, because senders may put a value at an edge on either side of it.
 
     Args:
-        histogram: What is asked about.
-        slack: What rounding may have added to the sum.
+        histogram: The histogram to check.
+        slack: Rounding error that the sum may contain.
     """
     low, high = _sums(histogram)
     rounding = slack + _ROUNDING * (abs(low) + abs(high)) if math.isfinite(low) and math.isfinite(high) else slack

@@ -1,8 +1,8 @@
-"""What a clause says, as a limit on the mean of something that is never negative: what bets can be made against.
+"""A clause as a limit on the mean of something that is never negative, against which bets can be made.
 
 A mean counts from the smallest value that its quantity can take, a fraction or quantile is the share of what lies above
-its threshold, and a limit from below on what has a largest value counts from there. What can be turned into nothing of
-the kind is a mean without a smallest value, a maximum, a share of none.
+its threshold, and a limit from below on what has a largest value counts from there. Three kinds of clause have no such
+form: a mean without a smallest value, a maximum, and a share of none.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.contract.clause import Clause
+from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Assumptions
-from kc_otel.contract.registry import DERIVED
+from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.statistics import factors, mean_range
-from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
+from kc_otel.judge.statistics import mean_range
 from kc_otel.stats import Binned
 from kc_otel.stats.e_detector import BETS
 from kc_otel.stats.fractions import surely_above
 from kc_otel.stats.histogram_rows import HistogramRows
-
-__all__ = ["MeanTest", "mean_test"]
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class MeanTest:
-    """That the mean of something that is never negative is at most `limit`, in terms of a recorded quantity x.
+    """Hypothesis that the mean of something never negative is at most `limit`, in terms of a recorded quantity x.
 
     Attributes:
         limit: m; positive and finite.
@@ -59,17 +58,35 @@ class MeanTest:
             values = np.clip(sample.lower, self.low, self.cap) - self.low
         return values / self.limit, sample.count.astype(np.float64)
 
+    def at_most(self, sample: Binned) -> tuple[Floats, Floats]:
+        """The most that observations can count for, in units of the limit, and how many there are of each [k], [k]."""
+        if self.above is not None:
+            possibly = float(sample.count[sample.upper > self.above].sum())
+            return np.array([0.0, 1.0 / self.limit]), np.array([sample.total - possibly, possibly])
+        if self.top is not None:
+            values = self.top - np.minimum(sample.lower, self.top)
+        else:
+            values = np.clip(sample.upper, self.low, self.cap) - self.low
+        return values / self.limit, sample.count.astype(np.float64)
+
+    @property
+    def top_in_limits(self) -> float:
+        """The most that any observation can count for, in units of the limit; inf where there is no such."""
+        if self.above is not None:
+            return 1.0 / self.limit
+        return math.inf if self.top is not None else (self.cap - self.low) / self.limit
+
     def gains(self, sample: Binned) -> Floats:
-        """What each bet gains from observations [bets]."""
+        """Return the gain of each bet on observations [bets]."""
         values, counts = self.in_limits(sample)
         return np.asarray(counts @ _gain(values))
 
     def gains_of_rows(self, rows: HistogramRows, shared: Floats | None = None) -> Floats:
-        """What each bet gains from each of many samples [R, bets].
+        """Return the gain of each bet on each of many samples [R, bets].
 
         Args:
             rows: The samples.
-            shared: What `gains_of_edges` says of their shared edges, where that is known.
+            shared: Result of `gains_of_edges` for their shared edges, if known.
         """
         if self.above is not None:
             surely = rows.surely_above(self.above)
@@ -77,7 +94,7 @@ class MeanTest:
         return rows.added_up(self._gain_at, rows.count, upper=self.top is not None, shared=shared)
 
     def gains_of_edges(self, shared: Floats) -> Floats:
-        """What each bet gains from an observation in each bin, of lower and upper edges [2, B], of a mean [B, bets]."""
+        """Return each bet's gain on one observation per bin of a mean [B, bets], given lower and upper edges [2, B]."""
         return self._gain_at(shared[int(self.top is not None)])
 
     def _gain_at(self, edges: Floats) -> Floats:
@@ -87,18 +104,18 @@ class MeanTest:
 
 
 def _gain(values: Floats) -> Floats:
-    """What each bet gains from each value, in limits [values, bets]."""
+    """Return the gain of each bet on each value, in limits [values, bets]."""
     return np.log1p(BETS * (values[:, None] - 1.0))
 
 
 @lru_cache(maxsize=1024)
 def _gain_of_share(limit: float) -> Floats:
-    """What each bet gains from what is not above a threshold and from what is, not to be written [2, bets]."""
+    """Return the gain of each bet on values up to a threshold and above it [2, bets]; read-only."""
     return _gain(np.array([0.0, 1.0 / limit]))
 
 
 def mean_test(clause: Clause, assumptions: Assumptions, slice: str = ALL) -> MeanTest | None:
-    """What a clause on a slice says, as a limit on a mean of what is never negative; None where it cannot be said so.
+    """Return a clause's limit on a slice as a limit on the mean of something never negative; None if impossible.
 
     Raises:
         ValueError: If the contract does not state an assumption that the metric is made of.
@@ -110,7 +127,7 @@ def mean_test(clause: Clause, assumptions: Assumptions, slice: str = ALL) -> Mea
         case "quantile":
             return MeanTest(1.0 - statistic.argument, above=limit or ZERO_THRESHOLD)
         case "fraction":
-            # What recorders count as 0 is not above it, as for the interval.
+            # Values that recorders count as 0 are not above it, as for the interval.
             return _share(limit, statistic.argument or ZERO_THRESHOLD)
     scale, offset = factors(clause.metric, assumptions) if clause.metric in DERIVED else (1.0, 0.0)
     if clause.opposite is not None:  # each of the two quantities has a mean of at least -limit

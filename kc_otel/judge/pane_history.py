@@ -11,8 +11,6 @@ from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
 from kc_otel.judge.panes import PaneColumns, PaneContent, PaneGrid, WindowContent
 from kc_otel.stats import Binned, ExponentialHistogram
 
-__all__ = ["PaneHistory"]
-
 _PARTS: Final = 8
 """Histograms that a pane collects before they are merged."""
 
@@ -23,7 +21,7 @@ class PaneHistory:
 
     Attributes:
         grid: The panes.
-        columns: What all series hold.
+        columns: Panes of all series.
         number: Of the grid.
         row: Of the series.
     """
@@ -58,7 +56,7 @@ class PaneHistory:
         return True
 
     def accepts(self, increment: Histogram) -> bool:
-        """Whether it can be counted without throwing away panes of another layout."""
+        """Return True if the increment can be counted without dropping panes of another layout."""
         if self._explicit:
             return layout(next(iter(self._explicit.values()))[0]) == layout(increment)
         return isinstance(increment, ExponentialHistogram) or not self._exponential()
@@ -79,15 +77,15 @@ class PaneHistory:
     @property
     def numbers(self) -> list[int]:
         """Panes in which anything is held, ascending."""
-        return sorted({*self._explicit, *(one.pane for one in self._exponential())})
+        return sorted({*self._explicit, *(content.pane for content in self._exponential())})
 
     @property
     def has_explicit(self) -> bool:
-        """Whether it holds histograms of explicit bounds."""
+        """True if it holds histograms of explicit bounds."""
         return bool(self._explicit)
 
     def is_explicit(self, now: float) -> bool:
-        """Whether it holds histograms of explicit bounds that are not too old."""
+        """Return True if it holds histograms of explicit bounds that are not too old."""
         for index in [index for index in self._explicit if index < self.grid.oldest(now)]:
             del self._explicit[index]
         return self.has_explicit
@@ -127,14 +125,14 @@ class PaneHistory:
         return self._union(range(index, index + 1))
 
     def put(self, index: int, content: ExplicitHistogram) -> None:
-        """Put a pane back, as it was saved; what is there already is added to it."""
+        """Restore a saved pane, and add it to the existing content."""
         if self.accepts(content):
             self._explicit.setdefault(index, []).append(content)
             self._parts = None
 
     def _exponential(self) -> list[PaneContent]:
         everything = self.columns.held(self.number, self.columns.numbers(self.number))
-        return [one for one in everything if one.of(self.row) is not None]
+        return [content for content in everything if content.of(self.row) is not None]
 
     def _of(self, panes: range) -> Iterator[Histogram]:
         if self._explicit:

@@ -4,8 +4,8 @@ A window of W seconds is made of N panes of W/N seconds, aligned to the Unix epo
 N - 1 before it, so it reaches back between W - W/N and W seconds, and never holds anything older than W. One pane more
 is kept for clocks that disagree. A contract has two such grids, of the short and of the long window.
 
-What exponential histograms have counted is columns of all series together, a few for each pane: single ones wait until
-somebody asks. Explicit ones are few, and each series has its own, see `PaneHistory`.
+Exponential histograms are kept as columns of all series together, a few for each pane; single ones are merged when they
+are read. Explicit ones are few, and each series has its own, see `PaneHistory`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from kc_otel.judge.histograms import Histogram
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns, merged
 
-__all__ = ["PaneColumns", "PaneContent", "PaneGrid", "WindowContent"]
-
 Numbers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_WAITING: Final = 16_384
+_MAX_WAITING_HISTOGRAMS: Final = 16_384
 """Histograms that wait at most until they become columns."""
-_FRESH: Final = 256
+_MAX_FRESH_COLUMNS: Final = 256
 """Columns that wait at most for who follows what is counted."""
 _PARTS: Final = 8
 """Columns that a pane collects before they are merged."""
@@ -62,7 +60,7 @@ class PaneGrid:
 
 
 class PaneContent(NamedTuple):
-    """What some rows hold in a pane.
+    """Content of some rows in a pane.
 
     Attributes:
         pane: Its number.
@@ -75,13 +73,13 @@ class PaneContent(NamedTuple):
     columns: HistogramColumns
 
     def of(self, row: int) -> ExponentialHistogram | None:
-        """What one row holds."""
+        """Return the histogram of one row."""
         at = int(self.rows.searchsorted(row))
         return self.columns[at] if at < self.rows.size and self.rows[at] == row else None
 
 
 class WindowContent(NamedTuple):
-    """What a window held when it was asked for.
+    """Content of a window at the time it was requested.
 
     Attributes:
         held: Of all rows.
@@ -90,12 +88,12 @@ class WindowContent(NamedTuple):
     held: Sequence[PaneContent]
 
     def parts(self, row: int) -> list[Histogram]:
-        """What a row held."""
-        return [part for one in self.held if (part := one.of(row)) is not None]
+        """Return the histograms of a row."""
+        return [part for pane in self.held if (part := pane.of(row)) is not None]
 
 
 class PaneColumns:
-    """What exponential histograms of a contract's series have counted, by rows of series and by pane.
+    """Exponential histograms of a contract's series, by rows of series and by pane.
 
     Args:
         grids: The panes of each window.
@@ -130,7 +128,7 @@ class PaneColumns:
         times.append(time)
         arrivals.append(now)
         parts.append(histogram)
-        if len(rows) >= _WAITING:
+        if len(rows) >= _MAX_WAITING_HISTOGRAMS:
             self.settle()
 
     def count_all(self, rows: Numbers, times: Floats, now: Floats, columns: HistogramColumns) -> None:
@@ -146,36 +144,36 @@ class PaneColumns:
         self._count(np.array(rows), np.array(times), np.array(now), HistogramColumns.of(parts))
 
     def put(self, grid: int, pane: int, rows: Sequence[int], parts: Sequence[ExponentialHistogram]) -> None:
-        """Put back what a pane held of some rows, as it was saved; what is there already is added to it."""
+        """Restore a saved pane of some rows, and add it to the existing content."""
         held = PaneContent(pane, *merged(np.array(rows), HistogramColumns.of(parts)))
         self._panes[grid].setdefault(pane, []).append(held)
         self._touch(held.rows)
         self._fresh[grid] = None
 
     def take_arrived(self) -> tuple[Numbers, HistogramColumns]:
-        """What each row has counted since the last time: rows, and a histogram of each."""
+        """Take the counts of each row since the last call: rows, and a histogram of each."""
         self.settle()
         arrived, self._arrived = self._arrived, []
         if not arrived:
             return np.zeros(0, np.int64), HistogramColumns.of(())
         return merged(
-            np.concatenate([rows for rows, _ in arrived]), HistogramColumns.joined([one for _, one in arrived])
+            np.concatenate([rows for rows, _ in arrived]), HistogramColumns.joined([columns for _, columns in arrived])
         )
 
     def take_fresh(self, grid: int) -> list[PaneContent] | None:
-        """What was counted since the last time; None where all has to be read anew."""
+        """Take the counts since the last call; None where all must be read anew."""
         self.settle()
         fresh, self._fresh[grid] = self._fresh[grid], []
         return fresh
 
     def held(self, grid: int, panes: Iterable[int]) -> Iterator[PaneContent]:
-        """What all rows hold in some panes, in parts."""
+        """Yield the content of all rows in some panes, in parts."""
         self.settle()
         for pane in panes:
             yield from self._panes[grid].get(pane, ())
 
     def window(self, grid: int, now: float) -> WindowContent:
-        """What all rows hold in the window that ends now."""
+        """Return the content of all rows in the window that ends now."""
         self.settle()
         parts = map(self._panes[grid].get, self._grids[grid].window(now), repeat(()))
         return WindowContent([*chain.from_iterable(parts)])
@@ -186,7 +184,7 @@ class PaneColumns:
         return sorted(self._panes[grid])
 
     def whole(self, grid: int, pane: int) -> PaneContent | None:
-        """What all rows hold in a pane, one histogram each; None for nothing."""
+        """Return the content of all rows in a pane, one histogram each; None if empty."""
         self.settle()
         parts = self._panes[grid].get(pane)
         if not parts:
@@ -206,8 +204,8 @@ class PaneColumns:
             for pane in [pane for pane in panes if pane > head]:
                 moved = panes.pop(pane)
                 panes.setdefault(head, []).extend(part._replace(pane=head) for part in moved)
-                for one in (pane, head):
-                    self.changed.setdefault((number, one), []).extend(part.rows for part in moved)
+                for changed in (pane, head):
+                    self.changed.setdefault((number, changed), []).extend(part.rows for part in moved)
             self._fresh[number] = None
         self._versions += 1
         self.version[:] = self._versions
@@ -259,13 +257,13 @@ class PaneColumns:
                 self._add(number, pane, *merged(rows[which], some))
 
     def _add(self, grid: int, pane: int, rows: Numbers, columns: HistogramColumns) -> None:
-        one = PaneContent(pane, rows, columns)
+        content = PaneContent(pane, rows, columns)
         parts = self._panes[grid].setdefault(pane, [])
-        parts.append(one)
+        parts.append(content)
         self.changed.setdefault((grid, pane), []).append(rows)
         if (fresh := self._fresh[grid]) is not None:
-            fresh.append(one)
-            if len(fresh) > _FRESH:
+            fresh.append(content)
+            if len(fresh) > _MAX_FRESH_COLUMNS:
                 self._fresh[grid] = None
         if len(parts) > _PARTS:
             self.whole(grid, pane)

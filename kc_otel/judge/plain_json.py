@@ -1,7 +1,7 @@
-"""How a dataclass becomes JSON and comes back: by its types alone, said once for all of them.
+"""Conversion of dataclasses to JSON and back, by their types alone.
 
 Numbers that are not finite are the texts NaN, Infinity and -Infinity: JSON has no numbers for them, and what is stored
-must not lose them. What others read has null instead: `finite_or_none`.
+must not lose them. Output for others has null instead: `finite_or_none`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any, Final, TypeVar
 
 import pydantic_core
 from pydantic import TypeAdapter
-
-__all__ = ["finite_or_none", "read_json", "read_plain", "to_json", "to_plain"]
 
 Value = TypeVar("Value")
 _ADAPTERS: Final[dict[Any, TypeAdapter[Any]]] = {}

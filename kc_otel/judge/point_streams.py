@@ -1,4 +1,4 @@
-"""A stream of points becomes increments: what was counted since the point before.
+"""Conversion of a stream of points to increments: the counts since the previous point.
 
 The rules, for one stream (times are the points' own):
 
@@ -13,6 +13,8 @@ The rules, for one stream (times are the points' own):
 | cumulative, same start and time | dropped | `duplicate` |
 | cumulative, same start, earlier time | dropped: the later value holds it already | `out_of_order` |
 | cumulative, same start, a count went down | the whole value counts: a reset nobody announced | `accepted` + `reset` |
+| the same, but it goes on from a value before that | the difference to that one counts: two senders | `two_writers` |
+| cumulative, same start, no later, but no earlier value | nothing is counted: another sender's | `two_writers` |
 | cumulative, new start time | a reset, or a second writer: its own count from here on | as first, + `reset` |
 | the same, but the difference has a sum that its buckets cannot have | dropped, and held in doubt | `contradictory` |
 | the same, but it agrees with the one in doubt | the difference to that one counts | `accepted` |
@@ -25,8 +27,10 @@ The rules, for one stream (times are the points' own):
 
 Values of different start times are kept apart (the newest few), so that two writers that share an identity by mistake,
 or the last flush of a process that arrives after its successor's first, neither count twice nor get lost. With more
-writers than that, one that was forgotten begins anew when it comes back. Of two cumulative values that cannot both be
-true the later one waits until a third says which it was. What is counted belongs to the pane of the point's own time.
+writers than that, one that was forgotten begins anew when it comes back. Two that have one start time, or none, are
+told apart by their counts as long as both speak within a short window: of the values that a new one can go on from, it
+goes on from the largest. Of two cumulative values that cannot both be
+true the later one waits until a third says which it was. Counts belong to the pane of the point's own time.
 A step longer than the short window is counted as a `gap`; its content is judged when it arrives.
 """
 
@@ -39,8 +43,6 @@ from typing import Final
 from kc_otel.judge.histograms import Histogram, difference, layout, magnitude, sum_fits
 from kc_otel.judge.points import Point
 
-__all__ = ["MAX_WRITERS", "REMEMBERED", "Horizon", "Increment", "LatestValue", "PointStream"]
-
 MAX_WRITERS: Final = 4
 """Start times that a stream keeps values for."""
 REMEMBERED: Final = 512
@@ -51,7 +53,7 @@ _ROUNDING: Final = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """What the clock says to a point. All Unix times in ns.
+    """Time limits for a point. All Unix times in ns.
 
     Attributes:
         future: Points later than this are not believed.
@@ -73,7 +75,7 @@ class LatestValue:
     Attributes:
         start: Start time in ns.
         time: Its time in ns.
-        histogram: What was counted.
+        histogram: The counted observations.
         doubted: A later value that contradicts this one, until the next says which of them was wrong.
     """
 
@@ -85,11 +87,12 @@ class LatestValue:
 
 @dataclass(frozen=True, slots=True)
 class Increment:
-    """What became of a point.
+    """Outcome of a point.
 
     Attributes:
-        outcome: `accepted`, `baseline`, `duplicate`, `out_of_order`, `unordered`, `contradictory`, `late` or `future`.
-        increment: What is to be counted; None when nothing is.
+        outcome: `accepted`, `two_writers`, `baseline`, `duplicate`, `out_of_order`, `unordered`, `contradictory`,
+            `late` or `future`.
+        increment: The observations to count; None if there are none.
         event: `reset`, `gap` or empty.
     """
 
@@ -100,11 +103,11 @@ class Increment:
 
 @dataclass(slots=True)
 class PointStream:
-    """What has to be known of a stream to take its next point.
+    """State of a stream, needed to take its next point.
 
     Attributes:
         heard: Unix time in seconds at which a point last arrived.
-        writers: Newest value per start time, the one heard last at the end; cumulative streams only.
+        writers: Newest value of each, the one heard last at the end; cumulative streams only. Some have one start time.
         times: Times of the newest points in ns, ascending; delta streams only.
         forgotten: Latest start time of a writer that was forgotten.
     """
@@ -125,11 +128,20 @@ class PointStream:
         return self._delta(point, point.histogram, horizon)
 
     def _cumulative(self, point: Point, value: Histogram, horizon: Horizon) -> Increment:
-        last = next((writer for writer in self.writers if writer.start == point.start), None)
-        if last is None:
+        known = [writer for writer in self.writers if writer.start == point.start]
+        if not known:
             return self._first(point, value, horizon)
+        last = known[-1]
         if last.time > horizon.future:
             return self._after_clocks_went_back(last, point, value)
+        silent = [writer for writer in known[:-1] if writer.time < point.time - horizon.gap]
+        if silent:
+            self.writers = [writer for writer in self.writers if writer not in silent]
+            known = [writer for writer in known if writer not in silent]
+        another = self._another(known, point, value) if point.time >= horizon.oldest else None
+        return another or self._next(last, point, value, horizon, alone=len(known) == 1)
+
+    def _next(self, last: LatestValue, point: Point, value: Histogram, horizon: Horizon, *, alone: bool) -> Increment:
         if point.time <= last.time:
             return Increment("duplicate" if point.time == last.time else "out_of_order")
         late = point.time < horizon.oldest
@@ -143,8 +155,31 @@ class PointStream:
         if step is None:
             last.doubted = value
             return Increment("contradictory")
+        if step.event == "reset":
+            self._begin(LatestValue(point.start, point.time, value))
+            return step if alone else Increment("two_writers")
         self._remember(last, point.time, value)
         return step
+
+    def _another(self, known: list[LatestValue], point: Point, value: Histogram) -> Increment | None:
+        """Return the increment of an earlier writer of the same start time; None where it may be the last one's."""
+        last = known[-1]
+        known = [writer for writer in known if layout(writer.histogram) == layout(value)]
+        if last not in known or (len(known) == 1 and point.time > last.time):
+            return None
+        if any(writer.time >= point.time and difference(writer.histogram, value) is not None for writer in known):
+            return None  # came twice, or late
+        goes_on = last.time < point.time and difference(value, last.histogram) is not None
+        for other in sorted(known[:-1], key=lambda writer: -writer.histogram.count):
+            if other.time < point.time and not (goes_on and other.histogram.count <= last.histogram.count):
+                step = _counted(value, other.histogram, "")
+                if step is not None and not step.event:
+                    self._remember(other, point.time, value)
+                    return step if goes_on else Increment("two_writers", step.increment)
+        if point.time <= last.time:
+            self._begin(LatestValue(point.start, point.time, value))
+            return Increment("two_writers")
+        return None
 
     def _after_clocks_went_back(self, last: LatestValue, point: Point, value: Histogram) -> Increment:
         # Both clocks were wrong when `last` came, or it would have been refused; counts need no clock.
@@ -158,13 +193,18 @@ class PointStream:
             self.writers.remove(last)
             self.writers.append(last)
 
+    def _begin(self, writer: LatestValue) -> None:
+        """Begin a writer, and forget all but the last few."""
+        self.writers.append(writer)
+        gone, self.writers = self.writers[:-MAX_WRITERS], self.writers[-MAX_WRITERS:]
+        for lost in gone:
+            if all(lost.start != other.start for other in self.writers):
+                self.forgotten = max(self.forgotten, lost.start)
+
     def _first(self, point: Point, value: Histogram, horizon: Horizon) -> Increment:
         event = "reset" if self.writers else ""
-        self.writers.append(LatestValue(point.start, point.time, value))
         came_back = point.start <= self.forgotten
-        for writer in self.writers[:-MAX_WRITERS]:
-            self.forgotten = max(self.forgotten, writer.start)
-        del self.writers[:-MAX_WRITERS]
+        self._begin(LatestValue(point.start, point.time, value))
         if point.time < horizon.oldest:
             return Increment("late", event=event)
         if came_back or point.start < horizon.start:
@@ -190,7 +230,7 @@ class PointStream:
 
 
 def _counted(value: Histogram, before: Histogram, gap: str) -> Increment | None:
-    """What a cumulative value adds to the one before it, of the same layout; None where they contradict each other."""
+    """Return a cumulative value's increment over the one before, of one layout; None if they contradict each other."""
     increment = difference(value, before)
     if increment is None:
         return Increment("accepted", value, "reset")

@@ -1,4 +1,4 @@
-"""From an OTLP metrics request to a flat sequence of decoded points.
+"""Decode an OTLP metrics request into a flat sequence of points.
 
 Read are the drift quantities of the registry, `kc.input.invalid`, `kc.kernel.info`, `kc.train.step`, and the `gen_ai.*`
 histograms that a loaded contract names. Everything else is somebody else's: ignored and counted. A point that
@@ -19,26 +19,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.bucket_layouts import WIDEST_ZERO
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.plain_text import is_plain
-from kc_otel.contract.registry import OPERATORS, RECORDED
+from kc_otel.contract.registry.clause_metrics import OPERATORS, RECORDED
 from kc_otel.contract.slices import Scalar
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram, sum_fits
-from kc_otel.judge.otlp.sender_contracts import SENDER_CONTRACTS, addressees
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import MAX_BUCKETS
-
-__all__ = [
-    "DRIFT_NAMES",
-    "INVALID",
-    "KERNEL_INFO",
-    "TRAIN_STEP",
-    "Point",
-    "PointKind",
-    "metric_of",
-    "series_name",
-    "walk",
-]
 
 DRIFT_NAMES: Final = frozenset(quantity.name for quantity in RECORDED.values())
 _OF_OPERATORS: Final = frozenset(quantity.name for quantity in OPERATORS.values())
@@ -49,26 +37,30 @@ TRAIN_STEP: Final = "kc.train.step"
 _DELTA, _CUMULATIVE = 1, 2
 _NO_RECORDED_VALUE = 1
 _SCALAR_FIELDS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})
-_MOST = 2**44
-"""Counts beyond this are no counts: half a year of a million tokens a second. What as many streams as a contract may
-have add up to is below 2^63 with it."""
+_MAX_COUNT = 2**44
+"""Counts beyond this are no counts: half a year of a million tokens a second. With it, the sum over the most streams of
+a contract stays below 2^63."""
 _SCALES: Final = range(-2, 21)
 """Buckets that are a factor of 16 wide suffice for all values; wider ones would make a whole window so."""
-_WIDEST_ZERO: Final = 2.0**-20
-"""Half width of a zero bucket. A wider one would hide what others sent, too, since a window has one."""
 _EXPONENTS: Final = (-1080.0, 512.0)
 """Binary exponents of what is observed. No drift is larger, and sums of as many as there can be stay finite."""
-_LARGEST: Final = 2.0 ** _EXPONENTS[1]
-_MOST_ATTRIBUTES: Final = 128
-_LONGEST: Final = 1024
+_LARGEST_EDGE: Final = 2.0 ** _EXPONENTS[1]
+_WIDEST_EXPONENT: Final = math.log2(WIDEST_ZERO)
+_MAX_ATTRIBUTES: Final = 128
+_MAX_ATTRIBUTE_CHARACTERS: Final = 1024
 """Characters that a name or a value of an attribute may have."""
-_LONGEST_TOGETHER: Final = 8192
+_MAX_CHARACTERS_TOGETHER: Final = 8192
 """Characters that all names and values of a point may have."""
 
 
 def series_name(metric: str, operator: str | None) -> str:
-    """What a metric's observations are kept under: its name, and for an operator's its own, `metric[operator]`."""
+    """Return the key of a metric's observations: its name, and for an operator `metric[operator]`."""
     return metric if operator is None else f"{metric}[{operator}]"
+
+
+def invalid_on(slice: str) -> str:
+    """Return what the invalid sequences of a slice are kept under; those of slices that nobody knows are `INVALID`."""
+    return series_name(INVALID, slice)
 
 
 def metric_of(series: str) -> str:
@@ -77,7 +69,7 @@ def metric_of(series: str) -> str:
 
 
 class PointKind(Enum):
-    """What a point carries."""
+    """Kind of a point."""
 
     HISTOGRAM = "histogram"
     COUNTER = "counter"
@@ -93,7 +85,6 @@ class Point:
         kind: Histogram, counter, info or step.
         metric: OpenTelemetry metric name.
         operator: Name of the operator that it is about; None unless the metric is one of operators.
-        only: Names of the contracts that its sender may speak of; None for any.
         stream: Digest of the stream's identity as the OTel data model has it: resource, scope, metric name, unit, type,
             temporality and attributes. 16 bytes.
         attributes: The point's own attributes; only those with a scalar value.
@@ -101,7 +92,7 @@ class Point:
         start: Start of what was counted, Unix time in ns; 0 when unknown.
         time: End of what was counted, Unix time in ns.
         cumulative: Whether counts go back to `start`; else they are those since the stream's last point.
-        histogram: What was counted; None for an info. Of a step, its number as a count.
+        histogram: The counted observations; None for an info. Of a step, its number as a count.
         number: Of the point among all exponential ones of its request, in their order; nothing for others.
     """
 
@@ -115,12 +106,14 @@ class Point:
     cumulative: bool
     histogram: Histogram | None
     operator: str | None = None
-    only: frozenset[str] | None = None
     number: int = 0
 
     @property
     def series(self) -> str:
-        """What its observations are kept under."""
+        """Key of the point's observations."""
+        if self.metric == INVALID:
+            slice = self.attributes.get("kc.slice")
+            return INVALID if slice is None else invalid_on(str(slice))
         return series_name(self.metric, self.operator)
 
 
@@ -143,7 +136,6 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
     number = 0
     for resource_metrics in request.resource_metrics:
         resource: dict[str, Scalar] | None = None
-        only = addressees(resource_metrics.resource)
         for scope_metrics in resource_metrics.scope_metrics:
             origin = b""
             for metric in scope_metrics.metrics:
@@ -157,7 +149,7 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
                     resource = _resource(resource_metrics.resource.attributes)
                 if not origin:
                     origin = _origin(resource_metrics.resource, scope_metrics.scope)
-                yield from _points(metric, name, field, points, first, (resource, only), origin, count)
+                yield from _points(metric, name, field, points, first, resource, origin, count)
 
 
 def _points(
@@ -166,7 +158,7 @@ def _points(
     field: str,
     points: Any,
     first: int,
-    sender: tuple[dict[str, Scalar], frozenset[str] | None],
+    resource: dict[str, Scalar],
     origin: bytes,
     count: Count,
 ) -> Iterator[Point]:
@@ -197,13 +189,12 @@ def _points(
             metric=name,
             stream=_identity(family, point.attributes),
             attributes=attributes,
-            resource=sender[0],
+            resource=resource,
             start=start,
             time=time,
             cumulative=temporality == _CUMULATIVE,
             histogram=histogram,
             operator=operator,
-            only=sender[1],
             number=number,
         )
 
@@ -229,7 +220,7 @@ def _times(point: Any, temporality: int) -> tuple[int, int]:
 
 def _reader(name: str, field: str, metric: Any) -> tuple[PointKind, Callable[[Any], Histogram | None] | None]:
     if name == KERNEL_INFO:
-        return PointKind.INFO, _nothing if field in {"gauge", "sum"} else None
+        return PointKind.INFO, _counter if field in {"gauge", "sum"} else None
     if name == TRAIN_STEP:
         return PointKind.STEP, _counter if field == "gauge" else None
     if name == INVALID:
@@ -239,13 +230,9 @@ def _reader(name: str, field: str, metric: Any) -> tuple[PointKind, Callable[[An
     return PointKind.HISTOGRAM, _explicit if field == "histogram" else None
 
 
-def _nothing(point: Any) -> None:
-    del point
-
-
 def _counter(point: Any) -> Histogram:
     value = point.as_double if point.WhichOneof("value") == "as_double" else point.as_int
-    if not 0 <= value < _MOST:
+    if not 0 <= value < _MAX_COUNT:
         raise _MalformedError(f"a counter cannot be {value!r}")
     return ExplicitHistogram.of_count(round(value))
 
@@ -258,9 +245,9 @@ def _exponential(point: Any) -> Histogram:
     positive, negative = _buckets(point.positive, scale), _buckets(point.negative, scale)
     counted = point.zero_count + int(positive.counts.sum()) + int(negative.counts.sum())
     _check(point, counted)
-    threshold = point.zero_threshold
-    if not 0.0 <= threshold <= _WIDEST_ZERO:
-        raise _MalformedError(f"zero threshold {threshold!r} is not within 0..{_WIDEST_ZERO:.1g}")
+    threshold = point.zero_threshold or _threshold_of(point.positive, scale)
+    if not 0.0 <= threshold <= WIDEST_ZERO:  # wider, it would hide what others sent: a window has one zero bucket
+        raise _MalformedError(f"zero threshold {threshold!r} is not within 0..{WIDEST_ZERO:g}")
     histogram = ExponentialHistogram(
         scale=scale,
         count=counted,
@@ -277,6 +264,14 @@ def _exponential(point: Any) -> Histogram:
     while max(positive.counts.size, negative.counts.size) >> by > MAX_BUCKETS - 1:
         by += 1
     return histogram.downscaled(scale - by)
+
+
+def _threshold_of(side: Any, scale: int) -> float:
+    """The zero threshold that a first bucket says which is sent though it is empty: where it ends, a power of two."""
+    counts = side.bucket_counts
+    exponent: float = (side.offset + 1) * 2.0**-scale
+    says = counts and not counts[0] and exponent.is_integer() and exponent <= _WIDEST_EXPONENT
+    return 2.0**exponent if says else 0.0
 
 
 def _buckets(side: Any, scale: int) -> Buckets:
@@ -300,7 +295,7 @@ def _explicit(point: Any) -> Histogram:
     if len(edges) > MAX_BUCKETS:
         raise _MalformedError(f"{len(edges)} bounds are more than {MAX_BUCKETS}")
     ascending = all(a < b for a, b in pairwise(edges))
-    if not (ascending and all(abs(edge) < _LARGEST for edge in edges)):
+    if not (ascending and all(abs(edge) < _LARGEST_EDGE for edge in edges)):
         raise _MalformedError("bounds do not ascend")
     _check(point, int(counts.sum()))
     histogram = ExplicitHistogram(edges, counts, point.sum, _extreme(point, "min"), _extreme(point, "max"))
@@ -311,7 +306,7 @@ def _explicit(point: Any) -> Histogram:
 def _counts(given: Any) -> NDArray[np.int64]:
     """Bucket counts, each of which is one; added up modulo 2^64, others could seem to be."""
     counts = np.fromiter(given, np.uint64, len(given))
-    if counts.size and counts.max() >= _MOST:
+    if counts.size and counts.max() >= _MAX_COUNT:
         raise _MalformedError(f"a bucket cannot hold {counts.max()} observations")
     return counts.astype(np.int64)
 
@@ -319,15 +314,15 @@ def _counts(given: Any) -> NDArray[np.int64]:
 def _check(point: Any, counted: int) -> None:
     if counted != point.count:
         raise _MalformedError(f"its buckets hold {counted} observations, its count is {point.count}")
-    if counted >= _MOST:
+    if counted >= _MAX_COUNT:
         raise _MalformedError(f"{counted} observations are more than one stream can have")
     if not (point.HasField("sum") and math.isfinite(point.sum)):
         raise _MalformedError("its sum is missing or not finite")
 
 
 def _check_sum(histogram: Histogram) -> None:
-    if not (abs(histogram.sum) < _MOST * _LARGEST and sum_fits(histogram)):
-        raise _MalformedError(f"its sum {histogram.sum:g} cannot be that of what its buckets hold")
+    if not (abs(histogram.sum) < _MAX_COUNT * _LARGEST_EDGE and sum_fits(histogram)):
+        raise _MalformedError(f"its sum {histogram.sum:g} does not fit its buckets")
 
 
 def _extreme(point: Any, name: str) -> float:
@@ -342,18 +337,18 @@ def _scalars(attributes: Any) -> dict[str, Scalar]:
         _MalformedError: If there are too many of them, one is too long to be a name of anything, or one of ours could
             not stand on a line.
     """
-    if len(attributes) > _MOST_ATTRIBUTES:
-        raise _MalformedError(f"{len(attributes)} attributes are more than {_MOST_ATTRIBUTES}")
+    if len(attributes) > _MAX_ATTRIBUTES:
+        raise _MalformedError(f"{len(attributes)} attributes are more than {_MAX_ATTRIBUTES}")
     found: dict[str, Scalar] = {}
     together = 0
     for pair in attributes:
         size = _length(pair)
-        if size > _LONGEST:
-            raise _MalformedError(f"attribute {pair.key[:80]!a} is longer than {_LONGEST} characters")
+        if size > _MAX_ATTRIBUTE_CHARACTERS:
+            raise _MalformedError(f"attribute {pair.key[:80]!a} is longer than {_MAX_ATTRIBUTE_CHARACTERS} characters")
         together += size
-        if together > _LONGEST_TOGETHER:
+        if together > _MAX_CHARACTERS_TOGETHER:
             raise _MalformedError(
-                f"with {pair.key[:80]!a} its attributes are longer than {_LONGEST_TOGETHER} characters"
+                f"with {pair.key[:80]!a} its attributes are longer than {_MAX_CHARACTERS_TOGETHER} characters"
             )
         field = pair.value.WhichOneof("value")
         # Names of ours reach logs, terminals and messages; isprintable is quick, and says of most that they are plain.
@@ -377,7 +372,7 @@ def _length(pair: Any) -> int:
 
 def _resource(attributes: Any) -> dict[str, Scalar]:
     """A resource's attributes; they describe the sender and name nothing of ours, so what is too long is left out."""
-    short = [pair for pair in attributes if _length(pair) <= _LONGEST][:_MOST_ATTRIBUTES]
+    short = [pair for pair in attributes if _length(pair) <= _MAX_ATTRIBUTE_CHARACTERS][:_MAX_ATTRIBUTES]
     return {
         pair.key: getattr(pair.value, field)
         for pair in short
@@ -386,8 +381,7 @@ def _resource(attributes: Any) -> dict[str, Scalar]:
 
 
 def _origin(resource: Any, scope: Any) -> bytes:
-    # What its receiver adds may change with the receiver's configuration; the stream is the same.
-    parts = sorted(pair.SerializeToString() for pair in resource.attributes if pair.key != SENDER_CONTRACTS)
+    parts = sorted(pair.SerializeToString() for pair in resource.attributes)
     parts += [b"\0", scope.name.encode(), scope.version.encode()]
     return blake2b(b"\0".join(parts), digest_size=16).digest()
 

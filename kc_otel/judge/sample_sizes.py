@@ -1,4 +1,4 @@
-"""How many observations a clause needs before it can PASS at all: with two kernels that are identical.
+"""Minimum observations for a clause to PASS at all, with two identical kernels.
 
 Real kernels need more. The number comes from the evaluator's own interval, asked with equal log-probabilities.
 """
@@ -13,27 +13,25 @@ import numpy as np
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import Unit
+from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.judge.statistics import clause_interval, samples_needed
 from kc_otel.stats import Binned
 
-__all__ = ["Needed", "observations_to_pass", "rounded"]
-
-_MOST: Final = 10**12
+_MAX_OBSERVATIONS: Final = 10**12
 _ONE_AT_BEST: Final = frozenset({"ratio", "geometric_ratio", "support_deficit"})
 """Metrics that are computed from values which are 1, and not 0, where the kernels are identical."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What it takes until a clause can PASS.
+    """Requirements for a clause to PASS.
 
     Attributes:
         clause: Its id.
         slice: The slice.
         observations: Fewest observations with which it can, if the kernels are identical; None when no number does.
-        unit: What an observation is: token, sequence, batch, or request.
-        minimum: What the contract asks for before any verdict.
+        unit: Unit of an observation: token, sequence, batch, or request.
+        minimum: Observations that the contract requires before any verdict.
         minimum_name: Name of that number in the contract; empty when it asks for nothing.
     """
 
@@ -46,13 +44,7 @@ class Needed:
 
 
 def observations_to_pass(contract: Contract, clause: Clause, slice: str) -> Needed:
-    """The fewest observations with which a clause can PASS on a slice.
-
-    Args:
-        contract: The contract: its confidence and minima.
-        clause: One of its clauses.
-        slice: The slice whose limit counts.
-    """
+    """The fewest observations with which a clause can PASS on a slice."""
     minimum = samples_needed(clause, contract.observability)
     name = contract.observability.minimum(clause)[0] if minimum > 1 else ""
     quantity = clause.quantity
@@ -77,7 +69,7 @@ def _fewest(contract: Contract, clause: Clause, slice: str) -> int | None:
     high = 2
     while not passes(high):
         high *= 2
-        if high > _MOST:
+        if high > _MAX_OBSERVATIONS:
             return None
     low = high // 2
     while high - low > 1:

@@ -1,17 +1,25 @@
-"""A series is (metric, slice, kernel pair) within a contract: its key, its panes, and when its pair was heard."""
+"""A series is (metric, slice, kernel pair) within a contract: its key, its panes, and when its pair was heard.
+
+A series has a number, that of its row in the panes; one that a clause is about has a row in each window besides. Both
+are given to the next series once one is gone.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.slices import UNJUDGED
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.pane_history import PaneHistory
-from kc_otel.judge.panes import PaneGrid
-
-__all__ = ["LONG", "SHORT", "Heard", "Listening", "Pair", "Series", "SeriesKey", "grids"]
+from kc_otel.judge.panes import PaneColumns, PaneGrid
+from kc_otel.judge.window_rows import WindowRows
 
 SHORT: Final = 0
 LONG: Final = 1
@@ -24,9 +32,11 @@ Pair = tuple[str, str]
 
 
 class SeriesKey(NamedTuple):
-    """A series within a contract. For `kc.input.invalid` the slice is the reason and the pair is empty.
+    """A series within a contract.
 
-    For what is observed of operators, `metric` names the operator too: see `points.series_name`.
+    For what is observed of operators, `metric` names the operator too: see `points.series_name`. For invalid sequences
+    `slice` is the reason, and `metric` names their slice where it is known: see `points.invalid_on`; the pair is empty
+    where the sender names none.
     """
 
     metric: str
@@ -45,12 +55,14 @@ class Series:
     """The panes of a series, and the Unix time in seconds of its newest observation.
 
     Attributes:
+        arrived: Unix time in seconds at which observations of it arrived last; a sender's clock may be wrong.
         row: Its number in the rows of what windows hold; -1 where no clause is about it.
     """
 
     histories: tuple[PaneHistory, PaneHistory]
     newest: float = 0.0
     row: int = -1
+    arrived: float = 0.0
 
     @property
     def number(self) -> int:
@@ -59,18 +71,18 @@ class Series:
 
     @property
     def has_explicit(self) -> bool:
-        """Whether it holds histograms of explicit bounds."""
+        """True if it holds histograms of explicit bounds."""
         short, long = self.histories
         return short.has_explicit or long.has_explicit
 
     def accepts(self, histogram: Histogram) -> bool:
-        """Whether its buckets are those of what is in the panes."""
+        """Return True if the histogram has the same buckets as the panes' content."""
         return all(history.accepts(histogram) for history in self.histories)
 
 
 @dataclass(slots=True)
 class Heard:
-    """When a kernel pair was last heard of, and how often it usually is.
+    """Time of a kernel pair's last report, and its usual reporting interval.
 
     Attributes:
         last: Unix time in seconds.
@@ -105,7 +117,7 @@ class Heard:
 
 
 class Listening(NamedTuple):
-    """When somebody was there to hear: nobody is silent while nobody listens.
+    """Period in which an evaluator was running: a pair is not silent while nobody listens.
 
     Attributes:
         since: Unix time in seconds from which on this process listens.
@@ -127,3 +139,109 @@ def grids(contract: Contract) -> tuple[PaneGrid, PaneGrid]:
     short = contract.observability.window
     long = max(contract.observability.long_window, short)
     return PaneGrid(short / _SHORT_PANES, _SHORT_PANES), PaneGrid(long / _LONG_PANES, _LONG_PANES)
+
+
+_Group = TypeVar("_Group")
+_Key = TypeVar("_Key")
+
+
+class SeriesTable:
+    """The series that there are.
+
+    Args:
+        grids: The panes of the short and of the long window.
+        panes: Content of exponential histograms.
+        windows: Content of each window for the series that clauses are about.
+        judged: Names of the metrics that clauses are computed from.
+
+    Attributes:
+        by_key: All of them.
+    """
+
+    __slots__ = ("_by_metric", "_by_slice", "_free", "_free_rows", "_grids", "_judged", "_keys", "_panes", "_rows",
+                 "_windows", "by_key")  # fmt: skip
+
+    def __init__(
+        self,
+        grids: tuple[PaneGrid, PaneGrid],
+        panes: PaneColumns,
+        windows: Sequence[WindowRows],
+        judged: Iterable[str],
+    ) -> None:
+        self.by_key: dict[SeriesKey, Series] = {}
+        self._by_slice: dict[tuple[str, str], dict[Pair, Series]] = {}
+        self._by_metric: dict[str, dict[SeriesKey, Series]] = {}
+        self._grids, self._panes, self._windows, self._judged = grids, panes, windows, frozenset(judged)
+        self._keys: list[SeriesKey | None] = []  # by number
+        self._free: list[int] = []
+        self._rows = 0
+        self._free_rows: list[int] = []
+
+    def on(self, metric: str, slice: str) -> dict[Pair, Series]:
+        """Series of a metric on a slice, by kernel pair."""
+        return self._by_slice.get((metric, slice), {})
+
+    def of(self, metric: str) -> Mapping[SeriesKey, Series]:
+        """Series of a metric."""
+        return self._by_metric.get(metric, {})
+
+    def metrics(self) -> set[str]:
+        """Metrics that have series."""
+        return set(self._by_metric)
+
+    def keys(self, numbers: NDArray[np.int64]) -> list[SeriesKey | None]:
+        """The series with these numbers; None for one that is gone."""
+        return [self._keys[number] for number in numbers.tolist()]
+
+    def living(self, numbers: NDArray[np.int64]) -> list[SeriesKey]:
+        """The series with these numbers, without those that are gone."""
+        return [key for key in self.keys(numbers) if key is not None]
+
+    def begin(self, key: SeriesKey, *, empty: bool) -> Series:
+        """A series that is new.
+
+        Args:
+            key: Its key; there is none of that yet.
+            empty: Whether the panes hold nothing of it.
+        """
+        if not self._free:
+            self._free.append(len(self._keys))
+            self._keys.append(None)
+        number = self._free.pop()
+        self._keys[number] = key
+        series = self.by_key[key] = self.empty(number)
+        if key.metric in self._judged and key.slice not in UNJUDGED:
+            series.row = self._free_rows.pop() if self._free_rows else self._rows
+            self._rows = max(self._rows, series.row + 1)
+            for window, history in zip(self._windows, series.histories, strict=True):
+                window.begin(series.row, history, empty=empty)
+        self._by_slice.setdefault((key.metric, key.slice), {})[key.pair] = series
+        self._by_metric.setdefault(key.metric, {})[key] = series
+        return series
+
+    def empty(self, number: int = -1) -> Series:
+        """A series that holds nothing; by itself it has no number."""
+        short, long = self._grids
+        return Series((PaneHistory(short, self._panes, SHORT, number), PaneHistory(long, self._panes, LONG, number)))
+
+    def end(self, gone: Sequence[SeriesKey]) -> None:
+        """Series that are no more, and what the panes hold of them."""
+        if gone:
+            self._panes.drop([self.by_key[key].number for key in gone])
+        for key in gone:
+            series = self.by_key.pop(key)
+            self._keys[series.number] = None
+            self._free.append(series.number)
+            if series.row >= 0:
+                self._free_rows.append(series.row)
+                for window in self._windows:
+                    window.end(series.row)
+            _leave(self._by_slice, (key.metric, key.slice), key.pair)
+            _leave(self._by_metric, key.metric, key)
+
+
+def _leave(groups: dict[_Group, dict[_Key, Series]], group: _Group, key: _Key) -> None:
+    """Remove one from a group, and the group with the last."""
+    del groups[group][key]
+    if not groups[group]:
+        del groups[group]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
+from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.contract.clause import Clause
+from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Assumptions, Observability
-from kc_otel.contract.registry import DERIVED, Unit
+from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
 from kc_otel.judge.points import series_name
-from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
 from kc_otel.stats import (
     Binned,
     Interval,
@@ -34,18 +32,6 @@ from kc_otel.stats.interval_rows import (
     quantile_intervals,
     two_valued_mean_intervals,
 )
-from kc_otel.stats.within_limits import fractions_within, means_within, quantiles_within
-
-__all__ = [
-    "clause_interval",
-    "factors",
-    "intervals_of_rows",
-    "mean_range",
-    "metric_name",
-    "opposite_name",
-    "rows_within",
-    "samples_needed",
-]
 
 _CAP_IN_LIMITS: Final = 100.0
 """Cap of a `gen_ai.*` metric's mean, in limits, where the clause has none: such metrics have no range of their own."""
@@ -62,52 +48,15 @@ def opposite_name(clause: Clause) -> str | None:
 
 
 def samples_needed(clause: Clause, observability: Observability) -> int:
-    """Observations below which the clause cannot pass: tokens, or sequences where these are its unit.
+    """Observations below which the clause cannot pass: tokens, or prompts or sequences where these are its unit.
 
     Nor can it fail with fewer by an interval, except on a maximum: one observation above the limit is a fact, while a
-    few below it say nothing of the next. What is observed once per batch may never be observed hundreds of times in a
-    window, so the contract's minima are not for that.
+    few below it say nothing of the next. A quantity observed once per batch or step may never be observed hundreds of
+    times in a window, so the contract's minima are not for that.
     """
-    if clause.quantity is not None and clause.quantity.per is Unit.BATCH:
+    if clause.quantity is not None and clause.quantity.per in {Unit.BATCH, Unit.STEP}:
         return 1
     return observability.minimum(clause)[1]
-
-
-def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
-    """(scale, offset) with which a derived metric is `scale * mean(base) + offset`.
-
-    k1 = -E[l]; support deficit = 1 - E[w]; clip-budget share = E|l| / log(1 + clip);
-    reward drift: (r_max - r_min) times what its two sides bound, and <= (r_max - r_min) TV_seq;
-    gradient bias <= 2 A_max G_seq TV_seq, G_seq = horizon * score_norm_max.
-    Source: Xu and Wu 2026, arXiv:2606.07581, the last with the constant that needs no support assumption.
-
-    Raises:
-        ValueError: If the contract does not state an assumption that the metric is made of.
-    """
-    missing = [name for name in DERIVED[metric].needs if getattr(assumptions, name) is None]
-    if missing:
-        msg = f"{metric} needs assumptions.{' and assumptions.'.join(missing)}; write them into the contract"
-        raise ValueError(msg)
-    match metric:
-        case "k1":
-            return -1.0, 0.0
-        case "support_deficit":
-            return -1.0, 1.0
-        case "clip_budget_share":
-            assert assumptions.clip is not None
-            return 1.0 / math.log1p(assumptions.clip), 0.0
-        case "reward_drift" | "reward_drift_bound":
-            assert assumptions.reward_range is not None
-            low, high = assumptions.reward_range
-            return high - low, 0.0
-        case "gradient_bias_bound":
-            a, g, t = assumptions.advantage_max, assumptions.score_norm_max, assumptions.horizon
-            assert a is not None
-            assert g is not None
-            assert t is not None
-            return 2.0 * a * g * t, 0.0
-    msg = f"{metric} has no formula"
-    raise ValueError(msg)
 
 
 def clause_interval(
@@ -122,7 +71,7 @@ def clause_interval(
     """A clause's statistic on a sample, in the unit of its limit.
 
     Args:
-        clause: What is limited.
+        clause: Clause to evaluate.
         assumptions: The contract's constants, for derived metrics.
         sample: Observations of the metric `metric_name(clause)`; where it has an `opposite`, with those of that.
         alpha_lower: Error probability of the lower side.
@@ -141,7 +90,7 @@ def clause_interval(
                 sample, statistic.argument, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime
             )
         case "fraction":
-            # What recorders count as 0 is not above it, whatever width a histogram gives it.
+            # Values that recorders count as 0 are not above it, however wide the histogram's zero bucket is.
             above = statistic.argument or ZERO_THRESHOLD
             return fraction_interval(sample, above, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime)
     if clause.metric not in DERIVED:
@@ -172,30 +121,6 @@ def intervals_of_rows(
     scale, offset = factors(clause.metric, assumptions)
     sides = (alpha_upper, alpha_lower) if scale < 0 else (alpha_lower, alpha_upper)
     return _mean_of_rows(clause, rows, *sides).affine(scale, offset)
-
-
-def rows_within(
-    clause: Clause, rows: HistogramRows, limits: NDArray[np.float64], *, alpha_upper: float
-) -> NDArray[np.bool_]:
-    """Of which rows the upper bound of `intervals_of_rows` is surely at most a limit, where one look can say so [R].
-
-    Args:
-        clause: Whose bounds are meant.
-        rows: The samples.
-        limits: In the unit of the clause's [R].
-        alpha_upper: Error probability of the upper side.
-    """
-    statistic, alpha = clause.parsed_statistic, alpha_upper
-    match statistic.kind:
-        case "quantile":
-            return quantiles_within(rows, statistic.argument, limits, alpha_upper=alpha)
-        case "fraction":
-            return fractions_within(rows, statistic.argument or ZERO_THRESHOLD, limits, alpha_upper=alpha)
-    two_valued = clause.quantity is not None and clause.quantity.two_valued
-    if statistic.kind != "mean" or clause.metric in DERIVED or two_valued:
-        return np.zeros(rows.total.size, np.bool_)
-    low, high, cap = mean_range(clause)
-    return means_within(rows, limits, low=low, high=high, cap=cap, cut=clause.cap is not None, alpha_upper=alpha)
 
 
 def _derived(

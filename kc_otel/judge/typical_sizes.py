@@ -1,4 +1,4 @@
-"""How many observations it typically takes until a gate that stops when it can is decided on a clause.
+"""Typical numbers of observations until a gate that may stop early is decided on a clause.
 
 No simulation: the bounds that the gate uses are asked about a sample that is as a typical one would be. Observations
 vary as much as they are large (an exponential law: a coefficient of variation of 1), and shares are the expected ones.
@@ -15,29 +15,27 @@ from typing import Final
 import numpy as np
 
 from kc_otel.contract.clause import Clause
+from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import DERIVED, Unit
-from kc_otel.contract.slices import ALL
-from kc_otel.judge.statistics import clause_interval, factors, samples_needed
+from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
+from kc_otel.judge.statistics import clause_interval, samples_needed
 from kc_otel.stats import Binned
-
-__all__ = ["TRUTHS", "TypicalSizes", "typical_size", "typical_sizes"]
 
 TRUTHS: Final = (0.5, 0.8, 2.0)
 """Truth in limits for which sizes are said: what to expect, the worst that one should plan for, and a fault."""
-_MOST: Final = 10**8
+_MAX_OBSERVATIONS: Final = 10**8
 _POINTS: Final = 1000
 """Points of the law that stand for more observations than that."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypicalSizes:
-    """What one cell of a gate typically takes.
+    """Typical observations for one cell of a gate.
 
     Attributes:
         clause: Its id.
         slice: The slice.
-        unit: What an observation is.
+        unit: Unit of an observation.
         sizes: Observations for each of `TRUTHS`; None where no such number is known.
     """
 
@@ -48,11 +46,11 @@ class TypicalSizes:
 
 
 def typical_sizes(contract: Contract) -> tuple[TypicalSizes, ...]:
-    """What each clause takes on each slice."""
+    """Return the typical observations of each clause on each slice."""
     found = []
     for clause in contract.clauses:
         known: dict[float, tuple[int | None, ...]] = {}
-        for slice in (ALL, *contract.slices):
+        for slice in contract.slices_for(clause):
             limit = clause.limit_for(slice)
             if limit not in known:
                 known[limit] = tuple(typical_size(contract, clause, slice, truth) for truth in TRUTHS)
@@ -68,7 +66,7 @@ def typical_size(contract: Contract, clause: Clause, slice: str, truth: float) -
         contract: The contract: its confidence, its minima, and the number of its cells.
         clause: One of its clauses.
         slice: The slice whose limit counts.
-        truth: What the statistic really is, in limits: below 1 the clause is to PASS, above 1 to FAIL.
+        truth: True value of the statistic, in limits: below 1 the clause is to PASS, above 1 to FAIL.
     """
     sample = _typical(contract, clause, slice, truth)
     if sample is None:
@@ -88,7 +86,7 @@ def typical_size(contract: Contract, clause: Clause, slice: str, truth: float) -
         return high
     while not decided(high):
         low, high = high, 2 * high
-        if high > _MOST:
+        if high > _MAX_OBSERVATIONS:
             return None
     while high - low > max(1, low // 100):
         middle = (low + high) // 2

@@ -1,19 +1,22 @@
-"""Why a cell has its verdict, in words; of a cell that is not decided, how many observations it lacks."""
+"""Reason for a cell's verdict, in words; for an undecided cell, the number of observations it lacks.
+
+A PASS on the mean of an unbounded quantity, or of one that may be far above its limit, needs many observations: one
+that was not seen may be as far off as the quantity allows. A cap bounds it, and the reason says what a cap would give.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.cell_evidence import JudgedWindow
 from kc_otel.judge.statistics import clause_interval
 from kc_otel.judge.verdict import Status
 from kc_otel.stats import Interval
-
-__all__ = ["kept", "reason_of"]
 
 _DISTANCES: Final = frozenset(
     key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
@@ -21,14 +24,18 @@ _DISTANCES: Final = frozenset(
 """Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
 _PROJECTION: Final = 4
 """Times as many observations for which an interval is computed to see how it narrows."""
-_SLOW: Final = 0.75
+_SLOW_NARROWING: Final = 0.75
 """Part of its width that an interval keeps with four times as many, above which it may not narrow to a point."""
-_FAR: Final = 10
+_CAP_IN_LIMITS: Final = 5.0
+"""The cap that is advised, in limits: a tenth of the observations decide such a mean."""
+_WORTH_A_CAP: Final = 0.5
+"""Part of the distance from the estimate to its upper bound that a cap has to leave at most to be advised."""
+_FAR_POWER: Final = 10
 """Power of `_PROJECTION` that stands for as many observations as one likes."""
 
 
 def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
-    """Why a cell has its verdict, in a sentence with its numbers, and what it lacks where it has none."""
+    """Return the reason for a cell's verdict, in a sentence with its numbers, and what an undecided cell lacks."""
     interval, limit = case.interval, case.terms.limit
     seconds = contract.observability.window if case.window == "short" else contract.observability.long_window
     span = format_duration(seconds)
@@ -48,14 +55,17 @@ def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
 
 
 def kept(interval: Interval, limit: float, what: str, span: str) -> str:
-    """Why a cell passes whose upper bound is within its limit."""
+    """Return the reason for a PASS whose upper bound is within the limit."""
     note = f" ({interval.note})" if interval.note else ""
     return f"upper bound {interval.upper:.4g} <= limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
 
 
 def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, span: str) -> str:
-    """What a cell lacks that is neither within its limit nor beyond it."""
+    """Return what a cell lacks that is neither within its limit nor beyond it."""
     interval, limit, needed = case.interval, case.terms.limit, case.terms.needed
+    if case.evidence.broken and interval.upper <= limit:
+        kept_all_the_same = kept(interval, limit, what, span)
+        return f"no PASS on an assumption that does not hold: {case.evidence.broken}; else {kept_all_the_same}"
     if interval.lower > limit:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
     elif interval.upper <= limit:
@@ -67,13 +77,58 @@ def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, 
     count = (
         f"{interval.samples:,} of {needed:,} {what}" if interval.samples < needed else f"{interval.samples:,} {what}"
     )
-    if interval.lower > limit and case.evidence.alarm is not None and case.evidence.detected:
-        return f"{said} with {count} in {span}: {100.0 * case.evidence.alarm.share:.0f} % of what an alarm takes"
-    return f"{said} with {count} in {span}: {_missing(contract, case, alpha)}"
+    alarm = case.evidence.alarm
+    since = "; the fault has ended, and a PASS takes more" if alarm is not None and alarm.ended else _improved(case)
+    if interval.lower > limit and alarm is not None and case.evidence.detected:
+        return f"{said} with {count} in {span}: {100.0 * alarm.share:.0f} % of what an alarm takes{since}"
+    parts = (_missing(contract, case, alpha) + since, _with_a_cap(contract, case, alpha))
+    return f"{said} with {count} in {span}: {'; '.join(filter(None, parts))}"
+
+
+def _with_a_cap(contract: Contract, case: JudgedWindow, alpha: float) -> str:
+    """Suggest a cap and the observations that it takes; empty if none is possible or it saves little."""
+    clause, quantity, now = case.evidence.clause, case.evidence.clause.quantity, case.interval
+    cap = _CAP_IN_LIMITS * case.terms.limit
+    if not (
+        quantity is not None
+        and clause.cap is None
+        and clause.parsed_statistic.kind == "mean"
+        and not quantity.two_valued
+        and clause.opposite is None
+        and clause.metric != "support_deficit"
+        and 0.0 < cap < quantity.high
+        and now.estimate <= case.terms.limit < now.upper
+    ):
+        return ""
+    evidence = replace(case.evidence, clause=clause.model_copy(update={"cap": cap}))
+    interval = clause_interval(
+        evidence.clause,
+        contract.assumptions,
+        evidence.sample(case.window),
+        alpha_lower=case.level,
+        alpha_upper=alpha,
+        anytime=evidence.anytime,
+    )
+    if not interval.upper - interval.estimate <= _WORTH_A_CAP * (now.upper - now.estimate):
+        return ""
+    said = f"with `cap: {cap:.4g}` the upper bound is {interval.upper:.4g}"
+    missing = _missing(contract, case._replace(evidence=evidence, interval=interval), alpha)
+    if missing:
+        return f"{said}: {missing}"
+    return said if evidence.broken else f"{said}, a PASS"
+
+
+def _improved(case: JudgedWindow) -> str:
+    """Say how far a fault that continues has improved."""
+    alarm = case.evidence.alarm
+    if alarm is None or alarm.improved is None:
+        return ""
+    before, after = alarm.improved
+    return f"; improved from {before:.3g} to {after:.3g} times what is allowed, and not ended"
 
 
 def _alarmed(contract: Contract, case: JudgedWindow, samples: str) -> str:
-    """Why a cell fails whose observations are followed, and how often chance would say so."""
+    """Return the reason for a FAIL of followed observations, and the rate of false alarms."""
     interval, limit = case.interval, case.terms.limit
     alarm = case.evidence.alarm
     assert alarm is not None
@@ -82,15 +137,15 @@ def _alarmed(contract: Contract, case: JudgedWindow, samples: str) -> str:
     elif interval.estimate > limit:
         said = f"estimate {interval.estimate:.4g} > limit {limit:.4g} {samples}"
     elif interval.samples:
-        said = f"a part of what came is above limit {limit:.4g}; estimate {interval.estimate:.4g} {samples}"
+        said = f"recent observations are above limit {limit:.4g}; estimate {interval.estimate:.4g} {samples}"
     else:
         said = f"limit {limit:.4g} was exceeded"
     apart = f"false alarms are expected {format_duration(contract.observability.false_alarms)} apart or more"
-    return f"{said}; {apart}" + ("" if alarm.share >= 1.0 else "; not cleared yet")
+    return f"{said}; {apart}" + (_improved(case) or ("" if alarm.share >= 1.0 else "; not cleared yet"))
 
 
 def _counted(contract: Contract, case: JudgedWindow, span: str) -> str:
-    """How many broke a promise that none does, and the most that they can be where none was seen.
+    """Return the number of breaches of a promise that allows none, and their upper bound if none was seen.
 
     With none seen the exact bound 1 - alpha^(1/n) holds for the mean of the conditional probabilities, whatever depends
     on what: 1{x = 0} / (1 - p) multiplied up is a martingale, so that P(none seen and prod (1 - p) <= alpha) <= alpha.
@@ -109,7 +164,7 @@ def _counted(contract: Contract, case: JudgedWindow, span: str) -> str:
 
 
 def _missing(contract: Contract, case: JudgedWindow, alpha: float) -> str:
-    """What would decide the cell, in words."""
+    """Return what would decide the cell, in words."""
     few = case.terms.needed - case.interval.samples
     at_least = f"{few:,} more needed" if few > 0 else ""
     if case.interval.lower > case.terms.limit or case.interval.upper <= case.terms.limit:
@@ -126,8 +181,8 @@ def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> 
     """Observations that are missing for the nearer bound to reach the limit, if what comes is like what came.
 
     Intervals narrow as a/sqrt(n) + b/n; a and b come from the present one and the one that _PROJECTION times as many of
-    the same observations would give. Infinity where no number would do: what is not known of the observations, as a
-    reward that is missing, leaves an interval wide.
+    the same observations would give. Infinity where no number suffices: unknown values, such as missing rewards, keep
+    an interval wide.
     """
     now, n = case.interval, case.interval.samples
     above = now.estimate > case.terms.limit
@@ -146,7 +201,7 @@ def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> 
 
     half = now.estimate - now.lower if above else now.upper - now.estimate
     later = half_width(_PROJECTION)
-    if later > half * _SLOW and half_width(_PROJECTION**_FAR) >= gap > 0:
+    if later > half * _SLOW_NARROWING and half_width(_PROJECTION**_FAR_POWER) >= gap > 0:
         return math.inf
     if not (gap > 0 and math.isfinite(half) and math.isfinite(later) and 0 <= later < half):
         return None

@@ -1,11 +1,12 @@
-"""From what the windows hold to verdicts: a pure function of the contract, the evidence and the clock.
+"""Verdicts as a pure function of the contract, the windows, the evidence and the clock.
 
 Every cell is judged on the short window first. Where that cannot decide, the long window does. Each window gets half of
 alpha = 1 - confidence. A PASS rests on an interval, and each cell stands alone, for a promotion asks that all of them
 pass. Where observations are followed as they arrive, a FAIL rests on what they add up to against the limit
-(`fail_evidence`): it comes when that reaches an alarm, and stays until it is gone or what was observed since passes.
-Where they are judged once, as in a gate, or nothing of the kind can be held, it rests on an interval too, and Holm's
-procedure over all such cells keeps the chance of any false FAIL within alpha.
+(`fail_evidence`): it comes when that reaches an alarm, and stays until it is gone, until what was observed since
+passes, or until it is refuted that the fault is as it was (`fault_end`). Where they are judged once, as in a gate, or
+nothing of the kind can be held, it rests on an interval too, and Holm's procedure over all such cells keeps the chance
+of any false FAIL within alpha.
 """
 
 from __future__ import annotations
@@ -17,17 +18,16 @@ from typing import Final, cast
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.cell_evidence import Evidence, JudgedWindow, Terms, Window
+from kc_otel.judge.input_faults import INVALID_INPUT
 from kc_otel.judge.statistics import clause_interval, intervals_of_rows
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdict_reasons import reason_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval, holm
 from kc_otel.stats.histogram_rows import rows_of
 
-__all__ = ["Memo", "decide", "verdict_of"]
-
 _AT_ONCE: Final = 8
 """Cells of a clause from which on their intervals are computed together."""
-_REMEMBERED: Final = 4
+_MEMO_INTERVALS: Final = 4
 """Intervals per cell that a memo keeps: two windows, and as many of cells that are gone."""
 
 
@@ -36,7 +36,7 @@ def _status(item: Evidence, terms: Terms, interval: Interval) -> Status:
     if interval.lower > terms.limit and (terms.fails_at_once or not few):
         return Status.INCONCLUSIVE if item.detected else Status.FAIL
     kept = interval.upper <= terms.limit or (terms.allows_none and interval.estimate == 0.0)
-    return Status.PASS if kept and not few else Status.INCONCLUSIVE
+    return Status.PASS if kept and not few and not item.broken else Status.INCONCLUSIVE
 
 
 class Memo:
@@ -47,7 +47,7 @@ class Memo:
         self._terms: dict[tuple[str, str], Terms] = {}
 
     def terms(self, contract: Contract, item: Evidence) -> Terms:
-        """What a cell's clause says on its slice."""
+        """Return the terms of a cell's clause on its slice."""
         where = (item.clause.id, item.cell.slice)
         known = self._terms.get(where)
         if known is None:
@@ -102,7 +102,7 @@ class Memo:
 
     def forget(self, cells: int) -> None:
         """Start over when most of what is kept cannot be of the contract's `cells` cells any more."""
-        if len(self._kept) > _REMEMBERED * cells:
+        if len(self._kept) > _MEMO_INTERVALS * cells:
             self.clear()
 
 
@@ -139,7 +139,7 @@ def _followed(contract: Contract, item: Evidence, alpha: float, memo: Memo) -> J
     assert item.alarm is not None
     recent = item if item.alarm.since is None else replace(item, sample=item.alarm.since, parts=None)
     case = _case(contract, recent, "short", alpha, alpha, memo)
-    # What is above the limit in this window is not taken back by the longer one.
+    # The longer window does not take back a breach in this one.
     above = case.interval.lower > case.terms.limit and case.interval.samples >= case.terms.needed
     if case.status is Status.INCONCLUSIVE and not above:
         case = _case(contract, recent, "long", alpha, alpha, memo)
@@ -162,7 +162,7 @@ def _judged(
 
     def fails(case: JudgedWindow) -> Callable[[float], bool]:
         def at(level: float) -> bool:
-            # What is not above the limit in the sample itself fails at no level.
+            # A sample whose own statistic is within the limit fails at no level.
             if case.interval.samples < case.terms.needed and not case.terms.fails_at_once:
                 return False
             if not case.interval.estimate > case.terms.limit:
@@ -192,7 +192,7 @@ def _case(
 
 
 def verdict_of(contract: Contract, case: JudgedWindow, alpha: float, now: float) -> Verdict:
-    """What is said of a cell on the window that decides."""
+    """Return the verdict on a cell from the window that decides."""
     interval = case.interval
     return Verdict(
         cell=case.evidence.cell,
@@ -210,11 +210,12 @@ def verdict_of(contract: Contract, case: JudgedWindow, alpha: float, now: float)
         contract_hash=contract.hash,
         about=case.terms.about,
         evidence=_share(case),
+        ended=case.status is Status.INCONCLUSIVE and case.evidence.alarm is not None and case.evidence.alarm.ended,
     )
 
 
 def _share(case: JudgedWindow) -> float:
-    """What is held against a cell; nothing any more once what was observed after an alarm passes."""
+    """Return the evidence against a cell; 0 once the observations after an alarm pass."""
     alarm = case.evidence.alarm
     if alarm is None:
         return math.nan
@@ -225,7 +226,7 @@ def _silence(contract: Contract, item: Evidence, now: float, memo: Memo) -> Verd
     terms = memo.terms(contract, item)
     return Verdict(
         cell=item.cell,
-        status=Status.NO_DATA,
+        status=Status.INVALID_INPUT if item.absence.startswith(INVALID_INPUT) else Status.NO_DATA,
         at=now,
         limit=terms.limit,
         estimate=math.nan,
@@ -243,9 +244,9 @@ def _silence(contract: Contract, item: Evidence, now: float, memo: Memo) -> Verd
     )
 
 
-def _same(one: object, other: object) -> bool:
-    """Whether two samples are the same object, or put together of the same objects."""
-    if one is other or not (isinstance(one, Binned) and isinstance(other, Binned)):
-        return one is other
-    together = one.opposite is not None and one.opposite is other.opposite
-    return together and one.count is other.count and one.lower is other.lower
+def _same(sample: object, other: object) -> bool:
+    """Return True if two samples are the same object, or are composed of the same objects."""
+    if sample is other or not (isinstance(sample, Binned) and isinstance(other, Binned)):
+        return sample is other
+    together = sample.opposite is not None and sample.opposite is other.opposite
+    return together and sample.count is other.count and sample.lower is other.lower

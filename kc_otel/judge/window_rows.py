@@ -1,4 +1,4 @@
-"""What the windows of a contract's series hold, as rows of a matrix that follows the panes.
+"""Windows of a contract's series, as rows of a matrix that follows the panes.
 
 Merging the panes of thousands of series at every evaluation costs more than judging them. So what arrives is added to
 its series' row, and what a pane holds that leaves the window is subtracted: counts are whole numbers, and come out
@@ -9,9 +9,8 @@ not fit beside the others (explicit bounds, another scale, extremes that nobody 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,26 +20,24 @@ from kc_otel.judge.panes import PaneColumns, PaneContent, PaneGrid
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.histogram_rows import Bins, HistogramRows
 
-__all__ = ["WindowRows", "WindowState", "WindowStates"]
-
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
-_WIDEST: Final = 640
+_MAX_BINS: Final = 640
 """Bins that rows may have together."""
-_SPARE: Final = 16
+_SPARE_BUCKETS: Final = 16
 """Buckets by which matrices are made wider than they have to be."""
-_NOTHING: Final = np.array([0.0, np.inf, -np.inf, -np.inf])[:, None, None]
-_MOST: Final = 2.0**53
+_EMPTY_PANE: Final = np.array([0.0, np.inf, -np.inf, -np.inf])[:, None, None]
+_MAX_EXACT_COUNT: Final = 2.0**53
 """Observations up to which a double counts them exactly."""
 
 
 class WindowState(NamedTuple):
-    """What the rows of a window say at one time.
+    """Rows of a window at one time.
 
     Attributes:
         edges: Lower and upper edges of the bins [2, B].
-        version: A number that is another one once the row has changed [rows].
+        version: A number that changes with the row [rows].
         counts: Observations [rows, B].
         sum: Exact sums [rows].
         minimum: No observation is smaller [rows].
@@ -56,53 +53,25 @@ class WindowState(NamedTuple):
     maximum: Floats
     observed: NDArray[np.bool_]
 
-    def is_beside(self, other: WindowState) -> bool:
-        """Whether its rows have the bins of another state's."""
-        return self.edges is other.edges and self.counts.shape == other.counts.shape
-
-
-class WindowStates:
-    """Rows of a window at several times, one beside the other.
-
-    Args:
-        states: Those of each time, in the same bins.
-
-    """
-
-    def __init__(self, states: Sequence[WindowState]) -> None:
-        self._states, self._edges = states, states[0].edges
-
-    @cached_property
-    def version(self) -> Numbers:
-        """Of each row at each time [times, rows]."""
-        return np.array([state.version for state in self._states])
-
-    def at(self, time: int) -> WindowStates:
-        """The rows at one of the times."""
-        return WindowStates(self._states[time : time + 1])
-
-    def rows(self, times: Numbers, rows: Numbers) -> HistogramRows:
-        """Rows that are `following`, at their times, for bounds of all that hold anything; `places` are among these."""
-        counts, sums, minimum, maximum, observed = self._beside
-        count = counts[times, rows]
+    def rows(self, rows: Numbers) -> HistogramRows:
+        """Rows that are `following`, for bounds of all that hold anything; `places` are among these."""
+        count = self.counts[rows]
         total = count.sum(axis=1)
         places = np.flatnonzero(total)
         if places.size < rows.size:
-            times, rows, count, total = times[places], rows[places], count[places], total[places]
+            rows, count, total = rows[places], count[places], total[places]
         used = np.flatnonzero(count.any(axis=0))
         part = slice(int(used[0]), int(used[-1]) + 1) if used.size else slice(0, 1)
         return HistogramRows.of(
             places,
-            self._edges[:, part],
+            self.edges[:, part],
             np.ascontiguousarray(count[:, part]),
             total,
-            *(each[times, rows] for each in (sums, minimum, maximum, observed)),
+            self.sum[rows],
+            self.minimum[rows],
+            self.maximum[rows],
+            self.observed[rows],
         )
-
-    @cached_property
-    def _beside(self) -> list[NDArray[Any]]:
-        every = zip(*(state[2:] for state in self._states), strict=True)
-        return [np.array(of) if len(of) > 1 else of[0][None] for of in every]
 
 
 class WindowRows:
@@ -110,7 +79,7 @@ class WindowRows:
 
     Args:
         grid: How long windows are.
-        panes: What all series hold.
+        panes: Panes of all series.
         number: Of the grid among those of the panes.
 
     Attributes:
@@ -135,7 +104,7 @@ class WindowRows:
         """Sum, minimum, maximum, and the largest observation that is known, by pane [4, panes, rows]."""
 
     def begin(self, row: int, history: PaneHistory, *, empty: bool) -> None:
-        """A series has a row from now on; its panes are empty, or to be read."""
+        """Give a series a row; its panes are empty, or will be read."""
         if row >= len(self._follows):
             self._grow(max(2 * len(self._follows), row + 1, 16), self._bins)
         if (more := history.row + 1 - self._row_of.size) > 0:
@@ -146,12 +115,12 @@ class WindowRows:
         self._unread |= not empty
 
     def end(self, row: int) -> None:
-        """The series of a row is gone."""
+        """Free the row of a series."""
         self._follows[row] = False
         self._row_of[self._histories.pop(row).row] = -1
 
     def read_anew(self, row: int | None = None) -> None:
-        """Panes have changed otherwise, those of one series or of all."""
+        """Mark the panes of a series, or of all, as changed."""
         self._follows[slice(None) if row is None else row] = False
         self._unread = True
 
@@ -160,13 +129,13 @@ class WindowRows:
         head, before = self._grid.index(now), self._head
         caught_up = before is not None and before < head and before < self._ahead
         if before is None or head < before or caught_up or head - before >= self._size:
-            if before is not None and head < before:  # what is ahead now comes in again
+            if before is not None and head < before:  # panes that are ahead now come in again
                 self._ahead = max(self._ahead, before)
             self.read_anew()
         fresh = self._panes.take_fresh(self._number)
         if fresh is None:
             self.read_anew()
-        elif (newest := max((one.pane for one in fresh), default=0)) > head:
+        elif (newest := max((content.pane for content in fresh), default=0)) > head:
             self._ahead = newest
             self.read_anew()
         else:
@@ -177,34 +146,35 @@ class WindowRows:
                 # After a jump of the clock no row follows, and all there is of sums are two windows.
                 self._leave(range(max(before - self._size + 1, self._oldest - 2 * self._size), self._oldest))
             self._panes.forget(self._number, self._oldest - 1)
-            self._unread = True  # what did not fit may be gone
+            self._unread = True  # a series that did not fit may be gone
         if self._unread:
             self._unread = False
             self._read(range(self._oldest, head + 1), now)
 
     def following(self, rows: Numbers) -> NDArray[np.bool_]:
-        """Whether each of some rows says what its window holds."""
+        """Return a mask of the rows that match their window's content."""
         return self._follows[rows]
 
-    def state(self, *, lasting: bool) -> WindowState:
-        """What all rows say now; a `lasting` state goes on saying so when they change."""
+    def state(self) -> WindowState:
+        """The rows as they are; valid until they change."""
         sums, minimum, maximum, observed = self._by_pane
         most = maximum.max(axis=0)
-        counts, version = (self._counts.copy(), self.version.copy()) if lasting else (self._counts, self.version)
-        reached = observed.max(axis=0) == most
-        return WindowState(self._edges, version, counts, sums.sum(axis=0), minimum.min(axis=0), most, reached)
+        return WindowState(
+            self._edges, self.version, self._counts, sums.sum(axis=0), minimum.min(axis=0), most,
+            observed.max(axis=0) == most,
+        )  # fmt: skip
 
     def _add(self, fresh: list[PaneContent]) -> None:
         first, end = self._oldest, self._oldest + 2 * self._size
-        if self._head is None or any(one.pane >= end for one in fresh):
+        if self._head is None or any(content.pane >= end for content in fresh):
             self.read_anew()
         else:
-            self._count((one for one in fresh if one.pane >= first), 1)
+            self._count((content for content in fresh if content.pane >= first), 1)
 
     def _leave(self, panes: range) -> None:
         """Panes leave the window."""
         self._count(self._panes.held(self._number, panes), -1)
-        self._by_pane[:, [pane % (2 * self._size) for pane in panes]] = _NOTHING
+        self._by_pane[:, [pane % (2 * self._size) for pane in panes]] = _EMPTY_PANE
 
     def _read(self, panes: range, now: float) -> None:
         """Put together what does not follow its panes, if it fits beside the others."""
@@ -223,19 +193,19 @@ class WindowRows:
 
     def _clear(self, rows: Numbers) -> None:
         self._counts[rows] = self._total[rows] = 0.0
-        self._by_pane[:, :, rows] = _NOTHING
+        self._by_pane[:, :, rows] = _EMPTY_PANE
         self._changed(rows)
 
     def _count(self, held: Iterable[PaneContent], times: int) -> None:
         """Add what was observed to rows that follow, or take it away; those of what does not fit do so no more."""
-        some = [self._following(one) for one in held]
-        some = [one for one in some if one.rows.size]
+        some = [self._following(content) for content in held]
+        some = [content for content in some if content.rows.size]
         if not some:
             return
-        parts = HistogramColumns.joined([one.columns for one in some])
-        rows = some[0].rows if len(some) == 1 else np.concatenate([one.rows for one in some])
-        panes = [one.pane % (2 * self._size) * self._by_pane.shape[2] for one in some]
-        at = rows + (panes[0] if len(some) == 1 else np.repeat(panes, [one.rows.size for one in some]))
+        parts = HistogramColumns.joined([content.columns for content in some])
+        rows = some[0].rows if len(some) == 1 else np.concatenate([content.rows for content in some])
+        panes = [content.pane % (2 * self._size) * self._by_pane.shape[2] for content in some]
+        at = rows + (panes[0] if len(some) == 1 else np.repeat(panes, [content.rows.size for content in some]))
         if self._kind is None:
             self._kind = (int(parts.scale[0]), float(parts.zero_threshold[0]))
         fits = (parts.scale == self._kind[0]) & (parts.zero_threshold == self._kind[1])
@@ -246,9 +216,9 @@ class WindowRows:
             rows, at, parts = rows[which], at[which], parts.taken(which)
             if not which.size:
                 return
-        bins = self._bins.with_room_for(parts.negative.span, parts.positive.span, _SPARE)
+        bins = self._bins.with_room_for(parts.negative.span, parts.positive.span, _SPARE_BUCKETS)
         if bins != self._bins:
-            if bins.size > _WIDEST or not np.isfinite(bins.edges(*self._kind)).all():
+            if bins.size > _MAX_BINS or not np.isfinite(bins.edges(*self._kind)).all():
                 self._follows[rows] = False
                 return
             self._grow(len(self._follows), bins)
@@ -264,25 +234,25 @@ class WindowRows:
             np.minimum.at(minimum, at, parts.minimum)
             np.maximum.at(maximum, at, parts.maximum)
             np.maximum.at(observed, at, np.where(parts.observed, parts.maximum, -np.inf))
-            self._follows[rows[self._total[rows] >= _MOST]] = False
+            self._follows[rows[self._total[rows] >= _MAX_EXACT_COUNT]] = False
         self._changed(rows)
 
-    def _following(self, one: PaneContent) -> PaneContent:
+    def _following(self, content: PaneContent) -> PaneContent:
         """The same of rows that follow, by their numbers here."""
-        if one.rows.size and one.rows[-1] < self._row_of.size:
-            rows = self._row_of[one.rows]
+        if content.rows.size and content.rows[-1] < self._row_of.size:
+            rows = self._row_of[content.rows]
         else:
-            known = np.minimum(one.rows, self._row_of.size - 1)
-            rows = np.where(known == one.rows, self._row_of[known], -1)
+            known = np.minimum(content.rows, self._row_of.size - 1)
+            rows = np.where(known == content.rows, self._row_of[known], -1)
         follows = rows >= 0
         if follows.all():
             follows = self._follows[rows]
         else:
             follows[follows] = self._follows[rows[follows]]
         if follows.all():
-            return PaneContent(one.pane, rows, one.columns)
+            return PaneContent(content.pane, rows, content.columns)
         which = np.flatnonzero(follows)
-        return PaneContent(one.pane, rows[which], one.columns.taken(which))
+        return PaneContent(content.pane, rows[which], content.columns.taken(which))
 
     def _changed(self, rows: Numbers) -> None:
         self._versions += 1
@@ -297,7 +267,7 @@ class WindowRows:
         counts[: len(self._counts), at] = self._counts
         self._counts, self._bins = counts, bins
         self._edges = bins.edges(*(self._kind or (0, 0.0)))
-        self._by_pane = np.concatenate([self._by_pane, np.tile(_NOTHING, (1, 2 * self._size, more))], axis=2)
+        self._by_pane = np.concatenate([self._by_pane, np.tile(_EMPTY_PANE, (1, 2 * self._size, more))], axis=2)
         self._follows = np.concatenate([self._follows, np.zeros(more, np.bool_)])
         self._total = np.concatenate([self._total, np.zeros(more)])
         self.version = np.concatenate([self.version, np.zeros(more, np.int64)])

@@ -19,8 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["ABSENT", "ADDRESS", "DOUBLE", "NUMBER", "address", "function", "is_available"]
-
 NUMBER: Final = ctypes.c_int64
 DOUBLE: Final = ctypes.c_double
 ADDRESS: Final = ctypes.c_void_p
@@ -51,12 +49,12 @@ def _library() -> Path | None:
 
 
 def is_available() -> bool:
-    """Whether there is machine code for this processor."""
+    """Return True if there is machine code for this processor."""
     return _library() is not None
 
 
 def address(array: Any) -> Any:
-    """What is handed over as ADDRESS of a contiguous array of numbers: `array.ctypes.data` in a third of its time."""
+    """Return an array's ADDRESS argument: `array.ctypes.data` in a third of its time, for contiguous numbers."""
     try:
         return _NO_BYTES.from_buffer(array)
     except TypeError:  # it may not be written

@@ -1,7 +1,8 @@
 """Compiles the loops that are written in C, when the package is installed or a wheel of it is made.
 
 Hatchling runs this. Nothing of Python or of another library is linked, so that one wheel is for every Python. Without a
-C compiler the package is the same, and slower: see `kc_otel.machine_code`. `CC` names another compiler.
+C compiler the package is the same, and slower: see `kc_otel.machine_code`. `CC` names another compiler; with
+`KC_OTEL_PURE=1` a wheel has no machine code and is for every system.
 """
 
 import ctypes
@@ -37,7 +38,7 @@ def sources() -> list[Path]:
 
 
 def digest() -> str:
-    """Of what is compiled: a library says which it was made from."""
+    """Return the digest of the compiled sources, which a library carries."""
     content = hashlib.sha256(b"\0".join(path.read_bytes() for path in (*sources(), Path(__file__).resolve())))
     return content.hexdigest()[:16]
 
@@ -140,6 +141,8 @@ else:
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - the interface
             """Compile, if there is a compiler, before the files of a wheel are collected."""
+            if os.environ.get("KC_OTEL_PURE") == "1":
+                return
             if missing := build_all(Path(self.root, "kc_otel", "machine_code"), compiler()):
                 self.app.display_warning(f"kc-otel gets no machine code, and will be slower: {missing}")
                 return

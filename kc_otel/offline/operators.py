@@ -1,4 +1,4 @@
-"""What `kc-otel operators` does between a file with comparisons and the text: load, judge, lay out."""
+"""Steps of `kc-otel locate operators` between a file with comparisons and the text: load, judge, lay out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from kc_otel.judge.verdict import Cell, Verdict
 from kc_otel.offline.gate.recorded_verdicts import on_either_window, without_windows
 from kc_otel.offline.python_names import python_name
 from kc_otel.stats import Binned
-
-__all__ = ["COLUMNS", "as_json", "cells_of", "comparisons_in", "judge"]
 
 COLUMNS: Final = {
     ("", "rows"): "rows",
@@ -43,7 +41,7 @@ def comparisons_in(target: str) -> list[OperatorPair]:
     """
     found = python_name(target, "a list of OperatorPair, or of a function for one")
     found = list(found() if callable(found) else found)
-    wrong = next((each for each in found if not isinstance(each, OperatorPair)), None)
+    wrong = next((pair for pair in found if not isinstance(pair, OperatorPair)), None)
     if wrong is not None or not found:
         got = "nothing" if not found else type(wrong).__name__
         raise ValueError(f"{target}: holds {got}, not kc_otel.integrations.operators.OperatorPair")
@@ -59,15 +57,15 @@ def judge(contract: Contract, reports: Sequence[CaseReport]) -> tuple[tuple[Verd
     for clause in contract.clauses:
         mine = [report for report in reports if clause.operator is not None and report.operator == clause.operator]
         values = {id(report): report.values().get(clause.metric) for report in mine}
-        if not any(each is not None for each in values.values()):
+        if not any(value is not None for value in values.values()):
             left_out.append(f"{clause.id}: {clause.metric_text} was not compared here")
             continue
         empty = []
         for slice in (ALL, *contract.slices):
             inside = [
-                each
+                drifts
                 for report in mine
-                if slice in contract.slices_of(report.attributes) and (each := values[id(report)]) is not None
+                if slice in contract.slices_of(report.attributes) and (drifts := values[id(report)]) is not None
             ]
             if not inside:
                 empty.append(slice)
@@ -86,7 +84,7 @@ def cells_of(report: CaseReport) -> list[str]:
 
 
 def as_json(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out: Sequence[str]) -> dict[str, Any]:
-    """Everything as JSON; what is not a finite number is null."""
+    """Everything as JSON; numbers that are not finite are null."""
     return {
         "cases": [
             {

@@ -7,15 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["python_name"]
-
 
 def python_name(target: str, what: str) -> Any:
-    """What `FILE.py:NAME` is; the file is run as a module of its own.
+    """Return the object `FILE.py:NAME`; the file is run as a module of its own.
 
     Args:
         target: The file and the name.
-        what: What the name should be of, for the message.
+        what: Description of the expected object, for the message.
 
     Raises:
         ValueError: If there is no such file or name.

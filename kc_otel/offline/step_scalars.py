@@ -1,4 +1,4 @@
-"""What a contract says of each step of a run that is over: scalars by step, for the trainer's own log.
+"""Verdicts on each step of a run that is over, as scalars by step for the trainer's own log.
 
 A bulk import hands over hours within seconds, so that what an evaluator's windows hold meanwhile is no step's. Each
 step is judged for itself here, as if its sequences were all that there is, by what judges live traffic.
@@ -6,9 +6,9 @@ step is judged for itself here, as if its sequences were all that there is, by w
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from opentelemetry import trace
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
@@ -17,21 +17,19 @@ from kc_otel.client.training_log import TrainingLog
 from kc_otel.contract.model import Contract
 from kc_otel.record.recorder import Recorder
 
-__all__ = ["StepScalars"]
-
 _log: Final = logging.getLogger("kc_otel")
-_PATIENCE: Final = 60.0
+_FLUSH_SECONDS: Final = 60.0
 
 
 class StepScalars:
     """A recorder for each step that is being read, and its scalars once it is.
 
-    A step ends with the first file after it that holds nothing of it, or with `close`. What comes of it later is left
-    out, and counted.
+    A step ends with the first file after it that holds nothing of it, or with `close`. Later sequences of the step are
+    left out, and counted.
 
     Args:
         contract: The contract.
-        write: Called with a step and its scalars, which `kc_otel.client.training_log.scalars` describes.
+        file: Gets a line of JSON for each step: `step`, and what `kc_otel.client.training_log.scalars` describes.
 
     Attributes:
         written: Steps that have scalars.
@@ -39,17 +37,17 @@ class StepScalars:
         late: Batches that were left out, since their step had ended.
     """
 
-    def __init__(self, contract: Contract, write: Callable[[int, Mapping[str, float]], None]) -> None:
+    def __init__(self, contract: Contract, file: TextIO) -> None:
         self.written: Final[set[int]] = set()
         self.unjudged: Final[set[int]] = set()
         self.late = 0
         self._contract = contract
-        self._write = write
+        self._file = file
         self._open: dict[int, Recorder] = {}
         self._read: set[int] = set()
 
     def recorder(self, step: int) -> Recorder | None:
-        """Where sequences of a step go; None where it has ended."""
+        """Return the recorder for sequences of a step; None if the step has ended."""
         if step in self.written or step in self.unjudged:
             self.late += 1
             return None
@@ -67,7 +65,7 @@ class StepScalars:
     def flush(self) -> None:
         """Measure what was handed over, so that no queue fills."""
         for recorder in self._open.values():
-            recorder.force_flush(_PATIENCE)
+            recorder.force_flush(_FLUSH_SECONDS)
 
     def end_of_file(self) -> None:
         """Write the steps of which the file that was read holds nothing."""
@@ -82,23 +80,24 @@ class StepScalars:
 
     def _end(self, step: int) -> None:
         recorder = self._open.pop(step)
-        flushed = recorder.force_flush(_PATIENCE)
+        flushed = recorder.force_flush(_FLUSH_SECONDS)
         found = recorder.scalars()
         recorder.shutdown()
         if not flushed:
             _log.warning("step %d was not judged in time and is not in the log", step)
         if flushed and found:
             self.written.add(step)
-            self._write(step, found)
+            self._file.write(json.dumps({"step": step, **found}) + "\n")
+            self._file.flush()
         else:
             self.unjudged.add(step)
 
 
 class _Nowhere(MetricExporter):
-    """The import itself exports what was measured; a second time would count it twice."""
+    """An exporter that sends nothing: the import itself exports the measurements."""
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:  # noqa: ARG002 - the interface's
-        """Nothing is sent."""
+        """Accept the export without sending it."""
         return MetricExportResult.SUCCESS
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:  # noqa: ARG002 - the interface's

@@ -1,6 +1,6 @@
 """Taking arrays from a caller who goes on to change them, and laying them out for measuring.
 
-What is taken is one array or a list of them, one per sequence, from NumPy, torch or plain Python numbers. `taken` runs
+An input is one array or a list of them, one per sequence, from NumPy, torch or plain Python numbers. `taken` runs
 on the caller's thread: it copies and nothing else, on the device where the data is, without waiting for that device.
 Everything after that runs on the measuring thread.
 """
@@ -20,26 +20,12 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import as_bool, is_tensor
 
-__all__ = [
-    "DeviceEvent",
-    "Rows",
-    "Tree",
-    "device_ready",
-    "laid_out",
-    "measuring",
-    "on_host",
-    "per_sequence",
-    "row_of",
-    "size_of",
-    "taken",
-]
-
 Tree = Any
 """An array of NumPy or torch, a list of them, one per sequence, or None."""
 DeviceEvent = Any
 """A `torch.cuda.Event`, or None."""
 
-_RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_RELAXED_CAPTURE: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _thread = threading.local()
 _NUMBER: Final = (int, float, np.generic)
 
@@ -142,7 +128,7 @@ def laid_out(arrays: dict[str, Tree], *, like: str, trailing: int = 0) -> Rows:
 
 
 def row_of(data: Tree, row: int) -> Any:
-    """One row, on the host, of a list or an array of rows; a single row is everybody's; nothing for None."""
+    """Return a row of a list or array, on the host; a single row belongs to all sequences, None to none."""
     if data is None:
         return ()
     if isinstance(data, list) or data.ndim > 1:
@@ -151,16 +137,16 @@ def row_of(data: Tree, row: int) -> Any:
 
 
 def per_sequence(name: str, data: Tree, sequences: int) -> NDArray[np.float64]:
-    """One number for each sequence, float64 [sequences]; NaN for None.
+    """Return a number for each sequence, float64 [sequences]; NaN for None.
 
     Raises:
         ValueError: If there are others than one number for each.
     """
     if isinstance(data, list):
-        data = [np.nan if each is None else on_host(each) for each in data]
-        if any(np.size(each) != 1 for each in data):
+        data = [np.nan if value is None else on_host(value) for value in data]
+        if any(np.size(value) != 1 for value in data):
             raise ValueError(f"{name}: not one number for each sequence; one has {max(map(np.size, data))}")
-        found = np.array([np.reshape(each, ()) for each in data], dtype=np.float64)
+        found = np.array([np.reshape(value, ()) for value in data], dtype=np.float64)
     else:
         found = np.atleast_1d(on_host(data)).astype(np.float64)
     if found.shape != (sequences,):
@@ -169,7 +155,7 @@ def per_sequence(name: str, data: Tree, sequences: int) -> NDArray[np.float64]:
 
 
 def one_shape(arrays: dict[str, Any]) -> bool:
-    """Whether the arrays of a batch fit each other; `advantages` may have one value per sequence."""
+    """Return True if the arrays of a batch fit each other; `advantages` may have one value per sequence."""
     shapes = {name: tuple(data.shape) for name, data in arrays.items() if data is not None}
     if len(shapes.get("advantages", ())) == 1:
         del shapes["advantages"]
@@ -238,7 +224,7 @@ def _allow_captures() -> None:
         return
     _thread.relaxed = True
     with suppress(OSError, AttributeError):  # no driver of NVIDIA's, or one from before such modes
-        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED_CAPTURE)))
 
 
 def _on_side_stream(torch: Any, ready: Any) -> AbstractContextManager[Any]:

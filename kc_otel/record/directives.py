@@ -1,4 +1,4 @@
-"""What the evaluator asks of a training loop, obeyed in one place: measure more, keep rollouts out, sync, stop."""
+"""Directives of the evaluator to a training loop, obeyed in one place: measure more, drop rollouts, sync, stop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from kc_otel.record.sequence_attributes import Attributes
 if TYPE_CHECKING:
     from kc_otel.record.recorder import Recorder
 
-__all__ = ["Directives", "GuidedLoop"]
-
 _log: Final = logging.getLogger("kc_otel")
 
 
 class Directives(Protocol):
-    """What says what is asked for; `kc_otel.client.router.Router` is one. Nothing of it may wait."""
+    """Source of directives; `kc_otel.client.router.Router` is one. No method may block."""
 
     def sampling(self, contract: str, default: float) -> float:
         """Share of comparisons to measure."""
@@ -27,10 +25,10 @@ class Directives(Protocol):
         """Slices whose rollouts should not be trained on, each with the reason."""
 
     def resync(self, contract: str) -> str | None:
-        """Why the inference kernel should get the trainer's weights; else None."""
+        """Return the reason to sync the trainer's weights to the inference kernel; None if there is none."""
 
     def halted(self, contract: str) -> str | None:
-        """Why training should stop; else None."""
+        """Return the reason to stop training; None if there is none."""
 
 
 class GuidedLoop:
@@ -38,7 +36,7 @@ class GuidedLoop:
 
     Args:
         recorder: Whose contract it is, and who measures.
-        directives: What is asked for.
+        directives: Source of directives.
         send_weights: Gives the inference kernel the trainer's weights; None where this loop cannot.
         pause: Steps between two calls of it while the same reason lasts: the verdict is about a window, and fires for
             a while after the weights have arrived.
@@ -59,7 +57,7 @@ class GuidedLoop:
         self._waiting = 0
         self._deaf = False
         self.reason: str | None = None
-        """Why the loop should end; None while it should go on."""
+        """Reason to end the loop; None while there is none."""
         self.sent = 0
         """Times that the weights were sent again."""
 
@@ -90,8 +88,8 @@ class GuidedLoop:
             train_logprobs: log P(y), nats, [sequences, tokens], NumPy or torch.
             inference_logprobs: log Q(y) of the same tokens.
             mask: Which tokens count.
-            attributes: What decides the slices.
-            more: What else `Recorder.compare` takes.
+            attributes: Attributes that decide the slices.
+            more: Other arguments of `Recorder.compare`.
 
         Returns:
             `mask` as it is while nothing is in quarantine. Else the same without the sequences of the slices in

@@ -1,4 +1,4 @@
-"""What runs behind a recorder in one process: the worker that measures, and the export loop.
+"""Background work of a recorder in one process: the worker that measures, and the export loop.
 
 A forked child makes its own engine, so nothing here survives a fork.
 """
@@ -17,10 +17,8 @@ from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.work import BatchWork, PairChange, Work
 from kc_otel.record.worker import BoundedWorker
 
-__all__ = ["Engine", "RecorderStats"]
-
 _WORK_BYTES: Final = 1024
-"""What a queued batch takes besides its arrays, so that empty batches cannot pile up either."""
+"""Bytes that a queued batch counts besides its arrays, so that empty batches cannot pile up either."""
 _EXPIRY_SECONDS: Final = 1.0
 _REASONS: Final = {
     "failed": ("measure-failed", ""),
@@ -33,7 +31,7 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RecorderStats(RecorderCounts):
-    """What a recorder did in this process and what it could not do, with what waits at this moment.
+    """Counts of a recorder's work and failures in this process, and its current backlog.
 
     Attributes:
         queued_batches: Batches that wait to be measured.
@@ -76,7 +74,7 @@ class Engine:
             self._worker.put(lambda: PairChange(pair), 0)
 
     def force_flush(self, timeout: float) -> bool:
-        """Measure what is queued and export; whether both were done within `timeout` seconds."""
+        """Measure the queue and export; return True if both were done within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         drained = self._worker.flush(timeout)
         return (self._loop is None or self._loop.force_flush(deadline - time.monotonic())) and drained
@@ -87,13 +85,14 @@ class Engine:
             self._loop.request()
 
     def shutdown(self, timeout: float) -> bool:
-        """Measure what is queued, export a last time and stop; whether it was done within `timeout` seconds."""
+        """Measure the queue, export and stop; return True if that was done within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         drained = self._worker.close(timeout)
+        self._measurer.close()
         return (self._loop is None or self._loop.shutdown(deadline - time.monotonic())) and drained
 
     def stats(self) -> RecorderStats:
-        """What has happened so far."""
+        """Return the counts so far."""
         batches, size = self._worker.depth()
         sides, tokens = self._measurer.unpaired
         return RecorderStats(
@@ -112,8 +111,8 @@ class Engine:
                 self._loop.request()
 
     def _until_expiry(self) -> float | None:
-        """Sides that wait for each other have to be given up in time, whether anything else comes or not."""
-        return _EXPIRY_SECONDS if self._measurer.unpaired[0] else None
+        """Sides and prompts that wait for others have to be given up in time, whether anything else comes or not."""
+        return _EXPIRY_SECONDS if self._measurer.waiting else None
 
     def _dropped(self, reason: str, why: object, count: int) -> None:
         known, remedy = _REASONS.get(reason, (reason, ""))

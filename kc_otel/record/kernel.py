@@ -1,18 +1,18 @@
-"""Kernel versions: what evaluated the policy, spelled out, and as a short fingerprint that fits on a metric."""
+"""Kernel versions: the program that evaluated the policy, in full, and as a short fingerprint for a metric."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from kc_otel.contract.declared_kernels import OTHERWISE_REMEDY, declared_otherwise
 from kc_otel.contract.model import KernelSpec
 from kc_otel.contract.slices import Scalar
-
-__all__ = ["Kernel"]
 
 _FINGERPRINT_DIGITS: Final = 12
 _ATTRIBUTES: Final = {
@@ -26,7 +26,8 @@ _ATTRIBUTES: Final = {
     "compile": "kc.kernel.compile",
     "hardware": "kc.kernel.hardware",
 }
-_EXTRA: Final = "kc.kernel.extra."
+_PREFIX: Final = "kc.kernel."
+_EXTRA_PREFIX: Final = f"{_PREFIX}extra."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +99,21 @@ class Kernel:
         """
         return cls(**plain)
 
+    @classmethod
+    def reported(cls, fields: Mapping[str, str]) -> Kernel:
+        """The kernel whose `attributes` these are, their names without `kc.kernel.`.
+
+        Raises:
+            ValueError: If no engine is among them.
+        """
+        extra = {name.removeprefix("extra."): text for name, text in fields.items() if name.startswith("extra.")}
+        known = {name: fields.get(attribute.removeprefix(_PREFIX)) for name, attribute in _ATTRIBUTES.items()}
+        return cls(known.pop("engine") or "", **known, extra=extra)
+
+    def fields(self) -> dict[str, str]:
+        """Its `attributes` as text, their names without `kc.kernel.`."""
+        return {name.removeprefix(_PREFIX): str(value) for name, value in self.attributes().items()}
+
     def to_plain(self) -> dict[str, Any]:
         """The fields that are set, as a JSON object."""
         return self._fields()
@@ -105,7 +121,13 @@ class Kernel:
     def attributes(self) -> dict[str, Scalar]:
         """The fields that are set, by the names they have on the metric `kc.kernel.info`."""
         named = {_ATTRIBUTES[name]: value for name, value in self._fields().items() if name != "extra"}
-        return {**named, **{_EXTRA + key: value for key, value in self.extra.items()}}
+        return {**named, **{_EXTRA_PREFIX + key: value for key, value in self.extra.items()}}
+
+    def log_otherwise(self, contract: str, spec: KernelSpec, log: logging.Logger) -> None:
+        """Log the differences from the contract's declaration; the measurements are still judged."""
+        if found := declared_otherwise(spec, self.fields()):
+            said = f"kernel {self.fingerprint} is not what contract {contract} declares: {'; '.join(found)}"
+            log.warning("kc-otel: %s; %s", said, OTHERWISE_REMEDY)
 
     def __eq__(self, other: object) -> bool:
         return self._fields() == other._fields() if isinstance(other, Kernel) else NotImplemented

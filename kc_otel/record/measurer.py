@@ -5,29 +5,37 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from opentelemetry import trace
 from opentelemetry.sdk.metrics.export import Metric
 from opentelemetry.util.types import AttributeValue
 
+from kc_otel.contract.bucket_layouts import bucket_layouts
+from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
 from kc_otel.record import capture
+from kc_otel.record.measure.arrays import as_bool, as_host, is_tensor
 from kc_otel.record.measure.packing import SampledBatch
-from kc_otel.record.measure.reasons import remedy
+from kc_otel.record.measure.places import Places, TokenSlice
 from kc_otel.record.measure.storage_grid import coarse_side
 from kc_otel.record.operator_rows import observed, observed_routes
-from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, sides_of, versions_of
+from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, prompt_names, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import SliceTable
-from kc_otel.record.telemetry.accumulate import Batch, WorstToken
-from kc_otel.record.telemetry.compare_span import compare_span
+from kc_otel.record.telemetry.compare_span import Batch, WorstToken, compare_span
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.pair_streams import (
     KernelPair,
@@ -37,9 +45,11 @@ from kc_otel.record.telemetry.pair_streams import (
     kernel_info,
     train_step,
 )
+from kc_otel.record.telemetry.prompt_means import Rollouts
 from kc_otel.record.telemetry.sdk_points import gauge
-from kc_otel.record.weight_versions import BatchVersions, batch_versions
+from kc_otel.record.weight_versions import BatchVersions, Parts, batch_versions, parts_by_lag
 from kc_otel.record.work import (
+    BatchOrigin,
     KernelSide,
     LogitsComparison,
     OperatorComparison,
@@ -47,24 +57,25 @@ from kc_otel.record.work import (
     RouteComparison,
     RuntimeValue,
     SampledComparison,
+    Weights,
     Work,
 )
 
-__all__ = ["Measurer"]
-
 _MAX_RETIRED: Final = 8
 _STRADDLING: Final = "kc.compare.straddling"
-_AHEAD: Final = "a training kernel of an earlier one, which it cannot be; weights= takes (training, inference)"
-_LOOKED_AT: Final = 16
+_AHEAD_OF_TRAINER: Final = (
+    "a training kernel of an earlier one, which it cannot be; weights= takes (training, inference)"
+)
+_STORAGE_LOOKS: Final = 16
 """Batches of a kernel pair whose storage is looked at, and rows of each: what stores them does not change."""
-_MAX_LINKS: Final = 128  # what the SDK keeps of a span's links by default
+_MAX_LINKS: Final = 128  # the SDK's default limit of links per span
 
 
 class Measurer:
     """Measures batches into the streams of their kernel pair.
 
     Args:
-        contract: What is measured, on which slices.
+        contract: Contract that names the quantities and slices to measure.
         pair: The current kernel pair.
         counters: Where everything that is left out is counted.
         sampler: Which sequences of a pair are measured.
@@ -86,6 +97,7 @@ class Measurer:
     ) -> None:
         self._contract = contract
         self._table = SliceTable.of(contract)
+        self._layouts = bucket_layouts(contract)
         self._counters = counters
         self._sampler = sampler
         self._tracer = tracer
@@ -93,7 +105,14 @@ class Measurer:
         self._start = start
         self._lock = threading.Lock()
         self._current = pair
-        self._looks_left = _LOOKED_AT
+        self._closed = False
+        self._looks_left = _STORAGE_LOOKS
+        # Of several ranks the first alone makes the observations of a step: those of the others depend on them.
+        first = os.environ.get("RANK", "0") == "0"
+        self._averaged = [key for key in contract.averaged if first or RECORDED[key].per is not Unit.STEP]
+        assumed = contract.assumptions
+        measured = {"sequence_tokens": assumed.horizon, "advantage_abs": assumed.advantage_max}
+        self._sampling = [key for key, limit in measured.items() if limit is not None]
         self._streams: dict[KernelPair, PairStreams] = {}
         self._sent: list[tuple[PairStreams, int]] = []
 
@@ -101,6 +120,12 @@ class Measurer:
     def unpaired(self) -> tuple[int, int]:
         """Sides that wait for their other side, and their tokens."""
         return len(self._pairing), self._pairing.tokens
+
+    @property
+    def waiting(self) -> bool:
+        """True if sides wait for each other, or prompts for more rollouts."""
+        with self._lock:
+            return bool(len(self._pairing) or any(stream.accumulator.waiting for stream in self._streams.values()))
 
     @property
     def slices_as_other(self) -> tuple[str, ...]:
@@ -130,18 +155,30 @@ class Measurer:
         return False
 
     def expire(self, now: float) -> None:
-        """Give up on sides that waited too long."""
+        """Give up on sides that waited too long, and on rollouts that prompts waited for."""
         self._counters.dropped("pair-expired", "the other side never came", self._pairing.expire(now))
+        with self._lock:
+            for stream in self._streams.values():
+                stream.accumulator.expire(now)
+                self._counters.prompts(stream.accumulator.take_outcomes())
+
+    def close(self) -> None:
+        """Finish: prompts that wait for more rollouts count with those that came."""
+        with self._lock:
+            self._closed = True
+            for stream in self._streams.values():
+                stream.accumulator.expire(math.inf)
+                self._counters.prompts(stream.accumulator.take_outcomes())
 
     def collect(self, now: int) -> list[Metric]:
         """Every stream, and what the recorder says of itself."""
         with self._lock:
             streams = list(self._streams.values())
-            self._sent = [(each, each.batches) for each in streams if each.retired]
+            self._sent = [(stream, stream.batches) for stream in streams if stream.retired]
             metrics = drift_metrics(streams, now)
             steps = train_step(streams, self._start, now)
             pairs = {self._current, *self._streams}
-        metrics.append(kernel_info(self._contract.name, pairs, self._start, now))
+        metrics.append(kernel_info(self._contract.name, pairs, self._start, now, last=self._closed))
         metrics.extend([steps] if steps.data.data_points else [])
         metrics.extend(self._counters.metrics(self._start, now))
         try:
@@ -171,41 +208,55 @@ class Measurer:
     def _change_pair(self, pair: KernelPair) -> bool:
         with self._lock:
             self._current = pair
-            self._looks_left = _LOOKED_AT
-            for each in self._streams.values():
-                each.retired = each.pair != pair
-            return any(each.retired for each in self._streams.values())
+            self._looks_left = _STORAGE_LOOKS
+            for stream in self._streams.values():
+                stream.retired = stream.pair != pair
+            return any(stream.retired for stream in self._streams.values())
 
     def _measure(self, work: SampledComparison | LogitsComparison) -> None:
         logits = isinstance(work, LogitsComparison)
         if work.train is None or work.inference is None:
             raise ValueError("train or inference: is None; give what both kernels say of the tokens")
         rows = capture.laid_out(work.per_token, like="train", trailing=int(logits))
-        for reason, count in rows.invalid.items():
-            self._counters.invalid(reason, count, _lengths(work.per_token))
+        given = self._count_ragged(work, rows)
         if not rows.kept:
             return
-        given = len(rows.kept) + sum(rows.invalid.values())
-        membership = self._table.of_batch(work.origin.attributes, rows.kept, given)
         arrays = dict(rows.arrays)
         if isinstance(work, SampledComparison) and work.rewards is not None:
             arrays["rewards"] = capture.per_sequence("rewards", work.rewards, given)[rows.kept]
         train, inference = work.weights
-        versions = batch_versions(
-            inference, arrays.pop("versions", None), arrays["mask"], arrays["train"].shape[:2], membership
-        )
+        shape, per_token = arrays["train"].shape[:2], arrays.pop("versions", None)
+        places = self._places(arrays, arrays.pop("positions", None), shape)
+        membership = self._membership(work, rows.kept, given, arrays)
+        versions = batch_versions(inference, per_token, arrays["mask"], shape, membership)
+        parts = parts_by_lag(train, inference, per_token, arrays["mask"], shape)
+        if parts is not None and (self._table.by_lag or any(parts.lag)):
+            rows, arrays = _in_parts(parts, rows, arrays)
+            membership = self._membership(work, rows.kept, given, arrays, parts.lag)
+            if places is not None and parts.mask is not None:
+                places = places.of_parts(parts.row, parts.mask)
+        lags = None if parts is None else parts.lag
+        of_tokens = self._of_tokens(work, rows.kept, given, arrays, lags, places)
+        rollouts = self._rollouts(work, rows.kept, given, parts)
         with self._lock:
             streams = self._streams_of(work.origin.pair)
-            add = streams.accumulator.add_logits if logits else streams.accumulator.add_sampled
-            batch = add(**arrays, membership=membership, processing=work.processing)
+            add = streams.accumulator.add_logits if logits else self._add_sampled(work, streams)
+            batch = add(
+                **arrays,
+                membership=membership,
+                processing=work.processing,
+                rollouts=rollouts,
+                places=places if self._table.places else None,
+                parts=of_tokens,
+            )
             streams.batches += 1
-            if isinstance(train, int) and batch.tokens:
-                streams.step = train
-                self._add_lag(streams, train, versions)
-        for reason, count in batch.invalid.items():
-            self._counters.invalid(reason, count, _shapes(arrays) if reason == "shape_mismatch" else None)
+            self._counters.prompts(streams.accumulator.take_outcomes())
+            self._add_step(streams, train if batch.tokens else None, versions)
+        self._count_failed(work, batch, arrays, membership)
         if batch.tokens:
             self._counters.measured(batch.sequences, batch.tokens)
+            if (unchecked := batch.why.get("valid")) is not None:
+                self._counters.noted("unchecked", unchecked)
             if not logits:
                 self._look_at_storage(rows.arrays)
             try:
@@ -213,13 +264,93 @@ class Measurer:
             except Exception as error:  # noqa: BLE001 - span processors are foreign code, and the batch is measured
                 self._counters.untraced(error)
 
-    def _add_lag(self, streams: PairStreams, train: int, versions: BatchVersions | None) -> None:
+    def _add_sampled(self, work: SampledComparison | LogitsComparison, streams: PairStreams) -> Callable[..., Batch]:
+        density = getattr(work, "density", None)
+        density = self._contract.assumptions.density if density is None else density
+        return partial(streams.accumulator.add_sampled, density=density)
+
+    def _count_failed(
+        self,
+        work: SampledComparison | LogitsComparison,
+        batch: Batch,
+        arrays: Mapping[str, Any],
+        membership: NDArray[np.bool_],
+    ) -> None:
+        """Count the sequences that failed a check, on their slices where these are known."""
+        for reason, failed in batch.failed.items():
+            why = _shapes(arrays) if reason == "shape_mismatch" else _found(reason, batch.why)
+            unknown = self._table.by_length and _counted(arrays) is None
+            on = None if unknown else self._table.counted(membership[failed])
+            self._counters.invalid(reason, failed.size, work.origin.pair, why, on)
+
+    def _membership(
+        self,
+        work: SampledComparison | LogitsComparison,
+        kept: Sequence[int],
+        given: int,
+        arrays: Mapping[str, Any],
+        lags: Sequence[int] | None = None,
+    ) -> NDArray[np.bool_]:
+        lengths = _counted(arrays) if self._table.by_length else None
+        return self._table.of_batch(work.origin.attributes, kept, given, lengths, lags)
+
+    def _places(self, arrays: Mapping[str, Any], positions: Any, shape: tuple[int, ...]) -> Places | None:
+        """Return the places of tokens, where they are asked for and the mask fits."""
+        mask = arrays["mask"]
+        if not (self._table.places or self._table.by_token) or (mask is not None and tuple(mask.shape) != tuple(shape)):
+            return None
+        if mask is None:
+            counts = np.ones(shape, dtype=np.bool_)
+        else:
+            counts = as_bool(as_host(mask != 0 if is_tensor(mask) else mask))
+        return Places(counts, None if positions is None else capture.on_host(positions))
+
+    def _of_tokens(
+        self,
+        work: SampledComparison | LogitsComparison,
+        kept: Sequence[int],
+        given: int,
+        arrays: Mapping[str, Any],
+        lags: Sequence[int] | None,
+        places: Places | None,
+    ) -> list[TokenSlice]:
+        if places is None or not self._table.by_token:
+            return []
+        lengths = _counted(arrays) if self._table.by_length else None
+        return self._table.of_tokens(places, work.origin.attributes, kept, given, lengths, lags)
+
+    def _rollouts(
+        self, work: SampledComparison | LogitsComparison, kept: Sequence[int], given: int, parts: Parts | None
+    ) -> Rollouts:
+        """Group the sequences of a batch that answer one prompt.
+
+        Raises:
+            ValueError: If prompts are named for another number of sequences.
+        """
+        train, at = work.weights[0], time.monotonic()
+        names = prompt_names(work.groups, work.prompts) if isinstance(work, SampledComparison) else None
+        again = parts.again if parts is not None and parts.mask is not None else None
+        if names is None:
+            return Rollouts(step=train, at=at, again=again)
+        if not isinstance(names, list):
+            names = [names] * given
+        if len(names) != given:
+            raise ValueError(f"groups: {len(names)} for {given} sequences; name the prompt of each")
+        size = work.group_size if isinstance(work, SampledComparison) else None
+        if size is not None and not isinstance(size, int):
+            size = [size[row] for row in kept]
+        return Rollouts([names[row] for row in kept], size, train, at, again)
+
+    def _add_step(self, streams: PairStreams, train: Weights, versions: BatchVersions | None) -> None:
+        if not isinstance(train, int):
+            return
+        streams.step = train
         if versions is None:
             return
         if (versions.steps <= train).all():
             streams.accumulator.add_values("weights_lag", versions.lags(train), membership=versions.members)
         else:
-            self._counters.noted("weights", f"tokens of step {versions.steps.max()} beside {_AHEAD}")
+            self._counters.noted("weights", f"tokens of step {versions.steps.max()} beside {_AHEAD_OF_TRAINER}")
 
     def _look_at_storage(self, arrays: Mapping[str, Any]) -> None:
         """Say so where one side was rounded to half precision: the first rows of a pair's first batches tell."""
@@ -227,7 +358,7 @@ class Measurer:
             return
         self._looks_left -= 1
         few = {name: arrays.get(name) for name in ("train", "inference", "mask")}
-        batch = SampledBatch.of(*(each if each is None else each[:_LOOKED_AT] for each in few.values()))
+        batch = SampledBatch.of(*(array if array is None else array[:_STORAGE_LOOKS] for array in few.values()))
         filled = np.flatnonzero(batch.lengths)
         if filled.size:
             block = batch.block(filled)
@@ -238,7 +369,7 @@ class Measurer:
         if work.train.shape != work.inference.shape:
             shapes = " and ".join(str(tuple(output.shape)) for output in (work.train, work.inference))
             why = f"the outputs of operator {work.operator} have shapes {shapes}"
-            self._counters.invalid("shape_mismatch", 1, why)
+            self._count_invalid("shape_mismatch", work.origin, [0], 1, why)
             return
         found = observed(work)
         of_members = self._table.of_batch(work.origin.attributes, range(found.members), found.members)
@@ -253,17 +384,17 @@ class Measurer:
             self._counters.dropped("too-many-operators", why)
             return
         why = f"rows of {work.operator} are not finite on one side"
-        self._counters.invalid("operator_not_finite", found.not_finite, why)
+        self._count_invalid("operator_not_finite", work.origin, [0] * found.not_finite, 1, why)
         if found.member.size:
             self._counters.measured(0, 0)
 
     def _measure_routes(self, work: RouteComparison) -> None:
-        members, found = observed_routes(work)
-        of_members = self._table.of_batch(work.origin.attributes, range(members), members)
+        found = observed_routes(work)
+        of_members = self._table.of_batch(work.origin.attributes, range(found.members), found.members)
         left_out = 0
         with self._lock:
             streams = self._streams_of(work.origin.pair)
-            for name, member, values in found:
+            for name, member, values in found.routers:
                 if streams.operators.has_room(name):
                     streams.operators.add(name, {"route_disagreement": values}, of_members[member])
                 else:
@@ -271,12 +402,18 @@ class Measurer:
             streams.batches += 1
         why = "no clause names the routers of some layers, and max_series leaves no more room"
         self._counters.dropped("too-many-operators", why, left_out)
+        if found.missing:
+            self._count_invalid("no_routes", work.origin, [0] * found.missing, 1, None)
+        if found.unrelated.size:
+            layers = ", ".join(map(str, found.unrelated[:8])) + ("..." if found.unrelated.size > 8 else "")
+            why = f"layers {layers}: {remedy('unrelated_routes')}"
+            self._count_invalid("unrelated_routes", work.origin, range(found.members), found.members, why)
         self._counters.measured(0, 0)
 
     def _observe(self, work: RuntimeValue) -> None:
         values = np.atleast_1d(capture.on_host(work.value)).astype(np.float64)
         members = self._table.of_batch(work.origin.attributes, range(values.size), values.size)
-        known = QUANTITIES[work.quantity]
+        known = RECORDED[work.quantity]
         if values.ndim != 1 or not ((values >= known.low) & (values <= known.high)).all():
             raise ValueError(f"{work.quantity}: {values} are not numbers from {known.low:g} to {known.high:g}")
         with self._lock:
@@ -329,10 +466,9 @@ class Measurer:
 
     def _pair_up(self, work: KernelSide, now: float) -> None:
         rows = capture.laid_out(work.per_token, like="logprobs")
-        for reason, count in rows.invalid.items():
-            self._counters.invalid(reason, count, _lengths(work.per_token))
+        given = self._count_ragged(work, rows)
         if not capture.one_shape(rows.arrays):
-            self._counters.invalid("shape_mismatch", len(rows.kept), _shapes(rows.arrays))
+            self._count_invalid("shape_mismatch", work.origin, rows.kept, given, _shapes(rows.arrays))
             return
         groups: defaultdict[Hashable, list[Pair]] = defaultdict(list)
         for key, side in sides_of(work, rows):
@@ -344,9 +480,28 @@ class Measurer:
             if pair is not None and pair.comparable:
                 groups[versions_of(pair)].append(pair)
             elif pair is not None:
-                self._counters.invalid("token_mismatch", 1)
+                origin = replace(work.origin, attributes={**pair.scored.attributes, **pair.sampled.attributes})
+                self._count_invalid("token_mismatch", origin, [0], 1, None)
         for pairs in groups.values():
             self._measure(paired_batch(work, pairs))
+
+    def _count_ragged(self, work: SampledComparison | LogitsComparison | KernelSide, rows: capture.Rows) -> int:
+        """Count the sequences whose arrays differ in length. Returns how many the batch had."""
+        given = len(rows.kept) + sum(rows.invalid.values())
+        if rows.invalid:
+            left_out = sorted({*range(given)}.difference(rows.kept))
+            self._count_invalid("shape_mismatch", work.origin, left_out, given, _lengths(work.per_token))
+        return given
+
+    def _count_invalid(
+        self, reason: str, origin: BatchOrigin, rows: Sequence[int], given: int, why: str | None
+    ) -> None:
+        """Count rows of a batch of `given` that failed an input check: on their slices, where these are known."""
+        on = None
+        if not self._table.by_length:
+            with suppress(ValueError):  # attributes of another number of sequences
+                on = self._table.counted(self._table.of_batch(origin.attributes, rows, given))
+        self._counters.invalid(reason, len(rows), origin.pair, why, on)
 
     def _streams_of(self, pair: KernelPair) -> PairStreams:
         streams = self._streams.get(pair)
@@ -356,7 +511,11 @@ class Measurer:
                 pair,
                 self._table.names,
                 time.time_ns(),
-                by_sequence=self._contract.by_sequence,
+                averaged=self._averaged,
+                sampling=self._sampling,
+                patience=self._pairing.max_age,
+                layouts=self._layouts,
+                recorded=self._contract.recorded,
                 reward_range=self._contract.assumptions.reward_range,
                 operators=self._contract.operators,
                 more_operators=self._table.more_operators,
@@ -370,12 +529,21 @@ class Measurer:
 
     def _forget_oldest(self) -> None:
         """Bound what a dead endpoint and many roll-outs can make us keep."""
-        retired = [each for each in self._streams.values() if each.retired]
-        for each in retired[: max(len(retired) - _MAX_RETIRED, 0)]:
-            del self._streams[each.pair]
+        retired = [stream for stream in self._streams.values() if stream.retired]
+        for stream in retired[: max(len(retired) - _MAX_RETIRED, 0)]:
+            del self._streams[stream.pair]
             self._counters.dropped(
-                "never-exported", "a retired kernel pair could not be exported in time", each.batches
+                "never-exported", "a retired kernel pair could not be exported in time", stream.batches
             )
+
+
+def _in_parts(parts: Parts, rows: capture.Rows, arrays: dict[str, Any]) -> tuple[capture.Rows, dict[str, Any]]:
+    """A batch with a row for each part of its sequences, and which tokens that is."""
+    if parts.mask is None:
+        return rows, arrays
+    mask = parts.mask if not is_tensor(arrays["train"]) else arrays["train"].new_tensor(parts.mask).bool()
+    found = {name: data if data is None else data[parts.row] for name, data in arrays.items()} | {"mask": mask}
+    return replace(rows, arrays=found, kept=[rows.kept[row] for row in parts.row.tolist()]), found
 
 
 def _worst(token: WorstToken, kept: Sequence[int]) -> dict[str, AttributeValue | None]:
@@ -387,17 +555,30 @@ def _worst(token: WorstToken, kept: Sequence[int]) -> dict[str, AttributeValue |
     }
 
 
+def _found(reason: str, why: Mapping[str, str]) -> str | None:
+    """Return the finding, followed by the reason's words; None where there is no finding."""
+    return f"{why[reason]}. {remedy(reason)}" if reason in why else None
+
+
 def _shapes(arrays: Mapping[str, Any]) -> str:
     """The reason's words, and what was handed over."""
     given = ", ".join(f"{name} {tuple(data.shape)}" for name, data in arrays.items() if data is not None)
     return f"{given}. {remedy('shape_mismatch')}"
 
 
+def _counted(arrays: Mapping[str, Any]) -> list[int] | None:
+    """Tokens of each sequence that count; None where the mask has another shape, which is left to the input checks."""
+    train, mask = arrays["train"], arrays["mask"]
+    if mask is None:
+        return [train.shape[1]] * train.shape[0]
+    return (mask > 0).sum(1).tolist() if mask.shape == train.shape[:2] else None
+
+
 def _lengths(arrays: Mapping[str, Any]) -> str:
     """The reason's words for lists, and the first sequence whose arrays differ in length."""
     lists = {name: tree for name, tree in arrays.items() if isinstance(tree, list) and name != "advantages"}
-    for row, each in enumerate(zip(*lists.values(), strict=False)):
-        lengths = [capture.on_host(one).size for one in each]
+    for row, row_arrays in enumerate(zip(*lists.values(), strict=False)):
+        lengths = [capture.on_host(array).size for array in row_arrays]
         if len(set(lengths)) > 1:
             given = ", ".join(f"{name} {length}" for name, length in zip(lists, lengths, strict=True))
             return f"sequence {row} has {given} tokens. {remedy('shape_mismatch')}"

@@ -1,4 +1,4 @@
-"""From two outputs of an operator to the observations that are recorded of it."""
+"""Observations from two outputs of an operator."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from numpy.typing import NDArray
 from kc_otel.record import capture
 from kc_otel.record.measure.arrays import as_bool, is_tensor
 from kc_otel.record.measure.operator_drift import OperatorDrift, compare_outputs
-from kc_otel.record.measure.routes import route_disagreement
 from kc_otel.record.work import OperatorComparison, RouteComparison
 
-__all__ = ["Observed", "observed", "observed_routes", "output_of", "values_of"]
-
-_LARGEST: Final = float(np.finfo(np.float32).max)
+_MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
+_BLOCK: Final = 1 << 22
+"""Comparisons of two experts' ids at a time."""
+_MIN_CHOICES: Final = 256
+"""Choices from which a share of them is told from chance."""
+_CHANCE_DISAGREEMENT: Final = 0.5
+"""Disagreement of unrelated routes from which it is told from that of kernels, which is about 0.1."""
+_ALMOST_CHANCE: Final = 0.8
+"""Share of that from which it is chance: neighbouring tokens have more experts in common than any two."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
-    """What was observed of an operator in one batch.
+    """Observations of an operator in one batch.
 
     Attributes:
         members: Members of the outputs' first axis: sequences, as a rule.
@@ -53,10 +58,26 @@ def observed(work: OperatorComparison) -> Observed:
     return Observed(members, drift.rows // per_member, values, drift.not_finite)
 
 
-def observed_routes(work: RouteComparison) -> tuple[int, list[tuple[str, NDArray[np.intp], NDArray[np.float64]]]]:
-    """How many sequences there are; and of all layers' routers together, then of each, its name and observations.
+@dataclass(frozen=True, slots=True, eq=False)
+class ObservedRoutes:
+    """Observations of the routers in one batch.
 
-    Observations are the sequence that each is of, [n], and `route_disagreement`, [n].
+    Attributes:
+        members: Sequences of the batch.
+        routers: Of all layers' routers together, then of each, its name, the sequence that each observation is of, [n],
+            and `route_disagreement`, [n].
+        missing: Sequences with a layer that one side alone has routes of, or with no routes at all.
+        unrelated: Layers whose routes are of other tokens or layers (`as_unrelated`); none of them is observed.
+    """
+
+    members: int
+    routers: list[tuple[str, NDArray[np.intp], NDArray[np.float64]]]
+    missing: int
+    unrelated: NDArray[np.intp]
+
+
+def observed_routes(work: RouteComparison) -> ObservedRoutes:
+    """Compare the routes of a batch's tokens.
 
     Raises:
         ValueError: If they cannot be compared.
@@ -68,15 +89,20 @@ def observed_routes(work: RouteComparison) -> tuple[int, list[tuple[str, NDArray
         train, inference = train[None], inference[None]
     counts = np.ones(train.shape[:2], np.bool_) if work.mask is None else as_bool(capture.on_host(work.mask))
     sequence, token = np.nonzero(counts.reshape(train.shape[:2]))
-    apart = route_disagreement(train[sequence, token], inference[sequence, token])
+    ours, theirs = train[sequence, token], inference[sequence, token]
+    apart = route_disagreement(ours, theirs)
+    absent = [(side.astype(np.int64) < 0).any(-1) for side in (ours, theirs)]
+    missing = (absent[0] != absent[1]).any(1) | (absent[0] & absent[1]).all(1)
+    unrelated = as_unrelated(ours, theirs, apart)
+    apart[:, unrelated] = np.nan
     known = ~np.isnan(apart)
-    found = [("router", sequence[np.nonzero(known)[0]], apart[known])]
-    found += [
-        (f"router.{each}", sequence[known[:, each]], apart[known[:, each], each])
-        for each in range(apart.shape[1])
-        if known[:, each].any()
+    routers = [("router", sequence[np.nonzero(known)[0]], apart[known])]
+    routers += [
+        (f"router.{layer}", sequence[known[:, layer]], apart[known[:, layer], layer])
+        for layer in range(apart.shape[1])
+        if known[:, layer].any()
     ]
-    return train.shape[0], found
+    return ObservedRoutes(train.shape[0], routers, np.unique(sequence[missing]).size, np.flatnonzero(unrelated))
 
 
 def values_of(drift: OperatorDrift, *, of_batches: bool = False) -> dict[str, NDArray[np.float64]]:
@@ -88,13 +114,13 @@ def values_of(drift: OperatorDrift, *, of_batches: bool = False) -> dict[str, ND
         drift: Two outputs, row by row.
         of_batches: Whether they are of one kernel, alone and in a batch.
     """
-    relative = np.minimum(drift.relative, _LARGEST)
+    relative = np.minimum(drift.relative, _MAX_FLOAT32)
     if of_batches:
         return {"operator_batch_dependence": relative}
     return {
-        "operator_max_abs": np.minimum(drift.max_abs, _LARGEST),
+        "operator_max_abs": np.minimum(drift.max_abs, _MAX_FLOAT32),
         "operator_relative": relative,
-        "operator_ulp": np.minimum(drift.ulp, _LARGEST),
+        "operator_ulp": np.minimum(drift.ulp, _MAX_FLOAT32),
         "operator_cosine": np.minimum(drift.cosine, 2.0),
     }
 
@@ -108,7 +134,7 @@ def output_of(returned: Any) -> Any:
     if isinstance(returned, Mapping):
         returned = tuple(returned.values())
     if isinstance(returned, tuple | list):
-        returned = next((each for each in returned if _is_array(each)), None)
+        returned = next((item for item in returned if _is_array(item)), None)
     if not _is_array(returned):
         raise ValueError(f"the operator returned {type(returned).__name__}, not an array or a tuple with one")
     return returned
@@ -116,3 +142,72 @@ def output_of(returned: Any) -> Any:
 
 def _is_array(data: Any) -> bool:
     return is_tensor(data) or isinstance(data, np.ndarray)
+
+
+def route_disagreement(train: Any, inference: Any) -> NDArray[np.float64]:
+    """Share of a token's experts that the other kernel did not choose, by token and layer.
+
+    >>> route_disagreement([[[0, 3]], [[1, 2]]], [[[3, 0]], [[1, 5]]])
+    array([[0. ],
+           [0.5]])
+
+    Args:
+        train: Ids of the experts that the training kernel chose, integers [tokens, layers, k], in any order.
+        inference: Those of the inference kernel, same shape. A negative id is a place where nothing was chosen.
+
+    Returns:
+        float64 [tokens, layers]; nan where either kernel chose nothing.
+
+    Raises:
+        ValueError: If they are not such arrays; one that says of each expert whether it was chosen is none.
+    """
+    ours, theirs = np.asarray(train), np.asarray(inference)
+    for name, ids in (("train", ours), ("inference", theirs)):
+        if ids.dtype.kind not in "iu" or ids.ndim != 3 or ids.shape != ours.shape or not ids.shape[2]:
+            raise ValueError(
+                f"{name}: {ids.dtype} {ids.shape} are no experts' ids [tokens, layers, k]; train has {ours.shape}"
+            )
+    tokens, layers, k = ours.shape
+    found = np.empty((tokens, layers))
+    step = max(_BLOCK // max(layers * k * k, 1), 1)
+    for start in range(0, tokens, step):
+        a, b = ours[start : start + step], theirs[start : start + step]
+        for name, ids in (("train", a), ("inference", b)):
+            ordered = np.sort(ids, axis=-1)
+            if ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any():
+                raise ValueError(f"{name}: names an expert twice for one token; give the ids of the k that were chosen")
+        agreed = (a[..., :, None] == b[..., None, :]).any(-1).mean(-1)
+        nothing = (a.astype(np.int64) < 0).any(-1) | (b.astype(np.int64) < 0).any(-1)
+        found[start : start + step] = np.where(nothing, np.nan, 1.0 - agreed)
+    return found
+
+
+def as_unrelated(train: Any, inference: Any, disagreement: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return the layers whose routes differ as often as those of unrelated tokens or layers.
+
+    The chance of it comes from how busy each expert is: of k draws without regard to the other side, expert e is among
+    them as often as it is chosen at all, so that two sides share sum_e f_e g_e of their k experts, k/E where all are
+    equally busy.
+
+    Args:
+        train: Ids of the experts that the training kernel chose, integers [tokens, layers, k].
+        inference: Those of the inference kernel.
+        disagreement: Their `route_disagreement`, [tokens, layers].
+
+    Returns:
+        bool [layers].
+    """
+    ours, theirs = np.asarray(train), np.asarray(inference)
+    found = np.zeros(ours.shape[1], dtype=np.bool_)
+    for layer in range(ours.shape[1]):
+        known = ~np.isnan(disagreement[:, layer])
+        tokens, k = int(np.count_nonzero(known)), ours.shape[2]
+        if tokens * k < _MIN_CHOICES:
+            continue
+        sides = [side[known, layer].astype(np.int64).ravel() for side in (ours, theirs)]
+        experts = max(int(side.max()) for side in sides) + 1
+        busy = [np.bincount(side, minlength=experts) / tokens for side in sides]
+        chance = 1.0 - float(busy[0] @ busy[1]) / k
+        apart = float(disagreement[known, layer].mean())
+        found[layer] = chance >= _CHANCE_DISAGREEMENT and apart >= _ALMOST_CHANCE * chance
+    return found

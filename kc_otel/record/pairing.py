@@ -20,11 +20,9 @@ from opentelemetry.trace import SpanContext
 from kc_otel.contract.slices import Scalar
 from kc_otel.record import capture
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.measure.arrays import as_bool
+from kc_otel.record.measure.arrays import as_bool, is_tensor
 from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.work import KernelSide, Processing, Role, SampledComparison, Weights
-
-__all__ = ["Pair", "PairingBuffer", "Side", "content_key", "paired_batch", "sides_of", "versions_of"]
 
 
 def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:
@@ -52,6 +50,9 @@ class Side:
         advantages: Of the tokens, [tokens]; None where there are none.
         spans: Contexts of the spans that it belongs to.
         reward: Of the sequence; NaN where it is not known.
+        group: Name of its prompt; None where it is not known.
+        group_size: Rollouts that the prompt has; None where that is not known.
+        positions: Position of each token in the response, [tokens]; None where nothing between them is left out.
     """
 
     token_ids: NDArray[np.integer]
@@ -65,6 +66,9 @@ class Side:
     reward: float = math.nan
     versions: NDArray[np.integer] | None = None
     kept: NDArray[np.floating] | None = None
+    group: Hashable = None
+    group_size: int | None = None
+    positions: NDArray[np.integer] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +81,7 @@ class Pair:
 
     @property
     def comparable(self) -> bool:
-        """Whether both sides are about the same tokens."""
+        """True if both sides are about the same tokens."""
         return bool(np.array_equal(self.sampled.token_ids, self.scored.token_ids))
 
 
@@ -97,7 +101,7 @@ class PairingBuffer:
 
     def __init__(self, *, max_tokens: int, max_age: float) -> None:
         self._max_tokens = max_tokens
-        self._max_age = max_age
+        self.max_age = max_age
         self._tokens = 0
         self._next = 0
         self._order: OrderedDict[int, _Waiting] = OrderedDict()
@@ -135,11 +139,11 @@ class PairingBuffer:
         return None, evicted
 
     def expire(self, now: float) -> int:
-        """Let go of the sides that waited too long, and say how many."""
+        """Drop the sides that waited too long; return their number."""
         expired = 0
         while self._order:
             oldest = next(iter(self._order))
-            if now - self._order[oldest].since <= self._max_age:
+            if now - self._order[oldest].since <= self.max_age:
                 break
             self._remove(oldest)
             expired += 1
@@ -164,11 +168,10 @@ def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, S
     """
     arrays = {name: capture.on_host(data) for name, data in rows.arrays.items() if data is not None}
     total = len(rows.kept) + sum(rows.invalid.values())
-    attributes, pair = work.origin.attributes or {}, work.origin.pair
-    for name, each in (("key", isinstance(work.key, list)), ("attributes", not isinstance(attributes, Mapping))):
-        given = work.key if name == "key" else attributes
-        if each and len(given) != total:  # type: ignore[arg-type]  # lists, as `each` says
-            raise ValueError(f"{name}: {len(given)} for {total} sequences; give one for each")  # type: ignore[arg-type]
+    attributes, pair, named = work.origin.attributes or {}, work.origin.pair, prompt_names(work.groups, None)
+    for name, given in (("key", work.key), ("attributes", attributes), ("group", named)):
+        if isinstance(given, list) and len(given) != total:
+            raise ValueError(f"{name}: {len(given)} for {total} sequences; give one for each")
     spans = work.origin.spans
     rewards = None if work.rewards is None else capture.per_sequence("rewards", work.rewards, total)
     for row, index in enumerate(rows.kept):
@@ -189,16 +192,19 @@ def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, S
             math.nan if rewards is None else float(rewards[index]),
             arrays["versions"][row][inside].copy() if "versions" in arrays else None,
             arrays["kept"][row][inside].copy() if "kept" in arrays else None,
+            _group(work, named, index),
+            work.group_size,
+            _positions(arrays["mask"][row]) if "mask" in arrays else None,
         )
         yield _key(work, ids, index, total), side
 
 
 def versions_of(pair: Pair) -> Hashable:
-    """What pairs of one batch have in common: kernels, weight versions, processings, which arrays there are."""
+    """Return the key shared by pairs of one batch: kernels, weight versions, processings, and the arrays present."""
     sides = (pair.scored, pair.sampled)
-    processing = [None if each.processing is None else tuple(sorted(each.processing.items())) for each in sides]
-    given = pair.sampled.versions is not None, *(each.kept is not None for each in sides)
-    return *(each.kernel for each in sides), *(each.weights for each in sides), *given, *processing
+    processing = [None if side.processing is None else tuple(sorted(side.processing.items())) for side in sides]
+    given = pair.sampled.versions is not None, _size(pair), *(side.kept is not None for side in sides)
+    return *(side.kernel for side in sides), *(side.weights for side in sides), *given, *processing
 
 
 def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
@@ -225,12 +231,60 @@ def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
         token_ids=[pair.sampled.token_ids for pair in pairs],
         train_kept=None if scored.kept is None else [pair.scored.kept for pair in pairs],
         inference_kept=None if sampled.kept is None else [pair.sampled.kept for pair in pairs],
-        advantages=None if any(each is None for each in advantages) else advantages,
+        advantages=None if any(advantage is None for advantage in advantages) else advantages,
         rewards=None if np.isnan(rewards).all() else rewards,
         processing=None if declared[0] is None or declared[1] is None else (declared[0], declared[1]),
         weights=(scored.weights, sampled.weights),
         versions=None if sampled.versions is None else [pair.sampled.versions for pair in pairs],
+        positions=_all_positions(pairs),
+        groups=_groups(pairs),
+        group_size=_size(pairs[0]),
     )
+
+
+def _positions(mask: NDArray[Any]) -> NDArray[np.integer] | None:
+    """Positions of the tokens that count, from 0; None where they follow each other."""
+    at = np.flatnonzero(mask)
+    return None if at[-1] - at[0] + 1 == at.size else at - at[0]
+
+
+def _all_positions(pairs: Sequence[Pair]) -> list[NDArray[np.integer]] | None:
+    known = [pair.scored.positions if (of := pair.sampled.positions) is None else of for pair in pairs]
+    if all(positions is None for positions in known):
+        return None
+    sizes = [pair.sampled.token_ids.size for pair in pairs]
+    return [np.arange(size) if of is None else of for of, size in zip(known, sizes, strict=True)]
+
+
+def _groups(pairs: Sequence[Pair]) -> list[Hashable] | None:
+    """Names of the pairs' prompts; a sequence whose prompt nobody knows is its own where others' are known."""
+    known = [pair.sampled.group if pair.scored.group is None else pair.scored.group for pair in pairs]
+    if all(name is None for name in known):
+        return None
+    return [("sequence", pair.key) if name is None else name for name, pair in zip(known, pairs, strict=True)]
+
+
+def _size(pair: Pair) -> int | None:
+    return pair.sampled.group_size if pair.scored.group_size is None else pair.scored.group_size
+
+
+def _group(work: KernelSide, named: Any, index: int) -> Hashable:
+    """Name of a sequence's prompt: the one that was given, or its tokens."""
+    if named is not None:
+        name: Hashable = named[index] if isinstance(named, list) else named
+        return name
+    prompt = capture.row_of(work.prompts, index)
+    return content_key((), prompt) if np.size(prompt) else None
+
+
+def prompt_names(groups: Any, prompts: capture.Tree) -> Any:
+    """Names of prompts, one for each sequence, or one for all of them; None where nobody knows them."""
+    if groups is not None:
+        return groups.tolist() if is_tensor(groups) else groups
+    if prompts is None:
+        return None
+    rows = capture.on_host(prompts) if is_tensor(prompts) else prompts
+    return [content_key((), capture.on_host(prompt)) for prompt in rows]
 
 
 def _advantages(arrays: Mapping[str, Any], row: int) -> NDArray[np.floating]:

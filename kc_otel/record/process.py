@@ -11,16 +11,14 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from opentelemetry import trace
 from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
 
 from kc_otel.contract.model import Contract
-from kc_otel.record.drift_log import DriftLog
 from kc_otel.record.engine import Engine
-from kc_otel.record.forks import PerProcess
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measurer import Measurer
 from kc_otel.record.pairing import PairingBuffer
@@ -29,8 +27,7 @@ from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.export import VERSION, ExportLoop
 from kc_otel.record.telemetry.pair_streams import KernelPair
-
-__all__ = ["ProcessEngine"]
+from kc_otel.record.worker import PerProcess
 
 _log: Final = logging.getLogger("kc_otel")
 _LONGEST_INTERVAL: Final = 60.0
@@ -38,7 +35,7 @@ _alive: Final[weakref.WeakSet[ProcessEngine]] = weakref.WeakSet()
 
 
 class ProcessEngine(PerProcess):
-    """What a recorder needs to make an engine, and the one that it made in this process.
+    """Arguments for a recorder's engine, and the engine made in this process.
 
     Args are those of `Recorder`, with defaults resolved except for the exporter, the tracer and the interval.
     """
@@ -60,7 +57,8 @@ class ProcessEngine(PerProcess):
         log: DriftLog | None,
         resource: Mapping[str, str] | None = None,
     ) -> None:
-        self.pair = pair
+        self._known: set[Kernel] = set()
+        self.pair = self._met(contract, pair)
         self._resource = resource
         self._contract = contract
         self._sampler = sampler
@@ -76,7 +74,7 @@ class ProcessEngine(PerProcess):
         _alive.add(self)
 
     def running(self) -> Engine | None:
-        """This process's engine, started where there is none yet; None where recording is off. Never raises."""
+        """Return this process's engine, started if necessary; None if recording is off. Never raises."""
         if self.engine is None and not self._stopped:
             with self._lock:
                 if self.engine is None and not self._stopped:
@@ -90,9 +88,18 @@ class ProcessEngine(PerProcess):
     def rollout(self, train: Kernel | None, inference: Kernel | None) -> None:
         """Make another kernel pair the current one."""
         with self._lock:
-            self.pair = KernelPair(train or self.pair.train, inference or self.pair.inference)
+            pair = KernelPair(train or self.pair.train, inference or self.pair.inference)
+            self.pair = self._met(self._contract, pair)
             if self.engine is not None:
                 self.engine.rollout(self.pair)
+
+    def _met(self, contract: Contract, pair: KernelPair) -> KernelPair:
+        """Say of a kernel that is new here where it is not what the contract declares."""
+        for kernel, spec in ((pair.train, contract.kernels.train), (pair.inference, contract.kernels.inference)):
+            if kernel not in self._known:
+                self._known.add(kernel)
+                kernel.log_otherwise(contract.name, spec, _log)
+        return pair
 
     def shutdown(self, timeout: float) -> bool:
         """Stop for good; the first call waits, later ones do nothing."""
@@ -153,3 +160,13 @@ def _interval(given: float | None, heartbeat: float) -> float:
             heartbeat,
         )
     return interval
+
+
+class DriftLog(Protocol):
+    """Source of a recorder's scalars; `kc_otel.TrainingLog` is one. No method may block or raise."""
+
+    def attach(self, contract: Contract) -> Sequence[MetricExporter]:
+        """Start in this process, for a contract; return exporters that also receive the recorder's exports."""
+
+    def scalars(self) -> Mapping[str, float]:
+        """Finite numbers by name, as of the newest verdicts."""

@@ -1,4 +1,4 @@
-"""The recorder: what a training or serving program calls with the two kernels' log-probabilities.
+"""Recorder that a training or serving program calls with the two kernels' log-probabilities.
 
 It never raises into the program and never waits for it: a call copies its arrays into a bounded queue and returns;
 a thread of its own measures them, another exports. Whatever is left out is counted, exported and logged once.
@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Self
 
+import numpy as np
 from opentelemetry import context, trace
 from opentelemetry.sdk.metrics.export import MetricExporter
 
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import QUANTITIES, Origin
+from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin
 from kc_otel.record.directives import Directives, GuidedLoop
-from kc_otel.record.drift_log import DriftLog
 from kc_otel.record.engine import Engine, RecorderStats
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.process import ProcessEngine
+from kc_otel.record.measure.arrays import is_tensor
+from kc_otel.record.process import DriftLog, ProcessEngine
 from kc_otel.record.rollout_quarantine import Quarantine
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.sequence_attributes import Attributes
@@ -42,10 +43,8 @@ from kc_otel.record.work import (
     Weights,
 )
 
-__all__ = ["Recorder"]
-
 _TIMEOUT: Final = 10.0
-_OBSERVABLE: Final = [key for key, quantity in QUANTITIES.items() if quantity.source is Origin.RUNTIME]
+_OBSERVABLE: Final = [key for key, known in (QUANTITIES | SAMPLING).items() if known.source is Origin.RUNTIME]
 
 
 class Recorder:
@@ -59,9 +58,8 @@ class Recorder:
     >>> recorder.shutdown()
     True
 
-    Where it exports to is configured by the standard OTEL_* environment variables, as for any OpenTelemetry SDK, or by
-    OTEL_CONFIG_FILE where opentelemetry-configuration is installed, which then is the only source;
-    OTEL_SDK_DISABLED=true turns it off. Methods may be called from any thread. A forked child that goes on recording
+    The standard OTEL_* environment variables configure the export, as for any OpenTelemetry SDK; OTEL_SDK_DISABLED=true
+    turns it off. Methods may be called from any thread. A forked child that goes on recording
     writes streams of its own; a child that leaves through `os._exit`, as those of multiprocessing do, must call
     `shutdown` itself.
 
@@ -70,14 +68,15 @@ class Recorder:
         train: The kernel that gradients are taken through; None for what the contract declares.
         inference: The kernel that samples; None for what the contract declares.
         sampling: Share of batches that are measured, or a function that returns it; None for the contract's.
-        metric_exporter: Where metrics go; None for what OTEL_METRICS_EXPORTER and its relatives say.
-        tracer_provider: Where spans go; None for the global one.
-        queue_bytes: Most bytes of copied arrays that wait to be measured.
-        pairing_tokens: Most tokens that wait for their other side in `sampled` and `scored`; about 16 bytes each.
-        pairing_seconds: How long they wait.
+        metric_exporter: Exporter of the metrics; None for the one that OTEL_METRICS_EXPORTER and related variables set.
+        tracer_provider: Provider of the spans; None for the global one.
+        queue_bytes: Largest size of the copied arrays that wait to be measured, bytes.
+        pairing_tokens: Largest number of tokens that wait for their other side in `sampled` and `scored`; about 16
+            bytes each.
+        pairing_seconds: Seconds that they wait.
         export_interval: Seconds between exports; None for OTEL_METRIC_EXPORT_INTERVAL, or a third of the contract's
             heartbeat where that is not set, 60 s at most.
-        log: Where `scalars` come from, such as a `kc_otel.TrainingLog`.
+        log: Source of `scalars`, such as a `kc_otel.TrainingLog`.
         resource: Attributes of the resource that the program knows, such as `rl.run.id`; OTEL_RESOURCE_ATTRIBUTES goes
             before them.
 
@@ -138,6 +137,10 @@ class Recorder:
         kept: tuple[Any, Any] | None = None,
         processing: tuple[Processing, Processing] | None = None,
         weights: tuple[Weights, TokenWeights] | None = None,
+        groups: Any = None,
+        group_size: int | Sequence[int] | None = None,
+        prompt_ids: Any = None,
+        density: bool | None = None,
         links: Sequence[trace.SpanContext] = (),
         key: Hashable = None,
         presampled: bool = False,
@@ -151,26 +154,34 @@ class Recorder:
         Args:
             train_logprobs: log P(y), nats, under the training kernel.
             inference_logprobs: log Q(y), nats, under the inference kernel.
-            mask: Which tokens count; padding and prompts do not.
-            attributes: What decides the slices: one mapping for all sequences, or one for each; in the former a list is
-                one value for each.
+            mask: True where a token counts; padding and prompts do not.
+            attributes: Attributes that decide the slices: one mapping for all sequences, or one for each; in the
+                former, a list has a value for each sequence.
             advantages: Per token, or per sequence.
             rewards: Reward of each sequence, or any other score of it (a pass, a refusal, a length) within the
                 contract's `assumptions.reward_range`; NaN where one is not known. With them `reward_drift` is measured.
             token_ids: Sampled tokens, so that the worst one can be named.
             inference_token_ids: Tokens that the inference side scored; where they differ the sequence is invalid.
-            kept: log of the mass that each kernel has on the tokens that top-p, top-k or min-p kept, nats, per token,
-                (training, inference), where log-probabilities are from before it: what is compared is both kernels
-                over those tokens. The set is one for both, the one that was sampled from. None for a side that is
-                renormalised already, such as vLLM's processed log-probabilities.
+            kept: Log of each kernel's mass on the tokens that top-p, top-k or min-p kept, nats, per token, as
+                (training, inference), if log-probabilities are from before truncation. Both kernels are then compared
+                over the tokens that the sampler kept. None for a side that is already renormalised, such as vLLM's
+                processed log-probabilities.
             processing: Temperature, top-p and the like of the training and the inference side, where known; batches
                 where they differ are invalid, because that would measure the sampler and not the kernel.
             weights: Weight versions of the training and the inference kernel; of two integers the lag is measured.
                 Where an update came while sequences were sampled, the inference kernel's is the step of each token,
                 shaped like the log-probabilities.
+            groups: Name of each sequence's prompt, any number or text: rollouts of one prompt share its drift and count
+                together. Without any, each sequence counts by itself, as if it were independent of the others.
+            group_size: Number of rollouts of each prompt, or [sequences] of each sequence's prompt: the recorder waits
+                for those that come in later batches. Without it, a batch holds all rollouts of its prompts.
+            prompt_ids: Prompt tokens of each sequence, without padding, in the place of `groups`: equal tokens are one
+                prompt.
+            density: True for log-densities, such as those of actions or of diffusion steps (a step counts as a token):
+                they may exceed 0. None for the contract's `assumptions.density`.
             links: Spans of the requests that sampled the batch; the current span becomes the parent.
-            key: Decides by its hash whether the batch is in the sample; without one, chance does.
-            presampled: The caller has sampled already: measure it in any case.
+            key: Key whose hash decides whether the batch is sampled; without one, sampling is random.
+            presampled: Measure in any case, because the caller has sampled already.
         """
         for name, given in (("kept", kept), ("processing", processing), ("weights", weights)):
             if given is not None and not (isinstance(given, tuple | list) and len(given) == 2):
@@ -195,6 +206,10 @@ class Recorder:
             processing=processing,
             weights=versions[:2],
             versions=versions[2],
+            groups=_own(groups),
+            group_size=group_size,
+            prompts=prompt_ids,
+            density=density,
         )
         engine.submit(work)
 
@@ -214,10 +229,10 @@ class Recorder:
     ) -> None:
         """Compare the kernels' whole next-token distributions, [tokens, vocabulary] or [sequences, tokens, vocabulary].
 
-        Tokens outside of a truncation (top-p, top-k) have a logit of -inf on both sides: what is compared is then both
-        kernels over those that were kept. Logits are copied like everything else: at 32k entries in float32 two of them
-        take 256 KiB a token, so sample, or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position,
-        what `compare` measures is measured too. Other arguments are those of `compare`.
+        Tokens outside of a truncation (top-p, top-k) have a logit of -inf on both sides: both kernels are then compared
+        over the kept tokens. Logits are copied like everything else: at 32k entries in float32 two of them take 256 KiB
+        a token, so sample, or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position, what
+        `compare` measures is measured too. Other arguments are those of `compare`.
         """
         versions = self._versions(*(weights or (None, None)), per_token=False)
         engine = self._admitted(key, presampled)
@@ -256,13 +271,14 @@ class Recorder:
             name: Name of the operator, as the contract's clauses have it.
             train_output: The training kernel's, [..., features], NumPy or torch, of a floating dtype.
             inference_output: The inference kernel's, of the same shape; its dtype may differ.
-            mask: Which rows count, of the output's first axes, such as [sequences, tokens].
-            attributes: What decides the slices: one mapping for all, or one for each member of the first axis.
+            mask: True where a row counts, of the output's first axes, such as [sequences, tokens].
+            attributes: Attributes that decide the slices: one mapping for all, or one for each member of the first
+                axis.
             ulp_of: dtype whose units in the last place count; None for that of `inference_output`.
-            of_batches: The outputs are of one kernel, first computed alone and then in a batch: what is recorded is
-                `operator_batch_dependence`.
-            key: Decides by its hash whether it is in the sample; without one, chance does.
-            presampled: The caller has sampled already: measure it in any case.
+            of_batches: True if both outputs are of one kernel, computed first alone and then in a batch:
+                `operator_batch_dependence` is recorded.
+            key: Key whose hash decides whether it is sampled; without one, sampling is random.
+            presampled: Measure in any case, because the caller has sampled already.
         """
         try:
             operator_name(name)
@@ -302,10 +318,10 @@ class Recorder:
             train_routes: Ids of the experts that the training kernel chose, integers [tokens, layers, k] or [sequences,
                 tokens, layers, k], in any order; negative where a token has none.
             inference_routes: Those of the inference kernel, same shape, such as vLLM's `routed_experts`.
-            mask: Which tokens count, [tokens] or [sequences, tokens]; None for all.
-            attributes: What decides the slices: one mapping for all sequences, or one for each.
-            key: Decides by its hash whether it is in the sample; without one, chance does.
-            presampled: The caller has sampled already: measure it in any case.
+            mask: True where a token counts, [tokens] or [sequences, tokens]; None for all.
+            attributes: Attributes that decide the slices: one mapping for all sequences, or one for each.
+            key: Key whose hash decides whether it is sampled; without one, sampling is random.
+            presampled: Measure in any case, because the caller has sampled already.
         """
         engine = self._admitted(key, presampled)
         if engine is not None:
@@ -316,12 +332,12 @@ class Recorder:
         """Record an observation of a runtime quantity that the program makes itself, such as `weights_mismatch`.
 
         Args:
-            metric: Key of a quantity of origin `runtime`, as a clause's `metric:` names it.
+            metric: Key of a quantity of origin `runtime`, as a clause's `metric:` names it, or `score_norm`, the norm
+                of tokens' scores that `assumptions.score_norm_max` bounds.
             value: The observation, or several, [n].
-            attributes: What decides the slices: one mapping for all, or one for each.
+            attributes: Attributes that decide the slices: one mapping for all, or one for each.
         """
-        known = QUANTITIES.get(metric)
-        if known is None or known.source is not Origin.RUNTIME:
+        if metric not in _OBSERVABLE:
             self.drop("unknown-metric", f"{metric!r} is not one of {', '.join(_OBSERVABLE)}")
             return
         engine = self._process.running()
@@ -340,6 +356,8 @@ class Recorder:
         attributes: Attributes = None,
         processing: Processing | None = None,
         weights: TokenWeights = None,
+        group: Any = None,
+        group_size: int | None = None,
         links: Sequence[trace.SpanContext] = (),
     ) -> None:
         """Record what the inference kernel sampled; it is compared when `scored` gets the same key.
@@ -349,11 +367,14 @@ class Recorder:
             token_ids: Sampled tokens; shapes as in `compare`.
             logprobs: log Q of these tokens, nats.
             kept: log of this kernel's mass on the tokens that truncation kept, as in `compare`.
-            mask: Which tokens count.
-            prompt_ids: Prompt of each sequence, without padding; only used for the name.
-            attributes: What decides the slices; those of both sides count.
-            processing: Temperature, top-p and the like; compared where both sides say it.
+            mask: True where a token counts.
+            prompt_ids: Prompt of each sequence, without padding: part of its name, and names the prompt.
+            attributes: Attributes that decide the slices; those of both sides count.
+            processing: Temperature, top-p and the like; compared if both sides give it.
             weights: Weight version of the inference kernel, or the step of each token, as in `compare`.
+            group: Name of the prompt that the sequences answer, or a list with one for each; None for `prompt_ids`.
+                Either side may give it, and `group_size`.
+            group_size: Number of rollouts of each prompt.
             links: Further spans that it belongs to; the current span becomes a link of the comparison.
         """
         # Sequences with keys of their own are sampled one by one where they are measured.
@@ -374,6 +395,8 @@ class Recorder:
                 processing=processing,
                 weights=versions[1],
                 versions=versions[2],
+                groups=_own(group),
+                group_size=group_size,
             )
         )
 
@@ -391,9 +414,11 @@ class Recorder:
         attributes: Attributes = None,
         processing: Processing | None = None,
         weights: Weights = None,
+        group: Any = None,
+        group_size: int | None = None,
         links: Sequence[trace.SpanContext] = (),
     ) -> None:
-        """Record what the training kernel makes of a sampled sequence; the counterpart of `sampled`."""
+        """Record the training kernel's scores of a sampled sequence; the counterpart of `sampled`."""
         # Sequences with keys of their own are sampled one by one where they are measured.
         engine = self._admitted(key, presampled=key is None or isinstance(key, list))
         versions = self._versions(weights, None)
@@ -413,6 +438,8 @@ class Recorder:
                 key=list(key) if isinstance(key, list) else key,
                 processing=processing,
                 weights=versions[0],
+                groups=_own(group),
+                group_size=group_size,
             )
         )
 
@@ -426,7 +453,7 @@ class Recorder:
             return None
 
     def takes(self, key: Hashable) -> bool:
-        """Whether what has this key is in the sample, for callers who can save themselves the work of getting it."""
+        """Return True if the key is in the sample, so that a caller can skip the work of getting it if not."""
         try:
             return self._sampler.takes(key)
         except Exception as error:  # noqa: BLE001 - the share may come from a user's function
@@ -443,10 +470,10 @@ class Recorder:
         """Count sequences that the caller knows to be incomparable as invalid input; `why` is logged the first time."""
         engine = self._process.running()
         if engine is not None:
-            engine.counters.invalid(reason, sequences, why)
+            engine.counters.invalid(reason, sequences, self._process.pair, why)
 
     def quarantined(self, found: Quarantine) -> None:
-        """Count what `quarantine` kept and what it kept out, and how far each has drifted. Never raises.
+        """Count the sequences that `quarantine` kept and removed, with their drift. Never raises.
 
         Drift metrics stay those of everything that was sampled, so give the whole batch to `compare`.
         """
@@ -462,16 +489,16 @@ class Recorder:
             )
 
     def rollout(self, *, train: Kernel | None = None, inference: Kernel | None = None) -> None:
-        """Go on with another kernel version: what comes next is recorded for the new pair, apart from the old one."""
+        """Switch to another kernel version: later batches are recorded for the new pair."""
         self._process.rollout(train, inference)
 
     def follow(
         self, directives: Directives, *, send_weights: Callable[[], object] | None = None, pause: int = 20
     ) -> GuidedLoop:
-        """Obey what the evaluator asks for, in a loop of your own.
+        """Carry out the evaluator's directives in a loop of your own.
 
-        From now on everything is measured while a `sample-more` step fires. What is returned sends weights, keeps
-        rollouts out and says when to stop.
+        Everything is measured while a `sample-more` step fires. The result sends weights, keeps rollouts out of the
+        loss and says when to stop.
 
         Args:
             directives: A `kc_otel.client.router.Router`.
@@ -502,12 +529,12 @@ class Recorder:
             return {}
 
     def force_flush(self, timeout: float = _TIMEOUT) -> bool:
-        """Measure and export what was recorded; whether that was done within `timeout` seconds."""
+        """Measure and export everything recorded; return True if that was done within `timeout` seconds."""
         engine = self._process.engine
         return engine is None or engine.force_flush(timeout)
 
     def shutdown(self, timeout: float = _TIMEOUT) -> bool:
-        """Measure and export what was recorded, and stop for good; whether it was done within `timeout` seconds.
+        """Measure and export everything recorded, then stop; return True if that was done within `timeout` seconds.
 
         Calling it again does nothing. It is called at the exit of the interpreter.
         """
@@ -515,7 +542,7 @@ class Recorder:
         return self._process.shutdown(timeout)
 
     def stats(self) -> RecorderStats:
-        """What was measured in this process, and what was not and why."""
+        """Return the counts of sequences measured in this process, and of those that were not, by reason."""
         engine = self._process.engine
         return RecorderStats() if engine is None else engine.stats()
 
@@ -541,3 +568,10 @@ class Recorder:
         else:
             engine.counters.unsampled()
         return None
+
+
+def _own(groups: Any) -> Any:
+    """Names of prompts that the caller cannot change any more: one for all, a list, or a tensor where they are."""
+    if is_tensor(groups):
+        return groups.detach().clone()
+    return list(groups) if isinstance(groups, list | tuple | np.ndarray) else groups

@@ -20,19 +20,17 @@ import numpy as np
 
 from kc_otel.contract.clause import Clause, Statistic
 from kc_otel.contract.model import Contract
-from kc_otel.contract.slices import ALL
+from kc_otel.contract.slices import ALL, LENGTH
 from kc_otel.record.measure.arrays import as_bool, is_tensor
 from kc_otel.record.measure.checks import InvalidReason, check
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
 from kc_otel.record.measure.truncation import renormalised
 from kc_otel.record.sequence_attributes import Attributes, own_attributes
 
-__all__ = ["Quarantine", "Share", "judgeable", "quarantine"]
-
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What was measured on some sequences of a batch.
+    """Measurements on some sequences of a batch.
 
     Attributes:
         sequences: How many, of those with tokens that count.
@@ -50,15 +48,15 @@ class Share:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quarantine:
-    """What a batch is reduced to, and what was measured before and after.
+    """Remainder of a batch after quarantine, and the measurements before and after.
 
     Attributes:
         keep: Which sequences may be trained on, bool [sequences]; an array or tensor as the log-probabilities were.
         mask: Which tokens count, bool [sequences, tokens]; none of a sequence that is kept out.
         reasons: Why each sequence is kept out: the clause that it breaks by most, or the input check that it fails;
             empty for those that stay.
-        before: What was measured on all of them.
-        after: What was measured on those that stay.
+        before: Measurements on all sequences.
+        after: Measurements on the sequences that stay.
     """
 
     keep: Any
@@ -91,7 +89,7 @@ def quarantine(
     for a metric of sequences that metric; with `unit: sequence` the mean over its tokens. Everything is from before any
     clipping.
 
-    >>> from kc_otel.contract import load
+    >>> from kc_otel.contract.load import load
     >>> contract = load("contracts/rl-rollouts-bf16-fp8.yaml")
     >>> sequences = np.log([[0.5, 0.4], [0.5, 0.4]])
     >>> shifted = sequences + [[0.0, 0.01], [-0.4, -0.4]]
@@ -104,7 +102,7 @@ def quarantine(
         inference: log Q(y) of the same tokens.
         contract: The contract.
         mask: Which tokens count, bool or int, same shape; all where it is None.
-        attributes: What decides the slices: of each sequence, or of all alike.
+        attributes: Attributes that decide the slices: of each sequence, or of all alike.
         slices: Slices in quarantine, such as `Router.quarantined` gives them; sequences of no other are judged. None
             for every sequence.
         clauses: Ids of the clauses that count; None for every clause that a sequence can be judged by.
@@ -116,7 +114,7 @@ def quarantine(
             none is about the log-probabilities of single sequences.
     """
     judged = _named(contract, clauses)
-    train, inference = (each.detach() if is_tensor(each) else np.asarray(each) for each in (train, inference))
+    train, inference = (side.detach() if is_tensor(side) else np.asarray(side) for side in (train, inference))
     train, inference = (renormalised(*pair) for pair in zip((train, inference), kept or (None, None), strict=True))
     given = _ones(train) if mask is None else _like(mask, as_bool(mask))
     if train.ndim != 2 or train.shape != inference.shape or train.shape != given.shape:
@@ -124,8 +122,8 @@ def quarantine(
             f"train, inference, mask: shapes {tuple(train.shape)}, {tuple(inference.shape)} and {tuple(given.shape)}; "
             "give three of [sequences, tokens]"
         )
-    member = list(_membership(contract, attributes, slices, len(train)))
-    codes = check(train, inference, mask=given)
+    member = list(_membership(contract, attributes, slices, _host(given.sum(1)).tolist()))
+    codes = check(train, inference, mask=given, density=contract.assumptions.density)
     codes[codes == InvalidReason.NO_TOKENS] = InvalidReason.VALID  # nothing to keep out of a training that masks it
     valid = _like(train, codes == InvalidReason.VALID)
     counts = given & valid[:, None]
@@ -153,7 +151,7 @@ def quarantine(
 
 
 def judgeable(clause: Clause) -> bool:
-    """Whether a single sequence has an own value of a clause: its metric is one of log-probabilities alone."""
+    """Return True if a single sequence has a value of its own for a clause: its metric needs log-probabilities only."""
     return clause.metric in TOKEN or clause.metric in SEQUENCE
 
 
@@ -169,15 +167,15 @@ def _named(contract: Contract, clauses: Collection[str] | None) -> list[Clause]:
 
 
 def _membership(
-    contract: Contract, attributes: Attributes, slices: Collection[str] | None, sequences: int
+    contract: Contract, attributes: Attributes, slices: Collection[str] | None, lengths: Sequence[int]
 ) -> Iterator[tuple[str, ...]]:
     """Slices in quarantine that each sequence belongs to; every sequence is in `all`."""
     own = own_attributes(attributes)
-    each = [own or {}] * sequences if own is None or isinstance(own, Mapping) else own
-    if len(each) != sequences:
-        raise ValueError(f"attributes: {len(each)} for {sequences} sequences; give one mapping for each, or one")
-    for one in each:
-        names = contract.slices_of(one)
+    by_row = [own or {}] * len(lengths) if own is None or isinstance(own, Mapping) else own
+    if len(by_row) != len(lengths):
+        raise ValueError(f"attributes: {len(by_row)} for {len(lengths)} sequences; give one mapping for each, or one")
+    for length, row in zip(lengths, by_row, strict=True):
+        names = contract.slices_of({LENGTH: length, **row})
         yield names if slices is None else tuple(name for name in names if name in slices)
 
 
@@ -203,7 +201,7 @@ def _values(clause: Clause, drift: Any, counts: Any) -> tuple[Any, Any]:
         total = drift.sum(1)
         return SEQUENCE[clause.metric](total, _at_least_one(lengths))[:, None], (lengths > 0)[:, None]
     values = TOKEN[clause.metric](drift)
-    if clause.by_sequence:
+    if clause.averaged is not None:
         return (_where(counts, values, 0.0).sum(1) / _at_least_one(lengths))[:, None], (lengths > 0)[:, None]
     return values, counts
 
@@ -253,7 +251,7 @@ def _ones(data: Any) -> Any:
 def _like(data: Any, values: Any) -> Any:
     if not is_tensor(data):
         return values
-    import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+    import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
     return torch.from_numpy(values).to(data.device)
 

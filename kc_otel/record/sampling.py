@@ -1,4 +1,4 @@
-"""Which comparisons are measured: a share of them, the same ones on both sides of a pair."""
+"""Sampling of comparisons: a share of them is measured, the same ones on both sides of a pair."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Sampler", "position_of"]
-
 _RANGE: Final = float(1 << 64)
 
 
 def position_of(key: Hashable) -> float:
-    """Where a key falls in [0, 1): the same in every process and at every time, uniform over keys.
+    """Return a key's position in [0, 1): the same in every process and at every time, uniform over keys.
 
     Keys that are equal fall on one place, also where one is a number or text of NumPy's.
 
@@ -68,7 +66,7 @@ class Sampler:
         return self._own()
 
     def ask(self, asked: Callable[[float], float]) -> None:
-        """From now on the share is what this returns of the one that there was."""
+        """Set a function that turns the configured share into the one in use."""
         self._asked = asked
 
     def _own(self) -> float:
@@ -82,7 +80,7 @@ class Sampler:
         return rate
 
     def takes(self, key: Hashable | None = None) -> bool:
-        """Whether a comparison is measured."""
+        """Return True if a comparison is measured."""
         share = self.share()
         if share >= 1.0:
             return True

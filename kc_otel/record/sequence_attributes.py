@@ -9,8 +9,6 @@ import numpy as np
 
 from kc_otel.contract.slices import Scalar
 
-__all__ = ["Attributes", "OwnAttributes", "own_attributes"]
-
 Attributes = Mapping[str, Scalar | Sequence[Scalar]] | Sequence[Mapping[str, Scalar]] | None
 """One mapping for each sequence, or one for all, in which a list has a value for each sequence."""
 OwnAttributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
@@ -26,10 +24,10 @@ def own_attributes(given: Attributes) -> OwnAttributes:
     if given is None:
         return None
     if not isinstance(given, Mapping):
-        each = list(given)
-        if not all(isinstance(one, Mapping) for one in each):
+        rows = list(given)
+        if not all(isinstance(row, Mapping) for row in rows):
             raise ValueError(f"attributes: {type(given).__name__} is no mapping, nor a list with one for each sequence")
-        return [dict(one) for one in each]
+        return [dict(row) for row in rows]
     columns = {name: _values(value) for name, value in given.items()}
     lengths = {name: len(values) for name, values in columns.items() if values is not None}
     if not lengths:

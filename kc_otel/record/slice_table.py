@@ -1,4 +1,4 @@
-"""Which slices get streams of their own, and which sequence counts in which of them."""
+"""Slices that get streams of their own, and the sequences that count in each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import OPERATORS, QUANTITIES
-from kc_otel.contract.slices import ALL, OTHER, Scalar
+from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES, SAMPLING
+from kc_otel.contract.slices import (
+    ALL,
+    DECODE,
+    LAG,
+    LENGTH,
+    OF_TOKENS,
+    OLDER,
+    OTHER,
+    PHASE,
+    PLACES,
+    POSITION,
+    PREFILL,
+    STALE,
+    STALE_BY_LAG,
+    TURN,
+    Scalar,
+    match,
+)
+from kc_otel.record.measure.places import Places, TokenSlice
 from kc_otel.record.telemetry.operator_histograms import MOST_OPERATORS
 
-__all__ = ["SliceTable"]
-
-_REMEMBERED = 4096
+_MAX_REMEMBERED = 4096
+_Own = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,47 +41,78 @@ class SliceTable:
 
     Attributes:
         contract: Whose slices.
-        names: Slices with streams of their own: `all`, then as declared, then `other` where some are over the cap.
+        names: Slices with streams of their own: `all`, as declared, `other` where some are over the cap, and those of
+            what older weights sampled.
         over: Declared slices that the cap leaves no room for; their sequences count as `other`.
         more_operators: Operators that the cap leaves room for besides those that the contract names.
+        places: Whether the cap leaves room for drift by position and turn.
     """
 
     contract: Contract
     names: tuple[str, ...]
     over: tuple[str, ...]
     more_operators: int = 0
+    places: bool = False
     _known: dict[tuple[tuple[str, Scalar], ...], NDArray[np.bool_]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, contract: Contract) -> SliceTable:
-        """Every quantity may need a stream per slice: there is room for max_series / quantities of them."""
+        """Build the table with room for max_series / quantities slices: each quantity needs a stream per slice."""
         declared = tuple(contract.slices)
         each_operator = len(OPERATORS)
-        quantities = (
-            len(QUANTITIES) - each_operator + len(contract.by_sequence) + each_operator * len(contract.operators)
-        )
+        every = len(QUANTITIES) - each_operator + len(SAMPLING) + len(contract.averaged)
+        quantities = every + each_operator * len(contract.operators)
         room = max(contract.observability.max_series // quantities, 1)
-        if 1 + len(declared) <= room:
-            left = contract.observability.max_series // (1 + len(declared)) - quantities
-            return cls(contract, (ALL, *declared), (), min(left // each_operator, MOST_OPERATORS))
-        kept = declared[: max(room - 2, 0)]
-        return cls(contract, (ALL, *kept, OTHER), declared[len(kept) :])
+        older = OLDER if 1 + len(OLDER) + len(declared) <= room else (STALE,)
+        always = 1 + len(older)
+        if always + len(declared) <= room:
+            left = contract.observability.max_series - len(PLACES) - len(older) * quantities
+            more = max(left // (1 + len(declared)) - quantities, 0) // each_operator
+            fits = left >= (1 + len(declared)) * quantities
+            return cls(contract, (ALL, *declared, *older), (), min(more, MOST_OPERATORS), fits)
+        kept = declared[: max(room - always - 1, 0)]
+        return cls(contract, (ALL, *kept, OTHER, *older), declared[len(kept) :])
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """Return the names but for those of what older weights sampled."""
+        return tuple(name for name in self.names if name not in OLDER)
+
+    @property
+    def by_length(self) -> bool:
+        """Return whether a slice selects sequences by length."""
+        return any(LENGTH in spec.conditions for spec in self.contract.slices.values())
+
+    @property
+    def by_lag(self) -> bool:
+        """Return whether a slice selects sequences by the age of the weights that sampled them."""
+        return any(LAG in spec.conditions for spec in self.contract.slices.values())
+
+    @property
+    def by_token(self) -> bool:
+        """Return whether a slice selects tokens of a sequence."""
+        return any(spec.of_tokens for spec in self.contract.slices.values())
 
     def of_sequence(self, attributes: Mapping[str, Scalar]) -> NDArray[np.bool_]:
-        """Whether a sequence belongs to each of `names`, [slices]."""
+        """Mask of the slices in `names` to which a sequence belongs, [slices]."""
         try:
             key = tuple(sorted(attributes.items()))
             known = self._known.get(key)
         except TypeError:  # an attribute that cannot be hashed matches no condition, but the others still may
             return self._row(attributes)
         if known is None:
-            if len(self._known) >= _REMEMBERED:
+            if len(self._known) >= _MAX_REMEMBERED:
                 self._known.clear()
             known = self._known[key] = self._row(attributes)
         return known
 
     def of_batch(
-        self, attributes: Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None, rows: Sequence[int], given: int
+        self,
+        attributes: _Own,
+        rows: Sequence[int],
+        given: int,
+        lengths: Sequence[int] | None = None,
+        lags: Sequence[int] | None = None,
     ) -> NDArray[np.bool_]:
         """Membership of the given rows of a batch, [rows, slices].
 
@@ -72,20 +120,102 @@ class SliceTable:
             attributes: Of every sequence alike, or of each, or none.
             rows: Which sequences are kept.
             given: How many sequences the batch had.
+            lengths: Tokens of each of `rows` that count; sequences whose attributes do not say theirs have these.
+            lags: Versions that the weights of each of `rows` are behind the training kernel's; None for not known.
 
         Raises:
             ValueError: If there are attributes for another number of sequences.
         """
-        if attributes is None or isinstance(attributes, Mapping):
+        if (attributes is None or isinstance(attributes, Mapping)) and lengths is None and lags is None:
             return np.tile(self.of_sequence(attributes or {}), (len(rows), 1))
-        if len(attributes) != given:
-            raise ValueError(
-                f"attributes: {len(attributes)} for {given} sequences; give one mapping for each, or one for all"
-            )
-        return np.array([self.of_sequence(attributes[i]) for i in rows], dtype=bool).reshape(len(rows), len(self.names))
+        sequences = _each(attributes, rows, given, lengths, lags)
+        return np.array([self.of_sequence(sequence) for sequence in sequences], dtype=bool).reshape(
+            len(rows), len(self.names)
+        )
+
+    def of_tokens(
+        self,
+        places: Places,
+        attributes: _Own,
+        rows: Sequence[int],
+        given: int,
+        lengths: Sequence[int] | None = None,
+        lags: Sequence[int] | None = None,
+    ) -> list[TokenSlice]:
+        """The tokens of a batch that count in slices which select tokens, apart from what `of_batch` has as a whole.
+
+        Args:
+            places: Of the given rows; what a sequence has as an attribute of its own is that of all its tokens.
+            attributes: As in `of_batch`, and so are the others.
+            rows: Which sequences are kept.
+            given: How many sequences the batch had.
+            lengths: Tokens of each.
+            lags: Versions that the weights of each are behind.
+        """
+        sequences = _each(attributes, rows, given, lengths, lags)
+        values = {}
+        for name, found_by_mask in ((POSITION, places.positions), (TURN, places.turns)):
+            known = {row: sequence.get(name) for row, sequence in enumerate(sequences)}
+            own = {row: value for row, value in known.items() if isinstance(value, int | float)}
+            values[name] = found_by_mask.copy() if own else found_by_mask
+            if own:
+                values[name][list(own)] = np.array(list(own.values()))[:, None]
+        first = places.begins
+        if phases := {row: sequence[PHASE] for row, sequence in enumerate(sequences) if PHASE in sequence}:
+            first = first.copy()
+            first[list(phases)] = np.array([phase == PREFILL for phase in phases.values()])[:, None]
+        found = []
+        for column, slice in enumerate(self.names):
+            spec = self.contract.slices.get(slice)
+            if spec is None or not spec.of_tokens:
+                continue
+            others = {name: conditions for name, conditions in spec.conditions.items() if name not in OF_TOKENS}
+            fits = [
+                match(others, sequence) and not spec.matches(sequence) and (LAG in others or not _stale(sequence))
+                for sequence in sequences
+            ]
+            mask = places.counts & np.array(fits, dtype=np.bool_)[:, None]
+            for name in OF_TOKENS.intersection(spec.conditions):
+                for condition in spec.conditions[name]:
+                    if name == PHASE:
+                        mask &= np.where(first, condition.holds(PREFILL), condition.holds(DECODE))
+                    else:
+                        mask &= condition.holds_for(values[name])
+            if mask.any():
+                found.append(TokenSlice(column, mask))
+        return found
+
+    def counted(self, membership: NDArray[np.bool_]) -> dict[str, int]:
+        """Return how many sequences are on each slice, of their membership [sequences, slices]."""
+        return dict(zip(self.names, membership.sum(0).tolist(), strict=True))
 
     def _row(self, attributes: Mapping[str, Scalar]) -> NDArray[np.bool_]:
         member = set(self.contract.slices_of(attributes))
+        if lag := _stale(attributes):
+            of_lag = {name for name, spec in self.contract.slices.items() if LAG in spec.conditions}
+            bins = [name for name, least in STALE_BY_LAG.items() if lag >= least]
+            member = member & of_lag | {STALE, *bins[-1:]}
         if member.intersection(self.over):
             member.add(OTHER)
         return np.array([name in member for name in self.names], dtype=bool)
+
+
+def _stale(attributes: Mapping[str, Scalar]) -> float:
+    """Return the versions that a sequence's weights are behind; 0 where that is not known."""
+    lag = attributes.get(LAG)
+    return max(lag, 0.0) if isinstance(lag, int | float) else 0.0
+
+
+def _each(
+    attributes: _Own, rows: Sequence[int], given: int, lengths: Sequence[int] | None, lags: Sequence[int] | None
+) -> Sequence[Mapping[str, Scalar]]:
+    """Attributes of each of the rows."""
+    own = [attributes or {}] * given if attributes is None or isinstance(attributes, Mapping) else attributes
+    if len(own) != given:
+        raise ValueError(f"attributes: {len(own)} for {given} sequences; give one mapping for each, or one for all")
+    sequences: Sequence[Mapping[str, Scalar]] = [own[row] for row in rows]
+    if lengths is not None:
+        sequences = [{LENGTH: length, **known} for length, known in zip(lengths, sequences, strict=True)]
+    if lags is not None:
+        sequences = [{**known, LAG: lag} for lag, known in zip(lags, sequences, strict=True)]
+    return sequences

@@ -1,8 +1,9 @@
 """Weight versions per token: an update that comes while a sequence is sampled leaves it with tokens of several steps.
 
-Drift needs nothing of it: every token has the probability that it was sampled with, and a sequence is drawn from what
-these make together. What is claimed about versions is made version by version: `weights_lag` has an observation for
-each step that sampled any token of a batch, in the slices of the sequences that hold such tokens.
+Every token has the probability that it was sampled with. Where its weights are the training kernel's, the ratio of
+the two is the kernels' drift; where they are older, it is that and the change of the policy together. A sequence that
+holds tokens of both is measured in two parts, each by its own tokens. `weights_lag` has an observation for each step
+that sampled any token of a batch, in the slices of the sequences that hold such tokens.
 """
 
 from __future__ import annotations
@@ -16,15 +17,13 @@ from numpy.typing import NDArray
 from kc_otel.record import capture
 from kc_otel.record.measure.arrays import as_bool, on_gpu
 
-__all__ = ["BatchVersions", "as_version", "batch_versions", "split"]
-
-_NAMED = 8
+_MAX_NAMED_VERSIONS = 8
 """Versions that are spelled out; more are counted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchVersions:
-    """Which steps sampled which sequences.
+    """Training steps that sampled a batch, and the sequences of each.
 
     Attributes:
         steps: The steps, rising, int64 [steps].
@@ -37,12 +36,12 @@ class BatchVersions:
     straddling: int
 
     def lags(self, train: int) -> NDArray[np.float64]:
-        """How far each step is behind that of the training kernel, which none is ahead of, [steps]."""
+        """Return the lag of each step behind that of the training kernel, which none is ahead of, [steps]."""
         return (train - self.steps).astype(np.float64)
 
     def __str__(self) -> str:
-        named = ",".join(str(step) for step in self.steps[-_NAMED:].tolist())
-        return named if self.steps.size <= _NAMED else f"{self.steps.size} versions, the last {named}"
+        named = ",".join(str(step) for step in self.steps[-_MAX_NAMED_VERSIONS:].tolist())
+        return named if self.steps.size <= _MAX_NAMED_VERSIONS else f"{self.steps.size} versions, the last {named}"
 
 
 def as_version(weights: Any) -> int | str | None:
@@ -60,7 +59,7 @@ def as_version(weights: Any) -> int | str | None:
 
 
 def split(weights: Any) -> tuple[int | str | None, Any]:
-    """One version of all tokens, and versions of each: one of the two is None.
+    """Return the version of all tokens, or the versions of each; the other is None.
 
     Raises:
         ValueError: If there is one version, and it is neither a whole number nor a name.
@@ -78,7 +77,7 @@ def batch_versions(
     Args:
         version: That of all tokens, where they have one.
         per_token: The step that sampled each token, integers [sequences, tokens]; None where one sampled all.
-        mask: Which tokens count; None for all.
+        mask: Mask of the tokens that count; None for all.
         shape: Sequences and tokens.
         membership: Slices of each sequence, bool [sequences, slices].
 
@@ -100,3 +99,54 @@ def batch_versions(
     members = np.zeros((steps.size, membership.shape[1]), dtype=np.bool_)
     np.logical_or.at(members, which, membership[rows])
     return BatchVersions(steps, members, int((np.bincount(rows, minlength=1) > 1).sum()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """Sequences of a batch by the age of the weights that sampled them.
+
+    Attributes:
+        row: Sequence that each part is of [parts]; the first part of each sequence in their order, then the others.
+        lag: Versions that its weights are behind the training kernel's, those of its oldest token [parts].
+        mask: Which tokens each part holds, bool [parts, tokens]; None where no sequence has two parts.
+    """
+
+    row: NDArray[np.int64]
+    lag: list[int]
+    mask: NDArray[np.bool_] | None = None
+
+    @property
+    def again(self) -> NDArray[np.bool_]:
+        """Mask of the parts whose sequence has an earlier part, bool [parts]."""
+        return np.not_equal(np.arange(self.row.size), self.row)
+
+
+def parts_by_lag(
+    train: int | str | None, version: int | str | None, per_token: Any, mask: Any, shape: tuple[int, ...]
+) -> Parts | None:
+    """Split each sequence into the part that the training kernel's weights sampled and older parts; None if unknown.
+
+    Args:
+        train: Version of the training kernel.
+        version: That of all tokens, where they have one.
+        per_token: As `batch_versions` takes it, and has found to be right.
+        mask: Mask of the tokens that count; None for all.
+        shape: Sequences and tokens.
+    """
+    rows = np.arange(shape[0], dtype=np.int64)
+    if not isinstance(train, int):
+        return None
+    if per_token is None:
+        return Parts(rows, [max(train - version, 0)] * rows.size) if isinstance(version, int) else None
+    counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(capture.on_host(mask))
+    lag = np.where(counts, np.maximum(train - np.asarray(capture.on_host(per_token)).astype(np.int64), 0), 0)
+    oldest, stale = lag.max(axis=1, initial=0), lag > 0
+    both = np.logical_and(stale.any(axis=1), (counts & ~stale).any(axis=1))
+    if not both.any():
+        return Parts(rows, oldest.tolist())
+    first = np.where(both[:, None], counts & ~stale, counts)
+    return Parts(
+        np.concatenate([rows, rows[both]]),
+        [*np.where(both, 0, oldest).tolist(), *oldest[both].tolist()],
+        np.concatenate([first, stale[both]]),
+    )

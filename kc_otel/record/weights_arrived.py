@@ -1,4 +1,4 @@
-"""Whether the weights that a trainer sent are those that an engine has, tensor by tensor.
+"""Check that an engine has the weights that a trainer sent, tensor by tensor.
 
 A sync that loses a tensor raises nothing: the engine goes on with the old one, and drift grows from step to step with
 no kernel to blame. Both sides make digests of each tensor, the trainer's rounded to the engine's number format first,
@@ -17,14 +17,12 @@ from kc_otel._extras import extra
 if TYPE_CHECKING:
     from kc_otel.record.measure.weight_digest import TensorDigest
 
-__all__ = ["EngineWeights", "UnequalTensor", "WeightReport", "compare_weights"]
-
-_SHOWN: Final = 10
+_MAX_LISTED_TENSORS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class EngineWeights:
-    """What an engine has, under the trainer's names.
+    """An engine's weights, under the trainer's names.
 
     Attributes:
         workers: Of each worker, digests by name.
@@ -36,7 +34,7 @@ class EngineWeights:
 
     @classmethod
     def of(cls, answers: Sequence[Mapping[str, Any]]) -> Self:
-        """From what `module_digests` returned in each worker, as it is or through JSON.
+        """Join the results of `module_digests` of all workers, as they are or through JSON.
 
         Raises:
             ValueError: If it is not that.
@@ -76,15 +74,15 @@ class UnequalTensor:
     reordered: bool = False
 
     def __str__(self) -> str:
-        apart = "" if math.isnan(self.apart) else f", apart by {self.apart:.2g} of it"
+        apart = "" if math.isnan(self.apart) else f", relative difference {self.apart:.2g}"
         note = ", as it was before this sync" if self.stale else ", the same values in another order" * self.reordered
-        format = f"[{'x'.join(str(each) for each in self.trainer.shape)}] {self.trainer.dtype}"
-        return f"{self.name} {format}: norm {self.trainer.norm:.6g}, there {self.norm:.6g}{apart}{note}"
+        format = f"[{'x'.join(str(size) for size in self.trainer.shape)}] {self.trainer.dtype}"
+        return f"{self.name} {format}: norm {self.trainer.norm:.6g}, in the engine {self.norm:.6g}{apart}{note}"
 
 
 @dataclass(frozen=True, slots=True)
 class WeightReport:
-    """What was found; its text names the first tensors that differ.
+    """Result of the check; its text names the first tensors that differ.
 
     Attributes:
         unequal: Tensors that the engine has otherwise, in the trainer's order.
@@ -103,22 +101,22 @@ class WeightReport:
     @property
     def mismatch(self) -> float:
         """Share of the compared elements that are in unequal tensors: `weights_mismatch` of a contract; nan of none."""
-        unequal = sum(each.trainer.elements for each in self.unequal)
+        unequal = sum(tensor.trainer.elements for tensor in self.unequal)
         return unequal / self.elements if self.elements else math.nan
 
     def __str__(self) -> str:
         lines = [
-            f"{len(self.unequal)} of {self.compared} tensors are not the trainer's in the engine, with "
-            f"{self.mismatch:.3g} of the {self.elements} elements that were compared"
+            f"{len(self.unequal)} of {self.compared} tensors in the engine differ from the trainer's, with "
+            f"{self.mismatch:.3g} of the {self.elements} compared elements"
             if self.unequal
             else f"the engine has the trainer's weights: {self.compared} tensors, {self.elements} elements"
         ]
         for title, rest in (
-            ("", [str(each) for each in self.unequal]),
+            ("", [str(tensor) for tensor in self.unequal]),
             ("not compared: ", [f"{name} ({why})" for name, why in self.not_compared.items()]),
         ):
-            lines += [f"  {title}{each}" for each in rest[:_SHOWN]]
-            lines += [f"  {title}and {len(rest) - _SHOWN} more"] * (len(rest) > _SHOWN)
+            lines += [f"  {title}{tensor}" for tensor in rest[:_MAX_LISTED_TENSORS]]
+            lines += [f"  {title}and {len(rest) - _MAX_LISTED_TENSORS} more"] * (len(rest) > _MAX_LISTED_TENSORS)
         return "\n".join(lines)
 
 
@@ -129,7 +127,7 @@ def compare_weights(
 
     Args:
         trainer: (name, whole tensor) pairs, as `named_parameters()` gives them; they may be made one by one.
-        engine: What the engine has, asked for with the shapes of these tensors.
+        engine: The engine's weights, requested with the shapes of these tensors.
         before: The report of an earlier sync: a tensor that the engine still has from then is said to be so.
 
     Raises:
@@ -150,8 +148,8 @@ def compare_weights(
             ours = digest_of(tensor, getattr(torch, theirs[0].dtype))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        if sum(each.elements for each in theirs) < ours.elements:
-            not_compared[name] = f"the engine has {[list(each.shape) for each in theirs]} of {list(ours.shape)}"
+        if sum(shard.elements for shard in theirs) < ours.elements:
+            not_compared[name] = f"the engine has {[list(shard.shape) for shard in theirs]} of {list(ours.shape)}"
             continue
         digests[name] = ours
         elements += ours.elements
@@ -162,7 +160,7 @@ def compare_weights(
                 UnequalTensor(
                     name,
                     ours,
-                    theirs[0].norm if whole else math.sqrt(sum(each.squares for each in theirs)),
+                    theirs[0].norm if whole else math.sqrt(sum(shard.squares for shard in theirs)),
                     ours.apart(theirs[0]) if whole else math.nan,
                     known is not None and _arrived(name, known, theirs),
                     whole and ours.values == theirs[0].values,
@@ -172,12 +170,12 @@ def compare_weights(
 
 
 def _arrived(name: str, ours: TensorDigest, theirs: Sequence[TensorDigest]) -> bool:
-    """Whether each worker has all of it, or all of them together do: digests of values add up, modulo 2^64."""
-    if all(each.elements == ours.elements for each in theirs):
+    """Return True if each worker has the tensor, or all together: digests of values add up, modulo 2^64."""
+    if all(digest.elements == ours.elements for digest in theirs):
         # Engines lay out experts, and what they transpose, for their own kernels: the same values in another order.
         free = ".experts." in name
         return all(
-            each.values == ours.values and (free or each.shape != ours.shape or each.places == ours.places)
-            for each in theirs
+            digest.values == ours.values and (free or digest.shape != ours.shape or digest.places == ours.places)
+            for digest in theirs
         )
-    return (sum(each.values for each in theirs) - ours.values) % (1 << 64) == 0
+    return (sum(digest.values for digest in theirs) - ours.values) % (1 << 64) == 0

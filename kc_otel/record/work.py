@@ -1,4 +1,4 @@
-"""What a recorder's queue holds, on its way from the caller's thread to the one that measures.
+"""Items in a recorder's queue, on the way from the caller's thread to the measuring thread.
 
     Recorder.compare          -> SampledComparison --.
     Recorder.compare_logits   -> LogitsComparison    |
@@ -25,23 +25,6 @@ from kc_otel.record import capture
 from kc_otel.record.sequence_attributes import own_attributes
 from kc_otel.record.telemetry.pair_streams import KernelPair
 
-__all__ = [
-    "BatchOrigin",
-    "BatchWork",
-    "KernelSide",
-    "LogitsComparison",
-    "OperatorComparison",
-    "PairChange",
-    "Processing",
-    "Role",
-    "RouteComparison",
-    "RuntimeValue",
-    "SampledComparison",
-    "TokenWeights",
-    "Weights",
-    "Work",
-]
-
 Processing = Mapping[str, Scalar]
 """Temperature, top-p and the like, by name."""
 TokenWeights = Any
@@ -49,12 +32,12 @@ TokenWeights = Any
 Weights = int | str | None
 """A weight version: an optimizer step, or a name where there is no step."""
 Role = Literal["sampled", "scored"]
-"""Which side of a pair: what the inference kernel sampled, or what the training kernel makes of it."""
+"""Side of a pair: sampled by the inference kernel, or scored by the training kernel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchOrigin:
-    """Where a batch comes from.
+    """Origin of a batch.
 
     Attributes:
         pair: The kernel pair that was current.
@@ -127,12 +110,19 @@ class SampledComparison(QueuedBatch):
         processing: Sampling processing of the training and the inference kernel, as declared.
         weights: Weight versions of the training and the inference kernel.
         versions: Instead of the inference kernel's one, the step that sampled each token, [sequences, tokens].
+        positions: Position of each token in its response, [sequences, tokens], where what a mask left out is gone.
+        groups: Name of each sequence's prompt [sequences]; None where it has none but its tokens.
+        prompts: Prompt tokens of each sequence.
+        group_size: Rollouts that each prompt has, or that of each sequence; None where a batch holds all of them.
+        density: Whether these are log-densities; None for what the contract says.
     """
 
     ARRAYS = (
         "train", "inference", "mask", "advantages", "token_ids", "inference_token_ids", "train_kept", "inference_kept",
         "rewards",
         "versions",
+        "positions",
+        "prompts",
     )  # fmt: skip
 
     train: capture.Tree
@@ -145,8 +135,13 @@ class SampledComparison(QueuedBatch):
     inference_kept: capture.Tree = None
     rewards: capture.Tree = None
     versions: capture.Tree = None
+    positions: capture.Tree = None
+    groups: Any = None
+    prompts: capture.Tree = None
+    group_size: int | Sequence[int] | None = None
     processing: tuple[Processing, Processing] | None = None
     weights: tuple[Weights, Weights] = (None, None)
+    density: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -209,6 +204,8 @@ class KernelSide(QueuedBatch):
         processing: Sampling processing of this kernel, as declared.
         weights: Weight version of this kernel.
         versions: Instead of it, the step that sampled each token.
+        groups: Name of each sequence's prompt, where it has another than its tokens.
+        group_size: Rollouts that each prompt has, where that is known.
     """
 
     ARRAYS = ("token_ids", "logprobs", "kept", "mask", "advantages", "prompts", "versions", "rewards")
@@ -225,6 +222,8 @@ class KernelSide(QueuedBatch):
     key: Hashable | list[Hashable] = None
     processing: Processing | None = None
     weights: Weights = None
+    groups: Any = None
+    group_size: int | None = None
 
     @property
     def one_key(self) -> Hashable:
@@ -234,7 +233,7 @@ class KernelSide(QueuedBatch):
 
 @dataclass(frozen=True, slots=True)
 class PairChange:
-    """Another kernel pair is current from here on."""
+    """A change of the current kernel pair."""
 
     pair: KernelPair
 
@@ -242,4 +241,4 @@ class PairChange:
 BatchWork = SampledComparison | LogitsComparison | OperatorComparison | RouteComparison | RuntimeValue | KernelSide
 """A batch to be measured."""
 Work = BatchWork | PairChange
-"""What waits in the queue."""
+"""Items that wait in the queue."""

@@ -7,15 +7,43 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakSet
 
-from kc_otel.record.forks import PerProcess
+_alive: Final[WeakSet[PerProcess]] = WeakSet()
+_inherited: Final[list[dict[str, Any]]] = []
 
-__all__ = ["BoundedWorker", "ReasonCounts"]
+
+class PerProcess:
+    """Base of what has a state of its own in every process: `_begin` makes it, here and in each forked child.
+
+    What the parent had is kept in a child and left alone: a tensor on a device, an open database or a gRPC channel must
+    not be let go of by a process that did not make it.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+        _alive.add(self)
+
+    def _begin(self) -> None:
+        """Make the state of this process; runs again in a child before anything else does."""
+        raise NotImplementedError
+
+
+def _in_child() -> None:
+    for worker in list(_alive):
+        _inherited.append(dict(vars(worker)))
+        worker._begin()  # noqa: SLF001 - an object of this module
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
 
 _log: Final = logging.getLogger("kc_otel")
 _EXIT_SECONDS: Final = 5.0
@@ -27,7 +55,7 @@ class ReasonCounts(PerProcess):
     """Counts by reason, of this process and from any thread; the first of a reason is logged with its cause.
 
     Args:
-        message: What the log says before the cause, with %s for the reason.
+        message: Log message before the cause, with %s for the reason.
     """
 
     def __init__(self, message: str) -> None:
@@ -55,7 +83,7 @@ class ReasonCounts(PerProcess):
             self._counts.pop(reason, None)
 
     def values(self) -> dict[str, int]:
-        """The counts now."""
+        """Return the current counts."""
         with self._lock:
             return dict(self._counts)
 
@@ -65,7 +93,7 @@ class ReasonCounts(PerProcess):
 
 
 class BoundedWorker(PerProcess, Generic[T]):
-    """Gives items to a handler on a daemon thread; whoever puts them neither waits nor sees an exception.
+    """Queue that gives items to a handler on a daemon thread; the caller never waits nor sees an exception.
 
     What waits and what is being handled is bounded in bytes and in number, and room is reserved before an item is made,
     so that a full queue costs its caller a comparison of two numbers. The thread starts with the first item. A forked
@@ -141,7 +169,7 @@ class BoundedWorker(PerProcess, Generic[T]):
         return failed is None
 
     def flush(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds until what is queued now has been handled; whether it has."""
+        """Wait at most `timeout` seconds until the queue is handled; return True if it is."""
         with self._changed:
             target = self._put
             return self._changed.wait_for(lambda: self._done >= target, max(timeout, 0.0))
@@ -149,7 +177,7 @@ class BoundedWorker(PerProcess, Generic[T]):
     def close(self, timeout: float = _EXIT_SECONDS) -> bool:
         """Take no more, and wait at most `timeout` seconds for what is queued; whether all of it was handled.
 
-        What was not is dropped and counted, that which is being handled at this moment included.
+        Other items are dropped and counted, including the one being handled at this moment.
         """
         atexit.unregister(self.close)
         deadline = time.monotonic() + timeout
@@ -169,7 +197,7 @@ class BoundedWorker(PerProcess, Generic[T]):
 
     @property
     def open(self) -> bool:
-        """Whether it takes items."""
+        """True if the worker takes items."""
         with self._changed:
             return self._open
 

@@ -1,4 +1,4 @@
-"""From a file's rows to a recording: masks are applied, and everything is checked that has to hold before measuring."""
+"""Assemble a file's rows into a recording: apply masks, and check what measuring requires."""
 
 from __future__ import annotations
 
@@ -8,37 +8,36 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.input_reasons import remedy
+from kc_otel.contract.slices import LENGTH
 from kc_otel.record.measure.arrays import as_bool
 from kc_otel.record.measure.checks import InvalidReason, check_block, difference
 from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.reasons import remedy
+from kc_otel.record.measure.penalties import LOOK, penalised
+from kc_otel.record.measure.same_prompt import TOO_SURE, more_than_all
+from kc_otel.record.measure.sampled import saturated
 from kc_otel.record.measure.truncation import renormalised
-from kc_otel.recordings.columns import FLOATS, LOGITS
-from kc_otel.recordings.recording import Recording, RecordingError
+from kc_otel.recordings.columns import FLOATS, LOGITS, MASK
+from kc_otel.recordings.recording import Recording, RecordingError, group_of
 from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
+from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
-__all__ = ["assembled"]
-
+_HALF_PRECISION: Final = 0.25
+"""Nats by which a log-sum-exp that was rounded to bfloat16 lies below a logit of 32 to 64, at most."""
+_FEW: Final = 0.05
+"""Share of sequences with a fault of their own up to which a fault of all others is told first."""
 _TOLERANCE: Final = 1e-3
 """As in `measure.checks`: how far above 0 a log-probability may be."""
-
-_REMEDY: Final = {
-    InvalidReason.IMPOSSIBLE_TOKEN: "the inference kernel gives probability 0 to a token that it sampled; record the "
-    "log-probabilities of the distribution that was sampled from",
-    InvalidReason.ZERO_FILLED: "one side is 0 throughout, as an unwritten buffer is; record it, or leave the row out",
-    InvalidReason.ONE_TOKEN_SHIFT: "one side is a token ahead of the other; align both to the tokens they score",
-}
-"""Where a recording's reader needs other words than a program's log."""
 
 
 def assembled(table: RaggedTable) -> Recording:
     """The recording that a table holds.
 
     Raises:
-        RecordingError: If something is wrong with it; every problem at once, up to a cap.
+        RecordingError: If something is wrong with it; each kind of fault at once, with its first place and a count.
     """
     problems = Problems(table.source)
-    ragged = {role: part for role, part in table.ragged.items() if role != "mask"}
+    ragged = {role: part for role, part in table.ragged.items() if not role.startswith(MASK)}
     if "train" not in ragged or "inference" not in ragged:
         ragged |= _from_logits(table, ragged, problems)
     lengths = ragged["train"].lengths
@@ -50,12 +49,13 @@ def assembled(table: RaggedTable) -> Recording:
     try:
         kept, lengths = _mask(table, lengths)
     except ValueError as error:
-        raise RecordingError(f"{table.source}: {table.names['mask']}{str(error).removeprefix('mask')}") from None
+        raise RecordingError(f"{table.source}: {_named_masks(table)}{str(error).removeprefix('mask')}") from None
     given = {role: rows[role] if kept is None else rows[role][kept] for role in rows}
+    positions = None if kept is None else _positions(kept, lengths)
     used = lengths > 0
     if not used.any():
         raise RecordingError(
-            f"{table.source}: {table.names['mask']} leaves no token of any row; 1 means that a token counts"
+            f"{table.source}: {_named_masks(table)} leaves no token of any row; 1 means that a token counts"
         )
     numbers = np.flatnonzero(used)
     lengths = lengths[used]
@@ -66,17 +66,20 @@ def assembled(table: RaggedTable) -> Recording:
         train=given["train"],
         inference=given["inference"],
         lengths=lengths,
-        attributes=tuple(table.attributes[row] for row in numbers),
+        attributes=tuple(
+            {LENGTH: length, **table.attributes[row]} for row, length in zip(numbers, lengths.tolist(), strict=True)
+        ),
         token_ids=given["token_ids"].astype(np.int64) if "token_ids" in given else None,
         advantages=given.get("advantages"),
         train_at_rollout=given.get("train_at_rollout"),
         policy=given.get("policy"),
         train_kept=given.get("train_kept"),
         versions=given["versions"].astype(np.int64) if "versions" in given else None,
+        positions=positions,
         source=table.source,
         train_logits=given.get("train_logits"),
         inference_logits=given.get("inference_logits"),
-        masked=tuple(table.attributes[row] for row in np.flatnonzero(~used)),
+        masked=tuple({LENGTH: 0, **table.attributes[row]} for row in np.flatnonzero(~used)),
         unread=table.unread,
     )
 
@@ -85,36 +88,53 @@ def _same_lengths(table: RaggedTable, ragged: dict[str, Ragged], problems: Probl
     """Every role's numbers, one per token; a row's single advantage is repeated over its tokens."""
     lengths = ragged["train"].lengths
     found = {}
-    for role, part in {**ragged, **({"mask": table.ragged["mask"]} if "mask" in table.ragged else {})}.items():
+    for role, part in {**ragged, **_masks(table)}.items():
         values = part.values.astype(np.float64, copy=False) if role in FLOATS else part.values
         if role == "advantages" and (part.lengths == 1).all():
             values, differing = np.repeat(values, lengths), np.zeros(0, dtype=np.intp)
         else:
             differing = np.flatnonzero(part.lengths != lengths)
-        for row in differing[: problems.cap]:
-            name, other = table.names.get(role, role), table.names.get("train", "train_logits")
+        if differing.size:
+            row, name, other = differing[0], table.names.get(role, role), table.names.get("train", "train_logits")
             problems.add(
                 f"{table.place(int(row))}: {name}: has {part.lengths[row]} numbers where {other} has {lengths[row]}; "
-                f"both sides score the same tokens"
+                f"both sides score the same tokens",
+                times=differing.size,
             )
-        if differing.size > problems.cap:
-            problems.add(f"{table.names.get(role, role)}: other lengths differ", times=differing.size - problems.cap)
-        if role != "mask":
+        if not role.startswith(MASK):
             found[role] = values
     empty = np.flatnonzero(lengths == 0)
-    for row in empty[: problems.cap]:
-        problems.add(
-            f"{table.place(int(row))}: {table.names.get('train', 'train_logits')}: is empty; leave the row out"
-        )
+    if empty.size:
+        name = table.names.get("train", "train_logits")
+        problems.add(f"{table.place(int(empty[0]))}: {name}: is empty; leave the row out", times=empty.size)
     return found
 
 
+def _named_masks(table: RaggedTable) -> str:
+    """Columns of the masks, for messages."""
+    return " and ".join(table.names.get(role, role) for role in _masks(table))
+
+
+def _masks(table: RaggedTable) -> dict[str, Ragged]:
+    return {role: part for role, part in table.ragged.items() if role.startswith(MASK)}
+
+
 def _mask(table: RaggedTable, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_] | None, NDArray[np.int64]]:
-    """Which tokens count, None for all, and how many of each row."""
-    if "mask" not in table.ragged:
+    """Return the mask of tokens that count, None for all, and their number in each row."""
+    masks = [as_bool(part.values) for part in _masks(table).values()]
+    if not masks:
         return None, lengths
-    kept = as_bool(table.ragged["mask"].values)
+    kept: NDArray[np.bool_] = np.logical_and.reduce(masks)
     return kept, np.add.reduceat(kept, np.cumsum(lengths) - lengths, dtype=np.int64)
+
+
+def _positions(kept: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Positions of the tokens that are kept, so many of each row; None where those of each row follow each other."""
+    at, ends = np.flatnonzero(kept), np.cumsum(lengths)
+    firsts = np.repeat(at[(ends - lengths)[lengths > 0]], lengths[lengths > 0])
+    positions = at - firsts
+    holes = np.diff(positions, prepend=-1) > 1
+    return positions if holes.any() else None
 
 
 def _from_logits(table: RaggedTable, ragged: dict[str, Ragged], problems: Problems) -> dict[str, Ragged]:
@@ -145,22 +165,22 @@ def _check(
     numbers: NDArray[np.intp],
     problems: Problems,
 ) -> None:
-    """What has to hold of the tokens that count; `numbers` are their rows in the file."""
+    """Check the tokens that count; `numbers` are their rows in the file."""
     starts = np.cumsum(lengths) - lengths
     row_of = np.repeat(np.arange(lengths.size), lengths)
 
     def note(role: str, wrong: NDArray[np.bool_], what: str) -> None:
-        """One sentence per row, about its first token that is wrong."""
-        rows, first = np.unique(row_of[wrong], return_index=True)
-        places = np.flatnonzero(wrong)[first]
-        name = table.names.get(role, role)
-        for row, place in zip(rows[: problems.cap], places[: problems.cap], strict=True):
+        """Tell of the first token that is wrong, and in how many rows there is one."""
+        if wrong.any():
+            place, name = int(wrong.argmax()), table.names.get(role, role)
+            row = row_of[place]
             at, value = table.place(int(numbers[row])), given[role][place]
-            problems.add(f"{at}: {name}: token {place - starts[row]} is {value:g}; {what}")
-        if rows.size > problems.cap:
-            problems.add(f"{name}: other rows", times=rows.size - problems.cap)
+            problems.add(
+                f"{at}: {name}: token {place - starts[row]} is {value:g}; {what}",
+                times=np.unique(row_of[wrong]).size,
+            )
 
-    for role in (each for each in FLOATS if each in given):
+    for role in (name for name in FLOATS if name in given):
         note(role, np.isnan(given[role]), "mask the token, leave the row out, or find out why")
         note(role, *_impossible(role, given[role]))
     if problems.all():
@@ -171,21 +191,70 @@ def _check(
     block = Block(
         np.arange(lengths.size), starts.astype(np.intp), lengths.astype(np.intp), given["train"], given["inference"]
     )
-    codes = check_block(block, difference(block))
+    log_w = difference(block)
+    checked = check_block(block, log_w)
     sides = " and ".join(table.names.get(side, side) for side in ("train", "inference"))
-    for code in np.unique(codes[codes != InvalidReason.VALID]):
-        rows = np.flatnonzero(codes == code)
-        others = f" and {rows.size - 1:,} more" if rows.size > 1 else ""
-        problems.add(f"{table.place(int(numbers[rows[0]]))}{others}: {sides}: {_words(InvalidReason(code))}")
+    sound = checked.codes == InvalidReason.VALID
+    tokens = np.repeat(sound, lengths)
+    roles: tuple[str, ...] = ("train", "inference", "token_ids")
+    parts = {role: given[role][tokens] for role in roles if role in given}
+    said = (
+        _not_sampled(table, parts, lengths[sound], numbers[sound], log_w[tokens])
+        if 2 * sound.sum() > sound.size
+        else None
+    )
+    found = []
+    for code in np.unique(checked.codes[~sound]):
+        rows, reason = np.flatnonzero(checked.codes == code), InvalidReason(code)
+        what = f"{checked.why[reason]}. " if reason in checked.why else ""
+        place = table.place(int(numbers[rows[0]]))
+        found.append((f"{reason.name.lower()}: {place}: {sides}: {what}{remedy(reason.name.lower())}", rows.size))
+    if said:  # what nearly all rows show comes before what few do
+        few = np.count_nonzero(~sound) < _FEW * sound.size
+        found.insert(0 if few else len(found), (f"{said[0]}: {sides}: {said[1]}. {remedy(said[0])}", 1))
+    for words, times in found:
+        problems.add(f"INVALID INPUT, {words}", times=times)
+
+
+def _not_sampled(
+    table: RaggedTable,
+    given: dict[str, NDArray[Any]],
+    lengths: NDArray[np.int64],
+    numbers: NDArray[np.intp],
+    log_w: NDArray[Any],
+) -> tuple[str, str] | None:
+    """Return the reason, and what was found, where the tokens together are no sample of the inference side."""
+    starts = np.cumsum(lengths) - lengths
+    if "token_ids" in given:
+        few = np.cumsum(lengths) <= max(LOOK, lengths[0])
+        train, inference, ids = (given[role][: lengths[few].sum()] for role in ("train", "inference", "token_ids"))
+        if said := penalised(train, inference, ids, lengths[few]):
+            return "penalised_sampling", said
+    ratios = np.exp(saturated(log_w))
+    if surely_surplus(surplus(ratios - 1.0)):
+        return "not_sampled", f"the mean of P/Q over {log_w.size:,} tokens is {ratios.mean():.3g}"
+    if surely_surplus(sureness(given["inference"])):
+        return "not_sampled", TOO_SURE
+    prompts = [group_of(table.attributes[row]) for row in numbers]
+    if "token_ids" in given and None not in prompts:
+        said = more_than_all(given["inference"][starts], given["token_ids"][starts], prompts)
+        return ("not_sampled", said) if said else None
+    return None
 
 
 def _impossible(role: str, values: NDArray[np.float64]) -> tuple[NDArray[np.bool_], str]:
-    """Which numbers cannot be what their column says, and why."""
+    """Return a mask of values that are impossible in their column, and the reason."""
     if role == "advantages":
         return np.isinf(values), "an advantage is a finite number"
     if role == "versions":
         return values % 1 != 0, "the weights' version of a token is a step, an integer"
-    return values > _TOLERANCE, "a log-probability is at most 0: is it a logit or a probability?"
+    over = float(np.max(values, initial=0.0, where=np.isfinite(values)))
+    if role in {"train", "inference"} and over == 1.0 and (values[values > _TOLERANCE] == over).all():
+        return np.zeros(values.shape, dtype=np.bool_), ""  # a placeholder, for `check_block` to tell
+    if role in {"train", "inference"} and over <= _HALF_PRECISION:
+        why = "above 0 by the rounding of a log-sum-exp in half precision; compute the log-softmax in float32"
+        return values > _TOLERANCE, why
+    return values > _TOLERANCE, "a log-probability is at most 0: is it a logit or a probability? A loss is positive"
 
 
 def _renormalise(given: dict[str, NDArray[Any]], note: Callable[[str, NDArray[np.bool_], str], None]) -> None:
@@ -195,7 +264,3 @@ def _renormalise(given: dict[str, NDArray[Any]], note: Callable[[str, NDArray[np
             given[side] = renormalised(given[side], kept)
             note(side, np.isnan(given[side]), "the kernel has no mass on the tokens that were kept")
             note(side, given[side] > _TOLERANCE, f"over the mass in {side}_kept_logprobs: was the token kept?")
-
-
-def _words(reason: InvalidReason) -> str:
-    return _REMEDY.get(reason) or remedy(reason.name.lower())

@@ -1,4 +1,4 @@
-"""Which column of a file is what: the names that trainers and engines write, and how to say it for any other."""
+"""Roles of a file's columns: the names that trainers and engines write, and how to state others."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from types import MappingProxyType
 from typing import Final
 
 from kc_otel.recordings.recording import RecordingError
-
-__all__ = ["ALIASES", "ATTRIBUTES", "FLOATS", "LOGITS", "resolve"]
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -32,7 +30,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "sampling_logprobs",
             "inference_log_probs",
         ),
-        "mask": ("mask", "response_mask", "completion_mask", "loss_mask", "token_mask"),
+        "mask": ("mask", "response_mask", "completion_mask", "loss_mask", "token_mask", "tool_mask"),
         "lengths": ("lengths", "response_lengths", "completion_lengths", "sequence_lengths"),
         "token_ids": ("token_ids", "responses", "completion_ids", "response_ids"),
         "advantages": ("advantages", "advantage"),
@@ -53,6 +51,9 @@ FLOATS: Final = (
     "train", "inference", "advantages", "train_at_rollout", "policy", "train_kept", "inference_kept", "versions"
 )  # fmt: skip
 """Roles that have a real number per token."""
+MASK: Final = "mask"
+"""The role of which a file may have several, such as TRL's completion_mask and tool_mask: a token counts under all.
+Those after the first have roles of their own, which begin with it."""
 ATTRIBUTES: Final = "attributes"
 """Column with a sequence's attributes: a mapping, or its JSON."""
 
@@ -89,6 +90,8 @@ def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | No
             )
         elif matching:
             found[role] = matching[0]
+            if role == MASK:
+                found.update({f"{MASK} {name}": name for name in matching[1:]})
     from_logits = all(role in found for role in (*LOGITS, "token_ids"))
     problems += [
         f"{source}: no column has the {role} kernel's log-probabilities; there are {_listed(names)}. "

@@ -1,4 +1,4 @@
-"""Which served requests can be compared at all: both sides' log-probabilities have to be of the same distribution.
+"""Requests that can be compared at all: both log-probabilities must be of the same distribution.
 
 TV(P, Q) = E_Q[(1-w)+] holds for tokens drawn from the very Q whose log-probabilities were kept. An engine that reports
 log-probabilities from before temperature and top-p has drawn from another distribution than it reports, and one that
@@ -14,12 +14,10 @@ from typing import Final
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.request import SampledRequest
 
-__all__ = ["NEUTRAL", "SUPPORTED", "effective", "refusal"]
-
 _REMEDY: Final = {
     "sglang": "sample with return_sampling_mask, or without truncation and SGLANG_RETURN_ORIGINAL_LOGPROB"
 }
-"""What to do about log-probabilities from before processing, by engine."""
+"""Remedy for log-probabilities from before processing, by engine."""
 
 SUPPORTED: Final = ("temperature", "top_k", "top_p", "min_p")
 """Processing that a score function has to apply to the training kernel's logits, in this order."""
@@ -43,12 +41,13 @@ def effective(processing: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {name: value for name, value in processing.items() if value not in NEUTRAL.get(name, ())}
 
 
-def refusal(request: SampledRequest, weights: int | str | None = None) -> tuple[str, str] | None:
-    """Why a request cannot be compared: a reason for the counter and a sentence with the remedy; None when it can.
+def refusal(request: SampledRequest, weights: int | str | None = None, adapter: str = "") -> tuple[str, str] | None:
+    """Return the counter's reason and a sentence with the remedy if a request cannot be compared; else None.
 
     Args:
         request: The request.
         weights: Weight version of the training kernel; None when nobody says.
+        adapter: Name of the LoRA adapter that the training kernel has; empty for none.
     """
     processing = effective(request.processing)
     if not request.token_ids.size:
@@ -65,14 +64,27 @@ def refusal(request: SampledRequest, weights: int | str | None = None) -> tuple[
             "unsupported_processing",
             f"{', '.join(other)} cannot be applied to the training kernel; only {', '.join(SUPPORTED)} can",
         )
-    if weights is not None and request.weights is not None and _other_weights(request.weights, weights):
-        said = f"sampled with weights {request.weights!r}, scored with {weights!r}"
-        return "wrong_weights", f"{said}; rescore with the checkpoint that served"
+    if said := _wrong_weights(request, weights, adapter):
+        return "wrong_weights", said
     return None
 
 
+def _wrong_weights(request: SampledRequest, weights: int | str | None, adapter: str) -> str:
+    if (served := str(request.attributes.get("lora", ""))) != adapter:
+        said = f"sampled with {_adapter(served)}, scored with {_adapter(adapter)}"
+        return f"{said}; score it with that adapter, and say its name (rescore --adapter)"
+    if weights is not None and request.weights is not None and _other_weights(request.weights, weights):
+        said = f"sampled with weights {request.weights!r}, scored with {weights!r}"
+        return f"{said}; rescore with the checkpoint that served"
+    return ""
+
+
+def _adapter(name: str) -> str:
+    return f"the LoRA adapter {name!r}" if name else "no LoRA adapter"
+
+
 def _other_weights(sampled: int | str | tuple[tuple[int, int], ...], scored: int | str) -> bool:
-    """Whether two versions differ and the difference is no number of steps, which would be measured as a lag."""
+    """Return True if two versions differ and are not both steps, whose difference would be measured as a lag."""
     if isinstance(sampled, tuple):
         return any(_other_weights(step, scored) for step, _ in sampled)
     both_steps = isinstance(sampled, int) and isinstance(scored, int)

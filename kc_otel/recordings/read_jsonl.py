@@ -1,10 +1,10 @@
-"""Recordings in .jsonl and .jsonl.gz: one JSON object per sequence, its numbers in lists."""
+"""Recordings in rows, one per sequence with its numbers in lists, such as .jsonl and .jsonl.gz."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,48 +18,90 @@ from kc_otel.recordings.columns import ATTRIBUTES, LOGITS, resolve
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
 
-__all__ = ["read_jsonl", "scalars_of"]
-
 
 def read_jsonl(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
-    """The objects of a .jsonl file, line by line: only their numbers are kept in memory.
+    """Read the objects of a .jsonl file, line by line.
 
     Raises:
         RecordingError: If a line is not a JSON object with the columns of the first, or a column does not hold numbers.
     """
-    source = str(path)
-    problems = Problems(source)
+    problems = Problems(str(path))
+
+    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for number, text in _lines(path):
+            try:
+                row = read_json_text(text)
+            except ValueError as error:
+                problems.add(f"line {number}: is not JSON ({error}); every line is one object")
+                continue
+            if isinstance(row, dict):
+                yield f"line {number}", row
+            else:
+                problems.add(f"line {number}: is {type(row).__name__}, not an object with one sequence")
+
+    return table_of_rows(rows(), columns, problems)
+
+
+def table_of_rows(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Mapping[str, str] | None, problems: Problems
+) -> RaggedTable:
+    """Put rows into columns, one after the other: only their numbers are kept in memory.
+
+    Args:
+        rows: The place of each, for messages, and its values by column; the first has every column.
+        columns: Role to column name, where names are others.
+        problems: Takes what is wrong.
+
+    Raises:
+        RecordingError: If anything is wrong.
+    """
     names: dict[str, str] = {}
-    rows: dict[str, list[NDArray[Any]]] = {}
+    parts: dict[str, list[NDArray[Any]]] = {}
     attributes: list[Mapping[str, Scalar]] = []
     unread: dict[str, str] = {}
-    lines: list[int] = []
-    for line, text in _lines(path):
-        try:
-            row = read_json_text(text)
-        except ValueError as error:
-            problems.add(f"line {line}: is not JSON ({error}); every line is one object")
-            continue
-        if not isinstance(row, dict):
-            problems.add(f"line {line}: is {type(row).__name__}, not an object with one sequence")
-            continue
+    places: list[str] = []
+    for place, row in rows:
         if not names:
-            names = _resolved(source, row, columns)
-            rows = {role: [] for role in names}
+            names = _resolved(problems.source, row, columns)
+            parts = {role: [] for role in names}
         for role, name in names.items():
-            rows[role].append(_numbers(role, name, row.get(name), line, problems))
+            parts[role].append(_numbers(role, name, row.get(name), place, problems))
         given = _attributes(row, names)
         attributes.append(scalars_of(given))
         for name in given.keys() - attributes[-1].keys() - unread.keys():
             if given[name] is not None:
-                unread[name] = f"holds {_short(given[name])} in line {line}, not a plain value"
-        lines.append(line)
-    if not lines:
-        problems.add("has no line with a sequence; write one JSON object per line")
+                unread[name] = f"holds {_short(given[name])} in {place}, not a plain value"
+        places.append(place)
+    if not places:
+        problems.add("has no sequence; write one object or row for each")
     if problems.all():
         raise RecordingError(*problems.all())
-    ragged = {role: Ragged.of_rows(parts) for role, parts in rows.items()}
-    return RaggedTable(source, ragged, names, tuple(attributes), lambda row: f"line {lines[row]}", unread)
+    ragged = {role: Ragged.of_rows(arrays) for role, arrays in parts.items()}
+    return RaggedTable(problems.source, ragged, names, tuple(attributes), places.__getitem__, unread)
+
+
+def first_record(path: Path) -> dict[str, Any] | None:
+    """Return the first line's object; None where there is none, which `read_jsonl` then says."""
+    with suppress(RecordingError):
+        return next((record for _, record in records(path)), None)
+    return None
+
+
+def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each line's object, with its place for messages, one at a time: a file's size does not matter.
+
+    Raises:
+        RecordingError: If a line is no JSON object, or the file cannot be read.
+    """
+    for number, line in _lines(path):
+        place = f"{path}:{number}"
+        try:
+            record = read_json_text(line)
+        except ValueError as error:
+            raise RecordingError(f"{place}: is not JSON ({error}); is the file still being written?") from None
+        if not isinstance(record, dict):
+            raise RecordingError(f"{place}: is not a JSON object but {type(record).__name__}")
+        yield place, record
 
 
 def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -89,7 +131,7 @@ def _resolved(source: str, row: Mapping[str, Any], columns: Mapping[str, str] | 
     return names
 
 
-def _numbers(role: str, name: str, value: Any, line: int, problems: Problems) -> NDArray[Any]:
+def _numbers(role: str, name: str, value: Any, place: str, problems: Problems) -> NDArray[Any]:
     if role == "advantages" and isinstance(value, int | float):
         value = [value]
     if isinstance(value, list):
@@ -99,17 +141,19 @@ def _numbers(role: str, name: str, value: Any, line: int, problems: Problems) ->
             if numbers.ndim == 1 + (role in LOGITS) or not value:
                 return numbers
     what = "is missing" if value is None else f"holds {_short(value)}"
-    problems.add(f"line {line}: {name}: {what}, not a list of numbers, one per token")
+    problems.add(f"{place}: {name}: {what}, not a list of numbers, one per token")
     return np.empty(0)
 
 
 def _attributes(row: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, Any]:
-    """What may be an attribute: a row's other columns, and what stands in `attributes`."""
+    """Return a row's attributes: its other columns, and the content of `attributes`."""
     found = {name: value for name, value in row.items() if name not in names.values()}
     written = found.pop(ATTRIBUTES, None)
+    if isinstance(written, str):  # as a column of .parquet has it
+        written = read_json_text(written)
     return found | written if isinstance(written, dict) else found
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
+    text = json.dumps(value, default=str)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.contract.slices import Scalar
-
-__all__ = ["Recording", "RecordingError", "reward_of"]
-
+from kc_otel.contract.slices import LAG, Scalar
 
 _REWARDS: Final = ("reward", "rewards", "score")
 """Attributes that may hold the reward of a sequence, the first that does counting."""
@@ -22,7 +20,21 @@ _REWARDS: Final = ("reward", "rewards", "score")
 def reward_of(attributes: Mapping[str, Scalar]) -> float:
     """The reward of a sequence, from its attributes `reward`, `rewards` or `score`; NaN where none is a number."""
     given = (attributes.get(name) for name in _REWARDS)
-    return next((float(each) for each in given if isinstance(each, int | float)), math.nan)
+    return next((float(value) for value in given if isinstance(value, int | float)), math.nan)
+
+
+GROUPS: Final = ("group", "uid", "group_id", "group_index", "prompt_id")
+"""Attributes that may name the prompt of a sequence, the first that is there counting."""
+
+
+def group_of(attributes: Mapping[str, Scalar]) -> Scalar | None:
+    """Name of a sequence's prompt, from its attributes `group`, `uid` and the like; None where none is there."""
+    return next((attributes[name] for name in GROUPS if name in attributes), None)
+
+
+def prompt_id(token_ids: NDArray[np.int64]) -> str:
+    """A name for a prompt that has none, made of its tokens: equal prompts have equal names."""
+    return hashlib.blake2b(token_ids.tobytes(), digest_size=8).hexdigest()
 
 
 class RecordingError(ValueError):
@@ -54,6 +66,8 @@ class Recording:
         train_kept: log of P's mass on the tokens that truncation (top-p, top-k) kept, nats, float64 [N]: `train` and
             `inference` are renormalised over them. None where the file has none.
         versions: Step of the weights that sampled each token, int64 [N]; None where the file has none.
+        positions: Position of each token in its response, int64 [N]; None where the file's mask leaves out nothing
+            between the tokens of a sequence that count.
         source: Where it came from, for messages.
         train_logits: Logits of the training kernel, floating [N, V]; None where the file has none.
         inference_logits: Logits of the inference kernel, floating [N, V]; None where the file has none.
@@ -71,6 +85,7 @@ class Recording:
     policy: NDArray[np.float64] | None = None
     train_kept: NDArray[np.float64] | None = None
     versions: NDArray[np.int64] | None = None
+    positions: NDArray[np.int64] | None = None
     source: str = field(default="recording")
     train_logits: NDArray[np.floating] | None = None
     inference_logits: NDArray[np.floating] | None = None
@@ -84,18 +99,22 @@ class Recording:
         return None if np.isnan(found).all() else found
 
     @property
+    def prompts(self) -> NDArray[np.int64] | None:
+        """Number of each sequence's prompt, int64 [S]; None where one has no `group_of`."""
+        names = [group_of(attributes) for attributes in self.attributes]
+        if any(name is None for name in names):
+            return None
+        number: dict[Scalar | None, int] = {}
+        return np.array([number.setdefault(name, len(number)) for name in names], dtype=np.int64)
+
+    @property
     def starts(self) -> NDArray[np.int64]:
-        """Where each sequence begins, int64 [S]."""
+        """Start of each sequence, int64 [S]."""
         return np.cumsum(self.lengths) - self.lengths
 
     @property
-    def lengths_with_masked(self) -> NDArray[np.int64]:
-        """`lengths`, and a 0 for each sequence in `masked`: some tools' averages over sequences count these."""
-        return np.concatenate((self.lengths, np.zeros(len(self.masked), dtype=np.int64)))
-
-    @property
     def unread_reward(self) -> str:
-        """What is wrong with a column of rewards that none could be read from; empty where there is no such column."""
+        """Problem of a rewards column that could not be read; empty if there is no such column."""
         for name in _REWARDS:
             if name in self.unread:
                 return f"{name} {self.unread[name]}"
@@ -108,18 +127,58 @@ class Recording:
         """The sequences that are kept, bool [S], and those of `masked` that are, bool."""
         if kept.all() and masked.all():
             return self
-        tokens = np.repeat(kept, self.lengths)
-        per_token = (
-            "token_ids", "advantages", "train_at_rollout", "policy", "train_kept", "versions", "train_logits",
-            "inference_logits",
-        )  # fmt: skip
-        given = {name: values for name in per_token if (values := getattr(self, name)) is not None}
+        left = tuple(self.masked[row] for row in np.flatnonzero(masked))
+        return replace(self.of_tokens(np.repeat(kept, self.lengths)), masked=left)
+
+    def of_tokens(self, tokens: NDArray[np.bool_]) -> Recording:
+        """Some tokens, bool [N], of the sequences that have any of these; `masked` is left as it is."""
+        lengths = np.add.reduceat(tokens, self.starts, dtype=np.int64)
         return replace(
             self,
-            train=self.train[tokens],
-            inference=self.inference[tokens],
-            lengths=self.lengths[kept],
-            attributes=tuple(self.attributes[each] for each in np.flatnonzero(kept)),
-            masked=tuple(self.masked[each] for each in np.flatnonzero(masked)),
-            **{name: values[tokens] for name, values in given.items()},
+            lengths=lengths[lengths > 0],
+            attributes=tuple(self.attributes[row] for row in np.flatnonzero(lengths)),
+            **self._per_token(tokens),
         )
+
+    def by_age(self) -> Recording:
+        """The recording with attribute `lag`, where the steps of both kernels' weights are known.
+
+        They are `train_weights`, and `weight_versions` or `inference_weights`. A sequence of which the training
+        kernel's own weights sampled a part and older ones the rest becomes two, the latter at the end.
+        """
+        train, inference = (
+            np.repeat([_step(attributes.get(name)) for attributes in self.attributes], self.lengths)
+            for name in ("train_weights", "inference_weights")
+        )
+        lag = np.maximum(train - (inference if self.versions is None else self.versions), 0.0)
+        if np.isnan(lag).all():
+            return self
+        both = np.logical_and(*(np.logical_or.reduceat(part, self.starts) for part in (lag == 0, lag > 0)))
+        apart = np.repeat(both, self.lengths) & (lag > 0)
+        tokens, rows = (np.concatenate(parts) for parts in (
+            (np.flatnonzero(~apart), np.flatnonzero(apart)), (np.arange(both.size), np.flatnonzero(both))
+        ))  # fmt: skip
+        older = np.add.reduceat(apart, self.starts, dtype=np.int64)
+        lengths = np.concatenate([self.lengths - older, older[both]])
+        oldest = np.maximum.reduceat(lag[tokens], np.cumsum(lengths) - lengths).tolist()
+        known = ({} if math.isnan(age) else {LAG: int(age)} for age in oldest)
+        places = np.arange(self.train.size) - np.repeat(self.starts, self.lengths)
+        return replace(
+            self,
+            lengths=lengths,
+            attributes=tuple({**self.attributes[row], **age} for row, age in zip(rows, known, strict=True)),
+            **{"positions": places[tokens], **self._per_token(tokens)},
+        )
+
+    def _per_token(self, tokens: NDArray[np.bool_] | NDArray[np.intp]) -> dict[str, Any]:
+        """Return the per-token columns of some tokens."""
+        names = (
+            "train", "inference", "token_ids", "advantages", "train_at_rollout", "policy", "train_kept", "versions",
+            "positions", "train_logits", "inference_logits",
+        )  # fmt: skip
+        return {name: values[tokens] for name in names if (values := getattr(self, name)) is not None}
+
+
+def _step(version: Scalar | None) -> float:
+    """A weight version that is an optimizer step; NaN for any other."""
+    return float(version) if isinstance(version, int) and not isinstance(version, bool) else math.nan

@@ -1,10 +1,8 @@
-"""What of a sequence is not kept, for who wants neither prompts nor answers on a disk."""
+"""Redaction of sequences, for users who want neither prompts nor answers on a disk."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-
-__all__ = ["Redacted"]
 
 
 class Redacted(StrEnum):

@@ -1,4 +1,4 @@
-"""A served request as it waits for rescoring: what was sampled, by which kernel, under which processing.
+"""A served request as it waits for rescoring: the sampled tokens, their kernel and their processing.
 
 On disk it is a row: three arrays as little-endian bytes, everything else as JSON that a person can read.
 """
@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
-
-__all__ = ["COLUMNS", "KeptTokens", "Row", "SampledRequest", "decode", "encode", "size_of", "versions_per_token"]
 
 Row = tuple[str, bytes, bytes, bytes, str]
 """request_id, prompt_ids, token_ids, logprobs, about."""
@@ -109,7 +107,7 @@ def encode(request: SampledRequest) -> Row:
         "at": request.at,
     }
     if request.kept is not None:
-        about["kept"] = [base64.b64encode(_ids(each)).decode() for each in (request.kept.ids, request.kept.counts)]
+        about["kept"] = [base64.b64encode(_ids(array)).decode() for array in (request.kept.ids, request.kept.counts)]
     return (
         request.request_id,
         _ids(request.prompt_ids),
@@ -131,8 +129,8 @@ def decode(row: Row) -> SampledRequest:
         if isinstance(plain["weights"], list):
             plain["weights"] = tuple((int(step), int(start)) for step, start in plain["weights"])
         if "kept" in plain:
-            ids, counts = (base64.b64decode(each, validate=True) for each in plain["kept"])
-            plain["kept"] = KeptTokens(*(np.frombuffer(each, dtype=_IDS).astype(np.int64) for each in (ids, counts)))
+            ids, counts = (base64.b64decode(text, validate=True) for text in plain["kept"])
+            plain["kept"] = KeptTokens(*(np.frombuffer(raw, dtype=_IDS).astype(np.int64) for raw in (ids, counts)))
         return SampledRequest(
             request_id=request_id,
             prompt_ids=np.frombuffer(prompt_ids, dtype=_IDS).astype(np.int64),

@@ -1,17 +1,17 @@
-"""What every file format is read into: rows of numbers of any length, one row per sequence."""
+"""Common form of every file format: rows of numbers of any length, one row per sequence."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
-
-__all__ = ["Problems", "Ragged", "RaggedTable"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ class Ragged:
 
     @classmethod
     def of_rows(cls, rows: list[NDArray[Any]]) -> Ragged:
-        """From one array per row."""
+        """Join arrays, each a row."""
         lengths = np.fromiter((row.shape[0] for row in rows), dtype=np.int64, count=len(rows))
         return cls(np.concatenate(rows) if rows else np.empty(0), lengths)
 
@@ -54,24 +54,27 @@ class RaggedTable:
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
+_VARYING: Final = re.compile(r"[-+]?\d[\d.,e+-]*|\b(?:nan|inf)\b")
+"""Parts in which two sentences about one fault may differ."""
+
+
 @dataclass(slots=True)
 class Problems:
-    """Sentences about what is wrong, up to a cap; the rest is counted."""
+    """Problems of a file: the first occurrence of each fault, and a count."""
 
     source: str
-    cap: int = 20
-    _kept: list[str] = field(default_factory=list)
-    _more: int = 0
+    _first: dict[str, str] = field(default_factory=dict)
+    _count: Counter[str] = field(default_factory=Counter)
 
     def add(self, sentence: str, *, times: int = 1) -> None:
-        """Note a problem; `times` counts others of its kind that are not listed."""
-        if len(self._kept) < self.cap:
-            self._kept.append(f"{self.source}: {sentence}")
-            self._more += times - 1
-        else:
-            self._more += times
+        """Note a fault, and that it occurs so many times; sentences that differ in numbers alone are one fault."""
+        kind = _VARYING.sub("#", sentence)
+        self._first.setdefault(kind, sentence)
+        self._count[kind] += times
 
     def all(self) -> tuple[str, ...]:
-        """Every sentence, and how many were left out."""
-        rest = (f"{self.source}: and {self._more} more problems like these",) if self._more else ()
-        return (*self._kept, *rest)
+        """Return a sentence for each fault."""
+        return tuple(
+            f"{self.source}: {first}" + (f" ({more:,} more like this)" if (more := self._count[kind] - 1) else "")
+            for kind, first in self._first.items()
+        )

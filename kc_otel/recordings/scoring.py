@@ -1,4 +1,4 @@
-"""Teacher-forced log-probabilities: what a training kernel makes of tokens that another kernel sampled.
+"""Teacher-forced log-probabilities: a training kernel's scores of tokens that another kernel sampled.
 
 One forward over prompt and tokens, as in a training step, and none of its logits in float32 at once: a batch is cut
 into forwards of bounded size, and the log-softmax runs over blocks of positions. Sampling processing is applied to the
@@ -23,8 +23,6 @@ from kc_otel.recordings.request import KeptTokens
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["Scorer", "hf_scorer", "kept_mass", "processed", "sampled_logprobs"]
 
 _BLOCK: Final = 1 << 22
 """Logits that are worked on at a time: 16 MiB in float32."""
@@ -160,7 +158,7 @@ def kept_mass(logits: torch.Tensor, kept: KeptTokens, processing: Mapping[str, S
     Args:
         logits: [positions, vocabulary], any floating dtype.
         kept: Those tokens, for each position.
-        processing: What was done before the truncation: the temperature.
+        processing: Processing before the truncation: the temperature.
 
     Raises:
         ValueError: If there is not one set of tokens for each position.
@@ -184,7 +182,7 @@ def kept_mass(logits: torch.Tensor, kept: KeptTokens, processing: Mapping[str, S
 
 
 def _checked(processing: Mapping[str, Scalar] | None) -> dict[str, float]:
-    """What changes anything, as numbers."""
+    """Return the processing parameters that have an effect, as numbers."""
     given = effective(processing or {})
     for name, value in given.items():
         if name not in SUPPORTED:
@@ -217,7 +215,7 @@ def _processed(logits: torch.Tensor, processing: Mapping[str, float]) -> torch.T
 def _sequences(prompt_ids: Sequence[Any], token_ids: Sequence[Any]) -> tuple[list[NDArray[np.int64]], ...]:
     if len(prompt_ids) != len(token_ids):
         raise ValueError(f"token_ids: {len(token_ids)} sequences for {len(prompt_ids)} prompts; give one for each")
-    prompts, tokens = ([np.asarray(each, dtype=np.int64) for each in side] for side in (prompt_ids, token_ids))
+    prompts, tokens = ([np.asarray(ids, dtype=np.int64) for ids in side] for side in (prompt_ids, token_ids))
     for row, prompt in enumerate(prompts):
         if not prompt.size:
             raise ValueError(f"prompt_ids[{row}]: empty, so that nothing predicts the first token; give at least one")

@@ -1,8 +1,9 @@
-"""The worst sequences of each cell, in a file beside the spool: what a person wants to see of a slice that fails.
+"""The worst sequences of each cell, in a file beside the spool, for a person who examines a failing slice.
 
 A few for each clause, slice and kernel version, and none for longer than is said: they are what people asked and were
 answered. With redaction a prompt becomes a hash, by which two askings of it can be told to be one, and a completion
-becomes the drift of its tokens alone. The salt of the hash stays in the file: who cannot read that can try no guesses.
+becomes the drift of its tokens alone. The salt of the hash stays in the file: without the file, nobody can test
+guesses.
 """
 
 from __future__ import annotations
@@ -24,13 +25,11 @@ from numpy.typing import NDArray
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import DERIVED
+from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
 from kc_otel.recordings.redacted import Redacted
 from kc_otel.recordings.request import SampledRequest
-
-__all__ = ["WorstSequence", "WorstSequences", "read_worst"]
 
 _TABLE: Final = """CREATE TABLE IF NOT EXISTS worst (
     contract TEXT NOT NULL,
@@ -81,10 +80,10 @@ class WorstSequences:
 
     Args:
         path: The file; it is made for the account of this process alone.
-        contract: Whose clauses and slices.
+        contract: Contract with the clauses and slices.
         most: Sequences of each clause, slice and inference kernel.
         max_age: Seconds for which one is kept.
-        redacted: What of them is not kept.
+        redacted: Parts of them that are not stored.
         text: Gives the text of token ids; None to keep them as numbers.
 
     Raises:
@@ -109,14 +108,14 @@ class WorstSequences:
         self._max_age = max_age
         self._redacted = frozenset(redacted)
         self._text = text
-        self._clauses = [(clause, one) for clause in contract.clauses if (one := _value_of(clause)) is not None]
+        self._clauses = [(clause, value) for clause in contract.clauses if (value := _value_of(clause)) is not None]
         self._connection, self._salt = _opened(Path(path))
 
     def add(self, requests: Sequence[SampledRequest], train: Sequence[Any], now: float) -> None:
         """Keep those that are worse than what is kept.
 
         Args:
-            requests: What was served.
+            requests: The served requests.
             train: log P of the sampled tokens of each, nats, [tokens].
             now: Unix time.
 
@@ -135,7 +134,7 @@ class WorstSequences:
             raise OSError(f"the worst sequences cannot be kept ({error})") from None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     def _add(self, request: SampledRequest, ratios: NDArray[np.float64], now: float) -> None:
@@ -173,7 +172,7 @@ class WorstSequences:
             "prompt": "" if hashed else self._said(prompt)[kept],
             "prompt_hash": digest if hashed else "",
             "prompt_tokens": len(prompt),
-            "tokens": [] if without else [self._said([one]) for one in request.token_ids[kept].tolist()],
+            "tokens": [] if without else [self._said([token]) for token in request.token_ids[kept].tolist()],
             "log_ratios": np.round(ratios[kept], 6).tolist(),
         }
 
@@ -182,7 +181,7 @@ class WorstSequences:
 
 
 def read_worst(path: Path, contract: str, clause: str, slice: str, kernel: str) -> tuple[WorstSequence, ...]:
-    """What is kept of a cell, the worst first.
+    """Read the stored sequences of a cell, the worst first.
 
     Args:
         path: The file.
@@ -247,7 +246,7 @@ def _check(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def _value_of(clause: Clause) -> Callable[[NDArray[np.float64]], float] | None:
-    """How bad a sequence is for a clause, from its log ratios [tokens]; None where these do not say."""
+    """Return a function from log ratios [tokens] to a sequence's value for a clause; None if there is none."""
     key = DERIVED[clause.metric].base if clause.metric in DERIVED else clause.metric
     neutral = _NEUTRAL.get(key, 0.0)
     if key in TOKEN:

@@ -1,4 +1,4 @@
-"""What people read of a change: its sentence, how grave it is, and the attributes of its log record.
+"""Announcements of a change: its sentence, its severity, and the attributes of its log record.
 
 A verdict that changes is a `gen_ai.evaluation.result` of OpenTelemetry's semantic conventions for generative AI, so
 that tools that show evaluations show it; everything else is a `kc.transition`. Source: semantic-conventions-genai,
@@ -15,10 +15,12 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.alerts import Transition, What
 from kc_otel.judge.escalation.notices import Notice, NoticeReason
 from kc_otel.judge.escalation.webhook_body import summary
+from kc_otel.judge.kernel_names import pair_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.serve.history import StatusChange
 
-__all__ = ["Announcement", "cell_fields", "of_change", "of_notice", "of_transition"]
+Names = Mapping[tuple[str, str], str]
+"""`kernel_names` of a contract."""
 
 
 class Announcement(NamedTuple):
@@ -37,11 +39,13 @@ class Announcement(NamedTuple):
     event: str = "kc.transition"
 
 
-def of_change(change: StatusChange, contract: Contract) -> Announcement:
-    """A cell has another status."""
+def of_change(change: StatusChange, contract: Contract, names: Names) -> Announcement:
+    """Announce a cell's changed status."""
     verdict = change.verdict
     before = change.before.value if change.before else "new"
-    message = f"{verdict.cell.clause} on {verdict.cell.slice}: {before} -> {verdict.status.value}: {verdict.reason}"
+    cell = verdict.cell
+    of = pair_name(names, cell.kernel_train, cell.kernel_inference)
+    message = f"{cell.clause} on {cell.slice}{of}: {before} -> {verdict.status.value}: {verdict.reason}"
     attributes: dict[str, str | float] = {
         **_attributes(contract, verdict),
         "gen_ai.evaluation.name": verdict.cell.clause,
@@ -54,21 +58,21 @@ def of_change(change: StatusChange, contract: Contract) -> Announcement:
     return Announcement(severity, message, attributes, "gen_ai.evaluation.result")
 
 
-def of_transition(transition: Transition, contract: Contract, *, dry_run: bool) -> Announcement:
+def of_transition(transition: Transition, contract: Contract, names: Names, *, dry_run: bool) -> Announcement:
     """An alert fires, or has resolved."""
     attributes = {**_attributes(contract, transition.verdict), "kc.severity": transition.severity}
-    message = summary(transition)
+    message = summary(transition, names)
     if dry_run:
         message = f"dry run: {message}; it would {', '.join(map(str, transition.actions))}"
         return Announcement("info", message, attributes)
     return Announcement(transition.severity if transition.what is What.FIRING else "info", message, attributes)
 
 
-def of_notice(notice: Notice, contract: Contract) -> Announcement:
+def of_notice(notice: Notice, contract: Contract, names: Names) -> Announcement:
     """An alert that fires still is said again."""
     transition = notice.transition
     why = "a reminder" if notice.reason is NoticeReason.REMINDER else "a silence has ended"
-    message = f"{summary(transition)} still: {why}"
+    message = f"{summary(transition, names)} still: {why}"
     return Announcement(transition.severity, message, _attributes(contract, transition.verdict))
 
 

@@ -1,4 +1,4 @@
-"""What `kc-otel serve` can be told, and the defaults a careful engineer would choose."""
+"""Settings of `kc-otel serve`, with cautious defaults."""
 
 from __future__ import annotations
 
@@ -6,25 +6,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["LogFormat", "ServeConfig", "StreamEngine", "Sync"]
-
-
-class Sync(StrEnum):
-    """When what was received is forced to the disk."""
-
-    ALWAYS = "always"
-    NEVER = "never"
-
 
 class StreamEngine(StrEnum):
-    """Where streams are taken."""
+    """Place where streams are processed."""
 
     PROCESS = "process"
     RAY = "ray"
 
 
 class LogFormat(StrEnum):
-    """What a line of the log is."""
+    """Format of a log line."""
 
     TEXT = "text"
     JSON = "json"
@@ -32,29 +23,28 @@ class LogFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Where the evaluator listens, keeps its state and finds itself.
+    """Addresses, state and links of the evaluator.
 
     Attributes:
         host: Address that every port binds to; loopback unless told otherwise.
         grpc_port: OTLP over gRPC; 0 lets the system choose.
         http_port: OTLP over HTTP; 0 lets the system choose.
         api_port: API, `/metrics`, health; 0 lets the system choose.
-        state: SQLite file; None keeps nothing across restarts. Beside it is the folder STATE-log of what was received.
+        state: SQLite file; None keeps nothing across restarts.
         set_aside_damaged: Where the state file is damaged, give it another name and begin without it.
-        sync: When what was received is forced to the disk: before the sender is told so, or when the system likes.
         tick: Seconds between two evaluations.
         external_url: How a person reaches the API, for links in webhooks; None for the bound address.
         group_wait: Seconds from the first alert of an incident to its webhook, which says all that fired until then.
         group_interval: Seconds between a webhook about an incident and an update.
         webhooks: False lets webhooks whose endpoint is not configured wait in the outbox instead of refusing to start.
-        dry_run: Judge every contract without any consequence: what would be done is only recorded.
+        dry_run: Judge every contract without consequences: actions are only recorded.
         dry_run_contracts: Names of contracts to judge so, where not all are.
         standby: Where another evaluator holds the state file, wait until it ends, and take over then.
-        record: Keep in the log also what the state has, and when it was judged, for `kc-otel replay`.
-        record_limit: Bytes of the log that are kept so.
+        record: Keep what arrives, and when it was judged, for `kc-otel replay`: the folder STATE-recording.
+        record_limit: Bytes of it that are kept.
         allowed_hosts: Host names, besides `localhost`, `host` and that of `external_url`, that API, page and OTLP/HTTP
             answer to; addresses need none.
-        access: File of tenants and tokens; None asks nobody who they are.
+        access: File of tokens; None asks nobody who they are.
         worst: Files of worst sequences that `kc-otel rescore --worst` keeps; none shows none.
         tls_certificate: PEM file of the certificate that every port shows; None speaks without TLS.
         tls_key: PEM file of its key.
@@ -65,7 +55,7 @@ class ServeConfig:
         engine: Whether streams are in this process, or on the shards of a Ray cluster.
         ray_address: The cluster: `auto`, `local` or `host:port`.
         shards: How many shards there are.
-        shard_folder: Folder that every node of the cluster reaches, where shards keep log and state.
+        shard_folder: Folder that every node of the cluster reaches, where shards keep their state.
         shard_cpus: Cores of a node that Ray keeps for a shard.
     """
 
@@ -75,7 +65,6 @@ class ServeConfig:
     api_port: int = 4320
     state: Path | None = None
     set_aside_damaged: bool = False
-    sync: Sync = Sync.ALWAYS
     tick: float = 1.0
     external_url: str | None = None
     group_wait: float = 30.0

@@ -4,38 +4,51 @@
                                                             +-> decision table
                                                             +-> events, log records
 
-What people decide (acknowledge, silence, pin, resume) is written the same way: with its event, before it is in force.
-Nothing is announced that is not also written: a crash either repeats a tick or never sees it.
+People's decisions (acknowledge, silence, pin, resume) are written the same way: with their event, before they take
+effect. Nothing is announced that is not also written: a crash either repeats a tick or never sees it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import plain
+from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
-from kc_otel.judge.decisions.table import DecisionTable, resume
+from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions.table import resume
 from kc_otel.judge.escalation.alert_lifecycle import edge
 from kc_otel.judge.escalation.alerts import PolicyState, What
-from kc_otel.judge.escalation.escalate import Escalation, EscalationState, ended_silence, escalate
+from kc_otel.judge.escalation.escalate import (
+    Escalation,
+    EscalationState,
+    ended_silence,
+    escalate,
+    with_roll_backs_told,
+)
 from kc_otel.judge.escalation.message_groups import AT_ONCE, GroupTiming, IncidentMessage
 from kc_otel.judge.escalation.notices import Notice, NoticeReason
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.incidents.actions_taken import actions_taken
 from kc_otel.judge.incidents.incident import Diagnosis, Incident
-from kc_otel.judge.incidents.incident_lifecycle import by_urgency, with_diagnosis, with_word
+from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
+from kc_otel.judge.kernel_names import kernel_names
 from kc_otel.judge.otlp.sink import ExportResult
-from kc_otel.judge.verdict import Evaluation, Status
+from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
+from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
 from kc_otel.serve.gate_history import GateHistory
 from kc_otel.serve.history import CellHistory, StatusChange
@@ -44,25 +57,26 @@ from kc_otel.serve.promotions import Promotions
 from kc_otel.serve.shards.shard_health import ShardSeen
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
+from kc_otel.serve.store.inbox import Inbox
 from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_connection import StateConnection
-from kc_otel.serve.store.state_disk import StateDisk
 from kc_otel.serve.store.state_file import reading_state
 from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
-from kc_otel.serve.store.write_ahead_log import WriteAheadLog
+from kc_otel.serve.traffic_recording import TrafficRecording
 from kc_otel.serve.webhooks.outbox import Outbox
-
-__all__ = ["Core"]
+from kc_otel.stats import Interval
 
 _log: Final = logging.getLogger(__name__)
 
 Announce = Callable[[Announcement], None]
 """Told of something that changed."""
-_REPEATED: Final = frozenset({NoticeReason.REMINDER, NoticeReason.SILENCE_ENDED})
+_REPEATED_REASONS: Final = frozenset({NoticeReason.REMINDER, NoticeReason.SILENCE_ENDED})
 _RENEWAL_SECONDS: Final = 60.0
-_REFUSALS: Final = 20
+_MAX_LOGGED_REFUSALS: Final = 20
 """Reasons for which points are refused that the log names."""
 _NOTIFYING: Final = frozenset({"notify", "webhook"})
+_NOT_TOLD_ACTIONS: Final = _NOTIFYING | {"would-fire"}
+"""Actions that a message does not tell of: it is one, or they were not done."""
 
 
 class Core:
@@ -74,10 +88,11 @@ class Core:
         external_url: How a person reaches the API, for links in webhooks.
         now: Time of the start.
         announce: Told of every change, after it has been written.
-        dry_run: Names of contracts that are escalated without any consequence: what they would do is only recorded.
+        dry_run: Names of contracts that are escalated without consequences: their actions are only recorded.
         forgetful: Webhook endpoints that let go of an alert unless it is said again every minute: Alertmanagers.
         timing: How long webhooks wait for what belongs to them.
         worst: Files of worst sequences that may be shown.
+        offline_problems: Checks the offline stage's section of evidence that a promotion is given.
 
     Raises:
         DamagedStateError: If the state file holds what no evaluator has written.
@@ -96,6 +111,7 @@ class Core:
         forgetful: Collection[str] = (),
         timing: GroupTiming = AT_ONCE,
         worst: Iterable[Path] = (),
+        offline_problems: SectionProblems = unchecked_offline,
     ) -> None:
         self.contracts = {contract.name: contract for contract in contracts}
         self.dry_run = frozenset(dry_run)
@@ -105,18 +121,17 @@ class Core:
         self.otlp_port = 4318  # until it listens
         self.worst = tuple(worst)
         self.announce = announce
-        self.log: WriteAheadLog | None = None
-        self.forget: Callable[[int], None] = lambda _position: None
-        """Told up to which position of the write-ahead log all is in the state, on disk."""
+        self.recording: TrafficRecording | None = None
+        """Recording of arrivals and evaluations, for `kc-otel replay`."""
         self.shards: tuple[ShardSeen, ...] = ()
-        """How its shards are; empty where streams are here."""
+        """State of the shards; empty where streams are in this process."""
         self.resize: Callable[[int], Awaitable[None]] | None = None
         """Has another number of them; None where streams are here."""
         self.evaluated_at: float | None = None
         self.tick_seconds = 0.0
+        self.causes: Mapping[Cell, Causes] = {}
         self._refusals: set[str] = set()
         self._connection = connection
-        self.disk = StateDisk(connection)
         self._forgetful = frozenset(forgetful)
         self._timing = timing
         self._renewed_at = now
@@ -124,10 +139,9 @@ class Core:
         with unit_of_work(connection), reading_state(connection):
             self._evaluator_store = EvaluatorStore(connection)
             self._evaluator_store.restore(self.evaluator)
-            self.position = self.saved_position = self._evaluator_store.position
             self.merged = self._evaluator_store.merged
             self.settled = dict(self.merged)
-            self._committed = self.position, self.settled
+            self.inbox = Inbox(connection)
             self.events = PolicyStore(connection)
             self.outbox = Outbox(connection)
             self._store = EscalationStore(connection, self.events)
@@ -135,10 +149,15 @@ class Core:
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )
             self.gate_history = GateHistory()
-            self.promotions = Promotions(self.contracts, self.dry_run, connection, self.events)
+            self.promotions = Promotions(self.contracts, self.dry_run, connection, self.events, offline_problems)
             for contract, message in self._store.last_messages(self.contracts, self.dry_run, now):
-                self._enqueue(contract, [message], now)
+                self._enqueue(contract, [message], DecisionTable(), now)
             self.escalation = self._store.begin(self.contracts, self.dry_run, now)
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last evaluation; since the start before any."""
+        return max(0.0, time.time() - (self.evaluated_at or self.started_at))
 
     @property
     def decisions(self) -> DecisionTable:
@@ -159,7 +178,12 @@ class Core:
         """Incidents that last, the most urgent first; of one contract, or of all for None."""
         found = self.escalation.incidents
         names = found.keys() if contract is None else {contract} & found.keys()
-        return tuple(sorted((one for name in names for one in found[name]), key=by_urgency))
+        return tuple(sorted((incident for name in names for incident in found[name]), key=by_urgency))
+
+    def by_place(self, incident: Incident) -> dict[str, Interval]:
+        """Return the drift of an incident's kernels by position and turn at the last evaluation."""
+        pair = incident.kernel_train, incident.kernel_inference
+        return self.evaluator.by_place(incident.contract, pair, self.evaluated_at or time.time())
 
     def past_incidents(self, contract: str | None, since: float, limit: int) -> tuple[Incident, ...]:
         """Incidents that ended at or after a Unix time, newest first; of one contract, or of all for None."""
@@ -167,22 +191,18 @@ class Core:
 
     def incident(self, id: str) -> Incident | None:
         """An incident by its id, whether it lasts or is over; None when there is none."""
-        lasting = next((one for one in self.incidents() if one.id == id), None)
+        lasting = next((incident for incident in self.incidents() if incident.id == id), None)
         return self._store.incidents.find(id) if lasting is None else lasting
 
     def evidence(self, id: str, digest: str) -> str | None:
         """Evidence of a diagnosis of an incident, JSON, by its SHA-256; None when there is none."""
         return self._store.incidents.evidence(id, digest)
 
-    def whole(self, contract: str) -> Core:  # noqa: ARG002 - a tenant's view has only some
-        """The core that an order about a contract is given to."""
-        return self
-
     def metrics(self, request: Any, at: float | None = None) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its columns, that arrived at `at`, Unix seconds; None for now."""
         now = time.time() if at is None else at
         result = self.evaluator.ingest_metrics(request, now)
-        if result.message and result.message not in self._refusals and len(self._refusals) < _REFUSALS:
+        if result.message and result.message not in self._refusals and len(self._refusals) < _MAX_LOGGED_REFUSALS:
             self._refusals.add(result.message)  # senders in Python do not read what they are answered
             _log.warning("not judged: %s; further ones are only counted", plain(result.message))
         return result
@@ -192,58 +212,58 @@ class Core:
         return self.evaluator.ingest_traces(request, time.time())
 
     def logs(self, request: Any) -> ExportResult:  # noqa: ARG002 - the receiver's interface
-        """Logs are not ours; they are accepted, so that a Collector's pipeline does not retry, and dropped."""
+        """Accept and drop logs, so that a Collector's pipeline does not retry them."""
         return ExportResult()
 
     @property
-    def sync_seconds(self) -> float | None:
-        """How long the disk took for the state at last, seconds; None where it was not asked."""
-        return self.disk.seconds
+    def state_path(self) -> Path | None:
+        """The state file; None for one in memory."""
+        return self._connection.path
 
-    async def on_disk(self) -> None:
-        """Wait until all that was decided is on the disk. Before it is, nobody outside is to act on it.
+    @property
+    def commit_seconds(self) -> float | None:
+        """Seconds that the disk took for the last commit; None if nothing was committed."""
+        return self._connection.commit_seconds
 
-        Raises:
-            StateError: If the disk does not take it.
-        """
-        await self.disk.synced()
+    async def aclose(self) -> None:
+        """Close the state file, once nobody waits for the disk any more."""
+        await self.inbox.settle()
+        await self._connection.aclose()
 
-    async def evaluate(self, now: float) -> None:
-        """Evaluate every cell, and wait until what follows is on the disk.
-
-        Raises:
-            StateError: If the state cannot be written.
-        """
-        await self.disk.room()
-        self.tick(now)
-        await self.settle()
-
-    async def settle(self) -> None:
-        """Wait for the disk; then let go of what was kept elsewhere until it was on it.
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        """Hold the exclusive turn of one order: it is in force and on the disk when the context ends.
 
         Raises:
-            StateError: If the disk does not take it.
+            StateError: If it cannot be written. Nothing of it holds then.
         """
-        position, merged = self._committed
-        await self.on_disk()
-        self.saved_position, self.settled = position, merged
-        self.forget(position)
+        return self._connection.turn()
+
+    async def evaluate(self, now: float | None = None) -> None:
+        """Evaluate every cell, and carry out what follows, once it is on the disk.
+
+        Args:
+            now: Unix time, seconds; None for when those before have had their turn.
+
+        Raises:
+            StateError: If the state cannot be written. Nothing has changed then, and the next tick makes up for it.
+        """
+        async with self._connection.turn():
+            self.tick(time.time() if now is None else now)
 
     def tick(self, now: float) -> None:
-        """Evaluate every cell, and carry out what follows. It is written when this returns, but not on the disk.
+        """Evaluate every cell, and carry out what follows, as a part of a turn; outside of one it waits for the disk.
 
         Raises:
             StateError: If the state cannot be written. Nothing has changed then, and the next tick makes up for it.
         """
         started = time.perf_counter()
         try:
-            announcements = self._evaluate(now)
+            self._evaluate(now)
         finally:
             self.tick_seconds = time.perf_counter() - started
-        self.announce_all(announcements)
 
-    def _evaluate(self, now: float) -> list[Announcement]:
-        """One transaction of a tick. Returns what is to be announced."""
+    def _evaluate(self, now: float) -> None:
+        """Run a tick's transaction."""
         evaluations = self.evaluator.evaluate(now)
         renews = abs(now - self._renewed_at) >= _RENEWAL_SECONDS
         announcements: list[Announcement] = []
@@ -258,14 +278,15 @@ class Core:
             self._evaluator_store.save(
                 self.evaluator, unit, lambda name: self._alone(name, "saving", "its state", unit)
             )
-            self._evaluator_store.save_position(self.position)
-            committed = self.position, dict(self.merged)
-            if committed[1] != self._committed[1]:
-                self._evaluator_store.save_merged(self.merged)
-            unit.on_commit(lambda: self._adopt(state, now, committed))
-        if renews:
-            self._renewed_at = now
-        return announcements
+            self.inbox.take_out(unit)
+            merged = dict(self.merged)
+            if merged != self.settled:
+                self._evaluator_store.save_merged(merged)
+            unit.on_commit(lambda: self._adopt(state, now, merged, renews=renews))
+            unit.on_commit(lambda: self.announce_all(announcements))
+        self.causes = {cell: of for evaluation in evaluations.values() for cell, of in evaluation.causes.items()}
+        if self.recording is not None:
+            self.recording.evaluated(now)
 
     @contextmanager
     def _alone(self, contract: str, stage: str, where: str, unit: UnitOfWork) -> Iterator[None]:
@@ -281,7 +302,7 @@ class Core:
         self.evaluator.faults.report(contract, stage, errors)
 
     def _judged(self, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork) -> list[Announcement]:
-        """Write a contract's verdicts. Returns what is to be announced."""
+        """Write a contract's verdicts; return the announcements."""
         changes = self.history.write({name: evaluation}, unit)
         unit.on_commit(lambda: self.gate_history.add(name, evaluation))
         return [self._changed(change, now) for change in changes if not _first_silence(change)]
@@ -293,13 +314,41 @@ class Core:
         contract = self.contracts[name]
         invalid = self.evaluator.invalid_input(name, now, contract.observability.window)
         dry_run = name in self.dry_run
-        step = escalate(contract, before, evaluation, invalid, now, dry_run=dry_run, timing=self._timing)
-        decisions, moved = self.promotions.write(step.state.decisions, {name: evaluation}, now, unit)
+        traffic = self.traffic(name, before, now)
+        step = escalate(
+            contract, before, evaluation, invalid, now, dry_run=dry_run, timing=self._timing, traffic=traffic
+        )
+        decisions, moved, rolled = self.promotions.write(
+            step.state.decisions, {name: evaluation}, now, unit, self.evaluator.newest_of, self.evaluator.kernels
+        )
         step = replace(step, state=replace(step.state, decisions=decisions))
+        if rolled:
+            step = with_roll_backs_told(contract, step, rolled, evaluation.verdicts, self._timing, now)
         announcements = self._write(contract, before, step, now)
         if renews:
             self._renew(contract, step.state, now)
         return step.state, announcements + moved
+
+    def traffic(self, name: str, before: EscalationState, now: float) -> TrafficSeen:
+        """Return what is known of a contract's traffic; it is looked at where something is broken or ordered."""
+        decided = before.decisions
+        ordered = {route.contract for route in decided.routes} | {pin.contract for pin in decided.pins}
+        ordered |= {canary.contract for canary in decided.canaries}
+        newest = self.evaluator.newest(name) if name in ordered or before.incidents.get(name) else {}
+        never = -math.inf, -math.inf
+        return TrafficSeen(
+            measured=lambda *where: newest.get(where, never)[0],
+            arrived=lambda *where: newest.get(where, never)[1],
+            routers=self.listeners.routes(name),
+            silent=self.evaluator.silent(name, now),
+            heartbeat=self.contracts[name].observability.heartbeat,
+            taken={
+                incident.kernel_inference: incident.taken_at
+                for incident in before.incidents.get(name, ())
+                if incident.taken_at is not None
+            },
+            slices=frozenset((ALL, *self.contracts[name].slices)),
+        )
 
     def resume(self, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
         """A person lifts routes; returns how many.
@@ -353,31 +402,33 @@ class Core:
             if endpoint is not None:
                 self.outbox.enable(endpoint)
             unit.on_commit(lambda: setattr(self, "escalation", after))
-        self.announce_all([Announcement("info", f"{contract}: {said['message']}", {"kc.contract": contract})])
+            announcement = Announcement("info", f"{contract}: {said['message']}", {"kc.contract": contract})
+            unit.on_commit(lambda: self.announce_all([announcement]))
 
-    def diagnose(self, one: Incident, found: Diagnosis, evidence: str, now: float) -> None:
-        """Keep what was found out about an incident, whether it lasts or is over, once it is written.
+    def diagnose(self, incident: Incident, found: Diagnosis, evidence: str, now: float) -> None:
+        """Attach a diagnosis to an incident, open or over.
 
         Args:
-            one: The incident.
-            found: What was found out.
-            evidence: What it rests on, JSON; its SHA-256 is in `found`.
+            incident: The incident.
+            found: The finding.
+            evidence: Its evidence, JSON; the SHA-256 is in `found`.
             now: Unix time, seconds.
 
         Raises:
             StateError: If it cannot be written. Nothing has changed then.
         """
-        after = with_diagnosis(one, found)
-        lasting = self.escalation.incidents.get(one.contract, ())
-        incidents = tuple(after if each.id == one.id else each for each in lasting)
-        state = replace(self.escalation, incidents={**self.escalation.incidents, one.contract: incidents})
-        message = f"{found.by} on incident {one.id}: {found.text}"
-        said = {"incident": one.id, "slice": found.slice, "by": found.by, "message": message}
+        after = with_diagnosis(incident, found)
+        lasting = self.escalation.incidents.get(incident.contract, ())
+        incidents = tuple(after if other.id == incident.id else other for other in lasting)
+        state = replace(self.escalation, incidents={**self.escalation.incidents, incident.contract: incidents})
+        message = f"{found.by} on incident {incident.id}: {found.text}"
+        said = {"incident": incident.id, "slice": found.slice, "by": found.by, "message": message}
         with unit_of_work(self._connection) as unit:
             self._store.incidents.diagnosed(after, found.evidence, evidence)
-            self.events.record_event(one.contract, found.kind, said, now)
+            self.events.record_event(incident.contract, found.kind, said, now)
             unit.on_commit(lambda: setattr(self, "escalation", state))
-        self.announce_all([Announcement("info", f"{one.contract}: {message}", {"kc.contract": one.contract})])
+            announcement = Announcement("info", f"{incident.contract}: {message}", {"kc.contract": incident.contract})
+            unit.on_commit(lambda: self.announce_all([announcement]))
 
     def firing(self) -> Counter[tuple[str, str, str, str]]:
         """Alerts that fire, by (contract, clause, slice, severity)."""
@@ -398,64 +449,84 @@ class Core:
         )
 
     def announce_all(self, announcements: Iterable[Announcement]) -> None:
-        """Say what has been written."""
-        for one in announcements:
-            _log.info("%s", one.message, extra={"attributes": one.attributes})
-            self.announce(one)
+        """Announce the committed changes."""
+        for announcement in announcements:
+            _log.info("%s", announcement.message, extra={"attributes": announcement.attributes})
+            self.announce(announcement)
 
-    def _adopt(self, state: EscalationState, now: float, committed: tuple[int, dict[str, int]]) -> None:
-        self.escalation, self.evaluated_at, self._committed = state, now, committed
+    def _adopt(self, state: EscalationState, now: float, merged: dict[str, int], *, renews: bool) -> None:
+        self.escalation, self.evaluated_at, self.settled = state, now, merged
+        if renews:
+            self._renewed_at = now
 
     def _write(
         self, contract: Contract, before: EscalationState, escalation: Escalation, now: float
     ) -> list[Announcement]:
-        """Write an evaluation: what holds, its events, its webhooks. Returns what is to be announced."""
+        """Write an evaluation: its state, events and webhooks. Returns what is to be announced."""
         self._store.save(before, escalation.state)
         self._store.incidents.close(escalation.resolved)
         people = escalation.state.people
-        self.events.record(escalation.transitions, dry_run=self.dry_run, people=people)
+        names = self._names(contract.name)
+        self.events.record(escalation.transitions, names=names, dry_run=self.dry_run, people=people)
         for silence in escalation.ended_silences:
             self.events.record_event(silence.contract, "unsilenced", ended_silence(silence), now)
         for pin in escalation.ended_pins:
             message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has come to its end"
             self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
-        self._enqueue(contract, escalation.messages, now)
+        self._enqueue(contract, escalation.messages, escalation.state.decisions, now)
         announcements = [
-            of_transition(one, contract, dry_run=contract.name in self.dry_run)
-            for one in escalation.transitions
-            if not people.silencing(one.cell, now)
+            of_transition(transition, contract, names, dry_run=contract.name in self.dry_run)
+            for transition in escalation.transitions
+            if not people.silencing(transition.cell, now)
         ]
-        again = (one for one in escalation.notices if one.reason in _REPEATED)
-        return announcements + [self._repeat(one, now) for one in again if _notifies(one)]
+        again = (notice for notice in escalation.notices if notice.reason in _REPEATED_REASONS)
+        return announcements + [self._repeat(notice, names, now) for notice in again if _notifies(notice)]
 
-    def _enqueue(self, contract: Contract, messages: Sequence[IncidentMessage], now: float) -> None:
-        for one in messages:
+    def _enqueue(
+        self, contract: Contract, messages: Sequence[IncidentMessage], decisions: DecisionTable, now: float
+    ) -> None:
+        for message in messages:
+            done = () if message.incident is None else actions_taken(message.incident, decisions, {})
             body = alert_body(
                 contract,
-                one.alerts,
-                receiver=one.endpoint,
+                message.alerts,
+                receiver=message.endpoint,
                 external_url=self.external_url,
-                reason=one.reason.value,
-                incident=one.incident,
-                lasting=one.lasting,
-                kernels=self.evaluator.kernels(contract.name) if contract.name in self.contracts else (),
+                reason=message.reason.value,
+                incident=message.incident,
+                lasting=message.lasting,
+                done=[action.text for action in done if action.kind not in _NOT_TOLD_ACTIONS],
+                kernels=self._kernels(contract.name),
             )
-            self.outbox.enqueue(one.endpoint, contract.name, encode(body), now)
+            self.outbox.enqueue(message.endpoint, contract.name, encode(body), now)
+
+    def _kernels(self, contract: str) -> tuple[KernelInfo, ...]:
+        """Kernels that have reported; none of a contract that is served no more."""
+        return self.evaluator.kernels(contract) if contract in self.contracts else ()
+
+    def _names(self, contract: str) -> dict[tuple[str, str], str]:
+        return kernel_names(self._kernels(contract))
 
     def _renew(self, contract: Contract, state: EscalationState, now: float) -> None:
         """Tell endpoints that forget which of a contract's alerts still fire, of those that they were told of."""
         groups, policy = state.groups[contract.name], state.policies[contract.name]
         for target in self._forgetful:
-            told = {fingerprint for one in groups if one.endpoint == target for fingerprint in one.told}
-            firing = [edge(one, What.FIRING, now) for one in policy.firing if one.fingerprint in told]
+            told = {fingerprint for group in groups if group.endpoint == target for fingerprint in group.told}
+            firing = [edge(alert, What.FIRING, now) for alert in policy.firing if alert.fingerprint in told]
             if firing:
-                body = alert_body(contract, firing, receiver=target, external_url=self.external_url)
+                body = alert_body(
+                    contract,
+                    firing,
+                    receiver=target,
+                    external_url=self.external_url,
+                    kernels=self._kernels(contract.name),
+                )
                 self.outbox.renew(target, contract.name, encode(body), now)
 
-    def _repeat(self, notice: Notice, now: float) -> Announcement:
+    def _repeat(self, notice: Notice, names: Mapping[tuple[str, str], str], now: float) -> Announcement:
         """Write that an alert is said again."""
         transition = notice.transition
-        announcement = of_notice(notice, self.contracts[transition.contract])
+        announcement = of_notice(notice, self.contracts[transition.contract], names)
         data = {
             **cell_fields(transition.cell),
             "fingerprint": transition.fingerprint,
@@ -468,7 +539,7 @@ class Core:
     def _changed(self, change: StatusChange, now: float) -> Announcement:
         """Write that a cell has another status."""
         contract = self.contracts[change.verdict.cell.contract]
-        announcement = of_change(change, contract)
+        announcement = of_change(change, contract, self._names(contract.name))
         data = {
             **cell_fields(change.verdict.cell),
             "status": change.verdict.status.value,

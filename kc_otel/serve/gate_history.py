@@ -14,37 +14,40 @@ from typing import Final
 
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 
-__all__ = ["GateHistory"]
-
-_KEPT: Final = 2000
-_EVERY: Final = 5.0
+_MAX_EVALUATIONS: Final = 2000
+_MIN_SECONDS_BETWEEN: Final = 5.0
 _KERNELS: Final = 8
 """Kernel versions whose last evaluation with a FAIL is kept whole."""
-_SPARE: Final = 64
+_SHARED_VERDICTS_SPARE: Final = 64
 """Verdicts that are shared beyond four for each cell, before those of cells that are gone are forgotten."""
 
 
 @dataclass(slots=True)
 class _Past:
-    """What is kept of one contract."""
+    """Stored evaluations of one contract."""
 
-    evaluations: deque[Evaluation] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    evaluations: deque[Evaluation] = field(default_factory=lambda: deque(maxlen=_MAX_EVALUATIONS))
     newest: Evaluation = field(default_factory=lambda: Evaluation(0.0))
     failed: dict[str, Evaluation] = field(default_factory=dict)
     shared: dict[tuple[Cell, Status, str], Verdict] = field(default_factory=dict)
 
     def add(self, evaluation: Evaluation) -> None:
-        same = tuple(self.shared.setdefault((one.cell, one.status, one.window), one) for one in evaluation.verdicts)
+        same = tuple(
+            self.shared.setdefault((verdict.cell, verdict.status, verdict.window), verdict)
+            for verdict in evaluation.verdicts
+        )
         last = self.evaluations[-1].verdicts if self.evaluations else ()
         self.evaluations.append(replace(evaluation, verdicts=last if same == last else same))
         self.newest = evaluation
-        for kernel in {one.cell.kernel_inference for one in evaluation.verdicts if one.status is Status.FAIL}:
+        for kernel in {
+            verdict.cell.kernel_inference for verdict in evaluation.verdicts if verdict.status is Status.FAIL
+        }:
             self.failed.pop(kernel, None)
             self.failed[kernel] = evaluation
         for kernel in list(self.failed)[:-_KERNELS]:
             del self.failed[kernel]
-        if len(self.shared) > 4 * len(same) + _SPARE:
-            self.shared = {(one.cell, one.status, one.window): one for one in same}
+        if len(self.shared) > 4 * len(same) + _SHARED_VERDICTS_SPARE:
+            self.shared = {(verdict.cell, verdict.status, verdict.window): verdict for verdict in same}
 
 
 class GateHistory:
@@ -56,7 +59,7 @@ class GateHistory:
     def add(self, contract: str, evaluation: Evaluation) -> None:
         """Take in an evaluation."""
         past = self._past.setdefault(contract, _Past())
-        recent = past.evaluations and 0 <= evaluation.at - past.newest.at < _EVERY
+        recent = past.evaluations and 0 <= evaluation.at - past.newest.at < _MIN_SECONDS_BETWEEN
         if not (recent and _statuses(past.newest) == _statuses(evaluation)):
             past.add(evaluation)
 
@@ -65,8 +68,8 @@ class GateHistory:
         past = self._past.get(contract)
         if past is None:
             return ()
-        whole = {one.at: one for one in (*past.failed.values(), past.newest)}
-        return tuple(whole.get(one.at, one) for one in past.evaluations if one.at >= at)
+        whole = {evaluation.at: evaluation for evaluation in (*past.failed.values(), past.newest)}
+        return tuple(whole.get(evaluation.at, evaluation) for evaluation in past.evaluations if evaluation.at >= at)
 
 
 def _statuses(evaluation: Evaluation) -> set[tuple[Cell, Status]]:

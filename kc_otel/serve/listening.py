@@ -1,8 +1,9 @@
 """Sockets that listen, and how many connections one of them holds: those who connect and say nothing keep nobody out.
 
-A connection is a file, of which a process has a number. Who takes all of them, without a token and without a word,
-would stop the other ports, the log and the state file besides. So each port has its share; once that is taken, who has
-been connected longest gives a place up to who comes. This is below TLS: a handshake that does not end is a file, too.
+A connection is a file, of which a process has a number. A client that takes all of them, without a token or a request,
+would stop the other ports, the log and the state file. So each port has its share; once that is taken, whoever comes
+gets the place of the connection that is the oldest of those never answered, or else was answered longest ago. This is
+below TLS: a handshake that does not end is a file, too.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from typing import Any, Final
 
 from kc_otel.judge.otlp.request_errors import BindError
 
-__all__ = ["Listener", "check_ports", "connections_per_port", "listen"]
-
 _log: Final = logging.getLogger(__name__)
 _PORTS: Final = 3
-_LAST: Final = 65_535
+_LAST_PORT: Final = 65_535
 _OTHER_FILES: Final = 128
 """The state, the log's segments, webhooks, and what the interpreter opens."""
-_ENOUGH: Final = 4096
+_MAX_CONNECTIONS: Final = 4096
 _REMINDER: Final = 60.0
 
 
 class Listener(socket.socket):
     """A socket whose connections are bounded in number, for an event loop that accepts until that would block."""
 
-    most = _ENOUGH
+    most = _MAX_CONNECTIONS
     """Connections at a time."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._taken: dict[socket.socket, None] = {}
+        self._silent: dict[socket.socket, None] = {}
+        self._answered: dict[socket.socket, None] = {}
+        self._by_file: dict[int, socket.socket] = {}
         self._closing = False
         self._reminded = -_REMINDER
 
@@ -50,22 +51,40 @@ class Listener(socket.socket):
             self._closing = False
             raise BlockingIOError
         connection, address = super().accept()
-        self._taken[connection] = None
-        if len(self._taken) > self.most:
-            self._taken = {one: None for one in self._taken if one.fileno() >= 0}
-        if len(self._taken) > self.most:
-            self._close_oldest()
+        self._silent[connection] = None
+        self._by_file[connection.fileno()] = connection
+        if self._open > self.most:
+            for group in (self._silent, self._answered):
+                for gone in [peer for peer in group if peer.fileno() < 0]:
+                    del group[gone]
+            self._by_file = {peer.fileno(): peer for peer in (*self._silent, *self._answered)}
+        if self._open > self.most:
+            self._close_one()
         return connection, address
 
-    def _close_oldest(self) -> None:
-        oldest = next(iter(self._taken))
-        del self._taken[oldest]
+    def answered(self, file: int) -> None:
+        """Say that a request has come by a connection, by its number as a file, and was answered."""
+        connection = self._by_file.get(file)
+        if connection is not None:
+            self._silent.pop(connection, None)
+            self._answered.pop(connection, None)
+            self._answered[connection] = None  # the one that was answered last is at the end
+
+    @property
+    def _open(self) -> int:
+        return len(self._silent) + len(self._answered)
+
+    def _close_one(self) -> None:
+        """Close the oldest connection without an answer (except the newest), else the one answered longest ago."""
+        group = self._silent if len(self._silent) > 1 or not self._answered else self._answered
+        oldest = next(iter(group))
+        del group[oldest]
         with contextlib.suppress(OSError):
-            oldest.shutdown(socket.SHUT_RDWR)  # whoever reads or writes it sees its end, and closes it
+            oldest.shutdown(socket.SHUT_RDWR)  # its reader or writer sees the end, and closes it
         self._closing = True
         if time.monotonic() - self._reminded > _REMINDER:
             self._reminded = time.monotonic()
-            _log.warning("port %d has %d connections, which is all that it may have; the oldest are closed",
+            _log.warning("port %d has %d connections, which is all that it may have; silent ones are closed",
                          self.getsockname()[1], self.most)  # fmt: skip
 
 
@@ -80,8 +99,8 @@ def check_ports(ports: Mapping[str, int]) -> None:
     """
     seen: dict[int, str] = {}
     for option, port in ports.items():
-        if not 0 <= port <= _LAST:
-            raise BindError(f"{option} {port} is no port; give one of 1 to {_LAST}, or 0 for any that is free")
+        if not 0 <= port <= _LAST_PORT:
+            raise BindError(f"{option} {port} is no port; give one of 1 to {_LAST_PORT}, or 0 for any that is free")
         if port and port in seen:
             raise BindError(f"{seen[port]} and {option} are both {port}; give one of them another")
         seen[port] = option
@@ -108,7 +127,7 @@ def listen(host: str, port: int, what: str, most: int) -> Listener:
 
 
 def connections_per_port() -> int:
-    """How many connections each port may hold, after letting this process have as many files as the system allows."""
+    """Return the number of connections per port, after raising this process's limit on files to the system's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -117,4 +136,4 @@ def connections_per_port() -> int:
         except (OSError, ValueError):  # some systems say unlimited and mean less
             pass
     unlimited = soft == resource.RLIM_INFINITY
-    return _ENOUGH if unlimited else max(16, min(_ENOUGH, (soft - _OTHER_FILES) // _PORTS))
+    return _MAX_CONNECTIONS if unlimited else max(16, min(_MAX_CONNECTIONS, (soft - _OTHER_FILES) // _PORTS))

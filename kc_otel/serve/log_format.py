@@ -1,4 +1,4 @@
-"""A log whose lines are what they seem: what others wrote into a message starts no line and drives no terminal.
+"""Log lines that cannot be forged: text from others in a message starts no line and drives no terminal.
 
 For people a line is a sentence; for programs it is a JSON object with the attributes that its OTLP record has.
 """
@@ -13,11 +13,9 @@ from typing import Any
 
 from kc_otel.contract.plain_text import plain, plain_lines
 
-__all__ = ["JsonFormatter", "PlainFormatter"]
-
 
 class PlainFormatter(logging.Formatter):
-    """A formatter that writes what is not plain as an escape; a traceback keeps its lines, and is set in."""
+    """A formatter that escapes characters that are not plain; a traceback keeps its lines, and is indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         """A message, and the traceback that it comes with."""
@@ -28,7 +26,7 @@ class PlainFormatter(logging.Formatter):
             record.exc_text = others
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
-        """One line."""
+        """Return a log record as one line."""
         record.message = plain(record.message)
         return super().formatMessage(record)
 
@@ -44,7 +42,7 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return a log record as one line."""
         said: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname,

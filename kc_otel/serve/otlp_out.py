@@ -1,7 +1,7 @@
-"""What the evaluator says over OTLP: verdicts as gauges, transitions as log records.
+"""The evaluator's output over OTLP: verdicts as gauges, transitions as log records.
 
 Only when an endpoint is configured by OpenTelemetry's own environment variables, so that an evaluator on a laptop does
-not knock at a Collector that is not there. This is the plain SDK: a few hundred series, once per export interval.
+not call a Collector that is not there. This is the plain SDK: a few hundred series, once per export interval.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from kc_otel.contract.registry import METRICS, Instrument
+from kc_otel.contract.registry.own_metrics import METRICS
+from kc_otel.contract.registry.sent_metrics import Instrument
 from kc_otel.judge.otlp.sink import DURATION_BOUNDS, Durations
+from kc_otel.record.telemetry.environment import checking_answers
 from kc_otel.serve.announcements import Announcement
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
-
-__all__ = ["SelfMetrics", "Series", "TelemetryExporter"]
 
 Series = list[tuple[Mapping[str, str], float | Durations]]
 """(Attributes, value) of each series of a metric."""
@@ -35,7 +35,7 @@ class TelemetryExporter:
     """Exports the latest metrics once per export interval, and log records as they happen.
 
     Args:
-        metrics: What the evaluator reads of itself at the start; every metric that it will ever have is in it.
+        metrics: The evaluator's own metrics at the start; they include every metric that it will ever have.
         environ: Where the endpoint is configured.
     """
 
@@ -53,11 +53,11 @@ class TelemetryExporter:
 
     @property
     def speaks(self) -> bool:
-        """Whether an endpoint is configured."""
+        """True if an endpoint is configured."""
         return bool(self._stop)
 
     def publish(self, metrics: SelfMetrics) -> None:
-        """What the next export says; the exporter's thread only ever sees finished ones."""
+        """Set the metrics of the next export; the exporter's thread only sees finished ones."""
         self._latest = metrics
 
     def transition(self, change: Announcement) -> None:
@@ -79,7 +79,7 @@ class TelemetryExporter:
         )
 
     def took(self, transport: str, outcome: str, seconds: float) -> None:
-        """How long a request took; nothing without an endpoint."""
+        """Record the duration of a request; no effect without an endpoint."""
         if self._durations is not None:
             self._durations.record(seconds, {"kc.transport": transport, "kc.outcome": outcome})
 
@@ -104,7 +104,7 @@ class TelemetryExporter:
                 OTLPMetricExporter as HttpExporter,
             )
 
-            exporter = HttpExporter()
+            exporter = checking_answers(HttpExporter())
         provider = MeterProvider([PeriodicExportingMetricReader(exporter)], shutdown_on_exit=False)
         meter = provider.get_meter("kc_otel.judge")
         for metric in (METRICS[name] for name in self._latest):
@@ -133,7 +133,7 @@ class TelemetryExporter:
                 OTLPLogExporter as HttpExporter,
             )
 
-            exporter = HttpExporter()
+            exporter = checking_answers(HttpExporter())
         provider = LoggerProvider(shutdown_on_exit=False)
         provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
         self._logger = provider.get_logger("kc_otel.judge")

@@ -1,4 +1,4 @@
-"""What people tell the evaluator: checked, written with who and why, then in force.
+"""People's orders to the evaluator: checked, stored with author and reason, then in force.
 
 Every function takes the core first, `by` and `why`, and unix time in seconds last. Each raises a LookupError where what
 is meant is not there, a ValueError where something is missing or wrong, and a StateError where it cannot be written.
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, place
 from kc_otel.judge.decisions import table as tables
-from kc_otel.judge.decisions.table import Pin
+from kc_otel.judge.decisions.entries import Pin
 from kc_otel.judge.escalation import people as desk
 from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.alerts import Alert
@@ -25,23 +25,20 @@ from kc_otel.judge.escalation.people import Silence
 from kc_otel.judge.incidents.incident import Diagnosis
 from kc_otel.serve.core import Core
 
-__all__ = ["acknowledge", "diagnose", "enable", "pin", "silence", "unpin", "unsilence"]
-
 
 def acknowledge(
     core: Core, contract: str, clause: str | None, slice: str | None, by: str, why: str, now: float
 ) -> tuple[Alert, ...]:
-    """Somebody is at work on the alerts that fire for a clause on a slice: their reminders stop. Returns them."""
-    core = core.whole(contract)
+    """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders; return them."""
     _known(core, contract, clause, slice)
     firing = core.policies[contract].firing
-    meant = [one for one in firing if clause in {None, one.cell.clause} and slice in {None, one.cell.slice}]
+    meant = [alert for alert in firing if clause in {None, alert.cell.clause} and slice in {None, alert.cell.slice}]
     after = desk.acknowledge(core.people, meant, by, why, now)
-    new = {one.fingerprint for one in after.acknowledgements} - {
-        one.fingerprint for one in core.people.acknowledgements
+    new = {ack.fingerprint for ack in after.acknowledgements} - {
+        ack.fingerprint for ack in core.people.acknowledgements
     }
-    taken = tuple(one for one in meant if one.fingerprint in new)
-    places = dict.fromkeys(f"{one.cell.clause} on {place(one.cell.slice)}" for one in taken)
+    taken = tuple(alert for alert in meant if alert.fingerprint in new)
+    places = dict.fromkeys(f"{alert.cell.clause} on {place(alert.cell.slice)}" for alert in taken)
     said = {
         "clause": clause, "slice": slice, "fingerprints": sorted(new), "by": by, "why": why,
         "message": f"{by} acknowledged {listed(list(places))}: {why}",
@@ -53,8 +50,7 @@ def acknowledge(
 def silence(
     core: Core, contract: str, clause: str | None, slice: str | None, until: float, by: str, why: str, now: float
 ) -> Silence:
-    """Nobody is told of the alerts of a clause on a slice until a unix time. Returns the silence."""
-    core = core.whole(contract)
+    """Silence the alerts of a clause on a slice until a Unix time; return the silence."""
     _known(core, contract, clause, slice)
     made = Silence(secrets.token_hex(4), contract, clause, slice, by, why, now, until)
     after = desk.silence(core.people, made)
@@ -67,11 +63,9 @@ def silence(
 
 
 def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
-    """A person ends a silence before its time; what still fires is said with the next evaluation. Returns it."""
-    _, ended = desk.unsilence(core.people, id)
+    """End a silence before its time; alerts that still fire are reported with the next evaluation. Returns it."""
+    after, ended = desk.unsilence(core.people, id)
     _signed(by, why)
-    core = core.whole(ended.contract)
-    after, _ = desk.unsilence(core.people, id)
     said = {
         "id": id, "clause": ended.clause, "slice": ended.slice, "by": by, "why": why,
         "message": f"{by} ended the silence of {ended.where} by {ended.by}: {why}",
@@ -82,7 +76,6 @@ def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
 
 def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None, by: str, why: str, now: float) -> Pin:
     """A person decides which kernel serves a slice, whatever the policy routes. Returns the pin."""
-    core = core.whole(contract)
     _known(core, contract, None, slice)
     if until is not None and not math.isfinite(until):
         raise ValueError(f"until: {until!r} is not a time; leave it out for a pin that a person ends")
@@ -98,9 +91,8 @@ def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None,
 
 
 def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
-    """A person ends the pin of a slice, or every pin of a contract for None. Returns how many."""
+    """End the pin of a slice, or every pin of a contract for None; return their number."""
     _signed(by, why)
-    core = core.whole(contract)
     before = core.decisions
     after = tables.unpin(before, contract, slice, now)
     where = "every slice" if slice is None else place(slice)
@@ -112,8 +104,7 @@ def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: 
 def enable(core: Core, contract: str, endpoint: str, by: str, why: str, now: float) -> int:
     """An endpoint that answered 410 is told again, of every contract that names it. Returns how much waits for it."""
     _signed(by, why)
-    core = core.whole(contract)
-    known = {one.endpoint: one for one in core.outbox.status({contract})}
+    known = {queue.endpoint: queue for queue in core.outbox.status({contract})}
     if endpoint not in known:
         names = f"there are {', '.join(known)}" if known else "there is none yet"
         raise LookupError(f"contract {contract} has sent nothing to an endpoint {endpoint!r}; {names}")
@@ -134,14 +125,13 @@ def diagnose(
     by: str,
     now: float,
 ) -> Diagnosis:
-    """What was found out about an incident stands on it from now on, with its evidence. Returns it."""
-    one = core.incident(id)
-    if one is None:
+    """Attach a finding and its evidence to an incident, and return it."""
+    incident = core.incident(id)
+    if incident is None:
         raise LookupError(f"no incident {id[:40]!r}; /api/v1/incidents has those that are kept")
     if not by.strip() or not text.strip():
         raise ValueError("say who found out, and what; both are kept")
-    core = core.whole(one.contract)
-    _known(core, one.contract, None, slice)
+    _known(core, incident.contract, None, slice)
     try:
         content = json.dumps(evidence, allow_nan=False, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
@@ -149,7 +139,7 @@ def diagnose(
             "evidence: has a number that is not finite, or is too deep; write such numbers as text"
         ) from None
     found = Diagnosis(now, kind, slice, text, by, hashlib.sha256(content.encode()).hexdigest())
-    core.diagnose(one, found, content, now)
+    core.diagnose(incident, found, content, now)
     return found
 
 
@@ -157,7 +147,7 @@ def _known(core: Core, contract: str, clause: str | None, slice: str | None) -> 
     found = core.contracts.get(contract)
     if found is None:
         raise LookupError(f"no contract {contract!r}; there are {', '.join(core.contracts)}")
-    clauses = (*(one.id for one in found.clauses), INPUT_CLAUSE)
+    clauses = (*(candidate.id for candidate in found.clauses), INPUT_CLAUSE)
     if clause is not None and clause not in clauses:
         raise LookupError(f"contract {contract} has no clause {clause!r}; there are {', '.join(clauses)}")
     slices = (ALL, *found.slices)

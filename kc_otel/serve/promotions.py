@@ -7,36 +7,37 @@ gets is derived from where it is with every evaluation, so the decision table ca
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.decisions.table import Canary, DecisionTable, DirectiveKind, remove_canary, set_canary
+from kc_otel.judge.decisions.entries import Canary, DecisionTable, DirectiveKind, Promoted
+from kc_otel.judge.decisions.table import changed, remove_canary, set_canary
+from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.kernel_names import unlike_declared
 from kc_otel.judge.promotion import machine, orders
+from kc_otel.judge.promotion.gate_evidence import SectionProblems, step_evidence
 from kc_otel.judge.promotion.machine import Moved, share_of
 from kc_otel.judge.promotion.promotion_state import MoveKind, OrderError, Promotion, PromotionMove, PromotionStatus
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Evaluation
-from kc_otel.offline.gate.admission import admit
-from kc_otel.offline.gate.evidence import step_evidence
 from kc_otel.serve.announcements import Announcement
 from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.promotion_store import EvidenceRecord, PromotionStore
 from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 
-__all__ = ["Promotions"]
-
 Key = tuple[str, str]
 """(contract, version)"""
-_ENDED: Final = 20
+_MAX_ENDED: Final = 20
 """Versions of a contract that were rolled back or replaced and are remembered: each limits requests in the decision
 table, and a router looks at all of them."""
-_LARGEST: Final = 32 * 1024 * 1024
+_MAX_EVIDENCE_CHARACTERS: Final = 32 * 1024 * 1024
 """Characters of evidence that is handed over; that of 100 clauses on 500 slices has some 17 million."""
-_EVIDENT: Final = frozenset({MoveKind.ADVANCE, MoveKind.FORCE, MoveKind.ROLLBACK})
+_MOVES_WITH_EVIDENCE: Final = frozenset({MoveKind.ADVANCE, MoveKind.FORCE, MoveKind.ROLLBACK})
 
 
 class Promotions:
@@ -47,6 +48,7 @@ class Promotions:
         dry_run: Names of those that run dry: nothing of them is promoted, and nothing rolled back.
         connection: The state file.
         events: The log of events in it.
+        offline_problems: Checks the offline stage's section of evidence.
     """
 
     def __init__(
@@ -55,21 +57,25 @@ class Promotions:
         dry_run: Collection[str],
         connection: sqlite3.Connection,
         events: PolicyStore,
+        offline_problems: SectionProblems,
     ) -> None:
+        self._offline_problems = offline_problems
         self._contracts, self._dry_run = contracts, dry_run
         self._connection, self._events = connection, events
         self._store = PromotionStore(connection)
-        self._known: dict[Key, Promotion] = {(one.contract, one.version): one for one in self._store.load()}
+        self._known: dict[Key, Promotion] = {
+            (promotion.contract, promotion.version): promotion for promotion in self._store.load()
+        }
         self._latest: Mapping[str, Evaluation] = {}
 
     def all(self, contract: str | None = None) -> list[Promotion]:
         """The promotions of one contract or of every contract that is served, by contract, the newest first."""
-        found = [one for one in self._known.values() if one.contract in self._contracts]
-        mine = [one for one in found if contract in {None, one.contract}]
-        return sorted(mine, key=lambda one: (one.contract, -one.started, one.version))
+        found = [promotion for promotion in self._known.values() if promotion.contract in self._contracts]
+        mine = [promotion for promotion in found if contract in {None, promotion.contract}]
+        return sorted(mine, key=lambda promotion: (promotion.contract, -promotion.started, promotion.version))
 
     def of(self, contract: str, version: str) -> Promotion:
-        """One promotion.
+        """Return a promotion.
 
         Raises:
             LookupError: If there is none.
@@ -81,7 +87,7 @@ class Promotions:
         return found
 
     def evidence(self, contract: str, version: str) -> list[EvidenceRecord]:
-        """What was kept of a version's steps, oldest first."""
+        """Records of a version's steps, oldest first."""
         return self._store.evidence(contract, version)
 
     def latest(self, contract: str) -> Evaluation:
@@ -89,8 +95,14 @@ class Promotions:
         return self._latest.get(contract, Evaluation(0.0))
 
     def write(
-        self, decisions: DecisionTable, evaluations: Mapping[str, Evaluation], now: float, unit: UnitOfWork
-    ) -> tuple[DecisionTable, list[Announcement]]:
+        self,
+        decisions: DecisionTable,
+        evaluations: Mapping[str, Evaluation],
+        now: float,
+        unit: UnitOfWork,
+        newest: Callable[[str, str], float] = lambda _contract, _version: -math.inf,
+        kernels: Callable[[str], Iterable[KernelInfo]] = lambda _contract: (),
+    ) -> tuple[DecisionTable, list[Announcement], list[Promotion]]:
         """Step every promotion of some contracts with an evaluation.
 
         Args:
@@ -98,18 +110,27 @@ class Promotions:
             evaluations: The evaluation, by the contract's name; promotions of other contracts stay as they are.
             now: Its unix time, seconds.
             unit: The transaction.
+            newest: Unix time of the newest observation of a contract and a version, seconds.
+            kernels: Reports of a contract's kernels: a version is promoted only as declared.
 
         Returns:
-            The decision table with every such version's share, and what is to be announced.
+            The decision table with every such version's share, what is to be announced, and the versions that are
+            rolled back.
         """
-        known = {key: one for key, one in self._known.items() if one.contract in evaluations}
+        known = {key: promotion for key, promotion in self._known.items() if promotion.contract in evaluations}
         said: list[Announcement] = []
         for key, before in sorted(known.items()):
-            if not self._acts(before.contract) or before.status is not PromotionStatus.RUNNING:
+            if not self._acts(before.contract):
                 continue
             contract = self._contracts[before.contract]
+            if before.status is PromotionStatus.ROLLED_BACK:
+                known[key] = machine.overheard(before, newest(*key), contract, now)
+                said += self._overheard(before, known[key], now)
+            if before.status is not PromotionStatus.RUNNING:
+                continue
             own = evaluations[contract.name]
-            after, moves = machine.advance(before, contract, own, _holds(decisions, contract.name))
+            holds = _holds(decisions, contract.name) + _otherwise(contract, before, kernels(contract.name))
+            after, moves = machine.advance(before, contract, own, holds)
             known[key] = after
             if after != before:
                 self._store.save(after)
@@ -117,10 +138,28 @@ class Promotions:
             if any(move.after.stage is Stage.FULL for move in moves):
                 said += self._replace_others(known, contract, after, now)
         unit.on_commit(lambda: self._adopt(known, evaluations))
-        return self._shares(decisions, known, evaluations, now), said
+        rolled = [
+            promotion
+            for promotion in known.values()
+            if promotion.status is PromotionStatus.ROLLED_BACK and self._acts(promotion.contract)
+        ]
+        return self._shares(decisions, known, evaluations, now), said, rolled
+
+    def _overheard(self, before: Promotion, after: Promotion, now: float) -> list[Announcement]:
+        """Write that a version which was rolled back serves, once."""
+        if after == before:
+            return []
+        self._store.save(after)
+        message = (
+            f"{after.version} was rolled back but still serves: its drift has been measured since; "
+            "check that every serving process asks a router"
+        )
+        data = {"kernel_inference": after.version, "order": "serves", "by": "", "why": "", "message": message}
+        self._events.record_event(after.contract, "promotion", data, now)
+        return [_announced(after, "critical", message)]
 
     def _adopt(self, known: dict[Key, Promotion], evaluations: Mapping[str, Evaluation]) -> None:
-        others = {key: one for key, one in self._known.items() if one.contract not in evaluations}
+        others = {key: promotion for key, promotion in self._known.items() if promotion.contract not in evaluations}
         self._known, self._latest = {**others, **known}, {**self._latest, **evaluations}
 
     def start(self, contract: str, version: str, by: str, now: float) -> list[Announcement]:
@@ -130,6 +169,9 @@ class Promotions:
             LookupError: If there is no such contract.
             OrderError: If it, or another version of the contract, is on its way already.
         """
+        return self._put(self._contract(contract), self._begun(contract, version, by, now))
+
+    def _begun(self, contract: str, version: str, by: str, now: float) -> Moved:
         found = self._contract(contract)
         if not by.strip():
             raise OrderError("say who starts it; it is kept")
@@ -139,25 +181,45 @@ class Promotions:
                 raise OrderError(f"{other.version} is on its way, in {other.position}; one version goes at a time")
         previous = self._known.get((contract, version))
         failing = self.latest(contract).fails(version)
-        return self._put(found, previous, machine.begin(found, version, by, now, previous=previous, failing=failing))
+        return machine.begin(found, version, by, now, previous=previous, failing=failing)
 
-    def admit(self, contract: str, version: str, record: Mapping[str, Any], by: str, now: float) -> list[Announcement]:
+    def _subject(
+        self, contract: str, version: str, by: str, now: float, *, start: bool
+    ) -> tuple[Promotion, tuple[Moved, ...]]:
+        """The promotion that an order is about, and its start where the order starts it."""
+        if not start or (contract, version) in self._known:
+            return self.of(contract, version), ()
+        begun = self._begun(contract, version, by, now)
+        return begun[0], (begun,)
+
+    def admit(
+        self, contract: str, version: str, record: Mapping[str, Any], by: str, now: float, *, start: bool = False
+    ) -> list[Announcement]:
         """Take the evidence of the offline stage in.
+
+        Args:
+            contract: metadata.name.
+            version: Short fingerprint of the inference kernel version.
+            record: What `kc-otel gate run ... --evidence` wrote.
+            by: Who.
+            now: Unix time, seconds.
+            start: Whether a version that is not known is started, in the same transaction.
 
         Raises:
             LookupError: If the version is not on its way.
-            OrderError: If the evidence does not open the gate.
+            OrderError: If the evidence does not open the gate; nothing is started then either.
         """
-        before, found = self.of(contract, version), self._contract(contract)
-        if (size := len(json.dumps(record))) > _LARGEST:
-            raise OrderError(f"the evidence has {size:,} characters; at most {_LARGEST:,} are kept")
-        after = admit(before, found, record)
+        found = self._contract(contract)
+        before, begun = self._subject(contract, version, by, now, start=start)
+        if (size := len(json.dumps(record))) > _MAX_EVIDENCE_CHARACTERS:
+            raise OrderError(f"the evidence has {size:,} characters; at most {_MAX_EVIDENCE_CHARACTERS:,} are kept")
+        after = orders.admit(before, found, record, self._offline_problems)
         message = f"{by} hands over the evidence that the offline gate was open for {version}"
-        return self._tell(before, after, "evidence", message, now, by=by, record=record)
+        return self._tell(before, after, "evidence", message, now, begun, by=by, record=record)
 
     def tell(
         self, contract: str, version: str, order: str, by: str, why: str, now: float, *, stage: Stage | None = None,
-        position: str = "",
+        position: str = "", start: bool = False,
     ) -> list[Announcement]:  # fmt: skip
         """A person, or their program, decides something about a version.
 
@@ -170,12 +232,14 @@ class Promotions:
             now: Unix time, seconds.
             stage: Stage to approve or to force it into.
             position: Position that the hook before it has been run for.
+            start: Whether a version that is not known is started, in the same transaction.
 
         Raises:
             LookupError: If the version is not on its way.
-            OrderError: If that cannot be done.
+            OrderError: If that cannot be done; nothing is started then either.
         """
-        before, found = self.of(contract, version), self._contract(contract)
+        found = self._contract(contract)
+        before, begun = self._subject(contract, version, by, now, start=start)
         reason = f": {why}" if why.strip() else ""
         if order in {"approve", "force"} and stage is None:
             raise OrderError(f"name the stage to {order}")
@@ -193,44 +257,53 @@ class Promotions:
                 after, said = orders.confirm(before, position), f"confirms the step of {version} to {position}"
             case "force":
                 assert stage is not None
-                return self._put(found, before, orders.force(before, found, stage, by, why, self.latest(contract), now))
+                moved = orders.force(before, found, stage, by, why, self.latest(contract), now)
+                return self._put(found, *begun, moved)
             case "rollback":
-                return self._put(found, before, orders.roll_back(before, by, why, now))
+                return self._put(found, *begun, orders.roll_back(before, by, why, now))
             case _:
                 raise OrderError(f"{order!r} is no order")
-        return self._tell(before, after, order, f"{by} {said}{reason}", now, by=by, why=why)
+        return self._tell(before, after, order, f"{by} {said}{reason}", now, begun, by=by, why=why)
 
     def _tell(
-        self, before: Promotion, after: Promotion, order: str, message: str, now: float, *, by: str, why: str = "",
-        record: Mapping[str, Any] | None = None,
+        self, before: Promotion, after: Promotion, order: str, message: str, now: float, begun: Sequence[Moved], *,
+        by: str, why: str = "", record: Mapping[str, Any] | None = None,
     ) -> list[Announcement]:  # fmt: skip
-        """Keep what changes nothing about where a version is."""
-        if after == before:
+        """Keep what changes nothing about where a version is, but for its start."""
+        if after == before and not begun:
             return []
         data: dict[str, Any] = {"kernel_inference": after.version, "order": order, "by": by, "why": why}
         with unit_of_work(self._connection) as unit:
+            said, known = self._write(self._contract(after.contract), begun)
             self._store.save(after)
             if record is not None:
                 data["evidence"] = self._store.keep(after.contract, after.version, "offline gate", record, now)
             data["message"] = message
             self._events.record_event(after.contract, "promotion", data, now)
-            known = {**self._known, (after.contract, after.version): after}
+            known[after.contract, after.version] = after
             unit.on_commit(lambda: self._adopt(known, self._latest))
-        return [_announced(after, "info", message)]
+        return [*said, _announced(after, "info", message)]
 
-    def _put(self, contract: Contract, before: Promotion | None, moved: Moved) -> list[Announcement]:
-        after, moves = moved
-        known = {**self._known, (contract.name, after.version): after}
+    def _put(self, contract: Contract, *moved: Moved) -> list[Announcement]:
         with unit_of_work(self._connection) as unit:
+            said, known = self._write(contract, moved)
             unit.on_commit(lambda: self._adopt(known, self._latest))
+        return said
+
+    def _write(self, contract: Contract, moved: Iterable[Moved]) -> tuple[list[Announcement], dict[Key, Promotion]]:
+        """Write moves into the open transaction; the announcements and the new state take effect after it."""
+        known, said = dict(self._known), list[Announcement]()
+        for after, moves in moved:
+            before = known.get((contract.name, after.version), after)
+            known[contract.name, after.version] = after
             self._store.save(after)
             for gone in self._too_old(known, contract.name):
                 self._store.forget(gone)
                 del known[gone.contract, gone.version]
-            said = self._moved(contract, before or after, moves, self.latest(contract.name), moves[0].at)
+            said += self._moved(contract, before, moves, self.latest(contract.name), moves[0].at)
             if after.position.stage is Stage.FULL and after.status is PromotionStatus.RUNNING:
                 said += self._replace_others(known, contract, after, moves[0].at)
-        return said
+        return said, known
 
     def _moved(
         self,
@@ -244,7 +317,9 @@ class Promotions:
         said = []
         for move in moves:
             kept = None
-            if move.kind in _EVIDENT and not (move.kind is MoveKind.ADVANCE and move.before.stage is Stage.OFFLINE_CI):
+            if move.kind in _MOVES_WITH_EVIDENCE and not (
+                move.kind is MoveKind.ADVANCE and move.before.stage is Stage.OFFLINE_CI
+            ):
                 record = step_evidence(contract, before, move, evaluation.verdicts, now)
                 label = f"{move.kind} from {move.before} to {move.after}"
                 kept = self._store.keep(contract.name, before.version, label, record, now)
@@ -271,8 +346,12 @@ class Promotions:
         return said
 
     def _too_old(self, known: Mapping[Key, Promotion], contract: str) -> list[Promotion]:
-        own = [one for one in known.values() if one.contract == contract and one.status is not PromotionStatus.RUNNING]
-        return sorted(own, key=lambda one: -one.started)[_ENDED:]
+        own = [
+            promotion
+            for promotion in known.values()
+            if promotion.contract == contract and promotion.status is not PromotionStatus.RUNNING
+        ]
+        return sorted(own, key=lambda promotion: -promotion.started)[_MAX_ENDED:]
 
     def _shares(
         self, decisions: DecisionTable, known: Mapping[Key, Promotion], of: Collection[str], now: float
@@ -288,7 +367,13 @@ class Promotions:
         for (contract, _), wanted in sorted(shares.items()):
             if self._acts(contract) and wanted not in decisions.canaries:
                 decisions = replace(set_canary(decisions, wanted), at=now)
-        return decisions
+        promoted = [entry for entry in decisions.promoted if not (entry.contract in of and self._acts(entry.contract))]
+        promoted += [
+            Promoted(promotion.contract, promotion.version, promotion.entered)
+            for promotion in known.values()
+            if promotion.full and self._acts(promotion.contract)
+        ]
+        return changed(decisions, now, promoted=promoted)
 
     def _acts(self, contract: str) -> bool:
         return contract in self._contracts and contract not in self._dry_run
@@ -300,12 +385,21 @@ class Promotions:
 
 
 def _holds(decisions: DecisionTable, contract: str) -> list[str]:
-    """Why promotion waits, each reason once with the slices that it is about."""
+    """Return the reasons why promotion waits, each once with the slices that it is about."""
     found: dict[str, set[str]] = {}
-    for one in decisions.directives:
-        if one.contract == contract and one.kind is DirectiveKind.HOLD_PROMOTION:
-            found.setdefault(one.reason, set()).add(one.slice)
+    for directive in decisions.directives:
+        if directive.contract == contract and directive.kind is DirectiveKind.HOLD_PROMOTION:
+            found.setdefault(directive.reason, set()).add(directive.slice)
     return [f"{', '.join(sorted(slices))}: {reason}" for reason, slices in found.items()]
+
+
+def _otherwise(contract: Contract, promotion: Promotion, kernels: Iterable[KernelInfo]) -> list[str]:
+    """Return the reasons why a version that differs from the contract's declaration, or does not say, waits."""
+    known = list(kernels)
+    found = [kernel for kernel in known if (kernel.role, kernel.version) == ("inference", promotion.version)]
+    if not found and promotion.position.stage is not Stage.OFFLINE_CI:
+        return ["it has not said what it is, so nothing shows that it is what the contract declares"]
+    return [said for kernel in found for said in unlike_declared(contract.kernels, kernel, known)]
 
 
 def _announced(promotion: Promotion, severity: str, message: str) -> Announcement:

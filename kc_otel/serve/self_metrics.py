@@ -13,11 +13,14 @@ from kc_otel._extras import extra
 from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label_name, prometheus_name
-from kc_otel.contract.registry import DERIVED, METRICS, Instrument
-from kc_otel.contract.registry import Metric as Described
+from kc_otel.contract.registry.clause_metrics import DERIVED
+from kc_otel.contract.registry.own_metrics import METRICS
+from kc_otel.contract.registry.sent_metrics import Instrument
+from kc_otel.contract.registry.sent_metrics import Metric as Described
 from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.decisions.table import INFERENCE_KERNEL, TRAIN_KERNEL
+from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL
+from kc_otel.judge.decisions.table import deciding_pin
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.otlp.sink import DURATION_BOUNDS, Durations, RequestCounts
 from kc_otel.judge.promotion.machine import share_of
@@ -30,9 +33,6 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from prometheus_client import Metric
-
-__all__ = ["exposition", "free_space", "of_requests", "read"]
-
 
 _OF_VERDICT: Mapping[str, Callable[[Verdict], float]] = {
     "kc.verdict": lambda verdict: verdict.status.code,
@@ -66,16 +66,17 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     metrics["kc.incident"] = [
         (
             {
-                "kc.contract": one.contract,
-                "kc.incident": one.id,
-                "kc.incident.on": one.on,
-                "kc.kernel.train": one.kernel_train,
-                "kc.kernel.inference": one.kernel_inference,
+                "kc.contract": incident.contract,
+                "kc.incident": incident.id,
+                "kc.incident.on": incident.on,
+                "kc.kernel.train": incident.kernel_train,
+                "kc.kernel.inference": incident.kernel_inference,
             },
-            2.0 if one.state is IncidentState.BROKEN else 1.0,
+            2.0 if incident.state is IncidentState.BROKEN else 1.0,
         )
-        for one in core.incidents()
+        for incident in core.incidents()
     ]
+    metrics |= _places(core)
     metrics["kc.route"] = list(_routes(core))
     metrics |= _promotions(core)
     metrics["kc.train.step"] = [
@@ -86,28 +87,27 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     metrics["kc.evaluator.points"] = [
         ({"kc.outcome": outcome}, count) for outcome, count in sorted(core.evaluator.counters.items())
     ]
-    metrics |= of_requests("kc.evaluator", requests)
+    metrics |= _of_requests(requests)
     metrics["kc.evaluator.series"] = [({}, core.evaluator.series_count)]
     metrics["kc.evaluator.series.limit"] = [
         ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
     ]
     metrics["kc.evaluator.tick.duration"] = [({}, core.tick_seconds)]
-    synced = core.sync_seconds
-    metrics["kc.evaluator.sync.duration"] = [] if synced is None else [({}, synced)]
+    committed = core.commit_seconds
+    metrics["kc.evaluator.sync.duration"] = [] if committed is None else [({}, committed)]
     evaluated = core.evaluated_at
     metrics["kc.evaluator.last_evaluation"] = [] if evaluated is None else [({}, evaluated)]
-    log = core.log
-    metrics["kc.evaluator.log.size"] = [] if log is None else [({}, log.end - log.first)]
-    metrics["kc.evaluator.log.lag"] = [] if log is None else [({}, log.waiting + max(log.end - core.saved_position, 0))]
-    metrics["kc.evaluator.disk.free"] = [] if log is None else free_space(log.folder)
-    said = [({"kc.shard": str(one.number)}, one) for one in core.shards]
-    metrics["kc.evaluator.shard.streams"] = [(of, one.health.streams) for of, one in said if one.health]
-    metrics["kc.evaluator.shard.lag"] = [(of, one.waiting + one.health.lag) for of, one in said if one.health]
+    state = core.state_path
+    metrics["kc.evaluator.inbox.size"] = [] if state is None else [({}, core.inbox.bytes)]
+    metrics["kc.evaluator.disk.free"] = [] if state is None else free_space(state.parent)
+    said = [({"kc.shard": str(shard.number)}, shard) for shard in core.shards]
+    metrics["kc.evaluator.shard.streams"] = [(of, shard.health.streams) for of, shard in said if shard.health]
+    metrics["kc.evaluator.shard.lag"] = [(of, shard.waiting + shard.health.lag) for of, shard in said if shard.health]
     failures = core.evaluator.faults.counts
     metrics["kc.evaluator.failures"] = [
         ({"kc.contract": name}, failures[name]) for name in sorted({*core.contracts, *failures})
     ]
-    metrics["kc.outbox.pending"] = [({"kc.endpoint": one.endpoint}, one.waiting) for one in core.outbox.status()]
+    metrics["kc.outbox.pending"] = [({"kc.endpoint": queue.endpoint}, queue.waiting) for queue in core.outbox.status()]
     metrics["kc.outbox.attempts"] = [
         ({"kc.endpoint": endpoint, "kc.outcome": outcome}, count)
         for (endpoint, outcome), count in sorted(attempts.items())
@@ -115,18 +115,18 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     return metrics
 
 
-def of_requests(whose: str, requests: RequestCounts) -> dict[str, Series]:
-    """Requests, how long they took, and what waits, under the names of who received them."""
+def _of_requests(requests: RequestCounts) -> dict[str, Series]:
+    """Requests, how long they took, and how many bytes are not answered yet."""
     return {
-        f"{whose}.requests": [
+        "kc.evaluator.requests": [
             ({"kc.transport": transport, "kc.outcome": outcome}, count)
             for (transport, outcome), count in sorted(requests.snapshot().items())
         ],
-        f"{whose}.request.duration": [
+        "kc.evaluator.request.duration": [
             ({"kc.transport": transport, "kc.outcome": outcome}, found)
             for (transport, outcome), found in sorted(requests.durations().items())
         ],
-        f"{whose}.waiting": [({}, requests.waiting())],
+        "kc.evaluator.in_flight": [({}, requests.in_flight())],
     }
 
 
@@ -173,7 +173,7 @@ def _histogram(described: Described, series: Series) -> Metric:
     for attributes, value in series:
         if isinstance(value, Durations):
             counts = zip([*map(str, DURATION_BOUNDS), "+Inf"], accumulate(value.counts), strict=True)
-            family.add_metric([attributes[one] for one in described.attributes], list(counts), value.sum)
+            family.add_metric([attributes[attribute] for attribute in described.attributes], list(counts), value.sum)
     return family
 
 
@@ -197,7 +197,7 @@ def _cell(verdict: Verdict) -> Mapping[str, str]:
 
 
 def _promises(contracts: Iterable[Contract]) -> dict[str, Series]:
-    """What contracts say, for boards that fit every contract: clauses in words, factors of bounds, heartbeats."""
+    """Return the contracts' terms for boards that fit every contract: clauses in words, factors, heartbeats."""
     metrics: dict[str, Series] = {"kc.clause.info": [], "kc.contract.factor": [], "kc.contract.heartbeat": []}
     for contract in contracts:
         own = {"kc.contract": contract.name}
@@ -220,17 +220,34 @@ def _promises(contracts: Iterable[Contract]) -> dict[str, Series]:
 
 
 def _promotions(core: Core) -> dict[str, Series]:
-    """Of versions that are on their way or were rolled back; one that was replaced has no stage any more."""
+    """Return the series of versions in promotion or rolled back; a replaced version has no stage."""
     metrics: dict[str, Series] = {"kc.promotion.stage": [], "kc.promotion.share": [], "kc.promotion.windows": []}
-    for one in core.promotions.all():
-        if one.status is PromotionStatus.REPLACED:
+    for promotion in core.promotions.all():
+        if promotion.status is PromotionStatus.REPLACED:
             continue
-        where = {"kc.contract": one.contract, "kc.kernel.inference": one.version}
-        share = share_of(one)
-        back = one.status is PromotionStatus.ROLLED_BACK
-        metrics["kc.promotion.stage"].append((where, -1 if back else one.position.rank[0]))
+        where = {"kc.contract": promotion.contract, "kc.kernel.inference": promotion.version}
+        share = share_of(promotion)
+        back = -1 if promotion.seen_serving is None else -2
+        rolled = promotion.status is PromotionStatus.ROLLED_BACK
+        metrics["kc.promotion.stage"].append((where, back if rolled else promotion.position.rank[0]))
         metrics["kc.promotion.share"].append((where, 1.0 if share is None else share))
-        metrics["kc.promotion.windows"].append((where, one.tally.passed))
+        metrics["kc.promotion.windows"].append((where, promotion.tally.passed))
+    return metrics
+
+
+def _places(core: Core) -> dict[str, Series]:
+    """Return drift by position and turn of the kernels of incidents that last."""
+    metrics: dict[str, Series] = {f"kc.place.{name}": [] for name in ("estimate", "lower", "upper")}
+    pairs = {
+        (incident.contract, incident.kernel_train, incident.kernel_inference): incident
+        for incident in core.incidents()
+        if incident.on == "fail"
+    }
+    for (contract, train, inference), incident in pairs.items():
+        pair = {"kc.contract": contract, "kc.kernel.train": train, "kc.kernel.inference": inference}
+        for place, interval in core.by_place(incident).items():
+            for name in ("estimate", "lower", "upper"):
+                metrics[f"kc.place.{name}"].append(({**pair, "kc.slice": place}, getattr(interval, name)))
     return metrics
 
 
@@ -238,5 +255,7 @@ def _routes(core: Core) -> Iterable[tuple[Mapping[str, str], float]]:
     for name, contract in core.contracts.items():
         avoided = {route.slice for route in core.decisions.routes if route.contract == name}
         for slice in (ALL, *contract.slices):
-            kernel = TRAIN_KERNEL if {slice, ALL} & avoided else INFERENCE_KERNEL
+            routed = TRAIN_KERNEL if {slice, ALL} & avoided else INFERENCE_KERNEL
+            pin = deciding_pin(core.decisions, name, slice)
+            kernel = routed if pin is None else pin.kernel
             yield {"kc.contract": name, "kc.slice": slice, "kc.route.kernel": kernel}, 1.0

@@ -1,78 +1,97 @@
-"""The evaluator process: listen, tick, deliver, and stop cleanly. One event loop, one thread."""
+"""The evaluator process: listen, tick, deliver, and stop cleanly. One event loop, one thread.
+
+An active evaluator and a standby: the holder of the state file acts, the other waits for it. There is no election, no
+lease that runs out and no clock in it. The lock is the operating system's, on the file that everything decided is
+written to; so two never act at once, and a holder that is killed is followed within a second. The standby has opened no
+port: that one listens is how others find the one that acts.
+
+That is right where the lock is: among processes of one machine, or of machines of which one at a time has the disk
+(a ReadWriteOnce volume). Network file systems differ in what becomes of a lock when a machine loses touch; do not put
+the file on one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
 import signal
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.message_groups import GroupTiming
+from kc_otel.judge.escalation.webhook_body import links_note
 from kc_otel.judge.otlp.request_errors import BindError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.offline.replay.traffic_reading import TrafficFileError
-from kc_otel.serve.access.access_file import AccessError, AccessFile
+from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
+from kc_otel.serve.access.access_file import AccessError, AccessFile, Senders
 from kc_otel.serve.access.guarded_site import GuardedSite
-from kc_otel.serve.access.senders import Senders
-from kc_otel.serve.access.tenant_view import TenantView
 from kc_otel.serve.access.tls import Tls, TlsError
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
-from kc_otel.serve.api.own_site import OwnSite
+from kc_otel.serve.api.own_site import HostNames, OwnSite, reachable_from_elsewhere
 from kc_otel.serve.config import LogFormat, ServeConfig
 from kc_otel.serve.core import Core
-from kc_otel.serve.host_names import HostNames, reachable_from_elsewhere
 from kc_otel.serve.listening import check_ports, connections_per_port, listen
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
-from kc_otel.serve.receivers.fair_turns import FairTurns
-from kc_otel.serve.receivers.grpc_server import start_grpc
+from kc_otel.serve.receivers.byte_budget import ByteBudget
+from kc_otel.serve.receivers.grpc_server import serve_grpc
 from kc_otel.serve.receivers.http_listener import serving_http
-from kc_otel.serve.receivers.http_server import http_app
-from kc_otel.serve.receivers.reading import Room
+from kc_otel.serve.receivers.http_server import HttpReceiver
+from kc_otel.serve.receivers.request_taker import RequestTaker
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.shards.sharded_sink import ShardError
-from kc_otel.serve.standby import active
-from kc_otel.serve.store.state_file import DamagedStateError, StateError, StatePlace, set_aside
-from kc_otel.serve.store.write_ahead_log import LogError
+from kc_otel.serve.store.state_connection import StateConnection
+from kc_otel.serve.store.state_file import DamagedStateError, StateHeldError, StatePlace, open_state, set_aside
+from kc_otel.serve.store.unit_of_work import StateError
 from kc_otel.serve.stream_places import EngineError, engine, sink_of, tick_of
+from kc_otel.serve.traffic_recording import TrafficRecordingError
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 from kc_otel.serve.webhooks.formats import Format
 
-__all__ = ["ServiceError", "run"]
-
 _log: Final = logging.getLogger(__name__)
 _GRACE: Final = 3.0
-_YOUNG: Final = 20_000
+_M_MMAP_THRESHOLD: Final = -3
+"""Of malloc.h."""
+_LARGE_BLOCK: Final = 1024 * 1024
+_GC_YOUNG_OBJECTS: Final = 20_000
 """Objects after which the collector looks for cycles: a tick makes as many that have none, and a request some tens."""
 
 
-_TOLD: Final = (
+_STARTUP_ERRORS: Final = (
     *(AccessError, BindError, TlsError, WebhookEndpointError),
-    *(TrafficFileError, StateError, LogError, EngineError, ShardError, MissingExtraError),
+    *(StateError, TrafficRecordingError, EngineError, ShardError, MissingExtraError),
 )
-"""What says itself what to do."""
+"""Errors whose own message says what to do."""
 
 
 class ServiceError(Exception):
     """The evaluator cannot start; the message says what to do."""
 
 
-def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
+def run(
+    contracts: Sequence[Contract], config: ServeConfig, offline_problems: SectionProblems = unchecked_offline
+) -> None:
     """Serve until SIGINT or SIGTERM.
+
+    Args:
+        contracts: Contracts to judge.
+        config: How.
+        offline_problems: Checks the offline stage's section of evidence that a promotion is given.
 
     Raises:
         ServiceError: If it cannot start.
@@ -83,8 +102,9 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     _closed(config)
+    _return_large_blocks()
     if config.record and config.state is None:
-        raise ServiceError("--record keeps the log beside the state file; name one with --state FILE")
+        raise ServiceError("--record keeps what arrives beside the state file; name one with --state FILE")
     try:
         check_ports({"--grpc-port": config.grpc_port, "--http-port": config.http_port, "--api-port": config.api_port})
         dry_run = _dry_run(contracts, config)
@@ -92,8 +112,8 @@ def run(contracts: Sequence[Contract], config: ServeConfig) -> None:
         endpoints = _endpoints(acting, config, os.environ)
         with engine(config):
             # Not uvloop: it accepts connections itself, past the bound that each port's listener sets.
-            asyncio.run(_serve(contracts, config, endpoints, dry_run))
-    except _TOLD as error:
+            asyncio.run(_serve(contracts, config, endpoints, dry_run, offline_problems))
+    except _STARTUP_ERRORS as error:
         raise ServiceError(str(error)) from None
 
 
@@ -141,7 +161,7 @@ def _endpoints(
         if config.webhooks:
             msg = f"{error}; or start with --no-webhooks, and they wait in the outbox"
             raise WebhookEndpointError(msg) from None
-        _log.warning("webhooks wait in the outbox: %s", error)
+        _log.info("webhooks wait in the outbox, as --no-webhooks asks: %s", error)
         return {}
 
 
@@ -150,24 +170,32 @@ async def _serve(
     config: ServeConfig,
     endpoints: Mapping[str, WebhookEndpoint],
     dry_run: frozenset[str],
+    offline_problems: SectionProblems,
 ) -> None:
     stop, tls = _stop_on_signals(), _tls(config)
     forgetful = [name for name, endpoint in endpoints.items() if endpoint.format is Format.ALERTMANAGER]
     timing = GroupTiming(config.group_wait, config.group_interval)
     make = partial(
-        Core, contracts, external_url="", worst=config.worst, dry_run=dry_run, forgetful=forgetful, timing=timing
+        Core,
+        contracts,
+        external_url="",
+        worst=config.worst,
+        dry_run=dry_run,
+        forgetful=forgetful,
+        timing=timing,
+        offline_problems=offline_problems,
     )
     if (core := await _begin(config, stop, make)) is None:
         return
     file = StatePlace(config.state)
     api_socket = listen(config.host, config.api_port, "the API", (most := connections_per_port()))
     api_port = api_socket.getsockname()[1]
-    core.external_url = config.external_url or f"{_scheme(tls)}://{config.host}:{api_port}"
-    dispatcher = Dispatcher(core.outbox, endpoints, disk=core.disk)
+    core.external_url = _address(config, tls, api_port, endpoints)
+    dispatcher = Dispatcher(core.outbox, endpoints, turn=core.turn)
     acting = [contract for contract in contracts if contract.name not in dry_run]
     rotation = Rotation(_endpoint_names(acting), os.environ, time.monotonic())
     requests, decided = RequestCounts(), Changes()
-    access = None if config.access is None else AccessFile(config.access, core.contracts)
+    access = None if config.access is None else AccessFile(config.access)
 
     def self_metrics() -> SelfMetrics:
         return read(core, requests, dispatcher.attempts)
@@ -185,28 +213,23 @@ async def _serve(
         if speaker.speaks:
             speaker.publish(self_metrics())
 
-    limits, turns, room = Limits(max_bytes=config.max_request_bytes), FairTurns(), Room()
-    requests.waiting = lambda: turns.waiting
+    budget = ByteBudget(limits := Limits(max_bytes=config.max_request_bytes))
+    requests.in_flight = lambda: budget.in_flight
     http_socket = listen(config.host, config.http_port, "OTLP/HTTP", most)
     core.otlp_port = http_socket.getsockname()[1]
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(core.disk.close)
+        stack.push_async_callback(core.aclose)
         stack.callback(speaker.shutdown)
         sink = await stack.enter_async_context(sink_of(core, config, limits))
-        grpc = await start_grpc(
-            sink, config.host, config.grpc_port, limits, requests, Senders(access), tls, most, turns, room
-        )
+        taker = RequestTaker(sink, limits, Senders(access), budget)
+        grpc = await serve_grpc(taker, config.host, config.grpc_port, requests, tls, most)
         stack.push_async_callback(grpc.stop, _GRACE)
-        await stack.enter_async_context(
-            serving_http(
-                http_app(sink, limits, requests, _names(config), Senders(access), turns, room), http_socket, tls
-            )
-        )
+        await stack.enter_async_context(serving_http(HttpReceiver(taker, requests, _names(config)), http_socket, tls))
         api = _site(core, access, requests, dispatcher, decided, secure=core.external_url.startswith("https:"))
         own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)
         await stack.enter_async_context(serving_http(own, api_socket, tls))
         tasks = [
-            asyncio.create_task(_tick_forever(core, config, tick_of(core, config, sink), decided, ticked, file)),
+            asyncio.create_task(_tick_forever(core, config, tick_of(core, sink), decided, ticked, file)),
             asyncio.create_task(dispatcher.run()),
         ]
         stack.push_async_callback(_cancel, tasks)
@@ -219,9 +242,23 @@ async def _serve(
             _scheme(tls), config.host, api_port,
         )  # fmt: skip
         gc.freeze()  # what start-up made stays for good; the collector need not look at it again
-        gc.set_threshold(_YOUNG, 50, 100)
+        gc.set_threshold(_GC_YOUNG_OBJECTS, 50, 100)
         await _until(stop, tasks)
         _log.info("stopping")
+
+
+def _address(config: ServeConfig, tls: Tls | None, port: int, endpoints: Collection[str]) -> str:
+    """Return the base URL of links in messages; warn where only this machine can open it."""
+    address = config.external_url or f"{_scheme(tls)}://{config.host}:{port}"
+    if endpoints and (note := links_note(address)):
+        _log.warning("messages link to %s. %s", address, note)
+    return address
+
+
+def _return_large_blocks() -> None:
+    """Have glibc give large blocks back to the system; by itself it keeps those that messages of megabytes took."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -269,20 +306,13 @@ def _site(
     *,
     secure: bool,
 ) -> Any:
-    """API and page: one for all where nobody is asked who they are, else one for each tenant."""
-
-    def make(contracts: frozenset[str] | None) -> Any:
-        if contracts is None:
-            return make_api(core, lambda: read(core, requests, dispatcher.attempts), decided, version("kc-otel"))
-        # Requests and attempts are those of all tenants together: they are for who may see all.
-        view = TenantView(core, contracts)
-        return make_api(view, lambda: read(view, RequestCounts(), Counter()), decided, version("kc-otel"))
-
-    return make(None) if access is None else GuardedSite(access, make, requests, secure=secure)
+    """Return the API and the page, behind tokens where there is a file of them."""
+    api = make_api(core, lambda: read(core, requests, dispatcher.attempts), decided, version("kc-otel"))
+    return api if access is None else GuardedSite(access, api, requests, secure=secure)
 
 
 def _tls(config: ServeConfig) -> Tls | None:
-    """What the ports show and ask for; a word of warning where tokens would travel for all to read."""
+    """Return the TLS settings of the ports; warn where tokens would travel unencrypted."""
     certificate, key = config.tls_certificate, config.tls_key
     if certificate is not None and key is not None:
         return Tls(certificate, key, config.tls_client_authority)
@@ -327,7 +357,7 @@ async def _tick_forever(
         try:
             await tick()
             faults.report("", "the evaluation", {})
-        except StateError as error:  # a full disk: what was received stays in memory, and is tried again
+        except StateError as error:  # a full disk: received data stays in memory, and the write is retried
             _log.error("%s", error)
         except Exception as error:  # noqa: BLE001 - nothing of it was written; senders and people are still served
             faults.report("", "the evaluation", {"all contracts": error})
@@ -347,3 +377,41 @@ async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_LOOK_SECONDS: Final = 0.5
+
+
+async def active(path: Path | None, stop: asyncio.Event, *, standby: bool) -> StateConnection | None:
+    """The state file, open and held; with `standby`, as soon as nobody else holds it.
+
+    Args:
+        path: The file; None for one in memory.
+        stop: Ends the wait.
+        standby: Whether to wait at all.
+
+    Returns:
+        The connection; None when it was told to stop first.
+
+    Raises:
+        StateHeldError: If another evaluator holds it, without `standby`.
+        StateError: If the file cannot be used.
+    """
+    if not standby:
+        return open_state(path)
+    waited = False
+    while not stop.is_set():
+        try:
+            connection = open_state(path, patience=0.0)
+        except StateHeldError:
+            if not waited:
+                _log.info("standing by: another evaluator holds %s", path)
+            waited = True
+        else:
+            if waited:
+                _log.info("taking over: %s is free", path)
+            return connection
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await stop.wait()
+    return None

@@ -11,18 +11,16 @@ from numpy.typing import NDArray
 from kc_otel.stats.binned import Binned
 
 _ROUNDING: Final = 1e-12
-"""How far beyond the end of its range a number may be and count as that end: more than sums of floats err by."""
-
-__all__ = ["Real", "horizon_of", "level", "real", "required", "usable"]
+"""Distance beyond the end of its range at which a number still counts as that end: more than sums of floats err by."""
 
 Real = TypeVar("Real", float, NDArray[np.float64])
-"""A number or an array of numbers: what goes in comes out."""
+"""Type variable for a number or an array of numbers, preserved by the checks."""
 
 
 def real(
     name: str, value: Real, *, low: float = 0.0, high: float = math.inf, infinite: bool = False, what: str = ""
 ) -> Real:
-    """The value as float64, once every element is known to lie in [low, high]; what rounding put beyond is drawn in.
+    """Return the value as float64 after checking that every element lies in [low, high]; rounding errors are clipped.
 
     Raises:
         ValueError: If it is empty, NaN, outside [low, high], or infinite where that means nothing.

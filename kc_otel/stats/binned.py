@@ -1,4 +1,4 @@
-"""The view of a sample that bounds are computed from: what is known of it once it went through a histogram."""
+"""View of a sample from which bounds are computed: all that is known after it went through a histogram."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-
-__all__ = ["Binned", "clipped"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +74,7 @@ class Binned:
         *,
         maximum_observed: bool = True,
     ) -> Binned:
-        """From an explicit-bucket histogram: `len(edges) + 1` counts, bucket i in (edges[i-1], edges[i]].
+        """Read an explicit-bucket histogram: `len(edges) + 1` counts, bucket i in (edges[i-1], edges[i]].
 
         Raises:
             ValueError: If the edges do not ascend or there is not one count more than edges.

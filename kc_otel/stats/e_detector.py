@@ -9,10 +9,12 @@ keeping the one that has grown the most,
 M is at most the sum of all of them, S <- (S + 1) prod (...). S less the number of panes can only fall on average while
 the limit is kept, so reaching A takes at least A panes on average: `E[panes until a false alarm] >= A`. The same is
 true of an average of M over several bets, and with K cells that alarm at `A K` of all of them together, however they
-depend on each other: what they add up to, divided by K, grows by at most 1 a pane. K may grow on the way, which only
-lessens that, and must not shrink. It is true within a pane, too, where M is looked at before the pane's end, and of
-an M that was made smaller on the way (`clipped`). Nothing is assumed of the distribution, no upper end, and no
-independence; what one observation is (a token or a sequence) decides which mean is meant.
+depend on each other: their sum, divided by K, grows by at most 1 a pane. K may grow on the way, which only lessens
+that, and must not shrink. It is true within a pane, too, where M is looked at before the pane's end, and of an M that
+was made smaller on the way (`clipped`). Nothing is assumed of the distribution, and no upper end. The assumption is
+that the mean of each observation given the earlier ones is at most m. Observations need not be independent, but those
+that share a drift, such as the rollouts of one prompt, must be one observation, their mean; otherwise the guarantee is
+lost.
 
 The sum S would alarm sooner where a mean is a little above its limit (table: 186 instead of 248), and as soon at half
 more. But within the limit S stands at 10 to 1000, by how many observations a pane has, and grows with the age of a
@@ -48,8 +50,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from kc_otel.stats._check import real
 
-__all__ = ["BETS", "EDetector", "alarm_level"]
-
 Floats = NDArray[np.float64]
 
 BETS: Final[Floats] = np.geomspace(1e-4, 0.9, 16)
@@ -62,7 +62,7 @@ about mu - m for single outcomes in {0, 1} with a small m. Below 1 a value of 0 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EDetector:
-    """What is held against "the mean is at most its limit" in each of many cells.
+    """Evidence against "the mean is at most its limit" in each of many cells.
 
     Attributes:
         log_sums: Logarithm of M for each cell and bet [cells, bets]; 0 before the first observation.
@@ -119,7 +119,7 @@ class EDetector:
 
 
 def alarm_level(panes: float, cells: int) -> float:
-    """What `log_evidence` has to reach: `log(A K)`, for A panes between the false alarms of K cells together.
+    """Return the level of an alarm: `log(A K)`, for A panes between the false alarms of K cells together.
 
     Raises:
         ValueError: If either is less than 1.

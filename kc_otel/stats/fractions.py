@@ -14,8 +14,6 @@ from kc_otel.stats.interval import Interval, affine, nothing
 from kc_otel.stats.mixture import bets_ever, growth, lower_bound
 from kc_otel.stats.placement import finite_range
 
-__all__ = ["fraction_interval", "share_ever", "surely_above", "two_valued_mean_interval"]
-
 
 def fraction_interval(
     sample: Binned, above: float, *, alpha_lower: float, alpha_upper: float, anytime: bool = False

@@ -4,12 +4,16 @@ With f(y) = A(y) s(y), A the advantage and s the score `sum_t grad log P(y_t|y_<
 the bias `b = E_Q[f] - E_P[f] = E_Q[g]`, `g = (1 - W) f`, where Q can sample what P can (common support). The bounds of
 `gradients` hold without that, and throw away all that sequences cancel.
 
-Pairs of different sequences are independent, so `<g_i, g_j>` has the mean `||b||^2` whatever the length of the scores:
+Pairs of independent sequences have `E <g_i, g_j> = ||b||^2`, whatever the length of the scores:
 
     U = (||sum g||^2 - sum ||g||^2) / (n (n - 1))
 
-Scores of a network are too long to keep: `<g_i, g_j>` is kept on average by a random projection, `score_sketch`, which
-changes ||b||^2 by a factor of about `1 +- sqrt(2 / k)`, k numbers to a sketch; no limit here counts that.
+Rollouts of one prompt are not independent of each other: they share its drift, and their pairs have the mean of a
+prompt's squared bias, which is larger. Where prompts are known, g is averaged over each prompt's rollouts first, so
+that only pairs of different prompts count, n is the number of prompts, and b is the mean over prompts.
+
+Scores of a network are too long to keep: `<g_i, g_j>` is kept on average by a random projection, which changes
+||b||^2 by a factor of about `1 +- sqrt(2 / k)`, k numbers to a sketch; no limit here counts that.
 
 The limits rest on the central limit theorem: U's variance is `2 tr(S^2) / (n (n-1)) + 4 b'S b / n`, S the covariance of
 g, with tr(S^2) estimated without the bias that few sequences have. Each limit is the ||b|| at which U is as far away as
@@ -35,8 +39,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from kc_otel.stats._check import level
 
-__all__ = ["GradientBias", "estimated_gradient_bias", "score_sketch"]
-
 Floats = NDArray[np.float64]
 
 
@@ -52,6 +54,7 @@ class GradientBias:
         along_lower: Lower limits on them.
         along_upper: Upper limits on them.
         sequences: Sequences that it rests on.
+        prompts: Prompts that these answer; as many as sequences where nobody says which.
     """
 
     norm: float
@@ -61,37 +64,7 @@ class GradientBias:
     along_lower: Floats
     along_upper: Floats
     sequences: int
-
-
-def score_sketch(scores: ArrayLike, size: int, *, seed: int = 0) -> Floats:
-    """Scores [sequences, parameters] as sketches [sequences, size] with the same inner products on average.
-
-    Each parameter is added to one of `size` numbers, with a sign of its own, both by chance: sketches with the same
-    seed belong together, and the sketch of a sum is the sum of the sketches.
-
-    Args:
-        scores: Of any number of parameters; one sequence [parameters] is a batch of one.
-        size: Numbers that are kept; from the number of parameters on, the scores themselves are.
-        seed: Of the choice.
-
-    Raises:
-        ValueError: If `size` is not at least 1.
-    """
-    if size < 1:
-        msg = f"size: {size} numbers keep nothing; 256 keep a squared norm to about 9 %"
-        raise ValueError(msg)
-    whole = np.atleast_2d(np.asarray(scores, dtype=np.float64))
-    parameters = whole.shape[1]
-    if size >= parameters:
-        return whole
-    chance = np.random.default_rng(seed)
-    place = np.asarray(chance.integers(0, size, parameters))
-    sign = chance.choice([-1.0, 1.0], parameters)
-    order = np.argsort(place, kind="stable")
-    starts = np.flatnonzero(np.diff(place[order], prepend=-1))
-    sketch = np.zeros((whole.shape[0], size))
-    sketch[:, place[order][starts]] = np.add.reduceat((whole * sign)[:, order], starts, axis=1)
-    return sketch
+    prompts: int
 
 
 def estimated_gradient_bias(
@@ -100,6 +73,7 @@ def estimated_gradient_bias(
     scores: ArrayLike,
     *,
     directions: ArrayLike | None = None,
+    prompts: ArrayLike | None = None,
     confidence: float = 0.99,
 ) -> GradientBias:
     """The bias of the uncorrected gradient as a norm and along directions; Q can sample what P can.
@@ -107,13 +81,15 @@ def estimated_gradient_bias(
     Args:
         log_ratio: L = log W of each sequence, nats, [sequences].
         advantage: A of each sequence, [sequences].
-        scores: `grad log P` of each sequence, or its `score_sketch`, [sequences, numbers].
+        scores: `grad log P` of each sequence, or its random projection, [sequences, numbers].
         directions: u [directions, numbers], such as the mean gradient, sketched as the scores are; made unit vectors.
+        prompts: Name of each sequence's prompt [sequences]: pairs of one prompt do not count. None where every sequence
+            is independent of the others.
         confidence: Of each limit together with its opposite.
 
     Raises:
-        ValueError: If shapes do not fit, a number is not finite, there are fewer than three sequences, a direction is
-            0, or the confidence is not in (0, 1).
+        ValueError: If shapes do not fit, a number is not finite, there are fewer than three prompts, a direction is 0,
+            or the confidence is not in (0, 1).
 
     >>> rng = np.random.default_rng(0)
     >>> s = rng.normal(size=(4000, 8))                        # scores, and kernels that differ along the first one
@@ -122,7 +98,7 @@ def estimated_gradient_bias(
     >>> round(found.norm, 1), found.lower < 0.1 < found.upper, bool(found.along_upper[0] < 0)
     (0.1, True, True)
     """
-    ratio, weight = (np.asarray(each, dtype=np.float64).ravel() for each in (log_ratio, advantage))
+    ratio, weight = (np.asarray(array, dtype=np.float64).ravel() for array in (log_ratio, advantage))
     of = np.asarray(scores, dtype=np.float64)
     n = ratio.size
     if of.ndim != 2 or weight.size != n or of.shape[0] != n:
@@ -135,6 +111,13 @@ def estimated_gradient_bias(
     if not np.isfinite(g).all():
         msg = f"scores: {int((~np.isfinite(g)).any(axis=1).sum())} of {n} sequences have numbers that are not finite"
         raise ValueError(msg)
+    sequences = n
+    if prompts is not None:
+        g = _by_prompt(g, prompts)
+        n = g.shape[0]
+        if n < 3:
+            msg = f"prompts: {n} say nothing of a bias; give the rollouts of hundreds"
+            raise ValueError(msg)
     beyond = NormalDist().inv_cdf(1.0 - (1.0 - level("confidence", confidence)) / 2.0)
     mean, square = g.mean(axis=0), float((g * g).sum())
     pairs = (n * n * float(mean @ mean) - square) / (n * (n - 1.0))
@@ -147,12 +130,25 @@ def estimated_gradient_bias(
         along=along,
         along_lower=along - beyond * spread,
         along_upper=along + beyond * spread,
-        sequences=n,
+        sequences=sequences,
+        prompts=n,
     )
 
 
+def _by_prompt(values: Floats, prompts: ArrayLike) -> Floats:
+    """Means of the rows [sequences, k] over those of each prompt [prompts, k]."""
+    names = np.asarray(prompts).ravel()
+    if names.size != values.shape[0]:
+        msg = f"prompts: {names.size} names for {values.shape[0]} sequences; name the prompt of each"
+        raise ValueError(msg)
+    _, of, count = np.unique(names, return_inverse=True, return_counts=True)
+    totals = np.zeros((count.size, values.shape[1]))
+    np.add.at(totals, of, values)
+    return totals / count[:, None]
+
+
 def _variances(centred: Floats, n: int) -> tuple[float, float, float]:
-    """From g less its mean [n, k]: (a, c) of U's variance a + c ||b||^2, and the degrees of freedom."""
+    """Return (a, c) of U's variance a + c ||b||^2 and the degrees of freedom, from g less its mean [n, k]."""
     # Either Gram matrix has the same trace, the same sum of squares and the same largest eigenvalue.
     gram = (centred.T @ centred if centred.shape[1] <= n else centred @ centred.T) / (n - 1.0)
     trace = float(np.trace(gram))

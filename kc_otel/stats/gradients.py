@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from kc_otel.stats._check import Real, horizon_of, real, required
 from kc_otel.stats.bound import Bound, smallest
 from kc_otel.stats.sequences import sequence_tv as tv_of_sequence
-
-__all__ = [
-    "clip_budget_share",
-    "ess_share",
-    "gradient_bias",
-    "gradient_bias_from_tv",
-]
 
 
 def gradient_bias_from_tv(sequence_tv: float, *, advantage_max: float, sequence_score_norm: float) -> float:
@@ -34,6 +30,38 @@ def gradient_bias_from_tv(sequence_tv: float, *, advantage_max: float, sequence_
         ValueError: If a number is out of its range.
     """
     return 2.0 * _norm(advantage_max, sequence_score_norm) * _tv(sequence_tv)
+
+
+def gradient_bias_from_chi2(sequence_chi2: float, *, second_moment: float) -> float:
+    """`||bias|| <= sqrt(lambda_max(F) chi2_seq)`, F = E_Q[f f'], P << Q: from what is measured, and no horizon.
+
+    Source: for any direction u, `<u, b> = E_Q[(1 - W) <u, f>]` and Cauchy and Schwarz. lambda_max of F is that of the
+    Gram matrix of the sequences' A times score, or of their sketches (`largest_second_moment`).
+
+    Args:
+        sequence_chi2: E_Q[W^2] - 1.
+        second_moment: lambda_max(F), in the unit of (an advantage times a score's norm) squared.
+
+    Raises:
+        ValueError: If a number is negative or NaN.
+    """
+    chi2 = real("sequence_chi2", float(sequence_chi2), infinite=True)
+    return math.sqrt(real("second_moment", float(second_moment)) * chi2)
+
+
+def largest_second_moment(advantage: ArrayLike, scores: ArrayLike) -> float:
+    """Estimate lambda_max(F), F = E_Q[f f'], from sequences' advantages [n] and scores or their sketches [n, k].
+
+    Raises:
+        ValueError: If shapes do not fit.
+    """
+    weight, of = np.asarray(advantage, dtype=np.float64).ravel(), np.asarray(scores, dtype=np.float64)
+    if of.ndim != 2 or of.shape[0] != weight.size or not weight.size:
+        msg = f"scores: shape {of.shape} with {weight.size} advantages; give one row for each"
+        raise ValueError(msg)
+    f = weight[:, None] * of
+    gram = f.T @ f if f.shape[1] <= f.shape[0] else f @ f.T
+    return max(float(np.linalg.eigvalsh(gram / weight.size)[-1]), 0.0)
 
 
 def gradient_bias(
@@ -116,20 +144,6 @@ def gradient_bias(
     )
     best = smallest(*known)
     return Bound(scale * best.value, best.name if best.value < 1.0 else "total variation is at most 1")
-
-
-def ess_share(chi2: Real) -> Real:
-    """Effective sample size of importance weighting: `ESS / n = 1 / (1 + chi2)`, chi2 = E_Q[W^2] - 1.
-
-    Source: Kong 1992, A Note on Importance Sampling using Standardized Weights.
-
-    Args:
-        chi2: Chi-square divergence.
-
-    Raises:
-        ValueError: If it is negative or NaN.
-    """
-    return 1.0 / (1.0 + real("chi2", chi2, infinite=True))
 
 
 def clip_budget_share(mean_abs_log_ratio: Real, clip: float) -> Real:

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from kc_otel.stats.binned import Binned, clipped
 
-__all__ = ["MAX_BUCKETS", "Binned", "Buckets", "ExponentialHistogram", "edges_of"]
-
 MAX_BUCKETS: Final = 4096
 """Widest range of buckets that merging makes; wider ones are made coarser. At scale 4 it spans 2^256."""
 
@@ -32,7 +30,7 @@ class Buckets:
 
     @classmethod
     def empty(cls) -> Buckets:
-        """No buckets."""
+        """Return a range without buckets."""
         return cls(0, np.zeros(0, dtype=np.int64))
 
     @property
@@ -126,8 +124,8 @@ class ExponentialHistogram:
         parts = [part for part in parts if part.count]
         if len(parts) < 2:
             return parts[0] if parts else cls.empty(0)
+        extremes = [part._extremes() for part in parts]  # noqa: SLF001 - its own kind; aligned buckets are wider
         parts = _aligned(parts)
-        extremes = [part._extremes() for part in parts]  # noqa: SLF001 - its own kind
         maximum = max(most for _, most, _ in extremes)
         return cls(
             scale=parts[0].scale,
@@ -162,10 +160,27 @@ class ExponentialHistogram:
             return self
         return replace(self, scale=scale, positive=self.positive.downscaled(by), negative=self.negative.downscaled(by))
 
-    def since(self, earlier: ExponentialHistogram) -> ExponentialHistogram | None:
-        """What was observed after `earlier`, both being cumulative from the same start; None if that cannot be.
+    def sized(self, scale: int, zero_threshold: float, most: int) -> ExponentialHistogram:
+        """The same in fewer buckets: at most `most` of each sign, counted from the one below the zero threshold on.
 
-        A cumulative histogram says nothing of the interval's own extremes, so they are bounded by the edges of the
+        Args:
+            scale: Scale that it has where they suffice, and a lower one where not.
+            zero_threshold: Half width of its zero bucket; a power of two, so that it is an edge at every scale.
+            most: Buckets.
+
+        Raises:
+            ValueError: If `scale` is higher than this histogram's.
+        """
+        sized = self._with_zero_threshold(zero_threshold).downscaled(scale)
+        by, below = 0, round(math.log2(zero_threshold) * 2**scale) - 1
+        while (max(sized.positive.end, sized.negative.end) >> by) - (below >> by) >= most:
+            by += 1
+        return sized.downscaled(scale - by)
+
+    def since(self, earlier: ExponentialHistogram) -> ExponentialHistogram | None:
+        """Return the observations after `earlier`, both cumulative from the same start; None on contradiction.
+
+        A cumulative histogram does not contain the interval's own extremes. They are bounded by the edges of the
         outermost buckets of the difference, and are the cumulative extremes where those moved.
         """
         if not earlier.count:
@@ -198,7 +213,7 @@ class ExponentialHistogram:
     def binned(self) -> Binned:
         """The view that bounds are computed from: bins in ascending order, clipped to the extremes."""
         parts = []
-        # What is not in the zero bucket lies beyond its threshold, also where a bucket's own edge does not.
+        # Values outside the zero bucket lie beyond its threshold, even if their bucket's edge does not.
         if self.negative.counts.size:
             edges = -np.maximum(edges_of(self.negative.offset, self.negative.end, self.scale), self.zero_threshold)[
                 ::-1
@@ -264,7 +279,7 @@ def _aligned(parts: list[ExponentialHistogram]) -> list[ExponentialHistogram]:
 
 
 def _excess(parts: list[Buckets]) -> int:
-    """By how much the scale has to go down for the union to have no more than MAX_BUCKETS."""
+    """Return the reduction of scale with which the union has at most MAX_BUCKETS."""
     first = min((part.offset for part in parts if part.counts.size), default=0)
     last = max((part.end - 1 for part in parts if part.counts.size), default=0)
     by = 0

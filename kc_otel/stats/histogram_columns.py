@@ -1,7 +1,7 @@
-"""Many exponential histograms in columns: what they say in arrays, their buckets one after the other.
+"""Many exponential histograms in columns: their fields in arrays, their buckets one after the other.
 
 One of them costs a hundred bytes and its buckets, in as few bytes each as the largest of them needs; as an object of
-its own it costs a thousand. They are made once, from objects or by whoever has columns already, and never change.
+its own it costs a thousand. They are made once, from objects or from existing columns, and never change.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from kc_otel import machine_code
 from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, address, function
 from kc_otel.stats.histogram import MAX_BUCKETS, Buckets, ExponentialHistogram
 
-__all__ = ["MOST", "HistogramColumns", "SideColumns", "merged"]
-
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 _TYPES: Final = (np.uint8, np.uint16, np.uint32, np.int64)
-_LARGEST: Final = [(kind, int(np.iinfo(kind).max)) for kind in _TYPES]
+_LARGEST_OF_TYPE: Final = [(kind, int(np.iinfo(kind).max)) for kind in _TYPES]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +41,7 @@ class SideColumns:
 
     @classmethod
     def of(cls, sides: Sequence[Buckets]) -> SideColumns:
-        """These buckets."""
+        """Return columns of these buckets."""
         size = np.array([side.counts.size for side in sides], np.int64)
         offset = np.array([side.offset for side in sides], np.int64)
         counts = np.concatenate([side.counts for side in sides]) if sides else np.zeros(0, np.int64)
@@ -51,7 +49,7 @@ class SideColumns:
 
     @classmethod
     def packed(cls, offset: Numbers, size: Numbers, counts: NDArray[np.integer], largest: int) -> SideColumns:
-        """These columns, with counts copied in as few bytes as a number like the largest of them needs."""
+        """Return columns with counts in the smallest integer type that holds the largest."""
         return cls(offset, size, counts.astype(_kind(largest)))
 
     @classmethod
@@ -86,7 +84,7 @@ class SideColumns:
 
     @cached_property
     def begins(self) -> Numbers:
-        """Where the buckets of each begin in `counts` [n]."""
+        """Index of each histogram's first bucket in `counts` [n]."""
         return np.cumsum(self.size) - self.size
 
     @cached_property
@@ -103,7 +101,7 @@ class SideColumns:
         return SideColumns(self.offset[which], size, _gathered(self.counts, self.begins[which], size))
 
     def added_up(self, owner: Numbers, size: int) -> SideColumns:
-        """What the histograms of each owner have together.
+        """Add up the histograms of each owner.
 
         Args:
             owner: Of each histogram [n].
@@ -123,7 +121,7 @@ class SideColumns:
         """Add all counts where they belong.
 
         Args:
-            total: What is added to, in place; one of its numbers may get counts of many histograms.
+            total: Counts to add to, in place; one of its numbers may get counts of many histograms.
             begins: Where in it the first bucket of each belongs [n].
             step: 1 if buckets follow upwards from there, -1 if downwards.
             times: How often each count is added; -1 takes it away.
@@ -134,7 +132,7 @@ class SideColumns:
         if not self.counts.size:
             return
         if machine_code.is_available():
-            arrays = [np.ascontiguousarray(each, np.int64) for each in (begins, self.size)]
+            arrays = [np.ascontiguousarray(array, np.int64) for array in (begins, self.size)]
             counts = np.ascontiguousarray(self.counts)
             add = _add_to_numbers if total.dtype == np.int64 else _add_to_doubles
             of = address(counts), counts.itemsize, *map(address, arrays), self.size.size
@@ -188,7 +186,7 @@ class HistogramColumns:
 
     @classmethod
     def of(cls, parts: Sequence[ExponentialHistogram]) -> HistogramColumns:
-        """These histograms."""
+        """Return columns of these histograms."""
         return cls(
             np.array([part.scale for part in parts], np.int64),
             np.array([part.zero_threshold for part in parts], np.float64),
@@ -207,7 +205,7 @@ class HistogramColumns:
         """Those of some, then those of the next; at least one."""
         if len(parts) == 1:
             return parts[0]
-        plain: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _PLAIN}
+        plain: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _FIELDS}
         return cls(
             **plain,
             positive=SideColumns.joined([part.positive for part in parts]),
@@ -233,11 +231,11 @@ class HistogramColumns:
 
     def taken(self, which: Numbers) -> HistogramColumns:
         """Some of them, in this order."""
-        plain: dict[str, Any] = {name: getattr(self, name)[which] for name in _PLAIN}
+        plain: dict[str, Any] = {name: getattr(self, name)[which] for name in _FIELDS}
         return HistogramColumns(**plain, positive=self.positive.taken(which), negative=self.negative.taken(which))
 
     def objects(self) -> Iterator[ExponentialHistogram]:
-        """Each by itself."""
+        """Return the histograms one by one."""
         return (self[number] for number in range(len(self)))
 
 
@@ -259,7 +257,7 @@ def merged(rows: Numbers, columns: HistogramColumns) -> tuple[Numbers, Histogram
         return found, columns.taken(np.argsort(owner))
     plain = sizes > 1
     plain[owner[~(columns.minimum <= columns.maximum)]] = False  # those that are not known
-    plain &= np.bincount(owner, columns.count) < MOST
+    plain &= np.bincount(owner, columns.count) < MAX_EXACT_COUNT
     for kind in (columns.scale, columns.zero_threshold):
         plain &= _reduced(np.maximum, kind, owner, found.size) == _reduced(np.minimum, kind, owner, found.size)
     together = np.flatnonzero(plain[owner])
@@ -319,7 +317,7 @@ def _united(columns: HistogramColumns, owner: Numbers) -> Iterator[tuple[Numbers
 
 
 def _added(counts: Numbers, owner: Numbers, size: int) -> Numbers:
-    """What counts add up to, of each owner."""
+    """Return the sum of the counts of each owner."""
     total = np.zeros(size, np.int64)
     np.add.at(total, owner, counts)
     return total
@@ -333,7 +331,7 @@ def _reduced(by: np.ufunc, values: NDArray[Any], owner: Numbers, size: int) -> N
     return found
 
 
-MOST: Final = 2**53
+MAX_EXACT_COUNT: Final = 2**53
 """Observations up to which a double counts them exactly."""
 _CELLS: Final = 2**21
 """Buckets that are added up at once, of all rows together: 16 MB."""
@@ -345,7 +343,7 @@ _gather: Final = function(
 )
 _add_to_doubles: Final = function("kc_add_to_doubles", *_PLACES, NUMBER, DOUBLE, ADDRESS, NUMBER, result=NUMBER)
 _add_to_numbers: Final = function("kc_add_to_numbers", *_PLACES, NUMBER, NUMBER, ADDRESS, NUMBER, result=NUMBER)
-_PLAIN: Final = tuple(field.name for field in fields(HistogramColumns))[:-2]
+_FIELDS: Final = tuple(field.name for field in fields(HistogramColumns))[:-2]
 
 
 def _packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -355,14 +353,14 @@ def _packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
 
 def _kind(largest: int) -> type[np.integer]:
     """The smallest type that holds a number."""
-    return next(kind for kind, most in _LARGEST if largest <= most)
+    return next(kind for kind, most in _LARGEST_OF_TYPE if largest <= most)
 
 
 def _gathered(counts: NDArray[np.integer], begins: Numbers, sizes: Numbers) -> NDArray[np.integer]:
     """Parts of the counts, one after the other."""
     if not machine_code.is_available():
         return counts[_ranges(begins, sizes)]
-    begins, sizes = (np.ascontiguousarray(each, np.int64) for each in (begins, sizes))
+    begins, sizes = (np.ascontiguousarray(array, np.int64) for array in (begins, sizes))
     counts, found = np.ascontiguousarray(counts), np.empty(int(sizes.sum()), counts.dtype)
     places = address(begins), address(sizes), sizes.size
     if _gather(address(counts), counts.size, counts.itemsize, *places, address(found), found.size) < 0:

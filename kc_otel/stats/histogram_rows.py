@@ -1,9 +1,9 @@
 """Many exponential histograms as the rows of one matrix, so that bounds of all of them come from array operations.
 
 Rows share the edges of their bins; where a histogram's extremes draw in the outermost bins, the row has edges of its
-own there, as `ExponentialHistogram.binned` would give it. What does not fit beside the others (another scale or zero
-bucket that has to be aligned first, extremes that only some parts know, edges that are not finite) is left to whoever
-takes them one by one.
+own there, as `ExponentialHistogram.binned` would give it. A histogram that does not fit beside the others (another
+scale or zero bucket that has to be aligned first, extremes that only some parts know, edges that are not finite) is
+left to the code that takes them one by one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.stats.histogram import ExponentialHistogram, edges_of
-from kc_otel.stats.histogram_columns import MOST, HistogramColumns
-
-__all__ = ["Bins", "HistogramRows", "rows_of", "rows_of_columns"]
+from kc_otel.stats.histogram_columns import MAX_EXACT_COUNT, HistogramColumns
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +26,7 @@ _ROWS: Final = 512
 """Rows at a time: their matrices stay in a core's cache."""
 _STEP: Final = 16
 """Buckets that rows' bins are a multiple of."""
-_WIDEST: Final = 2048
+_MAX_BINS: Final = 2048
 """Bins that rows may have together."""
 
 
@@ -80,10 +78,7 @@ class HistogramRows:
 
     def part(self, begin: int, end: int) -> HistogramRows:
         """Some of the rows that follow on each other."""
-        return self.taken(slice(begin, end))
-
-    def taken(self, here: slice | NDArray[np.int64]) -> HistogramRows:
-        """Some of the rows."""
+        here = slice(begin, end)
         return HistogramRows(
             self.places[here],
             self.shared,
@@ -116,13 +111,13 @@ class HistogramRows:
     def added_up(
         self, of: Callable[[Floats], Floats], weight: Floats, *, upper: bool = False, shared: Floats | None = None
     ) -> Floats:
-        """What a function of the bins' lower edges, or their upper ones, adds up to in each row [R, J].
+        """Return the sum of a function of the bins' lower edges, or their upper ones, in each row [R, J].
 
         Args:
             of: Takes edges [k] to values [k, J].
             weight: How often each edge counts [R, B].
             upper: Whether the upper edges are meant.
-            shared: What it takes the shared edges to, where that is known [B, J].
+            shared: Its values at the shared edges, if known [B, J].
         """
         side = int(upper)
         values = of(self.shared[side]) if shared is None else shared
@@ -179,7 +174,7 @@ def rows_of_columns(columns: HistogramColumns, row: NDArray[np.int64]) -> Iterat
     fits = (np.maximum.reduceat(kinds, begins, axis=1) == np.minimum.reduceat(kinds, begins, axis=1)).all(axis=0)
     neither = np.isnan(columns.minimum) & np.isnan(columns.maximum)
     fits &= np.logical_and.reduceat((columns.count > 0) & (known | neither), begins)
-    fits &= np.add.reduceat(columns.count.astype(np.float64), begins) < MOST
+    fits &= np.add.reduceat(columns.count.astype(np.float64), begins) < MAX_EXACT_COUNT
     left, kind = np.flatnonzero(fits), kinds[:, begins]
     while left.size:
         scale, threshold, is_known = kind[:, left[0]].tolist()
@@ -194,9 +189,9 @@ def rows_of_columns(columns: HistogramColumns, row: NDArray[np.int64]) -> Iterat
 
 
 def _are_of_one_kind(columns: HistogramColumns) -> bool:
-    """Whether all have observations, and each would fit beside all others but for its buckets."""
+    """Return True if all have observations and could be merged with each other but for their buckets."""
     count, scale, threshold = columns.count, columns.scale, columns.zero_threshold
-    few = count.min() > 0 and count.max() < MOST
+    few = count.min() > 0 and count.max() < MAX_EXACT_COUNT
     return bool(few and (scale == scale[0]).all() and (threshold == threshold[0]).all())
 
 
@@ -232,7 +227,7 @@ def _rows(
     known: bool,
 ) -> HistogramRows | None:
     bins = Bins(*_rounded(parts.negative.span), *_rounded(parts.positive.span))
-    if bins.size > _WIDEST:
+    if bins.size > _MAX_BINS:
         return None
     size = places.size * bins.size
     at = row * bins.size
@@ -251,7 +246,7 @@ def _rows(
         sums = np.add.reduceat(parts.sum, begins)
         if known:
             observed = np.logical_or.reduceat(parts.observed & (parts.maximum == maximum[row]), begins)
-        else:  # what is merged begins and ends where its outermost buckets do
+        else:  # a merged histogram begins and ends at its outermost buckets
             alone = np.diff(begins, append=row.size) == 1
             minimum = np.where(alone, -math.inf, shared[0][(count > 0).argmax(axis=1)])
             maximum, observed = np.full(places.size, math.inf), np.zeros(places.size, np.bool_)
@@ -280,7 +275,7 @@ class Bins(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bins there are."""
+        """Number of bins."""
         return self.zero + 1 + self.up_end - self.up_first
 
     def with_room_for(self, down: tuple[int, int], up: tuple[int, int], spare: int) -> Bins:

@@ -1,4 +1,4 @@
-"""What a confidence interval says, and what can be done with one.
+"""Confidence intervals and operations on them.
 
 Every interval of this package has two sides with an error probability each: `lower` lies above the true value with
 probability at most `alpha_lower`, `upper` below it with probability at most `alpha_upper`, for independent observations
@@ -16,10 +16,8 @@ from typing import Final
 from kc_otel.stats._check import usable
 from kc_otel.stats.binned import Binned
 
-__all__ = ["Interval", "affine", "largest", "maximum_interval", "nothing"]
-
 _MAXIMUM: Final = "observed maximum"
-_OTHER: Final = {"upper": "lower", "lower": "upper"}
+_OPPOSITE_SIDE: Final = {"upper": "lower", "lower": "upper"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class Interval:
         upper: Upper confidence bound; inf when none is claimed.
         samples: Observations that it rests on.
         method: Name of the interval, such as `empirical Bernstein`.
-        note: What a reader has to know beyond the numbers; empty when nothing.
+        note: Note for the reader beside the numbers; empty for none.
     """
 
     estimate: float
@@ -75,8 +73,8 @@ def affine(interval: Interval, scale: float, offset: float = 0.0) -> Interval:
 
 
 def sides_swapped(note: str) -> str:
-    """A note with what it says of one bound said of the other."""
-    return re.sub(r"\b(upper|lower) (bounds?)\b", lambda said: f"{_OTHER[said[1]]} {said[2]}", note)
+    """Return a note with the two bounds swapped."""
+    return re.sub(r"\b(upper|lower) (bounds?)\b", lambda said: f"{_OPPOSITE_SIDE[said[1]]} {said[2]}", note)
 
 
 def maximum_interval(sample: Binned) -> Interval:

@@ -18,8 +18,6 @@ from kc_otel.stats.interval import Interval
 from kc_otel.stats.mixture import bets_ever, bets_for, betting_sides
 from kc_otel.stats.ranged import bounded_interval, interval_of
 
-__all__ = ["capped_mean_interval", "mean_interval"]
-
 
 def capped_mean_interval(
     sample: Binned,
@@ -43,8 +41,8 @@ def capped_mean_interval(
       -inf below;
     - the note says which of this applies. The estimate is the plain mean of the sample.
 
-    With `cut` the interval and the estimate are for the mean of the cut value and for nothing else: what lies beyond
-    the cap counts as the cap. How often that is, another statistic has to limit.
+    With `cut` the interval and the estimate are for the mean of the cut value and for nothing else: values beyond the
+    cap count as the cap. How often that is, another statistic has to limit.
 
     Args:
         sample: The observations; independent.

@@ -27,20 +27,18 @@ from numpy.typing import NDArray
 from kc_otel.stats.placement import Placement
 from kc_otel.stats.ranged import Sides
 
-__all__ = ["Bets", "bets_ever", "bets_for", "betting_sides", "grid_of", "growth", "lower_bound", "span_of"]
-
 Bets = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Bets c [J], ascending, and the logarithms of their weights [J], which add up to 1."""
 
 _PER_OCTAVE: Final = 2
 """Bets per factor of 2: with four the bounds would be narrower by less than a part in a hundred."""
 _DECAY: Final = 0.125
-"""How the weight of bets above 1 falls, c^-_DECAY: they pay where the mean is tiny, which is often but not always."""
-_SMALLEST: Final = 4.0
+"""Exponent of the weight of bets above 1, c^-_DECAY: they pay where the mean is tiny, often but not always."""
+_SMALLEST_BET: Final = 4.0
 """Smallest bet for n observations, in 1/sqrt(n): about the best one for a coin, which has the largest variance."""
-_LARGEST: Final = 16.0
+_LARGEST_BET: Final = 16.0
 """Largest bet for few observations; for more than that it is n, which one observation of 1 among n zeros pays."""
-_EVER: Final = (-16, 20)
+_ALL_BET_POWERS: Final = (-16, 20)
 """Powers of 2 that the bets for any number of observations span."""
 _TOLERANCE: Final = 1e-9
 """Nats by which the wealth at a bound may exceed 1/alpha: the bound is that much too cautious, never too bold."""
@@ -59,8 +57,8 @@ def bets_for(n: int) -> Bets:
 def span_of(n: int) -> tuple[int, int]:
     """The first and the last of the bets for n observations: their numbers in the geometric series of all bets."""
     return (
-        math.floor(_PER_OCTAVE * math.log2(_SMALLEST / math.sqrt(n))),
-        math.ceil(_PER_OCTAVE * math.log2(max(float(n), _LARGEST))),
+        math.floor(_PER_OCTAVE * math.log2(_SMALLEST_BET / math.sqrt(n))),
+        math.ceil(_PER_OCTAVE * math.log2(max(float(n), _LARGEST_BET))),
     )
 
 
@@ -76,7 +74,7 @@ def grid_of(spans: Sequence[tuple[int, int]]) -> tuple[NDArray[np.float64], NDAr
 
 def bets_ever(_n: int = 0) -> Bets:
     """The bets for a sample that may be looked at, at any size; the size that it has now is ignored."""
-    return _geometric(_PER_OCTAVE * _EVER[0], _PER_OCTAVE * _EVER[1])
+    return _geometric(_PER_OCTAVE * _ALL_BET_POWERS[0], _PER_OCTAVE * _ALL_BET_POWERS[1])
 
 
 @lru_cache(maxsize=1024)
@@ -133,8 +131,8 @@ def betting_sides(bets_of: Callable[[int], Bets]) -> Sides:
 def _wealth(scores: NDArray[np.float64], bets: NDArray[np.float64], n: float, mean: float) -> tuple[float, float]:
     """Logarithm of sum_j exp(score_j - n log(1 + c_j m)), and its derivative in m."""
     stakes = 1.0 + bets * mean
-    each = scores - n * np.log(stakes)
-    top = float(each.max())
-    share = np.exp(each - top)
+    exponents = scores - n * np.log(stakes)
+    top = float(exponents.max())
+    share = np.exp(exponents - top)
     total = float(share.sum())
     return top + math.log(total), -n * float((bets / stakes) @ share) / total

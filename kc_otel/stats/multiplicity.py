@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 from kc_otel.stats._check import level
 
-__all__ = ["Holm", "holm"]
-
 
 @dataclass(frozen=True, slots=True)
 class Holm:
-    """What Holm's procedure decided.
+    """Decision of Holm's procedure.
 
     Attributes:
         level: Level at which every cell was judged: a cell failed exactly if it fails at this level, so its lower bound
@@ -32,15 +30,15 @@ def holm(cells: Sequence[float | Callable[[float], bool]], alpha: float) -> Holm
     more fails. No assumption on how cells depend on each other is needed. The cells that fail are those with
     p <= alpha/(m - K), K their number, which is why one level (`Holm.level`) describes all of them.
 
-    A healthy family costs one call per cell: what does not fail at alpha itself can never fail. A failing cell costs
+    A healthy family costs one call per cell: a cell that passes at alpha itself can never fail. A failing cell costs
     two, and one in between at most log2(m) more.
 
     Source: Holm 1979, A Simple Sequentially Rejective Multiple Test Procedure.
 
     Args:
         cells: For each cell its p-value, or a function that says whether it fails at a level; for a lower confidence
-            bound, `lambda a: lower_bound_at(a) > limit`. A function has to be monotone: what fails at a level fails at
-            every larger one.
+            bound, `lambda a: lower_bound_at(a) > limit`. A function has to be monotone: a cell that fails at a level
+            fails at every larger one.
         alpha: Family-wise error probability.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where the observations of a sample may lie, once its bins, its exact sum and a range are all that is known of it.
+"""Possible values of a sample's observations, given only its bins, its exact sum and a range.
 
 Every bound for a mean is the worst case over that. For any concave function the worst placement is the same one: all
 values on edges of their bins, the upper edges going to the highest bins first, until the exact sum is reached. It
@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from kc_otel.stats._check import usable
 from kc_otel.stats.binned import Binned
-
-__all__ = ["Placement", "finite_range"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +44,7 @@ class Placement:
 
     @classmethod
     def of(cls, sample: Binned, low: float, high: float) -> Placement:
-        """What is known of min(max(x, low), high), for a sample that is not empty.
+        """Return the possible placements of min(max(x, low), high), for a sample that is not empty.
 
         The sum of the cut values lies between the sums of the cut edges, and also between the exact sum less the most
         and less the least that the cutting can have taken away.

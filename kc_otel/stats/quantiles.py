@@ -18,8 +18,6 @@ from kc_otel.stats.binned import Binned
 from kc_otel.stats.fractions import share_ever
 from kc_otel.stats.interval import Interval, nothing
 
-__all__ = ["quantile_interval", "upper_bound_needs"]
-
 
 def quantile_interval(
     sample: Binned, rank: float, *, alpha_lower: float, alpha_upper: float, anytime: bool = False
@@ -76,7 +74,7 @@ def quantile_interval(
 
 
 def upper_bound_needs(rank: float, alpha_upper: float, *, anytime: bool = False) -> str:
-    """What an interval says that has too few observations for an upper bound."""
+    """Return the note of an interval with too few observations for an upper bound."""
     return f"an upper bound needs at least {_needed(rank, alpha_upper, anytime)} observations"
 
 

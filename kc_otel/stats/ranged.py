@@ -1,4 +1,4 @@
-"""From two bounds for a mean to an interval: what it says of observations outside the range that was promised."""
+"""Intervals from two bounds for a mean, with notes on observations outside the promised range."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from kc_otel.stats._check import level
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval, nothing
 from kc_otel.stats.placement import Placement, finite_range
-
-__all__ = ["Sides", "bounded_interval", "interval_of", "note_of"]
 
 Side = Callable[[Placement, float, float, float], float]
 
@@ -90,7 +88,7 @@ def interval_of(
 
 
 def note_of(low: float, high: float, floor: float, ceiling: float, below: int = 0, above: int = 0, *, cut: bool) -> str:
-    """What an interval's reader has to know of the range, and of how many observations lie outside of it."""
+    """Return the note on an interval's range, and on the number of observations outside of it."""
     said = []
     if cut and ceiling < high:
         cut_to = f"min(value, {ceiling:g})" if floor == low else f"values cut to [{floor:g}, {ceiling:g}]"
@@ -102,7 +100,7 @@ def note_of(low: float, high: float, floor: float, ceiling: float, below: int = 
     elif floor > low:
         said.append(f"the lower bound is for the mean of max(value, {floor:g})")
     if above:
-        said.append(f"{above} observations above {ceiling:g}: no upper bound is claimed")
+        said.append(f"{above} observation{'s' * (above != 1)} above {ceiling:g}: no upper bound is claimed")
     if below:
-        said.append(f"{below} observations below {floor:g}: no lower bound is claimed")
+        said.append(f"{below} observation{'s' * (below != 1)} below {floor:g}: no lower bound is claimed")
     return "; ".join(said)

@@ -1,4 +1,4 @@
-"""How far two kernels' expected rewards are apart: the drift itself, from sampled sequences, their W and their rewards.
+"""Interval for the drift of two kernels' expected rewards, from sampled sequences, their W and their rewards.
 
 Let u = (r - lo) / (hi - lo) be a reward as a share of its range, W = P(y)/Q(y) of the whole sequence, y sampled from Q,
 and d = E_P[u] - E_Q[u]. Of every sequence two numbers are kept, neither ever above 1:
@@ -29,8 +29,6 @@ from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval, nothing
 from kc_otel.stats.mixture import bets_ever, bets_for, growth, lower_bound
 from kc_otel.stats.placement import Placement
-
-__all__ = ["reward_drift_bounds", "reward_drift_interval", "reward_sides"]
 
 _SCALE = 2.0
 """1 - x is in units of it, so that its mean, 1 -+ d, is in [0, 1]."""
@@ -126,6 +124,8 @@ def reward_drift_interval(
     low, high = reward_drift_bounds(above, below, alpha_lower=alpha_upper, alpha_upper=alpha_upper, anytime=anytime)
     surely_low, surely_high = reward_drift_bounds(above, below, alpha_lower=half, alpha_upper=half, anytime=anytime)
     drift = (above.sum / above.total - below.sum / below.total) / 2.0
+    if low <= high:  # a few sequences of huge weight can carry the means out of what is possible
+        drift = min(max(drift, low), high)
     return Interval(
         estimate=width * abs(drift),
         lower=width * max(surely_low, -surely_high, 0.0),

@@ -1,4 +1,4 @@
-"""From a sequence to a reward, and back: what drift a reward budget allows."""
+"""Bounds from a sequence's drift to a reward's, and the drift that a reward budget allows."""
 
 from __future__ import annotations
 
@@ -6,16 +6,6 @@ import math
 
 from kc_otel.stats._check import horizon_of, real
 from kc_otel.stats.bound import Bound, largest
-from kc_otel.stats.tokens import half_range_for_tv
-
-__all__ = [
-    "half_range_for_sequence_tv",
-    "log_ratio_for_sequence_tv",
-    "reward_drift_bound",
-    "token_kl_for_sequence_tv",
-    "token_tv_for_sequence_tv",
-    "tv_for_reward_budget",
-]
 
 
 def reward_drift_bound(sequence_tv: float, reward_range: tuple[float, float]) -> float:
@@ -46,10 +36,13 @@ def tv_for_reward_budget(budget: float, reward_range: tuple[float, float]) -> fl
     return min(1.0, real("budget", float(budget)) / _width(reward_range))
 
 
-def token_tv_for_sequence_tv(sequence_tv: float, horizon: int) -> float:
-    """The per-token total variation that is enough: `tau = 1 - (1 - TV_seq)^(1/T)` at every prefix.
+def mean_token_tv_for_sequence_tv(sequence_tv: float, horizon: int) -> float:
+    """The mean total variation of a token, over Q's rollouts, that is enough: `TV_seq / T`.
 
-    Inverse of `tv_sequence_uniform`.
+    Inverse of `TV_seq <= E_Q[sum_t TV_t]`. A mean over tokens of sequences with at most T of them.
+
+    >>> mean_token_tv_for_sequence_tv(0.02, 4096)
+    4.8828125e-06
 
     Args:
         sequence_tv: TV_seq, in [0, 1].
@@ -58,9 +51,7 @@ def token_tv_for_sequence_tv(sequence_tv: float, horizon: int) -> float:
     Raises:
         ValueError: If TV_seq is not in [0, 1] or T is not a whole number of at least 1.
     """
-    tv = real("sequence_tv", float(sequence_tv), high=1.0, what="a total variation")
-    steps = horizon_of(horizon)
-    return 1.0 if tv == 1.0 else -math.expm1(math.log1p(-tv) / steps)
+    return real("sequence_tv", float(sequence_tv), high=1.0, what="a total variation") / horizon_of(horizon)
 
 
 def token_kl_for_sequence_tv(sequence_tv: float, horizon: int) -> Bound:
@@ -81,42 +72,6 @@ def token_kl_for_sequence_tv(sequence_tv: float, horizon: int) -> Bound:
         Bound(2.0 * tv * tv / steps, "Pinsker"),
         Bound(math.inf if tv == 1.0 else -math.log1p(-tv * tv) / steps, "Bretagnolle-Huber"),
     )
-
-
-def half_range_for_sequence_tv(sequence_tv: float, horizon: int) -> Bound:
-    """The half range at every prefix that is enough, by the more generous of two ways, and its name.
-
-    Worst case over steps: `2 atanh(1 - (1 - TV)^(1/T))`, about 2 TV / T. KL over steps: `sqrt(2 KL)` with KL from
-    `token_kl_for_sequence_tv`, about 2 TV / sqrt(T), because KL <= rho^2 / 2.
-
-    Args:
-        sequence_tv: TV_seq, in [0, 1].
-        horizon: T.
-
-    Raises:
-        ValueError: If TV_seq is not in [0, 1] or T is not a whole number of at least 1.
-    """
-    kl = token_kl_for_sequence_tv(sequence_tv, horizon)
-    return largest(
-        Bound(float(half_range_for_tv(token_tv_for_sequence_tv(sequence_tv, horizon))), "worst case over steps"),
-        Bound(math.sqrt(2.0 * kl.value), f"KL over steps, {kl.name}"),
-    )
-
-
-def log_ratio_for_sequence_tv(sequence_tv: float, horizon: int) -> Bound:
-    """The |log ratio| of every token at every prefix that is enough, P << Q, and the name of the way.
-
-    The two ways of `half_range_for_sequence_tv` hold for it with the same numbers, because `TV <= tanh(lam / 2)` and
-    `KL <= lam^2 / 2` do. A half range rho, in turn, keeps every |log ratio| within 2 rho.
-
-    Args:
-        sequence_tv: TV_seq, in [0, 1].
-        horizon: T.
-
-    Raises:
-        ValueError: If TV_seq is not in [0, 1] or T is not a whole number of at least 1.
-    """
-    return half_range_for_sequence_tv(sequence_tv, horizon)
 
 
 def _width(reward_range: tuple[float, float]) -> float:

@@ -1,4 +1,4 @@
-"""From tokens to a sequence of T of them: total variation and ratio of whole sequences y_1..y_T.
+"""Total variation and ratio of whole sequences y_1..y_T, from their tokens.
 
 TV_t is the total variation of step t's next-token distributions given the prefix, tau_t a bound on it that holds for
 every prefix, W the product of the token ratios w_t.
@@ -10,7 +10,6 @@ import math
 
 from kc_otel.stats._check import horizon_of, real, required
 from kc_otel.stats.bound import Bound, smallest
-from kc_otel.stats.divergences import tv_from_chi2, tv_from_kl
 from kc_otel.stats.tokens import (
     chi2_from_half_range,
     chi2_from_log_ratio_range,
@@ -19,12 +18,9 @@ from kc_otel.stats.tokens import (
     kl_from_log_ratio_range,
     kl_from_ratio_range,
     token_tv,
+    tv_from_chi2,
+    tv_from_kl,
 )
-
-__all__ = [
-    "sequence_tv",
-    "tv_sequence_uniform",
-]
 
 
 def tv_sequence_uniform(token_tv: float, horizon: int) -> float:

@@ -16,8 +16,6 @@ from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval
 from kc_otel.stats.means import capped_mean_interval
 
-__all__ = ["support_deficit"]
-
 
 def support_deficit(
     ratio: Binned,

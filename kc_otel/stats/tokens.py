@@ -1,7 +1,9 @@
-"""From logits or ratios to one token: how far apart two next-token distributions P and Q can be.
+"""Largest distance of two next-token distributions P and Q, from their logits or ratios.
 
-P is the training kernel's distribution, Q the inference kernel's, w = P(y)/Q(y), l = log w in nats. All functions work
-on numbers and, elementwise, on arrays.
+P is the training kernel's distribution, Q the inference kernel's, w = P(y)/Q(y), l = log w in nats.
+The statements hold for any pair P, Q: next-token distributions and distributions of whole sequences alike.
+chi2 is chi2(P, Q) = E_Q[(w - 1)^2] with P << Q; it is infinite otherwise. All functions work on numbers and,
+elementwise, on arrays.
 """
 
 from __future__ import annotations
@@ -11,27 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from kc_otel.stats._check import Real, real, required
 from kc_otel.stats.bound import Bound, smallest
-from kc_otel.stats.divergences import tv_bretagnolle_huber, tv_from_chi2, tv_from_kl, tv_pinsker
-
-__all__ = [
-    "chi2_from_half_range",
-    "chi2_from_log_ratio_range",
-    "chi2_from_ratio_range",
-    "ess_share_from_half_range",
-    "half_range",
-    "half_range_for_tv",
-    "kl_from_half_range",
-    "kl_from_log_ratio_range",
-    "kl_from_ratio_range",
-    "token_tv",
-    "tv_bretagnolle_huber",
-    "tv_from_chi2",
-    "tv_from_half_range",
-    "tv_from_kl",
-    "tv_from_log_ratio_range",
-    "tv_from_ratio_range",
-    "tv_pinsker",
-]
 
 
 def half_range(train_logits: ArrayLike, inference_logits: ArrayLike, axis: int = -1) -> NDArray[np.float64]:
@@ -172,20 +153,6 @@ def chi2_from_half_range(half_range: Real) -> Real:
     return bound
 
 
-def ess_share_from_half_range(half_range: Real) -> Real:
-    """Effective sample size under importance weighting: `ESS / n = 1 / (1 + chi2) >= sech(rho)^2`; attained.
-
-    Args:
-        half_range: Half range rho of the logit difference.
-
-    Raises:
-        ValueError: If it is negative or NaN.
-    """
-    with np.errstate(over="ignore"):
-        bound: Real = np.square(1.0 / np.cosh(real("half_range", half_range, infinite=True)))
-    return bound
-
-
 def tv_from_ratio_range(below: Real, above: Real) -> Real:
     """`1 - a <= w <= 1 + b` under Q and P << Q  =>  `TV(P, Q) <= a b / (a + b)`; attained; `eta / 2` for a = b = eta.
 
@@ -252,20 +219,6 @@ def tv_from_log_ratio_range(log_ratio: Real) -> Real:
     return bound
 
 
-def half_range_for_tv(tv: Real) -> Real:
-    """The half range that is enough: `rho <= 2 atanh(tau)` keeps `TV <= tau`. Inverse of `tv_from_half_range`.
-
-    Args:
-        tv: Total variation tau, in [0, 1]; at 1 any half range will do.
-
-    Raises:
-        ValueError: If it is not in [0, 1].
-    """
-    with np.errstate(divide="ignore"):
-        bound: Real = 2.0 * np.arctanh(real("tv", tv, high=1.0, what="a total variation"))
-    return bound
-
-
 def token_tv(
     *,
     half_range: float | None = None,
@@ -318,3 +271,71 @@ def _minus_log_excess(x: NDArray[np.float64]) -> NDArray[np.float64]:
 def _as(like: Real, value: NDArray[np.float64]) -> Real:
     shaped: Real = value if np.ndim(like) else float(value)  # type: ignore[assignment]
     return shaped
+
+
+def tv_pinsker(kl: Real) -> Real:
+    """`TV <= sqrt(KL / 2)`, KL in nats, either way round. It says nothing from KL = 2 on.
+
+    Source: Pinsker 1964, with the constant of Csiszar 1967 and Kullback 1967.
+
+    Args:
+        kl: Kullback-Leibler divergence, nats.
+
+    Raises:
+        ValueError: If it is negative or NaN.
+    """
+    bound: Real = np.sqrt(real("kl", kl, infinite=True) / 2.0)
+    return bound
+
+
+def tv_bretagnolle_huber(kl: Real) -> Real:
+    """`TV <= sqrt(1 - exp(-KL))`, KL in nats, either way round. It stays below 1 for every KL.
+
+    Source: Bretagnolle and Huber 1979, Estimation des densites: risque minimax.
+
+    Args:
+        kl: Kullback-Leibler divergence, nats.
+
+    Raises:
+        ValueError: If it is negative or NaN.
+    """
+    bound: Real = np.sqrt(-np.expm1(-real("kl", kl, infinite=True)))
+    return bound
+
+
+def tv_from_kl(kl: float) -> Bound:
+    """The smaller of Pinsker's and Bretagnolle and Huber's bound on total variation, and its name.
+
+    Pinsker's wins up to KL = 1.594 nats.
+
+    Args:
+        kl: Kullback-Leibler divergence, nats, either way round.
+
+    Raises:
+        ValueError: If it is negative or NaN.
+    """
+    return smallest(
+        Bound(float(tv_pinsker(kl)), "Pinsker"),
+        Bound(float(tv_bretagnolle_huber(kl)), "Bretagnolle-Huber"),
+    )
+
+
+def tv_from_chi2(chi2: Real) -> Real:
+    """`TV <= sqrt(chi2) / 2` up to chi2 = 1, `TV <= chi2 / (1 + chi2)` from there on; attained everywhere.
+
+    Attained by w = 1 +- sqrt(chi2) with equal probabilities, and by w in {0, 1 + chi2}. The first form holds for every
+    chi2; from 1 on the second is smaller and never reaches 1.
+
+    Source: with t = TV and A = {P > Q}, chi2 >= t^2 / (Q(A) (1 - Q(A))) by Cauchy and Schwarz, and Q(A) <= 1 - t;
+    minimised over Q(A).
+
+    Args:
+        chi2: chi2(P, Q) = E_Q[w^2] - 1, P << Q.
+
+    Raises:
+        ValueError: If it is negative or NaN.
+    """
+    given = real("chi2", chi2, infinite=True)
+    far = np.maximum(given, 1.0)
+    bound: Real = np.where(given <= 1.0, np.sqrt(np.minimum(given, 1.0)) / 2.0, 1.0 / (1.0 + 1.0 / far))
+    return bound if np.ndim(chi2) else float(bound)  # type: ignore[return-value]

@@ -8,7 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-__all__ = ["interleaved", "spread"]
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+
+__all__ = ["Accept", "interleaved", "spread"]
+
+
+class Accept(MetricExporter):
+    """An endpoint that is always up."""
+
+    def export(self, *_, **__):
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, *_, **__):
+        return True
+
+    def shutdown(self, *_, **__):
+        pass
 
 
 def interleaved(programs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -21,7 +36,7 @@ def interleaved(programs: Mapping[str, Callable[[], object]], rounds: int) -> di
             start = time.thread_time()
             program()
             seconds[name].append(time.thread_time() - start)
-    return {name: sorted(each) for name, each in seconds.items()}
+    return {name: sorted(times) for name, times in seconds.items()}
 
 
 def spread(seconds: list[float], work: float) -> tuple[float, float, float]:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from kc_otel.contract.model import Contract
-from kc_otel.diagnose import Located, locate
+from kc_otel.diagnose.located import Located
+from kc_otel.diagnose.torch_locate import locate
 from tests.diagnose.planted_faults import FAULTS, LAYERS, Fault, conversations, pair
 
 SEEDS = 2
@@ -44,10 +45,10 @@ def is_right(fault: Any, layer: int, found: Located) -> bool:
 
 def engine_rows() -> None:
     """The table in a live vLLM: each fault in each layer of a mixture of experts, and scales in an int8 checkpoint."""
+    from examples.quantised import in_int8
     from examples.tiny_model import tiny_model
     from kc_otel.diagnose.vllm_kernel import VllmKernel
     from tests.engines import planted_in_vllm as live
-    from tests.engines._checkpoints import in_int8
 
     with tempfile.TemporaryDirectory() as folder:
         made = live.mixture(tiny_model(Path(".cache")), f"{folder}/mixture")

@@ -105,7 +105,7 @@ def main() -> None:
     inference = 3 * torch.randn((ROWS, VOCAB), generator=generator)
     train = inference + 0.05 * torch.randn((ROWS, VOCAB), generator=generator)
     top_k = train.masked_fill(train < train.topk(50, -1).values[:, -1:], -torch.inf)
-    low, kept = [each.bfloat16() for each in (train, inference)], top_k == -torch.inf
+    low, kept = [side.bfloat16() for side in (train, inference)], top_k == -torch.inf
     both_top_k = top_k, inference.masked_fill(kept, -torch.inf)
     programs = {
         "naive eager torch": lambda: naive(train, inference),
@@ -120,13 +120,13 @@ def main() -> None:
     traced = {name: extra_traced(program) for name, program in programs.items() if name.startswith("kc-otel")}
     grown = {name: extra_resident(program) for name, program in programs.items()}
     seconds = interleaved(programs, rounds)
-    rates = {name: spread(each, 1.0) for name, each in seconds.items()}
+    rates = {name: spread(times, 1.0) for name, times in seconds.items()}
     size = train.numel() * train.element_size()
     print(f"one core, [{ROWS}, {VOCAB}], {rounds} interleaved rounds, CPU time; a tensor is {size >> 20} MiB\n")
     print(f"{'milliseconds':41s}{'best':>8s}{'median':>8s}{'worst':>8s}{'speed':>8s}", end="")
     print(f"{'extra MiB: resident / NumPy':>30s}")
     for name, rate in rates.items():
-        numbers = "".join(f"{1e3 / each:8.1f}" for each in rate)
+        numbers = "".join(f"{1e3 / value:8.1f}" for value in rate)
         base = rates["naive eager torch, bf16" if "bf16" in name else "naive eager torch"][0]
         own = f"{traced[name] / 2**20:.1f}" if name in traced else "-"
         print(f"{name:41s}{numbers}{rate[0] / base:7.1f}x{grown[name] / 2**20:>20.1f} / {own:>7s}")

@@ -75,9 +75,9 @@ def main() -> None:
     if importlib.util.find_spec("liger_kernel"):
         from liger_kernel.transformers import LigerJSD, LigerTVDLoss
 
-        part = [each[:256].float().log_softmax(-1) for each in (train, inference)]
+        part = [side[:256].float().log_softmax(-1) for side in (train, inference)]
         for name, loss in (("Liger JSD", LigerJSD()), ("Liger TVD", LigerTVDLoss())):
-            operands = part if name == "Liger JSD" else [each.exp() for each in part]
+            operands = part if name == "Liger JSD" else [logprobs.exp() for logprobs in part]
             programs[f"{name}, float32, of 256 rows x {ROWS // 256}"] = lambda loss=loss, operands=operands: [
                 loss(*operands) for _ in range(ROWS // 256)
             ]

@@ -177,10 +177,10 @@ def overload(seconds: float, folder: Path, values: int = 0, points: int = POINTS
             health = evaluator.get("/api/v1/health")
             found.requests, found.points = health["requests"], health["points"]
             found.tick = health["tick_seconds"]
-            found.pending = sum(one["waiting"] for one in health["outbox"])
+            found.pending = sum(endpoint["waiting"] for endpoint in health["outbox"])
             cells = evaluator.get("/api/v1/cells")["cells"]
             found.status = next(
-                one["verdict"]["status"] for one in cells if one["verdict"]["kernel_inference"] == "honest"
+                cell["verdict"]["status"] for cell in cells if cell["verdict"]["kernel_inference"] == "honest"
             )
             said = Path(f"/proc/{evaluator.process.pid}/status").read_text()
             found.memory = int(re.search(r"VmHWM:\s+(\d+)", said)[1]) * 1024  # type: ignore[index]

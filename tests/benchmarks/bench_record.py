@@ -9,6 +9,8 @@ Programs take turns in one process on the same float32 log-probabilities, [256, 
            advantages, from bf16, and with padding
   verl     its off-policy metrics and importance weights, one average per batch, no slices, no histograms;
            a reimplementation from its documentation, since verl does not install without its engines
+
+At the end: after how long `Recorder.compare` returns to a training step.
 """
 
 from __future__ import annotations
@@ -20,14 +22,17 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
 
 import argparse
+import statistics
+import time
 
 import numpy as np
 import torch
-from _timing import interleaved, spread
+from _timing import Accept, interleaved, spread
 from opentelemetry.sdk.metrics import Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
+from kc_otel import Contract, Recorder
 from kc_otel.record.telemetry.accumulate import Accumulator
 
 SEQUENCES, TOKENS, SLICES = 256, 2048, 20
@@ -125,6 +130,28 @@ def verl_like(train: torch.Tensor, inference: torch.Tensor, mask: torch.Tensor):
     return lambda: (metrics(), weights())
 
 
+def handing_over(step: list[torch.Tensor], rounds: int) -> list[float]:
+    """Seconds until `Recorder.compare` returns, measuring beside it, for each of many steps of a trainer."""
+    names, kernels = {f"slice-{number}": {"where": {"task": number}} for number in range(8)}, {"engine": "torch"}
+    contract = Contract.model_validate(
+        {
+            "apiVersion": "kernel-contract/v1", "kind": "KernelContract",
+            "metadata": {"name": "bench", "version": 1, "owner": "bench"},
+            "kernels": {"train": kernels, "inference": kernels}, "slices": names,
+        }
+    )  # fmt: skip
+    attributes, ids, found = [{"task": row % 8} for row in range(len(step[0]))], torch.arange(step[0].numel()), []
+    with Recorder(contract, metric_exporter=Accept(), export_interval=1.0, sampling=1.0) as recorder:
+        for _ in range(rounds):
+            began = time.perf_counter()
+            recorder.compare(*step, attributes=attributes, token_ids=ids.reshape(step[0].shape), weights=(1, 0))
+            found.append(time.perf_counter() - began)
+            while recorder.stats().queued_batches:
+                time.sleep(0.001)
+        assert not recorder.stats().dropped
+    return found
+
+
 def main() -> None:
     """Time the programs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -134,13 +161,13 @@ def main() -> None:
     train, inference = logprobs()
     tensors = torch.from_numpy(train), torch.from_numpy(inference)
     mask = torch.ones(tensors[0].shape, dtype=torch.int64)
-    names = [f"slice-{each}" for each in range(SLICES)]
+    names = [f"slice-{number}" for number in range(SLICES)]
     realistic, apart = overlapping(), np.random.default_rng(2).random((SEQUENCES, SLICES)) < 0.3
     apart[:, 0] = True
     shared, alone, half = Accumulator(names), Accumulator(names), Accumulator(names)
-    means = Accumulator(names, by_sequence=["tv_token", "abs_log_ratio"])
+    means = Accumulator(names, averaged=["tv_token_by_prompt", "abs_log_ratio_by_prompt"])
     weights = np.random.default_rng(3).standard_normal(SEQUENCES)
-    bf16 = [each.bfloat16() for each in tensors]
+    bf16 = [tensor.bfloat16() for tensor in tensors]
     ragged = np.arange(TOKENS) < np.random.default_rng(4).integers(200, TOKENS + 1, (SEQUENCES, 1))
     ours = f"kc-otel, {SLICES} slices"
     programs = {
@@ -163,12 +190,14 @@ def main() -> None:
     print(f"a sequence is in {realistic.sum(1).mean():.1f} of {SLICES} slices. Million tokens per CPU second:\n")
     print(f"{'':42s}{'best':>9s}{'median':>9s}{'worst':>9s}{'x SDK':>9s}{'x verl':>9s}")
     for name, rate in rates.items():
-        numbers = "".join(f"{each / 1e6:9.2f}" for each in rate)
+        numbers = "".join(f"{value / 1e6:9.2f}" for value in rate)
         print(f"{name:42s}{numbers}{rate[0] / sdk_rates[0]:9.0f}{rate[0] / verl_rates[0]:9.1f}")
-    best, median = (rates[ours][each] for each in (0, 1))
+    best, median = (rates[ours][index] for index in (0, 1))
     print(f"\nneeded: 100 x the SDK, 10 million tokens/s. here: {best / sdk_rates[0]:.0f} x", end=" ")
     print(f"(median {median / sdk_rates[1]:.0f} x), {best / 1e6:.0f} million (median {median / 1e6:.0f})")
     print("SDK: one quantity, no slices. verl: a reimplementation from its documentation, whole-batch averages only.")
+    waits = handing_over([side[:4, :256].clone().requires_grad_() for side in tensors], 10 * rounds)
+    print(f"compare of 1,024 tokens returns in {statistics.median(waits) * 1e6:.0f} us (median of {len(waits)})")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from openfeature.provider.in_memory_provider import InMemoryFlag, InMemoryProvid
 
 from kc_otel.client.router import Router
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.table import Canary, DecisionTable, Route, set_canary
+from kc_otel.judge.decisions.entries import Canary, DecisionTable, Route
+from kc_otel.judge.decisions.table import set_canary
 
 CONTRACT = Contract.model_validate(
     {

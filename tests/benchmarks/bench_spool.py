@@ -32,9 +32,9 @@ from kc_otel import Kernel, Recorder  # noqa: E402
 from kc_otel.contract.model import Contract  # noqa: E402
 from kc_otel.record.worker import BoundedWorker  # noqa: E402
 from kc_otel.recordings.request import SampledRequest  # noqa: E402
-from kc_otel.recordings.rescore import Rescorer  # noqa: E402
-from kc_otel.recordings.rescore.rescorer import TokenBudget  # noqa: E402
-from kc_otel.recordings.spool import Spool, SpoolReader  # noqa: E402
+from kc_otel.recordings.rescorer import Rescorer, TokenBudget  # noqa: E402
+from kc_otel.recordings.spool.spool_reader import SpoolReader  # noqa: E402
+from kc_otel.recordings.spool.spool_writer import Spool  # noqa: E402
 
 CONTRACT = {
     "apiVersion": "kernel-contract/v1",
@@ -104,9 +104,11 @@ def writing(folder: Path, requests: int, rounds: int) -> None:
         path = folder / f"{time.monotonic_ns()}.jsonl"
         with path.open("w") as file:
             for number in range(requests):
-                each = made[number % len(made)]
-                arrays = (each.prompt_ids.tolist(), each.token_ids.tolist(), each.logprobs.tolist())
-                file.write(json.dumps([each.request_id, *arrays, dict(each.attributes), each.kernel.to_plain()]) + "\n")
+                sample = made[number % len(made)]
+                arrays = (sample.prompt_ids.tolist(), sample.token_ids.tolist(), sample.logprobs.tolist())
+                file.write(
+                    json.dumps([sample.request_id, *arrays, dict(sample.attributes), sample.kernel.to_plain()]) + "\n"
+                )
                 file.flush()
         path.unlink()
 
@@ -158,13 +160,13 @@ def rescoring(folder: Path, rounds: int) -> None:
         start = time.perf_counter()
         for first in range(0, len(made), 32):
             batch = made[first : first + 32]
-            score([each.prompt_ids for each in batch], [each.token_ids for each in batch])
+            score([sample.prompt_ids for sample in batch], [sample.token_ids for sample in batch])
         rates["alone"].append(tokens / (time.perf_counter() - start))
         half = rates["alone"][0] / 2
         for name in ("rescored", "budget"):
             spool = Spool(folder / f"{name}-{round_}.sqlite")
-            for each in made:
-                spool.put(each)
+            for sample in made:
+                spool.put(sample)
             spool.close()
             budget = TokenBudget(half, time.monotonic) if name == "budget" else None
             recorder = Recorder(Contract.model_validate(CONTRACT), sampling=1.0)
@@ -173,7 +175,7 @@ def rescoring(folder: Path, rounds: int) -> None:
                 totals = Rescorer(reader, recorder, score, batch_tokens=4096, budget=budget).run(threading.Event())
                 rates[name].append(totals.prefilled / (time.perf_counter() - start))
     share = sorted(a / b for a, b in zip(rates["rescored"], rates["alone"], strict=True))
-    kept = sorted(each / half for each in rates["budget"])
+    kept = sorted(rate / half for rate in rates["budget"])
     print(f"rescoring, the model by itself: {max(rates['alone']):,.0f} tokens/s, one core")
     print(
         f"  from spool to histograms: {max(rates['rescored']):,.0f} tokens/s, "

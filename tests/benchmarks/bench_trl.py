@@ -18,7 +18,7 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+from _timing import Accept
 
 from kc_otel import Contract, Recorder
 from kc_otel.integrations.trl import instrument
@@ -37,19 +37,6 @@ CONTRACT = {
     "slices": {f"task-{i}": {"where": {"task": f"t{i}"}} for i in range(8)},
     "observability": {"sampling": 1.0},
 }
-
-
-class Accept(MetricExporter):
-    """An endpoint that is always up."""
-
-    def export(self, *_, **__):
-        return MetricExportResult.SUCCESS
-
-    def force_flush(self, *_, **__):
-        return True
-
-    def shutdown(self, *_, **__):
-        pass
 
 
 class Steps:
@@ -159,10 +146,10 @@ def main():
     for name, index in (("wall", 0), ("CPU", 1)):
         ratios = sorted(b[index] / a[index] for a, b in zip(plain, watched, strict=True))
         low, middle, high = (ratios[int(len(ratios) * q)] for q in (0.25, 0.5, 0.75))
-        without = statistics.median(each[index] for each in plain)
+        without = statistics.median(step[index] for step in plain)
         print(f"{name:4} {without * 1e3:8.1f} ms plain, ratio {middle:.4f} (middle half {low:.4f} .. {high:.4f})")
     own = statistics.median(steps.own[1:])
-    share = own / statistics.median(each[1] for each in plain)
+    share = own / statistics.median(step[1] for step in plain)
     print(f"on the training thread {own * 1e3:.2f} ms a step, {share:.2%} of it; dropped {stats.dropped or 0}")
 
 

@@ -27,7 +27,7 @@ import httpx
 import numpy as np
 import yaml
 
-from kc_otel.contract import load
+from kc_otel.contract.load import load
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.serve.config import ServeConfig
 from tests.benchmarks.bench_overload import CONTRACT, message
@@ -41,7 +41,7 @@ LASTING = CONTRACT.replace("window: 60s, long_window: 120s", "window: 5m, long_w
     "heartbeat: 60s", "heartbeat: 5m"
 )
 """What is broken is still broken when Prometheus looks."""
-PATIENCE = 240.0
+WAIT_SECONDS = 240.0
 """Seconds in which Alertmanager has to have said the last of them."""
 
 
@@ -97,7 +97,7 @@ def breaches(count: int, folder: Path, *, beside: bool = False, wait: str = "0s"
                 assert time.monotonic() - sent[name] < 60, evaluator.log
                 time.sleep(0.002)
             own.append(time.monotonic() - sent[name])
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + WAIT_SECONDS
         while beside and not told.keys() >= sent.keys():
             assert time.monotonic() < end, f"Alertmanager said {len(told)} of {count}"
             time.sleep(0.1)

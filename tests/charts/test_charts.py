@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
@@ -12,18 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kc_otel.charts import (
-    Marker,
-    TradeoffPoint,
-    draw_distribution,
-    draw_evidence,
-    draw_history,
-    draw_interval,
-    draw_sparkline,
-    draw_tradeoff,
-    markers_of,
-)
 from kc_otel.charts.axes import linear_axis, log_axis, time_axis
+from kc_otel.charts.distribution_chart import draw_distribution
+from kc_otel.charts.evidence_chart import draw_evidence
+from kc_otel.charts.history_chart import draw_history, draw_sparkline
+from kc_otel.charts.markers import Marker, markers_of
 
 PAST = [
     [10.0, 0.01, 0.005, 0.015, 0.02, 9, 0, 0.0], [20.0, None, None, None, 0.02, 0, 2, None],
@@ -102,7 +94,7 @@ def test_the_limit_is_written_where_the_estimate_is_not() -> None:
     for estimate, side in ((0.022, 1), (0.018, -1)):
         chart = draw_history("x", [[at, estimate, estimate, estimate, 0.02, 5, 3, 1.0] for at in (0.0, 10.0)])
         line = paths(chart.svg, "c-limit")[0][0][1]
-        (node,) = (one for one in ET.fromstring(chart.svg).iter() if one.get("class") == "c-limit-text")
+        (node,) = (element for element in ET.fromstring(chart.svg).iter() if element.get("class") == "c-limit-text")
         assert (float(node.get("y")) - 20 - line) * side > 0
 
 
@@ -130,7 +122,7 @@ def test_what_happened_is_marked_once_where_signs_would_cover_each_other() -> No
         )
     ]
     found = markers_of(events, "policy", "tv", "code")
-    assert [(one.at, one.sign) for one in found] == [(40.0, "▲"), (40.2, "☞"), (80.0, "→"), (95.0, "▽")]
+    assert [(mark.at, mark.sign) for mark in found] == [(40.0, "▲"), (40.2, "☞"), (80.0, "→"), (95.0, "▽")]
     assert markers_of(events, "other", "tv", "code") == ()
     assert [text for _, text in draw_history("x", PAST, markers=found).marks] == [
         "firing: firing 40; acknowledged: acknowledged 40.2", "promotion: promotion 80",
@@ -177,7 +169,7 @@ def test_what_happened_stands_in_a_sparkline_and_is_read_out() -> None:
     assert texts(glance.svg) == ["▲"]
     assert "firing: routed" in glance.text
     assert "late" not in glance.text
-    (line,) = [one for one in ET.fromstring(glance.svg).iter() if one.get("class") == "c-event"]
+    (line,) = [element for element in ET.fromstring(glance.svg).iter() if element.get("class") == "c-event"]
     assert (line.get("y1"), line.get("y2")) == ("0", "48")
 
 
@@ -230,17 +222,6 @@ def test_no_past_makes_a_drawing_that_cannot_be_read(points: list[tuple], names:
         assert all(0 <= x <= 1000 and 0 <= y <= 200 for x, y in line)
 
 
-@given(number, optional, optional, number)
-def test_no_interval_makes_a_drawing_that_cannot_be_read(
-    estimate: float, lower: float | None, upper: float | None, limit: float
-) -> None:
-    """Zeros, ends that are not there, and everything at one place."""
-    chart = draw_interval("x", estimate, lower, upper, limit)
-    assert not re.search(r"\b(nan|inf)\b", chart.svg)
-    signs = [one for one in texts(chart.svg) if one in "◂▸"]
-    assert signs == [sign for sign, bound in (("◂", lower), ("▸", upper)) if bound is None]
-
-
 @example(1e300, 1.0000000000000001e291)
 @given(st.floats(-1e300, 1e300), st.floats(1e-300, 1e300))
 def test_ticks_are_round_few_and_within_their_axis(low: float, span: float) -> None:
@@ -270,20 +251,3 @@ def test_time_ticks_are_full_hours_of_the_zone_and_name_its_days() -> None:
     saturday = datetime(2026, 3, 28, 12, tzinfo=berlin).timestamp()
     night = time_axis(saturday, saturday + 23 * 3600, berlin)
     assert [text for _, text in night.ticks] == ["12:00", "18:00", "Mar 29", "06:00", "12:00"]
-
-
-def test_a_choice_lies_where_its_bias_and_its_variance_are() -> None:
-    """The limit is a line across; what costs without end lies at the end; nothing is drawn of nothing."""
-    points = [
-        TradeoffPoint("none", 1.0, 0.2, 0.1, 0.3, "broken"),
-        TradeoffPoint("<cut>", 2.0, 0.01, 0.0, 0.02, "met", chosen=True),
-        TradeoffPoint("all dropped", math.inf, 0.5, 0.4, math.inf, "open"),
-    ]
-    chart = draw_tradeoff("tv on tables", points, 0.05)
-    (limit,) = paths(chart.svg, "c-limit")
-    ((good,),), ((bad,),), ((lost,),) = (paths(chart.svg, f"c-dot {k}") for k in ("c-line", "c-over", "c-below"))
-    assert bad[0] == 0.0 < good[0] < lost[0] <= 1000.0
-    assert lost[1] < bad[1] < limit[0][1] < good[1]
-    assert "<cut>" in texts(chart.svg)
-    assert chart.rows[-1][1] == ("all dropped", "inf", "0.5", "0.4 to unbounded")
-    assert draw_tradeoff("x", [], 0.1) is None

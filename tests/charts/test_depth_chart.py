@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from kc_otel.charts import draw_depth
+from kc_otel.charts.depth_chart import draw_depth
 
 
 def test_six_quantities_are_six_kinds_of_line_and_the_mark_is_none_of_them():

@@ -6,8 +6,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import contract_commands as commands
-from kc_otel.contract import load_text
+from kc_otel.cli import register
+from kc_otel.contract.load import load_text
 from kc_otel.offline.gate.gate_lint import shut_gates
 
 TEXT = """apiVersion: kernel-contract/v1
@@ -27,7 +27,7 @@ GATED = TEXT.replace("do: [notify]", "do: [notify, hold-promotion]")
 def check(tmp_path):
     """Exit code and lines of a check of some text, without the file's name."""
     app = typer.Typer()
-    commands.register(app)
+    register(app, "check", "diff", "reference")
 
     def run(text):
         path = tmp_path / "a.yaml"
@@ -51,7 +51,7 @@ def test_a_gate_that_can_never_open_is_refused_at_its_line(check, old, new, line
     assert check(GATED)[0] == 0
     code, lines = check(GATED.replace(old, new))
     assert code == 2
-    assert [one for one in lines if one.startswith(line)]
+    assert [text for text in lines if text.startswith(line)]
     promoted = TEXT.replace(old, new) + "promotion: {windows: 2}\n"
     assert check(promoted)[0] == 2
 

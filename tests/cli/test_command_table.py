@@ -5,30 +5,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from kc_otel import cli
 from kc_otel.cli import _SUBJECTS
 
-FILES = {file: names for files in _SUBJECTS.values() for file, names in files.items()}
+NAMES = [name for commands in _SUBJECTS.values() for name in commands]
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_has_the_commands_of_the_table(file):
-    """Each file registers what the table says of it, in that order, and nothing else."""
-    app = typer.Typer()
-    import_module(f"kc_otel.cli.{file}").register(app)
-    found = [one.name for one in (*app.registered_commands, *app.registered_groups)]
-    assert found == list(FILES[file])
+def test_every_command_of_the_table_is_there():
+    """Each name leads to functions of its file, and each file of commands has one."""
+    cli._register()
+    registered = {command.name for command in (*cli.app.registered_commands, *cli.app.registered_groups)}
+    assert registered == set(NAMES)
+    files = {home.partition(":")[0] for commands in _SUBJECTS.values() for home in commands.values()}
+    assert files == {path.stem for path in Path(cli.__file__).parent.glob("*_command*.py")}
 
 
-def test_no_command_is_in_two_files():
+def test_no_command_is_there_twice():
     """A name decides the file."""
-    names = [name for each in FILES.values() for name in each]
-    assert len(names) == len(set(names))
+    assert len(NAMES) == len(set(NAMES))
 
 
 @pytest.mark.slow
@@ -64,3 +64,44 @@ def test_a_command_multiplies_on_its_own_thread(said):
     command = [sys.executable, "-c", code, "check", "--help"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == (said or "1")
+
+
+def test_help_says_what_stands_in_square_brackets():
+    """It is text, never markup; options stand in their sections, examples at the end."""
+    cli._register("gate")
+    said = CliRunner().invoke(cli.app, ["gate", "run", "--help"]).output
+    assert "--kernel SIDE[.FIELD]=VALUE" in said
+    cli._register("promote")
+    said = CliRunner().invoke(cli.app, ["promote", "--help"]).output
+    headings = [line for line in said.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == [
+        "Arguments:",
+        "Decide (one at a time):",
+        "Follow, with hooks:",
+        "Plan:",
+        "Options:",
+        "Examples:",
+    ]
+
+
+def test_a_group_shows_an_example_of_each_of_its_commands():
+    """Nobody has to ask twice."""
+    cli._register("route")
+    said = CliRunner().invoke(cli.app, ["route", "--help"]).output.partition("Examples:\n")[2]
+    assert [line.split()[:3] for line in said.splitlines()] == [
+        ["kc-otel", "route", word] for word in ("list", "pin", "unpin", "resume")
+    ]
+
+
+def test_the_first_sentence_of_a_help_is_an_order():
+    """`Print ...`, not `The cheapest ...`, and it fits below a command's name in two lines."""
+    cli._register()
+
+    def walk(command):
+        first = " ".join(command.help.partition("\n\n")[0].split())
+        assert first.split()[0] not in {"A", "An", "The", "What", "Whether", "Which", "How", "Say"}, first
+        assert len(first) <= 130, first
+        for subcommand in getattr(command, "commands", {}).values():
+            walk(subcommand)
+
+    walk(typer.main.get_command(cli.app))

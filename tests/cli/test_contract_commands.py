@@ -1,4 +1,4 @@
-"""`kc-otel check`, `diff`, `schema`, `metrics`."""
+"""`kc-otel check`, `diff` and `reference`."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import contract_commands as commands
-from kc_otel.contract.registry import DERIVED, QUANTITIES
+from kc_otel.cli import register
+from kc_otel.contract.input_reasons import REASONS
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 
 _CONTRACTS = Path(__file__).parents[2] / "contracts"
 _TEXT = """apiVersion: kernel-contract/v1
@@ -25,7 +26,7 @@ _UNKNOWN = "unknown key; did you mean 'owner'? keys here are name, version, owne
 def run():
     """The exit code, standard output and standard error of a command."""
     app = typer.Typer()
-    commands.register(app)
+    register(app, "check", "diff", "reference")
 
     def invoke(*arguments, stdin=None):
         result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
@@ -56,19 +57,36 @@ def test_check_accepts_the_example_contracts(run):
     code, out, err = run("check", _CONTRACTS)
     assert (code, err) == (0, "")
     assert out.endswith(f"\n{count} files: 0 errors, 0 warnings\n")
-    assert all(": verdicts about the " in line for line in out.splitlines()[:-1])
+    assert all(": verdicts that cover " in line for line in out.splitlines()[:-1])
 
 
 def test_check_says_what_verdicts_are_about(run, files):
-    """Per clause, as text and as JSON: what the slice will show, or what a window saw."""
+    """Per clause, as text and as JSON: future traffic, too, or only the measured traffic."""
     both = "limit: 0.01}, {id: tail, metric: tv_token, statistic: p90, limit: 0.1"
     (path,) = files(x=("limit: 0.01", both))
     assert run("check", path)[1].splitlines()[:2] == [
-        f"{path}: verdicts about the population, what the slice will show: tv",
-        f"{path}: verdicts about the traffic, what its window saw only: tail",
+        f"{path}: verdicts that cover future traffic, too: tv",
+        f"{path}: verdicts that cover only the measured traffic: tail",
     ]
     (file,) = json.loads(run("check", path, "--json")[1])["files"]
     assert file["about"] == {"tv": "population", "tail": "traffic"}
+
+
+def test_check_says_which_clauses_take_sequences_for_independent(run, files):
+    """Those that say so, and no others."""
+    both = "limit: 0.01}, {id: own, metric: tv_token, unit: sequence, limit: 0.1"
+    (path,) = files(x=("limit: 0.01", both))
+    assert f"{path}: assumes that sequences are independent: own" in run("check", path)[1].splitlines()
+
+
+def test_check_says_what_the_traffic_of_a_slice_never_decides(run, files):
+    """With sequences an hour; a rate that is none, or of no slice, is a fault of the command."""
+    (path,) = files(x=("limit: 0.01", "limit: 0.0001"))
+    assert "on all no PASS is possible: it takes " in run("check", path, "--traffic", "all=1200")[1]
+    assert "no PASS is possible" not in run("check", path)[1]
+    assert run("check", path, "--traffic", "all")[0] == 2
+    code, _, err = run("check", path, "--traffic", "nowhere=5")
+    assert (code, "no slice 'nowhere'" in err) == (2, True)
 
 
 def test_check_prints_every_problem_of_every_file(run, files):
@@ -78,7 +96,7 @@ def test_check_prints_every_problem_of_every_file(run, files):
     assert code == 2
     assert out.splitlines() == [
         f"{first}:5: statistical[0].limit: 4 is more than a total variation can be (0..1); did you mean 0.004?",
-        f"{second}:3: metadata.owner: is missing (Team or person that answers for it)",
+        f"{second}:3: metadata.owner: is missing; add it (Responsible team or person)",
         f"{second}:3: metadata.ownr: {_UNKNOWN}",
         "2 files: 3 errors, 0 warnings",
     ]
@@ -167,28 +185,51 @@ def test_diff_of_what_cannot_be_read_exits_2(run, files, tmp_path):
     assert run("diff", tmp_path / "nowhere.yaml", old)[0] == 2
 
 
+def test_what_is_said_of_many_lines_alike_is_one_line(run, files):
+    """The first place, and the lines of the others; JSON has each."""
+    slices = "\n".join(f"  s{index}: {{where: {{completion_token: '> {index}'}}}}" for index in range(20))
+    (path,) = files(x=("statistical:", f"slices:\n{slices}\nstatistical:"))
+    code, out, _ = run("check", path)
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if "where.completion_token" in line]
+    assert line == (
+        f"{path}:6: warning: slices.s0.where.completion_token: no integration sends 'completion_token'; "
+        "did you mean 'completion_tokens'?; also on lines 7, 8, 9 and 16 more"
+    )
+    assert "20 warnings" in out
+    assert len(json.loads(run("check", path, "--json")[1])["files"][0]["problems"]) == 20
+
+
 def test_schema_prints_the_schema(run):
     """As JSON that a validator accepts."""
-    code, out, _ = run("schema")
+    code, out, _ = run("reference", "schema")
     assert code == 0
     jsonschema.Draft202012Validator.check_schema(json.loads(out))
 
 
 def test_metrics_lists_the_registry(run):
     """Every name that a clause can have, with its meaning."""
-    code, out, _ = run("metrics")
+    code, out, _ = run("reference", "metrics")
     assert code == 0
     assert all(name in out for name in (*QUANTITIES, *DERIVED))
-    listed = json.loads(run("metrics", "--json")[1])
+    listed = json.loads(run("reference", "metrics", "--json")[1])
     assert [entry["metric"] for entry in listed["quantities"]] == list(QUANTITIES)
     assert [entry["metric"] for entry in listed["derived"]] == list(DERIVED)
+
+
+def test_the_table_of_invalid_input_is_printed(run):
+    """Every reason with its meaning and remedy, as text and as JSON."""
+    out = run("reference", "invalid-input")[1]
+    for name, reason in REASONS.items():
+        assert f"{name}\n    {reason.meaning}\n    {reason.remedy}" in out
+    assert set(json.loads(run("reference", "invalid-input", "--json")[1])) == set(REASONS)
 
 
 def test_check_says_what_a_plain_vllm_cannot_fill(run):
     """The vLLM page's contract, before anybody waits: cells, attributes that clients have to send, dead clauses."""
     code, out, _ = run("check", _CONTRACTS / "serving-int8.yaml", "--for", "vllm")
     assert code == 0
-    assert "vllm can fill 8 of 24 cells, 4 without more ado" in out
+    assert "vllm can fill 8 of 24 cells, 4 of them without configuration" in out
     assert "measured: token-kl, token-tv\n" in out
     assert "slices need task: clients send it in vllm_xargs" in out
     assert [line.split(":")[0].strip() for line in out.splitlines() if line.startswith("  never")] == [
@@ -196,6 +237,16 @@ def test_check_says_what_a_plain_vllm_cannot_fill(run):
     ]  # fmt: skip
     found = json.loads(run("check", _CONTRACTS / "serving-int8.yaml", "--for", "gate", "--json")[1])
     assert set(found["files"][0]["coverage"]["unmeasured"]) == {"first-token", "next-token"}
+
+
+def test_check_says_which_actions_nobody_carries_out(run, files):
+    """A trainer has no router and a service no trainer; what can be carried out is not said."""
+    steps = "escalation: [{on: fail, do: [{route: train-kernel}, halt, notify]}]"
+    (path,) = files(many=(_TEXT.splitlines()[-1], f"{_TEXT.splitlines()[-1]}\n{steps}"))
+    for way, expected in (("loop", "route"), ("vllm", "halt")):
+        code, out, _ = run("check", path, "--for", way)
+        said = [line.split(":")[0].strip() for line in out.splitlines() if "nobody carries out" in line]
+        assert (code, said) == (0, [f"nobody carries out {expected}"])
 
 
 def test_check_says_what_a_callback_of_trainer_cannot_fill(run, files):
@@ -207,4 +258,4 @@ runtime: [{id: lag, metric: weights_lag, limit: 1}]"""
     code, out, _ = run("check", path, "--for", "trainer", "--json")
     (found,) = json.loads(out)["files"]
     assert (code, set(found["coverage"]["unmeasured"])) == (0, {"js", "out"})
-    assert found["coverage"]["unmeasured"]["js"].endswith("judge it at a gate, or with Recorder.compare_logits")
+    assert found["coverage"]["unmeasured"]["js"].endswith("judge the clause in a gate, or call Recorder.compare_logits")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from xml.etree import ElementTree as ET
@@ -13,9 +14,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import gate_command
+from kc_otel.cli import gate_run, register
 from kc_otel.contract.load import check_text
-from kc_otel.recordings import Recording, save_recording
+from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.recording_files import save_recording
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +42,7 @@ def write(path, *, code=0.01, sequences=120, seed=3, logits=True, tasks=("code",
     z = rng.standard_normal((n, 12))
     size = np.repeat([code if tasks[t] == "code" else 0.01 for t in task], lengths)
     other = z + size[:, None] * rng.standard_normal((n, 12))
-    p, q = (each - np.log(np.exp(each).sum(1, keepdims=True)) for each in (z, other))
+    p, q = (scores - np.log(np.exp(scores).sum(1, keepdims=True)) for scores in (z, other))
     y = np.minimum((np.exp(q).cumsum(1) < rng.random((n, 1))).sum(1), 11)
     every = np.arange(n)
     more = {"train_logits": z, "inference_logits": other} if logits else {}
@@ -59,7 +62,7 @@ def contract(tmp_path):
 def run(monkeypatch):
     """Exit code, standard output and standard error of a command."""
     app = typer.Typer()
-    gate_command.register(app)
+    register(app, "gate")
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     monkeypatch.delenv("KC_OTEL_URL", raising=False)
 
@@ -71,25 +74,48 @@ def run(monkeypatch):
     return invoke
 
 
+def test_a_contract_in_the_place_of_a_command_says_what_to_type(run):
+    """Whoever leaves out `run` gets the whole line."""
+    code, _, err = run("gate", "policy.yaml", "new.npz")
+    assert code == 2
+    assert "kc-otel gate run policy.yaml new.npz" in " ".join(err.replace("│", " ").split())
+
+
 def test_a_sound_kernel_exits_with_0(run, contract, tmp_path):
-    """Log-probabilities and logits are judged; what a recording cannot tell was allowed by the user."""
+    """Log-probabilities and logits are judged; a clause that no recording can hold is named on the first line."""
     good = write(tmp_path / "good.npz")
-    code, out, err = run("gate", "run", contract, good, "--allow-unjudged")
+    code, out, err = run("gate", "run", contract, good)
     assert (code, err) == (0, "")
     assert out.startswith("advance: vllm ")
     assert "PASS: 6 verdicts" in out
-    assert "  verdicts about the traffic, what its window saw only: " in out
-    assert "not judged: lag: weights_lag cannot be told" in out
+    assert "  verdicts that cover only the measured traffic: " in out
+    assert out.splitlines()[0].endswith(" and may go on to shadow; not judged: lag")
+    assert "  not judged: lag: no recording holds weights_lag; the evaluator judges live traffic by it\n" in out
 
 
 def test_a_kernel_that_breaks_one_slice_exits_with_1_and_names_it(run, contract, tmp_path):
     """The slice, the bound, the limit and the distance are on the screen; prose stays out of it."""
-    code, out, _ = run("gate", "run", contract, write(tmp_path / "bad.npz", code=0.9), "--allow-unjudged")
+    code, out, _ = run("gate", "run", contract, write(tmp_path / "bad.npz", code=0.9))
     assert code == 1
     assert out.startswith("rollback: ")
     assert "FAIL token-tv on slice code: lower bound" in out
     assert "times the limit" in out
     assert "slice prose" not in out
+
+
+def test_slices_that_lack_data_for_one_reason_share_a_line(run, contract, tmp_path):
+    """Twenty slices that a recording has nothing of are one line, of both clauses; so they are in the plan."""
+    more = ", ".join(f"s{index:02}: {{where: {{task: t{index}}}}}" for index in range(20))
+    contract.write_text(CONTRACT.replace("slices: {", f"slices: {{{more}, "))
+    code, out, _ = run("gate", "run", contract, write(tmp_path / "log.npz"))
+    assert code == 3
+    (line,) = [line for line in out.splitlines() if "NO_DATA" in line]
+    assert line == (
+        "  NO_DATA exact and token-tv on slices s00, s01, s02 and 17 more: no sequence of this recording is in such a "
+        "slice; `task` is prose, code there"
+    )
+    rows = [line.split()[:2] for line in run("gate", "plan", contract)[1].splitlines() if "s00" in line]
+    assert [name for name, _ in rows] == ["exact", "token-tv", "lag"] * 2
 
 
 @pytest.mark.parametrize(
@@ -98,19 +124,19 @@ def test_a_kernel_that_breaks_one_slice_exits_with_1_and_names_it(run, contract,
         ({"sequences": 6}, "INCONCLUSIVE token-tv on all traffic: "),
         (
             {"tasks": ("code",)},
-            "NO_DATA token-tv on slice prose: no sequence of this recording is in slice prose; `task` is code there",
+            "NO_DATA exact and token-tv on slice prose: no sequence of this recording is in slice prose; `task` is",
         ),
         ({"logits": False}, None),
     ],
 )
 def test_the_undecided_exits_with_3_and_says_what_is_missing(run, contract, tmp_path, made, said):
-    """Too short, a slice without sequences, or a clause that cannot be told without somebody allowing it."""
+    """Too short, a slice without sequences, or a clause whose columns the recording lacks."""
     path = write(tmp_path / "log.npz", **made)
-    allowed = ["--allow-unjudged"] if said else []
-    code, out, _ = run("gate", "run", contract, path, *allowed)
+    code, out, _ = run("gate", "run", contract, path)
     assert code == 3
     assert out.startswith("wait: ")
-    assert (said or "not judged: exact: tv_exact cannot be told from this recording; it takes a .npz with") in out
+    lacks = "  not judged: exact: this recording lacks tv_exact: record a .npz with train_logits and inference_logits"
+    assert (said or f"{lacks}; or --require the other clauses\n") in out
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "log.parquet"])
@@ -139,9 +165,9 @@ def test_columns_of_other_names_are_found_now_and_when_verified(run, contract, t
 def test_slices_can_be_narrowed_but_a_failure_cannot_be_hidden(run, contract, tmp_path):
     """Only prose has to pass; code, which fails, still refuses."""
     short = write(tmp_path / "log.npz", tasks=("prose",))
-    assert run("gate", "run", contract, short, "--allow-unjudged", "--slice", "prose")[0] == 0
+    assert run("gate", "run", contract, short, "--slice", "prose")[0] == 0
     bad = write(tmp_path / "bad.npz", code=0.9)
-    code, out, _ = run("gate", "run", contract, bad, "--allow-unjudged", "--slice", "prose")
+    code, out, _ = run("gate", "run", contract, bad, "--slice", "prose")
     assert code == 1
     assert "FAIL (not required) token-tv on slice code" in out
 
@@ -154,7 +180,7 @@ def test_reports_and_evidence_are_written(run, contract, tmp_path, monkeypatch):
     bad = write(tmp_path / "bad.npz", code=0.9)
     folder = tmp_path / "gate"
     code, out, _ = run(
-        *("gate", "run", contract, bad, "--allow-unjudged", "--junit", folder / "junit.xml"),
+        *("gate", "run", contract, bad, "--junit", folder / "junit.xml"),
         *("--markdown", folder / "gate.md", "--evidence", folder, "--kernel", "inference.version=0.32.0"),
         *("--kernel", "inference.parallelism=tp=2,pp=1", "--kernel", "train.extra.commit=abc"),
     )
@@ -186,7 +212,7 @@ def test_reports_and_evidence_are_written(run, contract, tmp_path, monkeypatch):
 def test_a_forgotten_mask_is_no_better_a_kernel(run, contract, tmp_path, filler):
     """Padding on which both sides agree would halve a drift that breaks the contract: it is refused, not averaged."""
     path = write(tmp_path / "padded.npz", code=0.9, logits=False)
-    assert run("gate", "run", contract, path, "--allow-unjudged")[0] == 1
+    assert run("gate", "run", contract, path)[0] == 1
     with np.load(path) as given:
         arrays = dict(given)
     ends = np.cumsum(arrays["lengths"])
@@ -196,20 +222,29 @@ def test_a_forgotten_mask_is_no_better_a_kernel(run, contract, tmp_path, filler)
     arrays["token_ids"] = np.insert(arrays["token_ids"], places, 0)
     arrays["lengths"] = arrays["lengths"] + 40
     np.savez(path, **arrays)
-    code, out, err = run("gate", "run", contract, path, "--allow-unjudged")
+    code, out, err = run("gate", "run", contract, path)
     assert (code, out) == (2, "")
-    assert "ends in a filler, one and the same number, that the mask does not exclude" in err
+    assert "INVALID INPUT, placeholder" in err
+    assert "on both sides, up to 40 in a row" in err
 
 
 def test_the_contract_may_come_from_standard_input(tmp_path, monkeypatch):
     """And is in the evidence as it was written."""
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     app = typer.Typer()
-    gate_command.register(app)
+    register(app, "gate")
     path, record = write(tmp_path / "log.npz"), tmp_path / "e.json"
-    arguments = ["gate", "run", "-", str(path), "--allow-unjudged", "--evidence", str(record)]
+    arguments = ["gate", "run", "-", str(path), "--evidence", str(record)]
     assert CliRunner().invoke(app, arguments, input=CONTRACT).exit_code == 0
     assert json.loads(record.read_text())["offline"]["contract"] == CONTRACT
+
+
+def test_what_could_not_be_checked_is_noted(run, contract, tmp_path):
+    """The gate judges three tokens, and says that they are too few to be told from other tokens."""
+    row = {"train_logprobs": [-1.5, -0.4, -3.3], "inference_logprobs": [-1.2, -0.1, -3.0], "task": "code"}
+    made = tmp_path / "few.jsonl"
+    made.write_text(json.dumps(row) + "\n")
+    assert "not checked whether both sides score the same tokens: the 3 tokens" in run("gate", "run", contract, made)[1]
 
 
 def test_identical_sides_are_noted(run, contract, tmp_path):
@@ -239,17 +274,17 @@ def test_a_limit_that_nothing_can_keep_is_said_to_be_one(run, contract, tmp_path
         CONTRACT.replace("metric: tv_token, unit: token, limit: 0.05", "metric: tv_token, unit: token, limit: 0")
     )
     path = write(tmp_path / "log.npz", sequences=4)
-    _, out, _ = run("gate", "run", contract, path, "--allow-unjudged")
+    _, out, _ = run("gate", "run", contract, path)
     assert "no number of observations can show that this limit is kept" in out
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("missing.npz",), "missing.npz: cannot be read"),
+        (("missing.npz",), "missing.npz: there is no such file or folder"),
         (("LOG", "LOG"), "has the same content as"),
         (("LOG", "--require", "tv"), "--require: the contract has no clause 'tv'; there are exact, token-tv, lag"),
-        (("LOG", "--slice", "cod"), "--slice: the contract has no slice 'cod'; there are all, code, prose"),
+        (("LOG", "--slice", "cod"), "--slice: the contract has no slice 'cod'; did you mean 'code'?"),
         (("LOG", "--kernel", "infer.dtype=fp8"), "--kernel: 'infer.dtype' names no side"),
         (("LOG", "--kernel", "inference.kv=fp8"), "--kernel: 'kv' is none of engine, version"),
         (("LOG", "--kernel", "inference.dtype"), "--kernel: 'inference.dtype' is not NAME=VALUE"),
@@ -259,7 +294,7 @@ def test_a_limit_that_nothing_can_keep_is_said_to_be_one(run, contract, tmp_path
 def test_what_cannot_be_used_exits_with_2_and_says_why(run, contract, tmp_path, options, said):
     """Each refusal names the file or the option and what to write instead."""
     log = write(tmp_path / "log.npz")
-    shown = [str(log) if each == "LOG" else each.replace("CONTRACT", str(contract)) for each in options]
+    shown = [str(log) if option == "LOG" else option.replace("CONTRACT", str(contract)) for option in options]
     code, _, err = run("gate", "run", contract, *shown)
     assert code == 2
     assert said in err
@@ -284,7 +319,7 @@ def test_a_contract_with_errors_is_refused_by_line(run, contract, tmp_path):
 )
 def test_each_way_to_ask_has_arguments_and_options_of_its_own(run, contract, arguments, said):
     """What belongs to another sub-command is no option, rather than one that counts for nothing."""
-    code, _, err = run("gate", *(str(contract) if each == "CONTRACT" else each for each in arguments))
+    code, _, err = run("gate", *(str(contract) if argument == "CONTRACT" else argument for argument in arguments))
     assert code == 2
     assert said in " ".join(err.replace("│", "").split())
 
@@ -302,7 +337,7 @@ def test_who_stops_reading_changes_neither_decision_nor_evidence(contract, tmp_p
     recording = write(tmp_path / "a.npz", code=code)
     reads, writes = os.pipe()
     os.close(reads)
-    words = [contract, recording, "--allow-unjudged", "--evidence", tmp_path / "gate"]
+    words = [contract, recording, "--evidence", tmp_path / "gate"]
     command = [sys.executable, "-m", "kc_otel", "gate", "run", *map(str, words)]
     found = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     os.close(writes)
@@ -323,6 +358,94 @@ def test_what_is_no_evidence_and_no_recording_is_said_to_be_none(run, contract, 
 def test_a_limit_that_is_no_number_has_one_error_and_no_warning_about_0():
     """What stands in for it is not what was written."""
     found = check_text(CONTRACT.replace("limit: 0.05}]\nruntime", "limit: .nan}]\nruntime")).problems
-    assert [(one.level, one.message) for one in found if one.field == "statistical[0].limit"] == [
-        ("error", ".nan is not a finite number")
+    assert [(problem.level, problem.message) for problem in found if problem.field == "statistical[0].limit"] == [
+        ("error", ".nan is not finite; write a finite number")
     ]
+
+
+def test_saved_responses_and_a_trainers_folder_are_gated_and_verified(run, contract, tmp_path):
+    """Two servers' answers are one window, found again by the checksum of both; of a folder each file is a window."""
+    rng = np.random.default_rng(5)
+    folder = tmp_path / "step_1"
+    folder.mkdir()
+    files = {name: (tmp_path / f"{name}.jsonl").open("w") for name in ("p", "q", "step_1/rank_0", "step_1/rank_1")}
+    for row in range(80):
+        q = -rng.exponential(0.7, 30)
+        p, ids = np.minimum(q + 0.01 * rng.standard_normal(30), 0.0).tolist(), rng.integers(1, 99, 30).tolist()
+        given, sampled = ([[v, t, None] for v, t in zip(side, ids, strict=True)] for side in (p, q.tolist()))
+        files["p"].write(json.dumps({"meta_info": {"input_token_logprobs": [[None, 1, None], *given]}}) + "\n")
+        files["q"].write(json.dumps({"meta_info": {"output_token_logprobs": sampled}, "task": "code"}) + "\n")
+        line = {"trainer_logprobs": p, "inference_logprobs": q.tolist(), "loss_mask": [True] * 30, "token_ids": ids}
+        files[f"step_1/rank_{row % 2}"].write(json.dumps({**line, "task": "code"}) + "\n")
+    for file in files.values():
+        file.close()
+    pair = f"train={tmp_path / 'p.jsonl'},inference={tmp_path / 'q.jsonl'}"
+    only = ("--require", "token-tv", "--slice", "all", "--slice", "code")
+    code, out, err = run("gate", "run", contract, pair, *only, "--evidence", tmp_path / "gate")
+    assert code == 0, out + err
+    assert run("gate", "verify", tmp_path / "gate", "--recordings", pair)[0] == 0
+    assert run("gate", "verify", tmp_path / "gate", "--recordings", tmp_path / "p.jsonl")[0] == 1
+    code, out, _ = run("gate", "run", contract, folder, *only)
+    assert code == 0, out
+    assert out.startswith("advance: "), out
+
+
+def test_a_kernel_that_is_not_what_the_contract_declares_is_refused(run, contract, tmp_path, monkeypatch):
+    """The verdict would be on a kernel that nobody asked about; so would one of the training kernel against itself."""
+    log = write(tmp_path / "log.npz")
+    code, _, said = run("gate", "run", contract, log, "--kernel", "inference.dtype=float16")
+    assert (code, "inference: dtype bfloat16 is declared, and float16 reported; start the engine" in said) == (2, True)
+    served = [
+        {"role": side, "version": Kernel("vllm").fingerprint, "fields": {"engine": "vllm"}}
+        for side in ("train", "inference")
+    ]
+    monkeypatch.setattr(gate_run, "get", lambda *_: {"contracts": [{"name": "policy", "kernels": served}]})
+    contract.write_text(CONTRACT.replace("{engine: torch}", "{engine: vllm, dtype: float32}"))
+    both = ("--kernel", f"train={Kernel('vllm').fingerprint}", "--kernel", f"inference={Kernel('vllm').fingerprint}")
+    code, _, said = run("gate", "run", contract, log, *both)
+    assert (code, "two kernels are declared, and both sides report the same one" in said) == (2, True)
+
+
+def test_a_fingerprint_stands_for_what_the_kernel_has_reported(run, contract, tmp_path, monkeypatch):
+    """So that the gate and the plugin mean one version; what has not reported, or not all of it, is refused."""
+    kernel = Kernel("vllm", version="0.32.0", dtype="bfloat16", attention="FLASH_ATTN", hardware="H100", extra={"x": 1})
+    served = {"role": "inference", "version": kernel.fingerprint, "fields": kernel.fields()}
+    monkeypatch.setattr(
+        gate_run, "get", lambda *_: {"contracts": [{"name": "policy", "kernels": [served]}, {"name": "other"}]}
+    )
+    log = write(tmp_path / "log.npz")
+    code, _, said = run("gate", "run", contract, log, "--kernel", f"inference={kernel.fingerprint}")
+    assert (code, "does not make its fingerprint" in said) == (2, True)
+    kernel = Kernel("vllm", version="0.32.0", dtype="bfloat16", attention="FLASH_ATTN", hardware="H100")
+    served |= {"version": kernel.fingerprint, "fields": kernel.fields()}
+    evidence = tmp_path / "gate"
+    run(
+        "gate",
+        "run",
+        contract,
+        log,
+        "--kernel",
+        f"inference={kernel.fingerprint}",
+        "--evidence",
+        evidence,
+    )
+    assert json.loads((evidence / "evidence.json").read_text())["kernel"] == kernel.fingerprint
+    code, _, said = run("gate", "run", contract, log, "--kernel", "inference=0123456789ab")
+    assert (code, "no inference kernel 0123456789ab of policy has reported" in said) == (2, True)
+
+
+def test_what_is_not_decided_without_a_cap_says_what_one_would_give(run, contract, tmp_path):
+    """An upper bound far above the estimate is honest and useless: the cap, the verdict with it, and how many more."""
+    contract.write_text(CONTRACT.replace("unit: token, limit: 0.05", "unit: sequence, limit: 0.02"))
+
+    def advice(sequences):
+        log = write(tmp_path / f"{sequences}.npz", sequences=sequences)
+        _, out, _ = run("gate", "run", contract, log, "--require", "token-tv", "--slice", "all")
+        (line,) = (line for line in out.splitlines() if "INCONCLUSIVE token-tv on all traffic" in line)
+        return line.partition("; with ")[2]
+
+    assert re.search(r"^`cap: 0.1` the upper bound is 0.0\d*, a PASS$", advice(140))
+    assert re.search(r"^`cap: 0.1` the upper bound is 0.0\d*: (about )?[\d,]+ more needed$", advice(40))
+    contract.write_text(CONTRACT.replace("unit: token, limit: 0.05", "unit: sequence, limit: 0.02, cap: 0.1"))
+    _, out, _ = run("gate", "run", contract, write(tmp_path / "log.npz", sequences=40), "--require", "token-tv")
+    assert "cap:" not in out

@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import gate_command
-from kc_otel.recordings import load_recording
+from kc_otel.cli import register
+from kc_otel.recordings.recording_files import load_recording
 from tests.tools.completions import completions, table
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ def endpoints():
 def run():
     """Exit code, standard output and standard error of a command, in the folder."""
     app = typer.Typer()
-    gate_command.register(app)
+    register(app, "gate")
 
     def invoke(*arguments):
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -70,7 +70,7 @@ def run():
 
 def asked(inference, train, *more):
     """The command's arguments."""
-    urls = (getattr(each, "address", each) for each in (inference, train))
+    urls = (getattr(side, "address", side) for side in (inference, train))
     where = [part for pair in zip(("--inference-url", "--train-url"), urls, strict=True) for part in pair]
     options = ("--prompts", "prompts.jsonl", "--max-tokens", TOKENS, "--require", "token-tv")
     return ("gate", "live", "policy.yaml", *where, *options, *more)
@@ -85,7 +85,7 @@ def test_the_same_model_on_both_sides_advances(run, endpoints, folder):
     assert f"recording: gate/recording.npz ({PROMPTS} completions, {PROMPTS * TOKENS:,} tokens)" in err
     assert run("gate", "verify", "gate", "--recordings", "gate")[0] == 0
     recording = load_recording(folder / "gate" / "recording.npz")
-    assert [each["task"] for each in recording.attributes[:2]] == ["code", "prose"]
+    assert [attributes["task"] for attributes in recording.attributes[:2]] == ["code", "prose"]
 
 
 def test_another_model_rolls_back_and_the_recording_can_be_judged_again(run, endpoints):
@@ -158,7 +158,7 @@ def test_prompts_that_were_not_answered_leave_no_verdict(run, endpoints):
     assert f"2 of {PROMPTS} completions are missing, 2 of them failed:" in err
     assert "prompts.jsonl: line 8, 9: inference endpoint http" in err
     assert "400: maximum context length is 6 (2 times)" in err
-    assert "no verdict: what failed is no sample at random" in err
+    assert "no verdict: the failed prompts are no random sample" in err
     assert not Path("gate/evidence.json").exists()
     command = err.partition("kc-otel ")[2].split()
     assert run(*command, "--require", "token-tv")[0] == 0
@@ -253,7 +253,7 @@ def test_keys_go_to_their_own_endpoint_and_are_never_printed(run, endpoints, mon
     code, out, err = run(*asked(inference, train, "--evidence", "gate"))
     assert code == 0
     for server, key in ((inference, "sk-sample"), (train, "sk-score")):
-        assert {each["Authorization"] for each in server.headers} == {f"Bearer {key}"}
+        assert {headers["Authorization"] for headers in server.headers} == {f"Bearer {key}"}
     shown = out + err + Path("gate/evidence.json").read_text()
     train.fault = lambda *_: ({"error": {"message": "no such key: sk-score"}}, 400, {})
     shown += "".join(run(*asked(inference, train, "--train-model", "tiny", "--record", "log.npz"))[1:])
@@ -271,13 +271,16 @@ def test_a_dead_endpoint_is_named(run, endpoints):
 
 
 def test_models_of_other_names_are_told(run, endpoints):
-    """And a server's two models can be compared with each other, but none with itself."""
+    """A server's two models can be compared with each other; one with itself has the floor, which is said."""
     inference, _ = endpoints(inference={"models": ("bf16", "fp8")})
     code, _, err = run(*asked(inference, inference, "--inference-model", "fp9", "--train-model", "bf16"))
     assert (code, "--inference-model: serves no 'fp9'; it serves bf16, fp8" in err) == (2, True)
     assert run(*asked(inference, inference, "--inference-model", "fp8", "--train-model", "bf16"))[0] == 0
     code, _, err = run(*asked(inference, inference, "--inference-model", "fp8", "--train-model", "fp8"))
-    assert (code, "a kernel does not drift from itself" in err) == (2, True)
+    assert (code, "its decoding with its prefill" in err) == (0, True)
+    named = inference.address.replace("127.0.0.1", "localhost") + "/v1"
+    _, _, err = run(*asked(inference, named, "--inference-model", "fp8", "--train-model", "fp8"))
+    assert "its decoding with its prefill" in err
 
 
 @pytest.mark.parametrize(
@@ -285,7 +288,7 @@ def test_models_of_other_names_are_told(run, endpoints):
     [
         (("--temperature", "0.7"), "--temperature: 0.7: log-probabilities of given tokens are from before"),
         (("--require", "tv"), "--require: the contract has no clause 'tv'; there are token-tv, lag"),
-        (("--slice", "cod"), "--slice: the contract has no slice 'cod'; there are all, code, prose"),
+        (("--slice", "cod"), "--slice: the contract has no slice 'cod'; did you mean 'code'?"),
         (("--kernel", "infer.dtype=fp8"), "--kernel: 'infer.dtype' names no side"),
         (("--record", "log.txt"), "log.txt: the name does not end in"),
         (("--record", "policy.yaml/log.npz"), "policy.yaml/log.npz: cannot be written"),
@@ -317,3 +320,12 @@ def test_two_endpoints_and_prompts_are_the_whole_order(run, more, said):
     code, _, err = run("gate", "live", "policy.yaml", *some, *more)
     assert code == 2
     assert said in " ".join(err.replace("│", "").split())
+
+
+def test_another_version_than_the_one_that_is_judged_is_refused(run, endpoints):
+    """The engine that answers says which it is; without `--kernel` that is told, for the fingerprint."""
+    sampler, scorer = endpoints(inference={"version": "0.31.0"})
+    code, _, said = run(*asked(sampler, scorer, "--kernel", "inference.version=0.32.0"))
+    assert (code, "version 0.31.0 answers, and --kernel inference.version says 0.32.0" in said) == (2, True)
+    assert not any("prompt" in request for request in sampler.requests)
+    assert "--kernel inference.version=0.31.0 makes it part of the fingerprint" in run(*asked(sampler, scorer))[2]

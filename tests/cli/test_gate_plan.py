@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import gate_command
+from kc_otel.cli import register
 from kc_otel.contract.load import load_text
 from kc_otel.contract.words import spoken
 from kc_otel.judge.promotion.plan import Traffic, plan_gate
@@ -30,14 +30,14 @@ observability: {window: 5m, long_window: 1h, min_samples: 2000, min_sequences: 1
 def planned(text=CONTRACT, windows=3, **traffic):
     known = {"tokens_per_second": 1000.0, "sampling": 0.05, "tokens_per_sequence": 100.0, "shares": {"all": 1.0}}
     plan = plan_gate(load_text(text), Traffic(**(known | traffic)), windows)
-    return {(each.clause, each.slice): each for each in plan}
+    return {(cell.clause, cell.slice): cell for cell in plan}
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.delenv("KC_OTEL_URL", raising=False)
     app = typer.Typer()
-    gate_command.register(app)
+    register(app, "gate")
     path = tmp_path / "policy.yaml"
 
     def invoke(*arguments, text=CONTRACT):
@@ -55,7 +55,7 @@ def test_time_is_observations_over_rate_and_a_window_for_each_further_pass():
     assert plan["token-tv", "all"].observations == 2000
     assert plan["token-tv", "all"].seconds == pytest.approx(40 + 2 * 300)
     assert planned(windows=1)["token-tv", "all"].seconds == pytest.approx(40)
-    assert plan["seq-tv", "all"].unit == "sequence"
+    assert plan["seq-tv", "all"].unit == "prompt"
     assert plan["seq-tv", "all"].seconds == pytest.approx(100 / (1000 * 0.05 / 100) + 2 * 300)
 
 
@@ -68,7 +68,7 @@ def test_what_no_window_can_hold_never_passes():
     """At 0.05 tokens/s measured, 2000 take 11 hours, and windows forget after one."""
     cell = planned(tokens_per_second=1.0)["token-tv", "all"]
     assert (cell.never, cell.seconds) == (True, math.inf)
-    assert "do not fit into the long window" in cell.why
+    assert cell.why == "about 11 hours of traffic do not fit into the long window of 1h; sample more, or lengthen it"
 
 
 def test_a_limit_that_identical_kernels_cannot_show_to_keep_never_passes():
@@ -106,10 +106,10 @@ def test_times_are_in_units_that_people_use(seconds, said):
 
 
 def test_the_command_prints_what_each_clause_needs_and_how_long_the_gate_takes(run):
-    """One row per clause and slice, and the sentence that answers the question."""
+    """One row per clause and slice that differs, and the sentence that answers the question."""
     code, out, err = run("--tokens-per-second", "1000", "--share", "code=0.1")
     assert (code, err) == (0, "")
-    assert "token-tv  all    2,000 tokens" in out
+    assert "token-tv all 2,000 tokens about" in " ".join(out.split())
     assert "at 5% sampling this gate needs about 2.6 hours; seq-tv on code takes longest" in out
     assert "at 50% sampling" in run("--tokens-per-second", "1000", "--sampling", "0.5", "--share", "code=0.1")[1]
 
@@ -126,14 +126,14 @@ def test_a_gate_that_can_never_pass_is_refused(run):
     """It would hold every version for ever; the clause is named."""
     code, out, err = run(text=CONTRACT.replace("limit: 0.05", "limit: 0"))
     assert code == 2
-    assert "token-tv  all    never" in out
-    assert "token-tv on all can never pass: not even identical kernels" in err
+    assert "token-tv all and code never" in " ".join(out.split())
+    assert "token-tv on all and code can never pass: not even identical kernels" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--share", "cod=0.1"), "--share: the contract has no slice 'cod'; there are code"),
+        (("--share", "cod=0.1"), "--share: the contract has no slice 'cod'; did you mean 'code'?"),
         (("--share", "code=2"), "--share: '2' is not a part of the traffic"),
     ],
 )

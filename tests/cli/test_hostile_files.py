@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import compare_log_command, import_command, replay_command
+from kc_otel.cli import register
 from tests.serve.test_escaped import HOSTILE
 
 CONTRACT = """\
@@ -19,7 +19,7 @@ kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm, dtyp
 statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.02}]
 """
 ROW = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.0, -2.5], "token_ids": [1, 2]}
-each = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 named = pytest.mark.parametrize("text", [text for text in HOSTILE.values() if text.isascii() and "\n" not in text])
 """A refusal may have several lines, and a file that somebody names with a line's end has two in it."""
 
@@ -27,8 +27,7 @@ named = pytest.mark.parametrize("text", [text for text in HOSTILE.values() if te
 def ran(*words):
     """What a command says, on both streams, and how it ends."""
     app = typer.Typer()
-    for command in (compare_log_command, import_command, replay_command):
-        command.register(app)
+    register(app, "compare", "import", "replay")
     done = CliRunner().invoke(app, list(map(str, words)))
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done
@@ -40,12 +39,12 @@ def harmless(said):
 
 
 @pytest.mark.slow
-@each
+@hostile
 @pytest.mark.parametrize("form", [(), ("--markdown",), ("--json",)], ids=["table", "Markdown", "JSON"])
 def test_slices_of_a_recording_are_shown_escaped(text, form, tmp_path):
     """As a table, in Markdown and as JSON, of which a reader still gets the text that it was."""
     (tmp_path / "log.jsonl").write_text(json.dumps(ROW | {"task": text}) + "\n")
-    done = ran("compare-log", tmp_path / "log.jsonl", "--by", "task", *form)
+    done = ran("compare", tmp_path / "log.jsonl", "--by", "task", *form)
     assert done.exit_code == 0, done.output
     assert harmless(done.output)
     assert "task=a" in done.output
@@ -62,7 +61,7 @@ def test_names_of_files_are_shown_escaped(text, tmp_path, monkeypatch):
     good.write_text(json.dumps(ROW) + "\n")
     bad.write_text("{")
     for words in (
-        ("compare-log", good), ("compare-log", bad), ("replay", bad, "--contract", tmp_path / "policy.yaml"),
+        ("compare", good), ("compare", bad), ("replay", bad, "--contract", tmp_path / "policy.yaml"),
         ("import", good, bad, "--contract", tmp_path / "policy.yaml", "--format", "generic"),
     ):  # fmt: skip
         done = ran(*words)

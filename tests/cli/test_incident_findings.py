@@ -1,4 +1,4 @@
-"""`kc-otel locate --incident` and `--follow`, `kc-otel remedy --incident`: the answer stands on the incident."""
+"""`kc-otel locate run --incident` and `--follow`, `remedy --incident`: the answer is on the incident."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import typer
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from kc_otel.cli import locate_command, remedy_command
+from kc_otel.cli import register
 from kc_otel.cli.locate_follow import Follower, run_within
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.api.app import make_api
@@ -78,9 +78,8 @@ def kc(core, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "contract.yaml").write_text(CONTRACT)
     app = typer.Typer()
-    locate_command.register(app)
-    remedy_command.register(app)
-    return lambda *arguments: CliRunner().invoke(app, [str(each) for each in arguments])
+    register(app, "locate", "remedy")
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -92,17 +91,17 @@ def locate(kc, tmp_path):
     (tmp_path / "kernels.py").write_text(KERNELS)
     rows = [
         {
-            "prompt_ids": each.token_ids[: each.prompt_tokens],
-            "token_ids": each.token_ids[each.prompt_tokens :],
+            "prompt_ids": sequence.token_ids[: sequence.prompt_tokens],
+            "token_ids": sequence.token_ids[sequence.prompt_tokens :],
             "attributes": {"task": "code" if index < 8 else "prose"},
         }
-        for index, each in enumerate(conversations())
+        for index, sequence in enumerate(conversations())
     ]
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
     def run(*options, infer="infer"):
         kernels = ("--train", "kernels.py:train", "--infer", f"kernels.py:{infer}", "--sequences", "rows.jsonl")
-        return kc("locate", "contract.yaml", *kernels, *options)
+        return kc("locate", "run", "contract.yaml", *kernels, *options)
 
     return run
 
@@ -112,16 +111,16 @@ def test_one_command_leads_from_an_incident_to_the_culprit_on_its_page(core, loc
     """Slice and clause are those of its worst cell; the sentence names layer, tensor and share, and is evidence."""
     result = locate("--incident", "worst", "--by", "ada")
     assert result.exit_code == 1
-    (one,) = core.incidents()
-    assert f"on incident {one.id}: http://127.0.0.1:4320/#/incident/{one.id}" in result.stderr
-    (found,) = one.diagnoses
+    (incident,) = core.incidents()
+    assert f"on incident {incident.id}: http://127.0.0.1:4320/#/incident/{incident.id}" in result.stderr
+    (found,) = incident.diagnoses
     assert (found.kind, found.slice, found.by) == ("locate", "code", "ada")
     assert found.text == (
         "first divergence: layer 2, o_proj (attention's output projection), module layers.2.o_proj; "
         "tensor layers.2.o_proj.weight differs by 2.48 %; 100 % [100, 100] of tv_token comes from o_proj in layer 2 "
         "(8 sequences of code, 99 % confidence)"
     )
-    evidence = json.loads(core.evidence(one.id, found.evidence))
+    evidence = json.loads(core.evidence(incident.id, found.evidence))
     assert evidence["culprit"]["tensors"] == ["layers.2.o_proj.weight"]
     assert evidence["asked"]["inference"] == "kernels.py:infer"
 
@@ -154,7 +153,16 @@ def test_a_remedy_of_rollouts_stands_on_the_incident_too(core, kc, tmp_path):
         inference_logprobs=inference,
         task=np.array(["code"] * 200),
     )
-    result = kc("remedy", "rollouts.npz", "--contract", "contract.yaml", "--trainer", "trl", "--incident", "worst")
+    result = kc(
+        "remedy",
+        "rollouts.npz",
+        "--contract",
+        "contract.yaml",
+        "--trainer",
+        "trl",
+        "--incident",
+        "worst",
+    )
     assert result.exit_code in {0, 1}, result.output
     (found,) = core.incidents()[0].diagnoses
     assert (found.kind, found.slice) == ("remedy", "code")
@@ -230,7 +238,7 @@ def test_a_run_ends_with_its_budget_and_says_why_it_has_no_answer(tmp_path):
     contract = tmp_path / "contract.yaml"
     contract.write_text(CONTRACT)
     (tmp_path / "rows.jsonl").write_text('{"token_ids": [1, 2, 3], "attributes": {"task": "code"}}\n')
-    command = ["locate", str(contract), "--infer", "x.py:y", "--sequences", str(tmp_path / "rows.jsonl")]
+    command = ["locate", "run", str(contract), "--infer", "x.py:y", "--sequences", str(tmp_path / "rows.jsonl")]
     never, began = threading.Event(), time.monotonic()
     said = run_within([*command, f"--train={tmp_path / 'slow.py'}:kernel"], 5.0, never)
     assert said == "not located within its budget of 5s; give --budget more, or --limit less"

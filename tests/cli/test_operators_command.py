@@ -1,4 +1,4 @@
-"""`kc-otel operators`: a file with comparisons becomes a table, JSON and verdicts."""
+"""`kc-otel locate operators`: a file with comparisons becomes a table, JSON and verdicts."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import operators_command as operators
+from kc_otel.cli import locate_command as operators
 
 SPEC = """
 import numpy as np
@@ -73,11 +73,10 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "220")
     app = typer.Typer()
-    app.callback()(lambda: None)
-    operators.register(app)
+    app.command()(operators.operators)
 
     def invoke(*arguments):
-        result = CliRunner().invoke(app, ["operators", *arguments])
+        result = CliRunner().invoke(app, list(arguments))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result.exit_code, result.stdout, result.stderr

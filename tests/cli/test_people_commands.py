@@ -1,4 +1,4 @@
-"""`kc-otel alerts`, `ack`, `silence`, `pin` and their ends, against the evaluator's real API."""
+"""`kc-otel alerts list`, `ack`, `silence`, `pin` and their ends, against the evaluator's real API."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from rich.console import Console
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from kc_otel.cli import people_commands as people
-from kc_otel.cli import status_command
-from kc_otel.contract import load_text
+from kc_otel.cli import api_client, register, status_command
+from kc_otel.client.doctor import _declared
+from kc_otel.contract.load import load_text
+from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.api.app import make_api
@@ -50,7 +51,7 @@ def running(monkeypatch):
         texts = (CONTRACT.replace("name: policy", f"name: {name}") for name in verdicts)
         with closing(open_state(None)) as connection:
             core = Core([load_text(text) for text in texts], connection, external_url="", now=time.time())
-            core.evaluator.evaluate = lambda now: {name: Evaluation(now, (one,)) for name, one in verdicts.items()}
+            core.evaluator.evaluate = lambda now: {name: Evaluation(now, (found,)) for name, found in verdicts.items()}
             core.tick(time.time())
             api = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
 
@@ -60,8 +61,8 @@ def running(monkeypatch):
 
             monkeypatch.setattr(httpx, "request", request)
             app = typer.Typer()
-            people.register(app)
-            status_command.register(app)
+            register(app, "events", "alerts", "route")
+            register(app, "status")
 
             def run(*arguments):
                 result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300", "LOGNAME": "ada"})
@@ -86,7 +87,7 @@ def test_the_status_of_one_contract_is_that_ones_only(running):
     """Cells, incidents, routes and what people decided of the others are left out; the exit code follows."""
     healthy = replace(VERDICT, cell=VERDICT.cell._replace(contract="other"), status=Status.PASS, lower=0.0, upper=0.01)
     with running(policy=VERDICT, other=healthy) as kc:
-        assert kc("silence", "policy", "--for", "1h", "--why", "looking")[0] == 0
+        assert kc("alerts", "silence", "policy", "--for", "1h", "--why", "looking")[0] == 0
         code, shown = kc("status")
         assert code == 1
         for said in ("policy   inference kernel", "other   inference kernel", "route  policy/code", "silence  policy"):
@@ -101,14 +102,14 @@ def test_the_status_of_one_contract_is_that_ones_only(running):
 @pytest.mark.slow
 def test_an_alert_is_listed_and_acknowledged(kc):
     """With who and why, also in the status and in the events; a second time there is nothing to take on."""
-    code, shown = kc("alerts")
+    code, shown = kc("alerts", "list")
     assert code == 1
     assert "firing   critical policy: token-tv on code (fail)" in shown
-    assert kc("ack", "policy", "--slice", "code", "--why", "looking")[1].startswith("1 alert(s) acknowledged")
-    assert "acknowledged by ada: looking" in kc("alerts")[1]
+    assert kc("alerts", "ack", "policy", "--slice", "code", "--why", "looking")[1].startswith("1 alert acknowledged: ")
+    assert "acknowledged by ada: looking" in kc("alerts", "list")[1]
     assert "ada is at work on token-tv on code (looking)" in kc("status")[1]
     assert "acknowledged  policy: ada acknowledged token-tv on code: looking" in kc("events")[1]
-    code, shown = kc("ack", "policy", "--why", "again", "--by", "bob")
+    code, shown = kc("alerts", "ack", "policy", "--why", "again", "--by", "bob")
     assert code != 0
     assert "acknowledged already, by ada" in shown
 
@@ -116,15 +117,15 @@ def test_an_alert_is_listed_and_acknowledged(kc):
 @pytest.mark.slow
 def test_a_silence_is_made_and_ended(kc):
     """By duration and by id."""
-    code, shown = kc("silence", "policy", "--slice", "code", "--for", "2h", "--why", "planned")
+    code, shown = kc("alerts", "silence", "policy", "--slice", "code", "--for", "2h", "--why", "planned")
     assert code == 0
-    (one,) = kc.core.people.silences
-    assert shown.startswith(f"silence {one.id} until ")
-    assert 7190 < one.until - time.time() <= 7200
-    assert f"silenced ({one.id})" in kc("alerts")[1]
-    assert f"silence {one.id}  every clause of policy on slice code until " in kc("alerts")[1]
+    (silence,) = kc.core.people.silences
+    assert shown.startswith(f"silence {silence.id} until ")
+    assert 7190 < silence.until - time.time() <= 7200
+    assert f"silenced ({silence.id})" in kc("alerts", "list")[1]
+    assert f"silence {silence.id}  every clause of policy on slice code until " in kc("alerts", "list")[1]
     assert "every clause on slice code is silenced by ada" in kc("status")[1]
-    assert kc("unsilence", one.id, "--why", "done", "--by", "bob")[0] == 0
+    assert kc("alerts", "unsilence", silence.id, "--why", "done", "--by", "bob")[0] == 0
     assert kc.core.people.silences == ()
     assert "bob ended the silence of every clause on slice code by ada: done" in kc("events")[1]
 
@@ -132,7 +133,7 @@ def test_a_silence_is_made_and_ended(kc):
 @pytest.mark.parametrize("lasting", ["2", "-1h", "0s", "soon"])
 def test_a_silence_that_lasts_no_time_is_refused(kc, lasting):
     """With what to write instead."""
-    code, shown = kc("silence", "policy", "--for", lasting, "--why", "planned")
+    code, shown = kc("alerts", "silence", "policy", "--for", lasting, "--why", "planned")
     assert code == 2
     assert "2h" in shown or "30s" in shown
     assert kc.core.people.silences == ()
@@ -141,22 +142,28 @@ def test_a_silence_that_lasts_no_time_is_refused(kc, lasting):
 @pytest.mark.slow
 def test_a_slice_is_pinned_and_unpinned(kc):
     """For a time or until a person ends it."""
-    assert "all is pinned to train-kernel until it is unpinned" in kc("pin", "policy", "train-kernel", "--why", "x")[1]
-    code, shown = kc("pin", "policy", "inference-kernel", "--slice", "code", "--for", "1h", "--why", "a test")
+    assert (
+        "all is pinned to train-kernel until it is unpinned"
+        in kc("route", "pin", "policy", "train-kernel", "--why", "x")[1]
+    )
+    code, shown = kc("route", "pin", "policy", "inference-kernel", "--slice", "code", "--for", "1h", "--why", "a test")
     assert code == 0
     assert "code is pinned to inference-kernel until 2" in shown
     assert {pin.slice for pin in kc.core.decisions.pins} == {"all", "code"}
     assert "code is pinned to the inference kernel by ada (a test)" in kc("status")[1]
-    assert kc("unpin", "policy", "--slice", "code", "--why", "done")[1].startswith("1 pin(s) ended")
-    assert kc("pin", "policy", "fp8", "--why", "x")[0] == 2
+    assert kc("route", "unpin", "policy", "--slice", "code", "--why", "done")[1].startswith("pins ended: 1;")
+    assert kc("route", "pin", "policy", "fp8", "--why", "x")[0] == 2
     assert "ada ended the pin of code: done" in kc("events", "--newest", "1")[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [["ack"], ["silence", "--for", "1h"], ["unpin"], ["pin", "train-kernel"]])
+@pytest.mark.parametrize(
+    "command",
+    ["alerts ack policy", "alerts silence policy --for 1h", "route unpin policy", "route pin policy train-kernel"],
+)
 def test_nobody_decides_without_a_reason(kc, command):
     """`--why` is asked for before anything is sent."""
-    code, shown = kc(command[0], "policy", *command[1:])
+    code, shown = kc(*command.split())
     assert code == 2
     assert "--why" in shown
 
@@ -165,23 +172,25 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     """The incident first; of sixty cells the worst twenty, and how many more of which verdict; every line fits."""
     statuses = ["FAIL"] * 15 + ["NO_DATA"] * 15 + ["PASS"] * 30
     cells = [
-        {"verdict": {"contract": "policy", "clause": "token-tv", "slice": f"s{index}", "kernel_inference": "b" * 12,
-                     "status": status, "estimate": 0.1, "lower": 0.1, "upper": 0.1, "limit": 0.02, "samples": 9},
+        {"verdict": {"contract": "policy", "clause": "token-tv", "slice": f"s{index}", "kernel_train": "a" * 12,
+                     "kernel_inference": "b" * 12, "status": status, "estimate": 0.1, "lower": 0.1, "upper": 0.1,
+                     "limit": 0.02, "samples": 9, "no_traffic": False, "reason": ""},
          "since": 0.0, "firing": [], "history": []}
         for index, status in enumerate(statuses)
     ]  # fmt: skip
     blocks = status_command._tables(cells, 60.0, 80, most=20)
     console = Console(width=80, record=True, file=io.StringIO())
     incident = {
-        "id": "0123456789ab", "contract": "policy", "state": "broken", "status": "FAIL", "since": 0.0,
+        "id": "0123456789ab", "contract": "policy", "state": "broken", "state_text": "Broken",
+        "status": "FAIL", "since": 0.0,
         "headline": "token-tv is above its limit on s0, s1, s2 and 12 more", "slices": ["s"] * 15,
-        "grew": "3 slices at 04:45, 15 at 04:50 UTC", "kernel_inference": "b" * 12,
+        "grew": "3 slices at 04:45, 15 at 04:50 UTC", "kernel_inference": "b" * 12, "kernel_train": "",
         "actions": [{"at": 0.0, "text": f"action {index}", "in_force": index != 5} for index in range(6)],
         "diagnoses": [],
     }  # fmt: skip
-    overview = {"incidents": [incident | {"id": f"{index:012d}"} for index in range(8)]}
-    fields = {"engine": "vllm", "engine.version": "0.32", "dtype": "fp8"}
-    contracts = [{"name": "policy", "kernels": [{"role": "inference", "version": "b" * 12, "fields": fields}]}]
+    overview = {"incidents": [incident | {"id": f"{index:012d}"} for index in range(8)], "unproven": []}
+    named = {"name": f"vllm 0.32 fp8 ({'b' * 12})", "otherwise": []}
+    contracts = [{"name": "policy", "kernels": [{"role": "inference", "version": "b" * 12, **named}]}]
     console.print(*status_command._incidents(overview, None, 60.0, contracts), *blocks, sep="\n")
     said = console.export_text().splitlines()
     assert said[0] == "Broken  policy: token-tv is above its limit on s0, s1, s2 and 12 more"
@@ -189,7 +198,7 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
     assert said[2] == "  on vllm 0.32 fp8 (bbbbbbbbbbbb)"
     assert [line[-8:] for line in said[3:7]] == ["action 1", "action 2", "action 3", "action 4"]  # 5 holds no more
     assert said[7:9] == [said[0], said[1].replace("0" * 12, f"{1:012d}")]
-    assert said[22] == "2 more incidents"
+    assert said[26] == "2 more incidents"
     assert said[-1] == "and 40 more: 10 NO_DATA, 30 PASS (kc-otel status --all shows them)"
     assert max(map(len, said)) <= 80
 
@@ -200,15 +209,36 @@ def test_what_nobody_judges_any_more_is_no_all_clear(running):
     passing = replace(VERDICT, status=Status.PASS)
     with running(policy=passing) as run:
         core = run.core
-        assert [run(name)[0] for name in ("status", "alerts")] == [0, 0]
+        assert [run(*words)[0] for words in (["status"], ["alerts", "list"])] == [0, 0]
         core.evaluated_at = time.time() - 3 * 3600
         core.evaluator.faults.report("", "evaluation", {"all contracts": ValueError("x")})
-        for name in ("status", "alerts"):
-            code, said = run(name)
+        for words in (["status"], ["alerts", "list"]):
+            code, said = run(*words)
             fault = "evaluation fails for all contracts: ValueError: x"
             assert (code, said.splitlines()[0]) == (
                 3, f"nothing has been judged for 3 h: all contracts: {fault}",
             )  # fmt: skip
-        assert "nothing has been judged for" in run("watch", "--count", "1")[1]
+        assert "nothing has been judged for" in run("status", "--watch", "--count", "1")[1]
         core.evaluated_at = None
         assert run("status")[1].startswith("nothing has been judged yet")
+
+
+def test_a_kernel_that_is_not_what_was_declared_is_in_the_status(kc):
+    """A flag that was forgotten; so it is in the API, for the page and for `doctor`."""
+    reported = {"engine": "sglang", "dtype": "bfloat16"}
+    kc.core.evaluator.kernels = lambda _: (KernelInfo("inference", "bb", reported, time.time()),)
+    said = "engine vllm is declared, and sglang reported"
+    assert f"policy, sglang bfloat16 (bb): {said}" in kc("status")[1]
+    (contract,) = api_client.get("http://evaluator", "/api/v1/contracts")["contracts"]
+    assert [kernel["otherwise"] for kernel in contract["kernels"]] == [[said]]
+    assert [(finding.level, finding.what) for finding in _declared([contract])] == [
+        ("warning", f"policy, sglang bfloat16 (bb): {said}")
+    ]
+
+
+def test_a_reason_in_another_encoding_is_refused_with_the_remedy(capsys):
+    """Bytes that are no UTF-8 reach Python as lone surrogates, which no JSON has."""
+    with pytest.raises(typer.Exit) as ended:
+        api_client.post("http://127.0.0.1:9", "/api/v1/pins", {"why": b"gepr\xfcft".decode(errors="surrogateescape")})
+    assert ended.value.exit_code == 2
+    assert "LANG=C.UTF-8" in capsys.readouterr().err

@@ -15,8 +15,9 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from kc_otel.cli import api_client as _client
-from kc_otel.cli import gate_command, promote_command, promote_watch
-from kc_otel.contract import load_text
+from kc_otel.cli import promote_command, register
+from kc_otel.contract.load import load_text
+from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.api.app import make_api
@@ -55,6 +56,8 @@ class Driven:
                 ),
             ))
         }  # fmt: skip
+        declared = {"engine": "vllm", "dtype": "bfloat16"}
+        self.core.evaluator.kernels = lambda _: (KernelInfo("inference", "v2", declared, 1.0),)
         counts = RequestCounts()
         self.client = TestClient(make_api(self.core, lambda: read(self.core, counts, Counter()), Changes(), "0"))
 
@@ -77,7 +80,7 @@ class Driven:
 def driven(monkeypatch):
     driven = Driven()
     monkeypatch.setattr(_client.httpx, "request", driven.request)
-    monkeypatch.setattr(promote_watch, "time", SimpleNamespace(sleep=driven.tick))
+    monkeypatch.setattr(promote_command, "time", SimpleNamespace(sleep=driven.tick))
     yield driven
     driven.connection.close()
 
@@ -86,8 +89,7 @@ def driven(monkeypatch):
 def run(driven, monkeypatch):  # noqa: ARG001 - it answers what is asked
     """Exit code, standard output and standard error of a command."""
     app = typer.Typer()
-    promote_command.register(app)
-    gate_command.register(app)
+    register(app, "promote", "gate")
     monkeypatch.delenv("KC_OTEL_URL", raising=False)
     monkeypatch.setenv("LOGNAME", "ada")
 
@@ -99,10 +101,25 @@ def run(driven, monkeypatch):  # noqa: ARG001 - it answers what is asked
     return invoke
 
 
-def test_without_an_option_it_starts_and_then_only_says_where_it_is(run, driven):
-    """The first call starts it; a second one changes nothing, also after a rollback."""
+def test_a_name_that_no_kernel_has_starts_nothing(run, driven):
+    """Where others have reported; what has yet to serve comes with evidence."""
+    driven.core.evaluator.kernels = lambda _: (KernelInfo("inference", "9f1c2ab04d77", {"engine": "vllm"}, 1.0),)
+    code, _, err = run("promote", "policy", "9f1c2ab04d78")
+    assert code == 2
+    assert "did you mean '9f1c2ab04d77'?" in err
+    assert run("promote", "policy", "9f1c2ab04d77")[0] == 3
+    assert run("promote", "policy", "9f1c2ab04d78", "--start")[0] == 2
+
+
+def test_without_an_option_it_changes_nothing_and_says_where_it_is(run, driven):
+    """Before it has begun, on its way, and after a rollback: only --start starts it."""
     code, out, _ = run("promote", "policy", "v2")
-    assert (code, out.splitlines()[0]) == (3, "v2 is in shadow: it may serve 0% of the requests")
+    assert (code, out.splitlines()) == (
+        3, ["v2 is not on its way", "  next: shadow", "  to start it: kc-otel promote policy v2 --start"],
+    )  # fmt: skip
+    assert list(driven.core.promotions.all("policy")) == []
+    code, out, _ = run("promote", "policy", "v2", "--start")
+    assert (code, out.splitlines()[0]) == (0, "v2 is in shadow: it may serve 0% of the requests")
     driven.status = "INCONCLUSIVE"
     driven.tick()
     code, out, _ = run("promote", "policy", "v2")
@@ -113,15 +130,15 @@ def test_without_an_option_it_starts_and_then_only_says_where_it_is(run, driven)
     driven.tick()
     for _ in range(2):
         code, out, _ = run("promote", "policy", "v2")
-        assert (code, out.splitlines()[0]) == (1, "v2 is rolled back and serves nothing")
-    assert "to start once more: kc-otel promote policy v2 --again" in out
-    code, out, _ = run("promote", "policy", "v2", "--again")
+        assert (code, out.splitlines()[0]) == (1, "v2 is rolled back and is to serve nothing")
+    assert "to start once more: kc-otel promote policy v2 --start" in out
+    code, out, _ = run("promote", "policy", "v2", "--start")
     assert (code, "starts the promotion of v2 in shadow, attempt 2" in out) == (0, True)
 
 
 def test_orders_are_taken_with_who_and_why(run, driven):
     """An order exits with 0; one that needs a reason is refused without, before anything is asked."""
-    run("promote", "policy", "v2")
+    run("promote", "policy", "v2", "--start")
     assert run("promote", "policy", "v2", "--hold", "--why", "lunch", "--by", "bob")[0] == 0
     driven.tick()
     code, out, _ = run("promote", "policy", "v2")
@@ -153,15 +170,25 @@ def test_what_cannot_be_meant_is_refused(run, arguments, said):
     assert (code, said in err) == (2, True), err
 
 
+def test_evidence_that_is_refused_starts_nothing(run, driven, tmp_path):
+    """Neither evidence that the evaluator refuses nor a file that cannot be read; another version can still go."""
+    (tmp_path / "edited.json").write_text("{}")
+    for file in ("edited.json", "nowhere.json"):
+        assert run("promote", "policy", "v2", "--evidence", tmp_path / file)[0] == 2
+        assert driven.core.promotions.all() == []
+    assert run("promote", "policy", "v3", "--hold", "--why", "lunch")[0] == 0
+    assert [(promotion.version, promotion.hold.why) for promotion in driven.core.promotions.all()] == [("v3", "lunch")]
+
+
 def test_json_is_the_api_s_own_answer(run):
     """For scripts."""
-    _, out, _ = run("promote", "policy", "v2", "--json")
+    _, out, _ = run("promote", "policy", "v2", "--start", "--json")
     assert json.loads(out)["position"] == "shadow"
 
 
 def test_evidence_of_each_step_is_saved_and_verifies(run, driven, tmp_path):
     """One file a step, in their order, and `kc-otel gate verify` accepts each."""
-    run("promote", "policy", "v2")
+    run("promote", "policy", "v2", "--start")
     driven.tick()
     driven.status = "FAIL"
     driven.tick()
@@ -182,14 +209,14 @@ def test_evidence_of_each_step_is_saved_and_verifies(run, driven, tmp_path):
 
 def test_evidence_is_saved_as_it_is(run, driven, tmp_path, monkeypatch):
     """Text of several lines, such as a contract's, is for the file and its checksum, not for a terminal."""
-    run("promote", "policy", "v2")
+    run("promote", "policy", "v2", "--start")
     driven.tick()
     kept = driven.core.promotions.evidence
     text = "two\nlines \x1b[31m"
     monkeypatch.setattr(
         driven.core.promotions,
         "evidence",
-        lambda *of: [replace(one, record={**one.record, "text": text}) for one in kept(*of)],
+        lambda *of: [replace(entry, record={**entry.record, "text": text}) for entry in kept(*of)],
     )
     run("promote", "policy", "v2", "--save", tmp_path / "evidence")
     (file,) = (tmp_path / "evidence").iterdir()
@@ -206,7 +233,7 @@ def test_watch_prints_every_step_and_runs_the_hooks(run, tmp_path):
         f"open({str(log)!r}, 'a').write(sys.argv[1] + ' ' + ' '.join(e['KC_PROMOTION_' + n] for n in names) + '\\n')\n"
     )
     hooks = [f"--hook-{when}={sys.executable} {script} {when}" for when in ("before", "after")]
-    code, out, _ = run("promote", "policy", "v2", "--watch", *hooks)
+    code, out, _ = run("promote", "policy", "v2", "--start", "--watch", *hooks)
     assert code == 0, out
     assert log.read_text().splitlines() == [
         "before shadow canary at 5% 0.05 running",
@@ -221,7 +248,7 @@ def test_a_hook_that_fails_holds_the_version(run, driven):
     """It is run once, the version is held with its exit code, and a FAIL still rolls it back."""
     driven.fails_after = 5
     hook = f"{sys.executable} -c 'raise SystemExit(3)'"
-    code, out, _ = run("promote", "policy", "v2", "--watch", "--hook-before", hook)
+    code, out, _ = run("promote", "policy", "v2", "--start", "--watch", "--hook-before", hook)
     assert code == 1
     assert out.count(f"$ {hook}") == 1
     assert "waits: held: by hook: the hook before canary at 5% ended with exit code 3" in out
@@ -238,7 +265,7 @@ def test_a_hook_that_fails_holds_the_version(run, driven):
 def test_a_hook_that_cannot_run_or_does_not_end_holds_too(run, driven, hook, said):
     """Nothing goes on behind a hook that has not ended well."""
     driven.fails_after = 3
-    code, out, _ = run("promote", "policy", "v2", "--watch", "--hook-before", hook, "--hook-timeout", "1")
+    code, out, _ = run("promote", "policy", "v2", "--start", "--watch", "--hook-before", hook, "--hook-timeout", "1")
     assert (code, said in out) == (1, True), out
 
 
@@ -250,8 +277,8 @@ def test_what_happens_while_a_hook_runs_is_seen(run, driven, monkeypatch):
         driven.tick()
         return 0
 
-    monkeypatch.setattr(promote_watch, "_run", fail_meanwhile)
-    code, out, _ = run("promote", "policy", "v2", "--watch", "--hook-before", "deploy")
+    monkeypatch.setattr(promote_command, "_run", fail_meanwhile)
+    code, out, _ = run("promote", "policy", "v2", "--start", "--watch", "--hook-before", "deploy")
     assert (code, "v2 is rolled back from shadow" in out) == (1, True), out
 
 

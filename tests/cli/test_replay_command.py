@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from typer.testing import CliRunner
 
 from kc_otel.cli import _register, app
-from kc_otel.offline.replay.traffic_entries import sealed_frame
+from kc_otel.judge.otlp.traffic_entries import marked_frame
 
 START = 1_800_000_000.0
 CONTRACT = """\
@@ -61,7 +61,7 @@ def recording(tmp_path: Path) -> Path:
             point.positive.bucket_counts[0], point.positive.bucket_counts[-1] = counts[False], counts[True]
             point.count = sum(counts.values())
             point.sum = counts[False] * 0.00098 + counts[True] * 0.098
-            file.write(sealed_frame(request.SerializeToString(), START + 10 * index))
+            file.write(marked_frame(request.SerializeToString(), START + 10 * index))
     return path
 
 

@@ -7,10 +7,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import rescore_command as command
+from kc_otel.cli import register
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
-from kc_otel.recordings.spool import Spool, SpoolReader
+from kc_otel.recordings.spool.spool_reader import SpoolReader
+from kc_otel.recordings.spool.spool_writer import Spool
 from kc_otel.recordings.worst_sequences import read_worst
 
 CONTRACT = """apiVersion: kernel-contract/v1
@@ -52,7 +53,7 @@ def run(tmp_path, monkeypatch):
         )
     spool.close()
     app = typer.Typer()
-    command.register(app)
+    register(app, "rescore")
 
     def invoke(*arguments):
         result = CliRunner().invoke(app, ["spool.sqlite", "--contract", "contract.yaml", *arguments])
@@ -111,6 +112,6 @@ def test_the_worst_are_kept_where_somebody_asks_for_them(run, tmp_path):
     code, _, err = run("--scorer", "my_kernel:half_a_nat_less", "--worst", "worst.sqlite", "--redact", "prompts")
     assert code == 0, err
     kept = read_worst(tmp_path / "worst.sqlite", "a", "tv", "all", "")
-    assert {one.request_id for one in kept} == {"r0", "r1"}
-    assert {(one.prompt, one.tokens) for one in kept} == {("", tuple("012345"))}
+    assert {sequence.request_id for sequence in kept} == {"r0", "r1"}
+    assert {(sequence.prompt, sequence.tokens) for sequence in kept} == {("", tuple("012345"))}
     assert kept[0].value == pytest.approx(-np.expm1(-0.5))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kc_otel.cli.status_command import _event_line, _routes, _together
+from kc_otel.cli.status_command import _event_line, _exit_code, _incidents, _reasons, _routes, _tables, _together
 
 
 def event(id: int, kind: str, slice: str, at: float = 10.0, **data: Any) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def test_alerts_of_one_moment_are_one_line_and_others_stand_alone() -> None:
     later = event(50, "firing", "late", at=11.0)
     ended = [event(60, "resolved", "s0", at=12.0), event(61, "resolved", "s1", at=12.0)]
     word = {"id": 70, "contract": "policy", "kind": "acknowledged", "at": 10.0, "data": {"by": "ada"}, "message": "ada"}
-    lines = [_event_line(one).plain[10:] for one in _together([*fired, word, later, *ended])]
+    lines = [_event_line(group).plain[10:] for group in _together([*fired, word, later, *ended])]
     assert lines == [
         "policy: 45 alerts fire (critical): tv on s0, s1, s2 and 42 more",
         "policy: ada",
@@ -38,9 +38,68 @@ def test_many_routes_away_from_one_version_are_one_line() -> None:
         return [line.plain for line in _routes({"routes": routes}, None)]
 
     assert len(said(3)) == 3
-    assert said(3)[0].startswith("route  policy/s0 avoids b, uses train-kernel: bad; lift it with kc-otel resume ")
+    assert said(3)[0].startswith(
+        "route  policy/s0 is to avoid b and use train-kernel: bad; lift it with kc-otel route resume "
+    )
     (line,) = said(46)
     assert line == (
-        "route  policy: s0, s1, s2 and 43 more avoid b, use train-kernel; lift all of it with kc-otel resume policy "
-        "--why ..., or one with --slice NAME"
+        "route  policy: s0, s1, s2 and 43 more are to avoid b and use train-kernel; lift all of it with kc-otel route "
+        "resume policy --why ..., or one with --slice NAME"
     )
+
+
+def test_a_cell_without_traffic_is_not_called_no_data() -> None:
+    """Its requests go elsewhere, as ordered; its reason stands under the same word."""
+    verdict = {"contract": "policy", "clause": "tv", "slice": "code", "kernel_inference": "b",
+               "kernel_train": "a", "status": "NO_DATA", "reason": "no tokens in 5m", "samples": 0, "estimate": None,
+               "limit": 0.1, "no_traffic": True}  # fmt: skip
+    cells = [{"verdict": verdict, "since": 0.0, "firing": [], "history": []}]
+    table = _tables(cells, 60.0, 120, most=1)[1]
+    assert str(next(iter(table.columns[0].cells))) == "NO TRAFFIC"
+    assert [line.plain for line in _reasons(cells)] == ["NO TRAFFIC  tv on code: no tokens in 5m"]
+
+
+def test_cells_that_differ_only_in_the_training_kernel_say_so() -> None:
+    """Two rows of one clause, slice and inference kernel are two cells; and a run that ended has its own word."""
+    same = {
+        "contract": "policy", "clause": "tv", "slice": "code", "kernel_inference": "b", "status": "NO_DATA",
+        "samples": 0, "reason": "the run ended: 3 s ago", "estimate": None, "limit": 0.1, "no_traffic": False,
+    }  # fmt: skip
+    cells = [
+        {"verdict": same | {"kernel_train": train}, "since": 0.0, "firing": ["critical"], "history": []}
+        for train in ("a1", "a2")
+    ]
+    table = _tables(cells, 60.0, 120, most=2)[1]
+    rows = list(zip(*(map(str, column.cells) for column in table.columns), strict=True))
+    assert [row[4] for row in rows] == ["a1", "a2"]
+    assert {row[0] for row in rows} == {"ENDED"}
+
+
+def test_invalid_input_is_told_with_its_reason_and_what_to_do() -> None:
+    """On which kernel, too."""
+    said = "9 sequences failed an input check and were not measured (9 nan_logprob). A kernel overflows."
+    incident = {"id": "0123456789ab", "contract": "policy", "state": "broken", "state_text": "Broken", "status": "FAIL",
+                "on": "invalid-input", "since": 0.0, "headline": "Sequences fail the input checks", "slices": ["all"],
+                "grew": "", "kernel_inference": "bb", "kernel_train": "aa", "actions": [],
+                "extents": [["input", said], ["other", said]],
+                "diagnoses": []}  # fmt: skip
+    lines = [line.plain for line in _incidents({"incidents": [incident], "unproven": []}, None, 60.0, [])]
+    assert lines.count(f"  {said}") == 1
+    assert "  on bb against aa" in lines
+
+
+def test_status_is_not_0_while_an_incident_is_broken() -> None:
+    """The cells of a broken kernel are gone once it falls silent beside others, and theirs pass."""
+    cells = [{"verdict": {"status": "PASS"}}]
+    codes = {
+        (on, state): _exit_code(cells, [{"on": on, "state": state}], [], "")
+        for on in ("fail", "no-data")
+        for state in ("broken", "contained")
+    }
+    assert codes == {
+        ("fail", "broken"): 1, ("fail", "contained"): 0, ("no-data", "broken"): 3, ("no-data", "contained"): 0,
+    }  # fmt: skip
+    assert _exit_code(cells, [], [], "") == 0
+    assert _exit_code(cells, [{"on": "fail", "state": "resolved"}], [], "") == 3, "closed without proof of recovery"
+    assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], "") == 1
+    assert _exit_code([{"verdict": {"status": "FAIL"}}], [], [], "") == 1

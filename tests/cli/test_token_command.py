@@ -9,29 +9,29 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from kc_otel.cli import token_command
+from kc_otel.cli import register
 from kc_otel.serve.access.access_file import AccessFile
 
 
 @pytest.fixture
 def run():
     app = typer.Typer()
-    token_command.register(app)
+    register(app, "token")
     return lambda *words: CliRunner().invoke(app, list(words))
 
 
 def test_the_entry_lets_the_token_in(run, tmp_path):
     """What is printed goes into the file as it is."""
-    done = run("ada", "--tenant", "team-a", "--may", "read", "--may", "act")
+    done = run("ada", "--may", "read", "--may", "act")
     entry, token = done.stdout.splitlines()
-    (tmp_path / "access.yaml").write_text(f"tenants: {{team-a: [alpha]}}\ntokens:\n{entry}\n")
-    caller = AccessFile(tmp_path / "access.yaml", ["alpha"]).bearer(f"Bearer {token}")
+    (tmp_path / "access.yaml").write_text(f"tokens:\n{entry}\n")
+    caller = AccessFile(tmp_path / "access.yaml").bearer(f"Bearer {token}")
     assert (caller.name, sorted(caller.roles)) == ("ada", ["act", "read"])
 
 
 def test_a_file_takes_the_token_instead(run, tmp_path):
     """Only its owner reads it, and the terminal does not show it."""
-    done = run("ada", "--tenant", "team-a", "--may", "send", "--out", str(tmp_path / "token"))
+    done = run("ada", "--may", "send", "--out", str(tmp_path / "token"))
     token = (tmp_path / "token").read_text().strip()
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
     assert token not in done.output
@@ -45,6 +45,6 @@ def test_no_file_is_overwritten_and_no_role_is_made_up(run, tmp_path):
         (("--may", "send", "--out", str(tmp_path / "token")), "never takes the place"),
         (("--may", "fly"), "--may fly: write send, read, act"),
     ):
-        done = run("ada", "--tenant", "team-a", *words)
+        done = run("ada", *words)
         assert (done.exit_code, said in done.output) == (2, True)
     assert (tmp_path / "token").read_text() == "precious"

@@ -12,7 +12,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from kc_otel.client.engine_latency import LATENCIES, EngineLatency
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator
 from tests.tools.verdicts import verdicts_of
 

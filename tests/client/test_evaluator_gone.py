@@ -12,8 +12,7 @@ import pytest
 
 from kc_otel.client.router import Router
 from kc_otel.contract.load import load
-from kc_otel.judge.decisions.entries import Route
-from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.judge.decisions.entries import DecisionTable, Route
 from kc_otel.judge.escalation.escalate import EscalationState
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.policy_store import PolicyStore
@@ -29,7 +28,7 @@ def table_of(version, *slices):
     return DecisionTable(
         version,
         1.0,
-        tuple(Route("policy", each, "inferB", "trainA", "train-kernel", "token-tv", "broken", 1.0) for each in slices),
+        tuple(Route("policy", part, "inferB", "trainA", "train-kernel", "token-tv", "broken", 1.0) for part in slices),
     )
 
 
@@ -53,9 +52,9 @@ def evaluator(tmp_path):
 
     start.contract = contract
     yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.kill()
+    for process in started:
+        if process.process.poll() is None:
+            process.kill()
 
 
 def eventually(true, seconds=SOON):
@@ -67,12 +66,11 @@ def eventually(true, seconds=SOON):
 
 
 def test_a_killed_evaluator_and_one_that_lost_its_state(evaluator, tmp_path):
-    """A kill lifts no route; stale sends the rest to the safe side; what comes back counts, older or as old."""
+    """A kill lifts no route; stale serves nothing unproven; what comes back counts, older or as old."""
     first = evaluator(table_of(7, "code"))
     kept = tmp_path / "decisions.json"
     options = {
-        "contracts": [load(evaluator.contract)], "refresh": 0.05, "wait": 2.0, "stale_after": 1.5,
-        "on_stale": "train-kernel", "keep": kept,
+        "contracts": [load(evaluator.contract)], "refresh": 0.05, "wait": 2.0, "stale_after": 1.5, "keep": kept,
     }  # fmt: skip
 
     def kernels(router):

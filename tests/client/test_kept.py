@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 from kc_otel.client.router import Router, TableFile
-from kc_otel.judge.decisions.entries import Canary
-from kc_otel.judge.decisions.table import DecisionTable, set_canary
+from kc_otel.judge.decisions.entries import Canary, DecisionTable, Pin, Promoted
+from kc_otel.judge.decisions.table import set_canary
 
 
 def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):
@@ -19,7 +20,7 @@ def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):
     table = set_canary(DecisionTable(7), Canary("c", "all", "v", 0.5, "why", 1.0))
     kept.save(table)
     assert kept.load() == table
-    assert [each.name for each in tmp_path.iterdir()] == ["table.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["table.json"]
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b"\xff", b'{"version": "x"}'])
@@ -31,6 +32,34 @@ def test_a_file_that_holds_something_else_is_refused_by_name(tmp_path, content):
         Router("http://127.0.0.1:9", keep=path)
 
 
+def test_the_last_promotion_is_kept_without_being_asked_to(tmp_path, monkeypatch, caplog):
+    """A process that starts while the evaluator is gone serves what was promoted to full, and nothing else."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    table = DecisionTable(
+        3,
+        pins=(Pin("c", "code", "train-kernel", "ada", "why", 1.0),),
+        canaries=(Canary("c", "all", "new", 1.0, "canary", 1.0),),
+        promoted=(Promoted("c", "old", 1.0),),
+    )
+    url = "http://127.0.0.1:9"
+    with Router(url) as router:
+        assert router.choose_version("c", [], ["new", "old"]) is None
+        router._arrived(table)
+        assert router.choose_version("c", [], ["new", "old"]) == "new"
+    with Router(url) as router:
+        assert router.choose_version("c", [], ["new", "old"]) == "old"
+        assert router.choose_version("c", ["code"], ["new", "old"]) is None
+    (kept,) = (tmp_path / "kc-otel").iterdir()
+    with Router(url, token_file=tmp_path / "another") as router:
+        assert router.choose("c", [], "old") == "train-kernel"
+    with Router(url, keep=False) as router:
+        assert router.choose("c", [], "old") == "train-kernel"
+    kept.write_text("{")
+    with caplog.at_level(logging.WARNING), Router(url) as router:
+        assert router.choose("c", [], "old") == "train-kernel"
+    assert "no decision table from the process before" in caplog.text
+
+
 def test_a_disk_that_cannot_be_written_is_logged_once(tmp_path, caplog):
     """Routing goes on without it."""
     kept = TableFile(tmp_path / "missing" / "table.json")
@@ -38,3 +67,20 @@ def test_a_disk_that_cannot_be_written_is_logged_once(tmp_path, caplog):
         kept.save(DecisionTable(1))
         kept.save(DecisionTable(2))
     assert caplog.text.count("cannot be kept in") == 1
+
+
+def test_an_evaluator_that_lost_its_state_lets_nothing_serve_that_was_rolled_back(tmp_path, caplog):
+    """Neither with its empty table nor with the next, nor in a process that starts then, until it names the version."""
+    back = DecisionTable(9, 1.0, canaries=(Canary("c", "all", "new", 0.0, "rolled back", 1.0),))
+    fresh = DecisionTable(1, 2.0, canaries=(Canary("c", "all", "other", 0.5, "canary", 2.0),))
+    path = tmp_path / "table.json"
+    with caplog.at_level(logging.WARNING), Router("http://127.0.0.1:9", keep=path) as router:
+        for table in (back, fresh, replace(fresh, version=2, at=3.0), replace(fresh, version=2, at=3.0)):
+            router._arrived(table)
+            assert router.choose_version("c", [], ["new", "old"]) == "old"
+        assert caplog.text.count("decisions began anew") == 1
+    with Router("http://127.0.0.1:9", keep=path) as router:
+        router._arrived(DecisionTable(3, 4.0))
+        assert router.choose("c", [], "new") == "train-kernel"
+        router._arrived(DecisionTable(4, 5.0, canaries=(Canary("c", "all", "new", 1.0, "full", 5.0),)))
+        assert router.choose("c", [], "new") == "inference-kernel"

@@ -8,8 +8,8 @@ from openfeature.flag_evaluation import Reason
 
 from kc_otel.client.openfeature import KernelProvider
 from kc_otel.client.router import Router
-from kc_otel.judge.decisions.entries import Canary
-from kc_otel.judge.decisions.table import DecisionTable, apply, set_canary
+from kc_otel.judge.decisions.entries import Canary, DecisionTable
+from kc_otel.judge.decisions.table import apply, set_canary
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ import pytest
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel import Recorder, TrainingLog
-from kc_otel.client.training_log import scalars
+from kc_otel.client.training_log import _Asking, scalars
 from kc_otel.contract.load import load_text
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from tests.integration.conftest import CONTRACT, Evaluator
 from tests.record.recorder.conftest import Memory
 
-SOON = 20.0
+SOON = 120.0
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def batch(recorder, sigma, seed, task="code"):
     """200 sequences of 64 tokens, log ratios of a standard deviation; their mean of tv_token."""
     rng = np.random.default_rng(seed)
     inference = -rng.exponential(size=(200, 64)) - 2.0
-    train = inference + sigma * rng.normal(size=inference.shape).clip(-4, 4)
+    train = inference + sigma * rng.normal(size=inference.shape).clip(-4, 4) - sigma**2 / 2  # E_Q[P/Q] = 1
     recorder.compare(train, inference, attributes={"task": task}, presampled=True)
     return float(np.maximum(-np.expm1(train - inference), 0.0).mean())
 
@@ -137,11 +137,37 @@ def test_with_an_evaluator_it_is_what_that_says(policy, tmp_path, monkeypatch):
             while recorder.scalars() and time.monotonic() < end + SOON:
                 time.sleep(0.05)
             assert recorder.scalars() == {}
-            for one in (recorder, other):
-                one.shutdown(0.1)
+            for sender in (recorder, other):
+                sender.shutdown(0.1)
     finally:
         if evaluator.process.poll() is None:
             evaluator.kill()
+
+
+def test_verdicts_of_an_evaluator_that_is_late_are_not_logged():
+    """Old verdicts at new steps would say that they still hold."""
+    ages = ["31", "1"]
+
+    class Late(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("age", ages[0])
+            self.send_header("content-length", "16")
+            self.end_headers()
+            self.wfile.write(b'{"verdicts": []}')
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        asking = _Asking(f"http://127.0.0.1:{server.server_port}", TrainingLog(), 60.0, None)
+        asking.shutdown()
+        with pytest.raises(ValueError, match="nothing has been evaluated for 31 s"):
+            asking._asked()
+        del ages[0]
+        assert asking._asked() == ([], {})
+        server.shutdown()
 
 
 @pytest.mark.slow

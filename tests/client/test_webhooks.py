@@ -79,6 +79,35 @@ def test_message_whose_handling_failed_is_handled_again():
     assert post(app).status_code == 204
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_two_deliveries_of_one_message_at_the_same_time_are_handled_once(fails):
+    """The second waits for the first, and is handled itself where that one failed: neither twice nor not at all."""
+    handled, running = [], []
+
+    async def handle(body):
+        running.append(body)
+        assert len(running) == 1
+        await asyncio.sleep(0.01)
+        running.clear()
+        if fails and not handled:
+            handled.append("failed")
+            raise ValueError("disk full")
+        handled.append(body)
+
+    async def deliver(client):
+        body = b'{"status":"firing"}'
+        headers = sign([Secret.parse(SECRET)], "msg_1", body, now=time.time())
+        return (await client.post("/alerts", content=body, headers=headers)).status_code
+
+    async def main():
+        transport = httpx.ASGITransport(receiver(SECRET, handle), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://receiver") as client:
+            return await asyncio.gather(*(deliver(client) for _ in range(3)))
+
+    assert asyncio.run(main()) == [500 if fails else 204, 204, 204]
+    assert handled == ["failed"] * fails + [{"status": "firing"}]
+
+
 def test_receiver_remembers_a_bounded_number_of_messages():
     """Memory does not grow with the number of messages."""
     handled = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import grpc
@@ -92,47 +91,46 @@ def test_unknown_methods(channel: grpc.Channel) -> None:
 def test_concurrent_calls(channel: grpc.Channel) -> None:
     """A client may have many calls in flight on one channel, and each gets its own answer."""
 
-    def one(number: int) -> Any:
+    def answered(number: int) -> Any:
         signal = SIGNALS[number % 3]
         if number % 5:
             return taken_in_full(signal, call(channel, signal.method, signal.body(PROTOBUF)))
         return failure(channel, signal.method, NOT_PROTOBUF).code() in PERMANENT
 
-    with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(one, range(100)))
-
-
-@contextmanager
-def unfinished(channel: grpc.Channel) -> Iterator[None]:
-    """A call whose message does not come."""
-    end = threading.Event()
-
-    def nothing() -> Iterator[bytes]:
-        end.wait(TIMEOUT)
-        yield b""
-
-    running = channel.stream_unary(METRICS.method).future(nothing(), timeout=TIMEOUT)
-    yield
-    running.cancel()
-    end.set()
+    with ThreadPoolExecutor(40) as pool:
+        assert all(pool.map(answered, range(100)))
 
 
 def crowded(channel: grpc.Channel, target: Any) -> Any:
-    """The first error of a server with more and more unfinished calls."""
-    with ExitStack() as stack:
-        for _ in range(100):
-            stack.enter_context(unfinished(channel))
-            try:
-                call(channel, METRICS.method, METRICS.body(PROTOBUF) + A_MEGABYTE)
-            except grpc.RpcError as error:
-                return error
-    return target.untried("a hundred unfinished calls do not fill this server")
+    """The first error of a server that waits for the messages of forty calls, of four megabytes each."""
+    body = METRICS.body(PROTOBUF) + A_MEGABYTE * 4
+    refused = threading.Event()
+
+    def late() -> Iterator[bytes]:
+        refused.wait(3.0)
+        yield body
+
+    def refusal(_: int) -> Any:
+        try:
+            channel.stream_unary(METRICS.method)(late(), timeout=TIMEOUT)
+        except grpc.RpcError as error:
+            refused.set()
+            return error
+        return None
+
+    with ThreadPoolExecutor(40) as pool:
+        errors = [error for error in pool.map(refusal, range(40)) if error is not None]
+    return errors[0] if errors else target.untried("forty calls whose messages are late do not fill this server")
 
 
-@pytest.mark.should("OTLP/gRPC Throttling")
+@pytest.mark.should("OTLP/gRPC Throttling; Failures")
 def test_throttling(channel: grpc.Channel, target: Any) -> None:
-    """A server with more calls than it takes answers UNAVAILABLE, which a client sends again."""
-    assert crowded(channel, target).code() is grpc.StatusCode.UNAVAILABLE
+    """A server with more calls than it takes answers what a client sends again: UNAVAILABLE, or with RetryInfo."""
+    error = crowded(channel, target)
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        assert retry_info(error) is not None
+    else:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.may("OTLP/gRPC Throttling")

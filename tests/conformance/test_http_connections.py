@@ -68,20 +68,21 @@ def test_parallel_connections(target: Any) -> None:
 
 @contextmanager
 def unfinished(client: HttpClient) -> Iterator[None]:
-    """A request whose body does not come."""
+    """A request that announces four megabytes, which do not come."""
     host, port = client.connection.host, client.connection.port
     with socket.create_connection((host, port)) as sock:
         head = f"POST {client.base}{METRICS.path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: {PROTOBUF}\r\n"
-        sock.sendall(f"{head}Content-Length: 100\r\n\r\n0".encode())
+        sock.sendall(f"{head}Content-Length: {2**22}\r\n\r\n0".encode())
         yield
 
 
 def crowded(http: HttpClient, target: Any) -> Any:
-    """The first answer of a server with more and more unfinished requests that is not a success."""
+    """The first answer of a server with a hundred unfinished requests that is not a success."""
     with ExitStack() as stack:
         for _ in range(100):
             stack.enter_context(unfinished(http))
-            answer = http.post(METRICS.path, METRICS.body(PROTOBUF) + A_MEGABYTE, PROTOBUF)
+        for _ in range(3):
+            answer = http.post(METRICS.path, METRICS.body(PROTOBUF) + A_MEGABYTE * 2, PROTOBUF)
             if answer.status != 200:
                 return answer
     return target.untried("a hundred unfinished requests do not fill this server")

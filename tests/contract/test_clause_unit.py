@@ -2,7 +2,10 @@
 
 import pytest
 
-from kc_otel.contract import Clause, diff, lint
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.diff import diff
+from kc_otel.contract.lint import lint
+from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.sentences import limitation
 
 
@@ -18,9 +21,9 @@ def _clause(**fields: object) -> str:
             "numerical",
             {"metric": "tv_exact", "statistic": "p99", "unit": "sequence"},
             (
-                "numerical[0].unit: p99 of tokens cannot be judged by sequence: a sequence is observed through "
-                "the mean of its tokens, which does not tell what single tokens do; write `statistic: mean` with a "
-                "limit for it, or `unit: token`: the verdict is then about this window's tokens"
+                "numerical[0].unit: p99 of tokens cannot be judged by sequence: each counts with the mean of its "
+                "tokens; write `statistic: mean` with a limit for it, or `unit: token`, whose verdicts cover only the "
+                "measured tokens"
             ),
         ),
         (
@@ -31,7 +34,7 @@ def _clause(**fields: object) -> str:
         (
             "numerical",
             {"metric": "js", "statistic": "max", "unit": "sequence"},
-            "numerical[0].unit: the largest token is the largest of any sequence too; leave the unit out",
+            "numerical[0].unit: the maximum over tokens is the same by sequence; remove unit",
         ),
         (
             "runtime",
@@ -41,12 +44,12 @@ def _clause(**fields: object) -> str:
         (
             "runtime",
             {"metric": "weights_lag", "unit": "sequence"},
-            "runtime[0].unit: weights_lag is observed once per batch; leave the unit out",
+            "runtime[0].unit: weights_lag is observed once per batch; remove unit",
         ),
         (
             "runtime",
             {"metric": "gen_ai.server.time_to_first_token", "unit": "sequence"},
-            "runtime[0].unit: what one observation of gen_ai.server.time_to_first_token is, its sender decides",
+            "runtime[0].unit: the sender of gen_ai.server.time_to_first_token decides what one observation is",
         ),
         (
             "numerical",
@@ -56,7 +59,7 @@ def _clause(**fields: object) -> str:
         (
             "numerical",
             {"metric": "tv_exact", "unit": "batch"},
-            "numerical[0].unit: 'batch' is not accepted here; write token or sequence",
+            "numerical[0].unit: 'batch' is not accepted here; write token or sequence or prompt or step",
         ),
     ],
 )
@@ -74,12 +77,12 @@ def test_a_sequence_metric_is_not_observed_per_token(written, said, metric):
         "assumptions: {reward_range: [0, 1]}", f"statistical: {_clause(metric=metric, unit='token')}", clause=False
     )
     assert said(text) == [
-        f"c.yaml:6: statistical[0].unit: {metric} is observed once per sequence, not per token; leave the unit out"
+        f"c.yaml:6: statistical[0].unit: {metric} is observed once per sequence, not per token; remove unit"
     ]
 
 
 def test_the_unit_decides_which_quantity_is_judged(contract):
-    """Token metrics and what is made of them have a quantity by sequence; for sequence metrics the unit is no news."""
+    """Means of tokens and of sequences have a quantity by each wider unit; without a unit it is the prompt."""
     metrics = ["tv_token", "k1", "support_deficit", "clip_budget_share", "tv_seq", "reward_drift_bound"]
     lines = [f"- {{id: {m.replace('_', '-')}, metric: {m}, unit: sequence, limit: 0.1}}" for m in metrics]
     made = contract("assumptions: {reward_range: [0, 1], clip: 0.2}", "statistical:", *lines, clause=False)
@@ -91,13 +94,15 @@ def test_the_unit_decides_which_quantity_is_judged(contract):
         "tv_seq",
         "tv_seq",
     ]
-    assert made.by_sequence == ("log_ratio", "abs_log_ratio", "ratio", "tv_token")
+    bases = ("log_ratio", "abs_log_ratio", "ratio", "tv_token")
+    assert made.averaged == tuple(f"{base}_by_sequence" for base in bases)
     assert [clause.metric_text for clause in made.clauses][-2:] == ["tv_seq", "reward_drift_bound"]
     assert made.clauses[0].metric_text == "tv_token by sequence"
     unsaid = contract(
         "assumptions: {reward_range: [0, 1], clip: 0.2}", "statistical:", *_without_unit(lines), clause=False
     )
-    assert (unsaid.by_sequence, unsaid.hash) == (made.by_sequence, made.hash)
+    assert unsaid.averaged == (*(f"{base}_by_prompt" for base in bases), "tv_seq_by_prompt")
+    assert unsaid.hash != made.hash
 
 
 def _without_unit(lines):
@@ -109,25 +114,30 @@ def test_what_has_no_form_by_sequence_counts_tokens(fields):
     """With nothing said, and with `unit: token`."""
     for unit in (None, "token"):
         clause = Clause(id="x", metric="tv_token", limit=0.1, unit=unit, **fields)
-        assert (clause.by_sequence, clause.quantity.key) == (False, "tv_token")
+        assert (clause.averaged, clause.quantity.key) == (None, "tv_token")
 
 
 def test_a_share_of_sequences_is_of_those_whose_mean_is_above():
-    """Where the clause says so: it is about what the slice will show, and recorded like the mean."""
+    """Where the clause says so: it covers future traffic, too, and is recorded like the mean."""
     clause = Clause(id="x", metric="tv_token", statistic="fraction > 0.02", unit="sequence", limit=0.01)
-    assert (clause.by_sequence, clause.quantity.key, clause.about) == (True, "tv_token_by_sequence", "population")
+    assert (clause.averaged, clause.quantity.key, clause.about) == (
+        Unit.SEQUENCE,
+        "tv_token_by_sequence",
+        "population",
+    )
     assert limitation(clause) == "Share above 0.02 of tv_token by sequence must not be above 0.01"
 
 
 def test_a_share_that_none_may_is_counted_token_by_token():
-    """Nothing said: limit 0 counts tokens, a limit above it judges sequences; a slice's own 0 does not mix the two."""
+    """Nothing said: limit 0 counts tokens, a limit above it judges prompts; a slice's own 0 does not mix the two."""
 
     def clause(limit, **more):
         return Clause(id="x", metric="top1_disagreement", limit=limit, **more)
 
-    assert (clause(0).by_sequence, clause(0).allows_none("all")) == (False, True)
-    assert (clause(0.1).by_sequence, clause(0.1).allows_none("all")) == (True, False)
-    assert (clause(0, unit="sequence").by_sequence, clause(0, unit="sequence").allows_none("all")) == (True, False)
+    assert (clause(0).averaged, clause(0).allows_none("all")) == (None, True)
+    assert (clause(0.1).averaged, clause(0.1).allows_none("all")) == (Unit.PROMPT, False)
+    assert clause(0, unit="sequence").averaged is Unit.SEQUENCE
+    assert not clause(0, unit="sequence").allows_none("all")
     assert [clause(0.1, slices={"code": 0}, **unit).allows_none("code") for unit in ({}, {"unit": "token"})] == [
         False,
         True,
@@ -135,13 +145,13 @@ def test_a_share_that_none_may_is_counted_token_by_token():
 
 
 def test_writing_out_the_default_unit_changes_nothing(contract):
-    """`unit: sequence` on the mean of a token metric and on a sequence metric: same hash, no difference."""
+    """`unit: prompt` on the mean of a token metric and on that of a sequence metric: same hash, no difference."""
 
     def made(token, sequence):
         clauses = f"[{{id: a, metric: tv_token{token}, limit: 0.1}}, {{id: b, metric: tv_seq{sequence}, limit: 0.1}}]"
         return contract(f"statistical: {clauses}", clause=False)
 
-    short, long, other = made("", ""), made(", unit: sequence", ", unit: sequence"), made(", unit: token", "")
+    short, long, other = made("", ""), made(", unit: prompt", ", unit: prompt"), made(", unit: token", "")
     assert short.hash == long.hash
     assert diff(short, long) == []
     assert short.hash != other.hash
@@ -172,13 +182,14 @@ def test_quantiles_are_held_against_the_minimum_of_their_own_unit(written, said)
         return said(written(f"observability: {{{minima}}}", f"statistical: {clause}", clause=False))
 
     (problem,) = warned("min_samples: 100000, min_sequences: 527")
-    assert "a p99 cannot PASS at confidence 0.99 below 528 observations, but min_sequences is 527" in problem
+    assert "a p99 cannot PASS at confidence 0.99 with fewer than 528 observations, and min_sequences is 527" in problem
     assert warned("min_samples: 1, min_sequences: 528") == []
 
 
 def test_min_sequences_is_a_whole_number(written, said):
     """As min_samples is."""
-    assert said(written("observability: {min_sequences: 0}")) == ["c.yaml:5: observability.min_sequences: 0 is below 1"]
+    (problem,) = said(written("observability: {min_sequences: 0}"))
+    assert problem == "c.yaml:5: observability.min_sequences: 0 is out of range; write a number of at least 1"
 
 
 @pytest.mark.parametrize(
@@ -186,8 +197,11 @@ def test_min_sequences_is_a_whole_number(written, said):
     [
         ({"metric": "tv_token", "unit": "sequence"}, "population"),
         ({"metric": "tv_seq"}, "population"),
-        ({"metric": "log_ratio_seq", "statistic": "p99"}, "population"),
-        ({"metric": "log_ratio_seq", "statistic": "fraction > 1"}, "population"),
+        ({"metric": "log_ratio_seq", "statistic": "p99"}, "traffic"),
+        ({"metric": "log_ratio_seq", "statistic": "p99", "unit": "sequence"}, "population"),
+        ({"metric": "log_ratio_seq", "statistic": "fraction > 1"}, "traffic"),
+        ({"metric": "log_ratio_seq", "statistic": "fraction > 1", "unit": "prompt"}, "population"),
+        ({"metric": "tv_seq", "unit": "step"}, "population"),
         ({"metric": "log_ratio_seq", "statistic": "max"}, "traffic"),
         ({"metric": "tv_token"}, "population"),
         ({"metric": "clip_budget_share"}, "population"),
@@ -199,8 +213,8 @@ def test_min_sequences_is_a_whole_number(written, said):
         ({"metric": "gen_ai.server.time_to_first_token"}, "traffic"),
     ],
 )
-def test_only_sequences_tell_of_those_to_come(fields, about):
-    """A verdict is about the population where its observations are sequences, and never where it is a maximum."""
+def test_only_what_is_drawn_anew_tells_of_what_comes(fields, about):
+    """A verdict is about the population by prompt or step, or by sequence where the clause says so; never a maximum."""
     assert Clause(id="x", limit=0.1, **fields).about == about
 
 
@@ -214,18 +228,20 @@ _ROUTE = "escalation: [{on: fail, do: [{route: train-kernel}]}]"
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        ((_ROUTE,), "route: each"),
-        (("escalation: [{on: fail, severity: critical, do: [notify]}]",), "critical alert: each"),
-        (("escalation: [{on: fail, clauses: [x], do: [hold-promotion, halt]}]",), "hold-promotion and halt: each"),
-        (("promotion: {windows: 2}",), "promotion: each"),
+        ((_ROUTE,), "route would"),
+        (("escalation: [{on: fail, severity: critical, do: [notify]}]",), "critical alert would"),
+        (("escalation: [{on: fail, clauses: [x], do: [hold-promotion, halt]}]",), "hold-promotion and halt would"),
+        (("promotion: {windows: 2}",), "promotion would"),
     ],
 )
 def test_who_acts_on_tokens_is_warned_unless_the_contract_says_so(written, said, more, what):
     """With what acts, the place, why, and both remedies; either of them ends the warning."""
     (problem,) = said(written(*_acting("metric: tv_token, statistic: p90", *more), clause=False))
-    assert problem.startswith(f"c.yaml:6: warning: statistical[0].metric: {what} acts on verdicts about the tokens of")
-    assert "of which p90 has no form by sequence" in problem
-    assert "act on a clause about sequences instead, or write `unit: token` where this window is what" in problem
+    assert problem.startswith(
+        f"c.yaml:6: warning: statistical[0].metric: {what} act on verdicts that cover only the tokens"
+    )
+    assert "because p90 cannot be judged by prompt" in problem
+    assert "trigger it, or write `unit: token` if this window is what matters" in problem
     for clause in ("metric: tv_token, statistic: p90, unit: token", "metric: tv_token"):
         assert said(written(*_acting(clause, *more), clause=False)) == []
 

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.contract import Contract, diff, load_text
+from kc_otel.contract.diff import diff
+from kc_otel.contract.load import load_text
+from kc_otel.contract.model import Contract
 
 _TEXT = """
 apiVersion: kernel-contract/v1
@@ -195,13 +197,13 @@ def contracts(draw):
 
 
 @given(contracts())
-def test_a_contract_does_not_differ_from_itself(one):
+def test_a_contract_does_not_differ_from_itself(contract):
     """Whatever it says."""
-    assert diff(one, one) == []
+    assert diff(contract, contract) == []
 
 
 @given(contracts(), contracts())
-def test_going_back_undoes_the_judgement(one, other):
+def test_going_back_undoes_the_judgement(before, other):
     """What loosens one way tightens the other way, and what is dropped is added."""
     opposite = {"loosens": "tightens", "tightens": "loosens", "adds": "drops", "drops": "adds", "changes": "changes"}
 
@@ -212,37 +214,37 @@ def test_going_back_undoes_the_judgement(one, other):
             if not change.field.startswith(("escalation", "metadata"))
         )
 
-    assert judged(diff(one, other), {}) == judged(diff(other, one), opposite)
+    assert judged(diff(before, other), {}) == judged(diff(other, before), opposite)
 
 
 @pytest.mark.slow
 @given(contracts(), contracts())
-def test_the_ladder_is_judged_the_same_way_back(one, other):
+def test_the_ladder_is_judged_the_same_way_back(before, other):
     """As many steps and actions are dropped one way as are added the other way."""
 
     def count(changes, kinds):
         return sum(change.kind in kinds for change in changes if change.field.startswith("escalation"))
 
-    there, back = diff(one, other), diff(other, one)
+    there, back = diff(before, other), diff(other, before)
     assert count(there, {"drops", "adds"}) == count(back, {"drops", "adds"})
     assert count(there, {"loosens", "tightens"}) == count(back, {"loosens", "tightens"})
 
 
 @given(contracts(), st.data())
-def test_tightening_a_limit_never_loosens(one, data):
+def test_tightening_a_limit_never_loosens(contract, data):
     """Nor is it silent, unless every slice had its own limit already."""
-    content = one.model_dump(by_alias=True, mode="json")
+    content = contract.model_dump(by_alias=True, mode="json")
     clause = data.draw(st.sampled_from(content["statistical"]))
     place = data.draw(st.sampled_from(["limit", *clause["slices"]]))
     limits = clause if place == "limit" else clause["slices"]
     limits[place] = limits[place] / 2
-    changes = diff(one, Contract.model_validate(content))
+    changes = diff(contract, Contract.model_validate(content))
     assert not any(change.loosening for change in changes)
     assert [change.kind for change in changes if change.field.startswith("statistical")] == ["tightens"]
 
 
 @pytest.mark.slow
 @given(contracts(), contracts())
-def test_equal_hashes_mean_no_difference(one, other):
+def test_equal_hashes_mean_no_difference(before, other):
     """Diffing and the content hash agree on what is the same."""
-    assert (diff(one, other) == []) == (one.hash == other.hash)
+    assert (diff(before, other) == []) == (before.hash == other.hash)

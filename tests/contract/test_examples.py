@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from kc_otel.contract import lint, load, load_all
+from kc_otel.contract.lint import lint
+from kc_otel.contract.load import load, load_all
 
 _FOLDER = Path(__file__).parents[2] / "contracts"
 _CONTRACTS = sorted(_FOLDER.glob("*.yaml"))
-_WANTED = {"rl-rollouts-bf16-fp8", "serving-int8", "serving-awq", "attention-kernel-upgrade", "moe", "batch-invariance"}
+_WANTED = {
+    "rl-rollouts-bf16-fp8", "serving-int8", "serving-awq", "attention-kernel-upgrade", "moe", "batch-invariance",
+    "fp8-kv-cache",
+}  # fmt: skip
 
 
 def test_there_is_one_for_each_need():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 
 _TEXT = """
 apiVersion: kernel-contract/v1

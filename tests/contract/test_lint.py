@@ -2,9 +2,9 @@
 
 import pytest
 
-from kc_otel.contract import Contract, lint
 from kc_otel.contract.limits import scale_of
-from kc_otel.contract.model import Assumptions
+from kc_otel.contract.lint import lint
+from kc_otel.contract.model import Assumptions, Contract
 
 
 def _clause(section: str, **fields: object) -> str:
@@ -28,14 +28,14 @@ def _clause(section: str, **fields: object) -> str:
         (["slices: {a: {where: {n: '>= 10, < 5'}}}"], "5: slices.a.where.n: '>= 10, < 5' can never match"),
         (
             ["slices: {a: {where: {prompt_tokens: many}}}"],
-            "5: slices.a.where.prompt_tokens: 'many' can never match: prom",
+            "5: slices.a.where.prompt_tokens: 'many' can never match, as prom",
         ),
         (["slices: {a: {where: {n: '> 5, < 5'}}}"], "5: slices.a.where.n: '> 5, < 5' can never match"),
         (["slices: {a: {where: {n: '>= 5, <= 5, != 5'}}}"], "5: slices.a.where.n: '>= 5, <= 5, != 5' can never match"),
         (["slices: {a: {where: {n: '== 3, > 3'}}}"], "5: slices.a.where.n: '== 3, > 3' can never match"),
         (
             ["slices:", "  a: {where: {n: '>= 8, < 9', t: x}}", "  b: {where: {t: [x], n: '<9, >=8'}}"],
-            "7: slices.b: matches exactly what 'a' matches; keep one of them",
+            "7: slices.b: has the same conditions as slice 'a'; remove one of the two",
         ),
         (
             [_clause("numerical", metric="js", limit=0.1, slices="{cod: 0.2}")],
@@ -51,7 +51,18 @@ def _clause(section: str, **fields: object) -> str:
         ),
         (
             [_clause("numerical", metric="js", limit=0.1, slices="{all: 0.2}")],
-            "5: numerical[0].slices.all: 'all' has the",
+            "5: numerical[0].slices.all: 'all' takes the",
+        ),
+        (
+            [
+                "slices: {late: {where: {position: '>= 64'}}}",
+                "runtime: [{id: lag, metric: weights_lag, limit: 1, slices: {late: 2}}]",
+            ],
+            "6: runtime[0].slices.late: 'late' selects tokens by where they are, and weights_lag is of none; leave it",
+        ),
+        (
+            ["slices: {late: {where: {position: far}}}"],
+            "5: slices.late.where.position: 'far' can never match, as position is a number",
         ),
         # sections
         (
@@ -80,6 +91,10 @@ def _clause(section: str, **fields: object) -> str:
             "5: numerical[0].limit: 4 is more than a total variation can be ",
         ),
         (
+            [_clause("numerical", metric="tv_exact", statistic="fraction > 0.5", limit=5)],
+            "5: numerical[0].limit: 5 is more than a fraction can be (0..1); did you mean 5%?",
+        ),
+        (
             [_clause("numerical", metric="tv_exact", limit=1)],
             "5: numerical[0].limit: 1 can never be exceeded: a total variat",
         ),
@@ -101,11 +116,11 @@ def _clause(section: str, **fields: object) -> str:
         ),
         (
             [_clause("numerical", metric="top1_disagreement", unit="token", cap=0.1, limit=0.05)],
-            "5: numerical[0].cap: top1_disagreement has two values, and a mean of them is a share",
+            "5: numerical[0].cap: top1_disagreement takes only two values, so its mean needs no cap",
         ),
         (
             [_clause("numerical", metric="js", statistic="max", cap=2, limit=0.1)],
-            "5: numerical[0].cap: a cap only bounds a mean",
+            "5: numerical[0].cap: only a mean takes a cap",
         ),
         (
             [_clause("numerical", metric="entropy_difference", statistic="mean", limit=-9)],
@@ -154,7 +169,7 @@ def _clause(section: str, **fields: object) -> str:
         (["observability: {heartbeat: 0s}"], "5: observability.heartbeat: 0s holds no data"),
         (
             ["observability: {confidence: 0.9999999999}"],
-            "5: observability.confidence: 0.9999999999 leaves no room for error",
+            "5: observability.confidence: 0.9999999999 is so close to 1",
         ),
         # escalation
         (
@@ -163,15 +178,15 @@ def _clause(section: str, **fields: object) -> str:
         ),
         (
             ["escalation: [{on: invalid-input, do: [halt], clauses: [token-tv]}]"],
-            "5: escalation[0].clauses: an input check is",
+            "5: escalation[0].clauses: input checks apply to batches",
         ),
         (
             ["escalation: [{on: fail, do: [notify, halt, notify]}]"],
-            "5: escalation[0].do[2]: notify is in the same step twice",
+            "5: escalation[0].do[2]: notify occurs twice in this step",
         ),
         (
             ["escalation: [{on: no-data, do: [{route: train-kernel}]}]"],
-            "5: escalation[0].do[0]: a route avoids a version that fails, and no-data names none; use it with on: fail",
+            "5: escalation[0].do[0]: a route needs a failing kernel version, and no-data has none; write on: fail",
         ),
         (
             ["escalation: [{on: fail, do: [{route: inference-kernel}]}]"],
@@ -179,7 +194,7 @@ def _clause(section: str, **fields: object) -> str:
         ),
         (
             ["escalation:", "- {on: fail, do: [notify, halt]}", "- {on: fail, for: 5m, do: [notify]}"],
-            "7: escalation[1]: does nothing that escalation[0] has not done before; leave it out",
+            "7: escalation[1]: repeats escalation[0] and adds nothing; remove it",
         ),
     ],
 )
@@ -222,13 +237,13 @@ def test_each_rule_refuses_at_its_line(written, said, lines, problem):
         ),
         (
             [_clause("statistical", metric="support_deficit", cap=0.5, limit=0.1)],
-            "statistical[0].cap: is a ratio that none exceeds",
+            "statistical[0].cap: the mean ratio without a deficit is 1",
         ),
         (
             [_clause("statistical", metric="k1", limit=5)],
             "5 can never be exceeded: the interval is for the mean of min(value, ",
         ),
-        (["statistical: []"], "promises nothing; add a clause under numerical, statistical or runtime"),
+        (["statistical: []"], "the contract has no clause; add one under numerical, statistical or runtime"),
     ],
 )
 def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
@@ -251,17 +266,17 @@ def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
         ),
         (
             [_clause("numerical", metric="js", statistic="p99.9", limit=0.1)],
-            "a p99.9 cannot PASS at confidence 0.99 below 5296 ",
+            "a p99.9 cannot PASS at confidence 0.99 with fewer than 5296 ",
         ),
         ([_clause("numerical", metric="logit_half_range", limit=0.1)], "numerical[0].metric: a p99.9 cannot PASS"),
-        ([_clause("numerical", metric="js", limit=0)], "0 can never be shown to be kept"),
+        ([_clause("numerical", metric="js", limit=0)], "0 can never PASS"),
         (
             ["numerical: [{id: a, metric: js, limit: 0.1}, {id: b, metric: js, limit: 0.1}]"],
-            "promises exactly what 'a' promises",
+            "sets the same limit as clause 'a'",
         ),
         (
             ["observability: {max_series: 1}", "slices: {a: {where: {t: 1}}}"],
-            "1 quantities on 2 slices are 2 streams for one",
+            "one kernel pair needs 2 streams (1 quantities on 2 slices)",
         ),
         (["escalation: [{on: fail, for: 2d, do: [notify]}]"], "escalation[0].for: 2d is more than a day"),
         (
@@ -271,7 +286,7 @@ def test_rules_about_derived_metrics_and_none(written, said, lines, problem):
         (["escalation: [{on: fail, do: [sample-more]}]"], "every batch is measured already"),
         (
             ["escalation: [{on: fail, for: 5m, do: [notify]}, {on: fail, severity: critical, do: [halt]}]"],
-            "critical comes before warning (escalation[0], for: 5m); a ladder climbs",
+            "critical comes before warning (escalation[0], for: 5m); write a longer time",
         ),
     ],
 )
@@ -315,7 +330,7 @@ def test_a_route_between_kernels_that_are_alike_is_refused(written, said):
     )
     (problem,) = said(text)
     assert problem.startswith(
-        "c.yaml:5: escalation[0].do[0]: both kernels are described alike, so a route changes nothing"
+        "c.yaml:5: escalation[0].do[0]: both kernels are declared alike, so a route changes nothing"
     )
 
 
@@ -348,7 +363,7 @@ def test_a_step_that_acts_sooner_or_holds_longer_is_not_a_repetition(contract):
     [
         (
             "slices: {a: {where: {promt_tokens: '>= 8'}}}",
-            "nothing sends 'promt_tokens' by itself; did you mean",
+            "no integration sends 'promt_tokens'; did you mean",
         ),
         ("slices: {a: {where: {prompt_tokens: '8192'}}}", ""),
         ("slices: {a: {where: {task: code, tenant: '7', model_size: 7}}}", ""),
@@ -356,7 +371,7 @@ def test_a_step_that_acts_sooner_or_holds_longer_is_not_a_repetition(contract):
 )
 def test_an_attribute_that_is_nearly_one_of_ours(written, said, line, problem):
     """Names of one's own are nobody's business; one letter beside a name that we send is a slip."""
-    assert [one.split(": ", 3)[3][: len(problem)] for one in said(written(line))] == [problem] * bool(problem)
+    assert [warning.split(": ", 3)[3][: len(problem)] for warning in said(written(line))] == [problem] * bool(problem)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "torch.float16", "FP8_E4M3", "float8_e4m3fn", "int4", "w8a8", "auto"])
@@ -412,4 +427,4 @@ def test_a_limit_that_is_not_finite_is_refused(contract):
 def test_a_cap_is_another_promise(written, said):
     """What lies above the cap counts in one of the two clauses only: neither may be deleted for the other."""
     plain, capped = "{id: token-tv, metric: js, limit: 0.04}", "{id: b, metric: js, limit: 0.04, cap: 0.05}"
-    assert not any("promises exactly" in one for one in said(written(f"numerical: [{plain}, {capped}]")))
+    assert not any("sets the same limit" in warning for warning in said(written(f"numerical: [{plain}, {capped}]")))

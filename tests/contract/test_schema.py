@@ -7,7 +7,9 @@ import jsonschema
 import pytest
 import yaml
 
-from kc_otel.contract import ContractError, json_schema, load_text
+from kc_otel.contract.errors import ContractError
+from kc_otel.contract.load import load_text
+from kc_otel.contract.schema import json_schema
 from kc_otel.contract.yaml_document import parse
 
 _CONTRACTS = sorted((Path(__file__).parents[2] / "contracts").glob("*.yaml"))
@@ -43,7 +45,7 @@ def test_every_key_is_described():
 
 
 def test_editors_find_the_schema_beside_the_example_contracts():
-    """It is what `kc-otel schema` prints, and the first line of each contract names it."""
+    """It is what `kc-otel reference schema` prints, and the first line of each contract names it."""
     folder = _CONTRACTS[0].parent
     assert json.loads((folder / "kernel-contract.schema.json").read_text()) == json_schema(), "run `make generate`"
     first = {path.read_text(encoding="utf-8").splitlines()[0] for path in _CONTRACTS}

@@ -75,7 +75,7 @@ class Layer(nn.Module):
     def forward(self, x):
         normed = self.input_layernorm(x)
         q, k, v = (
-            each(normed).unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in (self.q_proj, self.k_proj, self.v_proj)
+            proj(normed).unflatten(-1, (HEADS, -1)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = self.rotary(q, k)
         k, v = self.cache(k, v)
@@ -132,7 +132,7 @@ class SplitByBatch(nn.Module):
 
 def encode(messages, role_name="user"):
     """A chat template: a token for the role, then one per letter."""
-    text = "".join(f"<{role_name}>{each['content']}" for each in messages)
+    text = "".join(f"<{role_name}>{message['content']}" for message in messages)
     return [ord(letter) % VOCABULARY for letter in text]
 
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.diagnose.above_noise import Measured, boundary_drift, least_sequences
+from kc_otel.diagnose.above_noise import (
+    LEAST_FLOOR,
+    Measured,
+    boundary_drift,
+    enough_sequences,
+    least_sequences,
+    sequences_to_name,
+)
 from kc_otel.diagnose.boundaries import Boundary
+from kc_otel.diagnose.located import Divergence, Located, by_size, located_lines, located_sentence
 
 
 def measured(local, noise=1e-3):
@@ -58,3 +66,60 @@ def test_so_many_sequences_are_needed_and_are_enough():
     for count, expected in ((least, True), (least - 1, False)):
         family = {Boundary(i, "o_proj"): measured(np.full(count, 1.0 if not i else 0.0)) for i in range(50)}
         assert boundary_drift(family, 0.01)[0].is_above is expected
+
+
+def located(rows, *findings):
+    """What is said of these boundaries."""
+    (many,) = {row.above.samples for row in rows}
+    return Located(
+        contract="c", slice="all", metric="tv_token", sequences=int(many), tokens=99, boundaries=tuple(rows),
+        findings=findings, culprit=by_size(findings, rows), shares=(), observed=float("nan"), notes=(), forwards=1,
+        seconds=1.0, confidence=0.99, settings=("the contract's kernels differ: x",),
+    )  # fmt: skip
+
+
+def test_what_too_few_sequences_show_is_undecided_and_says_how_many_are_needed():
+    """Four that all differ by 13,000 floors prove nothing at 360 boundaries; twelve that do not are no culprit."""
+
+    def seen(count, error, boundaries=360):
+        family = {Boundary(i, "kv_cache"): measured(np.full(count, 0.0 if i else error)) for i in range(boundaries)}
+        return located(boundary_drift(family, 0.005))
+
+    few = seen(4, 13.0)
+    assert few.undecided == (
+        "layer 0, kv_cache differs by 1.3e+04 times its floor, and 100 % of 4 sequences are beyond twice the floor, "
+        "which proves nothing at 360 boundaries; give 5 sequences or more"
+    )
+    assert next(line for line in located_lines(few) if line.startswith("undecided"))
+    assert located_sentence(few).startswith("undecided which operator it is: layer 0")
+    assert seen(4, 0.0).undecided == "4 sequences cannot name anything at 360 boundaries; give 5 or more"
+    assert seen(12, 0.0).undecided == ""
+    assert "no culprit: no boundary is above noise" in list(located_lines(seen(12, 0.0)))
+    assert sequences_to_name(0.5, 720, 0.01) > 12 > sequences_to_name(1.0, 720, 0.01)
+    assert list(located_lines(few))[1] == "look first: the contract's kernels differ: x"
+
+
+def test_sequences_are_counted_before_the_work():
+    """Fewer than could name anything are refused with how many could."""
+    enough_sequences(5, 360, 0.01)
+    with pytest.raises(ValueError, match=r"4 are too few to name any of 360 boundaries.*give 5 or more"):
+        enough_sequences(4, 360, 0.01)
+
+
+def test_rounding_is_no_fault_where_both_kernels_compute_alike():
+    """Bit for bit equal runs have no noise; another order of the same sum rounds each value the other way."""
+    family = {Boundary(0, "rotary"): measured(np.full(12, 2e-3), noise=0.0)}
+    assert boundary_drift(family, 0.01)[0].floor == LEAST_FLOOR
+    assert boundary_drift(family, 0.01)[0].is_above
+    assert not boundary_drift(family, 0.01, rounding=1.6e-3)[0].is_above
+
+
+def test_without_shares_the_largest_error_is_the_culprit():
+    """Not the first in the order of execution; tokens and shapes come before any number."""
+    family = {Boundary(0, "rotary"): measured(np.full(12, 4e-3)), Boundary(0, "kv_cache"): measured(np.full(12, 3e-2))}
+    rows = boundary_drift(family, 0.01)
+    found = [Divergence("drift", row.boundary, "", "") for row in rows]
+    assert located(rows, *found).culprit == found[1]
+    tokens = Divergence("tokens", Boundary(None, "tokens"), "", "")
+    assert located(rows, tokens, *found).culprit == tokens
+    assert located(rows).culprit is None

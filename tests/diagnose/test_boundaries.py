@@ -35,7 +35,7 @@ def test_modules_of_one_kind_keep_their_paths():
     """Experts of a layer are told apart; what has no name of the table keeps its own if it has parameters."""
     names = ["layers.0.mlp.experts.0.up_proj", "layers.0.mlp.experts.1.up_proj", "layers.0.adapter", "layers.0.dropout"]
     found = boundaries_of([(name, "dropout" not in name) for name in names])
-    assert [each.operator for each in found.values()] == ["mlp.experts.0.up_proj", "mlp.experts.1.up_proj", "adapter"]
+    assert [key.operator for key in found.values()] == ["mlp.experts.0.up_proj", "mlp.experts.1.up_proj", "adapter"]
 
 
 NAMES = [f"model.layers.{layer}.{name}.weight" for layer in range(4) for name in ("self_attn.o_proj", "mlp.down_proj")]
@@ -46,8 +46,8 @@ NAMES = [f"model.layers.{layer}.{name}.weight" for layer in range(4) for name in
     [
         (NAMES[:4] + NAMES[5:], "has no model.layers.2.self_attn.o_proj.weight, which all of its other layers have"),
         ([*NAMES, "model.layers.4.norm.weight"], ""),  # a layer of another kind
-        ([each for each in NAMES if "0.mlp" not in each] + ["model.layers.0.mlp.experts.1.down_proj.weight"], ""),
-        ([each.replace("weight", "qweight") if ".1." not in each else each for each in NAMES], ""),  # one in 16 bits
+        ([name for name in NAMES if "0.mlp" not in name] + ["model.layers.0.mlp.experts.1.down_proj.weight"], ""),
+        ([name.replace("weight", "qweight") if ".1." not in name else name for name in NAMES], ""),  # one in 16 bits
         (NAMES[:3], ""),
         (NAMES, ""),
     ],

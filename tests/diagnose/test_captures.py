@@ -55,7 +55,7 @@ def test_a_projection_keeps_a_relative_error():
 
 def test_queries_keys_and_values_are_put_side_by_side():
     """As an engine computes them, in the place of the first."""
-    keys = [Boundary(0, each) for each in ("attention_norm", "q_proj", "k_proj", "v_proj", "o_proj")]
+    keys = [Boundary(0, operator) for operator in ("attention_norm", "q_proj", "k_proj", "v_proj", "o_proj")]
     joined = fused({key: [index, index] for index, key in enumerate(keys)}, lambda parts: [*chain(*parts)])
     assert list(joined) == [keys[0], Boundary(0, "qkv_proj"), keys[4]]
     assert joined[Boundary(0, "qkv_proj")] == [1, 1, 2, 2, 3, 3]
@@ -67,7 +67,7 @@ def test_the_first_divergence_is_the_planted_one(fault, operator):
     """Everything behind it drifts too, and is not named."""
     train, inference = pair(fault, 2)
     located = compare_captures(CONTRACT, captured(train), captured(inference))
-    assert [each.boundary for each in located.findings] == [Boundary(2, operator, located.culprit.boundary.part)]
+    assert [finding.boundary for finding in located.findings] == [Boundary(2, operator, located.culprit.boundary.part)]
     assert sum(row.is_above for row in located.boundaries) > 5
 
 
@@ -97,12 +97,12 @@ def test_an_interrupted_capture_is_gone_on_with(tmp_path):
     first = CaptureWriter(tmp_path / "a.capture", "tests")
     first.write(0, sequences[0].token_ids, made[0])
     again = CaptureWriter(tmp_path / "a.capture", "tests")
-    assert [again.has(index, each.token_ids) for index, each in enumerate(sequences)] == [True, False, False]
+    assert [again.has(index, sequence.token_ids) for index, sequence in enumerate(sequences)] == [True, False, False]
     for index in (1, 2):
         again.write(index, sequences[index].token_ids, made[index])
     again.seal()
     read = read_capture(tmp_path / "a.capture")
-    assert [each.token_ids for each in read.sequences] == [each.token_ids for each in sequences]
+    assert [sequence.token_ids for sequence in read.sequences] == [sequence.token_ids for sequence in sequences]
     for ours, theirs in zip(made, read.sequences, strict=True):
         assert ours.noise == theirs.noise
         assert all(np.array_equal(ours.outputs[key], theirs.outputs[key]) for key in ours.outputs)
@@ -121,8 +121,8 @@ def test_a_changed_capture_is_refused(tmp_path):
     """One bit in one member is enough, and so is a member that is gone."""
     sequences = conversations(2)
     writer = CaptureWriter(tmp_path / "a.capture", "tests")
-    for index, each in enumerate(capture_kernel(TorchKernel(Model()), sequences)):
-        writer.write(index, sequences[index].token_ids, each)
+    for index, outputs in enumerate(capture_kernel(TorchKernel(Model()), sequences)):
+        writer.write(index, sequences[index].token_ids, outputs)
     writer.seal()
     with zipfile.ZipFile(tmp_path / "a.capture") as packed:
         members = {name: packed.read(name) for name in packed.namelist()}
@@ -153,7 +153,7 @@ def test_two_machines_need_two_commands_and_one_more(tmp_path, monkeypatch):
         "kernels: {train: {engine: torch}, inference: {engine: torch}}\n"
         "statistical: [{id: token-tv, metric: tv_token, limit: 0.01}]\n"
     )
-    rows = [{"token_ids": each.token_ids} for each in conversations(6)]
+    rows = [{"token_ids": sequence.token_ids} for sequence in conversations(6)]
     (tmp_path / "tokens.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
     def run(*words):
@@ -161,12 +161,12 @@ def test_two_machines_need_two_commands_and_one_more(tmp_path, monkeypatch):
         return CliRunner().invoke(cli.app, words)
 
     def capture(side, sequences):
-        return run("capture", f"kernels.py:{side}", "--sequences", sequences, "--out", f"{side}.capture")
+        return run("locate", "capture", f"kernels.py:{side}", "--sequences", sequences, "--out", f"{side}.capture")
 
     assert capture("infer", "tokens.jsonl").exit_code == 0
     assert capture("train", "infer.capture").exit_code == 0
     sides = ("--train", "train.capture", "--infer", "infer.capture", "--sequences", "infer.capture")
-    result = run("locate", "contract.yaml", *sides)
+    result = run("locate", "run", "contract.yaml", *sides)
     assert result.exit_code == 1, result.output
     assert "culprit: layer 1, o_proj" in result.output
 
@@ -192,4 +192,4 @@ def test_what_is_sampled_from_inherits_the_rounding_of_the_logits(temperature, n
         return Capture("rounded" if rounded else "exact", tuple(made))
 
     found = compare_captures(CONTRACT, capture(False), capture(True)).findings
-    assert [one.kind for one in found] == (["sampler"] if named else [])
+    assert [finding.kind for finding in found] == (["sampler"] if named else [])

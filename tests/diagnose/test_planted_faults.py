@@ -8,8 +8,9 @@ pytest.importorskip("torch")
 
 import torch
 
+from kc_otel.charts.depth_chart import depth_chart
 from kc_otel.contract.model import Contract
-from kc_otel.diagnose.depth_picture import depth_chart
+from kc_otel.diagnose import torch_measure
 from kc_otel.diagnose.located import located_json
 from kc_otel.diagnose.torch_locate import locate
 from tests.diagnose.planted_faults import FAULTS, LAYERS, conversations, pair
@@ -36,7 +37,7 @@ def named(fault, layer, seed=0):
 @pytest.mark.parametrize("layer", [LAYERS - 2])
 @pytest.mark.parametrize(
     "fault",
-    [FAULTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FAULTS[1:])],
+    [FAULTS[0], *(pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS[1:])],
     ids=lambda fault: fault.name,
 )
 def test_a_planted_fault_is_named(fault, layer):
@@ -72,7 +73,21 @@ def test_numbers_that_are_not_finite_are_named_where_they_begin():
     train, inference = pair(None, 0)
     inference.module.layers[1].o_proj.weight.data[0, 0] = float("nan")
     located = locate(contract(), train, inference, conversations(6))
-    assert [str(each.boundary) for each in located.findings] == ["layer 1, o_proj"]
+    assert [str(finding.boundary) for finding in located.findings] == ["layer 1, o_proj"]
     assert "NaN or infinite" in located.culprit.sentence
     assert located.shares[0].components[0].share.estimate == 1.0
     assert "Marked: layer 1, o_proj." in depth_chart(located_json(located)).text
+
+
+@pytest.mark.slow
+def test_memory_bounds_the_tokens_that_are_worked_on_and_changes_no_answer(monkeypatch):
+    """A wide model's outputs do not fit memory all at once: two sequences at a time name and divide alike."""
+    fault, told = FAULTS[0], []
+    train, inference = pair(fault, 1)
+    at_once = locate(contract(), train, inference, conversations(6))
+    monkeypatch.setattr(torch_measure, "_OUTPUTS", 1)
+    in_parts = locate(contract(), train, inference, conversations(6), progress=told.append)
+    assert in_parts.culprit.boundary == at_once.culprit.boundary
+    assert in_parts.observed == pytest.approx(at_once.observed, rel=1e-3)
+    done = [f"compared at every operator: {count} of 6 sequences" for count in (2, 4, 6)]
+    assert [said for said in told if said.startswith("compared")] == done

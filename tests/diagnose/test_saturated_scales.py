@@ -32,7 +32,7 @@ def peaks(kernel, layer):
     hook = kernel.module.layers[layer].o_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     kernel.run(conversations(), [[row] for row in range(10)])
     hook.remove()
-    return torch.cat([each.abs().flatten(0, 1) for each in seen]).amax(0)
+    return torch.cat([tensor.abs().flatten(0, 1) for tensor in seen]).amax(0)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ def test_shares_add_up_and_interaction_is_said():
         return np.array([1.0, 2.0, 3.0]) * ((0 in put_in) + (1 in put_in) + ({0, 1} <= put_in))
 
     found = shares_of(["a", "b", "idle"], value, alpha=0.05)
-    shares = {each.name: each.share.estimate for each in found.components}
+    shares = {part.name: part.share.estimate for part in found.components}
     assert shares == pytest.approx({"a": 0.5, "b": 0.5, "idle": 0.0})
     assert found.interaction == pytest.approx(1 / 3)
     assert found.components[0].without == pytest.approx(2 / 3)
@@ -30,7 +30,7 @@ def test_an_interval_holds_the_share_of_the_population(sequences, alpha, least):
     for seed in range(400):
         parts = np.exp(rng.normal(0.0, 0.8, (sequences, 2))) * (3.0, 1.0)
         found = shares_of(["a", "b"], lambda put_in, p=parts: p[:, sorted(put_in)].sum(1), alpha=alpha, seed=seed)
-        share = next(each.share for each in found.components if each.name == "a")
+        share = next(part.share for part in found.components if part.name == "a")
         held.append(share.lower <= 0.75 <= share.upper)
         widths.append(share.upper - share.lower)
     assert least < np.mean(held)
@@ -45,7 +45,7 @@ def test_drawing_orders_is_part_of_the_interval(saturating):
     sizes = np.array([8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0])
 
     def value_of(scale):
-        return lambda put_in: scale * saturating(sum(sizes[each] for each in put_in))
+        return lambda put_in: scale * saturating(sum(sizes[index] for index in put_in))
 
     everything = range(len(sizes))
     orders = [rng.permutation(len(sizes)) for _ in range(20_000)]
@@ -56,8 +56,8 @@ def test_drawing_orders_is_part_of_the_interval(saturating):
     held = []
     for seed in range(100):
         scale = np.exp(rng.normal(0.0, 0.5, 16))
-        found = shares_of([str(each) for each in everything], value_of(scale), alpha=0.1, seed=seed)
-        held += [each.share.lower <= truth[int(each.name)] <= each.share.upper for each in found.components]
+        found = shares_of([str(index) for index in everything], value_of(scale), alpha=0.1, seed=seed)
+        held += [part.share.lower <= truth[int(part.name)] <= part.share.upper for part in found.components]
     assert np.mean(held) > 0.85
 
 
@@ -67,7 +67,7 @@ def test_shares_of_few_components_are_exact():
     value |= {frozenset({0, 1}): 4.0, frozenset({0, 2}): 1.0, frozenset({1, 2}): 0.0, frozenset({0, 1, 2}): 6.0}
     found = shares_of(["a", "b", "c"], lambda put_in: np.full(4, value[put_in]), alpha=0.05)
     assert found.evaluations == 8
-    shares = {each.name: 6.0 * each.share.estimate for each in found.components}
+    shares = {part.name: 6.0 * part.share.estimate for part in found.components}
     assert shares == pytest.approx({"a": 19 / 6, "b": 13 / 6, "c": 4 / 6})
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 from kc_otel.diagnose.token_sequences import read_sequences
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
-from kc_otel.recordings.spool import Spool, SpoolReader
+from kc_otel.recordings.spool.spool_reader import SpoolReader
+from kc_otel.recordings.spool.spool_writer import Spool
 
 CONTRACT = load_text("""\
 apiVersion: kernel-contract/v1
@@ -41,10 +43,23 @@ def test_a_recording_gives_its_tokens_by_sequence(tmp_path):
     np.savez(tmp_path / "with.npz", token_ids=np.arange(12).reshape(4, 3), **columns)
     np.savez(tmp_path / "without.npz", **columns)
     found = read_sequences(tmp_path / "with.npz", contract=CONTRACT, slice="prose")
-    assert [each.token_ids for each in found] == [(3, 4, 5), (9, 10, 11)]
+    assert [sequence.token_ids for sequence in found] == [(3, 4, 5), (9, 10, 11)]
     assert len(read_sequences(tmp_path / "with.npz", most=3)) == 3
     with pytest.raises(ValueError, match="has no token_ids; record them"):
         read_sequences(tmp_path / "without.npz")
+
+
+def test_what_import_reads_gives_its_tokens(tmp_path):
+    """Lines of a gzipped file, and a trainer's batch in a folder, by the reader that gate and remedy have."""
+    with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as lines:
+        lines.write(json.dumps({"prompt_ids": [1], "token_ids": [2, 3]}) + "\n")
+    assert read_sequences(tmp_path / "rows.jsonl.gz")[0].token_ids == (1, 2, 3)
+    torch, folder = pytest.importorskip("torch"), tmp_path / "dumps"
+    folder.mkdir()
+    logprobs = torch.full((2, 3), -1.0)
+    rows = {"old_log_probs": logprobs, "rollout_log_probs": logprobs, "response_mask": torch.ones(2, 3)}
+    torch.save(rows | {"responses": torch.arange(6).reshape(2, 3)}, folder / "batch.pt")
+    assert [sequence.token_ids for sequence in read_sequences(folder)] == [(0, 1, 2), (3, 4, 5)]
 
 
 def test_a_spool_is_read_and_stays_as_it_is(tmp_path):
@@ -67,14 +82,14 @@ def test_a_spool_is_read_and_stays_as_it_is(tmp_path):
     (found,) = read_sequences(tmp_path / "spool.sqlite", contract=CONTRACT, slice="code")
     assert (found.token_ids, found.prompt_tokens) == ((10, 11, 12, 0, 1, 2, 3), 3)
     with SpoolReader(tmp_path / "spool.sqlite") as reader:
-        assert [each.request_id for _, each in reader.take(9)] == ["a", "b"]
+        assert [request.request_id for _, request in reader.take(9)] == ["a", "b"]
 
 
 def test_a_program_is_asked_for_the_slice(tmp_path):
     """From wherever it has them; what it gives beside the slice is left out, and only so many are taken."""
     (tmp_path / "program.py").write_text(PROGRAM)
     found = read_sequences(f"{tmp_path}/program.py:rows", contract=CONTRACT, slice="code")
-    assert [each.token_ids for each in found] == [(1, 2, 4), (1, 2, 4)]
+    assert [sequence.token_ids for sequence in found] == [(1, 2, 4), (1, 2, 4)]
     assert len(read_sequences(f"{tmp_path}/program.py:rows", contract=CONTRACT, slice="code", most=1)) == 1
     with pytest.raises(ValueError, match=r"program\.py:odd: sequence 1: token_ids: is no list of whole numbers"):
         read_sequences(f"{tmp_path}/program.py:odd")
@@ -85,8 +100,8 @@ def test_a_program_is_asked_for_the_slice(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("[1]", "rows.jsonl:2: is no object"),
-        ("{", "rows.jsonl:2: is no JSON"),
+        ("[1]", "rows.jsonl:2: is not a JSON object but list"),
+        ("{", "rows.jsonl:2: is not JSON"),
         ('{"token_ids": [true, 2]}', "rows.jsonl:2: token_ids: is no list of whole numbers"),
         ('{"token_ids": [1]}', "rows.jsonl:2: token_ids: 1 tokens; a sequence needs two"),
         ('{"prompt_ids": [1, 2]}', "rows.jsonl:2: has no token_ids"),

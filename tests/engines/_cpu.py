@@ -1,19 +1,39 @@
-"""What only some processors can do."""
+"""What vLLM cannot do on every processor: asked of vLLM itself, when a test is about to run that needs it."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import cache
 
 import pytest
 
-AVX512 = "avx512f" in Path("/proc/cpuinfo").read_text().split()
-"""Whether vLLM can keep keys and values in fp8."""
+FP8_CACHE = "keys and values in fp8"
+AVX512_SUMS = "its kernels for AVX-512"
 
-READ_BACK = "amx_tile" not in Path("/proc/cpuinfo").read_text().split()
-"""Whether what stands in vLLM's KV cache can be read back: AMX has a layout of its own."""
+needs_fp8_cache = pytest.mark.engine_has(FP8_CACHE)
+avx512_arithmetic = pytest.mark.engine_has(AVX512_SUMS)
+"""For limits that were measured with these kernels: others add up int8 products, and bf16, in another order."""
 
-needs_avx512 = pytest.mark.skipif(not AVX512, reason="vLLM keeps keys and values in fp8 only on a CPU with AVX-512")
 
-avx512_arithmetic = pytest.mark.skipif(
-    not AVX512, reason="the limits are for vLLM's kernels with AVX-512, whose int8 products and sums are others"
-)
+@cache
+def lacking(what: str) -> str | None:
+    """Say why vLLM has none of something here; None where it has."""
+    import torch
+    import vllm._custom_ops  # noqa: F401 - loads the library for this processor
+
+    if what == FP8_CACHE:
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        try:
+            _get_attn_isa(torch.bfloat16, 128, 64, "fp8")
+        except NotImplementedError as error:
+            return str(error)
+    if what == AVX512_SUMS and not torch.cpu._is_avx512_supported():
+        return "the limits are for vLLM's kernels with AVX-512"
+    return None
+
+
+def reads_back() -> bool:
+    """Whether what stands in vLLM's KV cache can be read back: with AMX it has a layout of its own."""
+    import torch
+
+    return not torch.cpu.get_capabilities().get("amx_tile") or not torch.cpu._is_avx512_supported()

@@ -66,7 +66,7 @@ def main(job):
     computed.clear()  # of what vLLM tried when it started
     completions = run(job["requests"])
     assert len(computed) == job["tokens"]  # one batch from the first token to the last
-    whole = np.stack([each.numpy() for each in computed[:: job["kept_every"]]], axis=1)
+    whole = np.stack([tensor.numpy() for tensor in computed[:: job["kept_every"]]], axis=1)
     Sampler.compute_logprobs = staticmethod(compute)
     for number, (completion, logprobs) in enumerate(zip(completions, whole, strict=True)):
         tokens = np.asarray(completion.token_ids)

@@ -39,9 +39,9 @@ def checkpoint(into: str, kind: str = "Llama", *, seed: int = 0, gain: float = 2
     config = getattr(transformers, f"{kind}Config")(**{**_SIZES, **more, **sizes})
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     with torch.no_grad():
-        for name, each in model.named_parameters():
-            if each.ndim > 1:
-                each.normal_(std=gain * each.shape[-1] ** -0.5 if "proj" in name or "lm_head" in name else 0.5)
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=gain * weight.shape[-1] ** -0.5 if "proj" in name or "lm_head" in name else 0.5)
     model.save_pretrained(into)
     return Path(into)
 

@@ -39,13 +39,13 @@ def main(folder: str) -> None:
     from tests.engines._vllm import offline_engine
 
     mixture().save_pretrained(folder)
-    engine = offline_engine(
+    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+    with offline_engine(
         folder, skip_tokenizer_init=True, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64,
         enable_prefix_caching=True, enable_return_routed_experts=True,
-    )  # fmt: skip
-    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
-    outputs = engine.generate(prompts, SamplingParams(seed=3, max_tokens=16), use_tqdm=False)
-    completions = [(each.prompt_token_ids, each.outputs[0]) for each in outputs]
+    ) as engine:  # fmt: skip
+        outputs = engine.generate(prompts, SamplingParams(seed=3, max_tokens=16), use_tqdm=False)
+    completions = [(output.prompt_token_ids, output.outputs[0]) for output in outputs]
     found = [([*prompt, *sampled.token_ids], sampled.routed_experts.tolist()) for prompt, sampled in completions]
     print("\n" + json.dumps(found))
 

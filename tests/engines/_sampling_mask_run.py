@@ -22,18 +22,18 @@ def main(model: str) -> None:
     from kc_otel.integrations.vllm import KernelContractInstrumentor
     from tests.engines._vllm import MemorySink, contract, offline_engine
 
-    engine = offline_engine(
-        model, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=128, return_sampling_mask=True,
-        logprobs_mode="processed_logprobs",
-    )  # fmt: skip
     sink = MemorySink()
-    instrumentor = KernelContractInstrumentor()
-    instrumentor.instrument(contract=contract(), sink=sink, sampling=1.0)
     params = SamplingParams(seed=7, max_tokens=12, top_p=0.8, top_k=40, logprobs=0)
     texts = [text[:40] for text in prompts("code", 6)]
     found = []
-    outputs = engine.generate(texts, params, use_tqdm=False)
-    instrumentor.flush()
+    with offline_engine(
+        model, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=128, return_sampling_mask=True,
+        logprobs_mode="processed_logprobs",
+    ) as engine:  # fmt: skip
+        instrumentor = KernelContractInstrumentor()
+        instrumentor.instrument(contract=contract(), sink=sink, sampling=1.0)
+        outputs = engine.generate(texts, params, use_tqdm=False)
+        instrumentor.flush()
     for output in outputs:
         (completion,), (recorded,) = output.outputs, sink.of(output.request_id)
         found.append(

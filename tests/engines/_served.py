@@ -19,7 +19,7 @@ from examples.vllm_server.server import NAME
 def send(address, slice_, count, *, tokens=16, **options):
     """So many completions of a slice, some at a time; the names under which the clients know those that came back."""
 
-    def one(number):
+    def ask(number):
         body = {"model": NAME, "prompt": texts[number], "max_tokens": tokens, "ignore_eos": True, **options}
         try:
             answer = client.post("/v1/completions", json={**body, "vllm_xargs": {"task": slice_}})
@@ -30,7 +30,7 @@ def send(address, slice_, count, *, tokens=16, **options):
 
     texts = prompts(slice_, count, characters=60)
     with httpx.Client(base_url=address, timeout=120.0) as client, ThreadPoolExecutor(8) as clients:
-        return [name for name in clients.map(one, range(count)) if name is not None]
+        return [name for name in clients.map(ask, range(count)) if name is not None]
 
 
 def kept(spool):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+from contextlib import contextmanager
 
 from kc_otel.contract.model import Contract
 
@@ -43,7 +43,7 @@ class MemorySink:
 def every_field(output):
     """All that a caller sees of a RequestOutput, its timings left out."""
     fields = {name: value for name, value in vars(output).items() if name not in {"metrics", "outputs"}}
-    fields["outputs"] = [{**vars(each), "token_ids": list(each.token_ids)} for each in output.outputs]
+    fields["outputs"] = [{**vars(completion), "token_ids": list(completion.token_ids)} for completion in output.outputs]
     return fields
 
 
@@ -51,10 +51,15 @@ def without_id(fields):
     return {name: value for name, value in fields.items() if name != "request_id"}
 
 
+@contextmanager
 def offline_engine(model, **options):
+    """An engine in this process, which ends with the block, also when a test fails in it.
+
+    One that the collector ends later takes the process groups of the next one with it.
+    """
     from vllm import LLM
 
-    return LLM(
+    engine = LLM(
         str(model),
         **{
             "dtype": "bfloat16",
@@ -65,9 +70,7 @@ def offline_engine(model, **options):
             **options,
         },
     )
-
-
-def put_away(engine):
-    """End an engine now: one that the collector ends later takes the process groups of the next one with it."""
-    engine.llm_engine.engine_core.shutdown()
-    gc.collect()
+    try:
+        yield engine
+    finally:
+        engine.llm_engine.engine_core.shutdown()

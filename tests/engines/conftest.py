@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines._cpu import lacking
+
 ROOT = Path(__file__).resolve().parents[2]
 # `examples` is no installed package: the repository's root has to be importable.
 sys.path.insert(0, str(ROOT))
@@ -27,6 +29,12 @@ ENGINE_ENVIRONMENT = {
 }
 # vLLM reads some of these when it is imported, and so do the processes that it starts.
 os.environ.update({name: os.environ.get(name, value) for name, value in ENGINE_ENVIRONMENT.items()})
+
+
+def pytest_runtest_setup(item):
+    for mark in item.iter_markers("engine_has"):
+        if why := lacking(*mark.args):
+            pytest.skip(f"not run: {why}")
 
 
 def pytest_collection_modifyitems(items):

@@ -13,7 +13,7 @@ import pytest
 
 from examples.tiny_model import prompts
 from examples.vllm_server.server import serving
-from kc_otel.recordings import load_recording
+from kc_otel.recordings.recording_files import load_recording
 from tests.engines._checkpoints import in_three_bits
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def gates(tiny_model, tmp_path_factory):
             )
             for name, options in SERVERS.items()
         }
-        address = {name: each.result().address for name, each in begun.items()}
+        address = {name: future.result().address for name, future in begun.items()}
         found = {name: gate(folder, name, address, name, "--all") for name in ("float32", "bfloat16")}
         return {**found, "until decided": gate(folder, "bfloat16", address, "decided")}
 
@@ -74,7 +74,7 @@ def gate(folder, name, address, evidence, *options):
         env={**environment, "KC_OTEL_TRAIN_API_KEY": KEY},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,
         check=False,
     )
     assert done.returncode in {0, 1}, done.stderr

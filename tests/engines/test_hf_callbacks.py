@@ -91,7 +91,7 @@ def trainer(tiny_model, texts, tmp_path):
         from datasets import Dataset
         from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-        rows = [{"input_ids": ids, "labels": ids} for each in texts.values() for ids in each]
+        rows = [{"input_ids": ids, "labels": ids} for group in texts.values() for ids in group]
         settings = {"max_steps": 4, "per_device_train_batch_size": 4, "learning_rate": 3e-3, "eval_steps": 2, **changes}
         return Trainer(
             AutoModelForCausalLM.from_pretrained(tiny_model),

@@ -8,7 +8,7 @@ import torch
 
 from examples.tiny_model import prompts
 from kc_otel.recordings.scoring import hf_scorer
-from tests.engines._vllm import put_away
+from tests.engines._vllm import offline_engine
 
 pytestmark = pytest.mark.slow
 
@@ -83,35 +83,27 @@ def test_autocast_is_the_scorers_and_not_the_callers(loaded, sequences):
 
 def test_vllm_reports_the_same_after_temperature_and_truncation(loaded, tiny_model):
     """What vLLM calls processed log-probs of its samples is what the scorer makes of them with the same processing."""
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
     model, tokenizer = loaded
-    llm = LLM(
-        str(tiny_model),
-        dtype="float32",
-        enforce_eager=True,
-        kv_cache_memory_bytes=64 << 20,
-        max_model_len=256,
-        logprobs_mode="processed_logprobs",
-    )
     asked = [tokenizer(text)["input_ids"] for text in prompts("prose", 6, characters=60)]
-    for processing in (
-        {"temperature": 0.7},
-        {"temperature": 1.3, "top_k": 20},
-        {"temperature": 0.8, "top_p": 0.9},
-        {"temperature": 1.2, "top_p": 0.85, "top_k": 30, "min_p": 0.02},
-    ):
-        sampling = SamplingParams(max_tokens=40, logprobs=0, **processing)
-        outputs = llm.generate([{"prompt_token_ids": ids} for ids in asked], sampling, use_tqdm=False)
-        tokens = [list(each.outputs[0].token_ids) for each in outputs]
-        sampled = np.concatenate(
-            [
-                [at[t].logprob for at, t in zip(o.outputs[0].logprobs, o.outputs[0].token_ids, strict=True)]
-                for o in outputs
-            ]
-        )
-        scored = np.concatenate(hf_scorer(model)(asked, tokens, processing))
-        difference = np.abs(scored - sampled)
-        # By rounding a token at the edge of the nucleus may be in on one side alone, which moves the others' share.
-        assert np.quantile(difference, 0.98) < 1e-3, processing
-    put_away(llm)
+    with offline_engine(tiny_model, dtype="float32", max_model_len=256, logprobs_mode="processed_logprobs") as llm:
+        for processing in (
+            {"temperature": 0.7},
+            {"temperature": 1.3, "top_k": 20},
+            {"temperature": 0.8, "top_p": 0.9},
+            {"temperature": 1.2, "top_p": 0.85, "top_k": 30, "min_p": 0.02},
+        ):
+            sampling = SamplingParams(max_tokens=40, logprobs=0, **processing)
+            outputs = llm.generate([{"prompt_token_ids": ids} for ids in asked], sampling, use_tqdm=False)
+            tokens = [list(output.outputs[0].token_ids) for output in outputs]
+            sampled = np.concatenate(
+                [
+                    [at[t].logprob for at, t in zip(o.outputs[0].logprobs, o.outputs[0].token_ids, strict=True)]
+                    for o in outputs
+                ]
+            )
+            scored = np.concatenate(hf_scorer(model)(asked, tokens, processing))
+            difference = np.abs(scored - sampled)
+            # By rounding a token at the edge of the nucleus may be in on one side alone, which moves the others' share.
+            assert np.quantile(difference, 0.98) < 1e-3, processing

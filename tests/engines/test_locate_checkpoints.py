@@ -1,4 +1,4 @@
-"""`kc-otel locate` on two checkpoints of Hugging Face: what was changed in one is named, or refused with the reason."""
+"""`kc-otel locate run` on two checkpoints of Hugging Face: what was changed in one is named, or the reason why not."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def locate(tmp_path, monkeypatch):
     def run(infer, *options, inference="dtype: float32", code=1):
         (tmp_path / "contract.yaml").write_text(CONTRACT.format(inference=inference))
         given = ["--train", "checkpoint", "--infer", infer, "--sequences", "tables.jsonl", "--slice", "tables"]
-        result = CliRunner().invoke(cli.app, ["locate", "contract.yaml", *given, *options])
+        result = CliRunner().invoke(cli.app, ["locate", "run", "contract.yaml", *given, *options])
         assert result.exit_code == code, result.output
         if code == 2:
             return " ".join(result.output.split())
@@ -115,7 +115,9 @@ def test_functions_within_attention_are_told_apart(locate, kind, fault, operator
     checkpoint("checkpoint", kind)
     found = locate(f"program.py:{fault}", "--json", "--no-shares")
     assert named(found) == (1, operator, [])
-    assert {(each["boundary"]["layer"], each["boundary"]["operator"]) for each in found["findings"]} == {(1, operator)}
+    assert {(finding["boundary"]["layer"], finding["boundary"]["operator"]) for finding in found["findings"]} == {
+        (1, operator)
+    }
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_an_unsynced_tensor_is_named(locate, kind, tensor, operator):
     assert named(found)[:2] == (layer, operator)
     # Transformers keeps the experts of a layer in one tensor.
     assert named(found)[2] == [tensor.replace("experts.2.down_proj.weight", "experts.down_proj")]
-    assert {(each["boundary"]["layer"], each["boundary"]["operator"]) for each in found["findings"]} == {
+    assert {(finding["boundary"]["layer"], finding["boundary"]["operator"]) for finding in found["findings"]} == {
         (layer, operator)
     }
 
@@ -152,7 +154,9 @@ def test_another_rope_base_is_rotary_and_not_attention(locate):
     changed(made, "base", config={"rope_parameters": {**given, "rope_theta": 9000.0}})
     found = locate("base", "--json")
     assert named(found) == (None, "rotary", [])
-    assert any("rope_parameters.rope_theta is 10000.0 in training and 9000.0 in inf" in each for each in found["notes"])
+    assert any(
+        "rope_parameters.rope_theta is 10000.0 in training and 9000.0 in inf" in text for text in found["settings"]
+    )
     assert found["shares"][0]["components"][0]["name"] == "rotary"
 
 
@@ -164,30 +168,30 @@ def test_another_number_format_is_no_fault(locate):
 
 def test_shares_are_of_operators_in_layers_and_of_the_cache(locate):
     """int4 of one operator in two layers, and an fp8 cache everywhere: each has its part, and they add up."""
-    from kc_otel.diagnose.torch_formats import FORMATS, rounded_weight
 
     def rounded(held):
         for layer in (1, 2):
             name = f"model.layers.{layer}.mlp.down_proj.weight"
-            held[name] = rounded_weight(held[name], FORMATS["int4"])
+            scale = held[name].abs().amax(1, keepdim=True) / 7.0  # the largest of four bits
+            held[name] = (held[name] / scale).round() * scale
 
     changed(checkpoint("checkpoint"), "int4", rounded)
     inference = "dtype: float32, kv_cache_dtype: fp8_e4m3"
     found = locate("int4", "--json", inference=inference)
     first, by_layer = found["shares"]
-    parts = {each["name"]: each["share"] for each in first["components"]}
+    parts = {component["name"]: component["share"] for component in first["components"]}
     assert list(parts) == ["kv_cache in layers 0-2", "down_proj in layers 1-2"]
-    assert sum(each["estimate"] for each in parts.values()) == pytest.approx(1.0)
-    assert all(0.0 < each["lower"] < each["estimate"] < each["upper"] < 1.0 for each in parts.values())
+    assert sum(share["estimate"] for share in parts.values()) == pytest.approx(1.0)
+    assert all(0.0 < share["lower"] < share["estimate"] < share["upper"] < 1.0 for share in parts.values())
     assert first["interaction"] < -0.1
     assert by_layer["components"][0]["name"] == "kv_cache in layer 0"
     said = locate("int4", inference=inference)
     assert "of tv_token on tables comes from kv_cache in layers 0-2" in said
-    assert "note: what is above noise, swapped in, makes " in said
+    assert "note: the errors above noise, swapped in, make " in said
 
 
 def without_a_layer(held):
-    for name in [each for each in held if ".layers.2." in each]:
+    for name in [name for name in held if ".layers.2." in name]:
         del held[name]
 
 
@@ -254,9 +258,9 @@ def test_two_machines_that_each_have_one_kernel_find_it_too(locate):
         ("program.py:rotary", "tables.jsonl", "infer.capture"),
         ("checkpoint", "infer.capture", "train.capture"),
     ):
-        result = CliRunner().invoke(cli.app, ["capture", kernel, "--sequences", tokens, "--out", out])
+        result = CliRunner().invoke(cli.app, ["locate", "capture", kernel, "--sequences", tokens, "--out", out])
         assert result.exit_code == 0, result.output
     given = ["--train", "train.capture", "--infer", "infer.capture", "--sequences", "infer.capture", "--json"]
     locate("checkpoint", code=0)  # writes the contract
-    result = CliRunner().invoke(cli.app, ["locate", "contract.yaml", *given])
+    result = CliRunner().invoke(cli.app, ["locate", "run", "contract.yaml", *given])
     assert named(json.loads(result.stdout)) == (1, "rotary", [])

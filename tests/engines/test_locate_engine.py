@@ -7,10 +7,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from examples.quantised import in_int8
 from examples.tiny_model import prompts
 from kc_otel import cli
-from tests.engines._checkpoints import in_int8, in_three_bits, other_embeddings, without
-from tests.engines._cpu import READ_BACK, avx512_arithmetic, needs_avx512
+from tests.engines._checkpoints import in_three_bits, other_embeddings, without
+from tests.engines._cpu import AVX512_SUMS, avx512_arithmetic, lacking, needs_fp8_cache, reads_back
 from tests.engines.planted_in_vllm import scales_turned
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,7 @@ def own_tiles(monkeypatch):
     """The processor's own kernels: with AMX a cache has a layout that cannot be read back."""
     import torch
 
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: not READ_BACK)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: not reads_back())
     torch.cpu._init_amx()  # asks Linux for them, if there are any
 
 
@@ -50,10 +51,10 @@ def runs(tiny_model, tmp_path, monkeypatch):
     cli._register("locate")
 
     def run(checkpoint, *engine, code=(0, 1)):
-        settings = {each.partition("=")[0]: each for each in (*ENGINE, *engine)}  # the later of two replaces
-        options = [word for each in settings.values() for word in ("--engine", each)]
+        settings = {setting.partition("=")[0]: setting for setting in (*ENGINE, *engine)}  # the later of two replaces
+        options = [word for setting in settings.values() for word in ("--engine", setting)]
         words = ["--train", str(tiny_model), "--infer", f"vllm:{checkpoint}", "--sequences", "prompts.jsonl", "--json"]
-        result = CliRunner().invoke(cli.app, ["locate", "contract.yaml", *words, *options])
+        result = CliRunner().invoke(cli.app, ["locate", "run", "contract.yaml", *words, *options])
         assert result.exit_code in code, result.output
         return result
 
@@ -73,24 +74,24 @@ def refused(runs):
     return lambda checkpoint, *engine: " ".join(runs(checkpoint, *engine, code=(2,)).output.split())
 
 
-@avx512_arithmetic
 def test_bf16_has_no_culprit(locate, tiny_model):
     """VLLM in bf16 differs from fp32 by what the trainer's own operators in bf16 do, at every operator and the head."""
     found = locate(tiny_model)
     assert found["culprit"] is None
-    rows = {each["boundary"]["operator"]: each for each in found["boundaries"]}
+    rows = {row["boundary"]["operator"]: row for row in found["boundaries"]}
     assert {"embedding", "qkv_proj", "rotary", "attention", "head", "sampler"} <= rows.keys()
-    assert ("kv_cache" in rows) is READ_BACK
-    assert all(each["local"]["estimate"] < 1.2 * each["floor"] for each in found["boundaries"])
+    assert ("kv_cache" in rows) is reads_back()
+    if lacking(AVX512_SUMS) is None:  # sums in AVX2's order are apart by more, and nobody's fault either
+        assert all(row["local"]["estimate"] < 1.2 * row["floor"] for row in found["boundaries"])
 
 
-@needs_avx512
+@needs_fp8_cache
 def test_an_fp8_kv_cache_is_named(locate, tiny_model):
     """The cache in every layer, and not the attention that reads it: all of the drift is its."""
     found = locate(tiny_model, "kv_cache_dtype=fp8")
-    cache = "kv_cache" if READ_BACK else "attention"
+    cache = "kv_cache" if reads_back() else "attention"
     assert found["culprit"]["boundary"]["operator"] == cache
-    assert {each["boundary"]["operator"] for each in found["findings"]} == {cache}
+    assert {finding["boundary"]["operator"] for finding in found["findings"]} == {cache}
     (largest,) = found["shares"][0]["components"]
     assert largest["name"] == f"{cache} in layers 0-3"
     assert found["shares"][0]["whole"] == pytest.approx(found["observed"], rel=0.25)
@@ -100,7 +101,7 @@ def test_an_fp8_kv_cache_is_named(locate, tiny_model):
 def test_int8_weights_and_activations_are_named(locate, tiny_model, tmp_path):
     """The product whose inputs are the hardest to keep in int8 has the largest share; nothing but products is named."""
     found = locate(in_int8(tiny_model, tmp_path / "int8"))
-    assert {each["boundary"]["operator"] for each in found["findings"]} <= {
+    assert {finding["boundary"]["operator"] for finding in found["findings"]} <= {
         "qkv_proj",
         "o_proj",
         "gate_up_proj",
@@ -126,7 +127,7 @@ def test_two_machines_name_an_engine_too(tiny_model, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
     bare = [{"token_ids": [*row["prompt_ids"], *row["token_ids"]]} for row in rows]
     (tmp_path / "bare.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in bare))
-    cli._register("capture")
+    cli._register("locate")
 
     def run(*words):
         result = CliRunner().invoke(cli.app, words)
@@ -134,12 +135,12 @@ def test_two_machines_name_an_engine_too(tiny_model, tmp_path):
         return result
 
     folder = in_three_bits(tiny_model, tmp_path / "three")
-    engine = [word for each in ENGINE for word in ("--engine", each)]
-    run("capture", f"vllm:{folder}", "--sequences", "bare.jsonl", "--out", "infer.capture", *engine)
-    run("capture", str(tiny_model), "--sequences", "infer.capture", "--out", "train.capture", "--dtype", "float32",
-        "--precision", "bfloat16")  # fmt: skip
+    engine = [word for setting in ENGINE for word in ("--engine", setting)]
+    run("locate", "capture", f"vllm:{folder}", "--sequences", "bare.jsonl", "--out", "infer.capture", *engine)
+    run("locate", "capture", str(tiny_model), "--sequences", "infer.capture", "--out", "train.capture", "--dtype",
+        "float32", "--precision", "bfloat16")  # fmt: skip
     sides = ("--train", "train.capture", "--infer", "infer.capture", "--sequences", "infer.capture")
-    said = run("locate", "contract.yaml", *sides).output
+    said = run("locate", "run", "contract.yaml", *sides).output
     assert "culprit: layer 0, qkv_proj" in said
     assert f"{len(bare)} sequences, {sum(len(row['token_ids']) + 16 for row in bare)} tokens" in said
 

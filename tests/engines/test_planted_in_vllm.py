@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from kc_otel.diagnose.capture_compare import compare_captures
@@ -26,9 +28,8 @@ def pair(tiny_model, tmp_path_factory):
     from kc_otel.diagnose.vllm_kernel import VllmKernel
 
     folder = mixture(tiny_model, str(tmp_path_factory.mktemp("mixture") / "checkpoint"))
-    kernel = VllmKernel.of(str(folder), ENGINE)
-    yield training(folder), kernel, conversations(kernel._tokenizer)
-    kernel.close()
+    with closing(VllmKernel.of(str(folder), ENGINE)) as kernel:
+        yield training(folder), kernel, conversations(kernel._tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +54,13 @@ def is_named(found, fault):
 @pytest.mark.parametrize("fault", ENGINE_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_in_an_engine_is_named(pair, fault):
     """Kind, operator and layer are those that were planted, and no other layer is accused."""
-    from kc_otel.diagnose import locate
+    from kc_otel.diagnose.torch_locate import locate
 
     train, kernel, sequences = pair
     with planted(kernel, fault, LAYER):
         found = locate(CONTRACT, train, kernel, sequences, shares=False)
     is_named(found, fault)
-    assert {each.boundary.layer for each in found.findings} == {found.culprit.boundary.layer}
+    assert {finding.boundary.layer for finding in found.findings} == {found.culprit.boundary.layer}
 
 
 @pytest.mark.parametrize("fault", ENGINE_FAULTS, ids=lambda fault: fault.name)
@@ -72,12 +73,12 @@ def test_a_fault_is_named_from_captures(pair, captured, training_capture, fault)
 
 def test_nothing_is_named_in_a_mended_engine(pair, captured, training_capture):
     """After all that: neither by locating nor from captures."""
-    from kc_otel.diagnose import locate
+    from kc_otel.diagnose.torch_locate import locate
 
     train, kernel, sequences = pair
     found = locate(CONTRACT, train, kernel, sequences)
     assert found.findings == ()
     assert {"router", "experts", "rotary", "kv_cache", "head", "sampler"} <= {
-        each.boundary.operator for each in found.boundaries
+        row.boundary.operator for row in found.boundaries
     }
     assert compare_captures(CONTRACT, training_capture, captured(kernel)).findings == ()

@@ -13,9 +13,9 @@ from examples.tiny_model import prompts
 from examples.vllm_server.server import serving
 from kc_otel.client.webhooks import new_secret
 from kc_otel.integrations.vllm import KernelContractInstrumentor
-from kc_otel.recordings.spool import SpoolReader
+from kc_otel.recordings.spool.spool_reader import SpoolReader
 from tests.engines._served import kept, rescoring, send, wait_for
-from tests.engines._vllm import offline_engine, put_away
+from tests.engines._vllm import offline_engine
 
 pytestmark = pytest.mark.slow
 
@@ -49,17 +49,17 @@ def story(tiny_model, tmp_path_factory):
         first = rescoring(spool, contract, tiny_model, evaluator.otlp, "--tokens-per-second", "4000")
         before = len(found.requests)
         try:
-            wait_for(lambda: len(kept(spool)) < before or first.poll() is not None, 120.0, "the first confirmation")
+            wait_for(lambda: len(kept(spool)) < before or first.poll() is not None, 300.0, "the first confirmation")
         finally:
             first.kill()
         found.log = first.communicate()[0]
         found.left = kept(spool)
         second = rescoring(spool, contract, tiny_model, evaluator.otlp, "--weights", "checkpoint-8")
-        found.summary = second.communicate(timeout=240)[0]
+        found.summary = second.communicate(timeout=1200)[0]
         assert second.returncode == 0, found.summary
         found.left_over = kept(spool)
         tokens = TOKENS * 2 * EACH
-        wait_for(lambda: max(cell["samples"] for cell in evaluator.verdicts()) >= tokens, 30.0, "verdicts")
+        wait_for(lambda: max(cell["samples"] for cell in evaluator.verdicts()) >= tokens, 300.0, "verdicts")
         found.cells = evaluator.verdicts()
     return found
 
@@ -73,11 +73,11 @@ def serve_and_kill(model, contract, spool, log, found):
             assert len(send(address, task, EACH, tokens=TOKENS, **PROCESSED)) == EACH
         httpx.post(f"{address}/update_weight_version", json={"new_version": "checkpoint-9"}).raise_for_status()
         send(address, "code", 3, tokens=TOKENS)
-        wait_for(lambda: len(kept(spool)) == 2 * EACH + 3, 30.0, "every answered request in the spool")
+        wait_for(lambda: len(kept(spool)) == 2 * EACH + 3, 300.0, "every answered request in the spool")
         found.acknowledged = kept(spool)
         with ThreadPoolExecutor(1) as clients:
             more = clients.submit(send, address, "prose", EACH, tokens=TOKENS)
-            wait_for(lambda: len(kept(spool)) > len(found.acknowledged) + 10, 60.0, "the traffic to go on")
+            wait_for(lambda: len(kept(spool)) > len(found.acknowledged) + 10, 300.0, "the traffic to go on")
             server.kill()
             found.cut_off = EACH - len(more.result())
     found.after_kill = kept(spool)
@@ -88,17 +88,16 @@ def restart_with_raw_logprobs(model, contract, spool, found):
     from vllm import SamplingParams
 
     instrumentor = KernelContractInstrumentor()
-    engine = offline_engine(model)
-    try:
+    with offline_engine(model) as engine:
         instrumentor.instrument(contract=contract, spool=spool)
-        texts = prompts("code", 4, characters=60)
-        for options in (PROCESSED, {}):
-            engine.generate(texts, SamplingParams(max_tokens=TOKENS, ignore_eos=True, **options), use_tqdm=False)
-        assert instrumentor.flush()
-        found.stats = instrumentor.stats()
-    finally:
-        instrumentor.uninstrument()
-        put_away(engine)
+        try:
+            texts = prompts("code", 4, characters=60)
+            for options in (PROCESSED, {}):
+                engine.generate(texts, SamplingParams(max_tokens=TOKENS, ignore_eos=True, **options), use_tqdm=False)
+            assert instrumentor.flush()
+            found.stats = instrumentor.stats()
+        finally:
+            instrumentor.uninstrument()
 
 
 def test_a_killed_server_loses_nothing_that_was_written(story):

@@ -6,9 +6,9 @@ import pytest
 
 from examples.demo.terminal import Terminal
 from examples.routing.__main__ import BATCH, BF16, FP8, SLICES, run
-from tests.engines._cpu import needs_avx512
+from tests.engines._cpu import needs_fp8_cache
 
-pytestmark = [pytest.mark.slow, needs_avx512]
+pytestmark = [pytest.mark.slow, needs_fp8_cache]
 
 
 @pytest.fixture(scope="module")

@@ -20,21 +20,21 @@ def test_what_vllm_kept_is_what_both_kernels_are_compared_over(tiny_model):
     from transformers import AutoModelForCausalLM
 
     command = [sys.executable, "-m", "tests.engines._sampling_mask_run", str(tiny_model)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) == 6
-    for each in found:
-        assert each["kept"] == each["said"]
-        assert all(token in kept for token, kept in zip(each["tokens"], each["kept"], strict=True))
+    for record in found:
+        assert record["kept"] == record["said"]
+        assert all(token in kept for token, kept in zip(record["tokens"], record["kept"], strict=True))
     kept = [
-        KeptTokens(np.concatenate(each["kept"]), np.array([len(of_token) for of_token in each["kept"]]))
-        for each in found
+        KeptTokens(np.concatenate(record["kept"]), np.array([len(of_token) for of_token in record["kept"]]))
+        for record in found
     ]
     score = hf_scorer(AutoModelForCausalLM.from_pretrained(tiny_model))
-    prompts, tokens = [each["prompt"] for each in found], [each["tokens"] for each in found]
+    prompts, tokens = [record["prompt"] for record in found], [record["tokens"] for record in found]
     scored = score(prompts, tokens, kept=kept)
-    sampled = np.concatenate([each["logprobs"] for each in found])
+    sampled = np.concatenate([record["logprobs"] for record in found])
     whole, mass = (np.concatenate([rows[index] for rows in scored]) for index in (0, 1))
     naive, over_kept = np.abs(sampled - whole), np.abs(sampled - (whole - mass))
     assert over_kept.mean() < 0.02

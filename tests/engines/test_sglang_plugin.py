@@ -21,7 +21,7 @@ import pytest
 from kc_otel.integrations.sglang.sglang_capture import SglangCapture
 from kc_otel.integrations.sglang.sglang_plugin import HOOKED, load
 from kc_otel.recordings.request import versions_per_token
-from kc_otel.recordings.spool import SpoolReader
+from kc_otel.recordings.spool.spool_reader import SpoolReader
 
 HOME = Path(sys.prefix) / "sglang" / "sglang"
 CONTRACT = """\
@@ -56,9 +56,9 @@ def sglang():
     module = types.ModuleType("sglang.srt.managers.tokenizer_manager")
     module.TokenizerManager = type("TokenizerManager", (FrontEnd,), dict(vars(FrontEnd)))
     every[module.__name__] = module
-    for name, each in every.items():
+    for name, attribute in every.items():
         if "." in name:
-            setattr(every[name.rpartition(".")[0]], name.rpartition(".")[2], each)
+            setattr(every[name.rpartition(".")[0]], name.rpartition(".")[2], attribute)
     sys.modules.update(every)
     yield module.TokenizerManager
     for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
@@ -112,7 +112,7 @@ def read(front, path):
     sink = front.capture._delivery.sink
     assert sink.flush()
     with SpoolReader(path) as reader:
-        return {each.request_id: each for _, each in reader.take(100)}
+        return {request.request_id: request for _, request in reader.take(100)}
 
 
 def tokenized(rid="a", **changes):
@@ -149,7 +149,7 @@ def test_the_hooked_methods_and_fields_are_those_of_sglang():
     """In the source of the release that the plugin names: a method that moves or a field that goes shows here."""
     manager = found(source("srt/managers/tokenizer_manager.py"), "TokenizerManager")
     arguments = {
-        node.name: [each.arg for each in node.args.args]
+        node.name: [argument.arg for argument in node.args.args]
         for node in manager.body
         if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef)
     }

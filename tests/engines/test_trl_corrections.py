@@ -10,7 +10,7 @@ pytest.importorskip("trl")
 
 from kc_otel.offline.remedy.corrections import Ratios, weights  # noqa: E402
 from kc_otel.offline.remedy.trainers import catalogue, line  # noqa: E402
-from kc_otel.recordings import Recording  # noqa: E402
+from kc_otel.recordings.recording import Recording  # noqa: E402
 
 
 @pytest.fixture
@@ -37,10 +37,12 @@ def test_a_line_for_trl_makes_a_config_that_weighs_as_measured(recording, tmp_pa
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     ratios = Ratios(recording)
-    log_w, mask = (torch.tensor(each) for each in padded(recording, ratios.log_w))
+    log_w, mask = (torch.tensor(array) for array in padded(recording, ratios.log_w))
     advantages = torch.tensor(recording.advantages[recording.starts])[:, None]
     tried = 0
-    for correction in [each for each in catalogue(advantages=True) if line("trl", each) is not None][::4]:
+    for correction in [correction for correction in catalogue(advantages=True) if line("trl", correction) is not None][
+        ::4
+    ]:
         text = line("trl", correction)
         config = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **eval(f"dict({text})"))
         ratio = torch.ones_like(log_w)

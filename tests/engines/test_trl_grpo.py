@@ -20,7 +20,7 @@ from examples.tiny_model import prompts
 from kc_otel import Contract, Recorder, TrainingLog
 from kc_otel.integrations.trl import instrument
 from kc_otel.judge.evaluator import Evaluator
-from tests.engines._vllm import put_away
+from tests.engines._vllm import offline_engine
 from tests.tools.docstrings import run_examples
 from tests.tools.verdicts import verdicts_of
 
@@ -38,19 +38,8 @@ def checkpoint(tiny_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(checkpoint):
-    from vllm import LLM
-
-    llm = LLM(
-        str(checkpoint),
-        dtype="bfloat16",
-        enforce_eager=True,
-        kv_cache_memory_bytes=64 << 20,
-        max_model_len=256,
-        logprobs_mode="processed_logprobs",
-        enable_prefix_caching=False,
-    )
-    yield llm
-    put_away(llm)
+    with offline_engine(checkpoint, max_model_len=256, logprobs_mode="processed_logprobs") as llm:
+        yield llm
 
 
 @pytest.fixture
@@ -71,23 +60,35 @@ class Engine:
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
         self.step = 0
         self.skip_from = float("inf")
+        self.scale = 1.0
+        """Factor on the last projection of each layer's MLP, as a lost scale of a quantised checkpoint has it."""
         self.sampled = []
 
     def sync(self, trainer):
         if trainer.state.global_step < self.skip_from:
             trainer.model.save_pretrained(self.checkpoint)
+            if self.scale != 1.0:
+                self.rescale(self.checkpoint / "model.safetensors")
             self.llm.collective_rpc("reload_weights")
             self.step = trainer.state.global_step
+
+    def rescale(self, file):
+        from safetensors.torch import load_file, save_file
+
+        weights = load_file(file)
+        scaled = {name: self.scale for name in weights if name.endswith("down_proj.weight")}
+        assert scaled
+        save_file({name: tensor * scaled.get(name, 1.0) for name, tensor in weights.items()}, file, {"format": "pt"})
 
     def generate(self, prompt_ids, **sampling):
         from vllm import SamplingParams
 
         asked = SamplingParams(max_tokens=TOKENS, logprobs=0, **{"temperature": 1.0, **sampling})
         outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompt_ids], asked, use_tqdm=False)
-        completions = [list(each.outputs[0].token_ids) for each in outputs]
+        completions = [list(made.outputs[0].token_ids) for made in outputs]
         logprobs = [
-            [at[token].logprob for at, token in zip(each.outputs[0].logprobs, each.outputs[0].token_ids, strict=True)]
-            for each in outputs
+            [at[token].logprob for at, token in zip(made.outputs[0].logprobs, made.outputs[0].token_ids, strict=True)]
+            for made in outputs
         ]
         self.sampled += list(zip(prompt_ids, completions, strict=True))
         return completions, logprobs
@@ -138,6 +139,16 @@ class Judge(MetricExporter):
         return {(v.cell.clause, v.cell.slice): v for v in verdicts_of(self.evaluator, time.time())}
 
 
+STATISTICAL = [
+    {"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.016},
+    {"id": "wide", "metric": "abs_log_ratio", "statistic": "p99", "limit": 50.0},
+    {"id": "wide-signed", "metric": "log_ratio", "statistic": "p99", "limit": 50.0},
+    {"id": "wide-ratio", "metric": "ratio", "statistic": "p99", "limit": 1e6},
+    {"id": "wide-favoured", "metric": "advantage_drift_positive", "unit": "token", "limit": 9.0},
+]
+"""Wide limits are on what is looked at here: recorders send what clauses are computed from."""
+
+
 def contract(**changes):
     return Contract.model_validate(
         {
@@ -150,7 +161,7 @@ def contract(**changes):
                 "prose": {"where": {"task": "prose"}},
                 "disliked": {"where": {"advantage": "< 0"}},
             },
-            "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.016}],
+            "statistical": STATISTICAL,
             "runtime": [{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 0}],
             "observability": {
                 "window": "5m", "long_window": "10m", "min_samples": 200, "heartbeat": "60s", "sampling": 1.0,
@@ -236,7 +247,7 @@ def test_the_docstrings_example_runs(trainer, tmp_path, monkeypatch):
 
 
 def test_a_skipped_weight_sync_fails_the_contract_with_the_next_rollout(trainer, engine, recording):
-    """Healthy steps never fail; the first rollout from stale weights fails on drift, on lag, and on every task.
+    """Healthy steps never fail; the first rollout from stale weights fails on lag, and the kernels go on passing.
 
     TRL's own log says it at the same step, beside the loss.
     """
@@ -255,12 +266,36 @@ def test_a_skipped_weight_sync_fails_the_contract_with_the_next_rollout(trainer,
 
     assert seen[4]["token-tv", "all"] == seen[4]["lag", "all"] == "PASS"
     assert not any("FAIL" in seen[step].values() for step in (1, 2, 3, 4))
-    assert seen[5]["token-tv", "all"] == seen[5]["lag", "all"] == "FAIL"
-    assert seen[6]["token-tv", "code"] == seen[6]["token-tv", "prose"] == "FAIL"
+    assert seen[5]["lag", "all"] == seen[6]["lag", "code"] == seen[6]["lag", "prose"] == "FAIL"
+    assert {seen[step]["token-tv", "all"] for step in (5, 6)} == {"PASS"}
     assert recorder.stats().dropped == {}
     logged = {entry["step"]: entry for entry in running.state.log_history if "loss" in entry}
-    assert [logged[step]["kc/token-tv/verdict"] for step in (4, 5)] == [0.0, 3.0]
+    assert [logged[step]["kc/token-tv/verdict"] for step in (4, 5)] == [0.0, 0.0]
+    assert "kc/token-tv/staleness" not in logged[4]
+    assert logged[6]["kc/token-tv/staleness/lower"] > 0.0
+    assert logged[6]["kc/token-tv/kernel"] < 0.016
     assert [logged[step]["kc/lag/verdict"] for step in (4, 5)] == [0.0, 3.0]
+
+
+@pytest.mark.parametrize("skip_from", [float("inf"), 4], ids=["drift", "both"])
+def test_drift_planted_in_the_engine_is_the_kernels_own_beside_staleness_too(trainer, engine, recording, skip_from):
+    """Weights that the engine scales wrongly fail the clause on the kernels; a lag beside it is a second number."""
+    recorder, judge = recording()
+    running = trainer(max_steps=6)
+    engine.scale, engine.skip_from = 1.3, skip_from
+    with instrument(running, recorder, weights=lambda: engine.step):
+        running.train()
+    assert recorder.force_flush()
+    found, causes = judge.verdicts(), judge.evaluator.evaluate(time.time())["grpo"].causes
+    assert found["token-tv", "all"].status.value == "FAIL"
+    assert found["lag", "all"].status.value == ("PASS" if skip_from > 6 else "FAIL")
+    if skip_from > 6:
+        assert not causes
+        return
+    (both,) = {of for cell, of in causes.items() if (cell.clause, cell.slice) == ("token-tv", "all")}
+    assert both.kernel.lower > both.limit
+    assert 0.0 < both.share < 0.5
+    assert both.staleness.estimate != 0.0
 
 
 def test_every_sequence_is_measured_once_on_the_slices_of_its_columns(trainer, engine, recording):
@@ -297,7 +332,8 @@ def test_who_instruments_twice_counts_once(trainer, engine, recording, caplog):
 
 def test_rewards_come_without_being_asked_for(trainer, engine, recording, monkeypatch):
     """Each sequence has what TRL makes of its reward functions and their weights, through shuffling and batches."""
-    changes = {"assumptions": {"reward_range": [0, 200]}}
+    drift = {"id": "reward", "metric": "reward_drift", "limit": 100.0}
+    changes = {"assumptions": {"reward_range": [0, 200]}, "statistical": [*STATISTICAL, drift]}
     recorder, judge = recording(**changes)
     seen, compare = [], recorder.compare
 
@@ -318,7 +354,8 @@ def test_rewards_come_without_being_asked_for(trainer, engine, recording, monkey
     for ids, attributes, found in seen:
         text = engine.tokenizer.decode(ids, skip_special_tokens=True)
         assert found == reward([text], [attributes["task"]])[0] + 0.5 * len(ids)
-    assert judge.point("kc.drift.reward_above").count == judge.point("kc.drift.reward_below").count == 64
+    sides = [judge.point(f"kc.drift.reward_{side}_by_prompt").count for side in ("above", "below")]
+    assert sides == [8, 8]  # eight rollouts of each prompt count once
     assert running.reward_funcs == [reward, length]
 
 

@@ -54,7 +54,7 @@ def test_one_slice_in_quarantine_leaves_the_other_to_train(trainer, recording): 
     with instrument(running, recorder, quarantine=lambda: {"prose": "token-tv fails"}):
         running.train()
     recorder.force_flush()
-    left = sum(int((each["completion_mask"] * each.get("tool_mask", 1)).sum()) for each in given)
+    left = sum(int((inputs["completion_mask"] * inputs.get("tool_mask", 1)).sum()) for inputs in given)
     prose, code = (judge.points("kc.drift.tv_token", kc_slice=name) for name in ("prose", "code"))
     assert left == sum(point.count for point in code)
     assert recorder.stats().tokens == left + sum(point.count for point in prose)
@@ -69,8 +69,12 @@ def test_weights_that_stopped_arriving_are_sent_again(trainer, engine, recording
 
     def look(step):
         assert recorder.force_flush()
-        point = judge.point("kc.drift.abs_log_ratio")
-        totals[step] = (point.sum, point.count)
+        points = [
+            point
+            for point in judge.points("kc.drift.abs_log_ratio")
+            if point.attributes["kc.slice"] in {"all", "stale"}
+        ]
+        totals[step] = (sum(point.sum for point in points), sum(point.count for point in points))
 
     def stale():
         verdict = judge.verdicts()["lag", "all"]

@@ -16,7 +16,7 @@ from kc_otel.judge.evaluator import Evaluator
 from tests.tools.servers import sink
 from tests.tools.verdicts import verdicts_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).parent
 CONTRACT = """apiVersion: kernel-contract/v1
@@ -32,6 +32,7 @@ statistical:
 runtime: [{id: weights, metric: weights_lag, statistic: max, limit: 0}]
 observability: {min_samples: 100, min_sequences: 20}
 """
+BY_SEQUENCE = CONTRACT.replace("metric: tv_token,", "metric: tv_token, unit: sequence,")
 LEGACY = """
 import numpy as np, torch, verl
 from verl import DataProto
@@ -44,7 +45,7 @@ data = DataProto.from_dict(
     {"prompts": torch.zeros(64, 5), "responses": torch.zeros(64, 20, dtype=torch.int64),
      "response_mask": mask, "attention_mask": torch.ones(64, 25),
      "rollout_log_probs": said, "old_log_probs": said + 0.001 * torch.randn(64, 20)},
-    {"data_source": np.array(["code"] * 64, dtype=object), "uid": np.array(["a"] * 64, dtype=object)},
+    {"data_source": np.array(["code"] * 64, dtype=object), "uid": np.arange(64).astype(str).astype(object)},
 )
 print(calculate_debug_metrics(data)["training/rollout_probs_diff_max"])
 data.batch["token_level_scores"] = data.batch["token_level_rewards"] = torch.rand(64, 20)
@@ -58,14 +59,16 @@ compute_data_metrics(data, use_critic=False)
 def watched(tmp_path):
     """Runs Python with nothing but a contract and an endpoint in its environment; returns what an evaluator says."""
     path = tmp_path / "contract.yaml"
-    path.write_text(CONTRACT)
-    evaluator = Evaluator([load(path)])
 
-    def handle(body, _):
-        evaluator.ingest_metrics(ExportMetricsServiceRequest.FromString(body), time.time())
-        return 200
+    def run(*command, contract=CONTRACT, **changed):
+        path.write_text(contract)
+        evaluator = Evaluator([load(path)])
+        run.evaluation = lambda: evaluator.evaluate(time.time())["policy"]
 
-    def run(*command, **changed):
+        def handle(body, _):
+            evaluator.ingest_metrics(ExportMetricsServiceRequest.FromString(body), time.time())
+            return 200
+
         with sink(handle) as address:
             environment = {
                 **{name: value for name, value in os.environ.items() if not name.startswith(("KC_OTEL_", "OTEL_"))},
@@ -74,10 +77,10 @@ def watched(tmp_path):
                 "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", **changed,
             }  # fmt: skip
             done = subprocess.run(
-                [sys.executable, *command], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500,
+                [sys.executable, *command], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=1500,
                 check=False,
             )  # fmt: skip
-        found = {(one.cell.clause, one.cell.slice): one for one in verdicts_of(evaluator, time.time())}
+        found = {(verdict.cell.clause, verdict.cell.slice): verdict for verdict in verdicts_of(evaluator, time.time())}
         assert done.returncode == 0, done.stderr[-3000:]
         return found, done.stdout + done.stderr
 
@@ -99,6 +102,71 @@ def test_a_run_is_watched_by_an_environment_variable_alone(watched):
     assert found["reward", "code"].estimate < 0.1
 
 
+def test_a_run_in_bypass_mode_is_watched_in_its_workers(watched):
+    """Verl's synchronous trainer, worker and FSDP engine: a planted drift on one source, each sequence once."""
+    found, output = watched(HERE / "_verl_bypass_run.py", "sync", "drift=0.5", contract=BY_SEQUENCE)
+    assert "step:4" in output
+    assert "the first mini-batch of each update is measured, here 32 of 32 sequences" in output
+    assert found["token-tv", "all"].samples == 128
+    assert (str(found["token-tv", "code"].status), found["token-tv", "code"].samples) == ("PASS", 64)
+    assert (str(found["token-tv", "tables"].status), found["token-tv", "tables"].samples) == ("FAIL", 64)
+    assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("PASS", 0)
+    assert abs(found["favoured", "tables"].estimate) < 0.5
+    assert found["reward", "tables"].samples == 16  # prompts
+    assert not watched.evaluation().causes
+
+
+def test_drift_and_staleness_of_the_colocated_trainer_are_two_numbers(watched):
+    """It samples a batch ahead, so that all but the first are a step old; and one source drifts."""
+    contract = BY_SEQUENCE.replace("limit: 0.05", "limit: 0.01")
+    found, output = watched(HERE / "_verl_bypass_run.py", "colocate_async", "drift=0.5", contract=contract)
+    assert "step:4" in output
+    assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("FAIL", 1)
+    assert (str(found["token-tv", "all"].status), found["token-tv", "all"].samples) == ("FAIL", 32)
+    assert found["token-tv", "code"].estimate < 0.01
+    assert found["token-tv", "tables"].estimate > 0.15
+    (causes,) = {of for cell, of in watched.evaluation().causes.items() if cell.clause == "token-tv"}
+    assert causes.share == 0.75
+    assert causes.kernel.estimate == found["token-tv", "all"].estimate
+    assert causes.kernel.lower > causes.limit
+    assert causes.total.estimate > causes.kernel.estimate
+    assert causes.staleness.estimate > 0.01
+
+
+def test_staleness_of_the_separate_trainer_is_no_drift_of_its_kernels(watched):
+    """Two local updates a step, each of one mini-batch, and weights that arrive late: only the lag's clause fails."""
+    overrides = ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.v1.separate_async.parameter_sync_step=2"]
+    found, output = watched(HERE / "_verl_bypass_run.py", "separate_async", *overrides, contract=BY_SEQUENCE)
+    assert "step:4" in output
+    assert "the first mini-batch of each update is measured, here 16 of 16 sequences" in output
+    assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("FAIL", 2)
+    assert found["token-tv", "all"].upper < 0.1
+    assert found["token-tv", "all"].estimate < 0.01
+    (causes,) = {of for cell, of in watched.evaluation().causes.items() if cell.clause == "token-tv"}
+    assert causes.share == 1 - found["token-tv", "all"].samples / 128
+    assert causes.kernel.estimate < 0.01
+    assert causes.staleness.estimate > 0.04
+    assert causes.total.lower > causes.limit
+
+
+def test_an_audit_scores_whole_prompts_before_the_step(watched):
+    """Half of them, chosen by their names; the workers leave those out, so that each of 128 sequences counts once."""
+    contract = BY_SEQUENCE.replace("slices: {", "slices: {audited: {where: {audit: true}}, ")
+    found, output = watched(
+        HERE / "_verl_bypass_run.py", "sync", "drift=0.5", contract=contract,
+        KC_OTEL_AUDIT_SHARE="0.5", KC_OTEL_AUDIT_BUDGET="1e6",
+    )  # fmt: skip
+    assert "step:4" in output
+    assert "kc-otel: audit forwards: " in output
+    assert "kc/audit/skipped_steps:0" in output
+    assert found["token-tv", "all"].samples == 128
+    assert 16 <= found["token-tv", "audited"].samples <= 112
+    assert found["token-tv", "audited"].samples % 4 == 0
+    assert (str(found["token-tv", "code"].status), found["token-tv", "code"].samples) == ("PASS", 64)
+    assert (str(found["token-tv", "tables"].status), found["token-tv", "tables"].samples) == ("FAIL", 64)
+    assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("PASS", 0)
+
+
 def test_the_trainer_before_v1_is_watched_too(watched):
     """Its step by verl's own functions on a real DataProto; what a correction rejects later on counts."""
     found, _ = watched("-c", LEGACY)
@@ -109,6 +177,6 @@ def test_the_trainer_before_v1_is_watched_too(watched):
 def test_verl_starts_whatever_is_wrong(watched):
     """A contract that is none is said, and training goes on."""
     found, output = watched("-c", LEGACY, KC_OTEL_CONTRACT="/nowhere/contract.yaml")
-    assert {str(one.status) for one in found.values()} == {"NO_DATA"}
+    assert {str(verdict.status) for verdict in found.values()} == {"NO_DATA"}
     assert "kc-otel: verl is not watched: " in output
     assert "/nowhere/contract.yaml" in output

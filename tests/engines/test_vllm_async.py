@@ -78,7 +78,7 @@ def params(kind="DELTA", **options):
 async def streams(engine, name, **options):
     """Outputs of concurrent requests of each kind of stream, in order."""
 
-    async def one(number, kind, n, stop):
+    async def stream_of(number, kind, n, stop):
         stream = engine.generate(
             prompts("code", 4)[number], params(kind, n=n, stop=stop, **options), f"{name}-{number}-{kind}-{n}-{stop}"
         )
@@ -87,7 +87,7 @@ async def streams(engine, name, **options):
     cases = [(i, kind, n, stop) for i, kind in enumerate(("DELTA", "CUMULATIVE", "FINAL_ONLY")) for n in (1, 2)
              for stop in (None, "e")]  # fmt: skip
     # One at a time: how steps fall together in time decides how deltas are merged.
-    return [(case, await one(*case)) for case in cases]
+    return [(case, await stream_of(*case)) for case in cases]
 
 
 async def drain(engine, request_id, **options):
@@ -107,12 +107,12 @@ def whole(outputs, kind):
     """Text, tokens, and ends of each completion, however it was cut into deltas."""
     found = {}
     for output in outputs:
-        for each in output["outputs"]:
-            mine = found.setdefault(each["index"], {"text": "", "token_ids": []})
+        for part in output["outputs"]:
+            mine = found.setdefault(part["index"], {"text": "", "token_ids": []})
             fresh = kind != "DELTA"
-            mine["text"] = each["text"] if fresh else mine["text"] + each["text"]
-            mine["token_ids"] = each["token_ids"] if fresh else mine["token_ids"] + each["token_ids"]
-            mine |= {name: each[name] for name in ("logprobs", "cumulative_logprob", "finish_reason", "stop_reason")}
+            mine["text"] = part["text"] if fresh else mine["text"] + part["text"]
+            mine["token_ids"] = part["token_ids"] if fresh else mine["token_ids"] + part["token_ids"]
+            mine |= {name: part[name] for name in ("logprobs", "cumulative_logprob", "finish_reason", "stop_reason")}
     return found
 
 
@@ -122,7 +122,7 @@ def test_streams_are_what_they_would_have_been(story):
     for (case, plain), (_, instrumented) in zip(found["plain"], found["instrumented"], strict=True):
         assert whole(instrumented, case[1]) == whole(plain, case[1]), case
         assert without_id(instrumented[-1]).keys() == without_id(plain[-1]).keys()
-        assert all(each["logprobs"] is None for output in instrumented for each in output["outputs"])
+        assert all(completion["logprobs"] is None for output in instrumented for completion in output["outputs"])
 
 
 def test_what_is_recorded_is_what_was_sampled(story):
@@ -134,13 +134,13 @@ def test_what_is_recorded_is_what_was_sampled(story):
         completions = whole(outputs, case[1])
         theirs = {}
         for output in asked:
-            for each in output["outputs"]:
-                new = list(each["logprobs"])
-                theirs[each["index"]] = theirs.get(each["index"], []) + new if case[1] == "DELTA" else new
+            for completion in output["outputs"]:
+                new = list(completion["logprobs"])
+                theirs[completion["index"]] = theirs.get(completion["index"], []) + new if case[1] == "DELTA" else new
         for index, request in enumerate(kept):
             tokens = completions[index]["token_ids"]
             assert request.token_ids.tolist() == tokens
-            logprobs = [each[token].logprob for each, token in zip(theirs[index], tokens, strict=True)]
+            logprobs = [top[token].logprob for top, token in zip(theirs[index], tokens, strict=True)]
             np.testing.assert_array_equal(request.logprobs, np.array(logprobs, np.float32))
             assert request.logprobs_mode == "processed"
             assert request.processing == {"temperature": 0.8, "top_p": 0.9}

@@ -12,7 +12,7 @@ from examples.tiny_model import prompts
 from kc_otel.integrations.vllm import KernelContractInstrumentor
 from kc_otel.record.sampling import position_of
 from kc_otel.recordings.request import versions_per_token
-from tests.engines._vllm import MemorySink, contract, every_field, offline_engine, put_away, without_id
+from tests.engines._vllm import MemorySink, contract, every_field, offline_engine, without_id
 from tests.tools.docstrings import run_examples
 
 pytestmark = pytest.mark.slow
@@ -42,9 +42,8 @@ PARAMS = {
 
 @pytest.fixture(scope="module")
 def llm(tiny_model):
-    engine = offline_engine(tiny_model)
-    yield engine
-    put_away(engine)
+    with offline_engine(tiny_model) as engine:
+        yield engine
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def test_what_is_recorded_is_what_was_sampled(llm, instrument, sink, name):
         for request, mine, theirs in zip(kept, output.outputs, asked.outputs, strict=True):
             assert request.prompt_ids.tolist() == output.prompt_token_ids
             assert request.token_ids.tolist() == list(mine.token_ids) == list(theirs.token_ids)
-            logprobs = [each[token].logprob for each, token in zip(theirs.logprobs, theirs.token_ids, strict=True)]
+            logprobs = [top[token].logprob for top, token in zip(theirs.logprobs, theirs.token_ids, strict=True)]
             np.testing.assert_array_equal(request.logprobs, np.array(logprobs, np.float32))
             assert request.attributes["finish_reason"] == mine.finish_reason
             assert request.attributes["completion_tokens"] == len(mine.token_ids)
@@ -121,7 +120,7 @@ def test_parameters_of_the_caller_stay_untouched(llm, instrument):
     instrument()
     outputs = llm.generate(TEXTS, params, use_tqdm=False)
     assert msgspec.structs.asdict(params) == before
-    assert all(each.logprobs is None for output in outputs for each in output.outputs)
+    assert all(completion.logprobs is None for output in outputs for completion in output.outputs)
 
 
 def test_processing_says_how_tokens_were_drawn(llm, instrument, sink):
@@ -185,9 +184,9 @@ def test_streams_are_what_they_would_have_been(llm, instrument, sink, kind):
     instrumentor.flush()
     whole = {}
     for output in plain:
-        for each in output["outputs"]:
-            key = output["request_id"], each["index"]
-            whole[key] = each["token_ids"] if kind == "CUMULATIVE" else whole.get(key, []) + each["token_ids"]
+        for part in output["outputs"]:
+            key = output["request_id"], part["index"]
+            whole[key] = part["token_ids"] if kind == "CUMULATIVE" else whole.get(key, []) + part["token_ids"]
     assert len(sink.requests) == len(whole) == 2 * len(TEXTS)
     for (request_id, index), tokens in whole.items():
         assert sink.of(request_id)[index].token_ids.tolist() == tokens
@@ -265,9 +264,9 @@ def test_attributes_come_from_extra_arguments(llm, instrument, sink):
     outputs = llm.generate(TEXTS, params, use_tqdm=False)
     instrumentor.flush()
     kept = [sink.of(output.request_id)[0].attributes for output in outputs]
-    assert [each["task"] for each in kept] == ["code"] * 3 + ["prose"] * 3
-    assert {each["tenant"] for each in kept} == {"a"}
-    assert all("secret" not in each for each in kept)
+    assert [attributes["task"] for attributes in kept] == ["code"] * 3 + ["prose"] * 3
+    assert {attributes["tenant"] for attributes in kept} == {"a"}
+    assert all("secret" not in attributes for attributes in kept)
 
 
 def test_what_goes_wrong_on_our_side_is_counted(llm, instrument, sink, monkeypatch):
@@ -311,7 +310,7 @@ def test_the_current_span_is_linked(llm, instrument, sink):
     with trace.use_span(span):
         generate(llm, max_tokens=1)
     instrumentor.flush()
-    assert {each.traceparent for each in sink.requests.values()} == {f"00-{0xABC:032x}-{0xDEF:016x}-01"}
+    assert {request.traceparent for request in sink.requests.values()} == {f"00-{0xABC:032x}-{0xDEF:016x}-01"}
 
 
 @names_weights
@@ -369,7 +368,7 @@ def test_a_recorder_of_the_same_process_pairs_them(llm, instrument, monkeypatch)
         (sampled,) = output.outputs
         recorder.scored(
             token_ids=list(sampled.token_ids),
-            logprobs=[each[token].logprob for each, token in zip(sampled.logprobs, sampled.token_ids, strict=True)],
+            logprobs=[top[token].logprob for top, token in zip(sampled.logprobs, sampled.token_ids, strict=True)],
             prompt_ids=output.prompt_token_ids,
         )
     assert recorder.force_flush()

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from kc_otel.integrations.vllm.weights import check_weights
-from tests.engines._vllm import offline_engine, put_away
+from tests.engines._vllm import offline_engine
 
 pytestmark = pytest.mark.slow
 
@@ -31,9 +31,8 @@ def llm(tiny_model, tmp_path_factory):
     tensors = load_file(folder / "model.safetensors")
     tensors[LATE] = tensors[LATE] * 1.02
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    engine = offline_engine(folder)
-    yield engine
-    put_away(engine)
+    with offline_engine(folder) as engine:
+        yield engine
 
 
 def test_the_one_tensor_that_did_not_arrive_is_named(llm, trainer):
@@ -45,7 +44,7 @@ def test_the_one_tensor_that_did_not_arrive_is_named(llm, trainer):
     assert late.norm == pytest.approx(1.02 * late.trainer.norm, rel=1e-3)
     assert report.compared == len(list(trainer.named_parameters()))
     assert not report.not_compared
-    assert report.mismatch == late.trainer.elements / sum(each.numel() for each in trainer.parameters())
+    assert report.mismatch == late.trainer.elements / sum(parameter.numel() for parameter in trainer.parameters())
     assert LATE in str(report)
 
 

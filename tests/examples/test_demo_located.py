@@ -1,4 +1,4 @@
-"""`kc-otel locate` on the demo's kernels: the one command that `make demo` ends with names the culprit."""
+"""`kc-otel locate run` on the demo's kernels: the one command that `make demo` ends with names the culprit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_command_that_the_demo_prints_names_its_int8_outlier(demo_weights, m
     monkeypatch.setenv("DEMO_WEIGHTS", str(demo_weights))
     cli._register("locate")
     words = LOCATE.split()
-    assert words[:2] == ["kc-otel", "locate"]
+    assert words[:3] == ["kc-otel", "locate", "run"]
     result = CliRunner().invoke(cli.app, [*words[1:], "--slice", "tables", "--limit", "12", "--json"])
     assert result.exit_code == 1, result.output
     found = json.loads(result.stdout)

@@ -11,8 +11,8 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from kc_otel.cli import rescore_command, serve_command
-from kc_otel.contract import load
+from kc_otel.cli import register
+from kc_otel.contract.load import load
 from kc_otel.integrations.vllm import settings
 
 ROOT = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
@@ -23,9 +23,9 @@ def merged(base, patch):
     """As Kustomize's strategic merge has it: mappings by key, lists of mappings by their name, other lists replaced."""
     if isinstance(base, dict) and isinstance(patch, dict):
         return base | {key: merged(base.get(key), value) for key, value in patch.items()}
-    if isinstance(base, list) and all(isinstance(each, dict) and "name" in each for each in (*base, *patch)):
-        found = {each["name"]: each for each in base}
-        return list((found | {each["name"]: merged(found.get(each["name"]), each) for each in patch}).values())
+    if isinstance(base, list) and all(isinstance(item, dict) and "name" in item for item in (*base, *patch)):
+        found = {item["name"]: item for item in base}
+        return list((found | {item["name"]: merged(found.get(item["name"]), item) for item in patch}).values())
     return patch
 
 
@@ -39,20 +39,20 @@ def test_what_is_merged_is_valid_and_keeps_what_was_there(overlay):
     found = deployment(overlay)
     kubernetes_validate.validate(found, "1.31", strict=True)
     pod = found["spec"]["template"]["spec"]
-    own = next(each for each in pod["containers"] if each["name"] == "vllm")
+    own = next(container for container in pod["containers"] if container["name"] == "vllm")
     before = yaml.safe_load((ROOT / "base/vllm.yaml").read_text())["spec"]["template"]["spec"]["containers"][0]
     assert own["args"] == before["args"]
-    assert {each["name"] for each in before["volumeMounts"]} < {each["name"] for each in own["volumeMounts"]}
-    volumes = {each["name"] for each in pod["volumes"]}
-    assert {mount["name"] for each in pod["containers"] for mount in each["volumeMounts"]} == volumes
+    assert {mount["name"] for mount in before["volumeMounts"]} < {mount["name"] for mount in own["volumeMounts"]}
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]} == volumes
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_options_and_variables_exist(overlay):
     """`kc-otel rescore` and `serve` take the options; the plugin reads the variables; the contract is one."""
     app = typer.Typer()
-    rescore_command.register(app)
-    serve_command.register(app)
+    register(app, "rescore")
+    register(app, "serve")
     for container in deployment(overlay)["spec"]["template"]["spec"]["containers"]:
         words = [*container.get("command", ()), *container["args"]] if "args" in container else container["command"]
         words = words[1:] if words[0] == "kc-otel" else words
@@ -60,7 +60,7 @@ def test_options_and_variables_exist(overlay):
             helped = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
             for option in (word.partition("=")[0] for word in words if word.startswith("--")):
                 assert f"{option} " in helped, option
-        for variable in (each["name"] for each in container.get("env", ())):
+        for variable in (entry["name"] for entry in container.get("env", ())):
             assert variable.startswith("OTEL_") or re.search(rf"`{variable}`", settings.__doc__), variable
     assert load(ROOT / overlay / "contract.yaml").name == "served-policy"
 
@@ -69,13 +69,13 @@ def test_options_and_variables_exist(overlay):
 def test_the_kustomization_names_what_is_there(overlay):
     """Resources, patches and files exist; the images that it sets are those of the containers."""
     content = yaml.safe_load((ROOT / overlay / "kustomization.yaml").read_text())
-    for name in (*content["resources"], *(each["path"] for each in content["patches"])):
+    for name in (*content["resources"], *(entry["path"] for entry in content["patches"])):
         assert (ROOT / overlay / name).exists(), name
         assert not (ROOT / overlay).is_relative_to((ROOT / overlay / name).resolve()), "Kustomize refuses a cycle"
     for generator in content["configMapGenerator"]:
         assert all((ROOT / overlay / name).exists() for name in generator["files"])
-    images = {each["image"] for each in deployment(overlay)["spec"]["template"]["spec"]["containers"]}
-    assert images == {each["name"] for each in content["images"]}
+    images = {container["image"] for container in deployment(overlay)["spec"]["template"]["spec"]["containers"]}
+    assert images == {image["name"] for image in content["images"]}
 
 
 def test_compose_says_which_version_it_needs():

@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kc_otel.contract import lint, load
+from kc_otel.contract.lint import lint
+from kc_otel.contract.load import load
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -162,8 +162,8 @@ def test_a_dropped_tail_breaks_what_needs_support(policy, training):
     assert pair.sequence_tv == pytest.approx(1 - pair.mean_weight, rel=1e-9)
     assert pair.half_mean_deviation == pytest.approx(pair.sequence_tv / 2, rel=1e-9)
     assert pair.bias_truncated("adversarial", 5.0) > claims.truncated(pair, 5.0, deficit=False) + 1e-3
-    one = Pair(Training(policy, train_log_probs(policy, 1)), FAMILY["dropped tail"].log_probs(policy, 1, 0.8))
-    assert claims.tv_from_seen_ratios(one) < one.sequence_tv <= claims.tv_from_worst_steps(one) + 1e-12
+    cut = Pair(Training(policy, train_log_probs(policy, 1)), FAMILY["dropped tail"].log_probs(policy, 1, 0.8))
+    assert claims.tv_from_seen_ratios(cut) < cut.sequence_tv <= claims.tv_from_worst_steps(cut) + 1e-12
 
 
 def test_sampled_estimate_surrounds_the_exact_value(policy, training):
@@ -215,17 +215,13 @@ def test_results_replace_what_is_between_the_markers():
 
 
 @pytest.mark.slow
-def test_quick_run_writes_tables_and_pictures(tmp_path, capsys):
-    """The command of the README writes its files, the pictures small and the same each time."""
-    first, second = tmp_path / "a", tmp_path / "b"
-    for folder in (first, second):
-        assert program.main(["--quick", "--out", str(folder)]) == 0
-    names = ["drift.png", "horizons.png", "results.md", "samples.png"]
-    assert sorted(path.name for path in first.iterdir()) == names
-    for name in names:
-        assert (first / name).read_bytes() == (second / name).read_bytes()
-        assert (first / name).stat().st_size < 150_000
-    assert "Bias of the uncorrected policy gradient" in capsys.readouterr().out
+def test_quick_run_prints_tables(capsys):
+    """The command of the README, the same each time."""
+    assert program.main(["--quick"]) == 0
+    first = capsys.readouterr().out
+    assert "Bias of the uncorrected policy gradient" in first
+    assert program.main(["--quick"]) == 0
+    assert capsys.readouterr().out == first
 
 
 def test_readme_cannot_be_written_from_a_quick_run(capsys):

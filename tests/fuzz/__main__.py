@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 
-def one(name: str, seconds: int) -> None:
+def fuzz_parser(name: str, seconds: int) -> None:
     """Fuzz one parser in this process; libFuzzer ends it."""
     import atheris
 
@@ -41,6 +41,6 @@ def main(seconds: int, names: list[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--one":
-        one(sys.argv[2], int(sys.argv[3]))
+        fuzz_parser(sys.argv[2], int(sys.argv[3]))
     else:
         sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

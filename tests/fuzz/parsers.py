@@ -18,29 +18,23 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kc_otel.client.router import TableFile
 from kc_otel.client.signing import BodyError, parsed_body
-from kc_otel.contract import ContractError, load_text
-from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.contract.errors import ContractError
+from kc_otel.contract.load import load_text
+from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.decode import from_json, from_protobuf
 from kc_otel.judge.otlp.request_errors import ReceiveError
 from kc_otel.judge.otlp.request_limits import Limits, inflate
 from kc_otel.judge.otlp.signals import LOGS, METRICS, TRACES
-from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.offline.gate.evidence import EvidenceError, verify_evidence
+from kc_otel.judge.promotion.gate_evidence import EvidenceError
+from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.offline.replay.traffic_reading import TrafficFileError, read_recordings
 from kc_otel.recordings.endpoints.answers import sampled, scored, tokenized
 from kc_otel.recordings.recording_files import load_recording
 from kc_otel.serve.access.access_file import AccessError, AccessFile
-from kc_otel.serve.access.senders import Senders
 from kc_otel.serve.api.people_views import AcknowledgeRequest, PinRequest, SilenceRequest, UnpinRequest
-from kc_otel.serve.api.promotion_views import OrderRequest
-from kc_otel.serve.receivers.fair_turns import FairTurns
-from kc_otel.serve.receivers.grpc_server import _Receiver
-from kc_otel.serve.receivers.http2_frames import frame, window_update
-from kc_otel.serve.receivers.reading import Room
-from kc_otel.serve.store.write_ahead_log import WriteAheadLog
+from kc_otel.serve.api.routes_promotion import OrderRequest
 from tests.judge.conftest import NOW, Sender, make_contract
-from tests.serve.receivers.http2_peer import HELLO, Peer, data, headers, message, on_a_loop
 
 __all__ = ["PARSERS", "SEEDS"]
 
@@ -90,20 +84,6 @@ def compressed(body: bytes) -> None:
             continue
 
 
-def http2(body: bytes) -> None:
-    """What a client sends to OTLP/gRPC: after a greeting where it has none, at once and in small pieces."""
-    sent = body if body.startswith(HELLO[:3]) else HELLO + body
-
-    async def fed(size: int) -> None:
-        receiver = _Receiver(None, _LIMITS, RequestCounts(), Senders(), FairTurns(), Room())  # type: ignore[arg-type]
-        peer = Peer(receiver.accept, greeting=b"")
-        peer.feed(sent, size)
-        await receiver.cancel()
-
-    for size in (1 << 20, 7):
-        on_a_loop(lambda size=size: fed(size))
-
-
 def contract(body: bytes) -> None:
     """A contract in YAML."""
     try:
@@ -113,9 +93,9 @@ def contract(body: bytes) -> None:
 
 
 def access(body: bytes) -> None:
-    """The file of tenants and tokens."""
+    """The file of tokens."""
     try:
-        AccessFile(_file(body), ["policy"])
+        AccessFile(_file(body))
     except AccessError:
         return
 
@@ -144,22 +124,6 @@ def traffic(body: bytes) -> None:
             entry.read()
     except TrafficFileError:
         return
-
-
-def write_ahead_log(body: bytes) -> None:
-    """The log of what arrived, after a crash or a bad disk."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = WriteAheadLog(Path(folder))
-        log.close()
-        for segment in Path(folder).iterdir():
-            segment.write_bytes(segment.read_bytes()[: len(body) % 64] + body)
-        if not list(Path(folder).iterdir()):
-            (Path(folder) / f"{0:020d}.log").write_bytes(body)
-        log = WriteAheadLog(Path(folder))
-        try:
-            list(log.records(0))
-        finally:
-            log.close()
 
 
 def people(body: bytes) -> None:
@@ -214,10 +178,10 @@ def _json(body: bytes) -> Any:
 
 
 PARSERS: dict[str, Callable[[bytes], None]] = {
-    one.__name__.replace("_", "-"): one
-    for one in (
-        otlp_protobuf, otlp_json, compressed, http2, contract, access, recording_jsonl, recording_npz, traffic,
-        write_ahead_log, people, webhook, routing_table, evidence, endpoint_answers,
+    parser.__name__.replace("_", "-"): parser
+    for parser in (
+        otlp_protobuf, otlp_json, compressed, contract, access, recording_jsonl, recording_npz, traffic,
+        people, webhook, routing_table, evidence, endpoint_answers,
     )
 }  # fmt: skip
 
@@ -241,20 +205,9 @@ def _seeds() -> dict[str, list[bytes]]:
     return {
         "otlp-protobuf": [metrics.SerializeToString()],
         "otlp-json": [json_format.MessageToJson(metrics).encode()],
-        "http2": [
-            HELLO + headers(1) + data(1, message(b""), ends=True) + headers(3) + data(3, message(b"x" * 40)[:20]),
-            headers(1, ends=True) + window_update(1, 9) + frame(6, 0, 0, bytes(8)) + frame(3, 0, 1, bytes(4)),
-        ],
         "compressed": [gzip.compress(b"x" * 100_000), gzip.compress(b"")],
         "contract": [yaml.safe_dump(make_contract().model_dump(mode="json", by_alias=True)).encode()],
-        "access": [
-            yaml.safe_dump(
-                {
-                    "tenants": {"a": ["policy"], "b": "all"},
-                    "tokens": [{"name": "n", "tenant": "a", "may": ["send"], "sha256": "0" * 64}],
-                }
-            ).encode()
-        ],
+        "access": [yaml.safe_dump({"tokens": [{"name": "n", "may": ["send"], "sha256": "0" * 64}]}).encode()],
         "recording-jsonl": [json.dumps(row).encode() + b"\n"],
         "recording-npz": [archive.getvalue()],
         "traffic": [len(metrics.SerializeToString()).to_bytes(4, "big") + metrics.SerializeToString()],

@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from kc_otel.contract import Contract, load
+from kc_otel.contract.load import load
+from kc_otel.contract.model import Contract
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]

@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 import yaml
 
-from kc_otel.contract import Contract
 from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
@@ -94,7 +94,7 @@ def holds(tools: ModuleType, contract: Contract, clause: Clause, stream: Any, wi
         f"kc_rule_window_samples{cell} <= bool {ratios.size}",
         f"kc_rule_window_samples{cell} >= bool {ratios.size * 0.3:.17g}",
     )
-    query = f"sum({' * '.join(f'({one})' for one in wanted)})"
+    query = f"sum({' * '.join(f'({factor})' for factor in wanted)})"
     return {"expr": query, "eval_time": format_duration(at), "exp_samples": [{"labels": "{}", "value": 1}]}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kc_otel.contract import Contract
+from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_steps import alert_steps, static_labels, unique_names
 from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 

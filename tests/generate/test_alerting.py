@@ -7,12 +7,13 @@ import jsonschema
 import pytest
 import yaml
 
-from kc_otel.contract import Contract
+from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import alert_steps
-from kc_otel.generate.grafana.alerting import alert_rule, alerting_file, evaluator_alerting_file
+from kc_otel.generate.grafana.alerting import alert_rule, alerting_file, evaluator_alerting_file, runbook
 from kc_otel.generate.prometheus.alerting_rules import alert_rule as prometheus_rule
-from kc_otel.generate.runbook import runbook
+
+GRAFANA = '{{ reReplaceAll "/*$" "" externalURL }}'
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,8 @@ def test_without_an_evaluator_one_rule_fires_and_the_others_stay_as_they_are(
         assert rule["noDataState"] == ("OK" if alert.clause is None else "KeepLast")
         assert rule["execErrState"] == "KeepLast"
     (group,) = yaml.safe_load(evaluator_alerting_file().text)["groups"]
-    (down,) = group["rules"]
+    down, *rolled_back = group["rules"]
+    assert {(rule["noDataState"], rule["execErrState"]) for rule in rolled_back} == {("OK", "KeepLast")}
     assert (down["noDataState"], down["execErrState"], down["labels"]) == (
         "Alerting",
         "Alerting",
@@ -93,8 +95,8 @@ def test_the_parts_that_the_http_api_shares_satisfy_its_schema(rules: list[dict]
     """Queries and states are those of Grafana's own model; only the wrappers differ in files."""
     schema = json.loads((schemas / "grafana-jsonschema" / "alerting.jsonschema.json").read_text())
     validator = jsonschema.Draft7Validator({**schema, "$ref": "#/definitions/Rule"})
-    (down,) = yaml.safe_load(evaluator_alerting_file().text)["groups"][0]["rules"]
-    for rule in (*rules, down):
+    common = yaml.safe_load(evaluator_alerting_file().text)["groups"][0]["rules"]
+    for rule in (*rules, *common):
         shared = {key: value for key, value in rule.items() if key not in {"dashboardUid", "panelId", "keepFiringFor"}}
         api = {**shared, "orgID": 1, "folderUID": "f", "ruleGroup": "g"}
         assert list(validator.iter_errors(api)) == []
@@ -109,7 +111,7 @@ def test_the_data_source_can_be_another(policy: Contract) -> None:
     assert "datasourceUid: __expr__" in text
 
 
-def test_each_rule_leads_to_its_panel_slice_and_meaning(boards: dict, policy: Contract, rules: list[dict]) -> None:
+def test_each_rule_leads_to_its_panel_and_slice(boards: dict, policy: Contract, rules: list[dict]) -> None:
     """The panel is the one of what does not hold, or of invalid input; the links carry contract, clause and slice."""
     titles = {
         (board["uid"], inner["id"]): inner["title"]
@@ -124,19 +126,18 @@ def test_each_rule_leads_to_its_panel_slice_and_meaning(boards: dict, policy: Co
         assert rule["annotations"]["__dashboardUid__"] == rule["dashboardUid"]
         if alert.clause is not None:
             cell = f"?var-contract={policy.name}&var-clause={rule['labels']['clause']}"
-            assert rule["annotations"]["meaning"] == f"/d/kc-meaning{cell}"
-            assert rule["annotations"]["slice_dashboard"].startswith(f"/d/kc-slice{cell}&var-slice=")
+            assert rule["annotations"]["slice_dashboard"].startswith(f"{GRAFANA}/d/kc-slice{cell}&var-slice=")
             assert "{{ with index .Labels `kc_slice` }}" in rule["annotations"]["slice_dashboard"]
 
 
-def test_the_runbook_says_what_was_done_and_what_to_do(policy: Contract) -> None:
-    """Numbered, with the step's own actions first, and the owner to turn to last."""
+def test_the_runbook_says_what_is_ordered_and_what_to_do(policy: Contract) -> None:
+    """Numbered, with the step's own actions first, and the owner last. Grafana does not know what was done."""
     for alert in alert_steps(policy):
         lines = runbook(alert).splitlines()
         assert [line.partition(". ")[0] for line in lines] == [str(number + 1) for number in range(len(lines))]
-        assert lines[0].startswith(f"1. Done already by step {alert.number}: ")
+        assert lines[0].startswith(f"1. Step {alert.number} of the policy orders: ")
         assert lines[-1].endswith("Owner: rl-infra.")
         assert len(lines) >= 4
     (route,) = {runbook(alert).splitlines()[0] for alert in alert_steps(policy) if alert.number == 2}
-    assert "served by the training kernel" in route
-    assert "a webhook was sent" in route
+    assert "route the slice to the training kernel" in route
+    assert "send a webhook. `kc-otel status` says what of it was done." in route

@@ -1,20 +1,23 @@
-"""What is checked in under dashboards/: the boards, and all that is generated from the contract that compose serves."""
+"""What is checked in and generated: dashboards/ from the contract that compose serves, and the handbook's reference."""
 
 from pathlib import Path
 
 import pytest
 
-from kc_otel.contract import load_all
+from kc_otel.contract.load import load_all
 from kc_otel.generate.files import stale
 from kc_otel.generate.grafana import grafana_files
+from kc_otel.generate.links import Sites
 from kc_otel.generate.prometheus import prometheus_files
+from kc_otel.handbook.generated_pages import FOLDER, PAGES
 
 
 @pytest.fixture(scope="module")
 def generated(repository: Path):
     """What the contract generates now."""
     contracts = load_all([repository / "examples" / "traffic" / "contract.yaml"])
-    return (*grafana_files(contracts), *prometheus_files(contracts))
+    sites = Sites("http://127.0.0.1:3000", "http://127.0.0.1:4320")
+    return (*grafana_files(contracts, sites=sites), *prometheus_files(contracts, sites))
 
 
 @pytest.mark.slow
@@ -29,3 +32,10 @@ def test_nothing_is_left_over(repository: Path, generated) -> None:
     folder = repository / "dashboards"
     present = {path.relative_to(folder) for kind in ("grafana", "prometheus") for path in (folder / kind).rglob("*.*")}
     assert {str(path) for path in present} == {str(file.path) for file in generated}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_handbooks_reference_is_current(page: str) -> None:
+    """Byte for byte; `make generate` brings it up to date."""
+    assert (FOLDER / page).read_text(encoding="utf-8") == PAGES[page]()

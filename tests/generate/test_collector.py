@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from typer.testing import CliRunner
 
-from kc_otel.cli import generate_command
-from kc_otel.contract import load_all
+from kc_otel.cli import register
+from kc_otel.contract.load import load_all
 from kc_otel.generate.collector import collector_files, placed
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 def run(*arguments: object):
     app = typer.Typer()
     app.command("other")(lambda: None)
-    generate_command.register(app)
+    register(app, "generate")
     return CliRunner().invoke(app, ["generate", "collector", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
@@ -69,9 +69,9 @@ def made(folder: Path, *addresses: str) -> dict[str, str]:
 def histogram(rng: np.random.Generator, contract: str | None, metric: str, mean: float, at: float):
     """One process' cumulative point, as an OTLP metric of one point."""
     message = ExportMetricsServiceRequest()
-    one = message.resource_metrics.add().scope_metrics.add().metrics.add(name=metric, unit="1")
-    one.exponential_histogram.aggregation_temporality = 2
-    point = one.exponential_histogram.data_points.add(start_time_unix_nano=int(NOW * 1e9))
+    added = message.resource_metrics.add().scope_metrics.add().metrics.add(name=metric, unit="1")
+    added.exponential_histogram.aggregation_temporality = 2
+    point = added.exponential_histogram.data_points.add(start_time_unix_nano=int(NOW * 1e9))
     point.time_unix_nano = int(at * 1e9)
     labels = {"kc.slice": "all", "kc.kernel.train": "a" * 12, "kc.kernel.inference": "b" * 12}
     for key, value in (labels | {"kc.contract": contract} if contract else {}).items():
@@ -147,12 +147,12 @@ def test_every_contract_is_judged_in_one_place_as_one_process_would(folder: Path
     alone.ingest_metrics(request, NOW + 31)
     for address, part in parts.items():
         evaluators[address].ingest_metrics(part, NOW + 31)
-    verdicts = [verdicts_of(one, NOW + 31) for one in evaluators.values()]
+    verdicts = [verdicts_of(evaluator, NOW + 31) for evaluator in evaluators.values()]
     assert sorted(map(repr, sum(verdicts, ()))) == sorted(map(repr, verdicts_of(alone, NOW + 31)))
-    said = {(each.cell.contract, each.cell.clause): each.status for each in verdicts_of(alone, NOW + 31)}
+    said = {(verdict.cell.contract, verdict.cell.clause): verdict.status for verdict in verdicts_of(alone, NOW + 31)}
     assert {said[name, "token-tv"] for name in ("policy-b", "reward")} == {Status.FAIL}
     assert said["policy-a", "ttft"] is not Status.NO_DATA
-    counted = sum((Counter(one.counters) for one in evaluators.values()), Counter())
+    counted = sum((Counter(evaluator.counters) for evaluator in evaluators.values()), Counter())
     assert counted == Counter(accepted=5, unknown_contract=1), "no point twice, none lost, and a stranger's is seen"
 
 
@@ -164,8 +164,8 @@ def test_spans_follow_their_contract_and_nothing_is_queued(folder: Path) -> None
     assert [(row["condition"], row["pipelines"][0].replace("traces", "metrics")) for row in spans] == [
         (row["condition"], row["pipelines"][0]) for row in points if row["context"] == "datapoint"
     ]
-    assert all(not one["sending_queue"]["enabled"] for one in config["exporters"].values())
-    used = {part for each in config["service"]["pipelines"].values() for part in each.get("processors", ())}
+    assert all(not exporter["sending_queue"]["enabled"] for exporter in config["exporters"].values())
+    used = {part for pipeline in config["service"]["pipelines"].values() for part in pipeline.get("processors", ())}
     assert used == set(config["processors"]) == {"memory_limiter", "filter/ours"}, "no batch, which would queue"
 
 
@@ -174,8 +174,8 @@ def test_every_part_that_is_named_exists(folder: Path) -> None:
     config = yaml.safe_load(made(folder)["collector/config.yaml"])
     pipelines = config["service"]["pipelines"]
     known = {*config["exporters"], *config["connectors"], *config["receivers"], *config["processors"]}
-    for each in pipelines.values():
-        assert {*each["receivers"], *each.get("processors", ()), *each["exporters"]} <= known
+    for pipeline in pipelines.values():
+        assert {*pipeline["receivers"], *pipeline.get("processors", ()), *pipeline["exporters"]} <= known
     for connector in config["connectors"].values():
         targets = {name for row in connector["table"] for name in row["pipelines"]}
         assert targets | {*connector.get("default_pipelines", ())} <= set(pipelines)
@@ -188,7 +188,7 @@ def test_contracts_are_spread_evenly_whatever_the_order(contracts: int, evaluato
     addresses = [f"judge-{number}:4317" for number in range(evaluators)]
     places = placed(names[::-1], addresses)
     assert sorted(sum(places.values(), ())) == sorted(names)
-    sizes = [len(each) for each in places.values()]
+    sizes = [len(place) for place in places.values()]
     assert max(sizes) - min(sizes) <= 1
     assert {address: places[address] for address in addresses} == placed(names, addresses[::-1])
 
@@ -220,10 +220,10 @@ def test_what_cannot_be_is_refused(folder: Path, addresses: list[str], said: str
 def test_the_command_writes_it_and_refuses_contracts_that_are_left_over(folder: Path) -> None:
     """With another evaluator some contracts move; a copy that stays would be judged twice."""
     out, contracts = folder / "out", folder / "contracts"
-    one = ["--evaluator", "judge-0:4317", "--out", out]
-    first = run(contracts, *one)
+    option = ["--evaluator", "judge-0:4317", "--out", out]
+    first = run(contracts, *option)
     assert first.exit_code == 0, first.output
     assert len(list((out / "collector" / "evaluators" / "judge-0-4317").iterdir())) == 4
-    second = run(contracts, *one, "--evaluator", "judge-1:4317")
+    second = run(contracts, *option, "--evaluator", "judge-1:4317")
     assert second.exit_code == 2
     assert "is judged elsewhere now, or nowhere; remove the file" in second.output

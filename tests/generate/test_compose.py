@@ -15,8 +15,8 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from examples.traffic import __main__ as traffic
 from kc_otel import Recorder
-from kc_otel.cli import serve_command as serve
-from kc_otel.contract import load
+from kc_otel.cli import register
+from kc_otel.contract.load import load
 from kc_otel.generate.grafana import DATASOURCE_UID
 
 COLLECTOR = Path(__file__).parents[2] / "dashboards" / "provisioning" / "collector" / "config.yaml"
@@ -37,8 +37,13 @@ class Kept(MetricExporter):
 
     def slices(self, name: str) -> set[str]:
         """Slices that a metric has points of."""
-        (metrics,) = (scope.metrics for each in self.latest.resource_metrics for scope in each.scope_metrics)
-        return {point.attributes["kc.slice"] for one in metrics if one.name == name for point in one.data.data_points}
+        (metrics,) = (scope.metrics for resource in self.latest.resource_metrics for scope in resource.scope_metrics)
+        return {
+            point.attributes["kc.slice"]
+            for metric in metrics
+            if metric.name == name
+            for point in metric.data.data_points
+        }
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +108,16 @@ def test_the_evaluator_understands_how_it_is_started(compose: dict, repository: 
         assert command[:2] == ["serve", "/contracts"]
         given = {word.partition("=")[0] for word in command if word.startswith("--")}
         app = typer.Typer()
-        serve.register(app)
-        known = {option for one in typer.main.get_command(app).params for option in (*one.opts, *one.secondary_opts)}
+        register(app, "serve")
+        known = {
+            option for param in typer.main.get_command(app).params for option in (*param.opts, *param.secondary_opts)
+        }
         assert given <= known
 
 
 def test_what_we_build_runs_without_rights(compose: dict, repository: Path) -> None:
     """Our own image has a user of its own, no capability, and writes to its volume and /tmp only."""
-    for service in (one for one in compose["services"].values() if one["image"].startswith("kc-otel:")):
+    for service in (service for service in compose["services"].values() if service["image"].startswith("kc-otel:")):
         assert (service["cap_drop"], service["read_only"], service["tmpfs"]) == (["ALL"], True, ["/tmp"])
         assert "no-new-privileges:true" in service["security_opt"]
     user = re.findall(r"^USER (.+)$", (repository / "Dockerfile").read_text(), re.MULTILINE)[-1]
@@ -123,9 +130,9 @@ def test_the_demo_sends_traffic_of_its_contract(compose: dict, repository: Path)
     contract = load(repository / "examples" / "traffic" / "contract.yaml")
     assert demo["command"][0] == f"/contracts/{contract.name}.yaml"
     sigma = {
-        name: {traffic.deviation(each, second) for second in (0.0, traffic.SOON)}
-        for each in traffic.TRAFFIC
-        for name in contract.slices_of(each)
+        name: {traffic.deviation(attributes, second) for second in (0.0, traffic.SOON)}
+        for attributes in traffic.TRAFFIC
+        for name in contract.slices_of(attributes)
     }
     assert set(sigma) == {"all", *contract.slices}
     assert [name for name, found in sigma.items() if len(found) > 1] == ["code"]
@@ -160,7 +167,7 @@ def test_what_is_judged_is_what_rules_and_alerts_are_mounted_for(compose: dict, 
 
 def test_every_service_has_limits(compose: dict) -> None:
     """Of memory and processors: a first look does not take a laptop with it."""
-    limits = {name: (float(one["cpus"]), one["mem_limit"]) for name, one in compose["services"].items()}
+    limits = {name: (float(service["cpus"]), service["mem_limit"]) for name, service in compose["services"].items()}
     assert all(0 < cpus <= 2 and re.fullmatch(r"\d+m|1g", memory) for cpus, memory in limits.values())
     memory = yaml.safe_load(COLLECTOR.read_text())["processors"]["memory_limiter"]
     assert memory["limit_mib"] + memory["spike_limit_mib"] < int(limits["collector"][1].removesuffix("m"))
@@ -197,6 +204,15 @@ def test_addresses_in_the_configurations_are_services(compose: dict, repository:
     hosts = set(re.findall(r"\b([a-z]+):(?:4317|4318|4320|9090|9093|3200)\b", text))
     assert hosts == {"collector", "evaluator", "prometheus", "alertmanager", "tempo"}
     assert hosts <= set(compose["services"])
+
+
+def test_links_lead_to_where_people_reach_each_page(compose: dict) -> None:
+    """Without an external URL messages would link to the name of a container."""
+    for name in ("prometheus", "alertmanager", "evaluator"):
+        service = compose["services"][name]
+        url = f"http://{service['ports'][0].rpartition(':')[0]}"
+        assert any(argument.endswith(f"external-url={url}") for argument in service["command"]), name
+    assert compose["services"]["grafana"]["environment"]["GF_SERVER_ROOT_URL"] == "http://127.0.0.1:3000/"
 
 
 @pytest.mark.slow

@@ -86,17 +86,19 @@ def _watched(client: httpx.Client, api: str, store: str, alerts: str) -> list[tu
     while True:
         rules = client.get(f"{store}/api/v1/alerts").json()["data"]["alerts"]
         firing = {
-            (one["labels"]["alertname"], one["labels"].get("clause", ""), one["labels"].get("slice", ""))
-            for one in rules
-            if one["state"] == "firing"
+            (alert["labels"]["alertname"], alert["labels"].get("clause", ""), alert["labels"].get("slice", ""))
+            for alert in rules
+            if alert["state"] == "firing"
         }
         groups = client.get(f"{alerts}/api/v2/alerts/groups").json()
         lasting = [
-            one for one in client.get(f"{api}/api/v1/incidents").json()["incidents"] if one["state"] != "resolved"
+            incident
+            for incident in client.get(f"{api}/api/v1/incidents").json()["incidents"]
+            if incident["state"] != "resolved"
         ]
         at = time.monotonic() - start
         seen.append((at, firing, len(groups), len(lasting)))
-        if at > SOON + DRIFT and not firing and not lasting and any(one[1] for one in seen):
+        if at > SOON + DRIFT and not firing and not lasting and any(row[1] for row in seen):
             return seen
         assert at < 280, seen[-1]
         time.sleep(2)

@@ -10,15 +10,17 @@ from urllib.parse import parse_qs, urlsplit
 import jsonschema
 import pytest
 
-from kc_otel.contract import Contract, load_all
+from kc_otel.contract.load import load_all
+from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label_name, prometheus_name
-from kc_otel.contract.registry import ATTRIBUTES, DERIVED, METRICS, QUANTITIES, RECORDED, Instrument, known_metrics
+from kc_otel.contract.registry.clause_metrics import RECORDED
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
+from kc_otel.contract.registry.sent_metrics import Instrument
 from kc_otel.generate.grafana import grafana_files
 from kc_otel.generate.grafana.panels import STATUS_SHAPES
-from kc_otel.generate.runbook import FIRST_STEPS
 from kc_otel.judge.verdict import Status
 
-NAMES = ("overview", "slice", "rl", "promotion", "health", "meaning")
+NAMES = ("overview", "slice", "rl", "promotion", "health")
 METRIC_NAMES = {
     prometheus_name(metric) + ("_bucket" if metric.instrument is Instrument.HISTOGRAM else "")
     for metric in METRICS.values()
@@ -54,8 +56,8 @@ def links(board: dict) -> Iterator[str]:
         defaults = panel.get("fieldConfig", {}).get("defaults", {})
         yield from (link["url"] for link in defaults.get("links", []))
         for override in panel.get("fieldConfig", {}).get("overrides", []):
-            for one in override["properties"]:
-                yield from (link["url"] for link in one["value"]) if one["id"] == "links" else ()
+            for entry in override["properties"]:
+                yield from (link["url"] for link in entry["value"]) if entry["id"] == "links" else ()
         yield from re.findall(r"\]\((/d/[^)]+)\)", panel.get("options", {}).get("content", ""))
 
 
@@ -226,7 +228,7 @@ def test_repeated_panels_are_of_variables_of_many_values(boards: dict) -> None:
     """Margins by contract, bands by clause and by slice: Grafana copies a panel for every value that is picked."""
     found = {}
     for name, board in boards.items():
-        many = {one["name"] for one in board["templating"]["list"] if one["multi"] and one["includeAll"]}
+        many = {entry["name"] for entry in board["templating"]["list"] if entry["multi"] and entry["includeAll"]}
         for panel in panels(board):
             if "repeat" in panel:
                 assert panel["repeat"] in many
@@ -245,26 +247,9 @@ def test_numbers_of_a_clause_are_in_its_unit(boards: dict) -> None:
         if not any(re.search(r"kc_(bound|rule)_(estimate|limit)", text) for text in texts):
             continue
         if panel["type"] == "timeseries" or panel["title"] in {"Estimate", "Limit"}:
-            (config,) = (one["options"] for one in panel["transformations"] if one["id"] == "configFromData")
-            (target,) = (one for one in panel["targets"] if one["refId"] == config["configRefId"])
+            (config,) = (step["options"] for step in panel["transformations"] if step["id"] == "configFromData")
+            (target,) = (candidate for candidate in panel["targets"] if candidate["refId"] == config["configRefId"])
             assert (target["format"], target["instant"]) == ("table", True)
             (mapped,) = config["mappings"]
             assert mapped == {"fieldName": "kc_clause_unit", "handlerKey": "unit"}
             assert target["expr"].startswith("label_replace(")
-
-
-def test_every_metric_that_a_clause_can_name_is_spelled_out(boards: dict) -> None:
-    """The table of clauses shows the registry's definition in place of each metric's name."""
-    (table,) = (panel for panel in panels(boards["meaning"]) if panel["id"] == 2)
-    properties = {one["matcher"]["options"]: one["properties"] for one in table["fieldConfig"]["overrides"]}
-    (mapping,) = next(one["value"] for one in properties["What the metric is"] if one["id"] == "mappings")
-    texts = {key: one["text"] for key, one in mapping["options"].items()}
-    assert texts == {name: (QUANTITIES | DERIVED)[name].meaning for name in known_metrics()}
-
-
-def test_what_to_do_is_said_for_every_state(boards: dict) -> None:
-    """The first steps of the runbooks stand on the dashboard of meanings, numbered, under the state they are for."""
-    (text,) = (panel["options"]["content"] for panel in panels(boards["meaning"]) if panel["id"] == 4)
-    for steps in FIRST_STEPS.values():
-        assert all(f"1. {step}\n" in text for step in steps)
-    assert text.count("####") == len(FIRST_STEPS)

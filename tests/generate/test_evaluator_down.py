@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yaml
 
-from kc_otel.contract import Contract
+from kc_otel.contract.model import Contract
 from kc_otel.generate.files import write
 from kc_otel.generate.prometheus import prometheus_files
 from kc_otel.generate.prometheus.alertmanager_routes import SECRETS
@@ -48,7 +48,7 @@ def test_its_end_is_one_message_within_a_minute(
         return servers.running(serve, tmp_path / "serve.log", f"http://{api}/healthz")
 
     def told() -> list[tuple[str, list[str]]]:
-        return [(body["status"], sorted({one["labels"]["alertname"] for one in body["alerts"]})) for body in bodies]
+        return [(body["status"], sorted({entry["labels"]["alertname"] for entry in body["alerts"]})) for body in bodies]
 
     def take(body: bytes, _: object) -> int:
         bodies.append(json.loads(body))
@@ -98,4 +98,4 @@ def test_its_end_is_one_message_within_a_minute(
     assert told() == [("firing", ENDED), ("resolved", ENDED)]
     (alert,) = bodies[0]["alerts"]
     assert alert["labels"]["severity"] == "critical"
-    assert "start it again" in alert["annotations"]["runbook"]
+    assert "restart it" in alert["annotations"]["runbook"]

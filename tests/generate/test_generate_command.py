@@ -6,18 +6,18 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli.generate_command import register
+from kc_otel.cli import register
 
 pytestmark = pytest.mark.slow
 
-BOARDS = ("overview", "slice", "rl", "promotion", "health", "meaning")
+BOARDS = ("overview", "slice", "rl", "promotion", "health")
 
 
 @pytest.fixture
 def run():
     """A function that runs the command line with arguments."""
     app = typer.Typer()
-    register(app)
+    register(app, "generate")
 
     @app.command()
     def other() -> None:
@@ -41,14 +41,9 @@ def run():
         (
             "prometheus",
             {
-                *(
-                    f"prometheus/{kind}/policy-7b.yaml"
-                    for own in ("", "standalone/")
-                    for kind in (f"{own}rules", f"{own}tests", f"{own}kubernetes")
-                ),
-                *(f"prometheus/{kind}/_evaluator.yaml" for kind in ("rules", "tests", "kubernetes")),
-                "prometheus/mimir/rules/policy-7b.yaml",
-                "prometheus/victoriametrics/rules/policy-7b.yaml",
+                "prometheus/rules/_evaluator.yaml",
+                "prometheus/rules/policy-7b.yaml",
+                "prometheus/standalone/rules/policy-7b.yaml",
                 "prometheus/alertmanager/alertmanager.yaml",
             },
         ),
@@ -68,7 +63,7 @@ def test_check_writes_nothing_and_fails_when_a_file_is_stale(run, policy_path: P
     command = ("prometheus", policy_path, "--out", tmp_path)
     missing = run(*command, "--check")
     assert missing.exit_code == 1
-    assert missing.output.count("stale") == 13
+    assert missing.output.count("stale ") == 4
     assert list(tmp_path.iterdir()) == []
     run(*command)
     assert run(*command, "--check").exit_code == 0
@@ -88,6 +83,9 @@ def test_what_cannot_be_done_is_said_in_one_line(run, policy_path: Path, tmp_pat
     assert "policy-7b" in twice.output
     assert "Traceback" not in twice.output
     assert run("prometheus", policy_path, "--out", broken).exit_code == 2
+    path = run("prometheus", policy_path, "--out", tmp_path, "--grafana-url", "/grafana")
+    assert path.exit_code == 2
+    assert "--grafana-url: '/grafana' is not a URL" in path.output
 
 
 def test_a_missing_sdk_is_named(run, policy_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,4 +99,5 @@ def test_a_missing_sdk_is_named(run, policy_path: Path, tmp_path: Path, monkeypa
     found = run("grafana", policy_path, "--out", tmp_path)
     assert found.exit_code == 2
     assert "pip install 'kc-otel[grafana]'" in found.output
+    assert not list(tmp_path.iterdir())
     assert run("prometheus", policy_path, "--out", tmp_path).exit_code == 0

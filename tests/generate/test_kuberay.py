@@ -10,13 +10,13 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from kc_otel.cli import serve_command
+from kc_otel.cli import register
 from tests.handbook.snippets import HANDBOOK, snippets
 
 
 def test_the_handbooks_manifest_is_one() -> None:
     """Pods and claims by their schemas, names that fit together, the evaluator's ports, options that it knows."""
-    [manifest] = [one for one in snippets(HANDBOOK / "run" / "scaling.md") if one.title == "kuberay.yaml"]
+    [manifest] = [snippet for snippet in snippets(HANDBOOK / "run" / "scaling.md") if snippet.title == "kuberay.yaml"]
     job, *plain = yaml.safe_load_all(manifest.text)
     for document in plain:
         kubernetes_validate.validate(document, "1.31", strict=True)
@@ -29,24 +29,24 @@ def test_the_handbooks_manifest_is_one() -> None:
         pod["metadata"] = {"name": "pod", **pod["metadata"]}
         kubernetes_validate.validate(pod, "1.31", strict=True)
     pod = cluster["headGroupSpec"]["template"]["spec"]
-    claims = {one["metadata"]["name"]: one for one in plain if one["kind"] == "PersistentVolumeClaim"}
+    claims = {entry["metadata"]["name"]: entry for entry in plain if entry["kind"] == "PersistentVolumeClaim"}
     assert claims.keys() == {
-        one["persistentVolumeClaim"]["claimName"] for one in pod["volumes"] if "persistentVolumeClaim" in one
+        volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume
     }
     for group in groups:
-        mounts = {one["name"] for one in group["template"]["spec"]["containers"][0]["volumeMounts"]}
-        assert mounts == {one["name"] for one in group["template"]["spec"]["volumes"]}
+        mounts = {mount["name"] for mount in group["template"]["spec"]["containers"][0]["volumeMounts"]}
+        assert mounts == {volume["name"] for volume in group["template"]["spec"]["volumes"]}
         assert "shared" in mounts
     assert claims["kc-otel-shared"]["spec"]["accessModes"] == ["ReadWriteMany"]
-    [service] = [one for one in plain if one["kind"] == "Service"]
-    assert {one["port"] for one in service["spec"]["ports"]} == {
-        one["containerPort"] for one in pod["containers"][0]["ports"]
+    [service] = [entry for entry in plain if entry["kind"] == "Service"]
+    assert {port["port"] for port in service["spec"]["ports"]} == {
+        port["containerPort"] for port in pod["containers"][0]["ports"]
     }
     assert version("ray").split(".")[:2] == cluster["rayVersion"].split(".")[:2]
     program, command, *arguments = shlex.split(job["spec"]["entrypoint"])
     assert (program, command) == ("kc-otel", "serve")
     app = typer.Typer()
-    serve_command.register(app)
+    register(app, "serve")
     told = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1"})
     assert "No such option" not in told.output, told.output
     assert "contracts" in told.output, told.output  # which folder is not on this machine

@@ -1,4 +1,4 @@
-"""Resources for Kubernetes: valid by its own schemas, fit together, and say what the evaluator needs."""
+"""The evaluator on Kubernetes: the example is valid by its schemas and fits the evaluator; rules are wrapped."""
 
 from __future__ import annotations
 
@@ -10,71 +10,52 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from kc_otel.cli import generate_command, serve_command
-from kc_otel.contract import load
-from kc_otel.generate.kubernetes import NAME
+from kc_otel.cli import register
+from kc_otel.contract.load import load
+from kc_otel.generate.prometheus import prometheus_files
 from tests.handbook.snippets import HANDBOOK, snippets
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONTRACTS = [REPOSITORY / "contracts" / name for name in ("serving-int8.yaml", "rl-rollouts-bf16-fp8.yaml")]
-CUSTOM = {"ServiceMonitor", "PrometheusRule", "Kustomization", "Component"}
-"""What no schema of Kubernetes knows: the Prometheus Operator's, and Kustomize's own files."""
+EXAMPLE = REPOSITORY / "examples" / "kubernetes" / "evaluator"
+NAME = "kc-otel-evaluator"
 
 
 def run(*arguments):
     app = typer.Typer()
-    generate_command.register(app)
-    serve_command.register(app)
+    register(app, "generate")
+    register(app, "serve")
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1"})
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kubernetes")
-    found = run("generate", "kubernetes", *map(str, CONTRACTS), "--out", str(folder))
-    assert found.exit_code == 0, found.output
-    return folder / "kubernetes"
-
-
-@pytest.fixture(scope="module")
-def documents(out):
-    """Every document of every YAML file but the contracts, by its file."""
-    paths = [path for path in sorted(out.rglob("*.yaml")) if path.parent.name != "contracts"]
-    return [(path, each) for path in paths for each in yaml.safe_load_all(path.read_text())]
+def documents():
+    """Every document of the example but the contract."""
+    paths = [path for path in sorted(EXAMPLE.glob("*.yaml")) if path.name != "contract.yaml"]
+    return [document for path in paths for document in yaml.safe_load_all(path.read_text())]
 
 
 def of_kind(documents, kind, name=NAME):
-    (found,) = [each for _, each in documents if each["kind"] == kind and each["metadata"]["name"] == name]
+    (found,) = [document for document in documents if document["kind"] == kind and document["metadata"]["name"] == name]
     return found
 
 
 @pytest.mark.slow
 def test_everything_is_valid_by_the_schemas_of_kubernetes(documents):
     """Strictly: a field that Kubernetes does not know is a mistake."""
-    plain = [(path, each) for path, each in documents if each["kind"] not in CUSTOM]
-    assert {each["kind"] for _, each in plain} == {"Service", "StatefulSet", "NetworkPolicy"}
-    for _, each in plain:
-        kubernetes_validate.validate(each, "1.31", strict=True)
+    plain = [document for document in documents if document["kind"] not in {"ServiceMonitor", "Kustomization"}]
+    assert {document["kind"] for document in plain} == {"Service", "StatefulSet", "NetworkPolicy"}
+    for document in plain:
+        kubernetes_validate.validate(document, "1.31", strict=True)
 
 
-def test_kustomizations_name_files_that_exist_and_nothing_is_left_out(out):
-    """Every generated file is reached from the overlay."""
-    reached: set[Path] = set()
-
-    def walk(folder: Path) -> None:
-        reached.add(folder / "kustomization.yaml")
-        content = yaml.safe_load((folder / "kustomization.yaml").read_text())
-        for name in (*content.get("resources", ()), *content.get("components", ())):
-            place = (folder / name).resolve()
-            assert place.exists(), place
-            walk(place) if place.is_dir() else reached.add(place)
-        for generator in content.get("configMapGenerator", ()):
-            for name in generator["files"]:
-                assert (folder / name).stat().st_size < 1_000_000, "a ConfigMap holds a mebibyte"
-                reached.add(folder / name)
-
-    walk((out / "overlays" / "everything").resolve())
-    assert {path.resolve() for path in reached} == {path.resolve() for path in out.rglob("*") if path.is_file()}
+def test_the_kustomization_names_files_that_exist_and_a_contract_that_loads():
+    """What it leaves out is what only the Prometheus Operator has."""
+    content = yaml.safe_load((EXAMPLE / "kustomization.yaml").read_text())
+    (contracts,) = content["configMapGenerator"]
+    named = {*content["resources"], *contracts["files"]}
+    assert named | {"kustomization.yaml", "scrape.yaml"} == {path.name for path in EXAMPLE.iterdir()}
+    assert load(EXAMPLE / "contract.yaml").name
 
 
 def test_names_ports_and_labels_fit_together(documents):
@@ -82,19 +63,19 @@ def test_names_ports_and_labels_fit_together(documents):
     workload = of_kind(documents, "StatefulSet")["spec"]
     labels = workload["template"]["metadata"]["labels"]
     (container,) = workload["template"]["spec"]["containers"]
-    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     service = of_kind(documents, "Service")
     assert service["spec"]["selector"] == labels == workload["selector"]["matchLabels"]
-    assert {each["targetPort"]: each["port"] for each in service["spec"]["ports"]} == ports
+    assert {port["targetPort"]: port["port"] for port in service["spec"]["ports"]} == ports
     for name in (NAME, f"{NAME}-scrape"):
         policy = of_kind(documents, "NetworkPolicy", name)
         assert policy["spec"]["podSelector"]["matchLabels"] == labels
     monitor = of_kind(documents, "ServiceMonitor")
     assert monitor["spec"]["endpoints"][0]["port"] in ports
     assert workload["serviceName"] == service["metadata"]["name"] == NAME
-    mounted = {each["name"] for each in container["volumeMounts"]}
-    claims = {each["metadata"]["name"] for each in workload["volumeClaimTemplates"]}
-    assert mounted == claims | {each["name"] for each in workload["template"]["spec"]["volumes"]}
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    claims = {claim["metadata"]["name"] for claim in workload["volumeClaimTemplates"]}
+    assert mounted == claims | {volume["name"] for volume in workload["template"]["spec"]["volumes"]}
 
 
 def test_the_evaluator_is_started_with_options_that_it_has(documents):
@@ -114,28 +95,36 @@ def test_the_evaluator_is_known_by_every_name_of_its_service(documents):
     (container,) = of_kind(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
     (variable,) = container["env"]
     assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
-    given = [each.partition("=")[2] for each in container["args"] if each.startswith("--allowed-host=")]
-    names = {each.replace(f"$({variable['name']})", "rl") for each in given}
-    service = "kc-otel-evaluator"
-    assert names == {service, f"{service}.rl", f"{service}.rl.svc", f"{service}.rl.svc.cluster.local"}
+    given = [argument.partition("=")[2] for argument in container["args"] if argument.startswith("--allowed-host=")]
+    names = {host.replace(f"$({variable['name']})", "rl") for host in given}
+    assert names == {NAME, f"{NAME}.rl", f"{NAME}.rl.svc", f"{NAME}.rl.svc.cluster.local"}
     probe = container["livenessProbe"]
     assert probe["exec"]["command"][-1] == "/readyz"
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 300
-    assert all("/readyz" not in container[one]["exec"]["command"] for one in ("readinessProbe", "startupProbe"))
-
-
-def test_contracts_go_in_as_they_are(out):
-    """The text with its comments, under the contract's name."""
-    for path in CONTRACTS:
-        copy = out / "base" / "contracts" / f"{load(path).name}.yaml"
-        assert copy.read_text() == path.read_text()
+    assert all("/readyz" not in container[kind]["exec"]["command"] for kind in ("readinessProbe", "startupProbe"))
 
 
 def test_the_handbooks_secret_is_the_one_that_is_mounted(documents):
     """What the page of the evaluator tells to make is what the pod asks for."""
-    (snippet,) = [each.text for each in snippets(HANDBOOK / "run" / "serving.md", language="sh") if each.run_by]
+    (snippet,) = [block.text for block in snippets(HANDBOOK / "run" / "operations.md", language="sh") if block.run_by]
     pod = of_kind(documents, "StatefulSet")["spec"]["template"]["spec"]
-    (secret,) = [each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each]
+    (secret,) = [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
     assert f"create secret generic {secret} --from-file=access.yaml" in snippet
-    (overlay,) = [each for path, each in documents if "overlays" in path.parts]
-    assert f"--namespace {overlay['namespace']} create secret" in snippet
+    (kustomization,) = [document for document in documents if document["kind"] == "Kustomization"]
+    assert f"--namespace {kustomization['namespace']} create secret" in snippet
+    assert f"kubectl apply -k {EXAMPLE.relative_to(REPOSITORY)}" in snippet
+
+
+@pytest.mark.slow
+def test_rules_are_those_for_prometheus_as_resources(tmp_path):
+    """Groups and comments are the same; names are those that Kubernetes takes."""
+    assert run("generate", "kubernetes", *map(str, CONTRACTS), "--out", str(tmp_path)).exit_code == 0
+    written = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.yaml")}
+    plain = [file for file in prometheus_files(list(map(load, CONTRACTS))) if "rules" in file.path.parts]
+    assert len(written) == len(plain) == 5
+    for file in plain:
+        folder = "standalone" if "standalone" in file.path.parts else "rules"
+        resource = yaml.safe_load(written[Path("kubernetes", folder, file.path.name)])
+        assert resource["kind"] == "PrometheusRule"
+        assert resource["spec"] == yaml.safe_load(file.text)
+        assert set(resource["metadata"]["name"]) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")

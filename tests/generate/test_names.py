@@ -5,7 +5,9 @@ import re
 import pytest
 
 from kc_otel.contract.prometheus_names import label, metric, prometheus_name, selector
-from kc_otel.contract.registry import ATTRIBUTES, METRICS, RECORDED, Instrument, Metric
+from kc_otel.contract.registry.clause_metrics import RECORDED
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
+from kc_otel.contract.registry.sent_metrics import Instrument, Metric
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ def test_a_counter_of_seconds_carries_both_suffixes() -> None:
 
 def test_every_name_of_the_registry_is_valid_and_unique_in_prometheus() -> None:
     """Two metrics, or two attributes, never share a name after the translation."""
-    names = [prometheus_name(one) for one in (*METRICS.values(), *RECORDED.values())]
+    names = [prometheus_name(entry) for entry in (*METRICS.values(), *RECORDED.values())]
     labels = [label(name) for name in ATTRIBUTES]
     assert len(set(names)) == len(names)
     assert len(set(labels)) == len(labels)

@@ -1,34 +1,31 @@
-"""Every query of every dashboard on a real Prometheus answers what a float64 computation says.
+"""Every query of every dashboard on a real Prometheus finds what recorders and evaluators exported.
 
-Real recorders and two real evaluators were played over five minutes; what they exported is in the store. What is
-expected is made of what recorders were given and of what evaluators hold in memory (`tests/tools/panel_table.py`).
+Real recorders and two real evaluators were played over five minutes; what they exported is in the store. The numbers of
+cells, and means, are compared with what evaluators hold in memory and with what recorders were given.
 """
 
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import pytest
 
-from kc_otel.contract import Contract
+from kc_otel.contract.model import Contract
 from kc_otel.generate.links import RL_UID, SLICE_UID
-from tests.tools.panel_answers import agrees
-from tests.tools.panel_cells import GRAFANAS, Expected, incidents, judged_pairs
-from tests.tools.panel_counters import reported_kernels
-from tests.tools.panel_rows import World
+from kc_otel.judge.verdict import Status, Verdict
 from tests.tools.panel_samples import parsed
 from tests.tools.panel_store import SCRAPED_AS, Store, filled, rate_interval
-from tests.tools.panel_table import TABLE
 from tests.tools.panel_traffic import STEP
+from tests.tools.panel_world import CELL, Labels, World, by
 
 pytestmark = pytest.mark.slow
 
-BOARDS = ("overview", "slice", "rl", "promotion", "health", "meaning")
+BOARDS = ("overview", "slice", "rl", "promotion", "health")
 CASES = (
     *((name, case) for name in BOARDS for case in ("at first", "what is broken", "several")),
-    *((name, case) for name in BOARDS[:-2] for case in ("a training kernel", "an inference kernel")),
+    *((name, case) for name in BOARDS[:-1] for case in ("a training kernel", "an inference kernel")),
     *((name, "another contract") for name in BOARDS if name != "slice"),
     ("slice", "an operator"),
     *((name, "a minute before") for name in BOARDS if name != "slice"),
@@ -90,16 +87,16 @@ def picks(board: dict, case: str, world: World) -> dict[str, str]:
     """What is picked on a dashboard by each of its variables, as it is put into queries."""
     values = chosen(board, case, world)
     return {
-        one["name"]: interpolated(one, values.get(one["name"]))
-        for one in board["templating"]["list"]
-        if one["type"] == "query"
+        variable["name"]: interpolated(variable, values.get(variable["name"]))
+        for variable in board["templating"]["list"]
+        if variable["type"] == "query"
     }
 
 
 def repeats(panel: dict, values: Mapping[str, list[str]], contracts: tuple[Contract, ...]) -> Iterator[dict[str, str]]:
     """What is picked in each copy that Grafana makes of a panel: one value of the variable that it is repeated by."""
     every = {
-        "contract": [one.name for one in contracts],
+        "contract": [contract.name for contract in contracts],
         "clauses": [clause.id for clause in contracts[0].clauses],
         "slices": ["all", *contracts[0].slices],
     }
@@ -110,65 +107,107 @@ def repeats(panel: dict, values: Mapping[str, list[str]], contracts: tuple[Contr
 def queries(board: dict) -> Iterator[tuple[dict, str, int, dict]]:
     """(Panel, its name, place, target) of every query that Prometheus answers."""
     for panel in (inner for outer in board["panels"] for inner in (outer, *outer.get("panels", []))):
-        for place, target in enumerate(one for one in panel.get("targets", []) if "expr" in one):
+        for place, target in enumerate(target for target in panel.get("targets", []) if "expr" in target):
             yield panel, f"{panel['id']} {panel['title']}", place, target
 
 
 def may_be_empty(contracts: tuple[Contract, ...]) -> set[tuple[str, ...]]:
     """(panel, query, value that it is repeated by) of queries that find nothing at first."""
     unsent = {("51 $clauses on $slice", ref, clause) for clause in ("logit-drift", "ttft") for ref in "ABC"}
-    unkept = {("37 Log of what was received", ref) for ref in "AB"}
-    unkept |= {("42 Left on the disk", "A"), ("43 The disk takes for the state", "A")}
+    on_disk = ("37 Not in the snapshot yet", "42 Left on the disk", "43 The disk takes for the state")
+    unkept = {(title, "A") for title in on_disk}
     unsharded = {("38 Shards: bytes behind", "A"), ("39 Shards: streams", "A")}
-    of_aggregators = {
-        (panel, "ABC"[place]) for panel, each in TABLE["health"].items() if " Aggregators: " in panel
-        for place in range(len(each))
-    }  # fmt: skip
-    return (
-        unsent | unkept | unsharded | of_aggregators | {("14 $contract: margin of each clause", "A", contracts[1].name)}
-    )
-
-
-def differences(store: Store, world: World, expression: str, expected: Expected) -> Iterator[tuple]:
-    """What is wrong with the answer to a query."""
-    answers = {frozenset(row["metric"].items()): row for row in store.ask(expression, world)}
-    wanted = expected(world)
-    for key in answers.keys() ^ wanted.keys():
-        yield "missing" if key in wanted else "not expected", dict(key)
-    for key in answers.keys() & wanted.keys():
-        if not agrees(answers[key], wanted[key]):
-            yield dict(key), answers[key].get("value"), wanted[key]
-
-
-def test_the_table_is_of_every_query_and_of_no_other(boards: dict) -> None:
-    """A new query needs an expectation, and an expectation is of a query."""
-    found: dict[str, dict[str, int]] = {}
-    for name, board in boards.items():
-        panels = found.setdefault(name, {})
-        for _, panel, place, _ in queries(board):
-            panels[panel] = place + 1
-    assert found == {name: {panel: len(each) for panel, each in of.items()} for name, of in TABLE.items()}
-    assert sum(count for panels in found.values() for count in panels.values()) > 125
+    return unsent | unkept | unsharded | {("14 $contract: margin of each clause", "A", contracts[1].name)}
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)
-def test_every_query_answers_what_float64_says(panel_store: Store, boards: dict, name: str, case: str) -> None:
-    """Series by series, in each copy of a panel; and at first each finds something, but for what nobody reports."""
+def test_every_query_is_answered(panel_store: Store, boards: dict, name: str, case: str) -> None:
+    """In each copy of a panel, whatever is picked; and at first each finds something, but for what nobody reports."""
     board, silent = boards[name], may_be_empty(panel_store.world.contracts)
     world, wrong = panel_store.world.but(picked=picks(board, case, panel_store.world)), []
     values = chosen(board, case, panel_store.world)
     if case == "a minute before":
         world = world.but(at=world.at - 60, range=100)
-    for panel, title, place, target in queries(board):
-        expected = TABLE[name][title][place]
-        for one in repeats(panel, values, world.contracts):
-            now = world.but(picked=world.picked | one)
-            now = now.but(rate=rate_interval(target, now))
-            where = (title, target["refId"], *one.values())
-            wrong += [(*where, *each) for each in differences(panel_store, now, target["expr"], expected)]
-            if case == "at first" and bool(expected(now)) == (where in silent):
-                wrong.append((*where, "finds something" if where in silent else "finds nothing"))
+    for panel, title, _, target in queries(board):
+        for pick in repeats(panel, values, world.contracts):
+            now = world.but(picked=world.picked | pick)
+            found = panel_store.ask(target["expr"], now.but(rate=rate_interval(target, now)))
+            where = (title, target["refId"], *pick.values())
+            if case == "at first" and bool(found) == (where in silent):
+                wrong.append((*where, "finds something" if found else "finds nothing"))
     assert not wrong, "\n".join(map(str, wrong))
+
+
+CODES = (Status.PASS, Status.INCONCLUSIVE, Status.NO_DATA, Status.FAIL)
+Of = Callable[[Verdict, float], float]
+
+
+def margin(verdict: Verdict, _: float) -> float:
+    """Distance from the bound that decides to the limit, as a share of the limit."""
+    return (verdict.limit - (verdict.lower if verdict.status is Status.FAIL else verdict.upper)) / abs(verdict.limit)
+
+
+OF_CELLS: tuple[tuple[Of, Callable], ...] = (
+    (lambda verdict, _: CODES.index(verdict.status), max),
+    (lambda _, since: 1000.0 * since, min),
+    (margin, min),
+    (lambda verdict, _: verdict.estimate, max),
+    (lambda verdict, _: verdict.lower, max),
+    (lambda verdict, _: verdict.upper, max),
+    (lambda verdict, _: verdict.limit, max),
+    (lambda verdict, _: verdict.samples, max),
+    (lambda verdict, _: verdict.evidence, max),
+)
+"""The columns of the table of all cells, and which of two evaluators' numbers stands there."""
+
+
+def answers(store: Store, board: dict, title: str, place: int, world: World) -> dict[Labels, float]:
+    """What a query of a panel finds."""
+    (target,) = (target for _, panel, at, target in queries(board) if (panel, at) == (title, place))
+    rows = store.ask(target["expr"], world.but(rate=rate_interval(target, world)))
+    return {frozenset(row["metric"].items()): float(row["value"][1]) for row in rows}
+
+
+@pytest.mark.parametrize("case", ["at first", "what is broken", "several", "another contract"])
+def test_cells_are_shown_as_evaluators_have_them(panel_store: Store, boards: dict, case: str) -> None:
+    """Every column of the table of cells, and how many have each status; of the picked ones."""
+    board = boards["overview"]
+    world = panel_store.world.but(picked=picks(board, case, panel_store.world))
+    for place, (of, how) in enumerate(OF_CELLS):
+        found = answers(panel_store, board, "11 Every cell: state, since when, margin", place, world)
+        assert found == pytest.approx(by(CELL, world.cells(of), how), rel=1e-9), place
+    codes = [*by(CELL, world.cells(OF_CELLS[0][0])).values()]
+    for title, status in (("1 Broken", Status.FAIL), ("2 No data", Status.NO_DATA), ("4 Holding", Status.PASS)):
+        assert answers(panel_store, board, title, 0, world) == {frozenset(): codes.count(CODES.index(status))}
+
+
+def test_a_cell_is_shown_with_its_band(panel_store: Store, boards: dict) -> None:
+    """The slice dashboard has the picked clause on the picked slice: upper, lower, estimate and limit."""
+    board, title = boards["slice"], "10 $clause on $slice: value with its confidence band, against the limit"
+    world = panel_store.world.but(picked=picks(board, "what is broken", panel_store.world))
+    for place, (column, how) in enumerate([(5, max), (4, min), (3, max), (6, max)]):
+        rows = [row for row in world.cells(OF_CELLS[column][0]) if row[0]["kc_clause"] == world.picked["clause"]]
+        assert answers(panel_store, board, title, place, world) == pytest.approx(by((), rows, how), rel=1e-9), place
+
+
+def test_drift_is_shown_as_it_was_measured(panel_store: Store, boards: dict) -> None:
+    """Means of (1-w)+, of k3, and of the share of the clip range, by slice, of what recorders were given."""
+    board = boards["rl"]
+    clip = panel_store.world.contract.assumptions.clip
+    for title, of in (
+        ("4 Total variation per token", lambda ratio: np.maximum(-np.expm1(ratio), 0.0)),
+        ("6 KL(Q||P), k3", lambda ratio: np.expm1(ratio) - ratio),
+        ("2 Share of the clip range that the kernels spend", lambda ratio: np.abs(ratio) / math.log1p(clip)),
+    ):
+        world = panel_store.world.but(picked=picks(board, "at first", panel_store.world))
+        (target,) = (target for _, panel, at, target in queries(board) if (panel, at) == (title, 0))
+        world = world.but(rate=rate_interval(target, world))
+        expected = by(
+            ("kc_contract", "kc_slice"),
+            world.log_ratios(),
+            lambda parts, of=of: float(of(np.concatenate([part.ravel() for part in parts])).mean()),
+        )
+        assert answers(panel_store, board, title, 0, world) == pytest.approx(expected, rel=1e-6), title
 
 
 @pytest.mark.parametrize("name", ["overview", "promotion", "health"])
@@ -176,7 +215,7 @@ def test_without_an_evaluator_nothing_is_zero(panel_store: Store, boards: dict, 
     """A minute and a half after the last evaluation no count says anything, and the first tile how old all of it is."""
     world = panel_store.world.but(picked=picks(boards[name], "at first", panel_store.world))
     dead = world.but(at=world.recorded.end + 90, range=80)
-    tiles = [one for one in queries(boards[name]) if one[0]["type"] == "stat" and one[1] != "8 Measured share"]
+    tiles = [query for query in queries(boards[name]) if query[0]["type"] == "stat" and query[1] != "8 Measured share"]
     assert all(panel["fieldConfig"]["defaults"]["noValue"] == "unknown" for panel, *_ in tiles)
     said = {
         title: panel_store.ask(target["expr"], dead.but(rate=rate_interval(target, dead)))
@@ -189,28 +228,17 @@ def test_without_an_evaluator_nothing_is_zero(panel_store: Store, boards: dict, 
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_a_mark_is_where_something_is_broken(panel_store: Store, boards: dict, name: str) -> None:
-    """Each incident of the picked contracts that lasts, on every board."""
-    (mark,) = (one["expr"] for one in boards[name]["annotations"]["list"] if one["name"] == "Incidents")
+def test_marks_are_where_something_is_broken_or_appears(panel_store: Store, boards: dict, name: str) -> None:
+    """Incidents that last, of the picked contracts; kernel versions that are judged or report, for five minutes."""
+    marks = {annotation["name"]: annotation["expr"] for annotation in boards[name]["annotations"]["list"]}
+    assert marks.keys() == {"Incidents", "Kernel versions judged", "Kernel versions reported"}
     for case, some in (("at first", True), ("another contract", False)):
         world = panel_store.world.but(picked=picks(boards[name], case, panel_store.world))
-        assert bool(incidents(world)) == some
-        assert not list(differences(panel_store, world, mark, incidents))
-
-
-@pytest.mark.parametrize("name", BOARDS)
-def test_a_mark_is_where_a_kernel_version_appears(panel_store: Store, boards: dict, name: str) -> None:
-    """Each pair that is judged and each kernel that reports is marked for five minutes, and no longer."""
-    marks = {one["name"]: one["expr"] for one in boards[name]["annotations"]["list"] if one["name"] != "Incidents"}
-    expected = {"Kernel versions judged": judged_pairs, "Kernel versions reported": reported_kernels}
-    assert marks.keys() == expected.keys()
-    for case in ("at first", "what is broken", "another contract"):
-        world = panel_store.world.but(picked=picks(boards[name], case, panel_store.world))
-        known = world.but(at=world.recorded.end + 290)
-        for title, expression in marks.items():
-            assert expected[title](world) or case == "another contract"
-            assert not list(differences(panel_store, world, expression, expected[title])), title
-            assert not panel_store.ask(expression, known), title
+        assert bool(panel_store.ask(marks["Incidents"], world)) == some
+    world = panel_store.world.but(picked=picks(boards[name], "at first", panel_store.world))
+    for title in ("Kernel versions judged", "Kernel versions reported"):
+        assert panel_store.ask(marks[title], world), title
+        assert not panel_store.ask(marks[title], world.but(at=world.recorded.end + 290)), title
 
 
 def listed(store: Store, variable: dict, world: World) -> set[str]:
@@ -224,18 +252,18 @@ def listed(store: Store, variable: dict, world: World) -> set[str]:
     return {re.search(variable["regex"].strip("/"), text)[1] for text in texts}
 
 
-@pytest.mark.parametrize(("name", "case"), [one for one in CASES if one[1] != "a minute before"])
+@pytest.mark.parametrize(("name", "case"), [case for case in CASES if case[1] != "a minute before"])
 def test_variables_list_what_there_is(panel_store: Store, boards: dict, name: str, case: str) -> None:
     """Contracts, and of those that are picked the slices, clauses and kernel versions; what is picked is among them."""
     world = panel_store.world.but(picked=picks(boards[name], case, panel_store.world))
     values = chosen(boards[name], case, panel_store.world)
-    contracts = [one for one in world.contracts if one.name in values.get("contract", [one.name])]
+    contracts = [contract for contract in world.contracts if contract.name in values.get("contract", [contract.name])]
     reported = world.recorded.kernels.values() if world.contract in contracts else ()
     train, inference = ({pair[side].fingerprint for pair in reported} for side in (0, 1))
-    clauses = {clause.id for one in contracts for clause in one.clauses}
-    slices = {slice for one in contracts for slice in ("all", *one.slices)}
+    clauses = {clause.id for contract in contracts for clause in contract.clauses}
+    slices = {slice for contract in contracts for slice in ("all", *contract.slices)}
     expected = {
-        "contract": {one.name for one in world.contracts},
+        "contract": {contract.name for contract in world.contracts},
         "clause": clauses,
         "clauses": clauses,
         "slice": slices,
@@ -247,9 +275,9 @@ def test_variables_list_what_there_is(panel_store: Store, boards: dict, name: st
         "step": {f"{step(contracts)}"},
     }
     found = {
-        one["name"]: listed(panel_store, one, world)
-        for one in boards[name]["templating"]["list"]
-        if one["type"] == "query"
+        variable["name"]: listed(panel_store, variable, world)
+        for variable in boards[name]["templating"]["list"]
+        if variable["type"] == "query"
     }
     assert found == {name: expected[name] for name in found}
     assert all(set(values.get(name, ())) <= every for name, every in found.items())
@@ -258,20 +286,21 @@ def test_variables_list_what_there_is(panel_store: Store, boards: dict, name: st
 def test_numbers_are_in_the_unit_of_the_clause_that_is_picked(panel_store: Store, boards: dict) -> None:
     """Nats, steps, seconds and plain numbers: every panel with a unit of its own asks for that of its clause."""
     board, asked = boards["slice"], set()
+    units = {"1": "none", "s": "s", "{nat}": "suffix: nat", "{step}": "suffix: step", "{ulp}": "suffix: ulp"}
     for clause in panel_store.world.contract.clauses:
         picked = picks(board, "at first", panel_store.world) | {"clause": clause.id, "clauses": clause.id}
-        world = panel_store.world.but(picked=picked)
-        for _, title, place, target in queries(board):
+        for _, title, _, target in queries(board):
             if target["refId"] == "Unit":
-                assert not list(differences(panel_store, world, target["expr"], TABLE["slice"][title][place])), title
-                asked.add((title, GRAFANAS[clause.limit_unit]))
+                rows = panel_store.ask(target["expr"], panel_store.world.but(picked=picked))
+                assert [row["metric"] for row in rows] == [{"kc_clause_unit": units[clause.limit_unit]}], title
+                asked.add((title, units[clause.limit_unit]))
     assert len({title for title, _ in asked}) == 7
     assert {unit for _, unit in asked} == {"none", "s", "suffix: nat", "suffix: step"}
 
 
 def test_values_that_mean_something_to_a_regular_expression_are_found(panel_store: Store, boards: dict) -> None:
     """A name with a dot, alone and with another, matches itself and not what the dot would stand for."""
-    (variable,) = (one for one in boards["overview"]["templating"]["list"] if one["name"] == "slice")
+    (variable,) = (candidate for candidate in boards["overview"]["templating"]["list"] if candidate["name"] == "slice")
     for values in (["a.b"], ["a.b", "c"]):
         pattern = interpolated(variable, values)
         for name, found in (("a.b", 1), ("axb", 0)):
@@ -289,9 +318,9 @@ def test_worst_tokens_lead_to_their_traces(panel_store: Store, boards: dict) -> 
     span = {"start": world.recorded.end - 7 * STEP, "end": world.at}
     answer = panel_store.client.get("/query_exemplars", params={"query": filled(target["expr"], world), **span}).json()
     found = [exemplar for series in answer["data"] for exemplar in series["exemplars"]]
-    assert all(re.fullmatch(r"[0-9a-f]{32}", one["labels"]["trace_id"]) for one in found)
+    assert all(re.fullmatch(r"[0-9a-f]{32}", exemplar["labels"]["trace_id"]) for exemplar in found)
     worst = [np.abs(batch.log_ratio).max() for batches in world.recorded.batches.values() for batch in batches]
-    assert sorted(float(one["value"]) for one in found) == pytest.approx(sorted(worst), rel=1e-9)
+    assert sorted(float(exemplar["value"]) for exemplar in found) == pytest.approx(sorted(worst), rel=1e-9)
 
 
 def test_prometheus_reads_the_page_as_it_is(panel_store: Store) -> None:

@@ -1,15 +1,18 @@
 """Rules and queries under Prometheus' own tool: what it accepts, when alerts fire, and what queries answer."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from kc_otel.contract import Contract, load_all
+from kc_otel.contract.load import load_all
+from kc_otel.contract.model import Contract
 from kc_otel.generate.files import write
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.prometheus import prometheus_files
+from tests.generate.rule_tests import evaluator_test_file, rule_test_file
 
 TRAIN, INFERENCE = "0123456789ab", "ba9876543210"
 
@@ -46,91 +49,19 @@ def as_in_grafana(expression: str, *, range: str = "1h", interval: str = "5m") -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["", "standalone"])
 def test_every_rule_file_passes_lint_and_its_own_tests(
-    promtool, repository: Path, policy: Contract, tmp_path: Path, folder: str
+    promtool, repository: Path, policy: Contract, tmp_path: Path
 ) -> None:
     """Each alert is quiet just before its `for`, fires after it, tells the numbers, and clears after `clear_for`."""
-    files = prometheus_files([policy, *load_all([repository / "contracts"])])
-    write(files, tmp_path)
-    rules = sorted((tmp_path / "prometheus" / folder / "rules").iterdir())
-    tests = sorted((tmp_path / "prometheus" / folder / "tests").iterdir())
-    assert len(rules) == len(tests) > 5
+    contracts = [policy, *load_all([repository / "contracts"])]
+    write((*prometheus_files(contracts), *map(rule_test_file, contracts), evaluator_test_file()), tmp_path)
+    rules = sorted(tmp_path.glob("prometheus/**/rules/*"))
+    tests = sorted((tmp_path / "prometheus" / "tests").iterdir())
+    assert len(rules) > len(tests) > 5
     code, said = promtool("check", "rules", "--lint=all", "--lint-fatal", *rules)
     assert code == 0, said
     code, said = promtool("test", "rules", *tests)
     assert code == 0, said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("for: 2m", "for: 2m15s"),
-        ("keep_firing_for: 10m", "keep_firing_for: 9m45s"),
-        ('kc_clause="reward"}) == 3', 'kc_clause="reward"}) >= 0'),
-        (">= 1 and on", "== 1 and on"),
-        ("severity: critical", "severity: warning"),
-        ("Now: estimate", "Now: about"),
-    ],
-)
-def test_the_generated_tests_notice_a_changed_rule(promtool, policy: Contract, tmp_path: Path, old: str, new: str):
-    """A rule that waits longer, clears sooner, fires on PASS, forgets a held breach or says something else fails."""
-    write(prometheus_files([policy]), tmp_path)
-    rules = tmp_path / "prometheus" / "rules" / "policy-7b.yaml"
-    text = rules.read_text()
-    assert old in text
-    rules.write_text(text.replace(old, new))
-    tests = tmp_path / "prometheus" / "tests" / rules.name
-    code, said = promtool("test", "rules", "--run=^reward", tests)  # a clause's tests are enough to notice
-    assert (code, "FAILED" in said) == (1, True), said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("for: 2m", "for: 2m15s"),
-        (" * 0 + 0.004", " * 0 + 0.0041"),
-        (" * 0 + 0.008", " * 0 + 0.0079"),
-        ("histogram_sum(", "2 * histogram_sum("),
-        ("> bool on", "< bool on"),
-        ("[2m]", "[10m]"),
-        (">= bool 2000", ">= bool 2000000000000000"),
-        ('kc_slice!="other"', 'kc_slice!="all"'),
-        ("1.04427378243 * ", "1.5 * "),
-        ("0.955726217573 * ", "0.5 * "),
-    ],
-)
-def test_the_standalone_tests_notice_a_changed_rule(promtool, policy: Contract, tmp_path: Path, old: str, new: str):
-    """Another limit, statistic, comparison, minimum, silence, slice or edge of a bucket fails a generated test."""
-    write(prometheus_files([policy]), tmp_path)
-    (rules,) = (tmp_path / "prometheus" / "standalone" / "rules").iterdir()
-    text = rules.read_text()
-    assert old in text
-    rules.write_text(text.replace(old, new))
-    code, said = promtool(
-        "test",
-        "rules",
-        "--run=^(token-tv|logit-drift) on|stops",
-        tmp_path / "prometheus" / "standalone" / "tests" / rules.name,
-    )
-    assert (code, "FAILED" in said) == (1, True), said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("for: 30s", "for: 35s"), ("- 60)", "- 65)"), ("absent(", "absent_over_time("), ("critical", "info")],
-)
-def test_the_test_of_the_evaluators_rule_notices_a_changed_one(promtool, tmp_path: Path, old: str, new: str) -> None:
-    """A rule that waits longer, trusts longer, looks back or is of another severity fails it."""
-    write(prometheus_files([]), tmp_path)
-    rules, tests = (tmp_path / "prometheus" / kind / "_evaluator.yaml" for kind in ("rules", "tests"))
-    assert promtool("test", "rules", tests)[0] == 0
-    assert old in rules.read_text()
-    rules.write_text(rules.read_text().replace(old, new))
-    assert promtool("test", "rules", tests)[0] == 1
 
 
 @pytest.mark.slow
@@ -149,7 +80,7 @@ def test_what_fires_goes_on_while_no_evaluator_lives(promtool, policy: Contract,
         """That alerts of this name fire on these slices, and on no others."""
         of = 'alertstate="firing", clause="token-tv", step=~"1|3"'
         expr = f'group by (clause, slice) (ALERTS{{alertname="{name}", {of}}})'
-        expected = [{"labels": f'{{clause="token-tv", slice="{one}"}}', "value": 1} for one in slices]
+        expected = [{"labels": f'{{clause="token-tv", slice="{slice}"}}', "value": 1} for slice in slices]
         return {"expr": expr, "eval_time": at, "exp_samples": expected}
 
     content = {
@@ -321,3 +252,11 @@ def test_dashboard_queries_answer_what_they_say(promtool, tmp_path: Path, case: 
     path.write_text(yaml.safe_dump(content))
     code, said = promtool("test", "rules", path)
     assert code == 0, said
+
+
+@pytest.mark.slow
+def test_vmalert_takes_the_rules_on_verdicts(program, repository: Path) -> None:
+    """VictoriaMetrics alerts on the evaluator's verdicts with the same file."""
+    command = [program("vmalert"), "-dryRun", f"-rule={repository}/dashboards/prometheus/rules/*.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

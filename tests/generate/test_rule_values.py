@@ -6,15 +6,13 @@ The store is that of `test_panel_values`; the recording rules that judge without
 import pytest
 import yaml
 
-from kc_otel.contract import Contract
+from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_steps import CELL_LABELS, AlertStep, alert_steps
 from kc_otel.generate.grafana.alerting import alerting_file
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.judge.verdict import Status, Verdict
-from tests.tools.panel_cells import code
-from tests.tools.panel_counters import invalid
-from tests.tools.panel_rows import CELL, Labels, World, by, increase
-from tests.tools.panel_store import Store
+from tests.tools.panel_store import GRAFANA, Store
+from tests.tools.panel_world import CELL, Labels, World, by
 
 pytestmark = pytest.mark.slow
 
@@ -26,12 +24,14 @@ def found(store: Store, expression: str) -> dict[Labels, float]:
 
 
 def said(world: World, alert: AlertStep) -> dict[Labels, float]:
-    """Code of the verdict on every cell of the clause; for invalid input, sequences in the contract's window."""
+    """Code of the verdict on every cell of the clause; for invalid input, 1 for each pair that has some."""
     if alert.clause is None:
-        mine = [row for row in invalid(world) if row[0]["kc_contract"] == alert.contract.name]
-        return by((), increase(world, mine, alert.contract.observability.window), sum)
+        pairs = world.recorded.kernels.values() if alert.contract.name == world.contract.name else ()
+        names = ((train.fingerprint, inference.fingerprint) for train, inference in pairs)
+        return {frozenset(zip(CELL_LABELS[1:], pair, strict=True)): 1.0 for pair in names}
     where = (alert.contract.name, alert.clause_id)
-    return by(CELL_LABELS, [row for row in world.cells(code) if (row[0]["kc_contract"], row[0]["kc_clause"]) == where])
+    rows = world.cells(lambda verdict, _: verdict.status.code)
+    return by(CELL_LABELS, [row for row in rows if (row[0]["kc_contract"], row[0]["kc_clause"]) == where])
 
 
 def both(text: str, contract: Contract) -> list[tuple[AlertStep, dict]]:
@@ -56,11 +56,14 @@ def test_every_rule_of_prometheus_is_true_of_the_cells_that_it_waits_for(
 
 
 def test_every_rule_of_grafana_asks_for_the_verdicts(panel_store: Store, panel_contracts: tuple[Contract, ...]) -> None:
-    """Query A finds the verdict of every cell of the clause, or the sequences that failed an input check."""
+    """Query A finds the verdict of every cell of the clause, or the pairs whose sequences failed an input check."""
     for contract in panel_contracts:
         for alert, rule in both(alerting_file(contract).text, contract):
             expected = said(panel_store.world, alert)
-            assert found(panel_store, rule["data"][0]["model"]["expr"]) == pytest.approx(expected, rel=1e-9), rule
+            answer = found(panel_store, rule["data"][0]["model"]["expr"])
+            if alert.clause is None:
+                answer = {key: float(value > 0) for key, value in answer.items()}
+            assert answer == expected, rule
             assert expected or contract is not panel_contracts[0]
 
 
@@ -81,11 +84,12 @@ def test_breaches_fire_with_their_numbers(panel_store: Store) -> None:
     assert told.keys() == broken.keys()
     assert {clause for _, clause, *_ in told} == {"token-tv", "reward"}
     for key, verdicts in broken.items():
-        contract, clause, slice, *_ = key
-        assert told[key]["summary"] == f"{contract}: {clause} is broken on slice {slice}"
+        contract, clause, slice, train, inference = key
+        pair = f"for {inference} against {train}"
+        assert told[key]["summary"] == f"{contract}: {clause} is broken on slice {slice} {pair}"
         # Of evaluators side by side, those of either.
         for name in ("estimate", "lower", "upper", "limit"):
             title = name if name in {"estimate", "limit"} else f"{name} bound"
-            assert any(f"{title} {getattr(one, name):.4g}" in told[key]["description"] for one in verdicts), title
+            assert any(f"{title} {getattr(failed, name):.4g}" in told[key]["description"] for failed in verdicts), title
         assert ("{{ rewards }} and ${HOME}" in told[key]["description"]) == (clause == "token-tv")
-        assert told[key]["dashboard"] == f"/d/kc-overview?var-contract={contract}&var-slice={slice}"
+        assert told[key]["dashboard"] == f"{GRAFANA}/d/kc-overview?var-contract={contract}&var-slice={slice}"

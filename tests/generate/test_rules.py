@@ -3,11 +3,13 @@
 import pytest
 import yaml
 
-from kc_otel.contract import Contract
+from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import alert_steps
-from kc_otel.generate.prometheus import prometheus_files
+from kc_otel.generate.links import Sites
+from kc_otel.generate.prometheus import evaluator_file, prometheus_files
 from kc_otel.generate.prometheus.alerting_rules import alert_rule, expression, rule_file
+from kc_otel.generate.prometheus.standalone_rules import standalone_file
 
 
 def _rule(policy: Contract, clause: str, number: int) -> dict:
@@ -44,9 +46,36 @@ def test_doubt_and_silence_keep_a_breach_firing(policy: Contract) -> None:
 
 
 def test_invalid_input_is_counted_over_the_contracts_window(policy: Contract) -> None:
-    """No clause owns it; the increase over the window is what the evaluator looks at, too."""
+    """No clause owns it; the increase over the window is what the evaluator looks at, and a sequence counts once."""
     (alert,) = (alert for alert in alert_steps(policy) if alert.clause is None)
-    assert expression(alert) == 'sum(increase(kc_input_invalid_total{kc_contract="policy-7b"}[5m])) > 0'
+    kernels = "kc_kernel_train, kc_kernel_inference"
+    assert expression(alert) == (
+        f'sum by ({kernels}) (increase(kc_input_invalid_total{{kc_contract="policy-7b", kc_slice=~"all|"}}[5m])) > 0'
+    )
+    assert alert_rule(alert)["labels"]["kernel_inference"] == "{{ $labels.kc_kernel_inference }}"
+
+
+def test_links_of_alerts_lead_somewhere_from_a_pager(policy: Contract) -> None:
+    """They are whole URLs, to the handbook where the contract names no runbook; without a base there is none."""
+    own = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"runbook": None})})
+    sites = Sites("https://grafana.example/", "https://kc.example")
+    rules = [
+        *(rule for group in yaml.safe_load(rule_file(own, sites).text)["groups"] for rule in group["rules"]),
+        *(rule for group in yaml.safe_load(standalone_file(own, sites).text)["groups"] for rule in group["rules"]),
+        *yaml.safe_load(evaluator_file(sites).text)["groups"][0]["rules"],
+    ]
+    alerts = [rule for rule in rules if "alert" in rule]
+    assert {"KernelContractBroken", "KernelContractInvalidInput", "KernelContractEvaluatorDown"} <= {
+        rule["alert"] for rule in alerts
+    }
+    for rule in alerts:
+        found = rule["annotations"]
+        assert found["dashboard"].startswith("https://grafana.example/d/kc-")
+        assert found["runbook_url"] == f"https://kc.example/handbook/on-call.html#{rule['alert'].lower()}"
+    (theirs, *_) = yaml.safe_load(rule_file(policy, sites).text)["groups"][0]["rules"]
+    assert theirs["annotations"]["runbook_url"] == policy.metadata.runbook
+    (nowhere, *_) = yaml.safe_load(rule_file(own).text)["groups"][0]["rules"]
+    assert not {"dashboard", "runbook_url"} & nowhere["annotations"].keys()
 
 
 def test_text_of_the_contract_is_no_template(policy: Contract) -> None:

@@ -10,23 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from kc_otel.contract import Contract
+from kc_otel.contract.bucket_layouts import BucketLayout
+from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import prometheus_name
-from kc_otel.contract.registry import METRICS, RECORDED
+from kc_otel.contract.registry.clause_metrics import RECORDED
+from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.generate.evaluator_alert import LIVING, NAME
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.generate.prometheus.alertmanager_routes import SECRETS, routes_file
-from kc_otel.generate.prometheus.closed_forms import alphas, forms, rank_shift
-from kc_otel.generate.prometheus.histogram_queries import SCALE, Native
-from kc_otel.generate.prometheus.prometheus_rule_resources import kubernetes_file, kubernetes_standalone_file
-from kc_otel.generate.prometheus.recording_rules import expressible, left_out
-from kc_otel.generate.prometheus.standalone_rules import standalone_file
-from kc_otel.record.telemetry.accumulate import Accumulator
+from kc_otel.generate.prometheus.closed_forms import Native, alphas, forms, rank_shift
+from kc_otel.generate.prometheus.standalone_rules import expressible, left_out, standalone_file
 
 
 def _rules(contract: Contract) -> list[dict]:
-    (group,) = yaml.safe_load(standalone_file(contract).text)["groups"]
-    return group["rules"]
+    groups = yaml.safe_load(standalone_file(contract).text)["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 def test_alerts_are_those_of_the_evaluators_rules(policy: Contract) -> None:
@@ -35,26 +33,29 @@ def test_alerts_are_those_of_the_evaluators_rules(policy: Contract) -> None:
     theirs = [rule for rule in group["rules"] if rule["labels"]["clause"] != "ttft"]
     ours = [rule for rule in _rules(policy) if "alert" in rule]
     assert len(ours) == len(theirs) > 10
-    for one, other in zip(ours, theirs, strict=True):
-        assert {key: one[key] for key in one if key not in {"expr", "annotations"}} == {
+    for rule, other in zip(ours, theirs, strict=True):
+        assert {key: rule[key] for key in rule if key not in {"expr", "annotations"}} == {
             key: other[key] for key in other if key not in {"expr", "annotations"}
         }
         told = other["expr"].replace(f" and on () ({LIVING})", "")
         told = re.sub(rf"\nor\nmax without .* unless on \(\) \({re.escape(LIVING)}\)$", "", told)
         assert (told != other["expr"]) == ("kc_verdict" in told)
-        assert one["expr"] == told.replace("kc_verdict", "kc_rule_status")
-        assert one["annotations"]["summary"] == other["annotations"]["summary"]
+        assert rule["expr"] == told.replace("kc_verdict", "kc_rule_status")
+        assert rule["annotations"]["summary"] == other["annotations"]["summary"]
 
 
 def test_every_name_is_in_the_registry(policy: Contract) -> None:
     """What rules record and read are metrics of the registry."""
-    known = {prometheus_name(one) for one in (*METRICS.values(), *RECORDED.values())}
+    known = {prometheus_name(metric) for metric in (*METRICS.values(), *RECORDED.values())}
     used = set()
     for rule in _rules(policy):
         used |= {rule["record"]} if "record" in rule else set()
         used |= set(re.findall(r"\b(kc_\w+)\{", rule["expr"]))
     assert used <= known
     assert {"kc_rule_lower", "kc_rule_upper", "kc_rule_estimate", "kc_rule_limit", "kc_rule_status"} <= used
+
+
+LAYOUT = BucketLayout(4, 2.0**-30)
 
 
 def test_what_rules_cannot_judge_is_said_in_the_file(policy: Contract) -> None:
@@ -65,20 +66,13 @@ def test_what_rules_cannot_judge_is_said_in_the_file(policy: Contract) -> None:
     assert "kc_clause: ttft" not in text
     assert "5 clauses x 3 slices x 4 kernel pairs" in text
     with pytest.raises(ValueError, match="ttft: gen_ai"):
-        forms(left_out(policy)[0], policy, Native("h"), "n")
+        forms(left_out(policy)[0], policy, Native("h", LAYOUT), "n")
 
 
 def test_alpha_is_split_over_every_cell_below_and_whole_above(policy: Contract) -> None:
     """Half of alpha per window; below, the evaluator's strictest level and less."""
     assert alphas(policy).upper == pytest.approx(0.005)
     assert alphas(policy).lower == pytest.approx(0.005 / (5 * 3 * 4))
-
-
-def test_the_scale_is_that_of_recorders() -> None:
-    """Edges of buckets in the rules are edges of what accumulators make."""
-    accumulator = Accumulator(["all"])
-    accumulator.add_values("weights_lag", [1.0])
-    assert {value.scale for value in accumulator.snapshot().values()} == {SCALE}
 
 
 @given(
@@ -94,25 +88,14 @@ def test_shifted_ranks_are_never_sharper_than_the_binomial(rank: float, n: int, 
     assert below < 0 or binom.cdf(below - 1e-9 * n, n, rank) <= alpha * (1 + 1e-6)
 
 
-@pytest.mark.slow
-def test_resources_hold_the_same_groups(policy: Contract) -> None:
-    """A PrometheusRule is the rule file in an envelope, with a name that Kubernetes takes."""
-    underscored = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "a_b"})})
-    for contract in (policy, underscored):
-        for plain, wrapped in (
-            (rule_file(contract), kubernetes_file(contract)),
-            (standalone_file(contract), kubernetes_standalone_file(contract)),
-        ):
-            resource = yaml.safe_load(wrapped.text)
-            assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
-            assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", resource["metadata"]["name"])
-            assert resource["spec"]["groups"] == yaml.safe_load(plain.text)["groups"]
-
-
 def test_each_steps_webhooks_get_its_alerts(policy: Contract) -> None:
-    """One route per step and endpoint and one for a lost evaluator, one receiver each, secrets in files only."""
+    """One route per step and endpoint, for roll-backs, and for a lost evaluator; secrets are in files only."""
     content = yaml.safe_load(routes_file([policy]).text)
-    route, lost = content["route"]["routes"]
+    route, rolled_back, lost = content["route"]["routes"]
+    assert rolled_back == {
+        "receiver": "pager", "matchers": ['contract="policy-7b"', 'alertname="KernelContractRolledBack"'],
+        "group_wait": "0s", "continue": True,
+    }  # fmt: skip
     assert (lost["receiver"], lost["matchers"], lost["group_wait"]) == ("pager", [f'alertname="{NAME}"'], "0s")
     assert route.pop("repeat_interval") == content["route"]["repeat_interval"] == "4h"
     assert route == {"receiver": "pager", "matchers": ['contract="policy-7b"', 'step="2"'], "continue": True}
@@ -147,6 +130,7 @@ def test_amtool_takes_the_routes_and_follows_them(program, policy: Contract, tmp
     routed = ("config", "routes", "test", f"--config.file={path}")
     assert ask(*routed, "contract=policy-7b", "step=2").strip() == "pager"
     assert ask(*routed, "contract=policy-7b", "step=1").strip() == "page-only"
+    assert ask(*routed, "contract=policy-7b", "alertname=KernelContractRolledBack").strip() == "pager"
     assert ask(*routed, "contract=other", "step=2").strip() == "page-only"
 
 
@@ -163,7 +147,7 @@ def test_a_share_of_none_is_kept_while_none_is_counted(policy: Contract) -> None
     """What the zero bucket holds is not above 0, and a PASS asks for none above it: no bound can reach the limit."""
     none = {"id": "same", "metric": "abs_log_ratio", "statistic": "fraction > 0", "limit": 0}
     share = {**none, "limit": 0.5}
-    made = (Contract.model_validate(policy.model_dump(by_alias=True) | {"statistical": [one]}) for one in (none, share))
+    made = (Contract.model_validate(policy.model_dump(by_alias=True) | {"statistical": [row]}) for row in (none, share))
     counted, bounded = (
         next(
             str(rule["expr"])
@@ -177,8 +161,8 @@ def test_a_share_of_none_is_kept_while_none_is_counted(policy: Contract) -> None
     assert "upper" in bounded
     assert "1e-06" not in bounded
     contract = Contract.model_validate(policy.model_dump(by_alias=True) | {"statistical": [none]})
-    estimate = forms(contract.statistical[0], contract, Native("h"), "n").estimate
-    assert f"histogram_fraction({2.0**-30!r}, +Inf, h)" in estimate
+    estimate = forms(contract.statistical[0], contract, Native("h", LAYOUT), "n").estimate
+    assert f"histogram_fraction({LAYOUT.zero_threshold!r}, +Inf, h)" in estimate
     assert "histogram_fraction(-" not in estimate
 
 
@@ -188,4 +172,4 @@ def test_what_a_clauses_own_cap_cuts_leaves_its_upper_bound(policy: Contract, ca
     clause = {"id": "k3", "metric": "k3", "limit": 0.01} | ({} if cap is None else {"cap": cap})
     contract = Contract.model_validate(policy.model_dump(by_alias=True) | {"statistical": [clause]})
     (own,) = contract.statistical
-    assert ("+ +Inf" in forms(own, contract, Native("h"), "n").upper) is voided
+    assert ("+ +Inf" in forms(own, contract, Native("h", LAYOUT), "n").upper) is voided

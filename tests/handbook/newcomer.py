@@ -24,7 +24,7 @@ from tests.handbook.snippets import HANDBOOK, ROOT, Snippet, snippets
 MOST_SECONDS = 600.0
 """Ten minutes from install to a verdict, without pip's own time."""
 _PORTS = ("4317", "4318", "4320", "8000")
-_PATIENCE = 300.0
+_WAIT_SECONDS = 300.0
 
 
 class Newcomer:
@@ -60,10 +60,10 @@ class Newcomer:
 
     def follows(self, page: str, test: str) -> str:
         """Do what a page's blocks for a test say; what the last one printed."""
-        found = [one for one in snippets(HANDBOOK / page) if one.run_by.endswith(f"::{test}")]
+        found = [snippet for snippet in snippets(HANDBOOK / page) if snippet.run_by.endswith(f"::{test}")]
         assert found, f"{page} has no block that {test} runs"
-        for one in found:
-            self.does(one)
+        for snippet in found:
+            self.does(snippet)
         return self.said
 
     def does(self, snippet: Snippet) -> None:
@@ -125,14 +125,14 @@ class Newcomer:
             )  # fmt: skip
         self._running.append(process)
         if stays and "kc-otel serve" in text:
-            end = time.monotonic() + _PATIENCE
+            end = time.monotonic() + _WAIT_SECONDS
             while not _answers(self._ports["4320"]):
                 ended = process.poll() is not None or time.monotonic() > end
                 assert not ended, f"{snippet}: {log.read_text()[-6000:]}"
                 time.sleep(0.2)
         if stays:
             return
-        process.wait(_PATIENCE)
+        process.wait(_WAIT_SECONDS)
         self.said = log.read_text()
         exits = {0, 1} if text.startswith(("kc-otel status", "kc-otel gate")) else {0}
         assert process.returncode in exits, f"{snippet}: exit {process.returncode}\n{self.said[-6000:]}"

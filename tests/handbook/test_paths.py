@@ -18,14 +18,7 @@ def test_own_loop(tmp_path: Path) -> None:
     assert said.count("FAIL") >= 2  # prose, and all traffic with it
 
 
-def test_notebook(tmp_path: Path) -> None:
-    """A cell and its verdict, without an evaluator."""
+def test_compare(tmp_path: Path) -> None:
+    """Two arrays and their verdict, without an evaluator."""
     with newcomer(tmp_path) as reader:
-        reader.follows("measure/own-loop.md", "test_notebook")
-
-
-def test_gate(tmp_path: Path) -> None:
-    """Two recordings and a contract: the one is let on, and the other one is not."""
-    with newcomer(tmp_path) as reader:
-        said = reader.follows("run/gates.md", "test_gate")
-    assert "prose" in said
+        reader.follows("reference/recorder.md", "test_compare")

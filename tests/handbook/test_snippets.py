@@ -20,12 +20,15 @@ import yaml
 from typer.testing import CliRunner
 
 from kc_otel import Recorder, cli
+from kc_otel.cli.terminal import examples_of
 from kc_otel.client.router import Router
-from kc_otel.contract import ContractError, load_text
+from kc_otel.contract.errors import ContractError
 from kc_otel.contract.lint import lint
+from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import prometheus_name
-from kc_otel.contract.registry import METRICS, RECORDED
+from kc_otel.contract.registry.clause_metrics import RECORDED
+from kc_otel.contract.registry.own_metrics import METRICS
 from tests.handbook.snippets import EXAMPLES, PAGES, ROOT, Snippet, commands, prose, snippets
 
 BASE = """\
@@ -42,10 +45,12 @@ READERS_MODULES = {"verl.trainer.main_ppo", "sglang.launch_server"}
 READERS_PROGRAMS = {
     "vllm",
     "curl",
+    "echo",
     "docker",
     "git",
     "kubectl",
     "mimirtool",
+    "openssl",
     "cp",
     "export",
     "opentelemetry-instrument",
@@ -120,11 +125,11 @@ def console(snippet: Snippet) -> None:
         result = CliRunner().invoke(cli.app, words[1:], env=dict(os.environ), prog_name="kc-otel")
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
-        printed = [" ".join(each.split()) for each in result.output.splitlines()]
-        for each in filter(None, (" ".join(each.split()) for each in expected)):
-            if each != "...":
-                assert each in printed, f"{snippet}: $ {line}\n{each!r} is not printed:\n{result.output}"
-                printed = printed[printed.index(each) + 1 :]
+        printed = [" ".join(printed_line.split()) for printed_line in result.output.splitlines()]
+        for text in filter(None, (" ".join(text.split()) for text in expected)):
+            if text != "...":
+                assert text in printed, f"{snippet}: $ {line}\n{text!r} is not printed:\n{result.output}"
+                printed = printed[printed.index(text) + 1 :]
     assert result.exit_code == snippet.exit_code, f"{snippet}: {result.output}"
 
 
@@ -187,7 +192,55 @@ def known(words: list[str], command: Any) -> None:
         assert program.rpartition("/")[2] in READERS_PROGRAMS, words
 
 
-@pytest.mark.parametrize("snippet", **ids([each for each in snippets(*PAGES) if each.run_by]))
+def test_every_help_has_examples_that_exist(kc_otel_command: Any) -> None:
+    """Each command, down to the last, shows at least one line, of itself, that its own parser takes."""
+
+    def walk(command: Any, path: str) -> None:
+        examples = examples_of(command)
+        for line in examples:
+            assert line.startswith(path), line
+            for words in commands(line):
+                known(words, kc_otel_command)
+        below = getattr(command, "commands", {})
+        assert examples or below, path
+        for name, subcommand in below.items():
+            walk(subcommand, f"{path} {name}")
+
+    walk(kc_otel_command, "kc-otel")
+
+
+SAYING = [
+    *(path for kind in ("py", "js", "html") for path in sorted((ROOT / "kc_otel").rglob(f"*.{kind}"))),
+    *(path for path in sorted((ROOT / "examples").rglob("*")) if path.suffix in {".py", ".md", ".yaml", ".yml", ".sh"}),
+    *(ROOT / name for name in ("Dockerfile", "docker-compose.yml", "Makefile", "CHANGELOG.md")),
+]
+COMMAND = re.compile(r"(?P<quoted>(?:`|\$ |/)?)kc-otel (?P<words>[a-z][a-z-]*(?: [a-z-]+)*)(?P<rest>[^`;),\"\n]*)")
+
+
+def test_messages_name_commands_that_exist(kc_otel_command: Any) -> None:
+    """A command in a message, a comment, the page or an example has this name, and the options that stand beside it."""
+    checked = 0
+    for path in SAYING:
+        for said in COMMAND.finditer(path.read_text(encoding="utf-8")):
+            if not said["quoted"] and " --" not in said["rest"]:
+                continue  # a sentence about kc-otel
+            command, words = kc_otel_command, said["words"].split()
+            while getattr(command, "commands", None) and words:
+                if words[0] not in command.commands:
+                    break
+                command = command.commands[words.pop(0)]
+            whole = command is not kc_otel_command and (
+                not getattr(command, "commands", None) or not said["rest"].strip(" `")
+            )
+            assert whole, f"{path.relative_to(ROOT)}: no such command: {said[0]}"
+            options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+            asked = re.findall(r"(?<= )--[a-z-]+", said["rest"])
+            assert {*asked} <= options | {"--help"}, f"{path.relative_to(ROOT)}: {said[0]}"
+            checked += 1
+    assert checked > 50
+
+
+@pytest.mark.parametrize("snippet", **ids([snippet for snippet in snippets(*PAGES) if snippet.run_by]))
 def test_what_is_run_elsewhere_is_run_there(snippet: Snippet) -> None:
     """The test that a block names exists, and what the block imports of kc_otel does too."""
     path, _, test = snippet.run_by.partition("::")
@@ -207,7 +260,7 @@ def test_what_is_run_elsewhere_is_run_there(snippet: Snippet) -> None:
 @pytest.mark.parametrize("snippet", **ids(snippets(*PAGES, language="promql")))
 def test_queries_name_metrics_that_exist(snippet: Snippet) -> None:
     """Whatever starts with kc_ in a query is a metric of ours under its Prometheus name, or a label."""
-    names = {prometheus_name(each) for each in (*METRICS.values(), *RECORDED.values())}
+    names = {prometheus_name(metric) for metric in (*METRICS.values(), *RECORDED.values())}
     asked = set(re.findall(r"\bkc_\w+(?=[{\[ )]|$)", snippet.text, re.MULTILINE))
     assert asked, "a query without a metric of ours"
     assert asked <= names
@@ -224,7 +277,7 @@ def test_names_in_backticks_exist(page: Path, kc_otel_command: Any) -> None:
             while getattr(command, "commands", None) and words and re.fullmatch(r"[a-z-]+", words[0]):
                 assert words[0] in command.commands, code
                 command, words = command.commands[words[0]], words[1:]
-            options = {option for each in command.params for option in each.opts}
+            options = {option for parameter in command.params for option in parameter.opts}
             assert {word.split("=")[0] for word in words if word.startswith("--")} <= {*options, "--help"}, code
         elif found := re.fullmatch(r"(kc_otel(?:\.\w+)+)(?:\(.*\))?", code):
             assert resolves(found[1]), code

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from kc_otel.judge.otlp import ExportResult, RequestCounts
-from kc_otel.serve.receivers.grpc_server import start_grpc
+from kc_otel.judge.otlp.sink import ExportResult, RequestCounts
 from tests.conformance.clients import HttpClient
 from tests.conformance.payloads import PROTOBUF, SIGNALS
+from tests.tools.receivers import start_grpc
 from tests.tools.servers import free_address, running
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,9 +9,11 @@ from __future__ import annotations
 import gzip
 import resource
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,10 +21,6 @@ import grpc
 import httpx
 import pytest
 from google.protobuf.internal.encoder import _VarintBytes
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.benchmarks.bench_overload import message
@@ -33,6 +31,8 @@ pytestmark = pytest.mark.slow
 PROTOBUF = {"content-type": "application/x-protobuf"}
 QUICK = 3.0
 """Seconds in which a port answers, on a machine that has much else to do; they were 12 to 46."""
+MEDIAN = 0.05
+"""Seconds in which an honest sender's export is acknowledged in the median, beside what it takes in peace."""
 SMALL = 400 * 2**20
 """Bytes that the process may have at any time; they were 1 to 1.5 GB."""
 
@@ -49,18 +49,22 @@ class Beside:
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator, self._stopped = evaluator, threading.Event()
-        self.began, self.total, self.slowest, self.ticks = time.time_ns(), 0, 0.0, set[float]()
+        self.began, self.total, self.slowest = time.time_ns(), 0, 0.0
+        self.peace, self.waits = 0.0, list[float]()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stopped.wait(0.1):
-            begin = time.monotonic()
-            httpx.get(f"{self._evaluator.api}/healthz", timeout=60).raise_for_status()
-            self.slowest = max(self.slowest, time.monotonic() - begin)
-            self.total += 200
-            body = message(["honest"], self.began, self.total)
-            httpx.post(f"{self._evaluator.http}/v1/metrics", content=body, headers=PROTOBUF, timeout=60)
+        with httpx.Client(trust_env=False, timeout=60) as client:
+            while not self._stopped.wait(0.1):
+                begin = time.monotonic()
+                client.get(f"{self._evaluator.api}/healthz").raise_for_status()
+                self.slowest = max(self.slowest, time.monotonic() - begin)
+                self.total += 200
+                body = message(["honest"], self.began, self.total)
+                begin = time.monotonic()
+                client.post(f"{self._evaluator.http}/v1/metrics", content=body, headers=PROTOBUF)
+                self.waits.append(time.monotonic() - begin)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -73,6 +77,9 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Evaluat
     (folder / "policy.yaml").write_text(CONTRACT)
     evaluator = Evaluator(folder / "policy.yaml", folder / "state.sqlite", {}, "--no-webhooks")
     beside = Beside(evaluator)
+    while len(beside.waits) < 10:
+        time.sleep(0.1)
+    beside.peace = statistics.median(beside.waits)
     yield evaluator, beside
     beside.stop()
     evaluator.stop()
@@ -83,7 +90,10 @@ def survives(attacked: tuple[Evaluator, Beside]) -> Iterator[Evaluator]:
     """The evaluator, which afterwards is quick, small, judges, and has found the honest sender's kernel at fault."""
     evaluator, beside = attacked
     beside.slowest = 0.0
+    beside.waits.clear()
     yield evaluator
+    if len(beside.waits) >= 10:
+        assert statistics.median(beside.waits) < MEDIAN + 2 * beside.peace
     judged = evaluator.get("/api/v1/health")["evaluated_at"]
     evaluator.wait("/api/v1/health", lambda said: said["evaluated_at"] > judged)
     assert beside.slowest < QUICK
@@ -123,36 +133,6 @@ def test_json_of_millions_of_empty_resources(survives: Evaluator) -> None:
     body = gzip.compress(b'{"resourceMetrics":[' + b"{}," * 5_600_000 + b"{}]}")
     code = post(survives, body, **{"content-encoding": "gzip", "content-type": "application/json"})
     assert code in {400, 413}
-
-
-def test_two_sums_that_overflow_together(survives: Evaluator) -> None:
-    """402 bytes ended the process for good: the next evaluation added the two up."""
-    request = ExportMetricsServiceRequest()
-    data = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.tv_token", unit="1")
-    data.exponential_histogram.aggregation_temporality = 1
-    for number in range(2):
-        point = data.exponential_histogram.data_points.add(
-            start_time_unix_nano=time.time_ns() - 10**9 + number, time_unix_nano=time.time_ns() + number
-        )
-        for key, value in (("contract", "policy"), ("slice", "all"), ("kernel.train", "a"), ("kernel.inference", "b")):
-            point.attributes.add(key=f"kc.{key}").value.string_value = value
-        point.count, point.sum, point.scale = 1, 1.7e308, 0
-        point.positive.offset = 1023
-        point.positive.bucket_counts.append(1)
-    answer = httpx.post(
-        f"{survives.http}/v1/metrics", content=request.SerializeToString(), headers=PROTOBUF, timeout=60
-    )
-    assert answer.status_code == 200
-    assert ExportMetricsServiceResponse.FromString(answer.content).partial_success.rejected_data_points == 2
-
-
-def test_kernel_versions_of_a_megabyte(survives: Evaluator) -> None:
-    """Three hundred of them: each is told that its name is too long, and none is remembered."""
-    for number in range(300):
-        body = message([f"{number:x>1048576}"], time.time_ns() - 10**9, 100)
-        answer = httpx.post(f"{survives.http}/v1/metrics", content=body, headers=PROTOBUF, timeout=60)
-        assert ExportMetricsServiceResponse.FromString(answer.content).partial_success.rejected_data_points == 1
-    assert survives.get("/api/v1/health")["streams"] < 10
 
 
 def test_spans_with_keys_of_fifteen_megabytes(survives: Evaluator) -> None:
@@ -248,8 +228,30 @@ def test_bytes_that_drip_keep_a_connection_for_no_longer_than_silence(survives: 
         end = time.monotonic() + GONE
         while left and time.monotonic() < end:
             time.sleep(0.5)
-            left = {of: one for of, one in left.items() if dripped(one)}
+            left = {of: connection for of, connection in left.items() if dripped(connection)}
     assert not left
+
+
+def test_five_hundred_senders_of_slow_headers(survives: Evaluator) -> None:
+    """A header of theirs grows by a byte at a time for some seconds; honest exports are acknowledged beside them."""
+    host, _, number = survives.http.removeprefix("http://").partition(":")
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection((host, int(number)), timeout=30)) for _ in range(500)]
+        for connection in slow:
+            connection.sendall(DRIPS["headers"])
+            connection.setblocking(False)
+        end = time.monotonic() + 6.0
+        while time.monotonic() < end:
+            time.sleep(0.2)
+            slow = [connection for connection in slow if dripped(connection)]
+        assert slow
+
+
+def test_thirty_gzip_bombs(survives: Evaluator) -> None:
+    """Each would be a gigabyte of zeros; its sender is told that it is too large."""
+    bomb = gzip.compress(bytes(2**26)) * 16
+    with ThreadPoolExecutor(30) as pool:
+        assert set(pool.map(lambda _: post(survives, bomb, **{"content-encoding": "gzip"}), range(30))) <= {413, 503}
 
 
 def dripped(connection: socket.socket) -> bool:

@@ -33,5 +33,5 @@ def test_every_line_is_an_object(contract_file: Path, tmp_path: Path) -> None:
                 process.terminate()
     said = [json.loads(line) for line in lines]
     assert len(said) > 1
-    assert all({"time", "level", "logger", "message"} <= one.keys() for one in said)
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in said)
     assert process.returncode == 0

@@ -20,7 +20,7 @@ from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExp
 
 import kc_otel
 from kc_otel.client.router import Router
-from kc_otel.contract import load
+from kc_otel.contract.load import load
 from kc_otel.offline.gate.evidence import verify_evidence
 
 from .conftest import Evaluator, logprobs
@@ -34,7 +34,7 @@ CONTRACT = """\
 apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: tests}
-kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm, dtype: bfloat16}}
+kernels: {train: {engine: torch, dtype: float32}, inference: {engine: vllm}}
 slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
 statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.02}]
 observability: {window: 3s, long_window: 6s, min_samples: 500, heartbeat: 3s}
@@ -87,8 +87,8 @@ def test_a_crash_in_the_canary_loses_nothing(contract_file: Path, serve: Callabl
     evaluator = serve()
     version = NEW.fingerprint
     where = f"/api/v1/promotions/policy/{version}"
-    code, said = run("promote", "policy", version, "--by", "ada", url=evaluator.api)
-    assert (code, "is in shadow: it may serve 0% of the requests" in said) == (3, True), said
+    code, said = run("promote", "policy", version, "--start", "--by", "ada", url=evaluator.api)
+    assert (code, "is in shadow: it may serve 0% of the requests" in said) == (0, True), said
     with recording(contract_file, evaluator.grpc) as send:
         until(
             lambda: evaluator.get(where)["stage"] == "canary",

@@ -22,7 +22,7 @@ KERNELS = """\
 from tests.diagnose.planted_faults import FAULTS, pair
 train, infer = pair(FAULTS[2], 2)
 """
-PATIENCE = 120.0
+WAIT_SECONDS = 120.0
 
 
 @pytest.mark.slow
@@ -35,11 +35,11 @@ def test_what_the_policy_asks_for_is_looked_at_and_stands_on_the_incident(
     text = CONTRACT.replace("window: 6s, long_window: 12s", "window: 60s, long_window: 120s")
     contract_file.write_text(text.replace("heartbeat: 3s", "heartbeat: 60s").replace("sample-more]", "locate]"))
     (tmp_path / "kernels.py").write_text(KERNELS)
-    rows = [{"token_ids": each.token_ids, "attributes": {"task": "code"}} for each in conversations()]
+    rows = [{"token_ids": sequence.token_ids, "attributes": {"task": "code"}} for sequence in conversations()]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     evaluator = serve()
     kernels = ("--train", "kernels.py:train", "--infer", "kernels.py:infer", "--sequences", "rows.jsonl")
-    command = ("locate", str(contract_file), *kernels, "--follow", "--by", "rack-7", "--url", evaluator.api)
+    command = ("locate", "run", str(contract_file), *kernels, "--follow", "--by", "rack-7", "--url", evaluator.api)
     recorder = kc_otel.Recorder(
         contract_file,
         train=kc_otel.Kernel("torch"),
@@ -54,26 +54,26 @@ def test_what_the_policy_asks_for_is_looked_at_and_stands_on_the_incident(
         stderr=subprocess.DEVNULL,
     )
     try:
-        evaluator.wait("/api/v1/health", lambda health: health["listeners"]["policy"]["locate"], PATIENCE)
+        evaluator.wait("/api/v1/health", lambda health: health["listeners"]["policy"]["locate"], WAIT_SECONDS)
         rng = np.random.default_rng(0)
         recorder.compare(*logprobs(rng, 64, 64, 0.3), attributes={"task": "code"})
         recorder.force_flush()
         found = evaluator.wait(
-            "/api/v1/incidents", lambda answer: any(one["diagnoses"] for one in answer["incidents"]), PATIENCE
+            "/api/v1/incidents", lambda answer: any(entry["diagnoses"] for entry in answer["incidents"]), WAIT_SECONDS
         )
         assert follower.poll() is None
     finally:
         recorder.shutdown()
         follower.terminate()
         follower.wait(30)
-    (one,) = [one for one in found["incidents"] if one["on"] == "fail"]
-    (said,) = one["diagnoses"]
+    (incident,) = [candidate for candidate in found["incidents"] if candidate["on"] == "fail"]
+    (said,) = incident["diagnoses"]
     assert said["text"].startswith("first divergence: layer 2, o_proj (attention's output projection)")
     assert (said["by"], said["slice"]) == ("rack-7", "code")
-    evidence = f"/api/v1/incidents/{one['id']}/diagnoses/{said['evidence']}"
+    evidence = f"/api/v1/incidents/{incident['id']}/diagnoses/{said['evidence']}"
     assert evaluator.get(evidence)["culprit"]["tensors"] == ["layers.2.o_proj.weight"]
-    assert "locate" in {action["kind"] for action in one["actions"]}
+    assert "locate" in {action["kind"] for action in incident["actions"]}
     evaluator.kill()
     again = serve()
-    assert [each["text"] for each in again.get(f"/api/v1/incidents/{one['id']}")["diagnoses"]] == [said["text"]]
+    assert [entry["text"] for entry in again.get(f"/api/v1/incidents/{incident['id']}")["diagnoses"]] == [said["text"]]
     assert again.get(evidence)["sequences"] == 10

@@ -16,6 +16,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
 import kc_otel
+from kc_otel.client.router import Router
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences
 from tests.tools.located_evidence import located_evidence
@@ -47,8 +48,8 @@ def recorder(contract_file: Path) -> Iterator[Callable[[Evaluator], kc_otel.Reco
         return made[-1]
 
     yield make
-    for one in made:
-        one.__exit__(None, None, None)
+    for context in made:
+        context.__exit__(None, None, None)
 
 
 def send(recorder: kc_otel.Recorder, rng: np.random.Generator, *, code: float, step: int | None = None) -> None:
@@ -65,11 +66,16 @@ def broken(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Reco
     sender = recorder(evaluator)
     send(sender, rng, code=0.005)
     sender.rollout(inference=BAD)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not evaluator.get("/api/v1/decisions")["routes"]:
         assert time.monotonic() < end, evaluator.get("/api/v1/verdicts")
         send(sender, rng, code=0.2)
         time.sleep(0.2)
+    with Router(evaluator.api, refresh=0.05, wait=0.2) as router:  # one that takes it, or nothing is contained
+        while not evaluator.get("/api/v1/incidents", state="contained")["incidents"]:
+            assert time.monotonic() < end, evaluator.get("/api/v1/incidents")
+            router.choose("policy", ["code"], BAD.fingerprint)
+            time.sleep(0.1)
     return evaluator
 
 
@@ -88,9 +94,9 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
     browser.wait("document.querySelector('.incident .actions-taken')")
     said = browser.evaluate("document.querySelector('main').innerText")
     assert "1 promise is broken on code" in said
-    assert "token-tv is above its limit on code" in said
-    assert "where 0.02 is the limit" in said
-    assert "routed to the training kernel" in said
+    assert "above its limit on code" in said  # "is", or "was" once it is silent as ordered
+    assert "limit of 0.02" in said
+    assert "to the training kernel" in said
     assert "pager" in said
     browser.wait("document.querySelector('#events').innerText.includes('Then:')")
     assert "a webhook to pager" in browser.evaluate("document.querySelector('#events').innerText")
@@ -183,7 +189,7 @@ def test_what_is_asked_and_nobody_looks_at_is_said_beside_it(browser: Any, serve
           return document.querySelector('#decisions-body').innerText;
         }})""")
 
-    said = "Asked, and nobody listens: no training loop asks whether it should stop (recorder.follow)."
+    said = "No program acts on this: no training loop asks whether it should stop (recorder.follow)."
     assert said in shown("halt", 800, "null")
     assert said in shown("halt", 800, "850")
     assert "listens" not in shown("halt", 800, "950")
@@ -203,9 +209,9 @@ def test_an_incident_has_an_address_that_a_message_can_link_to(
     browser.wait("document.querySelector('#incident').open && document.querySelector('#incident .onsets td')")
     address = browser.evaluate("location.hash")
     said = browser.evaluate("document.querySelector('#incident').innerText")
-    assert "token-tv is above its limit on code" in said
+    assert "above its limit on code" in said
     assert "Contained" in said
-    assert "routed to the training kernel" in said
+    assert "to the training kernel" in said
     assert browser.evaluate("document.querySelector('#incident .onsets th a').innerText") == "code"
     assert browser.evaluate(
         "document.querySelector('#incident').scrollWidth <= document.querySelector('#incident').clientWidth"
@@ -220,10 +226,11 @@ def test_an_incident_has_an_address_that_a_message_can_link_to(
 
 def located(evaluator: Evaluator, operator: str = "o_proj") -> None:
     """Somebody has found out which operator it is."""
-    (one,) = httpx.get(f"{evaluator.api}/api/v1/incidents").json()["incidents"]
+    (incident,) = httpx.get(f"{evaluator.api}/api/v1/incidents").json()["incidents"]
     found = {"kind": "locate", "text": f"culprit: layer 1, {operator}", "by": "ada", "slice": "code"}
     answer = httpx.post(
-        f"{evaluator.api}/api/v1/incidents/{one['id']}/diagnoses", json=found | {"evidence": located_evidence(operator)}
+        f"{evaluator.api}/api/v1/incidents/{incident['id']}/diagnoses",
+        json=found | {"evidence": located_evidence(operator)},
     )
     assert answer.status_code == 200, answer.text
 
@@ -233,8 +240,8 @@ def test_an_incident_shows_drift_along_depth_once_it_was_located(
 ) -> None:
     """The culprit is marked, at any width; a newer answer takes the picture's place, and its names are no markup."""
     evaluator = broken(serve, recorder)
-    (one,) = httpx.get(f"{evaluator.api}/api/v1/incidents").json()["incidents"]
-    browser.open(f"{evaluator.api}/#/incident/{one['id']}", width=390, height=800)
+    (incident,) = httpx.get(f"{evaluator.api}/api/v1/incidents").json()["incidents"]
+    browser.open(f"{evaluator.api}/#/incident/{incident['id']}", width=390, height=800)
     browser.wait("document.querySelector('#incident .onsets td')")
     assert browser.evaluate("document.querySelector('#depth-chart')") is None
     located(evaluator)
@@ -318,9 +325,9 @@ def test_a_cell_that_a_link_opens_says_what_its_fail_claims(
     assert len(asked) <= 2
     said = browser.evaluate("document.querySelector('#cell-now').innerText")
     assert f"For code on vllm 2 int8 ({BAD.fingerprint}), the mean of tv_token is at least" in said
-    assert "more than the 0.02 that the contract allows, by " in said
+    assert "more than the 0.02 that the contract allows, from " in said
     assert "samples of the last 1 min. Fail since" in said
-    assert "ends when what came since passes or no evidence is left" in said
+    assert "ends when newer observations pass, or when no evidence is left" in said
 
 
 def test_the_worst_of_a_failing_cell_are_one_click_away(
@@ -330,7 +337,7 @@ def test_the_worst_of_a_failing_cell_are_one_click_away(
     """Prompt, completion and the token that differs most, as text whatever it says; nothing is fetched unasked."""
     path, logprobs = tmp_path / "worst.sqlite", np.full(3, -3.0, dtype=np.float32)
     asked = SampledRequest("r-1", np.arange(2), np.arange(3), logprobs, BAD, attributes={"task": "code"})
-    kept = WorstSequences(path, kc_otel.load(contract_file), text=lambda ids: f"{MARKUP}{len(ids)}")
+    kept = WorstSequences(path, kc_otel.load_contract(contract_file), text=lambda ids: f"{MARKUP}{len(ids)}")
     kept.add([asked], [logprobs - np.array([0.0, 2.5, 0.0])], time.time())
     kept.close()
     evaluator = broken(lambda: serve("--worst", str(path)), recorder)
@@ -406,7 +413,7 @@ def test_a_lost_evaluator_is_said_and_found_again_with_its_past(
     since = browser.evaluate("document.querySelector('.incident time').dateTime")
     evaluator.kill()
     browser.wait("document.querySelector('main.stale')")
-    assert "No answer from the evaluator since" in browser.evaluate("document.querySelector('#notices').innerText")
+    assert "The evaluator has not answered since" in browser.evaluate("document.querySelector('#notices').innerText")
     assert browser.evaluate("document.querySelector('#live-text').textContent") == "No answer"
     assert browser.evaluate("document.title").startswith("! no answer")
     serve("--api-port", port)
@@ -424,22 +431,22 @@ def test_what_people_decided_and_where_a_version_is_are_on_the_page(
     """A pin, a silence, an acknowledgement and a promotion, in words, with who and what ends it."""
     evaluator = broken(serve, recorder)
     for arguments in (
-        ("pin", "policy", "train-kernel", "--slice", "prose", "--for", "1h"),
-        ("silence", "policy", "--slice", "prose", "--for", "1h"),
-        ("ack", "policy", "--slice", "code"),
-        ("promote", "policy", BAD.fingerprint),
+        ("route", "pin", "policy", "train-kernel", "--slice", "prose", "--for", "1h"),
+        ("alerts", "silence", "policy", "--slice", "prose", "--for", "1h"),
+        ("alerts", "ack", "policy", "--slice", "code"),
+        ("promote", "policy", BAD.fingerprint, "--start"),
     ):
         why = () if arguments[0] == "promote" else ("--why", "a drill")
         done = subprocess.run(
             [sys.executable, "-m", "kc_otel", *arguments, *why, "--by", "ada", "--url", evaluator.api],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
-        assert done.returncode == (3 if arguments[0] == "promote" else 0), done.stderr  # 3: it is on its way
+        assert done.returncode == 0, done.stderr
     browser.open(evaluator.api)
     browser.wait("document.querySelector('#promotions:not([hidden]) li') && document.querySelector('#in-force li')")
     said = browser.evaluate("document.querySelector('main').innerText")
     assert "prose is pinned to the training kernel by ada (a drill)" in said
-    assert "kc-otel unpin policy --slice prose" in said
+    assert "kc-otel route unpin policy --slice prose" in said
     assert "every clause on slice prose is silenced by ada (a drill)" in said
     assert "ada acknowledged token-tv on code: a drill" in said
     assert f"vllm 2 int8 ({BAD.fingerprint}) is in offline-ci" in said
@@ -512,32 +519,6 @@ def test_two_hundred_slices_are_quick_and_can_be_searched(
     assert wrong(browser) == []
 
 
-def test_a_report_opens_from_a_file_and_asks_for_nothing(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder], tmp_path: Path
-) -> None:
-    """`kc-otel report` of a running evaluator: the story, the drawings, no request, and it fits a phone."""
-    evaluator = broken(serve, recorder)
-    target = tmp_path / "report.html"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "kc_otel", "report", "--url", evaluator.api, "--since", "1h"),
-            *("--contract", "policy", "--out", str(target), "--out", str(tmp_path / "report.md")),
-        ],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    browser.open(target.as_uri(), width=360, height=740)
-    browser.wait("document.readyState === 'complete' && document.querySelector('svg .c-over')")
-    assert browser.evaluate("document.querySelector('h1').textContent") == "1 promise is broken on code, and contained"
-    assert "token-tv is above its limit on code" in browser.evaluate("document.querySelector('h2').textContent")
-    assert browser.evaluate("document.querySelectorAll('svg .c-bars').length") >= 1
-    assert browser.evaluate("document.querySelectorAll('img[src=x]').length") == 0
-    assert browser.evaluate(NO_SIDEWAYS)
-    assert browser.requests() == [target.as_uri()]
-    assert browser.complaints() == []
-    assert "routed to the training kernel" in (tmp_path / "report.md").read_text()
-
-
 def test_what_is_not_of_now_is_not_green(
     browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder], tmp_path: Path
 ) -> None:
@@ -558,7 +539,9 @@ def test_what_is_not_of_now_is_not_green(
         return new Response(JSON.stringify(said));
       };
     })()""")
-    browser.wait("document.querySelector('#overview-title')?.textContent === 'Nothing has been judged for 1 min 15 s'")
+    browser.wait(
+        "document.querySelector('#overview-title')?.textContent === 'Nothing has been evaluated for 1 min 15 s'"
+    )
     assert browser.evaluate("document.querySelector('#overview-title').className") == "fail"
     assert re.match(
         r"At \d.*: Every promise holds\. ", browser.evaluate("document.querySelector('#overview-sub').textContent")
@@ -568,6 +551,6 @@ def test_what_is_not_of_now_is_not_green(
     never = "import('/page/format.js').then((page) => page.lateness({{at: null, now: 1000, started_at: {}}}))"
     assert [browser.evaluate(never.format(since)) for since in (960, 980)] == [40, 0]
     notice = browser.evaluate("document.querySelector('#notices').textContent")
-    assert "what is below is old; all contracts: the state cannot be written" in notice
+    assert "this page is out of date; all contracts: the state cannot be written" in notice
     browser.screenshot(tmp_path / "late.png")
     assert (tmp_path / "late.png").stat().st_size

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator as Judge
 from tests.integration.conftest import Evaluator, Pager
 from tests.tools.exact_senders import CONTRACT, ExactSender
@@ -145,14 +145,14 @@ def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_loa
             source.start()
 
         def healthy(shards: list[dict[str, Any]]) -> bool:
-            return not any(one["trouble"] for one in shards) and all(one["points"] for one in shards)
+            return not any(shard["trouble"] for shard in shards) and all(shard["points"] for shard in shards)
 
         before = evaluator.wait("/api/v1/shards", healthy)
         assert len(before) == 2
         cluster.kill(cluster.nodes[0])
         after = evaluator.wait(
             "/api/v1/shards",
-            lambda found: healthy(found) and {one["pid"] for one in found} != {one["pid"] for one in before},
+            lambda found: healthy(found) and {shard["pid"] for shard in found} != {shard["pid"] for shard in before},
             120.0,
         )
         paused = after[0]["pid"]
@@ -172,7 +172,7 @@ def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_loa
             source.stop()
         assert set().union(*(source.refused for source in sources)) == {503}
         expected = one_process(sources)
-        evaluator.wait("/api/v1/shards", lambda found: not any(one["lag"] + one["waiting"] for one in found))
+        evaluator.wait("/api/v1/shards", lambda found: not any(shard["lag"] + shard["waiting"] for shard in found))
         time.sleep(1.0)  # two evaluations
         judged = {
             (verdict.cell.clause, verdict.cell.slice): (verdict.status.value, verdict.samples, verdict.estimate)
@@ -182,7 +182,9 @@ def test_nothing_is_lost_and_nothing_done_twice_where_a_node_is_killed_under_loa
         assert {(v["clause"], v["slice"]): (v["status"], v["samples"], v["estimate"]) for v in verdicts} == judged
         assert {status for status, _, _ in judged.values()} >= {"FAIL", "INCONCLUSIVE"}
         of = {"contract": "policy", "clause": "token-tv", "kernel_train": "a" * 12, "kernel_inference": "b" * 12}
-        [whole] = [one for one in expected.series() if one.metric == "kc.drift.tv_token" and one.slice == "all"]
+        [whole] = [
+            series for series in expected.series() if series.metric == "kc.drift.tv_token" and series.slice == "all"
+        ]
         total = evaluator.get("/api/v1/distribution", **of)["total"]
         assert total == expected.distribution(whole, 43_200.0, time.time()).total
         assert evaluator.get("/api/v1/health")["invalid"]["policy"]["shape"] == sum(range(_SENDERS))

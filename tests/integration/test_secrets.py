@@ -13,22 +13,22 @@ import yaml
 
 import kc_otel
 from kc_otel.client.signing import Secret
-from kc_otel.contract import load
+from kc_otel.contract.load import load
 from kc_otel.serve.access.access_file import digest_of, new_token
 from tests.integration.conftest import SECRET, logprobs
 
 
 def hidden(secrets: list[bytes], where: bytes) -> bool:
     """Whether none of them is there, nor its base64."""
-    return not any(one in where or base64.b64encode(one).rstrip(b"=") in where for one in secrets)
+    return not any(secret in where or base64.b64encode(secret).rstrip(b"=") in where for secret in secrets)
 
 
 @pytest.mark.slow
 def test_no_secret_leaves_the_process(serve, contract_file, tmp_path: Path, monkeypatch):
     """Every path that can be read, the state and the log on disk, evidence, the log, and a dump of all threads."""
     token = new_token()
-    entry = {"name": "ops", "tenant": "ops", "may": ["send", "read", "act"], "sha256": digest_of(token)}
-    (tmp_path / "access.yaml").write_text(yaml.safe_dump({"tenants": {"ops": "all"}, "tokens": [entry]}))
+    entry = {"name": "ops", "may": ["send", "read", "act"], "sha256": digest_of(token)}
+    (tmp_path / "access.yaml").write_text(yaml.safe_dump({"tokens": [entry]}))
     authorization = "Basic dXNlcjpodW50ZXIyaHVudGVyMg=="
     evaluator = serve(
         "--access", str(tmp_path / "access.yaml"),
@@ -49,7 +49,7 @@ def test_no_secret_leaves_the_process(serve, contract_file, tmp_path: Path, monk
         for path, methods in client.get("/openapi.json").json()["paths"].items():
             if "get" in methods:
                 filled = path.replace("{contract}", "policy").replace("{kernel}", "k").replace("{number}", "1")
-                names = {one["name"] for one in methods["get"].get("parameters", ()) if one["in"] == "query"}
+                names = {param["name"] for param in methods["get"].get("parameters", ()) if param["in"] == "query"}
                 query = {"contract": "policy", "clause": "token-tv", "kernel": "k", "stage": "canary"}
                 answer = client.get(filled, params={name: query[name] for name in names & query.keys()})
                 read += answer.content + str(answer.headers).encode()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
@@ -16,9 +14,9 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 
 import kc_otel
 from kc_otel.client.router import Router
-from kc_otel.contract import load
+from kc_otel.contract.load import load
 
-from .conftest import Collector, Evaluator, Pager, logprobs
+from .conftest import Evaluator, logprobs
 
 pytestmark = pytest.mark.slow
 
@@ -72,9 +70,7 @@ def feed(
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_bad_kernel_version_is_found_on_its_slice_paged_routed_and_recovered(
-    protocol: str, serve: Callable[..., Evaluator], pager: Pager, contract_file: Path
-) -> None:
+def test_a_bad_kernel_version_is_found_on_its_slice_paged_routed_and_recovered(protocol, serve, pager, contract_file):
     """PASS everywhere; a version that is worse on code only FAILs there; a webhook and a route follow; it recovers."""
     evaluator = serve()
     traffic = Traffic(contract_file, exporter_of(protocol, evaluator))
@@ -127,116 +123,7 @@ def test_a_bad_kernel_version_is_found_on_its_slice_paged_routed_and_recovered(
     assert evaluator.stop() == 0
 
 
-@pytest.mark.usefixtures("patient")
-def test_a_killed_evaluator_goes_on_where_it_was(
-    serve: Callable[..., Evaluator], pager: Pager, contract_file: Path
-) -> None:
-    """After kill -9 the route stands, the alert still fires and is not paged a second time, the verdicts go on."""
-    evaluator = serve()
-    exporter = exporter_of("http", evaluator)
-    port = evaluator.http.rsplit(":", 1)[1]
-    traffic = Traffic(contract_file, exporter)
-    with traffic.recorder:
-        feed(traffic, evaluator, lambda: bool(pager.bodies), code=0.2, prose=0.2)
-        time.sleep(1.0)
-        decisions = evaluator.get("/api/v1/decisions")
-        cells = {c["verdict"]["slice"]: c["since"] for c in evaluator.get("/api/v1/cells")["cells"] if c["firing"]}
-        paged = len(pager.bodies)
-        assert decisions["routes"]
-        assert cells
-        evaluator.kill()
-        traffic.send(code=0.2, prose=0.2)  # nobody listens; the next export makes up for it
-        assert traffic.recorder.stats().export_failures > 0
-
-        evaluator = serve("--http-port", port)
-        assert evaluator.get("/api/v1/decisions") == decisions
-        again = evaluator.wait("/api/v1/cells", lambda answer: any(cell["firing"] for cell in answer["cells"]))
-        assert {c["verdict"]["slice"]: c["since"] for c in again["cells"] if c["firing"]} == cells
-        feed(
-            traffic,
-            evaluator,
-            lambda: "FAIL" in statuses(evaluator.get("/api/v1/verdicts"), GOOD).values(),
-            code=0.2,
-            prose=0.2,
-        )
-        time.sleep(1.5)
-        assert len(pager.bodies) == paged
-        assert len(set(pager.ids)) == len(pager.ids)
-
-
-def test_silence_is_no_data_and_holds_promotion(serve: Callable[..., Evaluator], contract_file: Path) -> None:
-    """A kernel pair that stops reporting is NO_DATA after the heartbeat, and the gate waits for it by name."""
-    evaluator = serve()
-    traffic = Traffic(contract_file, exporter_of("http", evaluator))
-    with traffic.recorder:
-        feed(
-            traffic,
-            evaluator,
-            lambda: set(statuses(evaluator.get("/api/v1/verdicts"), GOOD).values()) == {"PASS"},
-            code=0.005,
-            prose=0.005,
-        )
-    evaluator.wait(
-        "/api/v1/verdicts", lambda answer: {verdict["status"] for verdict in answer["verdicts"]} == {"NO_DATA"}
-    )
-    contracts = evaluator.wait(
-        "/api/v1/contracts", lambda answer: "hold-promotion" in answer["contracts"][0]["directives"]
-    )
-    assert contracts["contracts"][0]["status"] == "NO_DATA"
-    gate = evaluator.get("/api/v1/gates/policy", kernel=GOOD.fingerprint, stage="canary")
-    assert gate["decision"]["outcome"] == "wait"
-    assert any("NO_DATA" in reason for reason in gate["decision"]["missing"])
-
-
-def test_metrics_page_and_health(serve: Callable[..., Evaluator], contract_file: Path) -> None:
-    """`/metrics` is what Prometheus reads, `/readyz` says when evaluations have begun."""
-    evaluator = serve()
-    traffic = Traffic(contract_file, exporter_of("grpc", evaluator))
-    with traffic.recorder:
-        traffic.send(code=0.005, prose=0.005)
-    evaluator.wait("/api/v1/verdicts", lambda answer: any(verdict["samples"] for verdict in answer["verdicts"]))
-    assert httpx.get(f"{evaluator.api}/readyz").text == "ready\n"
-    assert httpx.get(f"{evaluator.api}/healthz").text == "ok\n"
-    page = httpx.get(f"{evaluator.api}/metrics").text
-    from prometheus_client.parser import text_string_to_metric_families
-
-    families = {family.name: family for family in text_string_to_metric_families(page)}
-    verdict = families["kc_verdict"].samples
-    assert {sample.labels["kc_slice"] for sample in verdict} == {"all", "code", "prose"}
-    assert all(sample.labels["kc_contract"] == "policy" for sample in verdict)
-    accepted = next(
-        sample for sample in families["kc_evaluator_points"].samples if sample.labels["kc_outcome"] == "accepted"
-    )
-    assert accepted.value > 0
-
-
-def test_two_evaluators_cannot_share_a_state_file(serve: Callable[..., Evaluator], contract_file: Path) -> None:
-    """The second one is refused with the remedy, not left to corrupt the first."""
-    import subprocess
-    import sys
-
-    evaluator = serve()
-    state = contract_file.parent / "state.sqlite"
-    second = subprocess.run(
-        [
-            *(sys.executable, "-m", "kc_otel", "serve", str(contract_file), "--state", str(state), "--no-webhooks"),
-            *("--grpc-port", "0", "--http-port", "0", "--api-port", "0"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=dict(os.environ),
-        check=False,
-    )
-    assert second.returncode == 2
-    assert "another evaluator is using this state file" in second.stderr
-    assert "Traceback" not in second.stderr
-    assert evaluator.process.poll() is None
-
-
-def test_verdicts_and_transitions_leave_over_otlp_where_an_endpoint_is_configured(
-    serve: Callable[..., Evaluator], contract_file: Path, collector: Collector
-) -> None:
+def test_verdicts_and_transitions_leave_over_otlp_where_an_endpoint_is_configured(serve, contract_file, collector):
     """Every cell's verdict and bounds as gauges, every change as a log record with the contract's version."""
     evaluator = serve(
         OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
@@ -259,7 +146,7 @@ def test_verdicts_and_transitions_leave_over_otlp_where_an_endpoint_is_configure
     assert {"kc.bound.lower", "kc.bound.upper", "kc.bound.limit", "kc.evaluator.points"} <= {
         metric.name for metric in collector.metrics
     }
-    took = next(one.histogram for one in collector.metrics if one.name == "kc.evaluator.request.duration")
+    took = next(metric.histogram for metric in collector.metrics if metric.name == "kc.evaluator.request.duration")
     assert sum(point.count for point in took.data_points) > 0
     assert {pair.value.string_value for point in took.data_points for pair in point.attributes} == {"http", "accepted"}
     evaluator.stop()

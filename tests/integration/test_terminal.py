@@ -51,16 +51,24 @@ def test_status_shows_what_is_broken_why_and_what_was_done(broken: Evaluator) ->
     shown = command("status", "--url", broken.api)
     assert shown.returncode == 1
     lines = shown.stdout.splitlines()
-    assert lines[0].startswith("Contained  policy: token-tv is above its limit on code")
-    assert re.fullmatch(r"  for \d+s, \d slices?; incident [0-9a-f]{12}", lines[1])
-    assert lines[2].startswith("  on ")
-    assert any(re.fullmatch(r"  \d\d:\d\d:\d\d  .*routed to the training kernel", line) for line in lines[3:7])
+    said = " ".join(shown.stdout.split())
+    assert re.match(
+        r"Broken; routing to the training kernel was ordered at \d\d:\d\d UTC, but no router has taken it policy: ",
+        said,
+    )
+    assert "policy: token-tv is above its limit on code" in said
+    (since,) = (
+        k for k, line in enumerate(lines) if re.fullmatch(r"  for \d+s, \d slices?; incident [0-9a-f]{12}", line)
+    )
+    assert since <= 2
+    assert lines[since + 1].startswith("  on ")
+    assert re.search(r" \d\d:\d\d:\d\d .* to the training kernel was ordered, but no router has taken it", said)
     (table,) = [index for index, line in enumerate(lines) if line.startswith("policy   inference kernel")]
     assert lines[table + 2].startswith("FAIL")
     assert "…" not in shown.stdout
     assert "lower bound" in shown.stdout
-    assert "policy/code avoids" in shown.stdout.replace("\n", " ")
-    assert "avoids" not in command("status", "--contract", "another", "--url", broken.api).stdout
+    assert "policy/code is to avoid" in said
+    assert "to avoid" not in command("status", "--contract", "another", "--url", broken.api).stdout
     wide = command("status", "--url", broken.api, width=160)
     assert "interval" in wide.stdout
     answer = json.loads(command("status", "--url", broken.api, "--json").stdout)
@@ -69,7 +77,7 @@ def test_status_shows_what_is_broken_why_and_what_was_done(broken: Evaluator) ->
 
 def test_watch_stops_when_told(broken: Evaluator) -> None:
     """It ends after --count looks, with the newest events below the cells."""
-    shown = command("watch", "--url", broken.api, "--count", "1")
+    shown = command("status", "--watch", "--url", broken.api, "--count", "1")
     assert shown.returncode == 0
     assert "FAIL" in shown.stdout
     assert "critical" in shown.stdout
@@ -77,11 +85,15 @@ def test_watch_stops_when_told(broken: Evaluator) -> None:
 
 def test_resume_lifts_a_route_with_a_reason(broken: Evaluator) -> None:
     """Who and why are kept as an event."""
-    done = command("resume", "policy", "--slice", "code", "--why", "patched", "--by", "ada", "--url", broken.api)
+    done = command(
+        "route", "resume", "policy", "--slice", "code", "--why", "patched", "--by", "ada", "--url", broken.api
+    )
     assert done.returncode == 0, done.stderr
-    assert "1 route(s) lifted" in done.stdout
+    assert "routes lifted: 1;" in done.stdout
     assert "code" not in {route["slice"] for route in broken.get("/api/v1/decisions")["routes"]}
-    again = command("resume", "policy", "--slice", "code", "--why", "patched", "--by", "ada", "--url", broken.api)
+    again = command(
+        "route", "resume", "policy", "--slice", "code", "--why", "patched", "--by", "ada", "--url", broken.api
+    )
     assert again.returncode != 0
     assert "no route is in force" in again.stderr
 
@@ -89,7 +101,7 @@ def test_resume_lifts_a_route_with_a_reason(broken: Evaluator) -> None:
 def test_a_gate_writes_evidence_that_verifies(broken: Evaluator, tmp_path: Path) -> None:
     """A failing version is rolled back; its evidence verifies, and no longer does when a number is edited."""
     (contract,) = broken.get("/api/v1/contracts")["contracts"]
-    kernel = next(one["version"] for one in contract["kernels"] if one["role"] == "inference")
+    kernel = next(candidate["version"] for candidate in contract["kernels"] if candidate["role"] == "inference")
     record = tmp_path / "evidence.json"
     gate = command("gate", "status", "policy", kernel, "--evidence", str(record), "--url", broken.api)
     assert gate.returncode == 1

@@ -20,7 +20,6 @@ import pytest
 
 from kc_otel.client.router import Router
 from kc_otel.serve.access.tls import Tls, TlsError
-from kc_otel.serve.receivers.grpc_server import start_grpc
 from tests.integration.conftest import CONTRACT, Evaluator
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
@@ -219,35 +218,6 @@ def test_nobody_resumes_a_session_past_the_authority_that_let_them_in(tmp_path, 
     assert asyncio.run(rotated()) == b""
 
 
-@pytest.mark.parametrize(
-    ("spoken", "answered"), [(["h2"], True), (["h2", "http/1.1"], True), (["http/1.1"], False), ([], False)]
-)
-def test_http2_is_spoken_with_who_says_so_in_the_handshake(tmp_path, spoken, answered):
-    """With nobody else (RFC 9113, section 3.2): what was meant for another protocol is taken by none."""
-    ours = Authority(tmp_path, "ours")
-    tls = Tls(*ours.issue("evaluator"))
-    mine = ssl.create_default_context(cafile=ours.ca)
-    if spoken:
-        mine.set_alpn_protocols(spoken)
-
-    def said(port):
-        with (
-            socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
-            mine.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
-        ):
-            secured.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-            return secured.recv(9)
-
-    async def asked():
-        server = await start_grpc(None, port=0, tls=tls)
-        try:
-            return await asyncio.to_thread(said, server.port)
-        finally:
-            await server.stop()
-
-    assert (asyncio.run(asked())[3:5] == b"\x04\0") is answered
-
-
 def test_what_cannot_be_used_is_said_and_changes_nothing(tmp_path, caplog):
     """At the start it is an error that names the file; later, what was in force still is."""
     ours = Authority(tmp_path, "ours")
@@ -286,8 +256,8 @@ def test_an_idle_connection_takes_little_memory(start, tmp_path):
 
         def connect(number):
             for _ in range(number):
-                one = context.wrap_socket(socket.create_connection((host, int(port))), server_hostname=host)
-                stack.enter_context(one).sendall(b"POST /v1/metrics HTTP/1.1\r\n")
+                connection = context.wrap_socket(socket.create_connection((host, int(port))), server_hostname=host)
+                stack.enter_context(connection).sendall(b"POST /v1/metrics HTTP/1.1\r\n")
 
         connect(100)
         before = resident()

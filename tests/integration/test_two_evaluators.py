@@ -21,7 +21,7 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 
 import kc_otel
 from kc_otel.client.router import Router
-from kc_otel.contract import load
+from kc_otel.contract.load import load
 
 from .conftest import SECRET, Evaluator, Pager, logprobs
 
@@ -83,7 +83,7 @@ class Twins:
     def __init__(self, contract: Path, folder: Path, pager: Pager) -> None:
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-            grpc, http, api = (str(one.getsockname()[1]) for one in sockets)
+            grpc, http, api = (str(listener.getsockname()[1]) for listener in sockets)
         self.http, self.api = f"http://127.0.0.1:{http}", f"http://127.0.0.1:{api}"
         self._command = [
             *(sys.executable, "-m", "kc_otel", "serve", str(contract), "--state", str(folder / "state.sqlite")),
@@ -144,9 +144,7 @@ def firings(pager: Pager) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_a_killed_evaluator_is_followed_and_its_return_changes_nothing(
-    twins: Twins, pager: Pager, contract_file: Path
-) -> None:
+def test_a_killed_evaluator_is_followed_and_its_return_changes_nothing(twins, pager, contract_file):
     """The standby goes on with the same alerts, webhooks and table; the one that returns stands by in its turn."""
     first = twins.start(until="judging policy")
     second = twins.start(until="standing by")
@@ -200,9 +198,7 @@ def by_id(pager: Pager) -> list[dict[str, Any]]:
     return list(dict(zip(pager.ids, pager.bodies, strict=True)).values())
 
 
-def test_a_second_evaluator_that_does_not_stand_by_ends_at_once(
-    serve: Callable[..., Evaluator], contract_file: Path, tmp_path: Path
-) -> None:
+def test_a_second_evaluator_that_does_not_stand_by_ends_at_once(serve, contract_file, tmp_path):
     """It says who holds the file, and what to do; the first one does not notice."""
     first = serve()
     command = [sys.executable, "-m", "kc_otel", "serve", str(contract_file), "--no-webhooks", "--api-port", "0"]

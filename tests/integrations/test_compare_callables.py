@@ -27,7 +27,7 @@ def normal(shape, dtype, seed):
 
 def attention_of_definition(query, key, value):
     """softmax(Q K^T / sqrt(d)) V in float32."""
-    query, key, value = (each.float() for each in (query, key, value))
+    query, key, value = (tensor.float() for tensor in (query, key, value))
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
     return scores.softmax(-1) @ value
 

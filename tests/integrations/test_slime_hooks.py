@@ -41,7 +41,7 @@ def recorded(tmp_path, monkeypatch):
     monkeypatch.setenv("KC_OTEL_CONTRACT", str(tmp_path / "contract.yaml"))
     monkeypatch.setattr(slime_hooks, "Recorder", Recorded)
     monkeypatch.setattr(slime_hooks, "_RECORDERS", {})
-    monkeypatch.setattr(slime_hooks, "_SAID", set())
+    monkeypatch.setattr(slime_hooks, "_LOGGED_ONCE", set())
     return lambda: next(iter(slime_hooks._RECORDERS.values()))
 
 
@@ -51,7 +51,7 @@ def rollout(**changes):
     said = [torch.full((4,), -0.5), torch.full((5,), -0.25)]
     return {
         "tokens": tokens,
-        "log_probs": [each.clone().requires_grad_() for each in said],
+        "log_probs": [logprobs.clone().requires_grad_() for logprobs in said],
         "rollout_log_probs": said,
         "loss_masks": [torch.ones(4), torch.ones(5)],
         "advantages": [torch.zeros(4), torch.ones(5)],
@@ -68,8 +68,8 @@ def test_a_rollout_is_recorded_with_what_slices_are_made_of(recorded):
     ((train, _, given),) = recorded().calls
     assert not train[0].requires_grad
     assert (given["weights"], given["rewards"]) == ((12, None), [1.0, 0.25])
-    assert [each.tolist() for each in given["token_ids"]] == [[3, 4, 5, 6], [4, 5, 6, 7, 8]]
-    assert given["attributes"][1] == {"response_tokens": 5, "prompt_tokens": 4, "source": "code"}
+    assert [ids.tolist() for ids in given["token_ids"]] == [[3, 4, 5, 6], [4, 5, 6, 7, 8]]
+    assert given["attributes"][1] == {"prompt_tokens": 4, "source": "code"}
     assert given["processing"][0] == {"temperature": 0.8}
     assert recorded().kernels["inference"].kv_cache_dtype == "fp8_e4m3"
 

@@ -120,8 +120,8 @@ def test_generation_from_a_cache_has_nothing_to_record(recorders, ids):
 
 def state(module):
     return {
-        name: {key: dict(value) if hasattr(value, "items") else value for key, value in vars(each).items()}
-        for name, each in module.named_modules()
+        name: {key: dict(value) if hasattr(value, "items") else value for key, value in vars(submodule).items()}
+        for name, submodule in module.named_modules()
     }
 
 
@@ -147,8 +147,8 @@ def test_copies_of_a_watched_module_are_not_watched(recorders, ids):
     model, recorder = Tiny(), recorders()
     with watching.observe(model, recorder, side="train"):
         copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-        for each in copies:
-            assert torch.equal(each(ids), model(ids).detach())
+        for duplicate in copies:
+            assert torch.equal(duplicate(ids), model(ids).detach())
         recorder.force_flush()
         assert recorder.stats().unpaired_tokens == 2 * ids[:, 1:].numel()
 

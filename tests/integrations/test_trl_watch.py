@@ -25,7 +25,7 @@ class Vllm:
 
     def generate(self, prompts, **_):
         completions = [[9, 9, 1], [9, 9, 2], [9, 9, 1], [7]]
-        return prompts, completions, [[[-1.0]] * len(each) for each in completions], None
+        return prompts, completions, [[[-1.0]] * len(completion) for completion in completions], None
 
 
 class Model(torch.nn.Module):
@@ -72,8 +72,8 @@ class Trainer:
             "prompt_ids": torch.tensor(prompts)[list(order)],
             "prompt_mask": torch.ones(len(prompts), len(prompts[0]), dtype=torch.int64),
             "completion_ids": pad(completions)[list(order)],
-            "completion_mask": pad([[1] * len(each) for each in completions])[list(order)],
-            "sampling_per_token_logps": pad([[each[0] for each in row] for row in logprobs])[list(order)],
+            "completion_mask": pad([[1] * len(completion) for completion in completions])[list(order)],
+            "sampling_per_token_logps": pad([[value[0] for value in row] for row in logprobs])[list(order)],
             "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0]),
         }
 

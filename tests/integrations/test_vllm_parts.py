@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.measuring_paths import AUTOMATIC, MeasuringPath
+from kc_otel.contract.slices import OF_TOKENS
 from kc_otel.integrations.trl.rollouts import OWN
 from kc_otel.integrations.vllm.completion import (
     Completion,
@@ -23,7 +24,7 @@ from kc_otel.integrations.vllm.completion import (
     weights_of,
 )
 from kc_otel.integrations.vllm.delivery import RecorderSink, RequestDelivery
-from kc_otel.integrations.vllm.fingerprint import described, kernel_of, logprobs_mode_of
+from kc_otel.integrations.vllm.engines import Engines, kernel_of, logprobs_mode_of
 from kc_otel.integrations.vllm.logprob_capture import RequestCapture
 from kc_otel.integrations.vllm.request_attributes import (
     HEADERS,
@@ -33,8 +34,10 @@ from kc_otel.integrations.vllm.request_attributes import (
     sources_of,
     sources_of_contract,
 )
-from kc_otel.integrations.vllm.settings import configured, default_spool, settings_of
+from kc_otel.integrations.vllm.settings import default_spool, settings_of
+from kc_otel.integrations.vllm.worker_methods import configured, described
 from kc_otel.record.kernel import Kernel
+from kc_otel.record.sampling import Sampler
 
 
 def completion(**changes):
@@ -104,7 +107,7 @@ def test_a_request_is_made_of_a_completion():
         np.float32,
     )
     assert request.attributes == {
-        "prompt_tokens": 3, "completion_tokens": 2, "response_tokens": 2, "temperature": 1.0, "finish_reason": "stop",
+        "prompt_tokens": 3, "completion_tokens": 2, "temperature": 1.0, "finish_reason": "stop",
         "lora": "sql", "task": "code", "model": "mine",
     }  # fmt: skip
     assert (request.processing, request.logprobs_mode, request.weights, request.at) == ({}, "raw", None, 7)
@@ -186,13 +189,32 @@ def test_a_contract_says_which_attributes_to_look_for(contract):
 def test_a_kernel_is_spelled_out():
     """Configuration, workers and variables that change numbers end up in the fingerprint; what is trivial does not."""
     workers = [{"attention": "FLASH_ATTN", "hardware": "H100"}] * 2
-    one = kernel_of(config(), "0.32.0", workers, {"VLLM_BATCH_INVARIANT": "1", "HOME": "/"})
-    assert one == Kernel(
+    kernel = kernel_of(config(), "0.32.0", workers, {"VLLM_BATCH_INVARIANT": "1", "HOME": "/"})
+    assert kernel == Kernel(
         "vllm", version="0.32.0", dtype="bfloat16", kv_cache_dtype="fp8", attention="FLASH_ATTN", parallelism="tp=2",
         compile="eager", hardware="H100", extra={"vllm_batch_invariant": "1"},
     )  # fmt: skip
     other = kernel_of(config(enforce_eager=False), "0.32.0", [], {})
     assert (other.compile, other.attention) == ("vllm_compile,graphs=piecewise", None)
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"), [("auto", ["kv_cache_dtype auto is declared, and fp8 reported"]), ("fp8", [])]
+)
+def test_an_engine_that_is_not_what_the_contract_declares_is_said_once_at_its_start(
+    contract, monkeypatch, caplog, declared, said
+):
+    """In vLLM's log: a roll-out whose flag was forgotten passes as the new kernel otherwise."""
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.32.0"))
+    kernels = {"train": {"engine": "torch"}, "inference": {"engine": "vllm", "kv_cache_dtype": declared}}
+    engines = Engines(Sampler(1.0), RequestDelivery(Sink(), lambda _: {}), contract(kernels=kernels))
+    engine = SimpleNamespace(
+        vllm_config=config(served_model_name="m"), output_processor=Sink(), collective_rpc=lambda *_, **__: []
+    )
+    engines.register(engine)
+    engines.delivery.close()
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.partition("declares: ")[2].partition(";")[0] for message in warned] == said
 
 
 @pytest.mark.parametrize(
@@ -209,7 +231,7 @@ def test_a_worker_describes_its_attention_layers(monkeypatch):
     def layer(name):
         return SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: name))
 
-    monkeypatch.setattr("kc_otel.integrations.vllm.fingerprint._hardware", lambda: "H100")
+    monkeypatch.setattr("kc_otel.integrations.vllm.worker_methods._hardware", lambda: "H100")
     context = {"0": layer("FLASHINFER"), "1": layer("FLASH_ATTN"), "2": SimpleNamespace()}
     worker = SimpleNamespace(
         vllm_config=SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
@@ -245,15 +267,15 @@ def test_a_full_queue_drops_and_counts(caplog):
 
 def test_the_sampling_masks_of_steps_are_one_set_of_tokens_for_each_token():
     """Of one token, or of several with offsets, as vLLM's `SamplingMaskLists`; a mask that is missing makes none."""
-    one = SimpleNamespace(token_ids=np.array([4, 9], np.int32), offsets=None)
+    mask = SimpleNamespace(token_ids=np.array([4, 9], np.int32), offsets=None)
     two = SimpleNamespace(token_ids=np.array([1, 2, 3], np.int32), offsets=np.array([0, 1, 3]))
-    kept = kept_of([one, two], 3)
+    kept = kept_of([mask, two], 3)
     assert kept.ids.tolist() == [4, 9, 1, 2, 3]
     assert kept.counts.tolist() == [2, 1, 2]
-    assert kept_of([one, two], 4) is None
+    assert kept_of([mask, two], 4) is None
     assert kept_of([], 2) is None
     mine = finished()
-    mine.capture.masks += [one, one]
+    mine.capture.masks += [mask, mask]
     assert request_of(mine.completion(), Kernel("vllm"), "processed", {}).kept.counts.tolist() == [2, 2]
 
 
@@ -369,5 +391,5 @@ def test_a_recorder_gets_the_kernel_and_the_processing_of_its_log_probabilities(
 def test_check_knows_what_every_request_has():
     """`check --for vllm` asks nobody to send an attribute that each request has, and relies on no other."""
     request = request_of(completion(lora="sql"), Kernel("vllm"), "raw", {})
-    assert set(request.attributes) == AUTOMATIC[MeasuringPath.VLLM]
-    assert AUTOMATIC[MeasuringPath.TRL] == OWN
+    assert set(request.attributes) | OF_TOKENS == AUTOMATIC[MeasuringPath.VLLM]
+    assert AUTOMATIC[MeasuringPath.TRL] == OWN | OF_TOKENS

@@ -66,7 +66,7 @@ def test_isolated_finds_the_one_operator_that_differs(models, recorders, drift):
         train(batch())
     assert recorder.force_flush()
     found = drift()
-    assert set(found) == set(watch.operators) == {f"layers.{i}.{each}" for i in range(3) for each in ("mlp", "norm")}
+    assert set(found) == set(watch.operators) == {f"layers.{i}.{name}" for i in range(3) for name in ("mlp", "norm")}
     assert {name for name, point in found.items() if point.max > 0} == {"layers.1.mlp"}
     assert {point.count for point in found.values()} == {10}
 
@@ -226,9 +226,9 @@ def test_training_goes_on_as_without_hooks(models, recorders):
                 train(batch()).sum().backward()
         else:
             train(batch()).sum().backward()
-        gradients.append([each.grad.clone() for each in train.parameters()] + [torch.rand(1)])
-    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
-    assert all(each.grad is None for each in inference.parameters())
+        gradients.append([parameter.grad.clone() for parameter in train.parameters()] + [torch.rand(1)])
+    assert all(torch.equal(watched, other) for watched, other in zip(*gradients, strict=True))
+    assert all(parameter.grad is None for parameter in inference.parameters())
 
 
 @pytest.mark.parametrize("mode", ["isolated", "in-situ"])
@@ -275,11 +275,11 @@ def test_nothing_is_raised_into_a_forward(models, recorders):
             super().__init__()
             self.attention = Cached()
 
-    one, other = Outer().eval(), Outer().eval()
+    first, other = Outer().eval(), Outer().eval()
     recorder = recorders()
-    with watch_modules(one, other, ["attention"], recorder):
-        assert one.attention(batch()) == "no tensor"
-        one.attention(batch(), past_key_values=[1])
+    with watch_modules(first, other, ["attention"], recorder):
+        assert first.attention(batch()) == "no tensor"
+        first.attention(batch(), past_key_values=[1])
     assert recorder.stats().dropped == {"operator-unusable": 2}
 
 

@@ -30,7 +30,7 @@ class Watched:
 
     def verdict(self) -> Verdict:
         """The verdict on all traffic."""
-        return next(one for one in verdicts_of(self.evaluator, self.now) if one.cell.slice == "all")
+        return next(verdict for verdict in verdicts_of(self.evaluator, self.now) if verdict.cell.slice == "all")
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ def test_a_fail_comes_with_its_evidence_whatever_the_minimum(watched: Watched) -
     while not found or found[-1].status is not Status.FAIL:
         assert len(found) < 10
         found.append(watched.pane(rng.gamma(4.0, 4 * LIMIT / 4.0, 10)))
-    evidence = [one.evidence for one in found]
+    evidence = [verdict.evidence for verdict in found]
     assert evidence[-1] == 1.0
     assert all(later > earlier for earlier, later in zip([0.0, *evidence], evidence, strict=False))
-    assert {one.status for one in found[:-1]} == {Status.INCONCLUSIVE}
+    assert {verdict.status for verdict in found[:-1]} == {Status.INCONCLUSIVE}
     assert found[-1].samples < 100
     assert found[-1].reason.endswith("; false alarms are expected 30d apart or more")
     assert watched.verdict() == found[-1]
@@ -60,7 +60,7 @@ def test_a_fail_whose_window_is_below_the_limit_says_that_a_part_is_not(watched:
     found = watched.pane(np.full(3000, 2 * LIMIT))
     assert found.status is Status.FAIL
     assert found.estimate < LIMIT
-    assert found.reason.startswith("a part of what came is above limit 0.004; estimate 0.000")
+    assert found.reason.startswith("recent observations are above limit 0.004; estimate 0.000")
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_a_fail_ends_on_what_came_after_the_fault(watched: Watched) -> None:
     for _ in range(130):  # until the fault has left the long window, and the memory of it with it
         found = watched.pane(np.zeros(100))
         assert found.status is Status.PASS
-    (held,) = [one for cell, one in watched.evaluator.states["policy"].evidence.cells.items() if cell == found.cell]
+    (held,) = [known for cell, known in watched.evaluator.states["policy"].evidence.cells.items() if cell == found.cell]
     assert held.after is None
 
 
@@ -84,13 +84,15 @@ def test_a_fail_ends_when_its_evidence_is_gone(watched: Watched) -> None:
     """Bets lose what they had won: then nothing is known, until there is enough for a PASS."""
     assert watched.pane(np.full(20_000, 10 * LIMIT)).status is Status.FAIL
     found = [watched.pane(np.full(4, LIMIT / 4)) for _ in range(12)]
-    states = [one.status for one in found]
+    states = [verdict.status for verdict in found]
     last = states.index(Status.INCONCLUSIVE)
     assert 1 <= last <= 10
     assert set(states[:last]) == {Status.FAIL}
     assert set(states[last:]) == {Status.INCONCLUSIVE}
     assert found[0].reason.endswith("; not cleared yet")
-    assert [one.evidence for one in found[:last]] == sorted([one.evidence for one in found[:last]], reverse=True)
+    assert [verdict.evidence for verdict in found[:last]] == sorted(
+        [verdict.evidence for verdict in found[:last]], reverse=True
+    )
     assert found[last].evidence == 0.0
     assert found[last].samples == 4 * (last + 1)
 
@@ -104,9 +106,7 @@ def test_a_fault_that_is_over_is_not_forgotten_by_time_alone(watched: Watched) -
     assert watched.pane([LIMIT]).status is Status.FAIL
 
 
-def test_what_nothing_can_be_held_against_fails_by_its_interval_and_says_so(
-    contract: Any, sender: Any, now: float
-) -> None:
+def test_what_nothing_can_be_held_against_fails_by_its_interval_and_says_so(contract, sender, now):
     """A mean whose limit is the smallest value; a maximum is a fact, and a deficit with a cap has evidence."""
     made = contract(statistical=[{"id": "d", "metric": "support_deficit", "unit": "token", "limit": 0.05, "cap": 10}])
     assert Watched(made, sender, now, "kc.drift.ratio").pane(np.full(9000, 0.5)).reason.endswith("30d apart or more")
@@ -121,9 +121,7 @@ def test_what_nothing_can_be_held_against_fails_by_its_interval_and_says_so(
     assert mean.reason.endswith(" in 5m, in this evaluation alone")
 
 
-def test_a_pass_of_what_came_after_ends_a_fail_before_its_evidence_is_gone(
-    contract: Any, sender: Any, now: float
-) -> None:
+def test_a_pass_of_what_came_after_ends_a_fail_before_its_evidence_is_gone(contract, sender, now):
     """Slow bets found a share of 2 % where 1 % may be; 600 observations without any pass, and begin anew."""
     share = {"id": "share", "metric": "tv_token", "statistic": "fraction > 0.1", "limit": 0.01}
     watched = Watched(contract(statistical=[share]), sender, now)

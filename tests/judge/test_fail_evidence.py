@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.judge.fail_evidence import FailEvidence
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.mean_test import MeanTest, mean_test
 from kc_otel.judge.series import SeriesKey
 from kc_otel.judge.verdict import Cell
-from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_rows import rows_of
 from tests.judge.conftest import NOW, make_contract
@@ -137,16 +137,6 @@ def test_an_alarm_takes_more_the_more_cells_there_are_and_never_less_again() -> 
     evidence.take({key._replace(slice="other"): [few], key._replace(slice="code"): [few]}, NOW)
     assert len(evidence.cells) == 2
     assert evidence.level == pytest.approx(math.log(3 * 86_400))
-
-
-def test_nothing_new_changes_nothing() -> None:
-    """Time that passes without observations is neither for nor against a cell."""
-    evidence, key, cell = evidence_of("mean")
-    evidence.take({key: [histogram([0.4, 0.9])]}, NOW)
-    before = evidence.cells[cell].log_sums.tolist()
-    for later in (0.0, 1.0, 3600.0):
-        evidence.take({}, NOW + later)
-        assert evidence.cells[cell].log_sums.tolist() == before
 
 
 def test_what_came_after_the_peak_is_kept_and_an_alarm_ends_when_its_evidence_is_gone() -> None:

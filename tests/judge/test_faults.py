@@ -32,7 +32,7 @@ def two(contract: Any, sender: Any, now: float, **parts: Any) -> Evaluator:
 
 
 def statuses(found: dict[str, Evaluation]) -> dict[str, list[Status]]:
-    return {name: [verdict.status for verdict in one.verdicts] for name, one in found.items()}
+    return {name: [verdict.status for verdict in evaluation.verdicts] for name, evaluation in found.items()}
 
 
 def raising(real: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ def test_a_cell_that_cannot_be_judged_is_no_data_and_its_neighbours_are_judged(
     assert reason.startswith("not judged: the evaluator failed (OverflowError: intermediate overflow in fsum)")
     assert evaluator.faults.counts == {"policy": 3}
     assert "clause token-tv on slice code of aaaaaaaaaaaa -> bbbbbbbbbbbb" in evaluator.faults.present["policy"]
-    (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    (record,) = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
     assert record.exc_info is not None
     monkeypatch.setattr(verdicts_module, "_case", real)
     assert statuses(evaluator.evaluate(now + 7))["policy"] == [Status.FAIL, Status.FAIL]
@@ -72,9 +72,7 @@ def test_a_cell_that_cannot_be_judged_is_no_data_and_its_neighbours_are_judged(
     assert caplog.text.count("contract policy: judging works again") == 1
 
 
-def test_a_contract_that_cannot_be_judged_keeps_its_cells_as_no_data(
-    contract: Any, sender: Any, now: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_contract_that_cannot_be_judged_keeps_its_cells_as_no_data(contract, sender, now, monkeypatch):
     """No cell is gone, which would resolve its alerts; the other contract is judged."""
     evaluator = two(contract, sender, now)
     before = evaluator.evaluate(now + 3)
@@ -85,13 +83,13 @@ def test_a_contract_that_cannot_be_judged_keeps_its_cells_as_no_data(
     )
     after = evaluator.evaluate(now + 4)
     assert statuses(after) == {"policy": [Status.NO_DATA] * 2, "other": [Status.FAIL] * 2}
-    assert [one.cell for one in after["policy"].verdicts] == [one.cell for one in before["policy"].verdicts]
+    assert [verdict.cell for verdict in after["policy"].verdicts] == [
+        verdict.cell for verdict in before["policy"].verdicts
+    ]
     assert evaluator.faults.counts == {"policy": 1}
 
 
-def test_a_contract_that_was_never_judged_has_the_cells_that_are_remembered(
-    contract: Any, sender: Any, now: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_contract_that_was_never_judged_has_the_cells_that_are_remembered(contract, sender, now, monkeypatch):
     """After a restart the cells of kernels that had reported are there, for their alerts fire still."""
     evaluator = two(contract, sender, now)
     monkeypatch.setattr(ContractState, "evict", raising(ContractState.evict, lambda *_: True))

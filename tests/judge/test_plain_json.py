@@ -12,15 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.contract.policy import Action
-from kc_otel.judge.decisions.entries import Canary, Directive, Pin, Resumption, Route
-from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.judge.decisions.entries import Canary, DecisionTable, Directive, Pin, Resumption, Route
 from kc_otel.judge.escalation.alerts import Alert, PolicyState
 from kc_otel.judge.escalation.notices import NotificationLog, NotifiedAlert
 from kc_otel.judge.escalation.people import Acknowledgement, People, Silence
 from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.plain_json import read_json, read_plain, to_json, to_plain
 from kc_otel.judge.promotion.promotion_state import Hold, Position, Promotion
-from kc_otel.judge.promotion.tally import Tally
+from kc_otel.judge.promotion.stages import Tally
 from kc_otel.judge.verdict import Cell, Verdict
 
 STORED = (
@@ -42,19 +41,19 @@ st.register_type_strategy(
 )
 
 
-def same(one: Any, other: Any) -> bool:
+def same(left: Any, other: Any) -> bool:
     """Equal, where nan is nan; and of the same type."""
-    if dataclasses.is_dataclass(one):
-        return type(one) is type(other) and all(
-            same(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one)
+    if dataclasses.is_dataclass(left):
+        return type(left) is type(other) and all(
+            same(getattr(left, field.name), getattr(other, field.name)) for field in dataclasses.fields(left)
         )
-    if isinstance(one, tuple | list):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
-    if isinstance(one, float) and math.isnan(one):
+    if isinstance(left, tuple | list):
+        return type(left) is type(other) and len(left) == len(other) and all(map(same, left, other))
+    if isinstance(left, dict):
+        return left.keys() == other.keys() and all(same(value, other[name]) for name, value in left.items())
+    if isinstance(left, float) and math.isnan(left):
         return isinstance(other, float) and math.isnan(other)
-    return type(one) is type(other) and one == other
+    return type(left) is type(other) and left == other
 
 
 @pytest.mark.slow

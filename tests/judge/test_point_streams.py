@@ -50,57 +50,53 @@ def outcomes(stream: PointStream, *points: Point) -> list[tuple[str, str, int]]:
     return [(step.outcome, step.event, step.increment.count if step.increment else 0) for step in steps]
 
 
-def test_first_point_counts_when_its_start_is_in_the_long_window() -> None:
-    """A cumulative stream that began within the long window counts from its beginning."""
-    assert outcomes(PointStream(), point(NOW - LONG, NOW, [1, 1, 2])) == [("accepted", "", 3)]
+OLD, DONE = NOW - 3 * LONG, ("accepted", "", 1)
+OUTCOMES = {
+    "counts from the beginning where that is in the long window": (
+        [point(NOW - LONG, NOW, [1, 1, 2])],
+        [("accepted", "", 3)],
+    ),
+    "an older stream counts from its second point on": (
+        [point(NOW - LONG - 1, NOW - 9, [1, 1]), point(NOW - LONG - 1, NOW, [1, 1, 2])],
+        [("baseline", "", 0), DONE],
+    ),
+    "an unknown start says nothing of when it began": ([point(0, NOW, [1])], [("baseline", "", 0)]),
+    "the same time again and an earlier time do not count": (
+        [point(NOW - 100, NOW - age, values) for age, values in ((50, [1]), (50, [1]), (60, []), (40, [1, 2]))],
+        [DONE, ("duplicate", "", 0), ("out_of_order", "", 0), DONE],
+    ),
+    "after a restart the new value counts from the new start": (
+        [point(NOW - 90, NOW - 50, [1, 1, 1]), point(NOW - 40, NOW - 30, [2])],
+        [("accepted", "", 3), ("accepted", "reset", 1)],
+    ),
+    "a value that went down under the same start is a reset": (
+        [point(NOW - 90, NOW - 50, [1, 1, 1]), point(NOW - 90, NOW - 30, [1])],
+        [("accepted", "", 3), ("accepted", "reset", 1)],
+    ),
+    "the last flush of a process counts after its successor began": (
+        [point(NOW - 90, NOW - 50, [1]), point(NOW - 40, NOW - 30, [2]), point(NOW - 90, NOW - 35, [1, 1, 1])],
+        [DONE, ("accepted", "reset", 1), ("accepted", "", 2)],
+    ),
+    "a step longer than the short window counts and is told": (
+        [point(NOW - 1000 * S, NOW - 900 * S, [1]), point(NOW - 1000 * S, NOW, [1, 2, 2])],
+        [DONE, ("accepted", "gap", 2)],
+    ),
+    "what was counted over a silence that no window covers is not counted": (
+        [point(OLD, NOW - 2 * LONG, [1]), point(OLD, NOW, [1, 2, 2])],
+        [("late", "", 0), ("baseline", "", 0)],
+    ),
+    "what no pane covers does not count": (
+        [point(NOW - LONG - 100 * S, NOW + 1, [1]), point(NOW - LONG - 100 * S, NOW - LONG - 90 * S, [1])],
+        [("future", "", 0), ("late", "", 0)],
+    ),
+}
 
 
-def test_first_point_of_an_older_stream_is_a_baseline() -> None:
-    """A cumulative stream that began earlier counts from its second point on."""
-    start = NOW - LONG - 1
-    stream = PointStream()
-    assert outcomes(stream, point(start, NOW - 9, [1, 1]), point(start, NOW, [1, 1, 2])) == [
-        ("baseline", "", 0),
-        ("accepted", "", 1),
-    ]
-
-
-def test_unknown_start_is_a_baseline() -> None:
-    """A cumulative point without a start time says nothing of when it began."""
-    assert outcomes(PointStream(), point(0, NOW, [1])) == [("baseline", "", 0)]
-
-
-def test_duplicates_and_old_points_do_not_count() -> None:
-    """The same time again is a duplicate, an earlier time is out of order; neither counts."""
-    begin = NOW - 100
-    found = outcomes(
-        PointStream(), point(begin, NOW - 50, [1]), point(begin, NOW - 50, [1]), point(begin, NOW - 60, []),
-        point(begin, NOW - 40, [1, 2]),
-    )  # fmt: skip
-    assert found == [("accepted", "", 1), ("duplicate", "", 0), ("out_of_order", "", 0), ("accepted", "", 1)]
-
-
-def test_reset_with_new_start_counts_fully() -> None:
-    """After a restart the new value counts from the new start."""
-    found = outcomes(PointStream(), point(NOW - 90, NOW - 50, [1, 1, 1]), point(NOW - 40, NOW - 30, [2]))
-    assert found == [("accepted", "", 3), ("accepted", "reset", 1)]
-
-
-def test_reset_without_new_start_counts_fully() -> None:
-    """A value that went down under the same start is counted as a whole, and as a reset."""
-    found = outcomes(PointStream(), point(NOW - 90, NOW - 50, [1, 1, 1]), point(NOW - 90, NOW - 30, [1]))
-    assert found == [("accepted", "", 3), ("accepted", "reset", 1)]
-
-
-def test_last_flush_of_a_process_counts_after_its_successor_began() -> None:
-    """Writers of one identity are kept apart by their start times."""
-    found = outcomes(
-        PointStream(),
-        point(NOW - 90, NOW - 50, [1]),
-        point(NOW - 40, NOW - 30, [2]),
-        point(NOW - 90, NOW - 35, [1, 1, 1]),
-    )
-    assert found == [("accepted", "", 1), ("accepted", "reset", 1), ("accepted", "", 2)]
+@pytest.mark.parametrize("case", OUTCOMES)
+def test_each_point_of_a_cumulative_stream_has_its_outcome(case: str) -> None:
+    """What becomes of it, what it tells of the stream, and how many observations it counts."""
+    points, expected = OUTCOMES[case]
+    assert outcomes(PointStream(), *points) == expected
 
 
 def test_forgotten_writers_never_count_twice() -> None:
@@ -110,31 +106,6 @@ def test_forgotten_writers_never_count_twice() -> None:
     first = outcomes(stream, *[point(start, NOW - 500, [1, 1]) for start in writers])
     assert [count for _, _, count in first] == [2] * len(writers)
     assert outcomes(stream, point(writers[0], NOW - 400, [1, 1, 1])) == [("baseline", "reset", 0)]
-
-
-def test_gap_is_counted_and_its_content_too() -> None:
-    """A step longer than the short window counts, and is told as a gap."""
-    begin = NOW - 1000 * S
-    found = outcomes(PointStream(), point(begin, NOW - 900 * S, [1]), point(begin, NOW, [1, 2, 2]))
-    assert found == [("accepted", "", 1), ("accepted", "gap", 2)]
-
-
-def test_silence_longer_than_the_long_window_begins_anew() -> None:
-    """What was counted over a silence that no window covers is not counted."""
-    begin = NOW - 3 * LONG
-    stream = PointStream()
-    stream.accept(point(begin, NOW - 2 * LONG, [1]), HORIZON)
-    assert outcomes(stream, point(begin, NOW, [1, 2, 2])) == [("baseline", "", 0)]
-
-
-def test_late_and_future_points() -> None:
-    """What no pane covers does not count; a late cumulative value is still what the next one is compared with."""
-    begin = NOW - LONG - 100 * S
-    stream = PointStream()
-    assert outcomes(stream, point(begin, NOW + 1, [1]), point(begin, NOW - LONG - 90 * S, [1])) == [
-        ("future", "", 0),
-        ("late", "", 0),
-    ]
 
 
 def test_change_of_edges_begins_anew() -> None:
@@ -294,3 +265,50 @@ def test_difference_agrees_with_the_values_own(before: list[int], new: list[int]
     assert quick.maximum_observed == slow.maximum_observed or not before
     if new and before:
         assert difference(earlier, later) is None
+
+
+@pytest.mark.parametrize("start", [0, NOW - 900 * S])
+def test_two_writers_of_one_start_time_are_told_and_count_once(start: int) -> None:
+    """Two senders without start times under one identity: nothing counts twice, and each going back is told."""
+    stream, counted, said = PointStream(), 0, []
+    for turn in range(1, 9):
+        for sender, size in enumerate((30, 10)):
+            time = NOW - 200 * S + (2 * turn + sender) * S
+            step = stream.accept(point(start, time, [1] * (size * turn)), HORIZON)
+            counted += step.increment.count if step.increment else 0
+            said.append(step.outcome)
+    assert counted == 8 * 40 - (0 if start else 30)
+    assert said[1:] == ["accepted", *["accepted", "two_writers"] * 7]
+
+
+def test_a_writer_whose_clock_is_behind_the_others_is_another_one() -> None:
+    """Points that are no later than the last, but hold what that does not, are no duplicates."""
+    stream = PointStream()
+    first, second = point(0, NOW - 5 * S, [1] * 9), point(0, NOW - 5 * S, [2] * 4)
+    assert outcomes(stream, first, second) == [("baseline", "", 0), ("two_writers", "", 0)]
+    assert outcomes(stream, first, second) == [("duplicate", "", 0)] * 2
+    assert outcomes(stream, point(0, NOW - 4 * S, [1] * 10), point(0, NOW - 4 * S, [2] * 5)) == [
+        ("two_writers", "", 1),
+        ("two_writers", "", 1),
+    ]
+
+
+def test_many_writers_of_one_start_time_are_told_and_do_not_pile_up() -> None:
+    """More of them than are remembered count too little, never each whole value again."""
+    stream, counted, said = PointStream(), 0, Counter()
+    for turn in range(1, 6):
+        for sender in range(8):
+            step = stream.accept(point(0, NOW - 200 * S + (8 * turn + sender) * S, [sender] * (10 * turn)), HORIZON)
+            counted += step.increment.count if step.increment else 0
+            said[step.outcome] += 1
+    assert counted <= 5 * 80
+    assert said["two_writers"] >= 30
+
+
+def test_a_process_that_began_again_under_its_old_start_time_is_no_second_writer() -> None:
+    """Once the one before it has been silent for a short window, its counts are passed without a word."""
+    stream, begin = PointStream(), NOW - 3000 * S
+    lives = [(begin + 10 * S, 40), *((begin + (20 + 60 * turn) * S, 5 + 6 * turn) for turn in range(20))]
+    found = outcomes(stream, *(point(begin, time, [1] * count) for time, count in lives))
+    assert found[:2] == [("accepted", "", 40), ("accepted", "reset", 5)]
+    assert found[2:] == [("accepted", "", 6)] * 19

@@ -72,7 +72,7 @@ def test_foreign_metrics_are_ignored_and_counted(sender: Any, now: float) -> Non
     [
         ("count", 7), ("zero_count", 1), ("scale", 40), ("scale", -40), ("sum", math.nan), ("time_unix_nano", 0),
         ("start_time_unix_nano", 2**63), ("zero_threshold", -1.0), ("zero_threshold", math.inf), ("zero_count", 2**63),
-        ("scale", -3), ("zero_threshold", 0.001),
+        ("scale", -3), ("zero_threshold", 0.6),
     ],
 )  # fmt: skip
 def test_points_that_contradict_themselves_are_malformed(sender: Any, now: float, field: str, value: float) -> None:
@@ -128,9 +128,7 @@ def test_buckets_beyond_every_number_are_malformed(sender: Any, now: float) -> N
 
 
 @pytest.mark.parametrize("edges", [None, (0.1, 0.2)])
-def test_buckets_that_add_up_modulo_a_power_of_two_are_malformed(
-    sender: Any, now: float, edges: tuple[float, ...] | None
-) -> None:
+def test_buckets_that_add_up_modulo_a_power_of_two_are_malformed(sender, now, edges):
     """Eight times 2^61 is nothing in 64 bits; so is 2^63 and 2^63."""
     for wrong in ([2**61] * 8, [2**63, 2**63]):
         request = sender(edges=edges).request(now, [0.05] * 7)
@@ -159,9 +157,7 @@ def test_wide_and_fine_histograms_are_made_coarser(sender: Any, now: float) -> N
 
 
 @pytest.mark.parametrize("edges", [None, (0.25, 0.75)])
-def test_a_sum_that_the_buckets_cannot_have_is_refused(
-    sender: Any, now: float, edges: tuple[float, ...] | None
-) -> None:
+def test_a_sum_that_the_buckets_cannot_have_is_refused(sender, now, edges):
     """A sum is believed only where observations in these buckets could add up to it."""
     for total, counted in ((0.9, 1), (1.2, 0), (0.7, 0), (4.0, 0), (-1.0, 0), (1.7e308, 0), (5e-324, 0)):
         request = sender(edges=edges).request(now, [0.4, 0.5])
@@ -233,10 +229,7 @@ def test_staleness_markers_are_ignored(sender: Any, now: float) -> None:
     total=st.floats(),
     honest=st.booleans(),
 )
-def test_no_point_can_break_the_reader(
-    scale: int, offset: int, counts: list[int], negative: list[int], zero: int, threshold: float, total: float,
-    honest: bool,
-) -> None:  # fmt: skip
+def test_no_point_can_break_the_reader(scale, offset, counts, negative, zero, threshold, total, honest):
     """Whatever the numbers, a point is read or refused; what is read has usable bins."""
     request = ExportMetricsServiceRequest()
     metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.drift.log_ratio")

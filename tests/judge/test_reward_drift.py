@@ -31,7 +31,7 @@ class Rewarded:
             observability={"window": "5m", "long_window": "1h", "heartbeat": "60s", **observability},
         )
         self.now, self.evaluator = NOW, Evaluator([contract])
-        self.sides = [Sender(f"kc.drift.reward_{name}") for name in ("above", "below")]
+        self.sides = [Sender(f"kc.drift.reward_{name}_by_prompt") for name in ("above", "below")]
         self.rng = np.random.default_rng(0)
         self._send([[], []])
 
@@ -73,7 +73,7 @@ def test_what_is_beyond_the_limit_fails_and_clears(drift: float) -> None:
         assert len(found) < 40
         found.append(watched.pane(50, drift))
     assert found[-1].evidence == 1.0
-    assert {one.status for one in found[:-1]} == {Status.INCONCLUSIVE}
+    assert {verdict.status for verdict in found[:-1]} == {Status.INCONCLUSIVE}
     after = watched.pane(4000, 0.0)
     assert (after.status, after.samples, after.evidence) == (Status.PASS, 4000, 0.0)
 
@@ -107,8 +107,8 @@ def test_both_sides_are_held_to_the_same_limit() -> None:
     ("clause", "message"),
     [
         ("{id: r, metric: reward_drift, limit: 3}", "a reward drift over this reward_range"),
-        ("{id: r, metric: reward_drift, limit: 0.1, cap: 2}", "reward_drift has no tail to cut"),
-        ("{id: r, metric: reward_drift, statistic: p99, limit: 0.1}", "reward_drift is defined by a mean"),
+        ("{id: r, metric: reward_drift, limit: 0.1, cap: 2}", "reward_drift takes no cap"),
+        ("{id: r, metric: reward_drift, statistic: p99, limit: 0.1}", "reward_drift is always a mean"),
         ("{id: r, metric: reward_drift, unit: token, limit: 0.1}", "is observed once per sequence"),
     ],
 )

@@ -63,6 +63,8 @@ def senders() -> list[Sender]:
         Sender("kc.drift.log_ratio"),
         Sender("kc.drift.log_ratio", instance="1"),
         Sender("kc.drift.ratio", inference="cccccccccccc"),
+        Sender(instance="9", start=0.0),
+        Sender(instance="9", start=0.0),
         Sender(cumulative=False),
         Sender(edges=(0.001, 0.01, 0.1)),
         Sender("kc.drift.abs_log_ratio", edges=(0.001, 0.01)),
@@ -118,7 +120,7 @@ def remembered(evaluator: Evaluator) -> Any:
     }
     for name, state in evaluator.states.items():
         for key, stream in state.streams.items():
-            writers = [(one.start, one.time, said(one.histogram), said(one.doubted)) for one in stream.writers]
+            writers = [(last.start, last.time, said(last.histogram), said(last.doubted)) for last in stream.writers]
             found[name, key] = (stream.heard, writers, stream.times, stream.forgotten)
         for key, series in state.series.items():
             panes = [(index, said(history.pane(index))) for history in series.histories for index in history.numbers]
@@ -134,7 +136,10 @@ def kept(evaluator: Evaluator) -> Any:
         for key, series in state.series.items():
             grids = [(history, history.grid.oldest(state.clock)) for history in series.histories]
             found[name, key] = [
-                (one, said(history.pane(one))) for history, oldest in grids for one in history.numbers if one >= oldest
+                (number, said(history.pane(number)))
+                for history, oldest in grids
+                for number in history.numbers
+                if number >= oldest
             ]
         for cell, held in state.evidence.cells.items():
             found[cell] = (rounded(held.log_evidence), held.failing, held.peak, said(held.after))
@@ -143,15 +148,15 @@ def kept(evaluator: Evaluator) -> Any:
 
 def judged(evaluator: Evaluator, now: float) -> list[Any]:
     return [
-        ((one.cell, one.status, one.samples, one.window), (one.estimate, one.lower, one.upper, one.evidence))
-        for one in evaluator.evaluate(now)["policy"].verdicts
+        ((row.cell, row.status, row.samples, row.window), (row.estimate, row.lower, row.upper, row.evidence))
+        for row in evaluator.evaluate(now)["policy"].verdicts
     ]
 
 
 STEP = st.tuples(
     st.lists(
         st.tuples(
-            st.integers(0, 9),
+            st.integers(0, 11),
             st.integers(0, 12),
             st.sampled_from([*[None] * 2 * len(MUTATIONS), "again", "restart", *MUTATIONS]),
         ),
@@ -210,9 +215,9 @@ def run(steps: list[Any], seed: int) -> tuple[Evaluator, Evaluator, int]:
         body = BYTES[harm](body) if harm else body
         assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
         if evaluate:
-            for one, other in zip(judged(fast, now), judged(slow, now), strict=True):
-                assert one[0] == other[0]
-                assert one[1] == pytest.approx(other[1], rel=1e-7, nan_ok=True)
+            for row, other in zip(judged(fast, now), judged(slow, now), strict=True):
+                assert row[0] == other[0]
+                assert row[1] == pytest.approx(other[1], rel=1e-7, nan_ok=True)
             for evaluator, store, file in zip((fast, slow), stores, files, strict=True):
                 with unit_of_work(file) as unit:
                     store.save(evaluator, unit)

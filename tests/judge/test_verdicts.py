@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kc_otel.contract.limits import factors
 from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.sample_sizes import observations_to_pass
-from kc_otel.judge.statistics import clause_interval, factors
+from kc_otel.judge.statistics import clause_interval
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdicts import Memo, decide
 from kc_otel.record.telemetry.accumulate import Accumulator
@@ -102,15 +104,31 @@ def test_reasons_carry_the_numbers(contract: Any) -> None:
     assert judge(made, FAIL, FAIL).reason == "lower bound 0.04999 > limit 0.004 with 50,000 samples in 5m"
     assert judge(made, PASS, PASS).reason == "upper bound 0.0006239 <= limit 0.004 with 50,000 samples in 5m"
     assert judge(made, OPEN, OPEN).reason == (
-        "upper bound 0.005553 > limit 0.004 with 3,000 samples in 1h: about 9,500 more needed"
+        "upper bound 0.005553 > limit 0.004 with 3,000 samples in 1h: about 9,500 more needed; "
+        "with `cap: 0.02` the upper bound is 0.003709, a PASS"
     )
     assert judge(made, FEW, FEW).reason == (
-        "upper bound 0.1191 > limit 0.004 with 50 of 100 samples in 1h: about 1,700 more needed"
+        "upper bound 0.1191 > limit 0.004 with 50 of 100 samples in 1h: about 1,700 more needed; "
+        "with `cap: 0.02` the upper bound is 0.002382: 50 more needed"
     )
     few = contract(observability={"min_samples": 80_000})
     assert judge(few, PASS, PASS).reason == (
         "upper bound 0.0006239 <= limit 0.004 with 50,000 of 80,000 samples in 1h: 30,000 more needed"
     )
+
+
+def test_an_upper_bound_that_is_far_off_for_want_of_a_cap_says_what_a_cap_gives(contract: Any) -> None:
+    """How low the bound would be, and how many observations it takes then; with a cap there is nothing to advise."""
+    clause = {"id": "tv", "metric": "tv_token", "unit": "sequence", "limit": 0.03}
+    some = np.random.default_rng(0).normal(0.02, 0.004, 32).clip(0, 1)
+    made = contract(statistical=[clause], observability={"min_sequences": 20})
+    said = judge(made, some, some).reason
+    assert re.search(r"^upper bound 0.\d+ > limit 0.03 with 32 sequences in 1h: about [\d,]+ more needed; ", said), said
+    assert re.search(r"; with `cap: 0.15` the upper bound is 0.0\d+: (about )?[\d,]+ more needed$", said), said
+    more = np.concatenate([some] * 10)
+    assert judge(made, more, more).reason.endswith(", a PASS")
+    capped = contract(statistical=[clause | {"cap": 0.15}], observability={"min_sequences": 20})
+    assert "cap" not in judge(capped, some, some).reason
 
 
 @pytest.mark.parametrize("mean", [0.0005, 0.002, 0.0035, 0.0045, 0.005])
@@ -292,18 +310,18 @@ NONE_MAY = {"id": "same", "metric": "abs_log_ratio", "statistic": "fraction > 0"
 def test_a_share_of_none_holds_while_none_is_seen_and_one_breaks_it(contract: Any) -> None:
     """How many differ is counted; none of enough tokens is a PASS that says how many may at most, one is a FAIL."""
     made = contract(statistical=[NONE_MAY])
-    none, one = np.zeros(5000), np.r_[np.zeros(4999), 1e-6]
+    none, seen = np.zeros(5000), np.r_[np.zeros(4999), 1e-6]
     kept = judge(made, none, none)
     assert (kept.status, kept.reason) == (Status.PASS, "0 of 5,000 tokens differ in 5m; at most 0.00106 at 99 %")
     assert kept.upper == pytest.approx(1.0 - 0.005 ** (1 / 5000))
     assert kept.margin == 0.0
-    broken = judge(made, one, one)
+    broken = judge(made, seen, seen)
     assert (broken.status, broken.reason) == (Status.FAIL, "1 of 5,000 tokens differ in 5m, and none may")
     few = judge(made, none[:99], none[:99])
     assert (few.status, few.reason) == (
         Status.INCONCLUSIVE, "0 of 99 tokens differ in 1h; at most 0.0521 at 99 %: 1 more needed",
     )  # fmt: skip
-    assert judge(made, one[-10:], one[-10:]).status is Status.FAIL
+    assert judge(made, seen[-10:], seen[-10:]).status is Status.FAIL
 
 
 def test_equal_log_probabilities_differ_nowhere_in_what_the_recorder_sends(contract: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.contract.registry import BY_SEQUENCE
+from kc_otel.contract.registry.clause_metrics import AVERAGED
 from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.statistics import clause_interval, metric_name, samples_needed
@@ -47,13 +47,13 @@ def test_reasons_count_sequences(contract: Any) -> None:
     """What is judged by sequence says how many sequences there were and how many are needed."""
     made = contract(statistical=[BY_SEQ, OF_SEQ], observability={"min_sequences": 40})
     far, near = Binned.of_samples(np.full(60, 0.9)), Binned.of_samples(np.full(20, 0.9))
-    for clause in (0, 1):
+    for clause, what in enumerate(("sequences", "prompts")):
         (verdict,) = decide(made, [evidence(made, clause, far)], NOW)
         assert verdict.status is Status.FAIL
-        assert "with 60 sequences in 5m" in verdict.reason
+        assert f"with 60 {what} in 5m" in verdict.reason
         (verdict,) = decide(made, [evidence(made, clause, near)], NOW)
         assert verdict.status is Status.INCONCLUSIVE
-        assert "with 20 of 40 sequences in 1h: 20 more needed" in verdict.reason
+        assert f"with 20 of 40 {what} in 1h: 20 more needed" in verdict.reason
 
 
 def test_a_verdict_says_what_it_is_about(contract: Any) -> None:
@@ -75,7 +75,7 @@ def test_derived_metrics_are_judged_on_the_means_of_their_base(contract: Any, me
         assumptions={"clip": 0.2}, statistical=[{"id": "d", "metric": metric, "unit": "sequence", "limit": 1}]
     )
     (clause,) = made.clauses
-    assert metric_name(clause) in {quantity.name for quantity in BY_SEQUENCE.values()}
+    assert metric_name(clause) in {quantity.name for quantity in AVERAGED.values()}
     sample = Binned.of_samples(np.array([0.05, 0.15] * 500))
     interval = clause_interval(clause, made.assumptions, sample, alpha_lower=0.01, alpha_upper=0.01)
     assert interval.estimate == pytest.approx(expected, rel=1e-3)
@@ -123,7 +123,7 @@ def test_dependent_tokens_raise_false_alarms_by_token_and_not_by_sequence(contra
     inference = np.full((sequences, tokens), -1.0)
     for _ in range(runs):
         drift = np.where(rng.random((sequences, 1)) < 0.1, 0.2, 0.0)
-        accumulator = Accumulator(("all",), by_sequence=made.by_sequence)
+        accumulator = Accumulator(("all",), averaged=made.averaged)
         accumulator.add_sampled(inference + np.log1p(-drift), inference)
         snapshot = accumulator.snapshot()
         for clause in (0, 1):

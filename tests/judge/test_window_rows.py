@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.pane_history import PaneHistory
 from kc_otel.judge.panes import PaneColumns, PaneGrid
-from kc_otel.judge.window_rows import WindowRows, WindowStates
+from kc_otel.judge.window_rows import WindowRows
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_rows import rows_of
 
@@ -79,19 +79,19 @@ def test_rows_are_the_panes_put_together(taken: Any) -> None:
 def compare(windows: WindowRows, histories: list[PaneHistory], now: float) -> None:
     """Each row that follows says what its history does."""
     numbers = np.flatnonzero(windows.following(np.arange(len(histories))))
-    found = WindowStates([windows.state(lasting=True)]).rows(np.zeros_like(numbers), numbers)
+    found = windows.state().rows(numbers)
     whole = [[part for part in histories[number].parts(now) if is_usual(part)] for number in numbers.tolist()]
     assert [place for place, parts in enumerate(whole) if parts] == found.places.tolist()
     for at, place in enumerate(found.places.tolist()):
-        (one,) = rows_of([whole[place]])
-        assert found.total[at] == one.total[0]
-        assert found.sum[at] == pytest.approx(one.sum[0], abs=1e-9)
-        assert (found.minimum[at], found.maximum[at]) == (one.minimum[0], one.maximum[0])
-        assert found.observed[at] == one.observed[0]
-        used, same = found.count[at] > 0, one.count[0] > 0
-        assert found.count[at][used].tolist() == one.count[0][same].tolist()
-        assert found.lower[at][used].tolist() == one.lower[0][same].tolist()
-        assert found.upper[at][used].tolist() == one.upper[0][same].tolist()
+        (row,) = rows_of([whole[place]])
+        assert found.total[at] == row.total[0]
+        assert found.sum[at] == pytest.approx(row.sum[0], abs=1e-9)
+        assert (found.minimum[at], found.maximum[at]) == (row.minimum[0], row.maximum[0])
+        assert found.observed[at] == row.observed[0]
+        used, same = found.count[at] > 0, row.count[0] > 0
+        assert found.count[at][used].tolist() == row.count[0][same].tolist()
+        assert found.lower[at][used].tolist() == row.lower[0][same].tolist()
+        assert found.upper[at][used].tolist() == row.upper[0][same].tolist()
 
 
 def is_usual(part: Histogram) -> bool:

@@ -51,10 +51,10 @@ def engine_of(tensors, dtype=torch.bfloat16):
 
     layer, tail = "model.layers.0", ".weight"
     put("language_model.embed_tokens.weight", torch.cat([tensors["model.embed_tokens.weight"], torch.ones(6, 8)]))
-    qkv = [tensors[f"{layer}.self_attn.{each}_proj{tail}"] for each in "qkv"]
+    qkv = [tensors[f"{layer}.self_attn.{part}_proj{tail}"] for part in "qkv"]
     put(f"language_{layer}.self_attn.qkv_proj.weight", torch.cat(qkv))
     halves = [
-        torch.cat([tensors[f"{layer}.mlp.experts.{n}.{each}_proj{tail}"] for each in ("gate", "up")]) for n in (0, 1)
+        torch.cat([tensors[f"{layer}.mlp.experts.{n}.{part}_proj{tail}"] for part in ("gate", "up")]) for n in (0, 1)
     ]
     put(f"language_{layer}.mlp.experts.routed_experts.w13_weight", torch.stack(halves))
     down = [tensors[f"{layer}.mlp.experts.{n}.down_proj{tail}"] for n in (0, 1)]
@@ -66,7 +66,7 @@ def engine_of(tensors, dtype=torch.bfloat16):
 def asked(*engines):
     """What engines answer, through JSON."""
     shapes = {name: list(shape) for name, shape in NAMES.items()}
-    return EngineWeights.of([json.loads(json.dumps(module_digests(each, shapes))) for each in engines])
+    return EngineWeights.of([json.loads(json.dumps(module_digests(engine, shapes))) for engine in engines])
 
 
 def test_everything_arrived_in_an_engine_that_fuses_and_pads(trainer):
@@ -83,7 +83,7 @@ def test_each_tensor_that_is_late_is_the_one_that_is_named(trainer, name):
     sent = {**trainer, name: trainer[name].clone()}
     sent[name].view(-1)[3] += 0.5
     report = compare_weights(sent.items(), asked(engine))
-    assert [each.name for each in report.unequal] == [name]
+    assert [tensor.name for tensor in report.unequal] == [name]
     assert report.mismatch == math.prod(NAMES[name]) / sum(map(math.prod, NAMES.values()))
     assert name in str(report)
 
@@ -94,7 +94,7 @@ def test_how_far_a_tensor_is_apart_is_estimated():
     other = large["model.norm.weight"] * 1.01
     (late,) = compare_weights(large.items(), EngineWeights(({"model.norm.weight": digest_of(other)},), {})).unequal
     assert late.apart == pytest.approx(0.01, rel=0.4)
-    assert "apart by 0.0" in str(late)
+    assert "relative difference 0.0" in str(late)
 
 
 def test_what_the_engine_still_has_from_before_is_said_to_be_so(trainer):
@@ -102,7 +102,7 @@ def test_what_the_engine_still_has_from_before_is_said_to_be_so(trainer):
     before = compare_weights(trainer.items(), asked(engine_of(trainer)))
     stale = engine_of({**trainer, "model.norm.weight": trainer["model.norm.weight"] + 1})
     sent = {**trainer, QUERY: trainer[QUERY] * 2}
-    found = {each.name: each.stale for each in compare_weights(sent.items(), asked(stale), before=before).unequal}
+    found = {tensor.name: tensor.stale for tensor in compare_weights(sent.items(), asked(stale), before=before).unequal}
     assert found == {QUERY: True, "model.norm.weight": False}
 
 
@@ -111,7 +111,7 @@ def test_rows_in_another_order_are_told_from_other_numbers(trainer):
     for name, unequal in ((QUERY, [True]), (EXPERT, [])):
         engine = engine_of({**trainer, name: trainer[name].flip(0)})
         report = compare_weights(trainer.items(), asked(engine))
-        assert [each.reordered for each in report.unequal] == unequal
+        assert [tensor.reordered for tensor in report.unequal] == unequal
 
 
 def test_workers_that_split_a_tensor_have_it_together(trainer):
@@ -131,7 +131,7 @@ def test_workers_that_split_a_tensor_have_it_together(trainer):
     assert (late.name, math.isnan(late.apart)) == (QUERY, True)
     half.get_parameter("language_model.norm.weight").data += 1
     report = compare_weights(trainer.items(), asked(engine_of(trainer), half))
-    assert [each.name for each in report.unequal] == ["model.norm.weight"]
+    assert [tensor.name for tensor in report.unequal] == ["model.norm.weight"]
 
 
 def test_what_cannot_be_compared_is_named_and_is_no_mismatch(trainer):

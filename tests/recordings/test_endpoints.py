@@ -12,19 +12,15 @@ import httpx
 import numpy as np
 import pytest
 
-from kc_otel.recordings.endpoints import (
+from kc_otel.recordings.endpoints import answers, generate_api, generate_scorer
+from kc_otel.recordings.endpoints.collect import collect
+from kc_otel.recordings.endpoints.endpoint_client import (
     CompletionClient,
     CompletionEndpoint,
-    Prompt,
-    PromptsError,
     RefusedError,
     RequestFailedError,
-    answers,
-    collect,
-    generate_api,
-    generate_scorer,
-    read_prompts,
 )
+from kc_otel.recordings.endpoints.prompts import Prompt, PromptsError, read_prompts
 from tests.tools.completions import completions, table, token_ids
 
 pytestmark = pytest.mark.slow
@@ -98,7 +94,7 @@ def test_sglang_is_asked_by_its_own_api(train_sglang):
         ends = np.cumsum(recording.lengths)
         tokens = recording.token_ids[ends[-2] :].tolist()
         for side, server in (("inference", inference), ("train", train)):
-            expected = [server.logprobs[one, other] for one, other in zip([4, *tokens], tokens, strict=False)]
+            expected = [server.logprobs[token, other] for token, other in zip([4, *tokens], tokens, strict=False)]
             np.testing.assert_allclose(getattr(recording, side)[ends[-2] :], expected)
         sent = next(body for path, body in inference.requests if path == "/generate")
         assert {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}.items() <= sent["sampling_params"].items()
@@ -367,11 +363,31 @@ def test_both_sides_are_of_the_same_tokens_in_the_order_of_the_prompts():
     assert np.array_equal(recording.train, train.logprobs[before, ids].ravel())
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
                 "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
-    about = {"prompt_tokens": 2, "completion_tokens": 6, "response_tokens": 6, **sampling}
-    first = about | {"model": "tiny", "finish_reason": "length", "task": "code"}
+    about = {"prompt_tokens": 2, "completion_tokens": 6, **sampling}
+    prompt_ids = [attributes.pop("prompt_id") for attributes in map(dict, recording.attributes)]
+    assert [prompt_ids.index(name) for name in prompt_ids] == [0, 0, 2, 2, 4, 4], "samples of a prompt share its name"
+    first = about | {"model": "tiny", "finish_reason": "length", "task": "code", "prompt_id": prompt_ids[0]}
     assert recording.attributes[0] == recording.attributes[1] == first
     assert recording.attributes[2]["model"] == "mine"
     assert recording.attributes[4]["prompt_tokens"] == 3
+
+
+def test_a_gate_looks_where_each_prompt_has_all_its_samples():
+    """A prompt is one observation: looked at before its last sample it would be another one afterwards."""
+    seen = []
+
+    def enough(recording):
+        seen.append([attributes["prompt_id"] for attributes in recording.attributes])
+        return len(seen) == 3
+
+    prompts = [Prompt(line, text="a" * line) for line in range(1, 13)]
+    with completions(table()) as inference, completions(table()) as train:
+        found = gathered(
+            inference, train, prompts, samples=3, max_tokens=4, concurrency=2, enough=enough, looks=iter((4, 5, 10, 20))
+        )
+    assert [len(names) for names in seen] == [6, 9, 12]
+    assert all(names.count(name) == 3 for names in seen for name in names)
+    assert found.recording.lengths.size == 12
 
 
 def test_no_more_requests_than_allowed_are_under_way():
@@ -404,7 +420,7 @@ def test_failures_are_kept_with_their_lines_beside_what_succeeded():
     with completions(table(), fault=long_prompts) as inference, completions(table()) as train:
         some = gathered(inference, train, prompts[:9], max_tokens=3)
         many = gathered(inference, train, prompts, max_tokens=3, concurrency=1)
-    assert sorted(each.line for each in some.failures) == [3, 6, 9]
+    assert sorted(failure.line for failure in some.failures) == [3, 6, 9]
     assert (some.asked, some.missing, some.recording.lengths.size) == (9, 3, 6)
     assert (len(many.failures), many.asked, many.missing) == (20, 90, 50)
 

@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.recordings.importers import Importer, ImportFileError, Refusals, format_of, safe_pickle
 from kc_otel.recordings.importers import roll_files as roll
+from kc_otel.recordings.importers import safe_pickle
 from kc_otel.recordings.importers import skyrl_files as skyrl
 from kc_otel.recordings.importers import slime_files as slime
+from kc_otel.recordings.importers.detect import format_of
+from kc_otel.recordings.importers.imported import Refusals
+from kc_otel.recordings.importers.importer import Importer
+from kc_otel.recordings.recording import RecordingError
 
 PROMPT, WIDTH = 3, 5
 MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
@@ -31,9 +35,9 @@ def sides():
 def foreign(monkeypatch, module, **classes):
     """A trainer's module that is there while a file is written, and gone when it is read."""
     made = types.ModuleType(module)
-    for name, each in classes.items():
-        each.__module__, each.__qualname__ = module, name
-        setattr(made, name, each)
+    for name, cls in classes.items():
+        cls.__module__, cls.__qualname__ = module, name
+        setattr(made, name, cls)
     monkeypatch.setitem(sys.modules, module, made)
     for part in [module.rsplit(".", n)[0] for n in range(1, module.count(".") + 1)]:
         monkeypatch.setitem(sys.modules, part, types.ModuleType(part))
@@ -43,7 +47,7 @@ def foreign(monkeypatch, module, **classes):
 @pytest.fixture
 def slime_dump(tmp_path, sides):
     """As `_build_dump_payload` makes it, its samples out of the order of rewards."""
-    train, inference = (torch.from_numpy(each) for each in sides)
+    train, inference = (torch.from_numpy(side) for side in sides)
     samples = [
         {
             "data_parallel_rank": 0, "sample_index": 10 + row, "rollout_position": row, "truncated": 0,
@@ -68,7 +72,7 @@ def test_slime_dumps_are_read(slime_dump, sides):
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
     assert (first.weights, first.attributes["reward"], second.attributes["reward"]) == ((17, None), 0.25, 0.5)
     assert (second.token_ids.tolist(), second.advantages.tolist()) == ([5, 6, 7], [0.5] * 3)
-    assert second.attributes | {"source_names": "math", "prompt_tokens": 3, "tokens": 3} == second.attributes
+    assert second.attributes | {"source_names": "math", "prompt_tokens": 3} == second.attributes
     assert refusals.counts == {"no_tokens": 1}
 
 
@@ -84,7 +88,7 @@ def test_slime_samples_that_cannot_be_compared_are_counted(tmp_path, slime_dump)
     assert "17.pt: sample 0: has no log_probs; dump with --save-debug-train-data" in refusals.first["no_logprobs"]
     other = tmp_path / "18.pt"
     torch.save({"rollout_id": 18, "samples": [{"tokens": [1, 2]}]}, other)
-    with pytest.raises(ImportFileError, match="format version 2"):
+    with pytest.raises(RecordingError, match="format version 2"):
         list(slime.read(other, Refusals()))
 
 
@@ -139,9 +143,17 @@ def test_skyrl_dumps_are_read_without_skyrl(skyrl_dump, sides, monkeypatch):
     assert refusals.counts == {"no_tokens": 1}
 
 
+def test_a_skyrl_token_counts_under_both_masks(skyrl_dump, sides):
+    """Its loss mask is 1 over padding where a trainer writes it so, and its response mask over tools' output."""
+    whole = {"format": "numpy", "data": np.ones((3, WIDTH)).tobytes(), "shape": (3, WIDTH), "dtype": "float64"}
+    other = {**whole, "data": (np.arange(WIDTH) > 0).astype(np.float64)[None].repeat(3, 0).tobytes()}
+    first, *_ = skyrl.read(skyrl_dump(loss_mask=whole, response_mask=other), Refusals())
+    np.testing.assert_array_equal(first.train, sides[0][0][1:])
+
+
 def test_a_skyrl_dump_without_both_sides_says_what_to_set(skyrl_dump):
     """The engine was not asked for log-probabilities."""
-    with pytest.raises(ImportFileError, match=r"has no rollout_logprobs, only .*generator.sampling_params.logprobs=1"):
+    with pytest.raises(RecordingError, match=r"has no rollout_logprobs, only .*generator.sampling_params.logprobs=1"):
         list(skyrl.read(skyrl_dump(rollout_logprobs=None), Refusals()))
 
 
@@ -186,12 +198,12 @@ def test_a_batch_of_roll_is_read(roll_batch, sides):
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
     assert (second.token_ids.tolist(), second.weights) == ([5, 6, 7], (9, None))
-    assert second.attributes == {"tag": "code", "reward": 0.5, "tokens": 3}
+    assert second.attributes == {"tag": "code", "reward": 0.5}
 
 
 def test_what_roll_dumps_by_itself_is_refused_with_what_to_do(roll_batch):
     """rollout_mock writes the batch before the trainer has scored it."""
-    with pytest.raises(ImportFileError, match=r"has no old_log_probs, .*pickle the batch after old_log_probs"):
+    with pytest.raises(RecordingError, match=r"has no old_log_probs, .*pickle the batch after old_log_probs"):
         list(roll.read(roll_batch(old_log_probs=True), Refusals()))
 
 
@@ -200,7 +212,7 @@ def test_areal_dumps_of_text_are_refused_with_what_to_do(tmp_path):
     path = tmp_path / "3.jsonl"
     record = {"task_id": 3, "seqlen": 9, "head_version": 1, "tail_version": 2, "reward": 1.0, "completion": "x"}
     path.write_text(json.dumps(record) + "\n")
-    with pytest.raises(ImportFileError, match=r"AReaL's rollouts: text .*Recorder\.compare"):
+    with pytest.raises(RecordingError, match=r"AReaL's rollouts: text .*Recorder\.compare"):
         format_of(path)
 
 
@@ -214,27 +226,28 @@ def test_code_in_a_pickle_does_not_run(tmp_path, reader):
 
     path = tmp_path / "bad.pkl"
     path.write_bytes(pickle.dumps(Bad()))
-    with pytest.raises(ImportFileError, match=r"holds builtins\.print"):
+    with pytest.raises(RecordingError, match=r"holds builtins\.print"):
         list(reader(path, Refusals()))
 
 
 def test_a_container_of_one_trainer_is_none_of_another(tmp_path, skyrl_dump):
     """Names are let in only under the trainer's own package."""
     content = skyrl_dump().read_bytes()
-    with pytest.raises(ImportFileError, match="_rebuild_tensor_batch"):
+    with pytest.raises(RecordingError, match="_rebuild_tensor_batch"):
         safe_pickle.unpickled(tmp_path, content, "roll", trust=False)
 
 
 def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump, roll_batch):
-    """Found out by their content, whatever ends in .pt or .pkl."""
-    seen = []
+    """Found out by their content, whatever ends in .pt or .pkl; which rollouts answer one prompt is told, too."""
+    seen, prompts = [], []
 
     class Recording:
         def stats(self):
             return types.SimpleNamespace(dropped={}, export_failures=0)
 
-        def compare(self, train, *_, weights, **__):
+        def compare(self, train, *_, weights, groups, **__):
             seen.append((weights, len(train)))
+            prompts.append(groups)
 
         def force_flush(self, _):
             return True
@@ -243,3 +256,4 @@ def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump, roll_batch):
     for path in (slime_dump, skyrl_dump(), roll_batch()):
         assert importer.file(path), importer.totals.failed
     assert seen == [((17, None), 2), ((4, None), 2), ((9, None), 2)]
+    assert all(groups is not None and len(groups) == 2 for groups in prompts), prompts

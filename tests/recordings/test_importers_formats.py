@@ -12,11 +12,13 @@ import types
 import numpy as np
 import pytest
 
-from kc_otel.recordings.importers import ImportFileError, Refusals, files_of, format_of, generic
 from kc_otel.recordings.importers import nemo_rl_files as nemo_rl
 from kc_otel.recordings.importers import prime_rl_files as prime_rl
 from kc_otel.recordings.importers import verl_files as verl
-from kc_otel.recordings.importers.detect import complete
+from kc_otel.recordings.importers.detect import complete, files_of, format_of
+from kc_otel.recordings.importers.imported import Refusals
+from kc_otel.recordings.importers.importer import read_generic
+from kc_otel.recordings.recording import RecordingError
 
 
 def numbers(rows=3, tokens=10, seed=0):
@@ -65,8 +67,8 @@ def prime_line(train, inference, *, prompt=2, **changes):
         "advantages": [-0.25] * size,
         "losses": [{"rl": {"advantage": -0.25, "mask": kept}} for kept in mask],
         "rewards": [None] * prompt + [0.5] * len(train),
-        "inference_logprobs": [0.0] * prompt + [float(each) for each in inference],
-        "trainer_logprobs": [-2.0] * prompt + [float(each) for each in train],
+        "inference_logprobs": [0.0] * prompt + [float(logprob) for logprob in inference],
+        "trainer_logprobs": [-2.0] * prompt + [float(logprob) for logprob in train],
         "entropy": [1.0] * size,
         "mismatch_kl": [0.0] * size,
         **changes,
@@ -80,7 +82,7 @@ def write(path, lines):
 
 
 def sides(found):
-    return [each.train for each in found], [each.inference for each in found]
+    return [sequence.train for sequence in found], [sequence.inference for sequence in found]
 
 
 @pytest.mark.parametrize("wrap", [True, False])
@@ -97,8 +99,9 @@ def test_nemo_rl_samples_are_read_without_prompt_and_padding(tmp_path, wrap):
     assert set(found[0].advantages) == {0.5}
     assert found[0].attributes == {
         "rewards": 1.0, "input_lengths": 13, "sample_loss_mask": 1.0, "reward": 1.0, "step": 12,
-        "prompt_tokens": 3, "tokens": 10,
+        "prompt_tokens": 3,
     }  # fmt: skip
+    assert len({sequence.prompt for sequence in found} - {None}) == 1, "equal prompt tokens are one prompt"
 
 
 def test_nemo_rl_lines_that_cannot_be_compared_are_refused_one_by_one(tmp_path):
@@ -132,8 +135,27 @@ def test_prime_rl_exports_are_read_where_they_were_sampled(tmp_path):
     np.testing.assert_array_equal(first.train, train[0])
     np.testing.assert_array_equal(second.inference, np.delete(inference[1], 3))
     assert first.weights == (7, None)
-    assert (first.attributes["env_name"], first.attributes["reward"], first.attributes["tokens"]) == ("math", 0.5, 10)
+    assert (first.attributes["env_name"], first.attributes["reward"]) == ("math", 0.5)
     assert set(first.advantages) == {-0.25}
+    assert first.prompt == second.prompt is not None
+
+
+def test_prime_rl_tokens_of_another_model_are_left_out(tmp_path):
+    """As the trainer does for its own mismatch_kl: only what rl_weights or ref_kl_weights count was sampled here."""
+    train, inference = numbers()
+    nulls, zeros, ones = [None] * 12, [0.0] * 12, [1.0] * 12
+    kinds = [
+        {"rl_weights": nulls, "ce_weights": nulls, "ref_kl_weights": nulls},
+        {"rl_weights": zeros, "ce_weights": ones, "ref_kl_weights": nulls},
+        {"rl_weights": [*ones[:8], *zeros[:4]], "ce_weights": zeros, "ref_kl_weights": nulls},
+        {"rl_weights": zeros, "ce_weights": zeros, "ref_kl_weights": ones},
+    ]
+    lines = [prime_line(train[0], inference[0], losses=None) | weights for weights in kinds]
+    refusals = Refusals()
+    found = list(prime_rl.read(write(tmp_path / "rank_0.jsonl", lines), refusals))
+    assert [row.train.tolist() for row in found] == [train[0].tolist(), train[0][:6].tolist(), train[0].tolist()]
+    assert refusals.counts == {"no_tokens": 1}
+    assert refusals.first["no_tokens"].endswith(":2: loss_mask and rl_weights leave no token that was sampled")
 
 
 def test_prime_rl_nulls_become_nan_and_are_left_to_the_checks(tmp_path):
@@ -156,7 +178,7 @@ def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
     assert found.train.size == 10
     assert found.advantages is None
     assert refusals.counts == {"no_tokens": 1, "no_logprobs": 1}
-    with pytest.raises(ImportFileError, match="schema_version: 2 is not 1"):
+    with pytest.raises(RecordingError, match="schema_version: 2 is not 1"):
         list(prime_rl.read(write(tmp_path / "b.jsonl", [{**line, "schema_version": 2}]), Refusals()))
 
 
@@ -220,13 +242,14 @@ OTHERS = {
     "reward_model": np.array([{"ground_truth": "1"}] * 3, dtype=object),
 }
 META = {"temperature": 0.7, "global_steps": 7}
+PROMPTS = {"prompts": np.array([[0, 5, 6], [0, 5, 6], [0, 0, 7]])}
 
 
 def serialized(arrays):
     """VERL_DATAPROTO_SERIALIZATION_METHOD=numpy: dtype, shape and bytes of each tensor."""
     items = {
-        name: (str(each.dtype), each.shape, np.frombuffer(each.tobytes(), dtype=np.uint8))
-        for name, each in arrays.items()
+        name: (str(array.dtype), array.shape, np.frombuffer(array.tobytes(), dtype=np.uint8))
+        for name, array in arrays.items()
     }
     return (3,), None, items
 
@@ -245,16 +268,36 @@ def test_verl_batches_are_read_without_verl(tmp_path, proto):
     assert first.weights == (6, 5), "step 7 scores with the weights that step 6 made"
     assert first.processing == {"temperature": 0.7}
     assert first.attributes == {
-        "data_source": "gsm8k", "min_global_steps": 5, "tokens": 10, "prompt_tokens": 2, "reward": 1.0, "step": 7
+        "data_source": "gsm8k", "min_global_steps": 5, "prompt_tokens": 2, "reward": 1.0, "step": 7
     }  # fmt: skip
     assert refusals.counts == {"no_tokens": 1}
     assert "verl" not in sys.modules
 
 
+def test_verl_batches_name_prompts_by_uid_or_by_their_tokens(tmp_path, proto):
+    """Rollouts of one prompt have one uid; without it equal prompt tokens are one prompt."""
+    for others, arrays in ((OTHERS | {"uid": np.array(["a", "a", "b"], dtype=object)}, {}), (OTHERS, PROMPTS)):
+        path = tmp_path / "7.pkl"
+        path.write_bytes(proto((serialized(verl_arrays() | arrays), others, META)))
+        first, second = verl.read(path, Refusals())
+        assert first.prompt == second.prompt is not None
+
+
+def test_all_masks_of_a_verl_batch_are_multiplied(tmp_path, proto):
+    """Tools' output is under the response mask of some versions, and the loss mask alone leaves it out."""
+    arrays = verl_arrays()
+    loss = np.array(arrays["response_mask"])
+    loss[0, 2:4] = 0
+    path = tmp_path / "7.pkl"
+    path.write_bytes(proto((serialized({**arrays, "loss_mask": loss}), OTHERS, META)))
+    first, _ = verl.read(path, Refusals())
+    np.testing.assert_array_equal(first.train, np.delete(numbers()[0][0], [2, 3]))
+
+
 def test_verl_batches_of_the_default_serialization_are_read(tmp_path, proto):
     """The bytes of a saved TensorDict, or of a plain mapping of tensors."""
     torch = pytest.importorskip("torch")
-    tensors = {name: torch.from_numpy(each.copy()) for name, each in verl_arrays().items()}
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in verl_arrays().items()}
     kinds = {"plain": tensors}
     try:
         from tensordict import TensorDict
@@ -295,15 +338,15 @@ def test_a_pickle_runs_nothing_unless_it_is_trusted(tmp_path, monkeypatch, proto
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "evil.pkl"
     path.write_bytes(pickle.dumps(Planted()))
-    with pytest.raises(ImportFileError, match=r"holds \w+\.mkdir, which a batch needs not; --trust"):
+    with pytest.raises(RecordingError, match=r"holds \w+\.mkdir, which a batch needs not; `kc-otel import --trust`"):
         list(verl.read(path, Refusals()))
     inside = {**OTHERS, "extra": np.array([Planted()] * 3, dtype=object)}
     path.write_bytes(proto((serialized(verl_arrays()), inside, META)))
-    with pytest.raises(ImportFileError, match="mkdir"):
+    with pytest.raises(RecordingError, match="mkdir"):
         list(verl.read(path, Refusals()))
     assert not (tmp_path / "planted").exists()
     path.write_bytes(pickle.dumps([1, 2]))
-    with pytest.raises(ImportFileError, match="not a DataProto"):
+    with pytest.raises(RecordingError, match="not a DataProto"):
         list(verl.read(path, Refusals()))
 
 
@@ -312,7 +355,7 @@ def test_torch_files_are_loaded_without_running_them(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     torch.save({"old_log_probs": Planted()}, tmp_path / "a.pt")
-    with pytest.raises(ImportFileError, match="cannot be read safely"):
+    with pytest.raises(RecordingError, match="cannot be read safely"):
         list(verl.read(tmp_path / "a.pt", Refusals()))
     assert not (tmp_path / "planted").exists()
 
@@ -327,17 +370,17 @@ def test_torch_files_are_loaded_without_running_them(tmp_path, monkeypatch):
 )
 def test_verl_batches_that_cannot_be_compared_say_why(tmp_path, proto, change, said):
     """What is missing is named with the setting that writes it."""
-    arrays = {name: each for name, each in {**verl_arrays(), **change}.items() if each is not None}
+    arrays = {name: array for name, array in {**verl_arrays(), **change}.items() if array is not None}
     path = tmp_path / "a.pkl"
     path.write_bytes(proto((serialized(arrays), {}, {})))
-    with pytest.raises(ImportFileError, match=said):
+    with pytest.raises(RecordingError, match=said):
         list(verl.read(path, Refusals()))
 
 
 def test_verl_text_dumps_are_refused_with_what_to_save_instead(tmp_path):
     """trainer.rollout_data_dir has prompts, answers and scores, and no log-probability."""
     line = {"input": "1+1", "output": "2", "gts": "2", "score": 1.0, "step": 3}
-    with pytest.raises(ImportFileError, match=r"text and scores without log-probabilities.*save_to_disk"):
+    with pytest.raises(RecordingError, match=r"text and scores without log-probabilities.*save_to_disk"):
         format_of(write(tmp_path / "3.jsonl", [line]))
 
 
@@ -350,13 +393,13 @@ def test_generic_files_go_through_the_recording_reader(tmp_path):
     ]
     path = write(tmp_path / "log.jsonl", lines)
     assert format_of(path) == "generic"
-    found = list(generic.read(path, {"train": "a", "inference": "b"}))
+    found = list(read_generic(path, {"train": "a", "inference": "b"}))
     np.testing.assert_array_equal(sides(found), (train, inference))
     assert found[0].weights == (4, 3)
     assert found[0].attributes["task"] == "code"
     lines[1]["a"][2] = None
-    with pytest.raises(ImportFileError, match=r"log\.jsonl"):
-        list(generic.read(write(path, lines), {"train": "a", "inference": "b"}))
+    with pytest.raises(RecordingError, match=r"log\.jsonl"):
+        list(read_generic(write(path, lines), {"train": "a", "inference": "b"}))
 
 
 def test_a_recording_that_another_temperature_was_written_to_is_refused(tmp_path):
@@ -364,18 +407,18 @@ def test_a_recording_that_another_temperature_was_written_to_is_refused(tmp_path
     rng = np.random.default_rng(0)
     inference = np.log(rng.uniform(0.01, 1, (2, 64)))
     lines = [{"train_logprobs": (0.7 * q).tolist(), "inference_logprobs": q.tolist()} for q in inference]
-    with pytest.raises(ImportFileError, match="temperature"):
-        list(generic.read(write(tmp_path / "log.jsonl", lines)))
+    with pytest.raises(RecordingError, match="temperature"):
+        list(read_generic(write(tmp_path / "log.jsonl", lines)))
 
 
 def test_lines_that_are_no_objects_are_named(tmp_path):
     """A half-written line says where it is."""
     path = tmp_path / "train_data_step3.jsonl"
     path.write_text('{"prev_logprobs": [1')
-    with pytest.raises(ImportFileError, match=r"step3\.jsonl:1: is not JSON .* still being written"):
+    with pytest.raises(RecordingError, match=r"step3\.jsonl:1: is not JSON .* still being written"):
         list(nemo_rl.read(path, Refusals()))
     path.write_text("[1]\n")
-    with pytest.raises(ImportFileError, match="not a JSON object but list"):
+    with pytest.raises(RecordingError, match="not a JSON object but list"):
         list(nemo_rl.read(path, Refusals()))
 
 

@@ -1,13 +1,16 @@
 """What is wrong with a recording is said with file, row, field and remedy, all of it at once."""
 
 import json
+import pickle
+import re
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kc_otel.recordings import RecordingError, load_recording
+from kc_otel.recordings.recording import RecordingError
+from kc_otel.recordings.recording_files import load_recording
 
 GOOD = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.0, -2.5]}
 
@@ -42,8 +45,8 @@ NAN = float("nan")
         ({"train_logprobs": [-1.0, -2.0]}, "line 2: inference_logprobs: is missing, not a list of numbers"),
         ({**GOOD, "train_logprobs": "text"}, 'line 2: train_logprobs: holds "text", not a list of numbers'),
         ({**GOOD, "train_logprobs": [[-1.0], [-2.0]]}, "line 2: train_logprobs: holds [[-1.0], [-2.0]], not a list"),
-        ({**GOOD, "train_logprobs": [0.0, 0.0]}, "one side is 0 throughout"),
-        ({**GOOD, "inference_logprobs": [-np.inf, -1.0]}, "the inference kernel gives probability 0 to a token"),
+        ({**GOOD, "train_logprobs": [0.0, 0.0]}, "every token is exactly 0 on the training side"),
+        ({**GOOD, "inference_logprobs": [-np.inf, -1.0]}, "The inference kernel gives probability 0 to a token"),
         ("{not json", "line 2: is not JSON"),
         ("[1, 2]", "line 2: is list, not an object"),
     ],
@@ -60,12 +63,10 @@ def test_a_shift_by_one_token_is_named(problems):
     rng = np.random.default_rng(0)
     values = (-3 * rng.random(40)).tolist()
     found = problems({"train_logprobs": values[1:], "inference_logprobs": values[:-1]})
-    assert found == [
-        (
-            "line 1: train_logprobs and inference_logprobs: one side is a token ahead of the other; "
-            "align both to the tokens they score"
-        )
-    ]
+    assert len(found) == 1
+    assert found[0].startswith("INVALID INPUT, not_same_tokens: line 1: train_logprobs and inference_logprobs: ")
+    assert "from the first token on the sides do not score the same tokens (lag -1)" in found[0]
+    assert "align both sides to the token that they score" in found[0]
 
 
 def test_a_fault_of_all_rows_is_one_sentence(problems):
@@ -73,18 +74,43 @@ def test_a_fault_of_all_rows_is_one_sentence(problems):
     rng = np.random.default_rng(0)
     rows = [(-3 * rng.random(80)).tolist() for _ in range(30)]
     (found,) = problems(
-        *[{"train_logprobs": [one / np.log(2) for one in row], "inference_logprobs": row} for row in rows]
+        *[{"train_logprobs": [logprob / np.log(2) for logprob in row], "inference_logprobs": row} for row in rows]
     )
-    assert found.startswith("line 1 and 29 more: train_logprobs and inference_logprobs: One side is the other")
+    assert found.startswith("INVALID INPUT, temperature_mismatch: line 1: train_logprobs and inference_logprobs: ")
     assert "nats" in found
+    assert found.endswith(" (29 more like this)")
 
 
-def test_everything_is_told_at_once_up_to_a_cap(problems):
-    """Thirty bad lines make twenty sentences and a count."""
-    found = problems(*[{**GOOD, "train_logprobs": [-1.0, 5.0]}] * 30)
-    assert len(found) == 21
-    assert found[19].startswith("line 20: train_logprobs: token 1 is 5;")
-    assert found[20] == "and 10 more problems like these"
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (
+            0.06,
+            "token 1 is 0.06; above 0 by the rounding of a log-sum-exp in half precision; compute the log-softmax in",
+        ),
+        (0.8, "token 1 is 0.8; a log-probability is at most 0: is it a logit or a probability?"),
+        (
+            1.0,
+            "INVALID INPUT, placeholder: line 1: .* 2 tokens on the training side, .* token 1 of sequence 0, which is",
+        ),
+    ],
+)
+def test_a_number_above_0_is_told_by_what_it_is(problems, value, said):
+    """Rounding of half precision, a probability, or what a trainer puts where it has none."""
+    (found,) = problems(*[{**GOOD, "train_logprobs": [-1.0, value]}] * 2)
+    assert re.search(said.replace("?", r"\?"), found), found
+
+
+def test_one_fault_in_a_thousand_rows_is_one_line_with_a_count(problems):
+    """Whatever numbers they have: the first with its place, and how many more."""
+    found = problems(*[{**GOOD, "train_logprobs": [-1.0, 5.0 + place]} for place in range(1000)])
+    assert len(found) == 1
+    assert found[0].startswith("line 1: train_logprobs: token 1 is 5;")
+    assert found[0].endswith("(999 more like this)")
+    found = problems(*["{broken"] * 900, *[{**GOOD, "train_logprobs": [-1.0]}] * 100)
+    assert len(found) == 1
+    assert "line 1: is not JSON" in found[0]
+    assert found[0].endswith("(899 more like this)")
 
 
 def test_problems_of_different_kinds_come_together(problems):
@@ -99,7 +125,7 @@ def test_rows_that_are_masked_out_do_not_shift_the_places_of_others(problems):
     found = problems(gone, gone, {**GOOD, "train_logprobs": [-1.0, NAN], "mask": [1, 1]})
     assert found[0].startswith("line 3: train_logprobs: token 1 is nan")
     found = problems(gone, {**GOOD, "train_logprobs": [0.0, 0.0], "mask": [1, 1]})
-    assert found[0].startswith("line 2: train_logprobs and inference_logprobs: one side is 0")
+    assert found[0].startswith("INVALID INPUT, placeholder: line 2: train_logprobs and inference_logprobs: ")
 
 
 def test_a_masked_fault_does_not_count(tmp_path):
@@ -136,7 +162,7 @@ def test_the_canonical_name_comes_first(tmp_path):
 
 def test_a_file_with_nothing_in_it(problems, tmp_path):
     """No line, no row, no token that counts."""
-    assert problems("") == ["has no line with a sequence; write one JSON object per line"]
+    assert problems("") == ["has no sequence; write one object or row for each"]
     assert problems({**GOOD, "mask": [0, 0]}) == ["mask leaves no token of any row; 1 means that a token counts"]
     np.savez(tmp_path / "a.npz", train_logprobs=np.zeros((0, 4)), inference_logprobs=np.zeros((0, 4)))
     with pytest.raises(RecordingError, match="has no token"):
@@ -194,12 +220,12 @@ def test_logits_and_tokens_that_do_not_fit(tmp_path):
     ("rows", "message"),
     [
         ([{"train_logprobs": None, "inference_logprobs": [-1.0]}, GOOD], "row 0: train_logprobs: is missing"),
-        ([{"train_logprobs": -1.0, "inference_logprobs": [-1.0]}], "train_logprobs: holds double, not a list"),
+        ([{"train_logprobs": -1.0, "inference_logprobs": [-1.0]}], "row 0: train_logprobs: holds -1.0, not a list"),
         (
             [{"train_logprobs": [None, -1.0], "inference_logprobs": [-1.0, -1.0]}],
             "row 0: train_logprobs: token 0 is nan",
         ),
-        ([{**GOOD, "token_ids": [1, None]}], "token_ids: 1 tokens have no id"),
+        ([{**GOOD, "token_ids": [1, None]}], r"row 0: token_ids: holds \[1, null\], not a list"),
     ],
 )
 def test_parquet_columns_that_do_not_fit(tmp_path, rows, message):
@@ -210,10 +236,17 @@ def test_parquet_columns_that_do_not_fit(tmp_path, rows, message):
 
 
 @pytest.mark.parametrize("name", ["log.pkl", "log.pickle", "LOG.PT"])
-def test_a_pickle_is_refused_with_a_way_out(tmp_path, name):
-    """It is never opened, because reading one runs what is in it; the message says what to write instead."""
-    with pytest.raises(RecordingError, match=r"pickle can run any program.*numpy\.savez\(file, train_logprobs="):
+def test_a_pickle_runs_nothing(tmp_path, name):
+    """Only a trainer's batch is let in; what else a pickle names is refused, and does not run."""
+
+    class Bad:
+        def __reduce__(self):
+            return (tmp_path / "ran").touch, ()
+
+    (tmp_path / name).write_bytes(pickle.dumps(Bad()))
+    with pytest.raises(RecordingError, match=r"a batch needs not; `kc-otel import --trust` runs it"):
         load_recording(tmp_path / name)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("ending", ["npz", "jsonl"])
@@ -225,9 +258,9 @@ def test_a_mask_that_is_additive_or_made_of_labels_is_refused(tmp_path, ending, 
     if ending == "npz":
         np.savez(path, train_logprobs=rows, inference_logprobs=rows, mask=mask)
     else:
-        each = zip(rows.tolist(), mask.tolist(), strict=True)
+        pairs = zip(rows.tolist(), mask.tolist(), strict=True)
         path.write_text(
-            "".join(f"{json.dumps({'train_logprobs': a, 'inference_logprobs': a, 'mask': m})}\n" for a, m in each)
+            "".join(f"{json.dumps({'train_logprobs': a, 'inference_logprobs': a, 'mask': m})}\n" for a, m in pairs)
         )
     with pytest.raises(RecordingError, match=rf"mask: holds {padded:g}; pass truth values, or 1 where a token counts"):
         load_recording(path)

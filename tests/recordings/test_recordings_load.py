@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kc_otel.recordings import Recording, RecordingError, load_recording, save_recording
+from kc_otel.recordings.recording import Recording, RecordingError
+from kc_otel.recordings.recording_files import load_recording, save_recording
 
 ENDINGS = ("npz", "jsonl", "jsonl.gz", "parquet")
 PER_TOKEN = ("train", "inference", "token_ids", "advantages", "train_at_rollout", "policy")
@@ -29,7 +30,7 @@ def recording(lengths=(3, 1, 2), seed=0, **more):
         train=np.minimum(inference + 0.01 * rng.standard_normal(inference.size), 0.0),
         inference=inference,
         lengths=counts,
-        attributes=tuple({"task": "code", "n": row} for row in range(counts.size)),
+        attributes=tuple({"completion_tokens": n, "task": "code", "n": row} for row, n in enumerate(counts.tolist())),
         **more,
     )
 
@@ -74,7 +75,7 @@ def test_every_float_survives_every_format(tmp_path_factory, inference, data):
     """Any log-probabilities and any cut into sequences come back bit for bit."""
     cuts = data.draw(st.sets(st.integers(1, inference.size))) | {inference.size}
     lengths = np.diff([0, *sorted(cuts)])
-    given_ = Recording(inference.copy(), inference, lengths, tuple({} for _ in lengths))
+    given_ = Recording(inference.copy(), inference, lengths, tuple({"completion_tokens": int(n)} for n in lengths))
     folder = tmp_path_factory.mktemp("floats")
     for ending in ENDINGS:
         save_recording(given_, folder / f"a.{ending}")
@@ -145,9 +146,8 @@ def test_ragged_rows_with_masks(tmp_path):
         assert loaded.train.tolist() == [-1, -3, -4, -5]
         assert loaded.inference.tolist() == [-1.1, -3, -4, -5]
         assert loaded.lengths.tolist() == [2, 2]
-        assert [each["task"] for each in loaded.attributes] == ["a", "c"]
-        assert [each["task"] for each in loaded.masked] == ["b"]
-        assert loaded.lengths_with_masked.tolist() == [2, 2, 0]
+        assert [attributes["task"] for attributes in loaded.attributes] == ["a", "c"]
+        assert [attributes["task"] for attributes in loaded.masked] == ["b"]
         assert loaded.only(np.array([True, False]), np.array([False])).masked == ()
 
 
@@ -196,7 +196,7 @@ def test_the_mass_that_truncation_kept_renormalises_both_sides(tmp_path, ending)
 @pytest.mark.parametrize(
     ("kept", "said"),
     [
-        ([0.0, 0.1, 0.0], "train_kept_logprobs: token 1 is 0.1; a log-probability is at most 0"),
+        ([0.0, 0.7, 0.0], "train_kept_logprobs: token 1 is 0.7; a log-probability is at most 0"),
         ([0.0, -3.0, 0.0], "token 1 is 2; over the mass in train_kept_logprobs: was the token kept?"),
         ([0.0, np.nan, 0.0], "train_kept_logprobs: token 1 is nan"),
     ],
@@ -214,7 +214,9 @@ def test_any_other_names_are_said_with_columns(tmp_path):
     np.savez(tmp_path / "a.npz", fsdp=[-1.0, -2.0], vllm=[-1.5, -2.0], n=[1, 1], split=["x", "y"])
     loaded = load_recording(tmp_path / "a.npz", columns={"train": "fsdp", "inference": "vllm", "lengths": "n"})
     assert loaded.train.tolist() == [-1, -2]
-    assert [dict(each) for each in loaded.attributes] == [{"split": "x"}, {"split": "y"}]
+    assert [dict(attributes) for attributes in loaded.attributes] == [
+        {"completion_tokens": 1, "split": "x"}, {"completion_tokens": 1, "split": "y"},
+    ]  # fmt: skip
 
 
 def test_text_under_a_name_of_token_ids_is_an_attribute_or_nothing(tmp_path):
@@ -240,7 +242,7 @@ def test_only_keeps_sequences_whole():
     assert part.lengths.tolist() == [3, 2]
     assert part.token_ids.tolist() == [0, 1, 2, 4, 5]
     assert part.advantages.tolist() == [1.0, 1.0, 1.0, 0.5, 0.5]
-    assert [each["n"] for each in part.attributes] == [0, 2]
+    assert [attributes["n"] for attributes in part.attributes] == [0, 2]
     assert part.starts.tolist() == [0, 3]
     everything = full()
     assert everything.only(np.ones(3, dtype=bool), np.array([], dtype=bool)) is everything
@@ -280,12 +282,12 @@ def test_columns_that_are_no_attributes_are_told_of(tmp_path):
     """In each format, with what they hold; a missing value is none."""
     row = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.1, -2.0], "task": "code", "note": None}
     rows = [row, {**row, "task": ["prose"], "attributes": {"lang": {"a": 1}}}]
-    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in rows))
     found = load_recording(tmp_path / "a.jsonl")
     assert found.unread == {
         "task": 'holds ["prose"] in line 2, not a plain value', "lang": 'holds {"a": 1} in line 2, not a plain value',
     }  # fmt: skip
-    assert found.attributes == ({"task": "code"}, {})
+    assert found.attributes == ({"completion_tokens": 2, "task": "code"}, {"completion_tokens": 2})
     table = {
         "train_logprobs": [row["train_logprobs"]] * 2, "inference_logprobs": [row["inference_logprobs"]] * 2,
         "task": [["code"], ["prose"]], "tag": [b"x", b"y"], "kind": ["a", None], "attributes": ['{"lang": [1]}', "{}"],
@@ -294,4 +296,19 @@ def test_columns_that_are_no_attributes_are_told_of(tmp_path):
     found = load_recording(tmp_path / "a.parquet")
     assert found.unread.keys() == {"task", "tag", "lang"}
     assert found.unread["lang"] == "holds [1] in row 0, not a plain value"
-    assert found.attributes == ({"kind": "a"}, {})
+    assert found.attributes == ({"completion_tokens": 2, "kind": "a"}, {"completion_tokens": 2})
+
+
+@pytest.mark.parametrize("form", ["npz", "jsonl"])
+def test_all_masks_of_a_row_count(tmp_path, form):
+    """TRL's completion_mask and tool_mask: a token counts under both; one named with columns is the only one."""
+    masks = {"completion_mask": [[1, 1, 1, 0], [1, 1, 0, 0]], "tool_mask": [[1, 0, 1, 1], [1, 1, 1, 1]]}
+    sides = {"old_per_token_logps": np.full((2, 4), -1.0), "sampling_per_token_logps": np.full((2, 4), -1.1)}
+    path = tmp_path / f"a.{form}"
+    if form == "npz":
+        np.savez(path, **sides, **{name: np.array(mask) for name, mask in masks.items()})
+    else:
+        columns = {**{name: side.tolist() for name, side in sides.items()}, **masks}
+        path.write_text("\n".join(json.dumps({n: values[row] for n, values in columns.items()}) for row in (0, 1)))
+    assert load_recording(path).lengths.tolist() == [2, 2]
+    assert load_recording(path, columns={"mask": "completion_mask"}).lengths.tolist() == [3, 2]

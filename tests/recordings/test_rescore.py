@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.comparable import refusal
 from kc_otel.recordings.request import KeptTokens, SampledRequest
-from kc_otel.recordings.rescore import RescoreError, Rescorer, refusal
-from kc_otel.recordings.rescore.rescorer import TokenBudget, batches, length
-from kc_otel.recordings.spool import Spool, SpoolReader
+from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget, batches, length
+from kc_otel.recordings.spool.spool_reader import SpoolReader
+from kc_otel.recordings.spool.spool_writer import Spool
+from tests.tools.planted_faults import FAULTS, healthy
 
 BF16 = Kernel("vllm", dtype="bfloat16")
 FP8 = Kernel("vllm", dtype="bfloat16", kv_cache_dtype="fp8")
@@ -34,7 +36,7 @@ def score(prompt_ids, token_ids, processing=None):
     """A training kernel that gives every token a tenth of a nat less."""
     assert len(prompt_ids) == len(token_ids)
     assert processing is not None
-    return [np.full(each.size, -1.1) for each in token_ids]
+    return [np.full(ids.size, -1.1) for ids in token_ids]
 
 
 @pytest.fixture
@@ -50,18 +52,18 @@ def rescorer(spool, recorders):
     readers = []
 
     def make(*requests, recorder=None, score=score, **options):
-        for each in requests:
-            spool.put(each)
+        for entry in requests:
+            spool.put(entry)
         assert spool.flush()
-        for each in readers:
-            each.close()
+        for reader in readers:
+            reader.close()
         readers[:] = [SpoolReader(spool.path)]
         options.setdefault("poll", 0.01)
         return Rescorer(readers[0], recorder or recorders(), score, **options)
 
     yield make
-    for each in readers:
-        each.close()
+    for reader in readers:
+        reader.close()
 
 
 @pytest.mark.parametrize(
@@ -79,12 +81,21 @@ def rescorer(spool, recorders):
         ({"tokens": 0}, "no_tokens"),
         ({"weights": "step-9"}, "wrong_weights"),
         ({"weights": "step-7"}, None),
+        ({"attributes": {"lora": "sql"}}, "wrong_weights"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_with_a_reason(fields, reason):
     """Both sides' log-probabilities have to be of the distribution that the tokens were drawn from."""
     found = refusal(request(**fields), "step-7")
     assert (found and found[0]) == reason
+
+
+def test_a_request_of_an_adapter_is_scored_with_that_adapter_or_not_at_all():
+    """The base model's log-probabilities of an adapter's tokens are another policy's."""
+    served = request(attributes={"lora": "sql"})
+    assert refusal(served, None, "sql") is None
+    assert refusal(served)[1].startswith("sampled with the LoRA adapter 'sql', scored with no LoRA adapter")
+    assert refusal(served, None, "python")[0] == refusal(request(), None, "python")[0] == "wrong_weights"
 
 
 def test_steps_that_differ_are_a_lag_and_no_refusal():
@@ -110,7 +121,7 @@ def test_batches_hold_what_is_alike_and_fits(shapes, most):
     assert sorted(index for batch in found for index in batch) == list(range(len(requests)))
     for batch in found:
         members = [requests[index] for index in batch]
-        assert len({(each.kernel, each.processing["temperature"]) for each in members}) == 1
+        assert len({(member.kernel, member.processing["temperature"]) for member in members}) == 1
         assert length(members[0]) == max(map(length, members))
         assert len(members) == 1 or len(members) * length(members[0]) <= most
 
@@ -152,10 +163,22 @@ def test_drift_of_served_requests_is_recorded_per_kernel_and_slice(rescorer, rec
         # Another kernel's turn ends a stream with the next export, so each pair's points are in some export.
         exports = range(len(memory.exports))
         cell = {"kc_slice": "all", "kc_kernel_inference": kernel.fingerprint}
-        (point, *_) = [point for each in exports for point in memory.points("kc.drift.log_ratio", each, **cell)]
+        (point, *_) = [point for export in exports for point in memory.points("kc.drift.log_ratio", export, **cell)]
         assert (point.count, point.sum) == (tokens, pytest.approx(drift, abs=1e-5))
-    assert max(memory.count("code", each) for each in range(len(memory.exports))) == 9
+    assert max(memory.count("code", export) for export in range(len(memory.exports))) == 9
     assert made.run(threading.Event()).requests == 3
+
+
+def test_requests_with_the_same_prompt_are_its_rollouts(rescorer, recorders, contract, memory):
+    """As with `n > 1`, which the engine serves as requests of their own; also where they are scored in two batches."""
+    answers = [request(f"{index}_x", prompt=5, tokens=6 + index) for index in range(4)]
+    others = [request(f"other-{index}", prompt=6 + index) for index in range(2)]
+    recorder = recorders(contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}]))
+    totals = rescorer(*answers, *others, recorder=recorder, batch_tokens=24).run(threading.Event())
+    assert totals.requests == 6
+    exports = range(len(memory.exports))
+    (rollouts,) = [point for index in exports for point in memory.points("kc.sampling.rollouts", index, kc_slice="all")]
+    assert (rollouts.count, rollouts.sum) == (3, 6)
 
 
 def test_what_truncation_kept_is_compared_over_where_the_engine_says_it(rescorer, memory):
@@ -165,7 +188,7 @@ def test_what_truncation_kept_is_compared_over_where_the_engine_says_it(rescorer
     def score_kept(prompt_ids, token_ids, processing=None, kept=None):
         assert (len(prompt_ids), processing) == (len(token_ids), {"top_k": 3})
         asked.append(kept)
-        sides = [np.full(each.size, -1.0) for each in token_ids]
+        sides = [np.full(ids.size, -1.0) for ids in token_ids]
         return sides if kept is None else [np.stack((side + np.log(0.8), np.full(6, np.log(0.8)))) for side in sides]
 
     def flat(prompt_ids, token_ids, processing=None, kept=None):
@@ -176,8 +199,8 @@ def test_what_truncation_kept_is_compared_over_where_the_engine_says_it(rescorer
     served = {"processing": {"top_k": 3}, "logprobs_mode": "processed"}
     requests = [request("a", kept=mask, **served), request("b", **served)]
     assert rescorer(*requests, score=score_kept).run(threading.Event()).requests == 2
-    assert sum(each is None for each in asked) == 1
-    assert [each.ids.size for kept in asked if kept is not None for each in kept] == [18]
+    assert sum(kept is None for kept in asked) == 1
+    assert [tokens.ids.size for kept in asked if kept is not None for tokens in kept] == [18]
     (outside,) = memory.points("kc.drift.outside_mass", kc_slice="all")
     assert (outside.count, outside.sum) == (6, pytest.approx(1.2))
     (drift,) = memory.points("kc.drift.abs_log_ratio", kc_slice="all")
@@ -207,6 +230,32 @@ def test_refused_requests_are_counted_by_reason_and_leave_the_spool(rescorer, me
     assert counts == {"greedy": 1, "no_tokens": 1}
 
 
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_score_that_is_not_of_the_same_tokens_is_invalid_input(name, rescorer, recorders):
+    """By the reason that the recorder and the gate give it."""
+    rows = FAULTS[name][0](healthy(40), np.random.default_rng(1))
+    served = [
+        SampledRequest(
+            request_id=str(number),
+            prompt_ids=np.array([number]),
+            token_ids=np.arange(inference.size),
+            logprobs=inference.astype(np.float32),
+            kernel=BF16,
+        )
+        for number, (_, inference) in enumerate(rows)
+    ]
+
+    def planted(prompt_ids, token_ids, processing=None):
+        assert len(token_ids) == len(prompt_ids)
+        assert not processing
+        return [rows[int(prompt[0])][0] for prompt in prompt_ids]
+
+    recorder = recorders()
+    rescorer(*served, recorder=recorder, score=planted).run(threading.Event())
+    recorder.force_flush()
+    assert FAULTS[name][1] in recorder.stats().invalid
+
+
 def test_requests_stay_in_the_spool_until_their_drift_is_exported(rescorer, memory):
     """While the endpoint refuses, nothing is forgotten; a rescorer that is stopped then leaves all of it behind."""
     memory.result = MetricExportResult.FAILURE
@@ -228,7 +277,7 @@ def test_a_request_that_cannot_be_scored_costs_itself_only(rescorer):
     """The batch is tried one by one; the odd one is counted, the others are measured."""
 
     def picky(prompt_ids, token_ids, processing):
-        if any(each.size == 7 for each in token_ids):
+        if any(ids.size == 7 for ids in token_ids):
             raise RuntimeError("index out of range")
         return score(prompt_ids, token_ids, processing)
 
@@ -258,7 +307,7 @@ def test_what_is_no_log_probability_is_not_taken_for_scored(rescorer, value):
     """Of one request it costs that one; of all, the run ends with an error and the spool keeps them."""
 
     def some(_prompts, token_ids, _processing):
-        return [np.full(each.size, value if each.size == 6 else -1.1) for each in token_ids]
+        return [np.full(ids.size, value if ids.size == 6 else -1.1) for ids in token_ids]
 
     totals = rescorer(request("a"), request("b", tokens=7), score=some).run(threading.Event())
     assert (totals.requests, totals.refused) == (1, {"scoring_failed": 1})
@@ -311,7 +360,7 @@ def test_the_comparison_is_linked_to_the_requests_spans(rescorer, recorders, tra
     rescorer(served, request("b", traceparent="rubbish"), recorder=recorders(tracer_provider=provider)).run(
         threading.Event()
     )
-    (span,) = [each for each in spans.get_finished_spans() if each.name == "kc.compare"]
+    (span,) = [candidate for candidate in spans.get_finished_spans() if candidate.name == "kc.compare"]
     assert [f"{link.context.trace_id:032x}" for link in span.links] == [trace_id]
 
 

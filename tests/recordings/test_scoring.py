@@ -56,7 +56,7 @@ def test_the_mass_of_the_kept_tokens_is_that_of_the_whole_vocabulary_over_them(m
     monkeypatch.setattr(scoring, "_BLOCK", block)
     values, rng = logits(5), np.random.default_rng(0)
     sets = [rng.choice(VOCABULARY, count, replace=False) for count in (3, 1, 0, 23, 5, 2, 7)]
-    kept = KeptTokens(np.concatenate(sets), np.array([each.size for each in sets]))
+    kept = KeptTokens(np.concatenate(sets), np.array([members.size for members in sets]))
     found = kept_mass(values.bfloat16(), kept, {"temperature": 0.7}).exp().numpy()
     whole = (values.bfloat16().double() / 0.7).softmax(1).numpy()
     assert found == pytest.approx([row[ids].sum() for row, ids in zip(whole, sets, strict=True)], rel=1e-5)

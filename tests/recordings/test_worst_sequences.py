@@ -49,25 +49,25 @@ def keep(tmp_path):
     def keeping(*pairs, now=NOW, **options):
         kept = WorstSequences(tmp_path / "worst.sqlite", load_text(POLICY), **options)
         made.append(kept)
-        kept.add([one for one, _ in pairs], [train for _, train in pairs], now)
+        kept.add([request for request, _ in pairs], [train for _, train in pairs], now)
         return lambda clause, where="all", kernel="": read_worst(
             tmp_path / "worst.sqlite", "policy", clause, where, kernel
         )
 
     yield keeping
-    for one in made:
-        one.close()
+    for worst in made:
+        worst.close()
 
 
 def test_each_clause_has_its_own_worst(keep):
     """The mean over tokens, the largest log ratio and a whole sequence's drift name different ones."""
     spike, broad, fine = [0.0] * 9 + [-3.0], [-0.2] * 10, [0.01] * 10
     cell = keep(*(served(name, drift) for name, drift in (("spike", spike), ("broad", broad), ("fine", fine))), most=2)
-    assert [one.request_id for one in cell("token-tv")] == ["broad", "spike"]
+    assert [sequence.request_id for sequence in cell("token-tv")] == ["broad", "spike"]
     assert cell("token-tv")[0].value == pytest.approx(-np.expm1(-0.2), rel=1e-6)
-    assert [one.request_id for one in cell("largest")] == ["spike", "broad"]
+    assert [sequence.request_id for sequence in cell("largest")] == ["spike", "broad"]
     assert cell("largest")[0].value == pytest.approx(3.0, rel=1e-6)
-    assert [one.request_id for one in cell("reward")] == ["spike", "broad"]
+    assert [sequence.request_id for sequence in cell("reward")] == ["spike", "broad"]
     assert cell("logits") == ()
 
 
@@ -76,18 +76,18 @@ def test_a_cell_is_a_slice_and_a_kernel_and_its_number_is_bounded(keep):
     other = Kernel("vllm", dtype="bfloat16")
     rows = [served(f"r{n}", [-0.01 * n] * 4, task="code" if n % 2 else "prose") for n in range(20)]
     cell = keep(*rows, served("other", [-0.001] * 4, kernel=other), most=3)
-    assert [one.request_id for one in cell("token-tv", "code", KERNEL.fingerprint)] == ["r19", "r17", "r15"]
-    assert [one.request_id for one in cell("token-tv", kernel=KERNEL.fingerprint)] == ["r19", "r18", "r17"]
-    assert [one.request_id for one in cell("token-tv", kernel=other.fingerprint)] == ["other"]
+    assert [sequence.request_id for sequence in cell("token-tv", "code", KERNEL.fingerprint)] == ["r19", "r17", "r15"]
+    assert [sequence.request_id for sequence in cell("token-tv", kernel=KERNEL.fingerprint)] == ["r19", "r18", "r17"]
+    assert [sequence.request_id for sequence in cell("token-tv", kernel=other.fingerprint)] == ["other"]
 
 
 def test_what_is_kept_can_be_read_by_a_person(keep):
     """Text where there is a tokenizer, the drift of every token, when, and the trace."""
-    cell = keep(served("r", [-0.5, 0.25]), text=lambda ids: "".join(f"<{one}>" for one in ids))
-    (one,) = cell("token-tv", "code")
-    assert (one.prompt, one.tokens, one.prompt_tokens) == ("<11><12>", ("<0>", "<1>"), 2)
-    assert one.log_ratios == (-0.5, 0.25)
-    assert (one.at, one.trace_id, one.prompt_hash) == (NOW, "a" * 32, "")
+    cell = keep(served("r", [-0.5, 0.25]), text=lambda ids: "".join(f"<{token}>" for token in ids))
+    (sequence,) = cell("token-tv", "code")
+    assert (sequence.prompt, sequence.tokens, sequence.prompt_tokens) == ("<11><12>", ("<0>", "<1>"), 2)
+    assert sequence.log_ratios == (-0.5, 0.25)
+    assert (sequence.at, sequence.trace_id, sequence.prompt_hash) == (NOW, "a" * 32, "")
 
 
 def test_nothing_is_kept_longer_than_it_is_said(keep):
@@ -95,22 +95,22 @@ def test_nothing_is_kept_longer_than_it_is_said(keep):
     cell = keep(served("old", [-5.0] * 3, at=NOW))
     assert len(cell("token-tv")) == 1
     cell = keep(served("new", [-0.1] * 3, at=NOW + 90000), served("late", [-9.0] * 3, at=NOW), now=NOW + 90000)
-    assert [one.request_id for one in cell("token-tv")] == ["new"]
+    assert [sequence.request_id for sequence in cell("token-tv")] == ["new"]
 
 
 def test_redaction_leaves_neither_prompt_nor_completion(keep, tmp_path):
     """Hashes tell the same prompt from another one, differ between files, and drift is all that is left of answers."""
     text = lambda ids: "WORDS" + "x".join(map(str, ids))  # noqa: E731 - a word that can be looked for
     cell = keep(served("a", [-0.5, -0.1]), served("b", [-0.4, -0.1]), redacted=list(Redacted), text=text)
-    one, other = cell("token-tv")
-    assert one.prompt_hash == other.prompt_hash != ""
-    assert (one.prompt, one.tokens, one.log_ratios) == ("", (), (-0.5, -0.1))
+    sequence, other = cell("token-tv")
+    assert sequence.prompt_hash == other.prompt_hash != ""
+    assert (sequence.prompt, sequence.tokens, sequence.log_ratios) == ("", (), (-0.5, -0.1))
     held = (tmp_path / "worst.sqlite").read_bytes()
     assert b"WORDS" not in held
     with WorstSequencesAt(tmp_path / "elsewhere.sqlite") as elsewhere:
         elsewhere.add(*map(list, zip(served("a", [-0.5, -0.1]), strict=True)), NOW)
     (third,) = read_worst(tmp_path / "elsewhere.sqlite", "policy", "token-tv", "all", "")
-    assert third.prompt_hash not in {"", one.prompt_hash}
+    assert third.prompt_hash not in {"", sequence.prompt_hash}
 
 
 class WorstSequencesAt(WorstSequences):

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 
 import kc_otel
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
@@ -83,7 +83,7 @@ def drift() -> Callable[..., ExportMetricsServiceRequest]:
     def make(sigma: float, step: int | None = None) -> ExportMetricsServiceRequest:
         rng, exporter = np.random.default_rng(0), Capture()
         inference = np.log(rng.uniform(0.05, 1.0, (64, 64)))
-        train = np.minimum(inference + rng.normal(0.0, sigma, inference.shape), 0.0)
+        train = -np.abs(inference + rng.normal(-sigma * sigma / 2, sigma, inference.shape))
         with kc_otel.Recorder(contract, metric_exporter=exporter, sampling=1.0) as recorder:
             weights = None if step is None else (step, step)
             recorder.compare(train, inference, attributes={"task": "code"}, weights=weights)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from openapi_spec_validator import validate
 from starlette.testclient import TestClient
 
 from kc_otel.contract.prometheus_names import prometheus_name
-from kc_otel.contract.registry import METRICS
+from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.judge.verdict import Status
 from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
@@ -71,11 +73,48 @@ def test_cells_can_be_narrowed_down(client: TestClient) -> None:
     assert client.get("/api/v1/cells", params={"contract": "policy", "clause": "other"}).json()["cells"] == []
 
 
+def test_what_failed_stays_while_its_alert_fires(
+    client: TestClient, core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was last, though its kernel is gone; and its alert stands on its own row, not on the stable kernel's."""
+    stable = [
+        (replace(verdict, status=Status.PASS, cell=verdict.cell._replace(kernel_inference="stable")), since, past)
+        for verdict, since, past in core.history.cells("policy", 10)
+    ]
+    monkeypatch.setattr(core.history, "cells", lambda *_: stable)
+    cells = client.get("/api/v1/cells", params={"slice": "code"}).json()["cells"]
+    assert {(cell["verdict"]["status"], tuple(cell["firing"])) for cell in cells} == {
+        ("PASS", ()),
+        ("FAIL", ("critical",)),
+    }
+
+
+def test_a_cell_whose_requests_go_elsewhere_has_no_traffic(
+    client: TestClient, core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is silent as ordered and obeyed, neither PASS nor missing data; else it is missing data."""
+    quiet = [(replace(verdict, status=Status.NO_DATA), *more) for verdict, *more in core.history.cells("policy", 10)]
+    monkeypatch.setattr(core.history, "cells", lambda *_: quiet)
+
+    def said() -> tuple[set[tuple[str, bool]], dict[str, int]]:
+        verdicts = client.get("/api/v1/verdicts").json()["verdicts"]
+        overview = client.get("/api/v1/overview").json()
+        assert overview["counts"] == {"policy": {"NO_DATA": 2}}
+        return {(verdict["slice"], verdict["no_traffic"]) for verdict in verdicts}, overview["no_traffic"]
+
+    assert said() == ({("all", False), ("code", False)}, {"policy": 0}), "nobody has taken the order"
+    core.listeners.heard(["policy/route"], core.contracts, core.evaluated_at)
+    core.evaluated_at += 1.0
+    assert said() == ({("all", True), ("code", True)}, {"policy": 2})
+    core.resume("policy", None, "ada", "kernel patched", 10.0)
+    assert said() == ({("all", False), ("code", False)}, {"policy": 0})
+
+
 def test_contracts_are_spelled_out(client: TestClient) -> None:
     """Clauses with their units and statistics, slices, kernels, the worst status, and what is asked of trainers."""
     (contract,) = client.get("/api/v1/contracts").json()["contracts"]
     assert contract["status"] == "FAIL"
-    assert contract["clauses"][0]["statistic"] == "mean"
+    assert (contract["clauses"][0]["statistic"], contract["clauses"][0]["per"]) == ("mean", "token")
     assert contract["clauses"][0]["description"] == "share of mass that the kernels place apart"
     assert {kernel["role"] for kernel in contract["kernels"]} == {"train", "inference"}
     assert "halt" in contract["directives"]
@@ -94,10 +133,26 @@ def test_a_person_lifts_a_route(client: TestClient, core: Core) -> None:
     assert client.get("/api/v1/events", params={"newest": 1}).json()["events"][0]["message"].startswith("ada resumed")
 
 
-def test_a_client_that_has_the_newest_table_is_not_sent_it_again(client: TestClient, core: Core) -> None:
-    """204 after the wait; another version gets the table at once."""
-    assert client.get("/api/v1/decisions", params={"after": core.decisions.version, "wait": 0.05}).status_code == 204
-    assert client.get("/api/v1/decisions", params={"after": 0}).json()["version"] == core.decisions.version
+def test_the_metric_of_routes_follows_pins_as_routers_do(client: TestClient) -> None:
+    """The newest pin of a slice or of all traffic decides, else the route."""
+
+    def to_training() -> set[str]:
+        lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith("kc_route{")]
+        return {
+            slice for slice in ("all", "code") if any(f'"train-kernel",kc_slice="{slice}"' in line for line in lines)
+        }
+
+    def pin(slice: str, kernel: str) -> None:
+        body = {"contract": "policy", "slice": slice, "kernel": kernel, "by": "ada", "why": "a test"}
+        assert client.post("/api/v1/decisions/pin", json=body).status_code == 200
+
+    assert to_training() == {"all", "code"}, "as routed"
+    pin("all", "inference-kernel")
+    assert to_training() == set()
+    pin("code", "train-kernel")
+    assert to_training() == {"code"}
+    pin("all", "inference-kernel")
+    assert to_training() == set()
 
 
 def test_an_unknown_contract_has_no_gate(client: TestClient) -> None:
@@ -112,7 +167,7 @@ def test_a_failing_version_is_rolled_back_with_evidence(client: TestClient, core
     core.tick(time.time() + 3600.0)
     assert core.history.cells()[0][0].status != "FAIL"
     (contract,) = client.get("/api/v1/contracts").json()["contracts"]
-    kernel = next(one["version"] for one in contract["kernels"] if one["role"] == "inference")
+    kernel = next(candidate["version"] for candidate in contract["kernels"] if candidate["role"] == "inference")
     answer = client.get("/api/v1/gates/policy", params={"kernel": kernel, "stage": "canary"}).json()
     assert answer["decision"]["outcome"] == "rollback"
     assert answer["evidence"]["contract"]["hash"] == contract["hash"]
@@ -125,10 +180,11 @@ def test_every_metric_of_the_page_is_in_the_registry(client: TestClient) -> None
 
     page = client.get("/metrics").text
     found = {family.name for family in text_string_to_metric_families(page)}
-    # Aggregators, recorders, engines, trainers and rules have the others.
-    others = ("kc.aggregator.", "kc.recorder.", "kc.capture.", "kc.input.", "kc.kernel.", "kc.quarantine.", "kc.rule.")
+    # Recorders, engines, trainers and rules have the others.
+    others = ("kc.recorder.", "kc.capture.", "kc.input.", "kc.kernel.", "kc.quarantine.", "kc.rule.")
     own = {m for m in METRICS.values() if not m.name.startswith(others)}
     assert found == {prometheus_name(metric).removesuffix("_total") for metric in own}
+    assert re.search(r'kc_verdict\{kc_clause="token-tv",kc_contract="policy",.*,kc_slice="code"\} 3.0\n', page)
     assert 'kc_outbox_attempts_total{kc_endpoint="pager",kc_outcome="delivered"} 2.0' in page
     assert re.search(r'kc_action_active\{kc_action="webhook:pager",kc_clause="[a-z-]+",kc_contract="policy",', page)
     (incident,) = client.get("/api/v1/incidents").json()["incidents"]

@@ -9,10 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import serve_command
-from kc_otel.serve import host_names, server
+from kc_otel.cli import register
+from kc_otel.serve import server
+from kc_otel.serve.api import own_site
+from kc_otel.serve.api.own_site import reachable_from_elsewhere
 from kc_otel.serve.config import ServeConfig
-from kc_otel.serve.host_names import reachable_from_elsewhere
 from kc_otel.serve.listening import check_ports
 from kc_otel.serve.server import ServiceError
 from tests.serve.conftest import POLICY
@@ -35,7 +36,7 @@ def test_loopback_is_nobody_elses(host):
 def test_a_name_with_another_address_besides_loopback_is_not_loopback(monkeypatch):
     """One address that others reach is enough."""
     found = [(0, 0, 0, "", (address, 0)) for address in ("127.0.0.1", "10.1.2.3")]
-    monkeypatch.setattr(host_names.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(own_site.socket, "getaddrinfo", lambda *_, **__: found)
     assert reachable_from_elsewhere("two-homes")
 
 
@@ -55,7 +56,7 @@ def test_the_command_refuses_in_one_line(tmp_path):
     """`kc-otel serve --host 0.0.0.0` ends with 2 and a sentence, before any port is open."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     app = typer.Typer()
-    serve_command.register(app)
+    register(app, "serve")
     found = CliRunner().invoke(
         app, [str(tmp_path / "policy.yaml"), "--host", "0.0.0.0", "--state", ":memory:", "--no-webhooks"]
     )

@@ -39,7 +39,7 @@ def kinds(core: Core) -> list[str]:
 def test_a_dry_run_does_nothing_and_says_what_it_would_do(start: Callable[..., Core], drift: Callable) -> None:
     """No webhook, no route, no directive; events, an announcement and a table of their own tell what would be."""
     core, said = start(), []
-    core.announce = lambda one: said.append((one.severity, one.message))
+    core.announce = lambda announcement: said.append((announcement.severity, announcement.message))
     core.metrics(drift(0.3))
     core.tick(time.time())
     assert core.outbox.messages() == ()
@@ -48,7 +48,8 @@ def test_a_dry_run_does_nothing_and_says_what_it_would_do(start: Callable[..., C
     assert core.acting() == Counter()
     assert kinds(core) == ["dry-run", "would-fire", "would-fire"]
     would = "it would route:train-kernel, webhook:pager, halt"
-    assert ("info", f"dry run: policy: token-tv is broken on slice code; {would}") in said
+    of = "for vllm bfloat16 (25b987d00657) against torch float32 (49842c69719e)"
+    assert ("info", f"dry run: policy: token-tv is broken on slice code {of}; {would}") in said
     assert core.events.newest(limit=1)[0].data["dry_run"] is True
 
 
@@ -58,13 +59,13 @@ def test_the_api_tells_dry_from_real(start: Callable[..., Core], drift: Callable
     core.metrics(drift(0.3))
     core.tick(time.time())
     client = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
-    assert {one["dry_run"] for one in client.get("/api/v1/alerts").json()["alerts"]} == {True}
+    assert {alert["dry_run"] for alert in client.get("/api/v1/alerts").json()["alerts"]} == {True}
     answer = client.get("/api/v1/dry-run").json()
     assert answer["contracts"] == ["policy"]
-    assert {one["slice"] for one in answer["decisions"]["routes"]} == {"all", "code"}
+    assert {route["slice"] for route in answer["decisions"]["routes"]} == {"all", "code"}
     assert client.get("/api/v1/decisions").json()["routes"] == []
     overview = client.get("/api/v1/overview").json()
-    assert [one["text"] for one in overview["in_force"]] == ["policy runs dry: what it would do is only recorded"]
+    assert [entry["text"] for entry in overview["in_force"]] == ["policy runs dry: what it would do is only recorded"]
     actions = {action["kind"] for incident in overview["incidents"] for action in incident["actions"]}
     assert actions == {"would-fire"}
 

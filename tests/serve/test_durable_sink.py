@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import shutil
 import sqlite3
 import threading
@@ -24,222 +22,242 @@ from kc_otel import machine_code
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Status
 from kc_otel.offline.replay.traffic_reading import evaluations_recorded, read_recordings
-from kc_otel.serve import durable_sink
 from kc_otel.serve.core import Core
-from kc_otel.serve.durable_sink import DurableSink, recover, tick_on_record
-from kc_otel.serve.receivers.grpc_server import start_grpc
-from kc_otel.serve.receivers.http_server import http_app
+from kc_otel.serve.durable_sink import DurableSink, NotKeptError, recover
 from kc_otel.serve.self_metrics import read
-from kc_otel.serve.store import write_ahead_log
+from kc_otel.serve.store import inbox
 from kc_otel.serve.store.state_file import StateError
-from kc_otel.serve.store.write_ahead_log import WriteAheadLog
-from tests.tools.full_disk import refuse_commits, relieve
+from kc_otel.serve.store.unit_of_work import UnitOfWork
+from kc_otel.serve.traffic_recording import TrafficRecording
+from tests.tools.full_disk import fill_disk, refuse_commits, relieve
+from tests.tools.receivers import http_app, start_grpc
 
 
-def taken(core: Core, folder: Path, *requests: Any) -> None:
+def taken(core: Core, *requests: Any) -> None:
     """Requests, acknowledged one after the other."""
 
     async def send() -> None:
-        log = WriteAheadLog(folder, begin=core.position)
-        sink = DurableSink(core, log)
+        sink = DurableSink(core)
         for request in requests:
             await sink.metrics(request)
-        log.close()
 
     asyncio.run(send())
 
 
 def content(core: Core) -> dict[Any, tuple[int, float]]:
+    """Observations and their sums, but for the order in which floating-point numbers are added."""
     now = time.time()
-    found = {one: core.evaluator.distribution(one, 300.0, now) for one in core.evaluator.series()}
-    return {one: (binned.total, binned.sum) for one, binned in found.items()}
+    found = {series: core.evaluator.distribution(series, 300.0, now) for series in core.evaluator.series()}
+    return {series: (binned.total, float(f"{binned.sum:.12g}")) for series, binned in found.items()}
 
 
 @pytest.mark.parametrize("ticks", [0, 1, 2])
-def test_a_crash_loses_nothing_that_was_taken_and_counts_nothing_twice(
-    make_core: Callable[..., Core], open_file: Callable, drift: Callable, tmp_path: Path, ticks: int
-) -> None:
-    """Whatever was saved by the last tick, the rest is applied from the log: the same content, the same verdicts."""
-    path, log = tmp_path / "state", tmp_path / "log"
-    connection = open_file(path)
+def test_a_crash_loses_nothing_that_was_taken_and_counts_nothing_twice(make_core, open_file, drift, tmp_path, ticks):
+    """Whatever was saved by the last tick, the rest is applied from the inbox: the same content, the same verdicts."""
+    connection = open_file(tmp_path / "state")
     core = make_core(connection)
     for number, sigma in enumerate((0.3, 0.4)):
-        taken(core, log, drift(sigma))
+        taken(core, drift(sigma))
         if number < ticks:
             core.tick(time.time())
     before = content(core)
     assert before
     connection.close()
 
-    again = make_core(open_file(path))
-    assert recover(again, WriteAheadLog(log, begin=again.position)) == 2 - ticks
+    again = make_core(open_file(tmp_path / "state"))
+    assert recover(again) == 2 - ticks
     assert content(again) == before
     again.tick(time.time())
     assert {verdict.status for verdict, _, _ in again.history.cells()} == {Status.FAIL}
-    assert recover(again, WriteAheadLog(log, begin=again.position)) == 0
+    assert len(again.inbox) == again.inbox.bytes == 0
 
 
-def test_a_tick_that_cannot_be_written_leaves_the_log_as_it_is(
-    make_core: Callable[..., Core],
-    open_file: Callable[..., sqlite3.Connection],
-    drift: Callable,
-    tmp_path: Path,
-) -> None:
-    """Position and panes are of one transaction: after a refused commit all is still applied from the log."""
-    connection = open_file(tmp_path / "state")
-    core = make_core(connection)
-    taken(core, tmp_path / "log", drift(0.3))
-    refuse_commits(connection)
-    with pytest.raises(StateError):
-        core.tick(time.time())
-    relieve(connection)
-    connection.close()
-    again = make_core(open_file(tmp_path / "state"))
-    assert recover(again, WriteAheadLog(tmp_path / "log", begin=again.position)) == 1
-
-
-def test_the_logs_lag_is_what_the_state_has_not(
-    make_core: Callable[..., Core],
-    open_file: Callable[..., sqlite3.Connection],
-    drift: Callable,
-    tmp_path: Path,
-) -> None:
-    """It grows with what arrives, stays while the state cannot be written, and is nothing once it was."""
-    connection = open_file(tmp_path / "state")
-    core = make_core(connection)
-
-    def said(name: str) -> float:
-        return read(core, RequestCounts(), Counter())[name][0][1]
-
-    assert read(core, RequestCounts(), Counter())["kc.evaluator.log.lag"] == []
-    core.log = WriteAheadLog(tmp_path / "log", begin=core.position)
-    assert (said("kc.evaluator.log.size"), said("kc.evaluator.log.lag")) == (0, 0)
-    assert said("kc.evaluator.disk.free") == pytest.approx(shutil.disk_usage(tmp_path).free, abs=2**30)
-    core.log.close()
-    taken(core, tmp_path / "log", drift(0.3))
-    core.log = WriteAheadLog(tmp_path / "log", begin=core.position)
-    size = sum(path.stat().st_size for path in (tmp_path / "log").iterdir())
-    assert said("kc.evaluator.log.lag") == said("kc.evaluator.log.size") == size > 0
-    refuse_commits(connection)
-    with pytest.raises(StateError):
-        core.tick(time.time())
-    assert said("kc.evaluator.log.lag") == size
-    relieve(connection)
-    asyncio.run(core.evaluate(time.time()))
-    assert said("kc.evaluator.log.lag") == 0
-    core.log.close()
-
-
-@pytest.mark.slow
-def test_a_record_is_judged_again_as_it_was(
-    make_core: Callable[..., Core], drift: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What arrived and when it was judged are in one order, as it happened, however much waits for the disk."""
-    core, happened = make_core(), list[float | None]()
-    taking, judging = core.metrics, core.tick
-    monkeypatch.setattr(core, "metrics", lambda *of: (happened.append(None), taking(*of))[1])
-    monkeypatch.setattr(core, "tick", lambda now: (happened.append(now), judging(now))[1])
-
-    async def serve() -> None:
-        log = WriteAheadLog(tmp_path / "log", keep=1 << 30)
-        sink = DurableSink(core, log)
-        for _ in range(3):
-            await asyncio.gather(*(sink.metrics(drift(0.3)) for _ in range(3)), tick_on_record(core, log))
-        assert core.saved_position > 0
-        await sink.metrics(drift(0.3))
-        log.close()
-
-    asyncio.run(serve())
-    damage: list[str] = []
-    entries = list(read_recordings([tmp_path / "log"], damage))
-    assert [entry.at if entry.is_evaluation else None for entry in entries] == happened
-    assert len([one for one in happened if one is not None]) == 3
-    assert evaluations_recorded([tmp_path / "log"])
-    assert damage == []
-    again = make_core()
-    assert recover(again, WriteAheadLog(tmp_path / "log")) == 10
-    assert {one: total for one, (total, _) in content(again).items()} == {
-        one: total for one, (total, _) in content(core).items()
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("disk", ["full", "stuck"])
-def test_a_disk_that_takes_nothing_holds_no_evaluation_up(
-    make_core: Callable[..., Core], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: str
-) -> None:
-    """With --record an evaluation waits for its place in the log, but not for long, and it is done once."""
-    core, released, ticks = make_core(), threading.Event(), list[float]()
-    monkeypatch.setattr(core, "tick", ticks.append)
-    monkeypatch.setattr(durable_sink, "_PATIENCE", 0.1)
-
-    def write(*_: Any) -> None:
-        if disk == "full":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        released.wait(10)
-
-    monkeypatch.setattr(write_ahead_log, "_write_all", write)
-
-    async def serve() -> None:
-        log = WriteAheadLog(tmp_path / "log", keep=1 << 30)
-        began = time.monotonic()
-        await tick_on_record(core, log)
-        assert time.monotonic() - began < 5
-        assert len(ticks) == 1
-        released.set()
-        await asyncio.sleep(0.2)
-        log.close()
-
-    asyncio.run(serve())
-    assert len(ticks) == 1
-
-
-def test_nobody_was_silent_while_nobody_listened(
+def test_what_arrives_while_a_snapshot_is_committed_is_of_the_next_one(
     make_core: Callable[..., Core],
     open_file: Callable,
     drift: Callable,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Acknowledged or not, it is in the inbox or in the snapshot after a crash at any time, and not in both."""
+    connection = open_file(tmp_path / "state")
+    core, committing, may_commit = make_core(connection), threading.Event(), threading.Event()
+    commit = UnitOfWork.commit
+
+    def slow(unit: UnitOfWork, writer: sqlite3.Connection) -> None:
+        committing.set()
+        may_commit.wait(10)
+        commit(unit, writer)
+
+    async def serve() -> None:
+        sink = DurableSink(core)
+        await sink.metrics(drift(0.3))
+        monkeypatch.setattr(UnitOfWork, "commit", slow)
+        ticking = asyncio.create_task(core.evaluate(time.time()))
+        await asyncio.to_thread(committing.wait, 10)
+        core.metrics(drift(0.5))  # as one that was kept before, and is applied now
+        arriving = asyncio.create_task(sink.metrics(drift(0.4)))
+        await asyncio.sleep(0.05)
+        assert not arriving.done()
+        may_commit.set()
+        await asyncio.gather(ticking, arriving)
+        assert core.inbox.bytes > 0
+
+    asyncio.run(serve())
+    before = content(core)
+    assert all(state.changed_streams for state in core.evaluator.states.values())
+    core.tick(time.time())
+    connection.close()
+    again = make_core(open_file(tmp_path / "state"))
+    assert (recover(again), content(again)) == (0, before)
+
+
+def test_a_tick_that_cannot_be_written_leaves_the_inbox_as_it_is(make_core, open_file, drift, tmp_path):
+    """Panes and inbox are of one transaction: after a refused commit all is still applied, or of the next commit."""
+    connection = open_file(tmp_path / "state")
+    core = make_core(connection)
+    taken(core, drift(0.3))
+    refuse_commits(connection)
+    for tick in (lambda: core.tick(time.time()), lambda: asyncio.run(core.evaluate(time.time()))):
+        with pytest.raises(StateError):
+            tick()
+    relieve(connection)
+    shutil.copytree(tmp_path, tmp_path.with_name("crashed"))
+    again = make_core(open_file(tmp_path.with_name("crashed") / "state"))
+    assert recover(again) == 1
+    assert content(again) == content(core)
+    core.tick(time.time())
+    connection.close()
+    later = make_core(open_file(tmp_path / "state"))
+    assert (recover(later), content(later)) == (0, content(core))
+
+
+def test_the_inbox_size_is_what_no_snapshot_has(make_core, open_file, drift, tmp_path):
+    """It grows with what arrives, stays while the state cannot be written, and is nothing once it was."""
+    connection = open_file(tmp_path / "state")
+    core, request = make_core(connection), drift(0.3)
+
+    def said(name: str) -> float:
+        return read(core, RequestCounts(), Counter())[name][0][1]
+
+    assert read(make_core(), RequestCounts(), Counter())["kc.evaluator.inbox.size"] == []
+    assert said("kc.evaluator.inbox.size") == 0
+    assert said("kc.evaluator.disk.free") == pytest.approx(shutil.disk_usage(tmp_path).free, abs=2**30)
+    taken(core, request, request)
+    size = 2 * request.ByteSize()
+    assert said("kc.evaluator.inbox.size") == size
+    assert make_core(_copied(connection, open_file, tmp_path)).inbox.bytes == size
+    refuse_commits(connection)
+    with pytest.raises(StateError):
+        core.tick(time.time())
+    assert said("kc.evaluator.inbox.size") == size
+    relieve(connection)
+    asyncio.run(core.evaluate(time.time()))
+    assert said("kc.evaluator.inbox.size") == 0
+
+
+def _copied(connection: sqlite3.Connection, open_file: Callable[..., Any], tmp_path: Path) -> sqlite3.Connection:
+    tmp_path.mkdir(exist_ok=True)
+    connection.execute("VACUUM INTO ?", (str(tmp_path / "copy"),))
+    return open_file(tmp_path / "copy")  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+def test_a_record_is_judged_again_as_it_was(make_core, open_file, drift, tmp_path, monkeypatch):
+    """What was taken and when it was judged are in one order, as it happened, however much waits for the disk."""
+    core, happened = make_core(open_file(tmp_path / "state")), list[float | None]()
+    taking, judging = core.metrics, core.tick
+    monkeypatch.setattr(core, "metrics", lambda *of: (happened.append(None), taking(*of))[1])
+    monkeypatch.setattr(core, "tick", lambda now: (happened.append(now), judging(now))[1])
+
+    async def serve() -> None:
+        core.recording = TrafficRecording(tmp_path / "recording", 1 << 30)
+        sink = DurableSink(core, core.recording.received)
+        for _ in range(3):
+            await asyncio.gather(*(sink.metrics(drift(0.3)) for _ in range(3)), core.evaluate(time.time()))
+        await sink.metrics(drift(0.3))
+        core.recording.close()
+
+    asyncio.run(serve())
+    damage: list[str] = []
+    entries = list(read_recordings([tmp_path / "recording"], damage))
+    assert [entry.at if entry.is_evaluation else None for entry in entries] == happened
+    assert len([moment for moment in happened if moment is not None]) == 3
+    assert evaluations_recorded([tmp_path / "recording"])
+    assert damage == []
+    again = make_core()
+    for entry in entries:
+        if not entry.is_evaluation:
+            again.metrics(entry.read(), entry.at)
+    assert {series: total for series, (total, _) in content(again).items()} == {
+        series: total for series, (total, _) in content(core).items()
+    }
+
+
+def test_nobody_was_silent_while_nobody_listened(make_core, open_file, drift, tmp_path, monkeypatch):
     """A start long after the crash does not call the kernels silent because of when their last report arrived."""
     connection = open_file(tmp_path / "state")
     core, now = make_core(connection), time.time()
-    taken(core, tmp_path / "log", drift(0.3))
+    taken(core, drift(0.3))
     connection.close()
     again = make_core(open_file(tmp_path / "state"))
     monkeypatch.setattr(time, "time", lambda: now + 200.0)
-    recover(again, WriteAheadLog(tmp_path / "log", begin=again.position))
+    assert recover(again) == 1
     again.tick(now + 201.0)
     assert {verdict.status for verdict, _, _ in again.history.cells()} == {Status.FAIL}
 
 
-def test_a_full_disk_is_said_to_the_sender_who_may_try_again(
-    make_core: Callable[..., Core], drift: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """503 with Retry-After, counted as `not_kept`, nothing judged; 200 once there is room."""
-    core, counts, real = make_core(), RequestCounts(), os.writev
+@pytest.mark.parametrize("over", ["http", "grpc"])
+def test_a_full_disk_is_said_to_the_sender_who_may_try_again(make_core, open_file, drift, tmp_path, over):
+    """503 or UNAVAILABLE, and when to try again; counted as `not_kept`, nothing judged; taken once there is room."""
+    connection = open_file(tmp_path / "state")
+    core, counts, request = make_core(connection), RequestCounts(), drift(0.3)
 
-    async def send() -> list[httpx.Response]:
-        log = WriteAheadLog(tmp_path)
-        transport = httpx.ASGITransport(http_app(DurableSink(core, log), None, counts))
+    async def over_http() -> tuple[str, str]:
+        transport = httpx.ASGITransport(http_app(DurableSink(core), None, counts))
         async with httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client:
-            body, headers = drift(0.3).SerializeToString(), {"content-type": "application/x-protobuf"}
-            monkeypatch.setattr(write_ahead_log.os, "writev", lambda file, frames: real(file, [frames[0][:9]]))
-            refused = await client.post("/v1/metrics", content=body, headers=headers)
-            series = core.evaluator.series_count
-            monkeypatch.setattr(write_ahead_log.os, "writev", real)
-            accepted = await client.post("/v1/metrics", content=body, headers=headers)
-        log.close()
-        assert series == 0
-        return [refused, accepted]
+            headers = {"content-type": "application/x-protobuf"}
+            answer = await client.post("/v1/metrics", content=request.SerializeToString(), headers=headers)
+        return str(answer.status_code), answer.headers.get("retry-after", "") + answer.text
 
-    refused, accepted = asyncio.run(send())
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    assert b"No space left on device" in refused.content
-    assert accepted.status_code == 200
-    assert counts.snapshot() == {("http", "not_kept"): 1, ("http", "accepted"): 1}
+    async def over_grpc() -> tuple[str, str]:
+        server = await start_grpc(DurableSink(core), port=0, counts=counts)
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+                await MetricsServiceStub(channel).Export(request)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, error.details() or ""
+        finally:
+            await server.stop()
+        return "OK", ""
+
+    send, no, yes = (over_http, "503", "200") if over == "http" else (over_grpc, "UNAVAILABLE", "OK")
+    fill_disk(connection)
+    taken, (status, said) = 0, asyncio.run(send())
+    while status == yes:  # the inbox's own page has room for some
+        taken, (status, said) = taken + 1, asyncio.run(send())
+    assert (status, "database or disk is full" in said) == (no, True)
+    assert len(core.inbox) == taken
+    assert core.inbox.bytes == taken * request.ByteSize()
+    relieve(connection)
+    assert asyncio.run(send())[0] == yes
+    assert counts.snapshot() == {(over, "not_kept"): 1, (over, "accepted"): taken + 1}
     assert core.evaluator.series_count > 0
-    assert core.position == WriteAheadLog(tmp_path).end
+    assert len(core.inbox) == taken + 1
+
+
+def test_more_than_the_disk_takes_is_refused(make_core, open_file, drift, tmp_path, monkeypatch):
+    """Memory has a bound: who comes above it is told to try again, and those who wait are taken."""
+    core, request = make_core(open_file(tmp_path / "state")), drift(0.3)
+    monkeypatch.setattr(inbox, "_MOST_WAITING_BYTES", 3 * request.ByteSize())
+
+    async def send() -> list[Any]:
+        sink = DurableSink(core)
+        return list(await asyncio.gather(*(sink.metrics(request) for _ in range(5)), return_exceptions=True))
+
+    found = asyncio.run(send())
+    assert [isinstance(answer, NotKeptError) for answer in found] == [False, False, False, True, True]
+    assert len(core.inbox) == 3
 
 
 def growing(request: Any, reports: int) -> list[Any]:
@@ -264,20 +282,15 @@ def growing(request: Any, reports: int) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
-def test_much_traffic_is_read_as_columns_and_says_the_same(
-    make_core: Callable[..., Core],
-    open_file: Callable,
-    drift: Callable,
-    tmp_path: Path,
-) -> None:
-    """Over HTTP and gRPC, before and after the change, and from the log: nothing differs from single points."""
-    core, plain = make_core(open_file(tmp_path / "state")), make_core()
+def test_much_traffic_is_read_as_columns_and_says_the_same(make_core, open_file, drift, tmp_path):
+    """Over HTTP and gRPC, before and after the change, and from the inbox: nothing differs from single points."""
+    connection = open_file(tmp_path / "state")
+    core, plain = make_core(connection), make_core()
     core.evaluator.use_columns()
     requests = growing(drift(0.3), 6)
 
     async def send() -> None:
-        log = WriteAheadLog(tmp_path / "log")
-        sink = DurableSink(core, log)
+        sink = DurableSink(core)
         server = await start_grpc(sink, port=0)
         transport = httpx.ASGITransport(http_app(sink))
         async with (
@@ -293,7 +306,6 @@ def test_much_traffic_is_read_as_columns_and_says_the_same(
                     answer = await client.post("/v1/metrics", content=request.SerializeToString(), headers=headers)
                     assert answer.status_code == 200
         await server.stop()
-        log.close()
 
     asyncio.run(send())
     for request in requests:
@@ -301,8 +313,8 @@ def test_much_traffic_is_read_as_columns_and_says_the_same(
     assert core.evaluator._columns.taken > 0
     assert content(core) == content(plain)
     for columns in (True, False):
-        again = make_core()
+        again = make_core(_copied(connection, open_file, tmp_path / str(columns)))
         if columns:
             again.evaluator.use_columns()
-        assert recover(again, WriteAheadLog(tmp_path / "log")) == len(requests)
+        assert recover(again) == len(requests)
         assert content(again) == content(plain)

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kc_otel.cli import people_commands
+from kc_otel.cli import register
 from kc_otel.cli.terminal import refuse
 from kc_otel.contract.plain_text import plain
 from kc_otel.judge.evaluator import Evaluator
@@ -28,12 +28,12 @@ HOSTILE = {
     "line separator": "a\u2028b",
     "surrogate": "a\ud800b",
 }
-each = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 
 
 def harmless(said: str, lines: int = 1) -> bool:
     """So many lines, and in them nothing but what ASCII and the text's own letters print."""
-    return said.count("\n") == lines and all(one.isprintable() for one in said.split("\n"))
+    return said.count("\n") == lines and all(line.isprintable() for line in said.split("\n"))
 
 
 def written(text, error=None):
@@ -44,7 +44,7 @@ def written(text, error=None):
     return PlainFormatter("%(asctime)s %(message)s").format(record)
 
 
-@each
+@hostile
 def test_a_message_of_the_log_is_one_line(text):
     """An attacker writes no second line into it, and clears no operator's screen."""
     assert harmless(written(text), 0)
@@ -54,7 +54,7 @@ def test_a_message_of_the_log_is_one_line(text):
     assert all(line.startswith("    ") for line in lines[1:])
 
 
-@each
+@hostile
 def test_a_message_of_the_log_is_one_object(text):
     """As JSON too: one line of ASCII, and nothing in its texts that drives a terminal once it is decoded."""
     record = logging.LogRecord("kc_otel", logging.ERROR, "a.py", 1, "kernel %s", (text,), None)
@@ -68,11 +68,11 @@ def test_a_message_of_the_log_is_one_object(text):
     assert (said["level"], said["logger"], said["attributes"]["kc.bound.samples"]) == ("ERROR", "kc_otel", 7)
     assert said["attributes"]["kc.bound.lower"] == "nan"
     texts = [said["message"], said["attributes"]["kc.slice"], *said["exception"].split("\n")]
-    assert all(one.isprintable() for one in texts)
+    assert all(shown.isprintable() for shown in texts)
 
 
-@each
-@pytest.mark.parametrize("command", ["events", "alerts"])
+@hostile
+@pytest.mark.parametrize("command", ["events", "alerts list"])
 def test_a_terminal_shows_what_an_evaluator_answers(text, command, monkeypatch):
     """Also one that is not ours: its answers drive no terminal."""
     event = {"at": 0.0, "kind": text, "contract": text, "message": text}
@@ -85,13 +85,13 @@ def test_a_terminal_shows_what_an_evaluator_answers(text, command, monkeypatch):
         lambda method, url, **_: httpx.Response(200, content=json.dumps(answer), request=httpx.Request(method, url)),
     )
     app = typer.Typer()
-    people_commands.register(app)
-    done = CliRunner().invoke(app, [command])
-    assert done.exit_code == (3 if command == "alerts" else 0)
-    assert harmless(done.output, 2 if command == "alerts" else 1)
+    register(app, "events", "alerts", "route")
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == (3 if command == "alerts list" else 0)
+    assert harmless(done.output, 2 if command == "alerts list" else 1)
 
 
-@each
+@hostile
 def test_a_refusal_shows_what_it_was_told(text, monkeypatch, capsys):
     """An error's detail comes from the network too."""
     problem = json.dumps({"detail": text})
@@ -101,14 +101,14 @@ def test_a_refusal_shows_what_it_was_told(text, monkeypatch, capsys):
         lambda method, url, **_: httpx.Response(500, content=problem, request=httpx.Request(method, url)),
     )
     app = typer.Typer()
-    people_commands.register(app)
+    register(app, "events", "alerts", "route")
     assert harmless(CliRunner().invoke(app, ["events"]).output)
     with pytest.raises(typer.Exit):
         refuse(f"first\n{text.replace(chr(10), ' ')}")
     assert harmless(capsys.readouterr().err, 2)
 
 
-@each
+@hostile
 @pytest.mark.parametrize(
     "attribute", ["kc.kernel.inference", "kc.kernel.train", "kc.slice", "kc.contract", "kc.made.up"]
 )
@@ -123,7 +123,7 @@ def test_a_name_that_cannot_stand_on_a_line_is_refused(text, attribute, contract
     assert evaluator.series_count == 0
 
 
-@each
+@hostile
 def test_what_is_plain_stays_and_the_rest_can_be_read(text):
     """Umlauts, Greek and Chinese are nobody's attack."""
     assert plain("\u00fcber \u03b1 \u5185\u6838") == "\u00fcber \u03b1 \u5185\u6838"

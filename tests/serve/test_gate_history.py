@@ -70,14 +70,14 @@ def test_statuses_are_those_of_their_time_and_the_newest_numbers_are_whole() -> 
         sent.append(evaluation(6.0 * at, lambda i, failing=failing: Status.FAIL if failing and i == 5 else Status.PASS))
         history.add("policy", sent[-1])
     found = history.since("policy", 12.0)
-    assert [one.at for one in found] == [one.at for one in sent[2:]]
+    assert [entry.at for entry in found] == [entry.at for entry in sent[2:]]
     for seen, was in zip(found, sent[2:], strict=True):
         assert [(v.cell, v.status, v.window) for v in seen.verdicts] == [
             (v.cell, v.status, v.window) for v in was.verdicts
         ]
     assert found[-1] == sent[-1]
     assert found[7] == sent[9]
-    assert [one.at for one in found if one.fails("b")] == [18.0, 54.0]
+    assert [entry.at for entry in found if entry.fails("b")] == [18.0, 54.0]
 
 
 def test_what_it_shares_is_bounded_when_kernels_come_and_go() -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import resource
 import socket
 import sys
 from contextlib import ExitStack
 
-import grpc
 import httpx
 import pytest
 
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve import listening
 from kc_otel.serve.listening import connections_per_port, listen
-from kc_otel.serve.receivers.grpc_server import start_grpc
+from kc_otel.serve.receivers.http_listener import serving_http
 from tests.integration.conftest import CONTRACT, Evaluator
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -72,6 +69,59 @@ def test_the_oldest_connection_gives_its_place_to_who_comes(silent, caplog):
     assert len(caplog.records) <= 1
 
 
+def test_who_was_answered_keeps_its_place_before_the_silent():
+    """The oldest connection is the busy one: it goes last, and of the answered who was so longest ago."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(listen("127.0.0.1", 0, "tests", 3))
+        listener.listen()
+
+        def connected():
+            client = stack.enter_context(socket.create_connection(listener.getsockname()))
+            client.settimeout(0.2)
+            with contextlib.suppress(BlockingIOError):
+                return client, stack.enter_context(listener.accept()[0])
+            return client, stack.enter_context(listener.accept()[0])
+
+        def is_open(client):
+            with contextlib.suppress(TimeoutError):
+                return client.recv(1) != b""
+            return True
+
+        busy, silent, *others = (connected() for _ in range(3))
+        listener.answered(busy[1].fileno())
+        others.append(connected())
+        assert [is_open(client) for client, _ in (busy, silent, *others)] == [True, False, True, True]
+        for _, connection in (others[0], busy, others[1]):
+            listener.answered(connection.fileno())
+        newest = connected()
+        assert [is_open(client) for client, _ in (busy, *others, newest)] == [True, False, True, True]
+
+
+def test_a_connection_that_a_request_was_answered_on_outlives_silent_ones():
+    """Over HTTP, on the port that is full."""
+
+    async def app(scope, _receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    async def used():
+        sock = listen("127.0.0.1", 0, "tests", 4)
+        async with serving_http(app, sock):
+            port = sock.getsockname()[1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with ExitStack() as stack:
+                for _ in range(2):
+                    writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                    assert (await asyncio.wait_for(reader.readuntil(b"ok"), 10)).startswith(b"HTTP/1.1 200")
+                    for _ in range(20):
+                        stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                        await asyncio.sleep(0.01)
+            writer.close()
+
+    asyncio.run(used())
+
+
 def test_who_has_hung_up_holds_no_place(caplog):
     """A thousand who were answered leave nothing behind, and nobody is closed for them."""
 
@@ -118,35 +168,6 @@ def test_short_answers_are_sent_at_once():
     assert asyncio.run(connected())
 
 
-def test_grpc_serves_who_comes_when_there_are_as_many(caplog):
-    """The oldest connection gives its place up, and comes again when it has something to say."""
-    caplog.set_level(logging.CRITICAL, "grpc")
-
-    async def attacked():
-        server = await start_grpc(None, port=0, counts=RequestCounts(), connections=2)
-        first = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")
-        call = first.unary_unary("/no/Such")
-        with ExitStack() as stack:
-            found = [await refusal(call)]
-            for _ in range(5):
-                one = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-                one.sendall(PREFACE)
-            late = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)])
-            found += [await refusal(late.unary_unary("/no/Such")), await refusal(call)]
-            await late.close()
-        await first.close()
-        await server.stop()
-        return found
-
-    async def refusal(call):
-        try:
-            await call(b"", timeout=5)
-        except grpc.aio.AioRpcError as error:
-            return error.code().name
-
-    assert asyncio.run(attacked()) == ["UNIMPLEMENTED"] * 3
-
-
 class Cramped(Evaluator):
     """An evaluator that may have few files."""
 
@@ -167,8 +188,8 @@ def test_silent_connections_to_every_port_stop_nothing(tmp_path):
             ):
                 host, port = address.rsplit(":", 1)
                 for _ in range(300):
-                    one = stack.enter_context(socket.create_connection((host, int(port))))
-                    one.sendall(begun)
+                    connection = stack.enter_context(socket.create_connection((host, int(port))))
+                    connection.sendall(begun)
                 assert httpx.get(f"{evaluator.api}/healthz", timeout=20).status_code == 200
                 assert httpx.get(f"{evaluator.http}/v1/metrics", timeout=20).status_code == 405
     finally:

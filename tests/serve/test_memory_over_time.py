@@ -11,7 +11,7 @@ import pytest
 
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
-from tests.benchmarks.bench_evaluate import START, Fleet, contract, take
+from tests.tools.many_cells import START, Fleet, contract, take
 
 EVERY = 60.0
 """Seconds from one report, and round, to the next."""

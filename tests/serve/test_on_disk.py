@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import json
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -17,14 +16,13 @@ import httpx
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.otlp import RequestCounts
-from kc_otel.serve.access.tenant_view import TenantView
+from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
-from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import StateError
+from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.formats import Format
@@ -32,6 +30,7 @@ from tests.serve.conftest import contract, drift, make_core, open_file
 
 __all__ = ["contract", "drift", "make_core", "open_file"]
 
+_COMMIT = UnitOfWork.commit
 STILL = 0.1
 """Seconds in which what does not wait is there."""
 
@@ -41,19 +40,24 @@ class Disk:
 
     def __init__(self) -> None:
         self.takes = threading.Event()
-        self.error: OSError | None = None
+        self.error: sqlite3.OperationalError | None = None
 
-    def sync(self) -> bool:
+    def commit(self, unit: UnitOfWork, connection: sqlite3.Connection) -> None:
         assert self.takes.wait(20)
         if self.error is not None:
+            connection.execute("ROLLBACK")
             raise self.error
-        return True
+        _COMMIT(unit, connection)
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     made = Disk()
-    monkeypatch.setattr(StateConnection, "sync", lambda _connection: made.sync())
+
+    def commit(unit: UnitOfWork, connection: sqlite3.Connection) -> None:
+        made.commit(unit, connection)
+
+    monkeypatch.setattr(UnitOfWork, "commit", commit)
     return made
 
 
@@ -83,113 +87,101 @@ async def still_waits(task: asyncio.Task[Any]) -> bool:
     return not task.done()
 
 
-@pytest.mark.parametrize("whose", ["everybody's", "a tenant's"])
-def test_an_order_is_answered_and_decisions_are_told_once_they_are_on_the_disk(
-    core: Core, disk: Disk, contract: Contract, whose: str
-) -> None:
-    """What is only looked at is not waited for; an order that is refused has nothing to wait for."""
+def test_an_order_is_answered_and_holds_once_it_is_on_the_disk(core: Core, disk: Disk, contract: Contract) -> None:
+    """Meanwhile everything is shown as it was; an order waits for the one before; a refused one changes nothing."""
 
     async def ask() -> None:
-        async with site(core if whose == "everybody's" else TenantView(core, [contract.name])) as client:
-            asked = {
-                "order": asyncio.create_task(client.post("/api/v1/silences", json=silence(contract.name))),
-                "decisions": asyncio.create_task(client.get("/api/v1/decisions")),
-            }
-            assert (await asyncio.wait_for(client.get("/api/v1/cells"), 5)).status_code == 200
-            refused = await asyncio.wait_for(client.post("/api/v1/silences", json=silence("another")), 5)
-            assert refused.status_code in {404, 422}
-            for one in asked.values():
-                assert await still_waits(one)
-            assert core.people.silences  # it holds, and the page shows it
+        async with site(core) as client:
+            ordered = asyncio.create_task(client.post("/api/v1/silences", json=silence(contract.name)))
+            assert await still_waits(ordered)
+            refused = asyncio.create_task(client.post("/api/v1/silences", json=silence("another")))
+            for path in ("cells", "decisions", "silences", "events"):
+                assert (await asyncio.wait_for(client.get(f"/api/v1/{path}"), 5)).status_code == 200
+            assert not core.people.silences
+            assert not ordered.done()
+            assert not refused.done()
             disk.takes.set()
-            for one in asked.values():
-                assert (await one).status_code == 200
+            assert (await ordered).status_code == 200
+            assert len(core.people.silences) == 1
+            assert (await refused).status_code in {404, 422}
 
     asyncio.run(ask())
 
 
-def test_what_is_told_of_decisions_is_what_was_waited_for(core: Core, disk: Disk, contract: Contract) -> None:
-    """What is decided meanwhile is not on the disk with it."""
+def test_decisions_are_told_once_they_are_on_the_disk(core: Core, disk: Disk, contract: Contract) -> None:
+    """A version that a crash takes back would be given to another table; routers that wait for one wait until then."""
     before = core.decisions.version
 
     async def ask() -> None:
         async with site(core) as client:
-            asked = asyncio.create_task(client.get("/api/v1/decisions"))
-            assert await still_waits(asked)
-            core.resume(contract.name, None, "ann", "mended", time.time())
+            said = {"contract": contract.name, "by": "ann", "why": "mended"}
+            resuming = asyncio.create_task(client.post("/api/v1/decisions/resume", json=said))
+            following = asyncio.create_task(
+                client.get("/api/v1/decisions", params={"after": before, "wait": 20, "tag": core.decisions.tag})
+            )
+            assert await still_waits(resuming)
+            assert await still_waits(following)
+            assert (await client.get("/api/v1/decisions")).json()["version"] == before
             disk.takes.set()
-            assert (await asked).json()["version"] == before < core.decisions.version
+            assert (await resuming).json()["version"] == before + 1
+            assert (await following).json()["version"] == before + 1
 
     asyncio.run(ask())
 
 
-def test_who_ordered_is_told_when_the_evaluator_stops_before_the_disk_has_it(
-    core: Core, disk: Disk, contract: Contract
-) -> None:
-    """It holds, and closing will write it; nobody knows when."""
-    api = make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0")
-    body, sent = json.dumps(silence(contract.name)).encode(), list[Any]()
-    scope = {
-        "type": "http", "http_version": "1.1", "method": "POST", "path": "/api/v1/silences", "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
-    }  # fmt: skip
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def stop() -> None:
-        answering = asyncio.create_task(api(scope, receive, send))
-        assert await still_waits(answering)
-        answering.cancel()
-        await asyncio.gather(answering, return_exceptions=True)
-        disk.takes.set()
-
-    asyncio.run(stop())
-    assert sent[0]["status"] == 503
-    assert b"the evaluator stops" in sent[1]["body"]
-
-
-def test_an_order_that_the_disk_does_not_take_is_said_to_be_in_danger(
-    core: Core, disk: Disk, contract: Contract
-) -> None:
-    """With 503, as for a state that cannot be written; what is told of the decisions is refused as well."""
+def test_an_order_that_the_disk_does_not_take_does_not_hold(core: Core, disk: Disk, contract: Contract) -> None:
+    """With 503, and nothing of it is in force; the next one is taken."""
     disk.takes.set()
-    disk.error = OSError(errno.EIO, "Input/output error")
+    disk.error = sqlite3.OperationalError("disk I/O error")
 
     async def ask() -> None:
         async with site(core) as client:
             answer = await client.post("/api/v1/silences", json=silence(contract.name))
             assert answer.status_code == 503
             assert answer.headers["content-type"] == "application/problem+json"
-            assert "may be forgotten when the machine goes down" in answer.json()["detail"]
-            assert "Input/output error" in answer.json()["detail"]
-            assert (await client.get("/api/v1/decisions")).status_code == 503
+            assert "disk I/O error" in answer.json()["detail"]
+            assert not core.people.silences
+            assert (await client.get("/api/v1/decisions")).status_code == 200
+            disk.error = None
+            assert (await client.post("/api/v1/silences", json=silence(contract.name))).status_code == 200
+            assert len(core.people.silences) == 1
 
     asyncio.run(ask())
 
 
-def test_a_log_lets_go_of_what_the_disk_has(core: Core, disk: Disk) -> None:
-    """An evaluation is at an end when the disk has it, and not before; nor does a failing disk end it."""
-    forgot: list[int] = []
-    core.forget, core.position = forgot.append, 7
+def test_an_order_and_an_evaluation_at_the_same_time_both_hold(core: Core, disk: Disk, contract: Contract) -> None:
+    """Each begins with what the other has left."""
+
+    async def both() -> None:
+        async with site(core) as client:
+            evaluating = asyncio.create_task(core.evaluate(time.time()))
+            ordered = asyncio.create_task(client.post("/api/v1/silences", json=silence(contract.name)))
+            again = asyncio.create_task(core.evaluate(time.time()))
+            assert await still_waits(ordered)
+            disk.takes.set()
+            await asyncio.gather(evaluating, ordered, again)
+
+    asyncio.run(both())
+    assert len(core.people.silences) == 1
+
+
+def test_an_evaluation_is_at_an_end_when_the_disk_has_it(core: Core, disk: Disk) -> None:
+    """And not before; one that the disk does not take leaves everything as it was, and is said."""
 
     async def evaluate() -> None:
-        evaluating = asyncio.create_task(core.evaluate(time.time()))
+        before, now = core.evaluated_at, time.time()
+        evaluating = asyncio.create_task(core.evaluate(now))
         assert await still_waits(evaluating)
-        assert (forgot, core.saved_position) == ([], 0)
-        core.position = 8  # which arrived meanwhile
+        assert core.evaluated_at == before
         disk.takes.set()
         await evaluating
-        assert (forgot, core.saved_position) == ([7], 7)
+        assert core.evaluated_at == now
         [(_, took)] = read(core, RequestCounts(), Counter())["kc.evaluator.sync.duration"]
         assert STILL / 2 < took < 20
-        core.position, disk.error = 9, OSError(errno.EIO, "Input/output error")
-        with pytest.raises(StateError, match="Input/output error"):
+        disk.error = sqlite3.OperationalError("disk I/O error")
+        with pytest.raises(StateError, match="disk I/O error"):
             await core.evaluate(time.time())
-        assert (forgot, core.saved_position) == ([7], 7)
+        assert core.evaluated_at == now
 
     asyncio.run(evaluate())
 
@@ -197,33 +189,33 @@ def test_a_log_lets_go_of_what_the_disk_has(core: Core, disk: Disk) -> None:
 def test_without_a_state_file_nothing_waits(make_core: Callable[..., Core]) -> None:
     """And no metric says how long."""
     core = make_core()
-    core.tick(time.time())
-    asyncio.run(core.on_disk())
+    asyncio.run(core.evaluate(time.time()))
     assert read(core, RequestCounts(), Counter())["kc.evaluator.sync.duration"] == []
 
 
-def test_a_webhook_is_sent_once_the_disk_has_what_it_says(
-    core: Core, disk: Disk, caplog: pytest.LogCaptureFixture
-) -> None:
-    """After a crash nobody has been told of what nobody decided; a disk that fails is asked again."""
-    arrived = asyncio.Event()
-    core.outbox.enqueue("pager", "policy", b"{}", time.time())
+def test_a_webhook_is_sent_once_the_disk_has_what_it_says(core: Core, disk: Disk) -> None:
+    """After a crash nobody has been told of what nobody decided."""
+    arrived, body = asyncio.Event(), core.outbox.messages()[0].body
 
     def client() -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.MockTransport(lambda _: (arrived.set(), httpx.Response(204))[1]))
 
     async def deliver() -> None:
-        endpoints = {"pager": WebhookEndpoint("pager", "http://pager/", format=Format.SLACK, allow_private=True)}
-        dispatcher = Dispatcher(core.outbox, endpoints, client_factory=client, poll=0.02, disk=core.disk)
+        endpoints = {"another": WebhookEndpoint("another", "http://pager/", format=Format.SLACK, allow_private=True)}
+        dispatcher = Dispatcher(core.outbox, endpoints, client_factory=client, poll=0.02, turn=core.turn)
         delivering = asyncio.create_task(dispatcher.run())
-        disk.error = OSError(errno.EIO, "Input/output error")
-        assert await still_waits(delivering)
-        disk.takes.set()
+
+        async def enqueue() -> None:
+            async with core.turn():
+                with unit_of_work(core._connection):
+                    core.outbox.enqueue("another", "policy", body, time.time())
+
+        enqueuing = asyncio.create_task(enqueue())
         assert await still_waits(delivering)
         assert not arrived.is_set()
-        assert "waits: the state cannot be forced to the disk" in caplog.text
-        disk.error = None
+        disk.takes.set()
         await asyncio.wait_for(arrived.wait(), 10)
+        await enqueuing
         delivering.cancel()
         await asyncio.gather(delivering, return_exceptions=True)
 

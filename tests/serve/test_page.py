@@ -15,6 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import kc_otel.serve.page as page_box
+from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Evaluation, Status
 from kc_otel.serve.api.app import make_api
@@ -42,6 +43,23 @@ def core(make_core: Callable[..., Core], drift: Callable) -> Core:
 @pytest.fixture
 def client(core: Core) -> TestClient:
     return client_of(core)
+
+
+def test_the_decision_table_keeps_its_own_tag(client: TestClient, core: Core) -> None:
+    """A router that names the tag it was given waits for the next table, and is answered that its own is in force."""
+    tag = client.get("/api/v1/decisions").headers["etag"].strip('"')
+    assert tag == core.decisions.tag
+    version = core.decisions.version
+    assert client.get("/api/v1/decisions", params={"after": version, "tag": tag}).status_code == 204
+    assert client.get("/api/v1/decisions", params={"after": version, "tag": "of-another-run"}).status_code == 200
+
+
+def test_decisions_and_verdicts_say_how_long_ago_anything_was_evaluated(client: TestClient, core: Core) -> None:
+    """A router and a trainer's log tell from it whether anybody watches."""
+    core.evaluated_at = time.time() - 40.0
+    known = {"after": core.decisions.version, "tag": core.decisions.tag}
+    for path, parameters in (("decisions", {}), ("decisions", known), ("verdicts", {})):
+        assert 40 <= int(client.get(f"/api/v1/{path}", params=parameters).headers["age"]) < 100
 
 
 def test_the_page_may_run_no_script_but_its_own(client: TestClient) -> None:
@@ -87,7 +105,7 @@ def test_an_answer_that_the_page_has_is_not_sent_again(client: TestClient, core:
 
 
 def test_the_overview_says_what_is_broken_since_when_for_whom_and_what_was_done(client: TestClient, core: Core) -> None:
-    """In sentences and in numbers, with what is in force and what is still to be told."""
+    """In sentences and in numbers, with what is in force and what still waits."""
     answer = client.get("/api/v1/overview").json()
     (incident,) = answer["incidents"]
     assert incident["headline"] == "token-tv is above its limit on code and all traffic"
@@ -95,11 +113,11 @@ def test_the_overview_says_what_is_broken_since_when_for_whom_and_what_was_done(
     assert incident["slices"] == ["code", "all"]
     ((clause, text),) = incident["extents"]
     assert clause == "token-tv"
-    assert "0.02 is the limit" in text
+    assert "limit of 0.02" in text
     done = {action["kind"]: action for action in incident["actions"]}
     assert done["route"]["in_force"] is True
-    assert done["halt"]["text"] == "trainers told to halt"
-    assert done["webhook"]["text"] == "pager is still to be told: its webhook waits"
+    assert done["halt"]["text"] == "trainers asked to halt"
+    assert done["webhook"]["text"] == "the webhook to pager is still waiting"
     assert answer["counts"]["policy"] == {"FAIL": 2}
     assert answer["heard"] is True
 
@@ -117,7 +135,7 @@ def test_an_incident_has_an_address_and_a_list_has_those_that_are_over(
     now = time.time()
     core.resume("policy", None, "ada", "patched", now)
     judged = core.evaluator.evaluate(now)["policy"].verdicts
-    passing = Evaluation(now, tuple(replace(one, status=Status.PASS) for one in judged))
+    passing = Evaluation(now, tuple(replace(verdict, status=Status.PASS) for verdict in judged))
     monkeypatch.setattr(core.evaluator, "evaluate", lambda _: {"policy": passing})
     core.tick(now + 60)
     over = client.get(f"/api/v1/incidents/{listed['id']}").json()
@@ -137,7 +155,18 @@ def test_a_delivered_webhook_is_told_as_such(client: TestClient, core: Core) -> 
     core.outbox.accepted(message.id)
     core.tick(time.time())
     (incident,) = client.get("/api/v1/overview").json()["incidents"]
-    assert "told pager by webhook" in {action["text"] for action in incident["actions"]}
+    assert "notified pager by webhook" in {action["text"] for action in incident["actions"]}
+
+
+def test_a_webhook_that_its_receiver_refused_is_not_told_as_delivered(client: TestClient, core: Core) -> None:
+    """It does not wait any more, and it did not arrive."""
+    (message,) = core.outbox.due(time.time())
+    core.outbox.failed(message.id, time.time(), "HTTP 400", status=400)
+    core.tick(time.time())
+    (incident,) = client.get("/api/v1/overview").json()["incidents"]
+    texts = {action["text"] for action in incident["actions"]}
+    assert "a webhook to pager was given up: it was refused, or has expired" in texts
+    assert "notified pager by webhook" not in texts
 
 
 def test_before_any_data_nothing_is_broken(make_core: Callable[..., Core]) -> None:
@@ -150,17 +179,46 @@ def test_before_any_data_nothing_is_broken(make_core: Callable[..., Core]) -> No
     assert answer["counts"]["policy"] == {"NO_DATA": 2}
 
 
+def test_a_breach_that_only_went_away_is_shown(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel fell silent beside others: what is measured holds, and whether the kernel serves is not known."""
+    now = core.evaluated_at
+    assert now is not None
+    (before,) = core.incidents()
+    over = replace(before, state=IncidentState.RESOLVED, resolved_at=now, refuted=False)
+    back = IncidentAction("roll-back", "v2 from canary", now, ("all",))
+
+    def shown(past: Incident = over, kernel: str = "healthy", later: float = 0.0) -> list[str]:
+        cells = [
+            (replace(verdict, cell=verdict.cell._replace(kernel_inference=kernel), status=Status.PASS), *more)
+            for verdict, *more in judged
+        ]
+        monkeypatch.setattr(core.history, "cells", lambda *_: cells)
+        monkeypatch.setattr(core, "past_incidents", lambda *_: [past])
+        core.evaluated_at = now + later
+        return [row["state_text"] for row in client_of(core).get("/api/v1/overview").json()["unproven"]]
+
+    judged = core.history.cells()
+    assert shown() == [], "its last recorder said that it shuts down"
+    core.evaluator.states["policy"].ended.clear()
+    assert shown() == ["Closed without proof of recovery"]
+    assert shown(replace(over, refuted=True)) == []
+    assert shown(replace(over, actions=(back,))) == [], "nobody waits for what was rolled back"
+    assert shown(kernel=before.kernel_inference) == [], "its own cells say how it is"
+    assert shown(later=301.0) == [], "a long window later"
+
+
 def test_a_route_that_outlives_its_cause_is_still_shown(make_core: Callable[..., Core], drift: Callable) -> None:
     """When the cells are gone with their kernel version, the route is in force all the same."""
     core, now = make_core(), time.time()
     core.metrics(drift(0.3))
     core.tick(now)
+    core.listeners.heard(["policy/route"], core.contracts, now + 60)
     core.tick(now + 3600)
     answer = client_of(core).get("/api/v1/overview").json()
     contained, *others = answer["incidents"]
     assert (contained["status"], contained["state"], contained["until"]) == ("FAIL", "contained", None)
-    assert [one["status"] for one in others] in ([], ["NO_DATA"])
-    held = {one["slice"] for one in answer["in_force"]} | {cell["slice"] for cell in contained["cells"]}
+    assert [incident["status"] for incident in others] in ([], ["NO_DATA"])
+    held = {entry["slice"] for entry in answer["in_force"]} | {cell["slice"] for cell in contained["cells"]}
     assert {"all", "code"} <= held
 
 
@@ -181,7 +239,7 @@ def test_the_past_of_a_cell_is_told_with_limit_and_samples(client: TestClient, c
 
 def test_the_distribution_of_a_cell_counts_every_observation(client: TestClient, core: Core) -> None:
     """Bins of one width on a logarithmic axis, zeros apart, and the limit marked in the quantity's unit."""
-    (verdict, *_) = [one for one, _, _ in core.history.cells() if one.cell.slice == "code"]
+    (verdict, *_) = [candidate for candidate, _, _ in core.history.cells() if candidate.cell.slice == "code"]
     cell = verdict.cell
     parameters = {
         "contract": "policy", "clause": "token-tv", "slice": "code", "window": "short",
@@ -203,7 +261,7 @@ def test_the_past_of_a_cell_over_the_trainers_steps(make_core: Callable[..., Cor
     for offset, step in ((-2.0, 10), (-1.0, 30)):
         core.metrics(drift(0.3, step))
         core.tick(time.time() + offset)
-    (cell, *_) = [one.cell for one, _, _ in core.history.cells() if one.cell.slice == "code"]
+    (cell, *_) = [verdict.cell for verdict, _, _ in core.history.cells() if verdict.cell.slice == "code"]
     parameters = {
         "contract": "policy", "clause": "token-tv", "slice": "code",
         "kernel_train": cell.kernel_train, "kernel_inference": cell.kernel_inference,
@@ -221,7 +279,7 @@ def test_the_past_of_a_cell_over_the_trainers_steps(make_core: Callable[..., Cor
 
 def test_charts_of_a_cell_come_drawn_with_their_values(client: TestClient, core: Core) -> None:
     """Both as SVG with a title, a sentence and rows; times in the zone that was asked for."""
-    (cell, *_) = [one.cell for one, _, _ in core.history.cells() if one.cell.slice == "code"]
+    (cell, *_) = [candidate.cell for candidate, _, _ in core.history.cells() if candidate.cell.slice == "code"]
     parameters = {
         "contract": "policy", "clause": "token-tv", "slice": "code",
         "kernel_train": cell.kernel_train, "kernel_inference": cell.kernel_inference,
@@ -273,7 +331,7 @@ def test_what_was_done_is_told_however_many_verdicts_came_after_it(client: TestC
     assert {"route", "halt", "webhook"} <= {action["kind"] for action in incident["actions"]}
     events = client.get("/api/v1/events", params={"newest": 50, "verdicts": False}).json()["events"]
     assert events
-    assert {one["kind"] for one in events} == {"firing"}
+    assert {event["kind"] for event in events} == {"firing"}
 
 
 def test_what_people_decided_is_shown_with_its_end(client: TestClient) -> None:
@@ -287,7 +345,7 @@ def test_what_people_decided_is_shown_with_its_end(client: TestClient) -> None:
     ):
         answer = client.post(f"/api/v1/{path}", json=said | body)
         assert answer.status_code == 200, answer.text
-    standing = {one["kind"]: one for one in client.get("/api/v1/overview").json()["in_force"]}
+    standing = {entry["kind"]: entry for entry in client.get("/api/v1/overview").json()["in_force"]}
     assert standing["pin"]["text"] == "code is pinned to the training kernel by ada (drill)"
     assert standing["silence"]["text"] == "every clause on slice code is silenced by ada (drill)"
     assert standing["pin"]["until"] == standing["silence"]["until"] == until

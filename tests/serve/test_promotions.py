@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
+from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.incidents.actions_taken import actions_taken
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.promotion.promotion_state import OrderError
 from kc_otel.judge.promotion.stages import Stage
@@ -23,6 +26,7 @@ from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import StateError
+from kc_otel.serve.webhooks.formats import pagerduty_events, slack_message
 
 TEXT = """\
 apiVersion: kernel-contract/v1
@@ -50,6 +54,7 @@ class Driven:
         self._contract = contract
         self._statuses: dict[str, str] = {}
         self.core.evaluator.evaluate = self._evaluate  # type: ignore[method-assign]
+        self.core.evaluator.kernels = self._kernels  # type: ignore[method-assign]
 
     def tick(self, now: float, **statuses: str) -> None:
         """An evaluation; the versions' status on slice code, PASS on all traffic."""
@@ -58,10 +63,16 @@ class Driven:
 
     def shares(self) -> dict[str, float]:
         """Share by version in the decision table that is published."""
-        return {one.version: one.weight for one in self.core.decisions.canaries}
+        return {canary.version: canary.weight for canary in self.core.decisions.canaries}
 
     def events(self) -> list[dict[str, Any]]:
-        return [one.data for one in self.core.events.events("policy", 0, 1000) if one.kind == "promotion"]
+        return [event.data for event in self.core.events.events("policy", 0, 1000) if event.kind == "promotion"]
+
+    def _kernels(self, _contract: str) -> tuple[KernelInfo, ...]:
+        """Every version says that it is what was declared."""
+        return tuple(
+            KernelInfo("inference", version, {"engine": "vllm", "dtype": "bfloat16"}, 0.0) for version in self._statuses
+        )
 
     def _evaluate(self, now: float) -> dict[str, Evaluation]:
         verdicts = tuple(
@@ -102,7 +113,8 @@ def test_traffic_follows_the_place(driven: Driven) -> None:
     told.tell("policy", "v2", "approve", "ada", "", 184.0, stage=Stage.FULL)
     driven.tick(185, v2="PASS")
     assert driven.shares() == {}
-    assert [(one["order"], one.get("to")) for one in driven.events()] == [
+    assert [(kernel.version, kernel.since) for kernel in driven.core.decisions.promoted] == [("v2", 185)]
+    assert [(event["order"], event.get("to")) for event in driven.events()] == [
         ("start", "shadow"), ("advance", "canary at 1%"), ("advance", "canary at 10%"), ("approve", None),
         ("advance", "full"),
     ]  # fmt: skip
@@ -121,14 +133,14 @@ def test_a_failure_takes_the_traffic_away_in_the_same_tick(driven: Driven) -> No
     event = driven.events()[-1]
     assert (event["order"], event["from"], event["to"]) == ("rollback", "canary at 1%", "offline-ci")
     assert "token-tv on code: FAIL" in event["message"]
-    assert [one[0] for one in said if "rolled back" in one[1]] == ["warning"]
+    assert [announcement[0] for announcement in said if "rolled back" in announcement[1]] == ["warning"]
     records = told.evidence("policy", "v2")
-    assert [one.what for one in records] == [
+    assert [record.what for record in records] == [
         "advance from shadow to canary at 1%",
         "rollback from canary at 1% to offline-ci",
     ]
-    for one in records:
-        verify_evidence(one.record)
+    for record in records:
+        verify_evidence(record.record)
     assert event["evidence"] == records[-1].id
 
 
@@ -180,7 +192,7 @@ def test_one_version_at_a_time_and_the_one_before_is_replaced(driven: Driven) ->
     told.tell("policy", "v2", "force", "ada", "first of all", 2.0, stage=Stage.FULL)
     told.start("policy", "v3", "ada", 3.0)
     told.tell("policy", "v3", "force", "ada", "hurry", 4.0, stage=Stage.FULL)
-    assert [(one.version, one.status) for one in told.all("policy")] == [("v3", "running"), ("v2", "replaced")]
+    assert [(entry.version, entry.status) for entry in told.all("policy")] == [("v3", "running"), ("v2", "replaced")]
     driven.tick(5, v2="FAIL", v3="PASS")
     assert driven.shares() == {}
 
@@ -194,10 +206,10 @@ def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven: Driv
     told.tell("policy", "v3", "approve", "ada", "", 2.0, stage=Stage.FULL)
     for now in (63, 124, 185):
         driven.tick(now, v2="PASS", v3="PASS")
-    assert [(one.version, str(one.position), one.status) for one in told.all()] == [
+    assert [(promotion.version, str(promotion.position), promotion.status) for promotion in told.all()] == [
         ("v3", "full", "running"), ("v2", "full", "replaced"),
     ]  # fmt: skip
-    assert [one["order"] for one in driven.events()][-2:] == ["advance", "replace"]
+    assert [event["order"] for event in driven.events()][-2:] == ["advance", "replace"]
 
 
 def test_old_versions_are_forgotten_one_day(driven: Driven) -> None:
@@ -210,7 +222,7 @@ def test_old_versions_are_forgotten_one_day(driven: Driven) -> None:
         told.tell("policy", f"bad{number}", "rollback", "ada", "bad", 10.5 + number)
         driven.tick(11.0 + number)
     assert driven.shares() == {f"bad{number}": 0.0 for number in range(5, 25)}
-    assert [one.version for one in told.all()][:1] == ["bad24"]
+    assert [promotion.version for promotion in told.all()][:1] == ["bad24"]
     assert (told.all()[-1].version, len(told.all())) == ("full", 21)
     assert len(told.evidence("policy", "bad0")) == 1
 
@@ -258,8 +270,33 @@ def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -
     assert client.post(path, json={"order": "resume", "by": "ada"}).json()["hold"] is None
     gone = client.post(path, json={"order": "rollback", "by": "ada", "why": "wrong weights"}).json()
     assert (gone["status"], gone["share"], gone["next"]) == ("rolled-back", 0.0, None)
-    messages = [one["message"] for one in client.get("/api/v1/events").json()["events"]]
+    messages = [event["message"] for event in client.get("/api/v1/events").json()["events"]]
     assert "ada rolls v2 back from shadow: wrong weights" in messages
+
+
+def test_an_order_that_is_refused_starts_nothing(driven: Driven, client: TestClient) -> None:
+    """A version that is not known starts with the order that is taken, and not with one that is refused."""
+    path = "/api/v1/promotions/policy/v2"
+    for order in (
+        {"order": "evidence", "evidence": {"decision": "wait"}},
+        {"order": "evidence"},
+        {"order": "approve", "stage": "canary"},
+        {"order": "force", "stage": "canary"},
+        {"order": "resume"},
+    ):
+        assert client.post(path, json={"by": "ada", "start": True, **order}).status_code == 409, order
+        assert client.get("/api/v1/promotions").json()["promotions"] == [], order
+    assert driven.events() == []
+    assert client.post(path, json={"order": "hold", "by": "ada", "why": "lunch"}).status_code == 404
+    held = client.post(path, json={"order": "hold", "by": "ada", "why": "lunch", "start": True}).json()
+    assert (held["position"], held["hold"]["why"]) == ("shadow", "lunch")
+    assert [event["order"] for event in driven.events()] == ["start", "hold"]
+    other = {"order": "hold", "by": "ada", "why": "lunch", "start": True}
+    assert client.post("/api/v1/promotions/policy/v3", json=other).status_code == 409
+    forced = {"order": "force", "by": "ada", "why": "hurry", "stage": "full", "start": True}
+    client.post(path, json={"order": "rollback", "by": "ada", "why": "wrong weights"})
+    assert client.post("/api/v1/promotions/policy/v3", json=forced).json()["position"] == "full"
+    assert [event["order"] for event in driven.events()][2:] == ["rollback", "start", "force"]
 
 
 @pytest.mark.slow
@@ -283,12 +320,12 @@ def test_api_plans_from_the_traffic_that_it_sees(driven: Driven, client: TestCli
     driven.tick(1e9, v1="PASS")
     plan = client.get("/api/v1/promotions/policy/plan").json()
     assert plan["tokens_per_second"] == pytest.approx(50)
-    steps = {one["position"]: one for one in plan["steps"]}
+    steps = {step["position"]: step for step in plan["steps"]}
     assert (steps["shadow"]["seconds"], steps["shadow"]["slowest"]) == (60.0, "token-tv on all")
     assert steps["canary at 10%"]["seconds"] == 300.0
     assert steps["canary at 1%"]["never"]
     told = client.get("/api/v1/promotions/policy/plan", params={"tokens_per_second": 1e5, "share": "code=0.5"}).json()
-    assert [one["seconds"] for one in told["steps"]] == [60.0, 60.0, 60.0]
+    assert [step["seconds"] for step in told["steps"]] == [60.0, 60.0, 60.0]
     wrong = client.get("/api/v1/promotions/policy/plan", params={"share": "prose=0.5"})
     assert (wrong.status_code, "no slice 'prose'" in wrong.json()["detail"]) == (422, True)
     assert client.get("/api/v1/promotions/other/plan").status_code == 404
@@ -305,6 +342,9 @@ def test_metrics_say_stage_share_and_windows(driven: Driven, client: TestClient)
         assert f"kc_promotion_{short}{labels} {value}" in text or f"kc_promotion_{name}{labels} {value}" in text
     driven.tick(62, v2="FAIL")
     assert f"kc_promotion_stage{labels} -1.0" in client.get("/metrics").text
+    driven.core.evaluator.newest_of = lambda *_: 200.0  # type: ignore[method-assign]
+    driven.tick(201, v2="FAIL")
+    assert f"kc_promotion_stage{labels} -2.0" in client.get("/metrics").text
 
 
 def test_evidence_of_any_size_is_not_kept(driven: Driven) -> None:
@@ -312,3 +352,137 @@ def test_evidence_of_any_size_is_not_kept(driven: Driven) -> None:
     driven.core.promotions.start("policy", "v2", "ada", 0.0)
     with pytest.raises(OrderError, match=r"the evidence has .* characters; at most 33,554,432 are kept"):
         driven.core.promotions.admit("policy", "v2", {"format": "x" * 34_000_000}, "ada", 1.0)
+
+
+def paged(core: Core) -> list[dict[str, Any]]:
+    """The bodies that wait in the outbox, oldest first, taken from it."""
+    found = []
+    while waiting := core.outbox.due(10_000.0):
+        for message in waiting:
+            core.outbox.accepted(message.id)
+            found.append(json.loads(message.body))
+    return found
+
+
+@pytest.fixture
+def slow(open_file: Callable[..., sqlite3.Connection]) -> Driven:
+    """A contract whose ladder waits for an hour before it tells anybody."""
+    contract = load_text(TEXT + "escalation: [{on: fail, for: 1h, severity: critical, do: [{webhook: pager}]}]\n")
+    core = Core([contract], open_file(), external_url="http://evaluator", now=0.0)  # type: ignore[arg-type]
+    return Driven(lambda _connection: core, contract)
+
+
+def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow: Driven) -> None:
+    """Before the ladder's own step fires; what users suffer and what was done before the numbers, in every format."""
+    slow.core.promotions.start("policy", "v2", "ada", 0.0)
+    slow.tick(1, v2="PASS")
+    assert paged(slow.core) == []
+    slow.tick(61, v2="FAIL")
+    (body,) = paged(slow.core)
+    contract = body["kernelContract"]
+    assert (contract["reason"], body["status"]) == ("rolled-back", "firing")
+    assert contract["incident"]["done"] == ["v2 is rolled back from shadow"]
+    (alert,) = body["alerts"]
+    assert alert["labels"]["alertname"] == "KernelContractRolledBack"
+    assert (
+        alert["annotations"]["summary"]
+        == "policy: token-tv is broken on slice code for vllm bfloat16 (v2) against trainA, which was rolled back"
+    )
+    assert alert["annotations"]["description"].startswith(
+        "A version was rolled back and should serve nobody. Since 1970-01-01 00:01:01 UTC. "
+        "Done: v2 is rolled back from shadow. Now: "
+    )
+    (event,) = pagerduty_events(body, "key")
+    assert list(event["payload"]["custom_details"])[:2] == ["next", "done"]
+    assert "v2 is rolled back from shadow" in event["payload"]["summary"]
+    blocks = slack_message(body)["attachments"][0]["blocks"]
+    assert blocks[2]["text"]["text"] == "*Done*: v2 is rolled back from shadow"
+    (incident,) = slow.core.incidents("policy")
+    done = actions_taken(incident, slow.core.decisions, {})
+    assert [action.kind for action in done] == ["roll-back", "webhook"]
+    slow.tick(62, v2="FAIL")
+    assert paged(slow.core) == [], "once"
+    slow.tick(130)
+    (over,) = paged(slow.core)
+    assert (over["status"], over["kernelContract"]["incident"]["state"]) == ("resolved", "resolved")
+    assert pagerduty_events(over, "key")[0]["event_action"] == "resolve"
+
+
+def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) -> None:
+    """Once what was under way is measured; on the promotion, in the log, to the pager. Silence ends nothing."""
+    core, newest = slow.core, {"at": 61.0}
+    core.evaluator.newest_of = lambda *_: newest["at"]  # type: ignore[method-assign]
+    core.promotions.start("policy", "v2", "ada", 0.0)
+    slow.tick(1, v2="PASS")
+    slow.tick(61, v2="FAIL")
+    paged(core)
+    for at, newest["at"] in ((80.0, 80.0), (91.0, 91.0)):
+        slow.tick(at, v2="FAIL")
+        assert core.promotions.of("policy", "v2").seen_serving is None, "it was under way"
+    newest["at"] = 92.0
+    slow.tick(93.0, v2="FAIL")
+    assert core.promotions.of("policy", "v2").seen_serving == 93.0
+    (body,) = paged(core)
+    assert body["alerts"][0]["labels"]["severity"] == "critical"
+    assert "was rolled back but still serves" in body["alerts"][0]["annotations"]["summary"]
+    assert slow.events()[-1]["order"] == "serves"
+    newest["at"] = 99.0
+    slow.tick(100.0, v2="FAIL")
+    assert paged(core) == [], "once"
+    slow.tick(2000.0)
+    assert core.promotions.of("policy", "v2").seen_serving == 93.0
+    assert "is over" in (last := paged(core)[-1]["alerts"][-1]["annotations"]["summary"])
+    assert "that nothing serves what was rolled back is not known" in last
+    core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 2010.0)
+    assert core.promotions.of("policy", "v2").seen_serving is None
+    newest["at"] = 2041.0
+    slow.tick(2042.0)
+    assert core.promotions.of("policy", "v2").seen_serving == 2042.0
+
+
+def test_a_version_that_is_not_what_was_declared_is_not_promoted(driven: Driven) -> None:
+    """Whatever its verdicts are: the flag was forgotten, and what passes is the old kernel."""
+    reported = {"dtype": "float16"}
+    driven.core.evaluator.kernels = lambda _: (KernelInfo("inference", "v2", reported, 0.0),)  # type: ignore[method-assign]
+    driven.core.promotions.start("policy", "v2", "ada", 0.0)
+    driven.tick(1, v2="PASS")
+    driven.tick(61, v2="PASS")
+    waiting = driven.core.promotions.of("policy", "v2")
+    assert waiting.position.stage is Stage.SHADOW
+    assert waiting.missing[0] == "held: dtype bfloat16 is declared, and float16 reported"
+    reported["dtype"] = "bfloat16"
+    driven.tick(62, v2="PASS")
+    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
+
+
+def test_a_version_that_does_not_say_what_it_is_is_not_promoted(driven: Driven) -> None:
+    """Its verdicts may be those of the kernel that it is to replace."""
+    said, driven.core.evaluator.kernels = driven.core.evaluator.kernels, lambda _: ()  # type: ignore[method-assign]
+    driven.core.promotions.start("policy", "v2", "ada", 0.0)
+    driven.tick(1, v2="PASS")
+    driven.tick(61, v2="PASS")
+    waiting = driven.core.promotions.of("policy", "v2")
+    assert waiting.position.stage is Stage.SHADOW
+    assert waiting.missing[0].startswith("held: it has not said what it is")
+    driven.core.evaluator.kernels = said  # type: ignore[method-assign]
+    driven.tick(62, v2="PASS")
+    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
+
+
+def test_a_version_that_serves_after_a_person_rolled_it_back_is_told_though_it_breaks_nothing(slow: Driven) -> None:
+    """There is no incident to tell it in; no message calls it broken."""
+    core = slow.core
+    core.promotions.start("policy", "v2", "ada", 0.0)
+    slow.tick(1, v2="PASS")
+    core.promotions.tell("policy", "v2", "rollback", "ada", "users report broken tables", 2.0)
+    slow.tick(3, v2="PASS")
+    assert paged(core) == []
+    core.evaluator.newest_of = lambda *_: 40.0  # type: ignore[method-assign]
+    slow.tick(41, v2="PASS")
+    (body,) = paged(core)
+    (alert,) = body["alerts"]
+    assert alert["annotations"]["summary"] == "policy: vllm bfloat16 (v2) was rolled back but still serves"
+    assert (alert["labels"]["severity"], body["kernelContract"]["incident"]) == ("critical", None)
+    assert body["kernelContract"]["impact"] == "A version that was rolled back still serves requests."
+    slow.tick(42, v2="PASS")
+    assert paged(core) == [], "once"

@@ -6,14 +6,14 @@ from kc_otel.serve.webhooks.endpoints import Rotation
 
 def test_a_secret_that_changes_in_its_file_is_read_again(tmp_path, caplog):
     """Within a few seconds; a file that is wrong or gone for a moment leaves the old secret in force."""
-    path, one, two = tmp_path / "secret", new_secret(), new_secret()
-    path.write_text(one)
+    path, first, two = tmp_path / "secret", new_secret(), new_secret()
+    path.write_text(first)
     environ = {"KC_OTEL_WEBHOOK_PAGER_URL": "https://p.example", "KC_OTEL_WEBHOOK_PAGER_SECRET_FILE": str(path)}
     rotation = Rotation(["pager"], environ, 0.0)
     assert rotation.renewed(60.0) is None
-    path.write_text(f"{two} {one}")
+    path.write_text(f"{two} {first}")
     assert rotation.renewed(61.0) is None
-    assert rotation.renewed(70.0)["pager"].secrets == (Secret.parse(two), Secret.parse(one))
+    assert rotation.renewed(70.0)["pager"].secrets == (Secret.parse(two), Secret.parse(first))
     assert rotation.renewed(80.0) is None
     path.write_text("rubbish")
     assert rotation.renewed(90.0) is None

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from kc_otel.serve import standby
-from kc_otel.serve.standby import active
+from kc_otel.serve import server
+from kc_otel.serve.server import active
 from kc_otel.serve.store.state_file import StateError, StateHeldError, StatePlace, open_state
 
 WORKER = Path(__file__).with_name("two_holders.py")
@@ -35,7 +35,7 @@ def test_a_second_evaluator_is_refused_unless_it_stands_by(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_standby_takes_over_when_the_file_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before; and it sees what the last holder wrote."""
-    monkeypatch.setattr(standby, "_EVERY", 0.01)
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.01)
     path = tmp_path / "state.sqlite"
     holder = open_state(path)
     holder.execute("CREATE TABLE written (a)")
@@ -142,6 +142,6 @@ def test_there_is_one_holder_however_many_wait_and_however_they_end(tmp_path: Pa
                 turns.append((int(began), ended, int(count)))
     turns.sort()
     assert len(turns) > 30
-    for one, other in itertools.pairwise(turns):
-        assert one[1] <= other[0], "two held the file at once"
-        assert one[2] < other[2], "what a holder wrote was lost"
+    for turn, other in itertools.pairwise(turns):
+        assert turn[1] <= other[0], "two held the file at once"
+        assert turn[2] < other[2], "what a holder wrote was lost"

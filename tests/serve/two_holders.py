@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from kc_otel.serve.standby import active
+from kc_otel.serve.server import active
 from kc_otel.serve.store.unit_of_work import unit_of_work
 
 

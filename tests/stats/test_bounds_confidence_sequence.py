@@ -45,7 +45,7 @@ def test_anytime_betting_ends_where_the_mixture_has_won_one_over_alpha(x):
 def test_looking_at_every_size_costs_a_fifth_of_the_width():
     """For a small drift the anytime interval contains that of a fixed size, and is less than 1.2 times as wide."""
     x = np.minimum(np.exp(np.random.default_rng(2).normal(-6, 1, 20_000)), 1.0)
-    fixed, anytime = (mean_interval(Binned.of_samples(x), **UNIT, **LEVELS, anytime=each) for each in (False, True))
+    fixed, anytime = (mean_interval(Binned.of_samples(x), **UNIT, **LEVELS, anytime=always) for always in (False, True))
     assert anytime.lower < fixed.lower < x.mean() < fixed.upper < anytime.upper
     assert anytime.upper - anytime.lower < 1.2 * (fixed.upper - fixed.lower)
 
@@ -60,7 +60,7 @@ def ever_missed(of, truth, runs=200, seed=5):
     for _ in range(runs):
         stream = rng.exponential(1.0, LOOKS[-1])
         bounds = [of(Binned.of_samples(stream[:count])) for count in LOOKS]
-        missed += any(each.lower > truth for each in bounds), any(each.upper < truth for each in bounds)
+        missed += any(interval.lower > truth for interval in bounds), any(interval.upper < truth for interval in bounds)
     return missed
 
 

@@ -98,3 +98,9 @@ def test_less_than_one_pane_or_cell_is_refused(panes, cells, says):
     """A ValueError names the argument and shows its value."""
     with pytest.raises(ValueError, match=says):
         alarm_level(panes, cells)
+
+
+@pytest.mark.parametrize(("panes", "cells"), [(1, 1), (10_000, 1), (10_000, 20), (1, 20)])
+def test_the_level_is_that_of_all_cells_together(panes, cells):
+    """log(A K): what one cell may reach by chance in A K panes, K of them reach in A."""
+    assert alarm_level(panes, cells) == pytest.approx(math.log(panes) + math.log(cells))

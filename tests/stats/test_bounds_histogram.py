@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -149,8 +150,8 @@ def test_edges_agree_with_the_sdk(scale):
     values = [*np.exp(np.random.default_rng(scale).uniform(-20, 20, 300)).tolist(), 1.0, 2.0, 0.25, 1024.0]
     for value in values:
         index = mapping.map_to_index(value)
-        one = ExponentialHistogram(scale, 1, value, 0, Buckets(index, np.array([1])), Buckets.empty()).binned()
-        assert one.lower[0] * (1 - 1e-14) <= value <= one.upper[0] * (1 + 1e-14)
+        binned = ExponentialHistogram(scale, 1, value, 0, Buckets(index, np.array([1])), Buckets.empty()).binned()
+        assert binned.lower[0] * (1 - 1e-14) <= value <= binned.upper[0] * (1 + 1e-14)
 
 
 def test_far_apart_ranges_are_made_coarser_instead_of_large(histogram_of):
@@ -247,3 +248,10 @@ def test_bad_samples_are_refused_by_name(call, says):
     """A ValueError names the argument and shows its value."""
     with pytest.raises(ValueError, match=says):
         call()
+
+
+def test_the_extremes_of_a_union_are_bounded_by_each_parts_own_buckets(histogram_of):
+    """Aligning a part to a coarser scale widens its buckets, and not what is known of its extremes."""
+    fine = replace(histogram_of(np.array([-1.1, 1.1]), 4), minimum=math.nan, maximum=math.nan)
+    together = ExponentialHistogram.union([fine, histogram_of(np.array([0.5]), 0)])
+    assert (together.minimum, together.maximum) == (fine.binned().lower[0], fine.binned().upper[-1])

@@ -72,6 +72,7 @@ def test_holm_by_hand():
     assert holm([0.05], 0.05) == Holm(0.05, (True,))
 
 
+@pytest.mark.slow
 def test_cells_are_asked_once_when_healthy_and_rarely_otherwise():
     """A healthy cell costs one call, a clearly failing one two, and the worst about log2(m)."""
     healthy = [Counted(0.9) for _ in range(1000)]

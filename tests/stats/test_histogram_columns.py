@@ -37,38 +37,38 @@ histograms = st.builds(
 )
 
 
-def said(one: ExponentialHistogram) -> Any:
-    buckets = [(side.trimmed().offset, side.trimmed().counts.tolist()) for side in (one.positive, one.negative)]
-    numbers = (one.scale, one.count, one.zero_count, one.zero_threshold, one.maximum_observed)
-    return numbers, buckets, repr((one.minimum, one.maximum)), pytest.approx(one.sum)
+def said(part: ExponentialHistogram) -> Any:
+    buckets = [(side.trimmed().offset, side.trimmed().counts.tolist()) for side in (part.positive, part.negative)]
+    numbers = (part.scale, part.count, part.zero_count, part.zero_threshold, part.maximum_observed)
+    return numbers, buckets, repr((part.minimum, part.maximum)), pytest.approx(part.sum)
 
 
 @given(st.lists(histograms, max_size=8))
 def test_columns_hold_what_they_are_made_of(parts: list[ExponentialHistogram]) -> None:
     """Each by itself, some of them, and those of two columns after each other."""
     columns = HistogramColumns.of(parts)
-    assert [said(one) for one in columns.objects()] == [said(one) for one in parts]
+    assert [said(part) for part in columns.objects()] == [said(part) for part in parts]
     back = np.arange(len(parts))[::-1]
     twice = HistogramColumns.joined([columns, columns.taken(back)])
-    assert [said(one) for one in twice.objects()] == [said(one) for one in [*parts, *parts[::-1]]]
+    assert [said(part) for part in twice.objects()] == [said(part) for part in [*parts, *parts[::-1]]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), histograms), max_size=10))
 def test_merged_columns_are_unions(given: list[tuple[int, ExponentialHistogram]]) -> None:
     """Of one scale or several, of known and of unknown extremes, and so far apart that buckets have to be coarser."""
     rows, columns = merged(
-        np.array([row for row, _ in given], np.int64), HistogramColumns.of([one for _, one in given])
+        np.array([row for row, _ in given], np.int64), HistogramColumns.of([part for _, part in given])
     )
     assert rows.tolist() == sorted({row for row, _ in given})
-    for row, one in zip(rows.tolist(), columns.objects(), strict=True):
-        assert said(one) == said(ExponentialHistogram.union([part for of, part in given if of == row]))
+    for row, union in zip(rows.tolist(), columns.objects(), strict=True):
+        assert said(union) == said(ExponentialHistogram.union([part for of, part in given if of == row]))
 
 
 @pytest.mark.parametrize("wide", [[0], [1], [2], [0, 1], [1, 2], [0, 1, 2], []])
 def test_a_union_that_is_too_wide_is_made_beside_the_others(wide: list[int]) -> None:
     """Each of three rows has two parts; in some they are farther apart than a histogram has buckets."""
-    one, far = (histogram(4, 0, Buckets(at, np.array([3])), Buckets.empty(), (-1.0, 2.0, True)) for at in (-2500, 2500))
-    given = [(row, part) for row in range(3) for part in (one, far if row in wide else one)]
+    low, far = (histogram(4, 0, Buckets(at, np.array([3])), Buckets.empty(), (-1.0, 2.0, True)) for at in (-2500, 2500))
+    given = [(row, part) for row in range(3) for part in (low, far if row in wide else low)]
     rows, columns = merged(np.array([row for row, _ in given]), HistogramColumns.of([part for _, part in given]))
     assert rows.tolist() == [0, 1, 2]
     unions = [ExponentialHistogram.union([part for of, part in given if of == row]) for row in range(3)]
@@ -91,7 +91,7 @@ def test_counts_take_as_few_bytes_as_they_need() -> None:
 def test_machine_code_moves_buckets_as_numpy_does(sides, shift, step, times, data):
     """Parts that are taken, cut and added up, in every width of counts, with the library and without."""
     counts = [np.array(said, np.int64) >> 16 * shift for _, said in sides]
-    columns = SideColumns.of([Buckets(offset, each) for (offset, _), each in zip(sides, counts, strict=True)])
+    columns = SideColumns.of([Buckets(offset, numbers) for (offset, _), numbers in zip(sides, counts, strict=True)])
     which = np.array(data.draw(st.lists(st.integers(0, len(sides) - 1), max_size=9)), np.int64)
     begins = np.array(data.draw(st.lists(st.integers(8, 40), min_size=len(sides), max_size=len(sides))), np.int64)
     found = []
@@ -104,9 +104,9 @@ def test_machine_code_moves_buckets_as_numpy_does(sides, shift, step, times, dat
                 columns.add_to(total, begins, step=step, times=times)
             taken = columns.taken(which)
             up = columns.added_up(np.arange(len(sides)) // 2, len(sides))
-            found.append([*totals, *((each.offset, each.size, each.counts) for each in (taken, up))])
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_equal(one, other)
+            found.append([*totals, *((side.offset, side.size, side.counts) for side in (taken, up))])
+    for value, other in zip(*found, strict=True):
+        np.testing.assert_equal(value, other)
 
 
 @pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")

@@ -98,12 +98,12 @@ def binned(parts: list[ExponentialHistogram]) -> Binned:
     return ExponentialHistogram.union(parts).binned()
 
 
-def same(one: Interval | None, other: Interval) -> bool:
+def same(interval: Interval | None, other: Interval) -> bool:
     """Up to rounding: the sides of a mean end where an iteration does."""
-    assert one is not None
-    numbers: Any = [(one.estimate, other.estimate), (one.lower, other.lower), (one.upper, other.upper)]
+    assert interval is not None
+    numbers: Any = [(interval.estimate, other.estimate), (interval.lower, other.lower), (interval.upper, other.upper)]
     close = all(math.isclose(a, b, rel_tol=1e-7, abs_tol=1e-11) for a, b in numbers)
-    return close and (one.samples, one.method, one.note) == (other.samples, other.method, other.note)
+    return close and (interval.samples, interval.method, interval.note) == (other.samples, other.method, other.note)
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
@@ -153,7 +153,7 @@ def test_each_kind_of_histograms_has_rows_of_its_own() -> None:
     other = replace(histogram(rng, scale=3), zero_threshold=0.0)
     wide = replace(alike[2], zero_threshold=2.0**-22)
     for odd in (other, wide):
-        given = [[alike[0]], [odd], *([one] for one in alike[1:])]
+        given = [[alike[0]], [odd], *([interval] for interval in alike[1:])]
         assert [rows.places.tolist() for rows in rows_of(given)] == [[0, 2, 3], [1]]
     many = replace(alike[1], count=2**53)
     assert [rows.places.tolist() for rows in rows_of([[alike[0]], [many]])] == [[0]]

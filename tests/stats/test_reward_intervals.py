@@ -121,3 +121,17 @@ def test_what_is_no_reward_range_is_refused() -> None:
         reward_sides([0.0], [0.0], (1, 0))
     with pytest.raises(ValueError, match="reward: shape"):
         reward_sides([0.0], [0.0, 1.0], (0, 1))
+
+
+def test_from_below_each_sign_has_half_of_the_error_probability() -> None:
+    """Either may be wrong: the lower side is the larger of the two at half of alpha, not at alpha."""
+    rng = np.random.default_rng(3)
+    log_ratio = rng.normal(-0.08, 0.4, 2000)
+    reward = (rng.random(2000) < 0.5 + 0.3 * np.tanh(log_ratio)).astype(float)
+    above, below = map(Binned.of_samples, reward_sides(log_ratio, reward, (0.0, 1.0)))
+    found = reward_drift_interval(above, below, (0.0, 1.0), alpha_lower=0.02, alpha_upper=0.02)
+    half = reward_drift_bounds(above, below, alpha_lower=0.01, alpha_upper=0.01)
+    whole = reward_drift_bounds(above, below, alpha_lower=0.02, alpha_upper=0.02)
+    assert found.lower == pytest.approx(max(half[0], -half[1]))
+    assert 0.0 < found.lower < max(whole[0], -whole[1])
+    assert found.upper == pytest.approx(max(whole[1], -whole[0]))

@@ -56,7 +56,7 @@ class Chromium:
         self._last = 0
         self._session: str | None = None
         self.events: list[dict[str, Any]] = []
-        target = next(one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page")
+        target = next(info for info in self.call("Target.getTargets")["targetInfos"] if info["type"] == "page")
         self._session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
             self.call(f"{domain}.enable")
@@ -127,7 +127,7 @@ class Chromium:
             if event["method"] == "Runtime.exceptionThrown":
                 found.append(str(parameters["exceptionDetails"].get("exception", {}).get("description")))
             elif event["method"] == "Runtime.consoleAPICalled" and parameters["type"] in {"error", "warning", "assert"}:
-                found.append(" ".join(str(one.get("value", one.get("description"))) for one in parameters["args"]))
+                found.append(" ".join(str(part.get("value", part.get("description"))) for part in parameters["args"]))
             elif event["method"] == "Log.entryAdded" and parameters["entry"]["level"] in {"error", "warning"}:
                 found.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
         return found

@@ -30,7 +30,7 @@ def table(*, drift=0.0, seed=5):
 
 def token_ids(text):
     """The server's tokenizer: a character is a token."""
-    return [ord(each) % VOCABULARY for each in text]
+    return [ord(char) % VOCABULARY for char in text]
 
 
 @dataclass
@@ -42,6 +42,7 @@ class Completions:
     fault: object = None
     sglang: bool = False
     models: tuple = ("tiny",)
+    version: str = ""
     requests: list = field(default_factory=list)
     headers: list = field(default_factory=list)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(11))
@@ -51,10 +52,12 @@ class Completions:
         if path == "/v1/models":
             owner = "sglang" if self.sglang else "vllm"
             return {"object": "list", "data": [{"id": name, "owned_by": owner} for name in self.models]}
+        if path == "/version" and self.version:
+            return {"version": self.version}
         if path == "/generate" and self.sglang:
             return self._generated(body)
         if path == "/tokenize":
-            text = "\n".join(each["content"] for each in body["messages"])
+            text = "\n".join(message["content"] for message in body["messages"])
             return {"count": len(text), "max_model_len": 1024, "tokens": token_ids(text), "token_strs": None}
         if path != "/v1/completions" or self.sglang:
             return None
@@ -74,7 +77,7 @@ class Completions:
             choice["logprobs"] = {
                 "text_offset": [0] * len(drawn),
                 "token_logprobs": self._logprobs_of([prompt[-1], *drawn]),
-                "tokens": [f"token_id:{each}" for each in drawn],
+                "tokens": [f"token_id:{token}" for token in drawn],
                 "top_logprobs": [{} for _ in drawn],
             }
         if body.get("prompt_logprobs") is not None:
@@ -91,11 +94,11 @@ class Completions:
         about = {"id": "1", "finish_reason": {"type": "length", "length": len(drawn)}, "weight_version": "default"}
         if body.get("return_logprob"):
             values = self._logprobs_of([prompt[-1], *drawn])
-            about["output_token_logprobs"] = [[value, each, None] for value, each in zip(values, drawn, strict=True)]
+            about["output_token_logprobs"] = [[value, token, None] for value, token in zip(values, drawn, strict=True)]
             start = body.get("logprob_start_len", -1)
             if start >= 0:
                 scored = zip([None, *self._logprobs_of(prompt[start:])], prompt[start:], strict=True)
-                about["input_token_logprobs"] = [[value, each, None] for value, each in scored]
+                about["input_token_logprobs"] = [[value, token, None] for value, token in scored]
         more = {"prompt_token_ids": prompt} if body.get("return_prompt_token_ids") else {}
         return {"text": "", "output_ids": drawn, "meta_info": about, **more}
 
@@ -108,14 +111,14 @@ class Completions:
         return drawn
 
     def _logprobs_of(self, tokens):
-        return [float(self.logprobs[one, other]) for one, other in pairwise(tokens)]
+        return [float(self.logprobs[token, other]) for token, other in pairwise(tokens)]
 
 
 @contextmanager
-def completions(logits, *, fault=None, models=("tiny",), sglang=False):
+def completions(logits, *, fault=None, models=("tiny",), sglang=False, version=""):
     """A server on a free port until the block ends; with `sglang` one that has `/generate` in place of completions."""
     logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    served = Completions("", logprobs, fault, sglang, models)
+    served = Completions("", logprobs, fault, sglang, models, version)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -48,7 +48,6 @@ TOOLS = {
     "alertmanager": Tool(("prometheus-alertmanager",), "usr/bin/prometheus-alertmanager"),
     "victoria-metrics": Tool(("victoria-metrics",), "usr/bin/victoria-metrics"),
     "vmalert": Tool(("victoria-metrics",), "usr/bin/vmalert"),
-    "vmagent": Tool(("victoria-metrics",), "usr/bin/vmagent"),
     "chromium": Tool(("chromium-headless-shell",), "usr/lib/chromium/chromium-headless-shell", libraries=True),
     "h2load": Tool(("nghttp2-client",), "usr/bin/h2load", libraries=True),
     "docker-compose": Tool(("docker-compose",), "usr/libexec/docker/cli-plugins/docker-compose"),
@@ -124,7 +123,7 @@ def alertmanager(cache: Path = CACHE, say: Callable[[str], None] = lambda _: Non
 
 def _library_path(root: Path) -> str:
     folders = [folder for lib in ("usr/lib", "lib") for folder in sorted(root.glob(f"{lib}/*-linux-gnu*"))]
-    return ":".join(str(one) for folder in folders for one in (folder, folder / "pulseaudio") if one.exists())
+    return ":".join(str(path) for folder in folders for path in (folder, folder / "pulseaudio") if path.exists())
 
 
 def fetch(package: str, root: Path, suite: str, say: Callable[[str], None], *, libraries: bool = False) -> None:

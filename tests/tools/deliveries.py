@@ -11,5 +11,5 @@ __all__ = ["drain"]
 
 async def drain(dispatcher: Dispatcher) -> None:
     """Try everything that is due now, and what becomes due by it, once."""
-    while dispatcher._start_due() or dispatcher._lanes:
+    while await dispatcher._start_due() or dispatcher._lanes:
         await asyncio.gather(*dispatcher._lanes.values())

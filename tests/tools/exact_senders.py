@@ -101,5 +101,5 @@ def rounds(senders: int, count: int, start: float, seed: int = 0) -> Iterator[tu
     fleet = [ExactSender(number, round((start - 1) * 1e9)) for number in range(senders)]
     for second in range(count):
         at = start + second
-        bodies = [one.export(round(at * 1e9), rng, drifts=2 * second >= count) for one in fleet]
+        bodies = [sender.export(round(at * 1e9), rng, drifts=2 * second >= count) for sender in fleet]
         yield at, bodies + [body for body in bodies if rng.random() < 0.2]

@@ -28,7 +28,7 @@ def located_evidence(operator: str = "o_proj") -> dict[str, Any]:
     """As `located_json` has it; the operator at fault is named so."""
     rows = [
         _row(None, "embedding", 1.6e-3, 1.6e-3),
-        *(_row(layer, each, 1.8e-3, 2e-3 * (layer + 1)) for layer in (0, 1) for each in ("qkv_proj", "attention")),
+        *(_row(layer, part, 1.8e-3, 2e-3 * (layer + 1)) for layer in (0, 1) for part in ("qkv_proj", "attention")),
         _row(1, operator, 0.08, 0.081),
         _row(None, "head", 1.9e-3, 0.06),
     ]

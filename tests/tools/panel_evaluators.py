@@ -11,8 +11,8 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from kc_otel.client.signing import Secret
-from kc_otel.contract import Contract
-from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.contract.model import Contract
+from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.otlp.sink import Durations, ExportResult, RequestCounts
 from kc_otel.judge.promotion.promotion_state import Promotion
@@ -21,13 +21,13 @@ from kc_otel.judge.verdict import Verdict
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
-from kc_otel.serve.receivers.http_server import http_app
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from tests.tools.deliveries import drain
 from tests.tools.panel_traffic import ENGINE, STEP, Recorded
+from tests.tools.receivers import http_app
 
 TICK = 10
 """Seconds between two evaluations; each is followed by a look at the page."""
@@ -121,8 +121,8 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: i
                     requests=dict(requests.snapshot()),
                     durations=requests.durations(),
                     attempts=dict(dispatcher.attempts),
-                    waiting={one.endpoint: one.waiting for one in core.outbox.status()},
-                    failures={one.name: core.evaluator.faults.counts[one.name] for one in contracts},
+                    waiting={queue.endpoint: queue.waiting for queue in core.outbox.status()},
+                    failures={contract.name: core.evaluator.faults.counts[contract.name] for contract in contracts},
                     series=core.evaluator.series_count,
                     tick_seconds=core.tick_seconds,
                 )
@@ -130,7 +130,7 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: i
 
 def _receive(otlp: TestClient, recorded: Recorded, at: int) -> None:
     """What was exported at a time: by every recorder, the last of them twice, and with it what nobody can read."""
-    arriving = [one for one in recorded.exports if one.at == at and one.recorder != ENGINE]
+    arriving = [export for export in recorded.exports if export.at == at and export.recorder != ENGINE]
     for export in (*arriving, *arriving[-1:]):
         content = export.request.SerializeToString()
         assert otlp.post("/v1/metrics", content=content, headers=_OTLP).status_code == 200

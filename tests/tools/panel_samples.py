@@ -21,8 +21,8 @@ def of_recorders(recorded: Recorded) -> list[Series]:
     numbers: dict[Key, list] = {}
     for export in recorded.exports:
         instance = {"instance": export.recorder}
-        for one in of_request(export.request):
-            histograms.setdefault(_key({**one.labels, **instance}), []).extend(one.histograms)
+        for sample in of_request(export.request):
+            histograms.setdefault(_key({**sample.labels, **instance}), []).extend(sample.histograms)
         for name, kind, point in metrics(export.request):
             if kind != "exponential_histogram":
                 labels = {item.key.replace(".", "_"): item.value.string_value for item in point.attributes}

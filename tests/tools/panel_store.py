@@ -14,16 +14,18 @@ from typing import Any
 import httpx
 import yaml
 
-from kc_otel.contract import Contract
+from kc_otel.contract.model import Contract
+from kc_otel.generate.links import Sites
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from tests.tools.panel_evaluators import judge
-from tests.tools.panel_rows import World
 from tests.tools.panel_samples import of_pages, of_recorders
 from tests.tools.panel_traffic import STEP, record
+from tests.tools.panel_world import World
 from tests.tools.remote_write import HEADERS, body
 from tests.tools.servers import free_address, page, running, sink
 
+GRAFANA = "https://grafana.example"
 SCRAPED = 10
 """Seconds between two scrapes, as the provisioned data source says."""
 SCRAPED_AS = "scraped_"
@@ -97,7 +99,7 @@ def played(program: str, contracts: Sequence[Contract], folder: Path) -> Iterato
         if took <= ahead - _STARTING:
             break
         ahead = _STARTING + math.ceil(2 * took)  # a busy machine: play it again, farther ahead
-    series = [*of_recorders(recorded), *(one for name in starts for one in of_pages(name, evaluators[name]))]
+    series = [*of_recorders(recorded), *(sample for name in starts for sample in of_pages(name, evaluators[name]))]
     last = evaluators["first:8080"][-1].page
     with page(last) as address, _prometheus(program, contracts, address, folder) as client:
         written = client.post("/write", content=body(series), headers=HEADERS)
@@ -120,12 +122,14 @@ def _rest(client: httpx.Client, folder: Path) -> None:
 def _prometheus(program: str, contracts: Sequence[Contract], address: str, folder: Path) -> Iterator[httpx.Client]:
     """A client of a Prometheus with the alerts on the evaluator's verdicts, and the rules that judge without it."""
     for contract in contracts:
-        text = rule_file(contract).text.replace("interval: 15s", "interval: 1s")
+        text = rule_file(contract, Sites(GRAFANA)).text.replace("interval: 15s", "interval: 1s")
         (folder / f"{contract.name}.yaml").write_text(text)
-    (group,) = yaml.safe_load(standalone_file(contracts[0]).text)["groups"]
-    # Both files raise the same alerts, and are not loaded together but for what the second one records.
-    group |= {"interval": "1s", "rules": [rule for rule in group["rules"] if "record" in rule]}
-    (folder / "recording.yaml").write_text(yaml.safe_dump({"groups": [group]}))
+    groups = yaml.safe_load(standalone_file(contracts[0]).text)["groups"]
+    # Both files raise the same alerts, and are not loaded together but for what the second one records. As one group,
+    # all of it is computed for the same moment.
+    rules = [rule for group in groups for rule in group["rules"] if "record" in rule]
+    recording = {"groups": [{"name": "recording", "interval": "1s", "rules": rules}]}
+    (folder / "recording.yaml").write_text(yaml.safe_dump(recording))
     renamed = {"source_labels": ["__name__"], "target_label": "__name__", "replacement": f"{SCRAPED_AS}$1"}
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
@@ -158,7 +162,7 @@ def _settled(client: httpx.Client, end: float) -> float:
     wanted = [f"min(timestamp(kc_rule_{name})) > {begin}" for name in _RULES]
     wanted += ['ALERTS{alertstate="firing"}', f"{SCRAPED_AS}kc_verdict"]
     while True:
-        found = [client.get("/query", params={"query": one}).json()["data"]["result"] for one in wanted]
+        found = [client.get("/query", params={"query": query}).json()["data"]["result"] for query in wanted]
         if all(found):
             return min(float(result[0]["value"][1]) for result in found[: len(_RULES)])
         assert time.monotonic() < deadline, wanted

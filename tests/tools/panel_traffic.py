@@ -17,8 +17,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.trace import TracerProvider
 
-from kc_otel.contract import Contract
-from kc_otel.contract.registry import QUANTITIES
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.integrations.vllm.instrumentor import RECORDED, CaptureCounters
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
@@ -171,7 +171,7 @@ def record(contract: Contract, end: int) -> Recorded:
                 _retime(request, found.time_of(place), found.time_of(-1))
                 found.exports.append(Export(found.time_of(place), name, request))
     found.exports.extend(_captured(contract, found))
-    found.exports.sort(key=lambda one: one.at)
+    found.exports.sort(key=lambda export: export.at)
     return found
 
 
@@ -193,18 +193,19 @@ def _measure(recorder: Recorder, contract: Contract, traffic: Traffic, draw: np.
         inference,
         attributes=traffic.attributes,
         advantages=advantages,
-        weights=(TRAINED, TRAINED - traffic.lag),
+        weights=(TRAINED, None),
         presampled=True,
     )
+    recorder.observe("weights_lag", float(traffic.lag), attributes=traffic.attributes)
     recorder.quarantined(quarantine(train, inference, contract, attributes=traffic.attributes, clauses=["token-tv"]))
     for _ in range(DROPPED):
         recorder.drop("no-logprobs", "the engine returned none")
-    one = draw.normal(size=(traffic.rows, 8))
-    other = one * (1.0 + draw.normal(0.0, 0.01, one.shape))
+    output = draw.normal(size=(traffic.rows, 8))
+    other = output * (1.0 + draw.normal(0.0, 0.01, output.shape))
     if traffic.rows:
-        recorder.compare_operator("attention", one, other, attributes=traffic.attributes, presampled=True)
-        recorder.compare_operator("norm", one, one, attributes=traffic.attributes, presampled=True)
-    relative = np.linalg.norm(one - other, axis=1) / np.linalg.norm(one, axis=1)
+        recorder.compare_operator("attention", output, other, attributes=traffic.attributes, presampled=True)
+        recorder.compare_operator("norm", output, output, attributes=traffic.attributes, presampled=True)
+    relative = np.linalg.norm(output - other, axis=1) / np.linalg.norm(output, axis=1)
     ratio = (train - inference)[:-1].astype(np.float32).astype(float)
     return Batch(ratio, advantages[:-1], relative)
 

@@ -45,7 +45,7 @@ class Series:
 
 def body(series: Iterable[Series]) -> bytes:
     """The body of a request to `/api/v1/write`."""
-    return snappy(b"".join(_message(1, part) for one in series for part in _series(one)))
+    return snappy(b"".join(_message(1, part) for entry in series for part in _series(entry)))
 
 
 def of_exports(exports: Iterable[tuple[int, MetricsData]]) -> list[Series]:
@@ -80,20 +80,20 @@ def _merged(found: Iterable[tuple[int, Any, Any]]) -> list[Series]:
 def snappy(content: bytes) -> bytes:
     """The block format, nothing compressed."""
     chunks = [content[start : start + 65536] for start in range(0, len(content), 65536)]
-    return _varint(len(content)) + b"".join(b"\xf4" + struct.pack("<H", len(one) - 1) + one for one in chunks)
+    return _varint(len(content)) + b"".join(b"\xf4" + struct.pack("<H", len(chunk) - 1) + chunk for chunk in chunks)
 
 
-def _series(one: Series) -> tuple[bytes, ...]:
+def _series(series: Series) -> tuple[bytes, ...]:
     """The series, and then its exemplars: Prometheus takes exemplars of series only that it knows already."""
     labels = b"".join(
         _message(1, _message(1, name.encode()) + _message(2, value.encode()))
-        for name, value in sorted(one.labels.items())
+        for name, value in sorted(series.labels.items())
     )
     exemplars = b"".join(
-        _message(3, _exemplar(exemplar, at)) for at, point in one.histograms for exemplar in point.exemplars
+        _message(3, _exemplar(exemplar, at)) for at, point in series.histograms for exemplar in point.exemplars
     )
-    samples = b"".join(_message(2, _double(1, value) + _integer(2, at)) for at, value in one.samples)
-    histograms = b"".join(_message(4, _histogram(point, at)) for at, point in one.histograms)
+    samples = b"".join(_message(2, _double(1, value) + _integer(2, at)) for at, value in series.samples)
+    histograms = b"".join(_message(4, _histogram(point, at)) for at, point in series.histograms)
     return (labels + samples + histograms, *((labels + exemplars,) if exemplars else ()))
 
 

@@ -1,10 +1,12 @@
 /* Put before libc: makes a disk slow, and shows what it would have after a loss of power.
 
    KC_SLOW: file that has to be there for syncs to take KC_SLOW_SECONDS.
+   KC_FAIL: file that has to be there for syncs to fail.
    KC_SHADOW: folder into which each file is copied, as NUMBER-WHAT-NAME: as it was when a sync began that has ended
    (`synced`; `held` if the main thread waited while syncs were slow), and before it is cut (`cut`). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
@@ -62,6 +64,9 @@ static int waited(void)
 static int synced(const char *which, int file)
 {
     char copy[PATH_MAX], of[PATH_MAX];
+    const char *fails = getenv("KC_FAIL");
+    if (fails && !access(fails, F_OK))
+        return errno = EIO, -1;
     int is_copied = copied(file, copy, of), held = waited();
     int result = ((int (*)(int))dlsym(RTLD_NEXT, which))(file);
     if (is_copied)

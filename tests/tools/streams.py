@@ -17,13 +17,13 @@ from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, Scope
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from kc_otel.contract import Contract
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.registry import DERIVED
+from kc_otel.contract.limits import factors
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.generate.prometheus.closed_forms import alphas
-from kc_otel.generate.prometheus.histogram_queries import SCALE
 from kc_otel.judge.histograms import difference, union
-from kc_otel.judge.statistics import clause_interval, factors
+from kc_otel.judge.statistics import clause_interval
 from kc_otel.judge.verdict import Status
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.record.telemetry.sdk_points import histogram, histogram_point
@@ -97,7 +97,7 @@ class Stream:
         for step in range(STEPS):
             # A restart is noticed by a count that goes down, so there has to be something that can.
             if accumulator is None or (len(self.ratios[run]) > 8 and self.rng.random() < 0.08):
-                run, accumulator = run + 1, Accumulator([self.slice], scale=SCALE)
+                run, accumulator = run + 1, Accumulator([self.slice])
                 self.ratios[run], self.starts[run] = [], step
             if self.rng.random() < 0.05:
                 sigma = self.rng.choice(SIGMAS[self.slice])
@@ -106,7 +106,7 @@ class Stream:
                 inference = inference.astype(np.float32).astype(np.float64)
                 normal = self.slice != "moving"
                 noise = sigma * (self.rng.normal(size=(8, 32)) if normal else self.rng.standard_t(4, (8, 32)))
-                train = np.minimum(inference + noise - sigma**2 / 2, 0.0).astype(np.float32).astype(np.float64)
+                train = -np.abs(inference + noise - sigma**2 / 2).astype(np.float32).astype(np.float64)
                 assert accumulator.add_sampled(train, inference).tokens == 256
                 self.ratios[run].append((train - inference).ravel())
             if silent or self.rng.random() < 0.04:
@@ -115,20 +115,13 @@ class Stream:
                 found = {key: value for (key, _), value in accumulator.snapshot().items() if key in EXPORTED}
                 self.exports.append(Export(step, run, found, len(self.ratios[run])))
 
-    def between(
-        self, at: int, seconds: float, *, apart: bool = False
-    ) -> tuple[np.ndarray, dict[str, ExponentialHistogram]]:
-        """Log ratios observed after the first export of a window and up to its last, and their histograms.
-
-        With `apart` each process has a first and a last export of its own.
-        """
+    def between(self, at: int, seconds: float) -> tuple[np.ndarray, dict[str, ExponentialHistogram]]:
+        """Log ratios observed after the first export of a window and up to its last, and their histograms."""
         inside = [export for export in self.exports if at - seconds < export.step * STEP <= at]
         ratios: list[np.ndarray] = []
         parts: dict[str, list[ExponentialHistogram]] = {key: [] for key in EXPORTED}
         for before, after in itertools.pairwise(inside):
             same = before.run == after.run
-            if apart and not same:
-                continue
             ratios += self.ratios[after.run][before.values if same else 0 : after.values]
             for key in EXPORTED:
                 part = difference(after.content[key], before.content[key]) if same else after.content[key]
@@ -150,13 +143,8 @@ def attributes(contract: Contract, slice: str) -> dict[str, str]:
     return {"kc.contract": contract.name, "kc.slice": slice, **PAIR}
 
 
-def requests(
-    contract: Contract, streams: Sequence[Stream], step: int, base: int, *, apart: bool = False
-) -> Iterator[Any]:
-    """The exports of one step as OTLP requests; `base` is the time of step 0, Unix seconds.
-
-    With `apart` each process has a `service.instance.id` of its own.
-    """
+def requests(contract: Contract, streams: Sequence[Stream], step: int, base: int) -> Iterator[Any]:
+    """The exports of one step as OTLP requests; `base` is the time of step 0, Unix seconds."""
     for stream in streams:
         for export in stream.exports:
             if export.step == step:
@@ -166,8 +154,7 @@ def requests(
                     for key, value in export.content.items()
                 ]
                 scope = ScopeMetrics(InstrumentationScope("kc_otel"), metrics, "")
-                resource = Resource({"service.instance.id": f"{stream.slice}-{export.run}"} if apart else {})
-                yield encode_metrics(MetricsData([ResourceMetrics(resource, [scope], "")]))
+                yield encode_metrics(MetricsData([ResourceMetrics(Resource({}), [scope], "")]))
 
 
 def interval_to_hold(clause: Clause, contract: Contract, sample: Any) -> Interval:
@@ -212,7 +199,7 @@ def truth(clause: Clause, contract: Contract, ratios: np.ndarray) -> tuple[float
     return found, 1e-6 * scale**2 * float(abs(values).mean())
 
 
-def forbidden(contract: Contract, stream: Stream, verdict: Any, at: int, *, apart: bool = False) -> Status | None:
+def forbidden(contract: Contract, stream: Stream, verdict: Any, at: int) -> Status | None:
     """What rules must not say beside the evaluator's verdict: its contrary, where both look at the same drift.
 
     Either may be right about its own window while drift changes, for the two end up to a pane and an export apart. So
@@ -224,6 +211,6 @@ def forbidden(contract: Contract, stream: Stream, verdict: Any, at: int, *, apar
     if contrary is None or (len(SIGMAS[stream.slice]) == 1 and clause.id != "largest"):
         return contrary
     spans = (contract.observability.window, contract.observability.long_window)
-    seen = [stream.between(at, span, apart=apart)[0] for span in spans]
+    seen = [stream.between(at, span)[0] for span in spans]
     sides = {truth(clause, contract, ratios)[0] > verdict.limit for ratios in seen if ratios.size}
     return contrary if sides == {verdict.estimate > verdict.limit} else None

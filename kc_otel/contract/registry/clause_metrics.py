@@ -7,22 +7,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-__all__ = [
-    "BY_SEQUENCE",
-    "DERIVED",
-    "OPERATORS",
-    "QUANTITIES",
-    "RECORDED",
-    "Derived",
-    "Origin",
-    "Quantity",
-    "Unit",
-    "known_metrics",
-]
-
 
 class Origin(StrEnum):
-    """What a quantity is computed from."""
+    """Data from which a quantity is computed."""
 
     LOGPROBS = "logprobs"
     LOGITS = "logits"
@@ -34,24 +21,26 @@ class Origin(StrEnum):
 
 
 class Unit(StrEnum):
-    """What one observation of a quantity stands for."""
+    """Unit that one observation of a quantity stands for."""
 
     TOKEN = "token"  # noqa: S105 - a unit, not a secret
     SEQUENCE = "sequence"
+    PROMPT = "prompt"
+    STEP = "step"
     ROW = "row"
     BATCH = "batch"
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A drift quantity: one real number per token, sequence, row or batch, recorded as an exponential histogram.
+    """A drift quantity: one real number per token, sequence, row or the like, recorded as an exponential histogram.
 
     Attributes:
         key: Name in a contract's `metric:`.
         name: OpenTelemetry metric name.
         unit: UCUM unit.
-        per: What one observation is.
-        source: What it is computed from.
+        per: Unit of one observation.
+        source: Data it is computed from.
         low: Smallest value the quantity can take; -inf when unbounded.
         high: Largest value the quantity can take; inf when unbounded.
         cap: For an unbounded quantity, the |value| at which intervals for its mean stop: they then speak of
@@ -61,6 +50,7 @@ class Quantity:
             the training kernel P to the inference kernel Q, l = log w, for tokens y sampled from Q.
         source_text: Where the definition comes from.
         two_valued: Whether it is either low or high and never between, so that its mean is a share.
+        base: Key of the quantity that an observation is a mean of; empty where it is none.
     """
 
     key: str
@@ -75,6 +65,7 @@ class Quantity:
     meaning: str
     source_text: str
     two_valued: bool = False
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +144,17 @@ _QUANTITIES: Final = (
     Quantity(
         "advantage_drift_positive", "kc.drift.advantage_drift_positive", "1", Unit.TOKEN, Origin.ADVANTAGES,
         -math.inf, math.inf, 10.0, "mean",
-        "(w-1)A of a token whose advantage A is positive: what the mismatch adds to its push.", _XU_WU,
+        "(w-1)A of a token whose advantage A is positive: the mismatch's contribution to its gradient weight.", _XU_WU,
     ),
     Quantity(
         "advantage_drift_negative", "kc.drift.advantage_drift_negative", "1", Unit.TOKEN, Origin.ADVANTAGES,
         -math.inf, math.inf, 10.0, "mean",
-        "(w-1)A of a token whose advantage A is negative: what the mismatch adds to its push.", _XU_WU,
+        "(w-1)A of a token whose advantage A is negative: the mismatch's contribution to its gradient weight.", _XU_WU,
     ),
     Quantity(
         "outside_mass", "kc.drift.outside_mass", "1", Unit.TOKEN, Origin.TRUNCATION, 0.0, 1.0, 1.0, "mean",
-        "1 - P(K): mass of the training kernel outside of the tokens K that top-p, top-k or min-p kept. Drift is then "
-        "of both kernels over K, and says nothing of it.",
+        "1 - P(K): mass of the training kernel outside of the tokens K that top-p, top-k or min-p kept. Drift then "
+        "compares both kernels over K and does not include this mass.",
         "TV(P, P/P(K)) = 1 - P(K)",
     ),
     Quantity(
@@ -218,12 +209,12 @@ _QUANTITIES: Final = (
     ),
     Quantity(
         "operator_ulp", "kc.drift.operator_ulp", "{ulp}", Unit.ROW, Origin.OPERATORS, 0.0, math.inf, 1000.0, "p99.9",
-        "Largest |a - b| of a row of an operator's output in units in the last place of the row's largest |a|: 0.5 is "
-        "what rounding alone costs.", "Goldberg 1991, What Every Computer Scientist Should Know, 1.2",
+        "Largest |a - b| of a row of an operator's output in units in the last place of the row's largest |a|: "
+        "rounding alone gives 0.5.", "Goldberg 1991, What Every Computer Scientist Should Know, 1.2",
     ),
     Quantity(
         "operator_cosine", "kc.drift.operator_cosine", "1", Unit.ROW, Origin.OPERATORS, 0.0, 2.0, 2.0, "p99.9",
-        "1 - cos(a, b) of a row of an operator's output: what changed in its direction.", "cosine distance",
+        "1 - cos(a, b) of a row of an operator's output: the change of its direction.", "cosine distance",
     ),
     Quantity(
         "operator_batch_dependence", "kc.drift.operator_batch_dependence", "1", Unit.ROW, Origin.OPERATORS, 0.0,
@@ -244,8 +235,8 @@ _QUANTITIES: Final = (
     ),
     Quantity(
         "weights_mismatch", "kc.weights.mismatch", "1", Unit.BATCH, Origin.RUNTIME, 0.0, 1.0, 1.0, "max",
-        "Share of the trainer's weights, by elements, that are in tensors which the engine has otherwise after a sync; "
-        "an observation for each comparison.", "digests of each tensor in the engine's number format",
+        "Share of the trainer's weights (elements) in tensors that differ in the engine after a sync; an observation "
+        "for each comparison.", "digests of each tensor in the engine's number format",
     ),
     Quantity(
         "updates_rounded_away", "kc.weights.updates_rounded_away", "1", Unit.BATCH, Origin.RUNTIME, 0.0, 1.0, 1.0,
@@ -255,37 +246,101 @@ _QUANTITIES: Final = (
 )  # fmt: skip
 
 QUANTITIES: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES}
-"""What a clause's `metric:` can name, and `Derived.base` too."""
+"""Quantities that a clause's `metric:` and `Derived.base` can name."""
 
 
 OPERATORS: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES if q.source is Origin.OPERATORS}
-"""What is observed of single operators: a clause on one of them names its operator, and so does each of its streams."""
+"""Quantities of single operators: a clause on one names its operator, and so does each of its streams."""
 
 
-def _by_sequence(token: Quantity) -> Quantity:
-    """The mean of a token quantity over each sequence's tokens: it has the range of what it is a mean of."""
+_AVERAGING_UNITS: Final = {
+    Unit.TOKEN: (Unit.SEQUENCE, Unit.PROMPT, Unit.STEP),
+    Unit.SEQUENCE: (Unit.PROMPT, Unit.STEP),
+}
+"""Over what the observations of a quantity can be averaged."""
+_AVERAGES: Final = {
+    (Unit.TOKEN, Unit.SEQUENCE): "each sequence's tokens",
+    (Unit.TOKEN, Unit.PROMPT): "each sequence's tokens, and these means over each prompt's sequences",
+    (Unit.TOKEN, Unit.STEP): "each sequence's tokens, and these means over each prompt's sequences and each step's "
+    "prompts",
+    (Unit.SEQUENCE, Unit.PROMPT): "each prompt's sequences",
+    (Unit.SEQUENCE, Unit.STEP): "each prompt's sequences, and these means over each step's prompts",
+}
+
+
+def _averaged(quantity: Quantity, unit: Unit) -> Quantity:
+    """The mean of a quantity over a wider unit: it has the range of what it is a mean of."""
     return replace(
-        token,
-        key=f"{token.key}_by_sequence",
-        name=f"{token.name}_by_sequence",
-        per=Unit.SEQUENCE,
+        quantity,
+        key=f"{quantity.key}_by_{unit}",
+        name=f"{quantity.name}_by_{unit}",
+        per=unit,
         statistic="mean",
         two_valued=False,
-        meaning=f"{token.meaning} Averaged over each sequence's tokens: one observation per sequence.",
+        meaning=f"{quantity.meaning} Averaged over {_AVERAGES[quantity.per, unit]}: one observation per {unit}.",
+        base=quantity.key,
     )
 
 
-BY_SEQUENCE: Final[dict[str, Quantity]] = {q.key: _by_sequence(q) for q in _QUANTITIES if q.per is Unit.TOKEN}
-"""Key of a token quantity -> its mean over each sequence, one observation per sequence.
+AVERAGED: Final[dict[tuple[str, Unit], Quantity]] = {
+    (q.key, unit): _averaged(q, unit) for q in _QUANTITIES for unit in _AVERAGING_UNITS.get(q.per, ())
+}
+"""(key of a quantity, unit) -> its mean over that unit, one observation each.
 
-They are recorded where a clause limits such a mean without `unit: token`, and no clause names them: a promise about
-tokens judged by sequence is written `metric: tv_token`, so that `diff` can tell that nothing but the unit of a promise
-changed, and `kc-otel metrics` lists each quantity once. An advantage-signed quantity is the mean over
-those tokens of a sequence whose advantage has its sign; sequences without such tokens make no observation.
+Dependent observations are averaged before they count: the tokens of a sequence, the rollouts of a prompt, the prompts
+of a step. They are recorded where a clause is judged by them, and no clause names them: a promise about tokens judged
+by prompt is written `metric: tv_token`, so that `diff` can tell that nothing but the unit of a promise changed, and
+`kc-otel reference metrics` lists each quantity once. An advantage-signed quantity is the mean over those tokens of a
+sequence whose advantage has its sign; sequences without such tokens make no observation.
 """
 
-RECORDED: Final[dict[str, Quantity]] = {**QUANTITIES, **{q.key: q for q in BY_SEQUENCE.values()}}
-"""Every drift quantity that can be recorded, by key."""
+SAMPLING: Final[dict[str, Quantity]] = {
+    q.key: q
+    for q in (
+        Quantity(
+            "prompt_rollouts", "kc.sampling.rollouts", "{sequence}", Unit.PROMPT, Origin.LOGPROBS, 1.0, math.inf,
+            math.inf, "mean", "Rollouts of a prompt; nothing where the recorder knows no prompts.", "",
+        ),
+        Quantity(
+            "design_effect", "kc.sampling.design_effect", "1", Unit.BATCH, Origin.LOGPROBS, 1.0, math.inf, math.inf,
+            "mean", "Design effect of sampling several rollouts of a prompt: so many sequences tell as much as one "
+            "that is independent; from the analysis of variance of the first mean that is judged by prompt.",
+            "Kish 1965, Survey Sampling, 5.4",
+        ),
+        Quantity(
+            "sequence_tokens", "kc.sampling.tokens", "{token}", Unit.SEQUENCE, Origin.LOGPROBS, 1.0, math.inf, math.inf,
+            "max", "Tokens of a sequence that count, against `assumptions.horizon`.", "",
+        ),
+        Quantity(
+            "advantage_abs", "kc.sampling.advantage", "1", Unit.SEQUENCE, Origin.ADVANTAGES, 0.0, math.inf, math.inf,
+            "max", "Largest |A| of a sequence, against `assumptions.advantage_max`.", "",
+        ),
+        Quantity(
+            "score_norm", "kc.sampling.score_norm", "1", Unit.BATCH, Origin.RUNTIME, 0.0, math.inf, math.inf, "max",
+            "Norm of a token's score, grad log pi, against `assumptions.score_norm_max`; `Recorder.observe` takes it.",
+            "",
+        ),
+    )
+}  # fmt: skip
+"""Known facts about the sampling of sequences, compared with the contract's assumptions; no clause names them."""
+
+TV_PLACE: Final = replace(
+    AVERAGED["tv_token", Unit.PROMPT],
+    key="tv_place",
+    name="kc.drift.tv_place",
+    meaning="Mean of (1-w)+ over those tokens of a prompt's rollouts that lie in one part of the responses, which "
+    "`kc.slice` names: `position:64` for the tokens 64 to 255, and so on by powers of four from 16; `turn:2` for the "
+    "second run of tokens that count, where a rollout has several. No clause names it.",
+)
+"""Drift along the responses. Unlike a slice it is recorded of every contract, and takes no cell."""
+
+RECORDED: Final[dict[str, Quantity]] = {
+    **QUANTITIES,
+    **{q.key: q for q in AVERAGED.values()},
+    **SAMPLING,
+    TV_PLACE.key: TV_PLACE,
+}
+"""Every quantity that can be recorded as a histogram, by key."""
 
 _DERIVED: Final = (
     Derived(
@@ -301,19 +356,19 @@ _DERIVED: Final = (
     ),
     Derived(
         "reward_drift_bound", "tv_seq", "1", ("reward_range",),
-        "(r_max - r_min) * TV_seq: most that the expected reward can differ between the kernels.", _XU_WU,
+        "(r_max - r_min) * TV_seq: upper bound on the difference of the kernels' expected rewards.", _XU_WU,
     ),
     Derived(
         "reward_drift", "reward_above", "1", ("reward_range",),
         "|E_P[r] - E_Q[r]|: how far the kernels' expected rewards are apart, from the rewards of sampled sequences; "
-        "limited on either side, without an assumption on supports.",
+        "limited in both directions, without assuming common support.",
         _REWARD_SIDES,
         opposite="reward_below",
     ),
     Derived(
         "gradient_bias_bound", "tv_seq", "1", ("advantage_max", "score_norm_max", "horizon"),
-        "2 A_max G_seq TV_seq with G_seq = horizon * score_norm_max: most that sampling from the inference kernel "
-        "can bias the policy gradient.",
+        "2 A_max G_seq TV_seq with G_seq = horizon * score_norm_max: upper bound on the bias of the policy gradient "
+        "from sampling with the inference kernel.",
         _XU_WU,
     ),
 )  # fmt: skip

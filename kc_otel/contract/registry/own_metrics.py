@@ -1,90 +1,18 @@
-"""What recorder and evaluator say of themselves and of verdicts, in other metrics than drift quantities."""
+"""Metrics of recorder and evaluator about themselves and about verdicts; drift quantities are elsewhere."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-__all__ = ["METRICS", "Instrument", "Metric"]
-
-
-class Instrument(StrEnum):
-    """OpenTelemetry instrument that carries a metric."""
-
-    EXPONENTIAL_HISTOGRAM = "exponential histogram"
-    HISTOGRAM = "histogram"
-    COUNTER = "counter"
-    GAUGE = "gauge"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A metric that is not a drift quantity: what the exporter and the evaluator say of themselves and of verdicts."""
-
-    name: str
-    unit: str
-    instrument: Instrument
-    attributes: tuple[str, ...]
-    meaning: str
-
+from kc_otel.contract.registry.sent_metrics import SENT_METRICS, Instrument, Metric
 
 _CELL = ("kc.contract", "kc.clause", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
 
 _IN_WINDOW = (*_CELL, "kc.window")
 
 _METRICS: Final = (
-    Metric(
-        "kc.input.invalid", "{sequence}", Instrument.COUNTER, ("kc.contract", "kc.reason"),
-        "Sequences that failed an input check and were therefore not measured; of those with the reason "
-        "`reward_out_of_range` the reward alone was not used.",
-    ),
-    Metric(
-        "kc.recorder.tokens", "{token}", Instrument.COUNTER, ("kc.contract",),
-        "Tokens measured and recorded.",
-    ),
-    Metric(
-        "kc.recorder.dropped", "{batch}", Instrument.COUNTER, ("kc.contract", "kc.reason"),
-        "Batches not measured: the queue was full, or measuring failed.",
-    ),
-    Metric(
-        "kc.recorder.export.failures", "{export}", Instrument.COUNTER, ("kc.contract",),
-        "Exports that the endpoint did not accept.",
-    ),
-    Metric(
-        "kc.recorder.sampling", "1", Instrument.GAUGE, ("kc.contract",),
-        "Share of comparisons that are measured.",
-    ),
-    Metric(
-        "kc.quarantine.sequences", "{sequence}", Instrument.COUNTER, ("kc.contract", "kc.outcome"),
-        "Sequences that went through quarantine: `kept` for training, or `quarantined`.",
-    ),
-    Metric(
-        "kc.quarantine.tokens", "{token}", Instrument.COUNTER, ("kc.contract", "kc.outcome"),
-        "Tokens of those sequences, after masks.",
-    ),
-    Metric(
-        "kc.quarantine.tv", "1", Instrument.COUNTER, ("kc.contract", "kc.outcome"),
-        "Sum of (1-w)+ over those tokens: divided by kc.quarantine.tokens, tv_token of what is trained on and of what "
-        "is not. Drift metrics are of both together.",
-    ),
-    Metric(
-        "kc.capture.recorded", "{request}", Instrument.COUNTER, ("kc.contract",),
-        "Sampled requests that an engine's instrumentation has written to its spool or handed to its recorder.",
-    ),
-    Metric(
-        "kc.capture.dropped", "{request}", Instrument.COUNTER, ("kc.contract", "kc.reason"),
-        "Sampled requests that an engine's instrumentation or its spool did not keep.",
-    ),
-    Metric(
-        "kc.kernel.info", "1", Instrument.GAUGE, ("kc.contract", "kc.kernel.role", "kc.kernel.version"),
-        "Always 1; its attributes spell out the kernel version's fingerprint.",
-    ),
-    Metric(
-        "kc.train.step", "{step}", Instrument.GAUGE, ("kc.contract", "kc.kernel.train", "kc.kernel.inference"),
-        "Trainer's step of what a pair of kernels was measured on last, where weight versions are counted in steps: "
-        "what the history of a training run is drawn against in the place of time.",
-    ),
+    *SENT_METRICS,
     Metric(
         "kc.clause.info", "1", Instrument.GAUGE,
         ("kc.contract", "kc.clause", "kc.clause.metric", "kc.clause.statistic", "kc.clause.unit",
@@ -93,8 +21,7 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.contract.factor", "1", Instrument.GAUGE, ("kc.contract", "kc.clause.metric"),
-        "What the mean of a quantity is multiplied by for a metric that is derived from it, by the contract's "
-        "assumptions.",
+        "Factor from the mean of a quantity to a metric derived from it, by the contract's assumptions.",
     ),
     Metric(
         "kc.contract.heartbeat", "s", Instrument.GAUGE, ("kc.contract",),
@@ -102,13 +29,13 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.verdict", "1", Instrument.GAUGE, _CELL,
-        "Verdict of a cell: 0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL.",
+        "Verdict of a cell: 0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL, 4 INVALID_INPUT.",
     ),
     Metric("kc.verdict.since", "s", Instrument.GAUGE, _CELL, "Unix time since when a cell has had its verdict."),
     Metric(
         "kc.verdict.evidence", "1", Instrument.GAUGE, _CELL,
-        "What is held against a cell's limit, 0 to 1: chance alone reaches 1 in any cell of the contract no more often "
-        "than once per observability.false_alarms.",
+        "Evidence against a cell's limit, 0 to 1: chance alone reaches 1 in some cell of the contract on average at "
+        "most once per observability.false_alarms.",
     ),
     Metric("kc.bound.estimate", "1", Instrument.GAUGE, _CELL, "Point estimate of a clause's statistic."),
     Metric("kc.bound.lower", "1", Instrument.GAUGE, _CELL, "Lower confidence bound of a clause's statistic."),
@@ -121,15 +48,11 @@ _METRICS: Final = (
     Metric("kc.bound.samples", "1", Instrument.GAUGE, _CELL, "Observations that the verdict rests on."),
     Metric(
         "kc.rule.window.histogram", "1", Instrument.EXPONENTIAL_HISTOGRAM, _IN_WINDOW,
-        "Recording rule: what was observed in a window, by cell.",
+        "Recording rule: observations in a window, by cell.",
     ),
     Metric(
         "kc.rule.window.samples", "1", Instrument.GAUGE, _IN_WINDOW,
-        "Recording rule: observations that a window is sure to hold.",
-    ),
-    Metric(
-        "kc.rule.window.total", "1", Instrument.GAUGE, _IN_WINDOW,
-        "Recording rule: sum of the observations of a window, where the store keeps it apart from their buckets.",
+        "Recording rule: lower bound on the observations in a window.",
     ),
     Metric(
         "kc.rule.window.estimate", "1", Instrument.GAUGE, _IN_WINDOW,
@@ -151,13 +74,19 @@ _METRICS: Final = (
         "kc.rule.status", "1", Instrument.GAUGE, _CELL,
         "Recording rule: verdict of a cell without the evaluator, with the codes of kc.verdict.",
     ),
-    Metric("kc.rule.estimate", "1", Instrument.GAUGE, _CELL, "Recording rule: what kc.bound.estimate is."),
-    Metric("kc.rule.lower", "1", Instrument.GAUGE, _CELL, "Recording rule: what kc.bound.lower is, by a wider one."),
-    Metric("kc.rule.upper", "1", Instrument.GAUGE, _CELL, "Recording rule: what kc.bound.upper is, by a wider one."),
+    Metric("kc.rule.estimate", "1", Instrument.GAUGE, _CELL, "Recording rule: point estimate of a clause's statistic."),
+    Metric(
+        "kc.rule.lower", "1", Instrument.GAUGE, _CELL,
+        "Recording rule: lower confidence bound, wider than kc.bound.lower.",
+    ),
+    Metric(
+        "kc.rule.upper", "1", Instrument.GAUGE, _CELL,
+        "Recording rule: upper confidence bound, wider than kc.bound.upper.",
+    ),
     Metric("kc.rule.limit", "1", Instrument.GAUGE, _CELL, "Recording rule: limit that the contract sets."),
     Metric(
         "kc.rule.samples", "1", Instrument.GAUGE, _CELL,
-        "Recording rule: observations that the verdict is sure to rest on.",
+        "Recording rule: lower bound on the observations that the verdict rests on.",
     ),
     Metric(
         "kc.alert.firing", "1", Instrument.GAUGE, ("kc.contract", "kc.clause", "kc.slice", "kc.severity"),
@@ -174,11 +103,22 @@ _METRICS: Final = (
     Metric(
         "kc.incident", "1", Instrument.GAUGE,
         ("kc.contract", "kc.incident", "kc.incident.on", "kc.kernel.train", "kc.kernel.inference"),
-        "An incident that lasts: 2 while it is broken, 1 while it is contained.",
+        "An open incident: 2 while it is broken, 1 while it is contained.",
+    ),
+    *(
+        Metric(
+            f"kc.place.{name}", "1", Instrument.GAUGE,
+            ("kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference"),
+            f"{meaning} of kc.drift.tv_place, while an incident of these kernels is open.",
+        )
+        for name, meaning in (
+            ("estimate", "Mean over prompts"), ("lower", "Lower confidence bound"), ("upper", "Upper confidence bound"),
+        )
     ),
     Metric(
         "kc.promotion.stage", "1", Instrument.GAUGE, ("kc.contract", "kc.kernel.inference"),
-        "Stage of a kernel version: -1 rolled back, 0 offline-ci, 1 shadow, 2 canary, 3 full.",
+        "Stage of a kernel version: -2 rolled back and measured after that, -1 rolled back, 0 offline-ci, 1 shadow, "
+        "2 canary, 3 full.",
     ),
     Metric(
         "kc.promotion.share", "1", Instrument.GAUGE, ("kc.contract", "kc.kernel.inference"),
@@ -190,19 +130,19 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.evaluator.points", "{point}", Instrument.COUNTER, ("kc.outcome",),
-        "Metric data points received, by what became of them.",
+        "Metric data points received, by outcome.",
     ),
     Metric(
         "kc.evaluator.requests", "{request}", Instrument.COUNTER, ("kc.transport", "kc.outcome"),
-        "OTLP requests received, by transport and outcome; of transport `api`, those that were refused for who asked.",
+        "OTLP requests received, by transport and outcome; with transport `api`, rejected actions.",
     ),
     Metric(
         "kc.evaluator.request.duration", "s", Instrument.HISTOGRAM, ("kc.transport", "kc.outcome"),
         "Time until OTLP requests were answered.",
     ),
     Metric(
-        "kc.evaluator.waiting", "By", Instrument.GAUGE, (),
-        "Bytes of OTLP requests that have arrived and wait for their turn.",
+        "kc.evaluator.in_flight", "By", Instrument.GAUGE, (),
+        "Bytes of OTLP requests that have arrived and are not answered yet.",
     ),
     Metric("kc.evaluator.series", "{series}", Instrument.GAUGE, (), "Streams that the evaluator keeps state for."),
     Metric(
@@ -215,19 +155,15 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.evaluator.sync.duration", "s", Instrument.GAUGE, (),
-        "Time that the disk took for the state file at last; webhooks, new decisions and the answers to orders wait.",
+        "Time that the disk took for the last commit; acknowledgements, webhooks, decisions and orders wait for it.",
     ),
     Metric(
-        "kc.evaluator.log.size", "By", Instrument.GAUGE, (),
-        "Bytes on disk of the log of what was received, with what `serve --record` keeps of it.",
+        "kc.evaluator.inbox.size", "By", Instrument.GAUGE, (),
+        "Bytes received that are not in a snapshot yet: they wait for the disk, or are in the state file's inbox.",
     ),
     Metric(
         "kc.evaluator.disk.free", "By", Instrument.GAUGE, (),
-        "Bytes that the disk of the log of what was received has left.",
-    ),
-    Metric(
-        "kc.evaluator.log.lag", "By", Instrument.GAUGE, (),
-        "Bytes received that wait for the disk, or are in the log and not yet in the state file.",
+        "Bytes that the disk of the state file has left.",
     ),
     Metric(
         "kc.evaluator.shard.streams", "{stream}", Instrument.GAUGE, ("kc.shard",),
@@ -235,53 +171,15 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.evaluator.shard.lag", "By", Instrument.GAUGE, ("kc.shard",),
-        "Bytes received that wait for a shard or its disk, or that the judge has not been told of.",
+        "Bytes received that wait for a shard, its disk or the judge.",
     ),
     Metric(
         "kc.evaluator.last_evaluation", "s", Instrument.GAUGE, (),
-        "Unix time of the last evaluation; what the evaluator says is as old as that.",
+        "Unix time of the last evaluation: the age of every verdict.",
     ),
     Metric(
         "kc.evaluator.failures", "{failure}", Instrument.COUNTER, ("kc.contract",),
-        "Cells or contracts that the evaluator failed to judge; no contract where all failed together.",
-    ),
-    Metric(
-        "kc.aggregator.points", "{point}", Instrument.COUNTER, ("kc.outcome",),
-        "Metric data points that an aggregator received, by what became of them.",
-    ),
-    Metric(
-        "kc.aggregator.requests", "{request}", Instrument.COUNTER, ("kc.transport", "kc.outcome"),
-        "OTLP requests that an aggregator received, by transport and outcome.",
-    ),
-    Metric(
-        "kc.aggregator.request.duration", "s", Instrument.HISTOGRAM, ("kc.transport", "kc.outcome"),
-        "Time until an aggregator answered OTLP requests.",
-    ),
-    Metric(
-        "kc.aggregator.waiting", "By", Instrument.GAUGE, (),
-        "Bytes of OTLP requests that have arrived at an aggregator and wait for their turn.",
-    ),
-    Metric("kc.aggregator.streams", "{stream}", Instrument.GAUGE, (), "Streams of senders that an aggregator keeps."),
-    Metric("kc.aggregator.sums", "{stream}", Instrument.GAUGE, (), "Streams that an aggregator makes of them."),
-    Metric(
-        "kc.aggregator.due", "{stream}", Instrument.GAUGE, (),
-        "Streams of an aggregator that have grown since the evaluator took them last.",
-    ),
-    Metric(
-        "kc.aggregator.held", "By", Instrument.GAUGE, (),
-        "Bytes on an aggregator's disk that are passed on as they are and that nobody has taken.",
-    ),
-    Metric(
-        "kc.aggregator.messages", "{message}", Instrument.COUNTER, ("kc.outcome",),
-        "Messages of an aggregator: `taken`, `refused` for good, `failed` and sent again.",
-    ),
-    Metric(
-        "kc.aggregator.last_message", "s", Instrument.GAUGE, (),
-        "Unix time at which a message of an aggregator was taken last.",
-    ),
-    Metric(
-        "kc.aggregator.disk.free", "By", Instrument.GAUGE, (),
-        "Bytes that the disk of an aggregator's state file has left.",
+        "Cells or contracts that the evaluator failed to judge; without `kc.contract` if all failed together.",
     ),
     Metric(
         "kc.outbox.pending", "{message}", Instrument.GAUGE, ("kc.endpoint",),
@@ -294,3 +192,88 @@ _METRICS: Final = (
 )  # fmt: skip
 
 METRICS: Final[dict[str, Metric]] = {m.name: m for m in _METRICS}
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute of metrics, spans or log records, of one of OpenTelemetry's types."""
+
+    name: str
+    meaning: str
+    on: tuple[str, ...]
+    type: str = "string"
+
+
+_ATTRIBUTES: Final = (
+    Attribute("kc.contract", "metadata.name of the contract.", ("metric", "span", "log")),
+    Attribute("kc.contract.version", "metadata.version of the contract.", ("span", "log"), "int"),
+    Attribute("kc.contract.hash", "Content hash of the contract.", ("span", "log")),
+    Attribute("kc.clause", "id of a clause.", ("metric", "log")),
+    Attribute("kc.clause.metric", "Metric that a clause limits, as the contract writes it.", ("metric",)),
+    Attribute("kc.clause.statistic", "Statistic of it, such as mean or p99.9.", ("metric",)),
+    Attribute("kc.clause.unit", "UCUM unit of the clause's limit and bounds.", ("metric",)),
+    Attribute(
+        "kc.clause.histogram", "Name in Prometheus of the drift histogram that a clause is judged by.", ("metric",)
+    ),
+    Attribute("kc.clause.promise", "What a clause allows, in words.", ("metric",)),
+    Attribute("kc.incident", "id of an incident, twelve hex digits.", ("metric",)),
+    Attribute(
+        "kc.incident.on", "Kind of the incident: `fail`, `no-data`, `inconclusive` or `invalid-input`.", ("metric",)
+    ),
+    Attribute("kc.window", "`short` or `long`: the window that a recording rule looks at.", ("metric",)),
+    Attribute(
+        "kc.slice",
+        "Name of a slice; `all` for every token, `other` for slices over the cap; on kc.drift.tv_place and "
+        "kc.place.* the place in the responses, such as position:64 or turn:2.",
+        ("metric",),
+    ),
+    Attribute("kc.kernel.train", "Short fingerprint of the training kernel's version.", ("metric", "span", "log")),
+    Attribute("kc.kernel.inference", "Short fingerprint of the inference kernel's version.", ("metric", "span", "log")),
+    Attribute("kc.kernel.role", "`train` or `inference`.", ("metric",)),
+    Attribute("kc.kernel.version", "Short fingerprint of a kernel version.", ("metric",)),
+    Attribute("kc.kernel.engine", "Program that evaluates the policy, on kc.kernel.info.", ("metric",)),
+    Attribute("kc.kernel.engine.version", "Version of that program, on kc.kernel.info.", ("metric",)),
+    Attribute("kc.kernel.dtype", "Number format of weights and activations, on kc.kernel.info.", ("metric",)),
+    Attribute("kc.kernel.quantization", "Quantisation method, on kc.kernel.info.", ("metric",)),
+    Attribute("kc.kernel.kv_cache_dtype", "Number format of the KV cache, on kc.kernel.info.", ("metric",)),
+    Attribute("kc.kernel.attention", "Attention backend, on kc.kernel.info.", ("metric",)),
+    Attribute("kc.kernel.parallelism", "How the model is split over devices, on kc.kernel.info.", ("metric",)),
+    Attribute("kc.kernel.compile", "Compilation mode or flags, on kc.kernel.info.", ("metric",)),
+    Attribute("kc.kernel.hardware", "Device that the kernel runs on, on kc.kernel.info.", ("metric",)),
+    Attribute("kc.severity", "Severity of an escalation step.", ("metric", "log")),
+    Attribute(
+        "kc.operator", "Name of an operator: attention, a norm, a matrix product, a router; on kc.drift.operator_* "
+        "and kc.drift.route_disagreement.",
+        ("metric",),
+    ),
+    Attribute(
+        "kc.action", "Action of an escalation step as the contract writes it, such as hold-promotion, webhook:pager.",
+        ("metric",),
+    ),
+    Attribute("kc.reason", "Reason for a rejection or a drop.", ("metric",)),
+    Attribute("kc.outcome", "Outcome, such as `accepted`, `whole` or `kept`.", ("metric",)),
+    Attribute("kc.transport", "`grpc` or `http`.", ("metric",)),
+    Attribute("kc.endpoint", "Name of a webhook endpoint.", ("metric",)),
+    Attribute("kc.shard", "Number of a shard, from 0.", ("metric",)),
+    Attribute("kc.route.kernel", "`train-kernel` or `inference-kernel`.", ("metric",)),
+    Attribute("kc.verdict.status", "PASS, FAIL, INCONCLUSIVE, NO_DATA or INVALID_INPUT.", ("log",)),
+    Attribute("kc.compare.sequences", "Sequences in a measured batch.", ("span",), "int"),
+    Attribute("kc.compare.tokens", "Tokens in a measured batch, after masks.", ("span",), "int"),
+    Attribute("kc.compare.slices", "Slices that the batch touched.", ("span",), "string[]"),
+    Attribute(
+        "kc.compare.straddling", "Sequences with tokens of several weight versions, where these are known.", ("span",),
+        "int",
+    ),
+    Attribute("kc.compare.tv_token", "Mean (1-w)+ of the batch.", ("span",), "double"),
+    Attribute("kc.compare.worst.abs_log_ratio", "Largest |l| of the batch.", ("span",), "double"),
+    Attribute("kc.compare.worst.sequence", "Row of the token with the largest |l|.", ("span",), "int"),
+    Attribute("kc.compare.worst.position", "Position of that token in its row.", ("span",), "int"),
+    Attribute("kc.compare.worst.token_id", "Id of that token, when token ids are given.", ("span",), "int"),
+    Attribute("kc.weights.train", "Weight version of the training kernel.", ("span",)),
+    Attribute(
+        "kc.weights.inference",
+        "Weight version of the inference kernel; several, joined by commas, if an update arrived under way.", ("span",),
+    ),
+)  # fmt: skip
+
+ATTRIBUTES: Final[dict[str, Attribute]] = {a.name: a for a in _ATTRIBUTES}

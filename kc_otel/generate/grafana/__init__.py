@@ -9,16 +9,18 @@ from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana.alerting import DATASOURCE_UID, alerting_file, evaluator_alerting_file
 from kc_otel.generate.grafana.notifications import notifications_file
+from kc_otel.generate.links import NOWHERE, Sites
 
-__all__ = ["DATASOURCE_UID", "grafana_files"]
 
-
-def grafana_files(contracts: Iterable[Contract], datasource_uid: str = DATASOURCE_UID) -> tuple[GeneratedFile, ...]:
+def grafana_files(
+    contracts: Iterable[Contract], datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE
+) -> tuple[GeneratedFile, ...]:
     """The dashboards; files of alerts, one that an evaluator lives and one for each contract; and how people are told.
 
     Args:
         contracts: The contracts.
         datasource_uid: UID of the data source that the alerts query; dashboards let a person choose.
+        sites: Where links lead; those to dashboards lead to the Grafana that fires.
 
     Raises:
         ValueError: If two contracts have the same name.
@@ -26,7 +28,6 @@ def grafana_files(contracts: Iterable[Contract], datasource_uid: str = DATASOURC
     """
     # The SDK is an extra: imported when dashboards are asked for.
     from kc_otel.generate.grafana.health_board import health_file  # noqa: PLC0415
-    from kc_otel.generate.grafana.meaning_board import meaning_file  # noqa: PLC0415
     from kc_otel.generate.grafana.overview_board import overview_file  # noqa: PLC0415
     from kc_otel.generate.grafana.promotion_board import promotion_file  # noqa: PLC0415
     from kc_otel.generate.grafana.rl_board import rl_file  # noqa: PLC0415
@@ -39,8 +40,7 @@ def grafana_files(contracts: Iterable[Contract], datasource_uid: str = DATASOURC
         rl_file(),
         promotion_file(),
         health_file(),
-        meaning_file(),
-        evaluator_alerting_file(datasource_uid),
-        *(alerting_file(contract, datasource_uid) for contract in ordered),
+        evaluator_alerting_file(datasource_uid, sites),
+        *(alerting_file(contract, datasource_uid, sites) for contract in ordered),
         notifications_file(ordered),
     )

@@ -1,11 +1,12 @@
 """Grafana-managed alerts in the form that Grafana provisions from files: one rule per clause and step of the policy.
 
-What happens without data or with an error is chosen, not left to defaults. That no evaluator lives, or that Grafana
-cannot ask, is one alert, of a rule of its own; every other rule then keeps its state: no page, and no all-clear.
-Invalid input is counted only where there was some, so that a query that finds none is well.
+The behaviour without data or after an error is set explicitly, not left to defaults. That no evaluator lives, or that
+Grafana cannot ask, is one alert, of a rule of its own; every other rule then keeps its state: no page, and no
+all-clear. Invalid input is counted only where there was some, so that a query that finds none is well.
 
-An alert goes on while its verdict gives way to one that proves nothing (INCONCLUSIVE, NO_DATA), as in the evaluator;
-but in Grafana such a verdict also counts towards `for`, so that a breach that becomes doubtful fires all the same.
+An alert goes on while its verdict gives way to one that proves nothing (INCONCLUSIVE, NO_DATA, INVALID_INPUT), as in
+the evaluator; but in Grafana such a verdict also counts towards `for`, so that a breach that becomes doubtful fires all
+the same.
 
 Templates read `.Labels` and never `$labels`: Grafana takes what follows a `$` in a provisioned label for an environment
 variable and puts nothing in its place.
@@ -15,14 +16,23 @@ Source: Grafana documentation, alerting file provisioning.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.generate import evaluator_alert
-from kc_otel.generate.alert_steps import CELL_LABELS, HELD_BY, AlertStep, alert_steps, literal, static_labels
+from kc_otel.generate import evaluator_alert, rolled_back_alert
+from kc_otel.generate.alert_steps import (
+    CELL_LABELS,
+    HELD_BY,
+    AlertStep,
+    alert_steps,
+    literal,
+    pair_template,
+    static_labels,
+)
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import (
     EVALUATED_ID,
@@ -30,38 +40,45 @@ from kc_otel.generate.links import (
     HEALTH_UID,
     INVALID_INPUT_ID,
     NOT_HOLDING_ID,
+    NOWHERE,
     OVERVIEW_UID,
-    meaning_link,
+    PROMOTION_UID,
+    STAGE_ID,
+    Sites,
     slice_link,
 )
-from kc_otel.generate.runbook import runbook
+from kc_otel.generate.rolled_back_alert import ROLLED_BACK_ALERTS, RolledBackAlert
 from kc_otel.judge.verdict import Status
-
-__all__ = ["DATASOURCE_UID", "alert_rule", "alerting_file", "evaluator_alerting_file"]
 
 DATASOURCE_UID: Final = "prometheus"
 """UID of the data source that the rules query, unless told otherwise."""
 
 _INTERVAL: Final = "30s"
-_OFTEN: Final = "10s"
+_SHORTEST_INTERVAL: Final = "10s"
 """The shortest interval that Grafana knows."""
 _LOOKBACK: Final = 600
+_GRAFANA: Final = '{{ reReplaceAll "/*$" "" externalURL }}'
+"""Template of Grafana's own base URL, which it writes with a slash at its end."""
 _SLICE, _TRAIN, _INFERENCE = CELL_LABELS
 
 
-def alerting_file(contract: Contract, datasource_uid: str = DATASOURCE_UID) -> GeneratedFile:
+def alerting_file(contract: Contract, datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE) -> GeneratedFile:
     """The rule group of a contract, for Grafana's folder `provisioning/alerting`.
 
     Args:
         contract: The contract.
         datasource_uid: UID of the Prometheus data source that scrapes the evaluator.
+        sites: Where links to the handbook lead.
     """
-    rules = [alert_rule(alert, datasource_uid) for alert in alert_steps(contract)]
+    rules = [alert_rule(alert, datasource_uid, sites) for alert in alert_steps(contract)]
     return _file(contract.name, _INTERVAL, rules, f"Grafana-managed alerts of {contract.name}.")
 
 
-def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID) -> GeneratedFile:
-    """The rule that says within a minute that no evaluator lives, or that Grafana cannot ask; the same for all."""
+def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE) -> GeneratedFile:
+    """Rules shared by all contracts: no evaluator lives, Grafana cannot query, a version was rolled back.
+
+    The first is said within a minute.
+    """
     board, panel = HEALTH_UID, EVALUATED_ID
     rule = {
         "uid": "kc-evaluator-down",
@@ -69,18 +86,50 @@ def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID) -> GeneratedFi
         "condition": "B",
         "data": [
             _query(evaluator_alert.AGE, datasource_uid),
-            _threshold({"evaluator": {"type": "gt", "params": [evaluator_alert.FRESH]}}),
+            _threshold(_above(evaluator_alert.FRESH)),
         ],
         "dashboardUid": board,
         "panelId": panel,
         "noDataState": "Alerting",
         "execErrState": "Alerting",
-        "for": format_duration(evaluator_alert.PATIENCE),
-        "annotations": {**evaluator_alert.ANNOTATIONS, "__dashboardUid__": board, "__panelId__": str(panel)},
+        "for": format_duration(evaluator_alert.PENDING_SECONDS),
+        "annotations": {
+            **evaluator_alert.ANNOTATIONS,
+            "dashboard": f"{_GRAFANA}/d/{board}",
+            **sites.runbook(evaluator_alert.NAME),
+            "__dashboardUid__": board,
+            "__panelId__": str(panel),
+        },
         "labels": evaluator_alert.LABELS,
         "isPaused": False,
     }
-    return _file("_evaluator", _OFTEN, [rule], "Whether an evaluator lives; the same for every contract.")
+    rolled = [_rolled_back(alert, datasource_uid, sites) for alert in ROLLED_BACK_ALERTS]
+    note = "Whether an evaluator lives, and what was rolled back; the same for every contract."
+    return _file("_evaluator", _SHORTEST_INTERVAL, [rule, *rolled], note)
+
+
+def _rolled_back(alert: RolledBackAlert, datasource_uid: str, sites: Sites) -> dict[str, Any]:
+    return {
+        "uid": f"kc-rolled-back-{alert.severity}",
+        "title": f"{rolled_back_alert.NAME}, {alert.severity}",
+        "condition": "B",
+        # Its series are what fires, whatever their value.
+        "data": [_query(f"({alert.expression}) * 0 + 1", datasource_uid), _threshold(_above(0.0))],
+        "dashboardUid": PROMOTION_UID,
+        "panelId": STAGE_ID,
+        "noDataState": "OK",
+        "execErrState": "KeepLast",
+        "for": format_duration(0.0),
+        "annotations": {
+            **alert.texts(_of),
+            "dashboard": f"{_GRAFANA}/d/{PROMOTION_UID}",
+            **sites.runbook(rolled_back_alert.NAME),
+            "__dashboardUid__": PROMOTION_UID,
+            "__panelId__": str(STAGE_ID),
+        },
+        "labels": alert.labels(_of),
+        "isPaused": False,
+    }
 
 
 def _file(name: str, interval: str, rules: list[dict[str, Any]], note: str) -> GeneratedFile:
@@ -89,7 +138,7 @@ def _file(name: str, interval: str, rules: list[dict[str, Any]], note: str) -> G
     return GeneratedFile(PurePosixPath("grafana", "alerting", f"{name}.yaml"), as_yaml(content, note))
 
 
-def alert_rule(alert: AlertStep, datasource_uid: str) -> dict[str, Any]:
+def alert_rule(alert: AlertStep, datasource_uid: str, sites: Sites = NOWHERE) -> dict[str, Any]:
     """One rule: query A takes the value now, expression B compares it, and B is the condition."""
     name = alert.contract.name
     board, panel = (HEALTH_UID, INVALID_INPUT_ID) if alert.clause is None else (OVERVIEW_UID, NOT_HOLDING_ID)
@@ -105,7 +154,7 @@ def alert_rule(alert: AlertStep, datasource_uid: str) -> dict[str, Any]:
         "for": format_duration(alert.step.after),
         "keepFiringFor": format_duration(alert.step.clear_for),
         "annotations": {
-            **_texts(alert),
+            **_texts(alert, sites),
             "__dashboardUid__": board,
             "__panelId__": str(panel),
         },
@@ -139,7 +188,7 @@ def _condition(alert: AlertStep) -> dict[str, Any]:
     """
     condition: dict[str, Any]
     if alert.status is None:
-        condition = {"evaluator": {"type": "gt", "params": [0]}}
+        condition = _above(0)
     else:
         code = float(alert.status.code)
         condition = {"evaluator": {"type": "within_range", "params": [code - 0.5, code + 0.5]}}
@@ -148,6 +197,10 @@ def _condition(alert: AlertStep) -> dict[str, Any]:
             around = [min(codes) - 0.5, max(codes) + 0.5]
             condition["unloadEvaluator"] = {"type": "outside_range", "params": around}
     return _threshold(condition)
+
+
+def _above(value: float) -> dict[str, Any]:
+    return {"evaluator": {"type": "gt", "params": [value]}}
 
 
 def _threshold(condition: dict[str, Any]) -> dict[str, Any]:
@@ -160,13 +213,16 @@ def _threshold(condition: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cell_labels(alert: AlertStep) -> dict[str, str]:
-    if alert.clause is None:
-        return {"slice": "all"}
     names = {"slice": _SLICE, "kernel_train": _TRAIN, "kernel_inference": _INFERENCE}
-    return {name: f"{{{{ index .Labels `{label}` }}}}" for name, label in names.items()}
+    found = {name: _of(label) for name, label in names.items()}
+    return found if alert.clause is not None else {**found, "slice": ALL}
 
 
-def _texts(alert: AlertStep) -> dict[str, str]:
+def _of(label: str) -> str:
+    return f"{{{{ index .Labels `{label}` }}}}"
+
+
+def _texts(alert: AlertStep, sites: Sites) -> dict[str, str]:
     slice = f"{{{{ with index .Labels `{_SLICE}` }}}}{{{{ . }}}}{{{{ else }}}}"
     where = slice.replace("{{ . }}", "slice {{ . }}") + "every slice{{ end }}"
     said = {
@@ -176,14 +232,65 @@ def _texts(alert: AlertStep) -> dict[str, str]:
         "invalid-input": "sequences fail the input checks",
     }[alert.step.on]
     texts = {
-        "summary": f"{alert.contract.name}: {said}",
+        "summary": f"{alert.contract.name}: {said}{pair_template('index .Labels `{}`')}",
         "description": f"{literal(alert.promise)} {alert.actions}",
         "owner": literal(alert.contract.metadata.owner),
         "runbook": literal(runbook(alert)),
+        **sites.runbook(alert.name, literal(alert.contract.metadata.runbook or "")),
     }
-    if alert.contract.metadata.runbook:
-        texts["runbook_url"] = literal(alert.contract.metadata.runbook)
     if alert.clause is not None:
-        texts["slice_dashboard"] = slice_link(alert.contract.name, alert.clause_id, f"{slice}{ALL}{{{{ end }}}}")
-        texts["meaning"] = meaning_link(alert.contract.name, alert.clause_id)
+        path = slice_link(alert.contract.name, alert.clause_id, f"{slice}{ALL}{{{{ end }}}}")
+        texts["slice_dashboard"] = f"{_GRAFANA}{path}"
     return texts
+
+
+FIRST_STEPS: Final = {
+    "fail": (
+        "Check invalid input and weight lag first: mismatched sampling or stale weights explain all other drift.",
+        "Open the Slice dashboard: is the whole band above the limit on every slice, or on one?",
+        "Look at the marks: did a kernel version or a weight sync come just before? If so, roll it back.",
+        "Open the worst examples on the Slice dashboard: which tokens, at which position, of which requests?",
+    ),
+    "no-data": (
+        "This is no all-clear: nothing reports. Check whether the traffic itself stopped.",
+        "Open the Health dashboard: do points still arrive? Do recorders drop data or fail to export?",
+        "Check whether a roll-out replaced the pair and the new version does not report yet.",
+    ),
+    "inconclusive": (
+        "The limit lies inside the confidence interval: the samples show neither a breach nor a pass.",
+        "Wait for more samples, or raise observability.sampling. Drift close to its limit stays undecided.",
+    ),
+    "invalid-input": (
+        "The affected sequences are not measured. Open the Health dashboard for the reason.",
+        "Token ids differ or are shifted: the sides tokenise or align differently. Not finite: a kernel overflows.",
+        "Fix the input before you read any drift.",
+    ),
+}
+"""First steps, by the condition of a policy step."""
+_ORDERS: Final = {
+    "notify": "write an event and a log record",
+    "sample-more": "ask recorders to measure more batches",
+    "locate": "ask machines that follow to name the operator, and attach their answer to the incident",
+    "hold-promotion": "hold promotions of this kernel version",
+    "quarantine-rollouts": "ask trainers to exclude rollouts of the slice",
+    "resync-weights": "ask trainers to send their weights to the inference kernel again",
+    "halt": "ask trainers to halt until a person resumes them",
+    "route": "route the slice to the training kernel until a person resumes it (`kc-otel route resume`)",
+    "webhook": "send a webhook",
+}
+
+
+def runbook(alert: AlertStep) -> str:
+    """Numbered steps for the person who is told that an alert fires."""
+    return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(_sentences(alert), start=1))
+
+
+def _sentences(alert: AlertStep) -> Iterator[str]:
+    ordered = "; ".join(_ORDERS[kind] for kind in dict.fromkeys(action.kind for action in alert.step.do))
+    yield f"Step {alert.number} of the policy orders: {ordered}. `kc-otel status` says what of it was done."
+    yield from FIRST_STEPS[alert.step.on]
+    if alert.step.clear_for:
+        yield f"It resolves by itself once the verdict has been gone for {format_duration(alert.step.clear_for)}."
+    if alert.contract.metadata.runbook:
+        yield f"The owner's own runbook: {alert.contract.metadata.runbook}"
+    yield f"Owner: {alert.contract.metadata.owner}."

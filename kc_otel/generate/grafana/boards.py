@@ -1,4 +1,4 @@
-"""What all dashboards share: variables, links between them, marks where kernel versions change, their form as text."""
+"""Common parts of all dashboards: variables, links between them, marks of new kernel versions, their text form."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label, metric, selector
-from kc_otel.contract.registry import METRICS
+from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana.panels import reference
 from kc_otel.generate.grafana.queries import by, minimum_step, picked
 from kc_otel.generate.grafana.sdk import JSONEncoder, dashboard, models, prometheus
-from kc_otel.generate.links import HEALTH_UID, MEANING_UID, OVERVIEW_UID, PROMOTION_UID, RL_UID, SLICE_UID
-
-__all__ = ["STEP", "board", "board_file", "choice", "datasource", "kernel_changes", "scope", "step"]
+from kc_otel.generate.links import HEALTH_UID, OVERVIEW_UID, PROMOTION_UID, RL_UID, SLICE_UID
 
 STEP: Final = "${step}s"
 """Smallest step of queries of what recorders send; a board with such queries needs the variable `step()`."""
@@ -28,7 +26,6 @@ _TITLES: Final = {
     RL_UID: "RL",
     PROMOTION_UID: "Promotion and routing",
     HEALTH_UID: "Health",
-    MEANING_UID: "What clauses mean",
 }
 _WIDTH: Final = 120
 _FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache_dtype", "attention", "hardware")
@@ -77,9 +74,9 @@ def _json(value: Any, indent: int = 0) -> str:
         return flat
     inner = " " * (indent + 2)
     if isinstance(value, dict):
-        parts = [f"{json.dumps(key)}: {_json(one, indent + 2)}" for key, one in value.items()]
+        parts = [f"{json.dumps(key)}: {_json(item, indent + 2)}" for key, item in value.items()]
     else:
-        parts = [_json(one, indent + 2) for one in value]
+        parts = [_json(item, indent + 2) for item in value]
     lines: list[str] = []
     for part in parts:
         if lines and len(inner) + len(lines[-1]) + len(part) + 3 < _WIDTH and "\n" not in lines[-1] + part:
@@ -102,17 +99,17 @@ def datasource() -> Any:
 
 
 def choice(
-    name: str, title: str, description: str, query: str, *, regex: str = "", one: bool = False, first: str = ""
+    name: str, title: str, description: str, query: str, *, regex: str = "", single: bool = False, first: str = ""
 ) -> Any:
     """A variable whose values a query finds.
 
     Args:
         name: Name of the variable.
-        title: What a person reads in front of it.
-        description: What it picks.
+        title: Label in front of it.
+        description: Description of the choice.
         query: `label_values(...)` or `query_result(...)`.
-        regex: What of each result is the value.
-        one: Whether it holds one value instead of many; many start with all.
+        regex: Part of each result that is the value.
+        single: Whether it holds one value instead of many; many start with all.
         first: The one value that is picked at first; empty for the first that is found.
     """
     variable = (
@@ -127,7 +124,7 @@ def choice(
     )
     if regex:
         variable = variable.regex(regex)
-    if one:
+    if single:
         variable = variable.multi(False).include_all(False)
         return variable.current(models.VariableOption(True, first, first)) if first else variable
     every = models.VariableOption(selected=True, text=["All"], value=["$__all"])
@@ -135,12 +132,12 @@ def choice(
     return variable.multi(True).include_all(True).all_value(".*").current(every)
 
 
-def scope(*, slices: bool = True, one: Sequence[str] = ()) -> list[Any]:
+def scope(*, slices: bool = True, single: Sequence[str] = ()) -> list[Any]:
     """The variables that pick contracts, slices and kernel versions.
 
     Args:
         slices: Whether there is a variable for slices.
-        one: Names of the variables that hold one value instead of many.
+        single: Names of the variables that hold one value instead of many.
     """
     of_contract = f'{label("kc.contract")}=~"$contract"'
     verdict = metric("kc.verdict")
@@ -153,7 +150,7 @@ def scope(*, slices: bool = True, one: Sequence[str] = ()) -> list[Any]:
         of = f"{verdict}{{{of_contract}}}"
         wanted.append((f"kernel_{side}", f"{title} kernel version", about, of, f"kc.kernel.{side}", ""))
     return [
-        choice(name, title, about, f"label_values({of}, {label(attribute)})", one=name in one, first=first)
+        choice(name, title, about, f"label_values({of}, {label(attribute)})", single=name in single, first=first)
         for name, title, about, of, attribute, first in wanted
     ]
 
@@ -166,7 +163,7 @@ def step() -> Any:
         "Seconds; a rate is over four of them, which hold three exports of the picked contracts' recorders.",
         f"query_result({minimum_step()})",
         regex="/ ([0-9]+) /",
-        one=True,
+        single=True,
         first="30",
     )
     return found.hide(models.VariableHide.HIDE_VARIABLE)

@@ -1,4 +1,4 @@
-"""The Health dashboard: what exporters and evaluator received, dropped and refused, and what they still have to do."""
+"""The Health dashboard: data that exporters and evaluator received, dropped and refused, and their backlog."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label, prometheus_name
-from kc_otel.contract.registry import METRICS, QUANTITIES
+from kc_otel.contract.registry.clause_metrics import QUANTITIES
+from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import OTHER
 from kc_otel.generate.evaluator_alert import AGE, FRESH
 from kc_otel.generate.files import GeneratedFile
@@ -24,11 +25,8 @@ from kc_otel.generate.grafana.panels import (
 from kc_otel.generate.grafana.sdk import dashboard
 from kc_otel.generate.links import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID
 
-__all__ = ["evaluator_panel", "health_file"]
-
-_USED: Final = "accepted|baseline"
+_USED_OUTCOMES: Final = "accepted|baseline"
 _EVALUATOR: Final = "From the evaluator's own metrics."
-_AGGREGATORS: Final = "From the metrics of kc-otel aggregate; empty without one."
 _RECORDERS: Final = "From the recorders, by way of the Collector."
 
 
@@ -42,10 +40,9 @@ def health_file() -> GeneratedFile:
     for panel in _counts():
         made = made.with_panel(panel)
     for id, title, panels in (
-        (90, "Evaluator: what came in, and how long judging takes", _evaluator()),
+        (90, "Evaluator: input, and time to judge it", _evaluator()),
         (91, "Evaluator: webhooks", _webhooks()),
         (92, "Recorders: what was measured, and what was not", _recorders()),
-        (93, "Aggregators: what came in, what they still have to send", _aggregators()),
     ):
         made = made.with_row(dashboard.Row(title).id(id))
         for panel in panels:
@@ -69,13 +66,13 @@ def evaluator_panel(id: int) -> Any:
 
 def _counts() -> Iterator[Any]:
     yield evaluator_panel(EVALUATED_ID)
-    accepted = queries.rate("kc.evaluator.points", (), _outcome(_USED))
+    accepted = queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES))
     yield (
         state_panel(1, "Points used", f"Data points per second that count. {_EVALUATOR}", queries.now(accepted))
         .thresholds(thresholds("red", (1e-9, "green")))
         .unit("cps")
     )
-    refused = queries.rate("kc.evaluator.points", (), _outcome(_USED, no=True))
+    refused = queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES, no=True))
     yield (
         stat_panel(
             2, "Points not used", f"Ignored, duplicate, late, rejected. {_EVALUATOR}", queries.now(refused), "orange"
@@ -126,10 +123,8 @@ def _evaluator() -> Iterator[Any]:
     yield limit_line(graph_panel(22, "Streams", about, series, "short"), "/^limit$/").span(8)
     yield _gauge(23, "Duration of an evaluation", "kc.evaluator.tick.duration", (), "s", _EVALUATOR, "max").span(8)
     yield _rates(35, "Failures to judge", "kc.evaluator.failures", ("kc.contract",), "cps", _EVALUATOR).span(8)
-    size, lag = "kc.evaluator.log.size", "kc.evaluator.log.lag"
-    about = f"Size: {METRICS[size].meaning} Lag: {METRICS[lag].meaning} Empty without a state file. {_EVALUATOR}"
-    log = (Query(queries.health(size), "size"), Query(queries.health(lag), "lag"))
-    yield graph_panel(37, "Log of what was received", about, log, "bytes").span(12)
+    free = f"Empty without a state file. {_EVALUATOR}"
+    yield _gauge(37, "Not in the snapshot yet", "kc.evaluator.inbox.size", (), "bytes", free).span(12)
     took, by = "kc.evaluator.request.duration", ("kc.transport", "kc.outcome")
     ranks = [
         Query(queries.duration(rank, took, by), f"{_legend(by)} · {said}")
@@ -137,8 +132,7 @@ def _evaluator() -> Iterator[Any]:
     ]
     about = f"{METRICS[took].meaning} To the width of its buckets. {_EVALUATOR}"
     yield graph_panel(40, "Time to an answer", about, ranks, "s").span(12)
-    yield _gauge(41, "Requests that wait", "kc.evaluator.waiting", (), "bytes", _EVALUATOR).span(8)
-    free = f"Empty without a state file. {_EVALUATOR}"
+    yield _gauge(41, "Requests in flight", "kc.evaluator.in_flight", (), "bytes", _EVALUATOR).span(8)
     yield _gauge(42, "Left on the disk", "kc.evaluator.disk.free", (), "bytes", free, "min").span(8)
     yield _gauge(43, "The disk takes for the state", "kc.evaluator.sync.duration", (), "s", free, "max").span(8)
     shards = "Empty where streams are in the evaluator's process."
@@ -158,7 +152,7 @@ def _webhooks() -> Iterator[Any]:
 def _recorders() -> Iterator[Any]:
     of, why = ("kc.contract",), ("kc.contract", "kc.reason")
     tokens = "suffix: tokens/s"
-    yield _rates(26, "Tokens measured", "kc.recorder.tokens", of, tokens, _RECORDERS, STEP).span(12)
+    yield _rates(26, "Tokens measured", "kc.recorder.tokens", of, tokens, _RECORDERS, STEP).span(8)
     matchers = ", ".join((*queries.picked(of), f'{label("kc.slice")}="{OTHER}"'))
     over = f"rate({prometheus_name(QUANTITIES['tv_token'])}{{{matchers}}}[$__rate_interval])"
     yield graph_panel(
@@ -168,11 +162,13 @@ def _recorders() -> Iterator[Any]:
         f"judged on it. Anything here means that the cap hides what you asked to see. {_RECORDERS}",
         (Query(f"histogram_count({queries.by(of, over, 'sum')})", _legend(of), step=STEP),),
         tokens,
-    ).span(12)
-    yield _gauge(29, "Share of batches measured", "kc.recorder.sampling", of, "percentunit", _RECORDERS, "min").span(12)
+    ).span(8)
+    yield _gauge(29, "Share of batches measured", "kc.recorder.sampling", of, "percentunit", _RECORDERS, "min").span(8)
     yield _rates(
         INVALID_INPUT_ID, "Invalid sequences, by reason", "kc.input.invalid", why, "cps", _RECORDERS, STEP
     ).span(12)
+    outcome = ("kc.contract", "kc.outcome")
+    yield _rates(45, "Prompts that counted", "kc.recorder.prompts", outcome, "cps", _RECORDERS, STEP).span(12)
     yield _rates(27, "Batches dropped, by reason", "kc.recorder.dropped", why, "cps", _RECORDERS, STEP).span(12)
     yield _rates(28, "Exports refused, per second", "kc.recorder.export.failures", of, "cps", _RECORDERS, STEP).span(12)
     yield _rates(33, "Requests captured in engines", "kc.capture.recorded", of, "reqps", _RECORDERS, STEP).span(12)
@@ -190,32 +186,6 @@ def _recorders() -> Iterator[Any]:
         )
         .height(8)
         .span(24)
-    )
-
-
-def _aggregators() -> Iterator[Any]:
-    outcome = ("kc.transport", "kc.outcome")
-    yield _rates(50, "Aggregators: points", "kc.aggregator.points", outcome[1:], "cps", _AGGREGATORS).span(12)
-    yield _rates(51, "Aggregators: requests", "kc.aggregator.requests", outcome, "reqps", _AGGREGATORS).span(12)
-    took = "kc.aggregator.request.duration"
-    slowest = (Query(queries.duration(0.99, took, outcome), f"{_legend(outcome)} · p99"),)
-    about = f"{METRICS[took].meaning} To the width of its buckets. {_AGGREGATORS}"
-    yield graph_panel(52, "Aggregators: time to an answer", about, slowest, "s").span(12)
-    yield _rates(53, "Aggregators: messages", "kc.aggregator.messages", outcome[1:], "cps", _AGGREGATORS).span(12)
-    kept = ("kc.aggregator.streams", "kc.aggregator.sums", "kc.aggregator.due")
-    about = f"{' '.join(METRICS[name].meaning for name in kept)} {_AGGREGATORS}"
-    streams = tuple(Query(queries.health(name), name.rpartition(".")[2]) for name in kept)
-    yield graph_panel(54, "Aggregators: streams", about, streams, "short").span(12)
-    behind = ("kc.aggregator.waiting", "kc.aggregator.held")
-    about = f"{' '.join(METRICS[name].meaning for name in behind)} {_AGGREGATORS}"
-    sizes = tuple(Query(queries.health(name), name.rpartition(".")[2]) for name in behind)
-    yield graph_panel(55, "Aggregators: bytes that wait", about, sizes, "bytes").span(12)
-    last = "kc.aggregator.last_message"
-    about = f"How long ago a message was taken last, of the aggregator that is behind most. {_AGGREGATORS}"
-    age = (Query(f"time() - {queries.health(last, how='min')}", "ago"),)
-    yield graph_panel(56, "Aggregators: last message", about, age, "s").span(12)
-    yield _gauge(57, "Aggregators: left on the disk", "kc.aggregator.disk.free", (), "bytes", _AGGREGATORS, "min").span(
-        12
     )
 
 

@@ -1,4 +1,4 @@
-"""How people are told of Grafana's alerts: contact points, notification policies, mute timings, message templates.
+"""Notifications of Grafana's alerts: contact points, policies, mute timings, message templates.
 
 They are kept apart from the rules, because a policy tree in a provisioned file replaces the organisation's own. Secrets
 are never written: Grafana puts environment variables in when it reads the file, and refuses to start without them.
@@ -16,17 +16,16 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.generate import rolled_back_alert
 from kc_otel.generate.alert_steps import repeat_interval
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import FOLDER
 
-__all__ = ["notifications_file"]
-
 _PREFIX: Final = "kernel-contracts"
-_QUIET: Final = f"{_PREFIX}-off-hours"
+_OFF_HOURS: Final = f"{_PREFIX}-off-hours"
 _ORG: Final = 1
 _GROUP_BY: Final = ["grafana_folder", "alertname", "contract", "kernel_train", "kernel_inference"]
-"""What the evaluator calls one incident: what is wrong, on which pair of kernels."""
+"""Labels that identify one incident, as in the evaluator: the kind of fault, and the pair of kernels."""
 _NOTES: Final = (
     "Contact points, notification policies, mute timings and message templates for the alerts of kernel contracts.",
     "Copy it into provisioning/alerting beside the rules. Its policy tree REPLACES that of the organisation: where",
@@ -58,14 +57,13 @@ What to do:
 
 {{ with .PanelURL }}Panel: {{ . }}
 {{ end -}}
-{{ with .Annotations.meaning }}Meaning: {{ . }}
-{{ end -}}
 {{ with .Annotations.runbook_url }}Runbook: {{ . }}
 {{ end -}}
 {{ end }}{{ end }}
 {{- end }}
 """
-"""What fires together is one incident: a line for each of the first ten, and the words of the first for all of them."""
+"""Message for alerts that fire together as one incident: a line for each of the first ten, and the first one's
+words."""
 
 
 def notifications_file(contracts: Iterable[Contract]) -> GeneratedFile:
@@ -82,7 +80,7 @@ def notifications_file(contracts: Iterable[Contract]) -> GeneratedFile:
         "muteTimes": [
             {
                 "orgId": _ORG,
-                "name": _QUIET,
+                "name": _OFF_HOURS,
                 "time_intervals": [
                     {"weekdays": ["saturday", "sunday"], "location": "UTC"},
                     {
@@ -131,12 +129,12 @@ def _policy(contracts: tuple[Contract, ...], endpoints: list[str]) -> dict[str, 
         {"receiver": _receiver(endpoint), **steps, "continue": True}
         for endpoint in endpoints
         for contract in contracts
-        for steps in _steps(contract, endpoint)
+        for steps in (*_steps(contract, endpoint), *_roll_backs(contract, endpoint))
     ]
     quiet = {
         "receiver": _receiver(None),
         "object_matchers": [["severity", "=", "info"]],
-        "mute_time_intervals": [_QUIET],
+        "mute_time_intervals": [_OFF_HOURS],
     }
     for contract in contracts:
         routes += [{"receiver": _receiver(None), **steps, "routes": [quiet]} for steps in _steps(contract, None)]
@@ -166,6 +164,14 @@ def _steps(contract: Contract, endpoint: str | None) -> list[dict[str, Any]]:
         }
         for repeat, numbers in found.items()
     ]
+
+
+def _roll_backs(contract: Contract, endpoint: str) -> list[dict[str, Any]]:
+    """Tell whomever a step on FAIL calls about a roll-back, at once."""
+    told = {action.target for step in contract.escalation if step.on == "fail" for action in step.do}
+    name = ["alertname", "=~", f"{rolled_back_alert.NAME}.*"]  # Grafana's alerts are named by the title of their rule
+    at_once = {"object_matchers": [["contract", "=", contract.name], name], "group_wait": "0s"}
+    return [at_once] if endpoint in told else []
 
 
 def _receiver(endpoint: str | None) -> str:

@@ -24,31 +24,6 @@ from kc_otel.generate.grafana.sdk import (
 )
 from kc_otel.judge.verdict import Status
 
-__all__ = [
-    "DATASOURCE",
-    "SAME_TIME",
-    "STATUS_COLOURS",
-    "STATUS_SHAPES",
-    "Query",
-    "common_panel",
-    "data_link",
-    "graph_panel",
-    "in_unit",
-    "limit_line",
-    "mapping",
-    "property_of",
-    "reference",
-    "stat_panel",
-    "state_panel",
-    "status_mapping",
-    "table_panel",
-    "text_panel",
-    "thresholds",
-    "timeline_panel",
-    "value_field",
-    "xy_panel",
-]
-
 DATASOURCE: Final = "${datasource}"
 SAME_TIME: Final = "${__url_time_range}"
 """Grafana's name for the time range that is looked at, in an address."""
@@ -57,9 +32,16 @@ STATUS_COLOURS: Final = {
     Status.INCONCLUSIVE: "#8a5a00",
     Status.NO_DATA: "#7a3ea8",
     Status.FAIL: "#c01c28",
+    Status.INVALID_INPUT: "#7a3ea8",
 }
 """Those of the evaluator's page, on which white can be read."""
-STATUS_SHAPES: Final = {Status.PASS: "✓", Status.INCONCLUSIVE: "?", Status.NO_DATA: "○", Status.FAIL: "✕"}
+STATUS_SHAPES: Final = {
+    Status.PASS: "✓",
+    Status.INCONCLUSIVE: "?",
+    Status.NO_DATA: "○",
+    Status.FAIL: "✕",
+    Status.INVALID_INPUT: "⊘",
+}
 """Those of the evaluator's page: a state is never told by its colour alone."""
 
 
@@ -315,7 +297,7 @@ def common_panel(
     instant: bool = False,
     format: bool = False,
 ) -> Any:
-    """What panels of every kind share: identity, words, data source and queries."""
+    """Set the properties that panels of every kind share: identity, words, data source and queries."""
     panel = panel.id(id).title(title).description(description)
     panel = panel.datasource(reference())
     for index, query in enumerate(queries):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label
-from kc_otel.contract.registry import METRICS
+from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import board, board_file, scope
@@ -23,10 +23,8 @@ from kc_otel.generate.grafana.panels import (
     thresholds,
     timeline_panel,
 )
-from kc_otel.generate.links import PROMOTION_UID
+from kc_otel.generate.links import PROMOTION_UID, STAGE_ID
 from kc_otel.judge.verdict import Status
-
-__all__ = ["promotion_file"]
 
 _STAGES: Final = """\
 A kernel version goes through four stages: **offline CI → shadow → canary → full**. The gate between two stages opens
@@ -36,13 +34,14 @@ the worst verdict of its cells, since when all of them pass, the smallest margin
 The evidence of each step is kept as a document of its own, which `kc-otel gate verify` checks.
 """
 _PLACES: Final = {
+    "-2": ("rolled back, serves", "dark-red"),
     "-1": ("rolled back", "red"),
     "0": ("offline CI", "text"),
     "1": ("shadow", "purple"),
     "2": ("canary", "yellow"),
     "3": ("full", "green"),
 }
-_HELD: Final = (
+_ACTIONS_IN_FORCE: Final = (
     (3, "Promotions held", "hold-promotion", "Cells for which a firing step holds promotions back."),
     (4, "Roll-outs quarantined", "quarantine-rollouts", "Cells whose roll-outs a firing step keeps out of training."),
     (5, "Training halted", "halt", "Cells for which a firing step halts training."),
@@ -62,7 +61,7 @@ def promotion_file() -> GeneratedFile:
 def _panels() -> Iterator[Any]:
     about = "Slices that the decision table sends to the training kernel instead of the inference kernel."
     yield stat_panel(2, "Routed away", about, queries.count_routed(), "purple").span(6)
-    for id, title, action, about in _HELD:
+    for id, title, action, about in _ACTIONS_IN_FORCE:
         query = queries.now(f"count({queries.actions(_is(action))})")
         yield stat_panel(id, title, about, query, "orange").span(6)
     yield (
@@ -84,7 +83,7 @@ def _panels() -> Iterator[Any]:
             11,
             "Holds, quarantines and halts over time",
             "What the firing steps of the escalation policy keep back, for as long as they fire.",
-            Query(queries.actions(_is("|".join(action for _, _, action, _ in _HELD))), names),
+            Query(queries.actions(_is("|".join(action for _, _, action, _ in _ACTIONS_IN_FORCE))), names),
             mapping({"1": ("in force", "orange")}),
             "orange",
         )
@@ -151,10 +150,10 @@ def _stages() -> Iterator[Any]:
     version = " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
     yield (
         timeline_panel(
-            16,
+            STAGE_ID,
             "Stage of each kernel version",
             "Where an inference kernel's version is on its way to full traffic: offline CI, shadow, canary, full, or "
-            "rolled back. Empty where the evaluator keeps no promotion.",
+            "rolled back, and then whether it was measured after that. Empty where the evaluator keeps no promotion.",
             Query(queries.cells("kc.promotion.stage", attributes=attributes), version),
             mapping(_PLACES),
             "text",

@@ -2,6 +2,9 @@
 
 Names come from the registry; `$contract`, `$slice`, `$kernel_train` and `$kernel_inference` are variables of the
 dashboards, and a selector uses those whose attribute its metric has.
+
+The drift quantities are native histograms in Prometheus and Mimir, whose buckets are 4 % or 9 % wide. These numbers
+carry no confidence: verdicts come from the evaluator.
 """
 
 from __future__ import annotations
@@ -9,46 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from kc_otel.contract.prometheus_names import label, selector
-from kc_otel.contract.registry import METRICS
+from kc_otel.contract.prometheus_names import INVALID_ONCE, label, prometheus_name, selector
+from kc_otel.contract.registry.clause_metrics import AVERAGED, RECORDED, Unit
+from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.generate.evaluator_alert import LIVING
 from kc_otel.judge.verdict import Status
-
-__all__ = [
-    "ACTION_BITS",
-    "CELL",
-    "PAIR",
-    "SEVERITIES",
-    "action_bits",
-    "actions",
-    "alerts",
-    "by",
-    "cells",
-    "count_alerts",
-    "count_routed",
-    "count_status",
-    "duration",
-    "ever_broken",
-    "evidence",
-    "health",
-    "in_units",
-    "increase",
-    "kernels",
-    "limits",
-    "margin_share",
-    "minimum_step",
-    "never_broken",
-    "not_holding",
-    "of_metrics",
-    "picked",
-    "promises",
-    "rate",
-    "routes",
-    "severity",
-    "since",
-    "to_train",
-    "verdicts",
-]
 
 CELL: Final = ("kc.contract", "kc.clause", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
 PAIR: Final = ("kc.contract", "kc.kernel.train", "kc.kernel.inference")
@@ -97,7 +65,7 @@ def verdicts(*more: str) -> str:
 
 
 def ever_broken(*more: str) -> str:
-    """Worst verdict of each clause and slice that was FAIL within the range that is looked at."""
+    """Worst verdict of each clause and slice that was FAIL, or INVALID_INPUT, within the range that is looked at."""
     return f"{verdicts(*more)} and {_ever_failed(*more)}"
 
 
@@ -109,7 +77,7 @@ def never_broken(*more: str) -> str:
 def _ever_failed(*more: str) -> str:
     selected = selector("kc.verdict", None, *picked(METRICS["kc.verdict"].attributes), *more)
     worst = by(_OF_SLICE, f"max_over_time({selected}[$__range] @ end())")
-    return f"on ({', '.join(map(label, _OF_SLICE))}) {worst} == {Status.FAIL.code}"
+    return f"on ({', '.join(map(label, _OF_SLICE))}) {worst} >= {Status.FAIL.code}"
 
 
 def now(expression: str) -> str:
@@ -118,7 +86,7 @@ def now(expression: str) -> str:
 
 
 def count_status(status: Status) -> str:
-    """How many of the picked cells have a status; nothing where no evaluator lives."""
+    """Return a count of the picked cells with a status; empty where no evaluator lives."""
     return now(f"count({cells('kc.verdict')} == {status.code})")
 
 
@@ -139,7 +107,7 @@ def margin_share(*more: str) -> str:
 
 
 def not_holding(expression: str) -> str:
-    """What an expression by cells says of cells that are not PASS."""
+    """Restrict an expression by cells to cells that are not PASS."""
     on = ", ".join(label(name) for name in CELL)
     return f"({expression}) and on ({on}) {cells('kc.verdict')} > {Status.PASS.code}"
 
@@ -150,7 +118,7 @@ def alerts(*more: str) -> str:
 
 
 def count_alerts() -> str:
-    """How many steps of the policy fire, over clauses and slices; nothing where no evaluator lives."""
+    """Return a count of firing policy steps, over clauses and slices; empty where no evaluator lives."""
     return now(f"count({alerts()})")
 
 
@@ -187,12 +155,12 @@ def promises() -> str:
     """
     of, said = ("kc.contract", "kc.clause"), "kc.clause.promise"
     on = ", ".join(map(label, of))
-    one = f"topk by ({on}) (1, {by((*of, said), selector('kc.clause.info', None, *picked(of)))})"
-    return f"0 * {cells('kc.verdict')} + on ({on}) group_left ({label(said)}) {one}"
+    single = f"topk by ({on}) (1, {by((*of, said), selector('kc.clause.info', None, *picked(of)))})"
+    return f"0 * {cells('kc.verdict')} + on ({on}) group_left ({label(said)}) {single}"
 
 
 def of_metrics(expression: str, *metrics: str, statistic: str = "") -> str:
-    """What an expression says of clauses on these metrics.
+    """Restrict an expression to clauses on these metrics.
 
     Args:
         expression: Series with a contract and a clause.
@@ -218,8 +186,8 @@ def in_units(*matchers: str) -> str:
     Plain numbers have none, seconds are called the same, and annotations such as `{nat}` are written behind the number.
     """
     unit = label("kc.clause.unit")
-    one = f"topk(1, {by(('kc.clause.unit',), selector('kc.clause.info', None, *matchers), 'group')})"
-    plain = f'label_replace({one}, "{unit}", "none", "{unit}", "1")'
+    single = f"topk(1, {by(('kc.clause.unit',), selector('kc.clause.info', None, *matchers), 'group')})"
+    plain = f'label_replace({single}, "{unit}", "none", "{unit}", "1")'
     return f'label_replace({plain}, "{unit}", "suffix: $1", "{unit}", "[{{](.*)[}}]")'
 
 
@@ -245,14 +213,20 @@ def to_train() -> str:
 
 
 def count_routed() -> str:
-    """How many slices are routed to the training kernel; nothing where no evaluator lives."""
+    """Return a count of slices routed to the training kernel; empty where no evaluator lives."""
     return now(f"count({to_train()} == 1)")
+
+
+def _of_contract(metric: str) -> tuple[str, ...]:
+    """Matchers of the picked contract: counters are of all its kernels, and some senders name none."""
+    once = (INVALID_ONCE,) if metric == "kc.input.invalid" else ()
+    return (*picked({"kc.contract"}.intersection(METRICS[metric].attributes)), *once)
 
 
 def rate(metric: str, attributes: Iterable[str], *more: str) -> str:
     """Increase per second of a counter."""
     known = tuple(attributes)
-    selected = selector(metric, None, *picked(METRICS[metric].attributes), *more)
+    selected = selector(metric, None, *_of_contract(metric), *more)
     expression = f"rate({selected}[$__rate_interval])"
     return by(known, expression, "sum") if known else f"sum({expression})"
 
@@ -269,7 +243,7 @@ def increase(metric: str) -> str:
 
     Where nobody counts it is 0 as long as an evaluator lives, and nothing otherwise.
     """
-    selected = selector(metric, None, *picked(METRICS[metric].attributes))
+    selected = selector(metric, None, *_of_contract(metric))
     return f"sum(increase({selected}[$__range])) or (vector(0) and on () ({LIVING}))"
 
 
@@ -286,7 +260,7 @@ def kernels() -> str:
 
 
 def evidence() -> dict[str, str]:
-    """What a promotion gate asks of each pair of kernel versions, by title: all of its picked cells together."""
+    """Return the queries of a promotion gate for each pair of kernel versions, by title, over all picked cells."""
     worst, pair, passes = by(PAIR, cells("kc.verdict")), ", ".join(map(label, PAIR)), Status.PASS.code
     return {
         "Worst verdict": worst,
@@ -303,3 +277,54 @@ def _spread(of_slice: str) -> str:
     """A value of a clause on a slice, for every cell of it."""
     on = ", ".join(label(name) for name in _OF_SLICE)
     return f"0 * {cells('kc.verdict')} + on ({on}) group_left () ({of_slice})"
+
+
+OF_SLICE: Final = ("kc.contract", "kc.slice")
+_STREAM: Final = ("kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
+
+
+def histogram(quantity: str, attributes: Iterable[str] = OF_SLICE) -> str:
+    """Observations per second of a quantity of the registry, as a histogram."""
+    known = tuple(attributes)
+    expression = _rate(f"{prometheus_name(RECORDED[quantity])}{{{', '.join(picked(_STREAM))}}}")
+    return by(known, expression, "sum") if known else f"sum({expression})"
+
+
+def chosen_histogram() -> str:
+    """Observations per second of the histogram that the variable `quantity` names, of the picked operators.
+
+    The name is matched like a label, so that a clause without a histogram finds nothing and not everything.
+    """
+    matchers = ('__name__="$quantity"', *picked(_STREAM), f'{label("kc.operator")}=~"$operator"')
+    return f"sum({_rate('{' + ', '.join(matchers) + '}')})"
+
+
+def mean(quantity: str) -> str:
+    """Mean of a quantity, exact, by contract and slice.
+
+    Recorders send a quantity by the units that clauses ask for. The first of these that there is, is shown: the
+    quantity's own unit, its means over prompts, over sequences, over steps.
+    """
+    averaged = (AVERAGED.get((quantity, unit)) for unit in (Unit.PROMPT, Unit.SEQUENCE, Unit.STEP))
+    sent = (quantity, *(of.key for of in averaged if of is not None))
+    means = [f"histogram_avg({histogram(key)})" for key in sent]
+    return means[0] if len(means) == 1 else f"({' or '.join(means)})"
+
+
+def quantile(rank: float, of: str) -> str:
+    """A quantile of a histogram, to its resolution."""
+    return f"histogram_quantile({rank:g}, {of})"
+
+
+def scaled(quantity: str, metric: str) -> str:
+    """A derived metric by contract and slice: the mean of its base times the contract's factor.
+
+    Contracts whose assumptions do not make the factor are left out.
+    """
+    of = label("kc.contract")
+    factor = by(("kc.contract",), selector("kc.contract.factor", {"kc.clause.metric": metric}))
+    return f"{mean(quantity)} * on ({of}) group_left () {factor}"
+
+
+def _rate(selected: str) -> str:
+    return f"rate({selected}[$__rate_interval])"

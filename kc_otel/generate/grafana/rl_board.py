@@ -1,4 +1,4 @@
-"""The RL dashboard: what the mismatch does to policy-gradient training."""
+"""The RL dashboard: effects of the mismatch on policy-gradient training."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label, selector
-from kc_otel.contract.registry import DERIVED, METRICS, QUANTITIES
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
+from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana import drift_queries, queries
+from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import STEP, board, board_file, scope, step
 from kc_otel.generate.grafana.panels import (
     STATUS_COLOURS,
@@ -23,8 +24,6 @@ from kc_otel.generate.grafana.panels import (
 from kc_otel.generate.grafana.sdk import models
 from kc_otel.generate.links import RL_UID
 from kc_otel.judge.verdict import Status
-
-__all__ = ["rl_file"]
 
 _CELL: Final = f"{{{{{label('kc.contract')}}}}} · {{{{{label('kc.slice')}}}}}"
 _METRICS: Final = (
@@ -46,7 +45,8 @@ _METRICS: Final = (
 _ASSUMPTIONS: Final = "By the assumptions of each contract; contracts that do not state them are left out."
 _SOURCE: Final = (
     "Computed from the drift histograms that the recorders send by way of the Collector, without confidence bounds; "
-    "the dashed line is the contract's limit, where a clause sets one."
+    "the dashed line is the contract's limit, where a clause sets one. Recorders send what clauses are about: where "
+    "these are by prompt, means are over prompts, and without a clause the panel is empty."
 )
 
 
@@ -77,7 +77,7 @@ def _panels() -> Iterator[Any]:
         status_mapping(),
         STATUS_COLOURS[Status.PASS],
     )
-    bound, limit = (selector(f"kc.bound.{one}", None, *queries.picked(queries.CELL)) for one in ("estimate", "limit"))
+    bound, limit = (selector(f"kc.bound.{part}", None, *queries.picked(queries.CELL)) for part in ("estimate", "limit"))
     share = queries.by(queries.CELL[:3], queries.of_metrics(f"{bound} / ({limit} > 0)", *_METRICS))
     yield xy_panel(
         16,
@@ -89,13 +89,13 @@ def _panels() -> Iterator[Any]:
         Query(share, names),
         "percentunit",
     )
-    ratio = drift_queries.histogram("ratio")
+    ratio = queries.histogram("ratio")
     yield _graph(
         1,
         "Importance ratio of sampled tokens",
         f"{QUANTITIES['ratio'].meaning} Far from 1 means that the update is about tokens that the trainer would hardly "
         "have sampled, or would have sampled far more often.",
-        [(drift_queries.quantile(rank, ratio), f"{_CELL} p{rank * 100:g}") for rank in (0.01, 0.5, 0.99, 0.999)],
+        [(queries.quantile(rank, ratio), f"{_CELL} p{rank * 100:g}") for rank in (0.01, 0.5, 0.99, 0.999)],
         queries.limits("ratio", statistic="p.+"),
     )
     yield _graph(
@@ -103,7 +103,7 @@ def _panels() -> Iterator[Any]:
         "Share of the clip range that the kernels spend",
         f"{DERIVED['clip_budget_share'].meaning} At 100 % a token is clipped for the kernels' sake alone. "
         f"{_ASSUMPTIONS}",
-        [(drift_queries.scaled("abs_log_ratio", "clip_budget_share"), _CELL)],
+        [(queries.scaled("abs_log_ratio", "clip_budget_share"), _CELL)],
         _mean_limits("clip_budget_share"),
         "percentunit",
     )
@@ -113,8 +113,8 @@ def _panels() -> Iterator[Any]:
         "1 / (1 + chi-square) of the importance weights: which share of the roll-outs is left to learn from. Token "
         "weights and whole-sequence weights; the latter fall much faster with length.",
         [
-            (f"1 / (1 + {drift_queries.mean('chi2_token')})", f"{_CELL} tokens"),
-            (f"1 / (1 + {drift_queries.mean('chi2_seq')})", f"{_CELL} sequences"),
+            (f"1 / (1 + {queries.mean('chi2_token')})", f"{_CELL} tokens"),
+            (f"1 / (1 + {queries.mean('chi2_seq')})", f"{_CELL} sequences"),
         ],
         "",
         "percentunit",
@@ -125,7 +125,7 @@ def _panels() -> Iterator[Any]:
         (6, "KL(Q||P), k3", "k3"),
     ):
         about = QUANTITIES[key].meaning
-        yield _graph(id, title, about, [(drift_queries.mean(key), _CELL)], _mean_limits(key))
+        yield _graph(id, title, about, [(queries.mean(key), _CELL)], _mean_limits(key))
     yield _graph(
         7,
         "Advantage-signed drift",
@@ -133,8 +133,8 @@ def _panels() -> Iterator[Any]:
         "towards good tokens and away from bad ones. Of opposite signs and equal size they only slow training; of one "
         "sign they bias it. Recorded where advantages are given.",
         [
-            (drift_queries.mean("advantage_drift_positive"), f"{_CELL} A > 0"),
-            (drift_queries.mean("advantage_drift_negative"), f"{_CELL} A < 0"),
+            (queries.mean("advantage_drift_positive"), f"{_CELL} A > 0"),
+            (queries.mean("advantage_drift_negative"), f"{_CELL} A < 0"),
         ],
         _mean_limits("advantage_drift_positive", "advantage_drift_negative"),
     )
@@ -142,13 +142,13 @@ def _panels() -> Iterator[Any]:
         (8, "Most that the reward can differ", "reward_drift_bound"),
         (9, "Most that the gradient can be biased", "gradient_bias_bound"),
     ):
-        scaled = drift_queries.scaled(DERIVED[key].base, key)
+        scaled = queries.scaled(DERIVED[key].base, key)
         yield _graph(id, title, f"{DERIVED[key].meaning} {_ASSUMPTIONS}", [(scaled, _CELL)], _mean_limits(key))
     yield _graph(
         10,
         "Support deficit",
         f"{DERIVED['support_deficit'].meaning} Below zero is sampling noise.",
-        [(f"1 - {drift_queries.mean('ratio')}", _CELL)],
+        [(f"1 - {queries.mean('ratio')}", _CELL)],
         _mean_limits("support_deficit"),
     )
     yield _graph(
@@ -157,8 +157,8 @@ def _panels() -> Iterator[Any]:
         f"{QUANTITIES['weights_lag'].meaning} Look here first: with stale weights every other number speaks of the "
         "policy's own change.",
         [
-            (drift_queries.quantile(1.0, drift_queries.histogram("weights_lag")), f"{_CELL} largest"),
-            (drift_queries.mean("weights_lag"), f"{_CELL} mean"),
+            (queries.quantile(1.0, queries.histogram("weights_lag")), f"{_CELL} largest"),
+            (queries.mean("weights_lag"), f"{_CELL} mean"),
         ],
         queries.limits("weights_lag"),
     )
@@ -167,14 +167,14 @@ def _panels() -> Iterator[Any]:
         12,
         "Tokens measured",
         "Tokens per second that the numbers here rest on.",
-        [(f"histogram_count({drift_queries.histogram('tv_token')})", _CELL)],
+        [(f"histogram_count({queries.histogram('tv_token')})", _CELL)],
         "",
         "cps",
     )
 
 
 def _quarantine() -> Iterator[Any]:
-    """What is kept out of training. Without slices, as the trainer counts it."""
+    """Yield the panels of rollouts kept out of training; without slices, as the trainer counts them."""
     attributes = ("kc.contract", "kc.outcome")
     legend = " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
     tv, tokens, sequences = (
@@ -183,7 +183,7 @@ def _quarantine() -> Iterator[Any]:
     source = "From the trainer, by way of the Collector; empty where it does not quarantine roll-outs."
     yield graph_panel(
         14,
-        "Drift of what is trained on, and of what is quarantined",
+        "Drift of kept and of quarantined rollouts",
         "Total variation per token of the sequences that were kept and of those that were not: what quarantine spares "
         f"the update. {source}",
         (Query(f"{tv} / {tokens}", legend, step=STEP),),

@@ -8,36 +8,46 @@ from typing import Any, Final
 from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
-from kc_otel.generate.grafana.boards import board, board_file, choice, scope, step
-from kc_otel.generate.grafana.distributions import distribution_panels, example_panels
+from kc_otel.generate.grafana.boards import STEP, board, board_file, choice, scope, step
 from kc_otel.generate.grafana.panels import (
     STATUS_COLOURS,
     Query,
+    common_panel,
     graph_panel,
     in_unit,
     limit_line,
     mapping,
     property_of,
+    reference,
     state_panel,
     status_mapping,
+    table_panel,
     thresholds,
     timeline_panel,
 )
-from kc_otel.generate.grafana.sdk import common_models, dashboard
-from kc_otel.generate.links import SLICE_UID, meaning_link
+from kc_otel.generate.grafana.sdk import (
+    common,
+    common_models,
+    dashboard,
+    heatmap,
+    heatmap_models,
+    models,
+    table,
+    tempo,
+    tempo_models,
+)
+from kc_otel.generate.links import SLICE_UID
 from kc_otel.judge.verdict import Status
-
-__all__ = ["slice_file"]
 
 _OF_CONTRACT: Final = f'{label("kc.contract")}=~"$contract"'
 _CLAUSE: Final = f'{label("kc.clause")}="$clause"'
 _UNIT: Final = queries.in_units(_OF_CONTRACT, _CLAUSE)
-_PLAIN: Final = common_models.BigValueColorMode.NONE
+_NO_COLOR: Final = common_models.BigValueColorMode.NONE
 
 
 def slice_file() -> GeneratedFile:
     """The dashboard; it is the same for all contracts."""
-    contract, slice, *kernels = scope(one=("contract", "slice"))
+    contract, slice, *kernels = scope(single=("contract", "slice"))
     clauses = f"label_values({selector('kc.verdict', None, _OF_CONTRACT)}, {label('kc.clause')})"
     slices = f"label_values({selector('kc.verdict', None, _OF_CONTRACT)}, {label('kc.slice')})"
     quantity = (
@@ -52,11 +62,15 @@ def slice_file() -> GeneratedFile:
     )
     variables = [
         contract,
-        choice("clause", "Clause", "The promise that is looked at.", clauses, one=True),
+        choice("clause", "Clause", "The promise that is looked at.", clauses, single=True),
         slice,
         *kernels,
         choice(
-            "quantity", "Quantity", "The drift histogram behind the clause. Any other can be typed.", quantity, one=True
+            "quantity",
+            "Quantity",
+            "The drift histogram behind the clause. Any other can be typed.",
+            quantity,
+            single=True,
         ),
         choice("operator", "Operator", "Of a quantity that is observed of single operators, the operator.", operators),
         choice("clauses", "Bands of clauses", "The clauses that have a band of their own below.", clauses),
@@ -67,7 +81,7 @@ def slice_file() -> GeneratedFile:
     made = board(
         SLICE_UID, "One clause on one slice: verdict, band, distribution, and the tokens behind it.", variables
     )
-    for panel in (*_now(), *_bands(), *distribution_panels(), *example_panels(), *_around(), *_by_rules()):
+    for panel in (*_now(), *_bands(), *distribution_panels(), *example_panels(), *_around(), *_by_rules(), _places()):
         made = made.with_panel(panel)
     for row in _repeated():
         made = made.with_row(row)
@@ -88,13 +102,13 @@ def _now() -> Iterator[Any]:
             f"max({queries.since(_CLAUSE)})",
         )
         .unit("dateTimeFromNow")
-        .color_mode(_PLAIN)
+        .color_mode(_NO_COLOR)
     )
     for id, title, name, about in (
         (3, "Estimate", "kc.bound.estimate", "The statistic that the clause limits, in the clause's unit."),
         (4, "Limit", "kc.bound.limit", "The most that the contract allows on this slice, in the clause's unit."),
     ):
-        yield in_unit(state_panel(id, title, about, _cells(name)).color_mode(_PLAIN).decimals(4), _UNIT)
+        yield in_unit(state_panel(id, title, about, _cells(name)).color_mode(_NO_COLOR).decimals(4), _UNIT)
     yield (
         state_panel(
             5,
@@ -107,7 +121,7 @@ def _now() -> Iterator[Any]:
         .thresholds(thresholds("red", (0.0, "yellow"), (0.2, "green")))
     )
     about = "Observations that the verdict rests on: tokens, sequences, batches or rows, as the clause counts."
-    yield state_panel(6, "Samples", about, _cells("kc.bound.samples")).unit("short").color_mode(_PLAIN)
+    yield state_panel(6, "Samples", about, _cells("kc.bound.samples")).unit("short").color_mode(_NO_COLOR)
     yield (
         state_panel(7, "Kernel that serves it", "Where the decision table sends this slice now.", queries.routes())
         .mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
@@ -116,13 +130,10 @@ def _now() -> Iterator[Any]:
     said = label("kc.clause.promise")
     promise = queries.by(("kc.clause.promise",), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE))
     yield (
-        state_panel(
-            8, "What it promises", "What the clause allows. Click for what that means.", promise, f"{{{{{said}}}}}"
-        )
+        state_panel(8, "What it promises", "What the clause allows.", promise, f"{{{{{said}}}}}")
         .span(24)
-        .color_mode(_PLAIN)
+        .color_mode(_NO_COLOR)
         .text_mode(common_models.BigValueTextMode.NAME)
-        .data_links([dashboard.DashboardLink("What this clause means").url(meaning_link("${contract}", "${clause}"))])
     )
 
 
@@ -180,6 +191,24 @@ def _around() -> Iterator[Any]:
         "generated recording rules are sure of, where they are loaded.",
         (Query(samples, pair), Query(_cells("kc.rule.samples"), "rules")),
         "short",
+    )
+
+
+def _places() -> Any:
+    kernels = queries.picked(("kc.contract", *queries.CELL[3:]))
+    columns = {
+        title: queries.by(("kc.slice",), selector(f"kc.place.{name}", None, *kernels))
+        for title, name in (("Mean of (1-w)+", "estimate"), ("At least", "lower"), ("At most", "upper"))
+    }
+    return table_panel(
+        45,
+        "Drift by position and turn",
+        "While an incident of the picked kernels lasts: the mean of (1-w)+ over a prompt's tokens in one part of the "
+        "responses, with its confidence interval by prompt. position:64 are tokens 64 to 255, and so on by powers of "
+        "four from 16; turn:2 is the second run of tokens that count. All traffic of the contract, whatever the slice.",
+        columns,
+        {label("kc.slice"): "Part of the responses"},
+        {title: (property_of("decimals", 5),) for title in columns},
     )
 
 
@@ -277,3 +306,129 @@ def _verdicts(id: int, title: str, about: str, query: str, name: str) -> Any:
 def _cells(name: str, how: str = "max") -> str:
     """One number for the picked clause and slice, over the picked kernel versions."""
     return f"{how}({queries.cells(name, _CLAUSE, how=how)})"
+
+
+_TRACES: Final = "${traces}"
+_FAN_QUANTILES: Final = (0.001, 0.01, 0.25, 0.5, 0.75, 0.99, 0.999)
+_SOURCE: Final = (
+    "From the drift histograms that the recorders send by way of the Collector; Prometheus and Mimir keep them as "
+    "native histograms."
+)
+
+
+def distribution_panels() -> Iterator[Any]:
+    """Heatmaps and quantiles of the picked quantity and of the log ratio, from the recorders' histograms."""
+    chosen = queries.chosen_histogram()
+    yield _heatmap_panel(
+        20,
+        "Distribution of $quantity",
+        "How many observations fell into each bucket, over time: a shift moves the bright band, a new failure mode "
+        f"draws a second one, outliers show at the edge. Dots are single tokens; click one for its trace. Grafana "
+        f"draws the buckets on a logarithmic axis: of a signed quantity look at the quantiles beside it. {_SOURCE}",
+        Query(chosen, exemplar=True, step=STEP),
+    )
+    ranks = ((0.5, "median"), (0.99, "99th percentile"), (0.999, "99.9th percentile"))
+    yield (
+        graph_panel(
+            21,
+            "$quantity: mean and quantiles",
+            f"Of everything recorded within the interval, without confidence bounds. {_SOURCE}",
+            (
+                Query(f"histogram_avg({chosen})", "mean", exemplar=True, step=STEP),
+                *(Query(queries.quantile(rank, chosen), name, step=STEP) for rank, name in ranks),
+            ),
+            "short",
+        )
+        .height(9)
+        .span(12)
+    )
+    signed = queries.histogram("log_ratio", ())
+    yield (
+        graph_panel(
+            22,
+            "Signed log ratio: where the tokens lie",
+            "Quantiles of l = log P(y) - log Q(y) of the sampled tokens, nats. A fan that is symmetric around zero is "
+            "noise, a lopsided one is bias; a far lowest line is a kind of token that the inference kernel samples far "
+            f"too often. {_SOURCE}",
+            [Query(queries.quantile(rank, signed), f"p{rank * 100:g}", step=STEP) for rank in _FAN_QUANTILES],
+            "suffix: nat",
+        )
+        .height(9)
+        .span(12)
+        .no_value("Recorders send it where a clause is on log_ratio or k1")
+    )
+    yield _heatmap_panel(
+        23,
+        "Absolute log ratio, with the worst tokens",
+        "|l| of the sampled tokens, nats. Each dot is the worst token of a slice since the export before; click it to "
+        f"open the span of its batch. {_SOURCE}",
+        Query(queries.histogram("abs_log_ratio", ()), exemplar=True, step=STEP),
+    )
+
+
+def example_panels() -> Iterator[Any]:
+    """The spans of the worst batches, which lead to requests and training steps."""
+    shown = ("abs_log_ratio", "sequence", "position", "token_id")
+    fields = ", ".join((*(f"span.kc.compare.worst.{name}" for name in shown), "span.kc.compare.tokens"))
+    yield _traces_panel(
+        30,
+        "Worst examples",
+        "Measured batches that touched the slice, the one with the largest |l| first, with the token's position and "
+        "id. Open a trace for the request or training step that it belongs to. From the spans that the recorders send "
+        "to Tempo by way of the Collector.",
+        '{ name = "kc.compare" && span.kc.contract = "$contract" && span.kc.compare.slices = "$slice" } '
+        f"| select({fields})",
+        "kc.compare.worst.abs_log_ratio",
+    )
+
+
+def _heatmap_panel(id: int, title: str, description: str, query: Query) -> Any:
+    """A native histogram over time: each column is an interval, each row a bucket, the colour how many fell in."""
+    panel = common_panel(heatmap.Panel(), id, title, description, (query,))
+    return (
+        panel.height(9)
+        .span(12)
+        .calculate(False)
+        .color(
+            heatmap.HeatmapColorOptions()
+            .mode(heatmap_models.HeatmapColorMode.SCHEME)
+            .scheme("Turbo")
+            .scale(heatmap_models.HeatmapColorScale.EXPONENTIAL)
+            .exponent(0.5)
+            .fill("dark-orange")
+            .steps(64)
+        )
+        .y_axis(heatmap.YAxisConfig().unit("short").axis_placement(common_models.AxisPlacement.LEFT))
+        .cell_gap(0)
+        .show_value(common_models.VisibilityMode.NEVER)
+        .exemplars_color("rgba(255,0,255,0.9)")
+        .tooltip(heatmap.HeatmapTooltip().mode(common_models.TooltipDisplayMode.SINGLE).show_color_scale(True))
+        .show_legend()
+    )
+
+
+def _traces_panel(id: int, title: str, description: str, query: str, sort: str) -> Any:
+    """A table of the spans that a TraceQL query finds, the largest `sort` first; ids in it open the trace."""
+    target = (
+        tempo.Dataquery()
+        .ref_id("A")
+        .query_type("traceql")
+        .query(query)
+        .filters([])
+        .limit(100)
+        .table_type(tempo_models.SearchTableType.SPANS)
+        .datasource(reference("tempo", _TRACES))
+    )
+    return (
+        table.Panel()
+        .id(id)
+        .title(title)
+        .description(description)
+        .datasource(reference("tempo", _TRACES))
+        .with_target(target)
+        .height(9)
+        .span(24)
+        .filterable(True)
+        .sort_by([common.TableSortByFieldState().display_name(sort).desc(True)])
+        .with_override(models.MatcherConfig("byRegexp", "/trace(ID|Id)|Trace ID/"), [property_of("custom.width", 260)])
+    )

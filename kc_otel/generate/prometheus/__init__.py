@@ -1,48 +1,73 @@
-"""Prometheus rules made from contracts, tests of them for `promtool test rules`, and Alertmanager's routes.
+"""Prometheus rules made from contracts, and Alertmanager's routes.
 
-There are four sets of rules, of which one is loaded: `rules/` alerts on the verdicts that the evaluator exports;
-`standalone/rules/` finds the verdicts itself, from the histograms that recorders send, in Prometheus; `mimir/rules/`
-has the same rules for Mimir's ruler; and `victoriametrics/rules/` does the same in VictoriaMetrics. Beside the first
-stands a rule that an evaluator lives.
+There are two sets of rules, of which one is loaded: `rules/` alerts on the verdicts that the evaluator exports;
+`standalone/rules/` finds the verdicts itself, from the histograms that recorders send, in Prometheus or Mimir. Beside
+the first stands a rule that an evaluator lives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.units import format_duration
+from kc_otel.generate import evaluator_alert, rolled_back_alert
 from kc_otel.generate.alert_steps import unique_names
-from kc_otel.generate.files import GeneratedFile
+from kc_otel.generate.files import GeneratedFile, as_yaml
+from kc_otel.generate.links import HEALTH_UID, NOWHERE, PROMOTION_UID, Sites
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.generate.prometheus.alertmanager_routes import routes_file
-from kc_otel.generate.prometheus.evaluator_rule import evaluator_files
-from kc_otel.generate.prometheus.mimir import mimir_file
-from kc_otel.generate.prometheus.prometheus_rule_resources import kubernetes_file, kubernetes_standalone_file
-from kc_otel.generate.prometheus.rule_tests import rule_test_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
-from kc_otel.generate.prometheus.standalone_tests import standalone_test_file
-from kc_otel.generate.prometheus.victoria import victoria_file
+from kc_otel.generate.rolled_back_alert import ROLLED_BACK_ALERTS, RolledBackAlert
 
-__all__ = ["prometheus_files"]
-
-_OF_A_CONTRACT = (
-    rule_file,
-    rule_test_file,
-    kubernetes_file,
-    standalone_file,
-    standalone_test_file,
-    kubernetes_standalone_file,
-    mimir_file,
-    victoria_file,
-)
+_INTERVAL: Final = 5.0
+"""Seconds between evaluations: three of other rules would be most of the minute."""
+_FILE: Final = "_evaluator.yaml"
+"""No contract's name begins so."""
 
 
-def prometheus_files(contracts: Iterable[Contract]) -> tuple[GeneratedFile, ...]:
-    """For each contract, sorted by name, rules, tests, resources; then the rule that an evaluator lives, and routes.
+def prometheus_files(contracts: Iterable[Contract], sites: Sites = NOWHERE) -> tuple[GeneratedFile, ...]:
+    """Return each contract's rules, sorted by name, then the rule that an evaluator lives, and the routes.
 
     Raises:
         ValueError: If two contracts have the same name, or a clause needs an assumption that its contract lacks.
     """
     ordered = unique_names(contracts)
-    of_each = (make(contract) for contract in ordered for make in _OF_A_CONTRACT)
-    return (*of_each, *evaluator_files(), routes_file(ordered))
+    of_each = (make(contract, sites) for contract in ordered for make in (rule_file, standalone_file))
+    return (*of_each, evaluator_file(sites), routes_file(ordered))
+
+
+def evaluator_file(sites: Sites = NOWHERE) -> GeneratedFile:
+    """Return the rule file, which is the same for all contracts."""
+    rules = [_rule(sites), *(_rolled_back(alert, sites) for alert in ROLLED_BACK_ALERTS)]
+    group = {"name": "kernel-contracts-evaluator", "interval": format_duration(_INTERVAL), "rules": rules}
+    text = as_yaml(
+        {"groups": [group]}, "Whether an evaluator lives, and what was rolled back; the same for every contract."
+    )
+    return GeneratedFile(PurePosixPath("prometheus", "rules", _FILE), text)
+
+
+def _rule(sites: Sites) -> dict[str, Any]:
+    links = {**sites.dashboard(f"/d/{HEALTH_UID}"), **sites.runbook(evaluator_alert.NAME)}
+    return {
+        "alert": evaluator_alert.NAME,
+        "expr": f"absent({evaluator_alert.LIVING})",
+        "for": format_duration(evaluator_alert.PENDING_SECONDS),
+        "labels": evaluator_alert.LABELS,
+        "annotations": {**evaluator_alert.ANNOTATIONS, **links},
+    }
+
+
+def _rolled_back(alert: RolledBackAlert, sites: Sites) -> dict[str, Any]:
+    def of(label: str) -> str:
+        return f"{{{{ $labels.{label} }}}}"
+
+    links = {**sites.dashboard(f"/d/{PROMOTION_UID}"), **sites.runbook(rolled_back_alert.NAME)}
+    return {
+        "alert": rolled_back_alert.NAME,
+        "expr": alert.expression,
+        "labels": alert.labels(of),
+        "annotations": {**alert.texts(of), **links},
+    }

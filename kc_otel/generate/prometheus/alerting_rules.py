@@ -5,32 +5,28 @@ A chain of small steps: contract -> alert steps -> one rule each -> one group pe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label, selector
+from kc_otel.contract.sentences import REMEDIES, consequence
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import CELL_LABELS, HELD_BY, AlertStep, alert_steps, literal, static_labels
+from kc_otel.generate.alert_steps import (
+    CELL_LABELS,
+    HELD_BY,
+    AlertStep,
+    alert_steps,
+    literal,
+    pair_template,
+    static_labels,
+)
 from kc_otel.generate.evaluator_alert import LIVING
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.links import overview_link
+from kc_otel.generate.links import NOWHERE, Sites, overview_link
 from kc_otel.judge.verdict import Status
-
-__all__ = [
-    "EVALUATOR",
-    "INTERVAL",
-    "CellText",
-    "VerdictSource",
-    "alert_rule",
-    "annotation_texts",
-    "expression",
-    "rule_file",
-    "rule_group",
-    "rules_path",
-]
 
 INTERVAL: Final = 15.0
 """Seconds between evaluations of a group."""
@@ -38,12 +34,12 @@ INTERVAL: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class VerdictSource:
-    """Who says what the verdicts are.
+    """Source of the verdicts.
 
     Attributes:
         verdict: Metric of the verdicts, by the codes of `kc.verdict`.
-        bounds: Numbers that an alert tells, and the metrics that they come from.
-        living: PromQL that finds nothing while nobody says verdicts; empty where that is Prometheus itself.
+        bounds: Numbers shown by an alert, and their metrics.
+        living: PromQL that is empty while no source publishes verdicts; empty text if the source is Prometheus itself.
     """
 
     verdict: str
@@ -64,24 +60,31 @@ EVALUATOR: Final = VerdictSource(
 """The evaluator's own metrics."""
 
 _SLICE, _TRAIN, _INFERENCE = CELL_LABELS
-_WHERE: Final = (
+_SLICE_TEXT: Final = (
     f'{{{{ if $labels.{_SLICE} }}}}{{{{ if eq $labels.{_SLICE} "all" }}}}all traffic'
     f"{{{{ else }}}}slice {{{{ $labels.{_SLICE} }}}}{{{{ end }}}}{{{{ else }}}}every slice{{{{ end }}}}"
 )
 
 
+_NOT_REFUTED: Final = "The last verdict does not show the breach, and nothing has refuted it."
+
+
 @dataclass(frozen=True, slots=True)
 class CellText:
-    """What an alert says of its cell, as values or as templates.
+    """Texts of a cell in an alert, as values or as templates.
 
     Attributes:
         slice: Name of the slice, for a link.
         where: The slice in words.
+        kernels: The pair, as the end of a sentence.
+        either: Of a text while the verdict is FAIL, and another while only the alert holds, the one for now.
         bounds: Value by the keys of a source's bounds.
     """
 
     slice: str
     where: str
+    kernels: str
+    either: Callable[[str, str], str]
     bounds: Mapping[str, str]
 
 
@@ -90,36 +93,37 @@ def rules_path(contract: Contract) -> PurePosixPath:
     return PurePosixPath("prometheus", "rules", f"{contract.name}.yaml")
 
 
-def rule_file(contract: Contract) -> GeneratedFile:
+def rule_file(contract: Contract, sites: Sites = NOWHERE) -> GeneratedFile:
     """The rule file of a contract."""
-    content = {"groups": [rule_group(contract)] if alert_steps(contract) else []}
+    content = {"groups": [rule_group(contract, sites)] if alert_steps(contract) else []}
     return GeneratedFile(rules_path(contract), as_yaml(content, f"Alerting rules of {contract.name}."))
 
 
-def rule_group(contract: Contract) -> dict[str, Any]:
+def rule_group(contract: Contract, sites: Sites = NOWHERE) -> dict[str, Any]:
     """One group, so that a contract's rules are evaluated at one time."""
     return {
         "name": f"kernel-contract-{contract.name}",
         "interval": format_duration(INTERVAL),
-        "rules": [alert_rule(alert) for alert in alert_steps(contract)],
+        "rules": [alert_rule(alert, sites=sites) for alert in alert_steps(contract)],
     }
 
 
-def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR) -> dict[str, Any]:
+def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR, sites: Sites = NOWHERE) -> dict[str, Any]:
     """A rule with the step's own `for`, `clear_for` and severity, and labels named as in the evaluator's webhooks."""
     rule: dict[str, Any] = {"alert": alert.name, "expr": expression(alert, source)}
     if alert.step.after > 0:
         rule["for"] = format_duration(alert.step.after)
     if alert.step.clear_for > 0:
         rule["keep_firing_for"] = format_duration(alert.step.clear_for)
-    return {**rule, "labels": _labels(alert), "annotations": annotation_texts(alert, source=source)}
+    return {**rule, "labels": _labels(alert), "annotations": annotation_texts(alert, source=source, sites=sites)}
 
 
 def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
     """PromQL that is true while the step's verdict holds.
 
-    A breach that is firing stays so while the verdict is INCONCLUSIVE or NO_DATA, as in the evaluator. A clause that
-    has no verdict has no data. While no evaluator lives nothing is known: what fires goes on, and nothing begins.
+    A breach that is firing stays so while the verdict is none of PASS and FAIL, as in the evaluator. A clause that
+    has no verdict has no data. While no evaluator lives, nothing is known: firing alerts continue, and no new ones
+    begin.
     """
     status = alert.status
     if status is None:
@@ -143,42 +147,46 @@ def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
 
 
 def annotation_texts(
-    alert: AlertStep, shown: CellText | None = None, source: VerdictSource = EVALUATOR
+    alert: AlertStep, shown: CellText | None = None, source: VerdictSource = EVALUATOR, sites: Sites = NOWHERE
 ) -> dict[str, str]:
-    """What the person who is woken reads.
+    """Return the texts that the on-call person reads.
 
     Args:
-        alert: What fires.
-        shown: What is known of the cell; templates, filled in when the alert fires, by default.
-        source: Who says what the verdicts are.
+        alert: The firing step.
+        shown: Texts of the cell; by default templates, filled in when the alert fires.
+        source: Source of the verdicts.
+        sites: Targets of links.
     """
     text = literal if shown is None else str
     shown = shown or _templates(alert, source)
     said = {
-        "fail": f"{alert.clause_id} is broken on {shown.where}",
+        "fail": f"{alert.clause_id} {shown.either('is', 'was')} broken on {shown.where}",
         "no-data": f"no data for {alert.clause_id} on {shown.where}",
         "inconclusive": f"{alert.clause_id} cannot be decided on {shown.where}",
         "invalid-input": "sequences fail the input checks",
     }[alert.step.on]
     with_numbers = alert.status in {Status.FAIL, Status.INCONCLUSIVE}
     numbers = ", ".join(f"{name} {value}" for name, value in shown.bounds.items())
-    description = (text(alert.promise), f"Now: {numbers}." if with_numbers else "", alert.actions)
-    texts = {
-        "summary": f"{alert.contract.name}: {said}",
+    effect = consequence(alert.clause, alert.step.on, shown.where)
+    description = (
+        shown.either(effect, _NOT_REFUTED) if alert.step.on == "fail" else effect,
+        alert.actions,
+        f"Now: {REMEDIES[alert.step.on]}.",
+        text(alert.promise),
+        f"Measured: {numbers}." if with_numbers else "",
+    )
+    return {
+        "summary": f"{alert.contract.name}: {said}{shown.kernels}",
         "description": " ".join(filter(None, description)),
         "owner": text(alert.contract.metadata.owner),
-        "dashboard": overview_link(alert.contract.name, "$__all" if alert.clause is None else shown.slice),
+        **sites.dashboard(overview_link(alert.contract.name, "$__all" if alert.clause is None else shown.slice)),
+        **sites.runbook(alert.name, text(alert.contract.metadata.runbook or "")),
     }
-    if alert.contract.metadata.runbook:
-        texts["runbook_url"] = text(alert.contract.metadata.runbook)
-    return texts
 
 
 def _labels(alert: AlertStep) -> dict[str, str]:
-    if alert.clause is None:
-        return {**static_labels(alert), "slice": "all"}
     of_cell = {
-        "slice": f"{{{{ $labels.{_SLICE} }}}}",
+        "slice": "all" if alert.clause is None else f"{{{{ $labels.{_SLICE} }}}}",
         "kernel_train": f"{{{{ $labels.{_TRAIN} }}}}",
         "kernel_inference": f"{{{{ $labels.{_INFERENCE} }}}}",
     }
@@ -188,7 +196,9 @@ def _labels(alert: AlertStep) -> dict[str, str]:
 def _templates(alert: AlertStep, source: VerdictSource) -> CellText:
     return CellText(
         slice=f"{{{{ or $labels.{_SLICE} `$__all` }}}}",
-        where=_WHERE,
+        where=_SLICE_TEXT,
+        kernels=pair_template("$labels.{}"),
+        either=lambda now, held: f"{{{{ if eq $value {Status.FAIL.code}.0 }}}}{now}{{{{ else }}}}{held}{{{{ end }}}}",
         bounds={name: _lookup(alert, metric) for name, metric in source.bounds.items()},
     )
 

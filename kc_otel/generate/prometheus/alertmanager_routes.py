@@ -11,18 +11,16 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate import evaluator_alert
+from kc_otel.generate import evaluator_alert, rolled_back_alert
 from kc_otel.generate.alert_steps import repeat_interval
 from kc_otel.generate.files import GeneratedFile, as_yaml
-
-__all__ = ["SECRETS", "routes_file"]
 
 SECRETS: Final = "/etc/alertmanager/secrets"
 """Folder of the files `NAME.url` and `NAME.token`."""
 
 _PAGE: Final = "page-only"
 _INCIDENT: Final = ["alertname", "contract", "kernel_train", "kernel_inference"]
-"""What the evaluator calls one incident: what is wrong, on which pair of kernels."""
+"""Labels that identify one incident, as in the evaluator: the kind of fault, and the pair of kernels."""
 _CELL: Final = ["alertname", "contract", "clause", "slice", "kernel_train", "kernel_inference"]
 
 
@@ -38,6 +36,10 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
                 matchers = [f'contract="{contract.name}"', f'step="{number}"']
                 route = {"receiver": endpoint, "matchers": matchers, "continue": True}
                 routes.append(route | {"repeat_interval": repeat_interval(step.repeat)})
+        told = {action.target for step in contract.escalation if step.on == "fail" for action in step.do}
+        rolled = [f'contract="{contract.name}"', f'alertname="{rolled_back_alert.NAME}"']
+        at_once = {"matchers": rolled, "group_wait": "0s", "continue": True}
+        routes += [{"receiver": endpoint, **at_once} for endpoint in sorted(endpoints & told)]
     # Whoever acts on a contract's verdicts has to know that there are none; it has waited by itself.
     down = {
         "matchers": [f'alertname="{evaluator_alert.NAME}"'],

@@ -13,7 +13,9 @@ statistic, and reads buckets on the conservative side. n is the number of observ
   `p + 2L/(3n) - sqrt((2L/(3n))^2 + 2 p L/n)` below; Chernoff's and Bernstein's inequality, solved for the true share.
 - Largest: the edges of the highest bucket in use.
 
-The deviation s is a bound from above (`histogram_queries`). Cutting values to a range makes no deviation larger.
+The deviation s is a bound from above. Cutting values to a range makes no deviation larger. Every observation stands for
+the geometric middle of its bucket, which is off by at most a part r of it. By the triangle inequality for root mean
+squares the true deviation is at most the middles' own, plus r times their root mean square.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from kc_otel.contract.bucket_layouts import BucketLayout
 from kc_otel.contract.clause import Clause
+from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import DERIVED, Quantity
-from kc_otel.generate.prometheus.histogram_queries import GROWTH, SCALE, Reading, text
-from kc_otel.judge.statistics import factors, samples_needed
-from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
-
-__all__ = ["NOT_ONE", "PAIRS", "Alphas", "Forms", "alphas", "forms", "rank_shift"]
+from kc_otel.contract.registry.clause_metrics import DERIVED, Quantity
+from kc_otel.judge.statistics import samples_needed
 
 PAIRS: Final = 4
 """Kernel pairs at a time for which false FAILs stay as rare as the contract asks."""
 
 _DOUBLINGS: Final = 10
 """Sizes of a sample that a quantile's rank is shifted for."""
+_EDGE_ROUNDING: Final = 1e-9
+"""Largest relative error of a bucket's edge from arithmetic in float64."""
 NOT_ONE: Final = 1e-6
 """Less than one observation, and more than rounding makes of none."""
 
@@ -68,7 +70,7 @@ def alphas(contract: Contract) -> Alphas:
     return Alphas(alpha / cells, alpha)
 
 
-def forms(clause: Clause, contract: Contract, histogram: Reading, samples: str) -> Forms:
+def forms(clause: Clause, contract: Contract, histogram: Native, samples: str) -> Forms:
     """The statistic and its interval.
 
     Args:
@@ -91,7 +93,7 @@ def forms(clause: Clause, contract: Contract, histogram: Reading, samples: str) 
             needed = samples_needed(clause, contract.observability)
             return _quantile(statistic.argument, needed, levels, histogram, samples, signed=signed)
         case "fraction":
-            return _fraction(statistic.argument or ZERO_THRESHOLD, levels, histogram, samples)
+            return _fraction(statistic.argument or histogram.layout.zero_threshold, levels, histogram, samples)
     if clause.metric not in DERIVED:
         return _mean(clause.quantity, clause.cap, levels, histogram, samples)
     scale, offset = factors(clause.metric, contract.assumptions)
@@ -112,7 +114,7 @@ def rank_shift(toward: float, rank: float, n: float, alpha: float) -> float:
     True
 
     Args:
-        toward: What one observation can add at most: 1 - rank above, rank below.
+        toward: Largest contribution of one observation: 1 - rank above, rank below.
         rank: Rank of the quantile, in (0, 1).
         n: Observations.
         alpha: Error probability.
@@ -122,19 +124,19 @@ def rank_shift(toward: float, rank: float, n: float, alpha: float) -> float:
     return linear + math.sqrt(linear * linear + 2.0 * rank * (1.0 - rank) * log / n)
 
 
-def _mean(quantity: Quantity, cap: float | None, levels: Alphas, histogram: Reading, samples: str) -> Forms:
+def _mean(quantity: Quantity, cap: float | None, levels: Alphas, histogram: Native, samples: str) -> Forms:
     bound = cap or quantity.cap
     floor, ceiling = max(quantity.low, -bound), min(quantity.high, bound)
     mean = histogram.mean
     least, most = mean, mean
     above = below = ""
-    wider = text(1 + max(histogram.blur, 1e-9))
+    wider = text(1 + _EDGE_ROUNDING)
     if ceiling < quantity.high:
-        above = histogram.above(_edge_below(ceiling))
+        above = histogram.above(_edge_below(ceiling, histogram.layout))
         beyond = f"clamp_min({histogram.largest} * {wider} - {text(ceiling)}, 0)"
         least = f"{mean} - {above} * {beyond}"
     if floor > quantity.low:
-        below = histogram.below(-_edge_below(-floor))
+        below = histogram.below(-_edge_below(-floor, histogram.layout))
         beyond = f"clamp_min({text(floor)} - {histogram.smallest} * {wider}, 0)"
         most = f"{mean} + {below} * {beyond}"
     left = f"clamp_min({samples} - 1, 0)"
@@ -160,7 +162,7 @@ def _unless_beyond(side: str, share: str, samples: str, instead: str) -> str:
     return f"({side} and {beyond} <= {text(NOT_ONE)} or {beyond} * 0 + {instead})"
 
 
-def _quantile(rank: float, needed: int, levels: Alphas, histogram: Reading, samples: str, *, signed: bool) -> Forms:
+def _quantile(rank: float, needed: int, levels: Alphas, histogram: Native, samples: str, *, signed: bool) -> Forms:
     estimate = histogram.quantile(rank)
     first = max(needed, 2)
     lower = _by_size(
@@ -171,11 +173,11 @@ def _quantile(rank: float, needed: int, levels: Alphas, histogram: Reading, samp
     upper = _by_size(
         lambda n: rank + rank_shift(1.0 - rank, rank, n, levels.upper) + 1.0 / n, first, histogram, samples, "+Inf"
     )
-    sides = (_outwards(side, sign, histogram.blur, signed=signed) for side, sign in ((lower, -1), (upper, 1)))
+    sides = (_outwards(side, sign, histogram, signed=signed) for side, sign in ((lower, -1), (upper, 1)))
     return Forms(estimate, *sides)
 
 
-def _by_size(rank_at: Callable[[int], float], first: int, histogram: Reading, samples: str, fewer: str) -> str:
+def _by_size(rank_at: Callable[[int], float], first: int, histogram: Native, samples: str, fewer: str) -> str:
     """The quantile of the largest listed sample size that a window reaches."""
     tiers = [
         histogram.quantile(rank_at(size), f"{samples} >= {size}")
@@ -185,17 +187,19 @@ def _by_size(rank_at: Callable[[int], float], first: int, histogram: Reading, sa
     return "({})".format("\nor ".join([*tiers, f"{samples} * 0 + {fewer}"]))
 
 
-def _outwards(value: str, sign: int, blur: float, *, signed: bool) -> str:
-    """What the edge of the bucket that a quantile was interpolated in cannot be beyond."""
-    away = GROWTH * (1.0 + blur) - 1.0
+def _outwards(value: str, sign: int, histogram: Native, *, signed: bool) -> str:
+    """Return the outer edge of the bucket in which a quantile was interpolated."""
+    away, zero = histogram.layout.growth - 1.0, text(histogram.layout.zero_threshold)
     if signed:
-        return f"{value} {'+' if sign > 0 else '-'} ({text(away)} * abs({value}) + {text(ZERO_THRESHOLD)})"
-    return f"{text(1.0 + sign * away)} * {value} {'+' if sign > 0 else '-'} {text(ZERO_THRESHOLD)}"
+        return f"{value} {'+' if sign > 0 else '-'} ({text(away)} * abs({value}) + {zero})"
+    if sign > 0:
+        return f"clamp_min({text(1.0 + away)} * {value}, {zero})"
+    return f"{text(1.0 - away)} * {value} - {zero}"
 
 
-def _fraction(threshold: float, levels: Alphas, histogram: Reading, samples: str) -> Forms:
-    maybe = histogram.above(_edge_toward(threshold, down=True))
-    surely = histogram.above(_edge_toward(threshold, down=False))
+def _fraction(threshold: float, levels: Alphas, histogram: Native, samples: str) -> Forms:
+    maybe = histogram.above(_edge_toward(threshold, histogram.layout, down=True))
+    surely = histogram.above(_edge_toward(threshold, histogram.layout, down=False))
     up, down = -math.log(levels.upper), -math.log(levels.lower)
     once = f"{text(up)} / {samples}"
     upper = f"{maybe} + {once} + sqrt(({once}) ^ 2 + {text(2 * up)} * {maybe} / {samples})"
@@ -204,24 +208,87 @@ def _fraction(threshold: float, levels: Alphas, histogram: Reading, samples: str
     return Forms(f"({maybe} + {surely}) / 2", f"clamp_min({lower}, 0)", f"clamp_max({upper}, 1)")
 
 
-def _maximum(histogram: Reading, *, signed: bool) -> Forms:
-    largest = histogram.largest
-    lower = _outwards(largest, -1, histogram.blur, signed=signed)
-    highest = f"{largest} + {text(histogram.blur)} * abs({largest})" if histogram.blur else largest
-    return Forms(largest, lower, f"{highest} + {text(ZERO_THRESHOLD)}")
+def _maximum(histogram: Native, *, signed: bool) -> Forms:
+    """The upper edge of the largest value's bucket; in the zero bucket, its sign is unknown too."""
+    largest, zero = histogram.largest, histogram.layout.zero_threshold
+    inward = histogram.layout.growth - 1.0
+    in_zero = f"({largest} <= bool {zero * (1.0 + _EDGE_ROUNDING)!r})"
+    size = f"abs({largest})" if signed else largest
+    return Forms(
+        largest,
+        f"{largest} - {text(inward)} * {size} - {text(zero)} * {in_zero}",
+        f"clamp_min({largest}, {text(zero)})",
+    )
 
 
-def _edge_below(magnitude: float) -> float:
+def _edge_below(magnitude: float, layout: BucketLayout) -> float:
     """The largest edge of a bucket that is at most this positive number."""
-    edge: float = 2.0 ** (math.floor(round(math.log2(magnitude) * 2**SCALE, 9)) / 2**SCALE)
+    per_octave = 2**layout.scale
+    edge: float = 2.0 ** (math.floor(round(math.log2(magnitude) * per_octave, 9)) / per_octave)
     return edge
 
 
-def _edge_toward(threshold: float, *, down: bool) -> float:
+def _edge_toward(threshold: float, layout: BucketLayout, *, down: bool) -> float:
     """The nearest edge of a bucket at or below, or at or above, a threshold."""
-    if abs(threshold) < ZERO_THRESHOLD:
-        return -ZERO_THRESHOLD if down else ZERO_THRESHOLD
+    if abs(threshold) < layout.zero_threshold:
+        return -layout.zero_threshold if down else layout.zero_threshold
+    per_octave = 2**layout.scale
     inward = down == (threshold > 0)
-    steps = round(math.log2(abs(threshold)) * 2**SCALE, 9)
-    edge: float = 2.0 ** ((math.floor(steps) if inward else math.ceil(steps)) / 2**SCALE)
+    steps = round(math.log2(abs(threshold)) * per_octave, 9)
+    edge: float = 2.0 ** ((math.floor(steps) if inward else math.ceil(steps)) / per_octave)
     return math.copysign(edge, threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """Native histograms, in PromQL.
+
+    Attributes:
+        histogram: Selector of them.
+        layout: Their buckets.
+    """
+
+    histogram: str
+    layout: BucketLayout
+
+    @property
+    def mean(self) -> str:
+        """Sum by count."""
+        return f"histogram_sum({self.histogram}) / histogram_count({self.histogram})"
+
+    @property
+    def deviation(self) -> str:
+        """Upper bound on the standard deviation; geometric middles are off by at most sqrt(g) - 1, g their growth."""
+        root = math.sqrt(self.layout.growth)
+        return (
+            f"({text(root)} * histogram_stddev({self.histogram}) + {text(root - 1.0)} * abs({self.mean})"
+            f" + {text(self.layout.zero_threshold)})"
+        )
+
+    @property
+    def largest(self) -> str:
+        """The quantile of rank 1 is an edge."""
+        return self.quantile(1.0)
+
+    @property
+    def smallest(self) -> str:
+        """The quantile of rank 0 is an edge."""
+        return self.quantile(0.0)
+
+    def above(self, edge: float) -> str:
+        """Exact, for an edge."""
+        return f"histogram_fraction({edge!r}, +Inf, {self.histogram})"
+
+    def below(self, edge: float) -> str:
+        """Exact, for an edge."""
+        return f"histogram_fraction(-Inf, {edge!r}, {self.histogram})"
+
+    def quantile(self, rank: float, where: str = "") -> str:
+        """Interpolated within its bucket."""
+        chosen = f"{self.histogram} and {where}" if where else self.histogram
+        return f"histogram_quantile({text(rank)}, {chosen})"
+
+
+def text(number: float) -> str:
+    """A constant of a formula; edges of buckets are written in full instead, so that they are edges."""
+    return f"{number:.12g}"

@@ -1,21 +1,34 @@
-"""Rules with which Prometheus, or what speaks its language, judges a contract and alerts, without the evaluator."""
+"""Rules with which Prometheus, or what speaks its language, judges a contract and alerts, without the evaluator.
+
+Per clause, in this order, because each rule reads the ones before it: the content of either window; its certain number
+of observations; and then the steps of `judging`.
+
+`increase` extrapolates to the ends of its range: by less than 1.1 steps at either end, so with k samples in the range a
+count is at most 1 + 2.2/(k - 1) times what was counted. A mean, a share or a quantile is not touched by that; a number
+of observations is divided by it, and so never too large.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from kc_otel.contract.bucket_layouts import bucket_layout
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
+from kc_otel.contract.prometheus_names import label, metric, prometheus_name, selector
+from kc_otel.contract.slices import ALL, UNJUDGED
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import AlertStep, alert_steps
+from kc_otel.generate.alert_steps import CELL_LABELS, AlertStep, alert_steps
 from kc_otel.generate.files import GeneratedFile, as_yaml
+from kc_otel.generate.links import NOWHERE, Sites
 from kc_otel.generate.prometheus.alerting_rules import INTERVAL, VerdictSource, alert_rule
-from kc_otel.generate.prometheus.closed_forms import PAIRS, alphas
-from kc_otel.generate.prometheus.recording_rules import clause_rules, expressible, left_out
+from kc_otel.generate.prometheus.closed_forms import NOT_ONE, PAIRS, Native, alphas, forms
+from kc_otel.judge.statistics import samples_needed
+from kc_otel.judge.verdict import Status
 
-__all__ = ["RULES", "notes", "standalone_file", "standalone_groups", "standalone_path", "standalone_steps"]
-
-RULES: Final = VerdictSource(
+_RULES: Final = VerdictSource(
     "kc.rule.status",
     {
         "estimate": "kc.rule.estimate",
@@ -24,7 +37,8 @@ RULES: Final = VerdictSource(
         "limit": "kc.rule.limit",
     },
 )
-"""What the recording rules say."""
+"""Metrics of the recording rules."""
+_MAX_RULES_PER_GROUP: Final = 20
 
 
 def standalone_path(contract: Contract) -> PurePosixPath:
@@ -32,46 +46,48 @@ def standalone_path(contract: Contract) -> PurePosixPath:
     return PurePosixPath("prometheus", "standalone", "rules", f"{contract.name}.yaml")
 
 
-def standalone_file(contract: Contract) -> GeneratedFile:
+def standalone_file(contract: Contract, sites: Sites = NOWHERE) -> GeneratedFile:
     """The rule file of a contract for a Prometheus that judges by itself."""
-    return GeneratedFile(standalone_path(contract), as_yaml({"groups": standalone_groups(contract)}, *notes(contract)))
+    return GeneratedFile(standalone_path(contract), as_yaml({"groups": _groups(contract, sites)}, *_notes(contract)))
 
 
-def standalone_groups(contract: Contract) -> list[dict[str, Any]]:
-    """One group: the rules read each other's results, and a group runs them in order."""
-    recording = [rule for clause in expressible(contract) for rule in clause_rules(clause, contract)]
-    alerting = [alert_rule(alert, RULES) for alert in standalone_steps(contract)]
-    if not recording and not alerting:
-        return []
+def _groups(contract: Contract, sites: Sites) -> list[dict[str, Any]]:
+    """A group for each clause: its recording rules, in the order in which they read each other, then its alerts.
+
+    Mimir takes no group of more than 20 rules by default (`ruler_max_rules_per_rule_group`): alerts beyond that have
+    another group, and so do those on invalid input, which no clause owns.
+    """
+    alerts: dict[str, list[dict[str, Any]]] = {}
+    for alert in _steps(contract):
+        alerts.setdefault(alert.clause_id, []).append(alert_rule(alert, _RULES, sites))
+    rules = {
+        clause.id: [*clause_rules(clause, contract), *alerts.pop(clause.id, [])] for clause in expressible(contract)
+    }
     return [
         {
-            "name": f"kernel-contract-{contract.name}-standalone",
+            "name": f"kernel-contract-{contract.name}-standalone-{name}" + (f"-{start}" if start else ""),
             "interval": format_duration(INTERVAL),
-            "rules": [*recording, *alerting],
+            "rules": found[start : start + _MAX_RULES_PER_GROUP],
         }
+        for name, found in {**rules, **alerts}.items()
+        for start in range(0, len(found), _MAX_RULES_PER_GROUP)
     ]
 
 
-def standalone_steps(contract: Contract) -> tuple[AlertStep, ...]:
+def _steps(contract: Contract) -> tuple[AlertStep, ...]:
     """The alert steps whose verdicts rules can find."""
     judged = {clause.id for clause in expressible(contract)}
     return tuple(alert for alert in alert_steps(contract) if alert.clause is None or alert.clause_id in judged)
 
 
-def notes(contract: Contract, *, native: bool = True) -> tuple[str, ...]:
-    """What a reader has to know of the rules' statistics, and what they leave to the evaluator; lines of a comment.
-
-    Args:
-        contract: The contract.
-        native: Whether the rules read Prometheus' native histograms, not VictoriaMetrics' series of buckets.
-    """
+def _notes(contract: Contract) -> tuple[str, ...]:
+    """Return comment lines: the limits of the rules' statistics, and what is left to the evaluator."""
     levels = alphas(contract)
     apart = format_duration(contract.observability.false_alarms)
     split = f"{len(contract.clauses)} clauses x {1 + len(contract.slices)} slices x {PAIRS} kernel pairs"
     return (
         f"Verdicts on {contract.name} from the recorders' histograms, without the evaluator. Load these rules or those",
         "that alert on the evaluator's verdicts, not both: they raise the same alerts.",
-        *(() if native else _FOR_VICTORIA),
         "",
         f"Error probabilities, per window and cell: {levels.upper:.4g} of a PASS that is none; of a FAIL that is none",
         f"{levels.lower:.4g}, which is alpha split evenly over {split}.",
@@ -88,19 +104,165 @@ def notes(contract: Contract, *, native: bool = True) -> tuple[str, ...]:
         ),
         "- a slice that was never seen: it has no series that could be NO_DATA; one that went silent has;",
         "- the first export of a new series: the rules need a second one to compare it with;",
-        "- extremes finer than a bucket (4.4%): for `max` the edges of the highest bucket stand for it;",
-        *(_OF_NATIVE if native else _OF_RANGES),
+        "- extremes finer than a bucket (4.4% or 9.1%): for `max` the edges of the highest bucket stand for it;",
+        "- equal weights of senders that export at different intervals: increase() extrapolates each by its own, so",
+        "  their shares of a slice are off by up to 2.2 / (exports in the window - 1).",
     )
 
 
-_FOR_VICTORIA: Final = (
-    "For vmalert and VictoriaMetrics, which takes OTLP with -opentelemetry.usePrometheusNaming. Start vmalert with",
-    "-remoteWrite.url, and with -remoteRead.url so that it finds its alerts again after a restart.",
-)
-_OF_NATIVE: Final = (
-    "- equal weights of senders that export at different intervals: increase() extrapolates each by its own, so",
-    "  their shares of a slice are off by up to 2.2 / (exports in the window - 1).",
-)
-_OF_RANGES: Final = (
-    "- a sender that restarts under the same service.instance.id: it is left out for a window. Recorders get new ones.",
-)
+_EXTRAPOLATED: Final = 2.2
+CELL: Final = ", ".join(CELL_LABELS)
+"""Labels of a cell of one clause."""
+WINDOWS: Final = ("short", "long")
+"""The windows that a clause is judged over; the first decides where it can."""
+BOUNDS: Final = ("estimate", "lower", "upper", "samples")
+"""Quantities that are recorded of the window that decided."""
+_PAIR: Final = ", ".join(CELL_LABELS[1:])
+
+
+def expressible(contract: Contract) -> tuple[Clause, ...]:
+    """The clauses that rules can judge: those on one histogram that recorders send."""
+    return tuple(clause for clause in contract.clauses if clause.quantity is not None and clause.opposite is None)
+
+
+def left_out(contract: Contract) -> tuple[Clause, ...]:
+    """The clauses that rules cannot judge.
+
+    Others' histograms carry no slice and no kernels; and what two histograms bound from either side, by bets on their
+    buckets, has no closed form.
+    """
+    judged = expressible(contract)
+    return tuple(clause for clause in contract.clauses if clause not in judged)
+
+
+def clause_rules(clause: Clause, contract: Contract) -> Iterator[dict[str, Any]]:
+    """The recording rules of a clause on a recorded quantity, in the order in which they have to run."""
+
+    def own(name: str, window: str = "", slice: str = "") -> str:
+        matchers = {"kc.contract": contract.name, "kc.clause": clause.id}
+        matchers |= {"kc.window": window} if window else {}
+        return selector(name, matchers | ({"kc.slice": slice} if slice else {}))
+
+    assert clause.quantity is not None
+    raw = f"{prometheus_name(clause.quantity)}{{{recorded(clause, contract)}}}"
+    for window in WINDOWS:
+        span = format_duration(seconds(contract, window))
+        yield rule(clause, contract, "kc.rule.window.histogram", f"sum by ({CELL}) (increase({raw}[{span}]))", window)
+    for window in WINDOWS:
+        span = format_duration(seconds(contract, window))
+        exports = f"min by ({CELL}) (count_over_time({raw}[{span}]) > 1)"
+        counted = f"sum by ({CELL}) (histogram_count({own('kc.rule.window.histogram', window)}))"
+        sure = f"{counted}\n/ (1 + {_EXTRAPOLATED} / ({exports} - 1))"
+        yield rule(clause, contract, "kc.rule.window.samples", sure, window)
+    for name, expr in steps(
+        clause, contract, own, Native(own("kc.rule.window.histogram"), bucket_layout(contract, clause.quantity)), raw
+    ):
+        yield rule(clause, contract, name, expr)
+
+
+def rule(clause: Clause, contract: Contract, name: str, expr: str, window: str = "") -> dict[str, Any]:
+    """A recording rule of a metric of the registry."""
+    labels = {label("kc.contract"): contract.name, label("kc.clause"): clause.id}
+    if window:
+        labels[label("kc.window")] = window
+    return {"record": metric(name), "expr": expr, "labels": labels}
+
+
+def recorded(clause: Clause, contract: Contract) -> str:
+    """Matchers of what recorders send for a clause."""
+    operator = "" if clause.operator is None else f', {label("kc.operator")}="{clause.operator}"'
+    return f'{label("kc.contract")}="{contract.name}", {label("kc.slice")}!~"{"|".join(sorted(UNJUDGED))}"{operator}'
+
+
+def seconds(contract: Contract, window: str) -> float:
+    """Length of the window `short` or `long`."""
+    seen = contract.observability
+    return seen.window if window == "short" else max(seen.long_window, seen.window)
+
+
+class Own(Protocol):
+    """Query for the result of an earlier step of the same clause."""
+
+    def __call__(self, name: str, window: str = "", slice: str = "") -> str:
+        """The step's series, of one window and one slice if they are named."""
+
+
+def steps(clause: Clause, contract: Contract, own: Own, histogram: Native, heard: str) -> Iterator[tuple[str, str]]:
+    """Metric of the registry and query of each step.
+
+    Args:
+        clause: A clause on a recorded quantity.
+        contract: Its contract.
+        own: Reads an earlier step, and `kc.rule.window.samples`.
+        histogram: Content of either window.
+        heard: Selector of the series that recorders send for the clause.
+    """
+    found = forms(clause, contract, histogram, own("kc.rule.window.samples"))
+    yield "kc.rule.window.estimate", found.estimate
+    yield "kc.rule.window.lower", found.lower
+    yield "kc.rule.window.upper", found.upper
+    yield "kc.rule.limit", _limits(clause, contract, own)
+    yield "kc.rule.window.status", _judged(clause, contract, own)
+    yield "kc.rule.status", _decided(contract, own, heard)
+    short = own("kc.rule.window.status", "short")
+    for name in BOUNDS:
+        whole = f"kc.rule.window.{name}"
+        deciding = f"{own(whole, 'short')} and on ({CELL}) {short} != {Status.INCONCLUSIVE.code}"
+        either = f"(\n  max by ({CELL}) ({deciding})\n  or\n  max by ({CELL}) ({own(whole, 'long')})\n)"
+        yield f"kc.rule.{name}", f"{either}\nand on ({CELL}) {own('kc.rule.status')}"
+
+
+def _limits(clause: Clause, contract: Contract, own: Own) -> str:
+    def limited(slice: str, limit: float) -> str:
+        return f"max by ({CELL}) ({own('kc.rule.window.samples', 'long', slice)}) * 0 + {limit!r}"
+
+    special = [
+        limited(name, clause.limit_for(name))
+        for name in contract.slices
+        if clause.limit_for(name) != clause.limit_for(ALL)
+    ]
+    return "\nor ".join([*special, limited("", clause.limit_for(ALL))])
+
+
+def _judged(clause: Clause, contract: Contract, own: Own) -> str:
+    """FAIL above the limit, PASS at or below it, and INCONCLUSIVE between or with too few observations.
+
+    A maximum is broken by any number of them. A share of none is kept while none is seen; it takes more than one to
+    break it here, because a store may count what is 0 as a little above.
+    """
+    limit = f"on ({CELL}) group_left () {own('kc.rule.limit')}"
+    needed = samples_needed(clause, contract.observability)
+    enough = f"({own('kc.rule.window.samples')} >= bool {needed})"
+    any_ = f"({own('kc.rule.window.samples')} >= bool 1)" if clause.parsed_statistic.kind == "max" else enough
+    fails = f"({own('kc.rule.window.lower')} > bool {limit})"
+    passes = f"({own('kc.rule.window.upper')} <= bool {limit})"
+    if all(clause.allows_none(slice) for slice in (ALL, *contract.slices)):
+        seen = f"{own('kc.rule.window.estimate')} * {own('kc.rule.window.samples')}"
+        passes = f"({seen} <= bool {NOT_ONE!r})"
+    doubt = Status.INCONCLUSIVE.code
+    return (
+        f"{doubt} + {Status.FAIL.code - doubt} * {fails} * {any_}\n- {doubt - Status.PASS.code} * {passes} * {enough}"
+    )
+
+
+def _decided(contract: Contract, own: Own, heard: str) -> str:
+    """The verdict of each cell of the current kernel pairs.
+
+    A pair is current while it has observations in the short window; where no pair has, all are. A cell without
+    observations in the long window has no data, and none has when nothing at all arrived for two heartbeats.
+    """
+    status, samples = "kc.rule.window.status", "kc.rule.window.samples"
+    observed = f"max by ({CELL}) ({own(samples, 'long')})"
+    verdict = (
+        f"    max by ({CELL}) ({own(status, 'short')} != {Status.INCONCLUSIVE.code})\n"
+        f"    or\n    max by ({CELL}) ({own(status, 'long')})"
+    )
+    lately = f"count(count_over_time({heard}[{format_duration(2 * contract.observability.heartbeat)}]))"
+    current = f"max by ({_PAIR}) ({own(samples, 'short', ALL)} > 0)"
+    cells = (
+        f"  (\n{verdict}\n  )\n  and on ({CELL}) ({observed} > 0)\n  and on () {lately}\n"
+        f"  or\n  {observed} * 0 + {Status.NO_DATA.code}"
+    )
+    return (
+        f"(\n{cells}\n)\nunless on ({_PAIR}) (\n  {observed}\n  unless on ({_PAIR}) {current}\n  and on () {current}\n)"
+    )

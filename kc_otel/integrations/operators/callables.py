@@ -1,7 +1,7 @@
 """Two callables on the same inputs, case by case: how far their outputs are apart, and whether the batch matters.
 
 A callable is a function, a `torch.nn.Module`, or an operator of `torch.ops`, such as one that `torch.library` defines.
-This is for tests, notebooks and `kc-otel operators`: unlike a recorder it lets errors through.
+This is for tests, notebooks and `kc-otel locate operators`: unlike a recorder it lets errors through.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ from kc_otel.record.operator_rows import output_of, values_of
 if TYPE_CHECKING:
     from kc_otel.record.recorder import Recorder
 
-__all__ = ["CaseReport", "compare_callables"]
-
-_ALONE: Final = 8
+_MEMBERS_ALONE: Final = 8
 """Members of a batch that are computed alone as well: each takes a call."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CaseReport:
-    """What one case showed.
+    """Result of one case.
 
     Attributes:
         operator: Name of the operator.
@@ -53,7 +51,7 @@ class CaseReport:
     def values(self) -> dict[str, NDArray[np.float64]]:
         """Every observation, by the registry's key; of `operator_batch_dependence` only where it was measured."""
         found = values_of(self.drift)
-        of_batches = [values_of(each, of_batches=True)["operator_batch_dependence"] for each in self.batches.values()]
+        of_batches = [values_of(batch, of_batches=True)["operator_batch_dependence"] for batch in self.batches.values()]
         if of_batches:
             found["operator_batch_dependence"] = np.concatenate(of_batches)
         return found
@@ -61,7 +59,7 @@ class CaseReport:
     @property
     def not_finite(self) -> int:
         """Rows that are NaN or infinite on one side alone, or alone and not in a batch; they are no observations."""
-        return self.drift.not_finite + sum(each.not_finite for each in self.batches.values())
+        return self.drift.not_finite + sum(batch.not_finite for batch in self.batches.values())
 
     def summary(self) -> dict[str, float]:
         """The numbers of a table: counts, largest values and order statistics; nan where there are no rows.
@@ -136,7 +134,7 @@ def _report(
     try:
         with capture.measuring(None):
             inputs = list(case.inputs())
-            outputs = [output_of(each(*_copies(inputs))) for each in (train, inference)]
+            outputs = [output_of(kernel(*_copies(inputs))) for kernel in (train, inference)]
             mask = None if case.mask is None else case.mask()
             drift = compare_outputs(*outputs, mask=mask, ulp_of=ulp_of)
             if recorder is not None:
@@ -177,12 +175,12 @@ def _in_batch(
             arguments[position] = part
         return output_of(operator(*_copies(arguments)))
 
-    return batch_outputs(call, [inputs[position][:size] for position in batched], rows=_ALONE)
+    return batch_outputs(call, [inputs[position][:size] for position in batched], rows=_MEMBERS_ALONE)
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:
     return [
-        each.clone() if is_tensor(each) else each.copy() if isinstance(each, np.ndarray) else each for each in inputs
+        item.clone() if is_tensor(item) else item.copy() if isinstance(item, np.ndarray) else item for item in inputs
     ]
 
 

@@ -1,4 +1,4 @@
-"""What operators are compared on: inputs of a shape, a dtype and a seed, with a name to report them by."""
+"""Cases for comparing operators: inputs of a shape, a dtype and a seed, with a name for reports."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any, Final
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.slices import Scalar
 
-__all__ = ["Case", "OperatorPair", "cases_over"]
-
-_NONE: Final[Mapping[str, Scalar]] = MappingProxyType({})
+_NO_ATTRIBUTES: Final[Mapping[str, Scalar]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +18,9 @@ class Case:
     """Inputs that two operators are called with.
 
     Attributes:
-        name: What it is called in a report.
+        name: Name in a report.
         inputs: Makes the positional arguments; called once per comparison. Each operator gets a copy of its own.
-        attributes: What decides the slices of a contract.
+        attributes: Attributes that decide the slices of a contract.
         batched: Positions of the arguments that have the batch as their first axis, where others (weights, a mask of
             all) belong to every member of it; None where all arguments have it.
         mask: Makes which rows of the output count, of its first axes; None where all do.
@@ -37,13 +35,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPair:
-    """One operator by two kernels, and what it is compared on: what `kc-otel operators` reads from a file.
+    """One operator by two kernels, with its cases, as `kc-otel locate operators` reads it from a file.
 
     Attributes:
         operator: Name of the operator, as a contract's clauses have it.
         train: The training kernel's operator, or the reference.
         inference: The inference kernel's operator.
-        cases: What they are called with.
+        cases: Cases to call them with.
         batch_sizes: Batches whose members are compared with the same members alone; see `compare_callables`.
         ulp_of: dtype whose units in the last place count; None for that of the inference kernel's output.
 
@@ -70,7 +68,7 @@ def cases_over(
     dtypes: Iterable[Any],
     *,
     seeds: Iterable[int] = (0,),
-    attributes: Mapping[str, Scalar] = _NONE,
+    attributes: Mapping[str, Scalar] = _NO_ATTRIBUTES,
     batched: tuple[int, ...] | None = None,
 ) -> list[Case]:
     """A case for each shape, dtype and seed, with these three as attributes.

@@ -1,8 +1,8 @@
 """Two models' modules watched through forward hooks: how far each operator drifts, alone or in its place.
 
-`isolated` gives the inference model's module the very input of the training model's: what comes out is the drift of
-that operator alone. `in-situ` compares the modules as each model runs them: drift that has accumulated up to there.
-Nothing raises into a forward; what cannot be compared is counted by the recorder.
+`isolated` gives the inference model's module the very input of the training model's: the result is the drift of that
+operator alone. `in-situ` compares the modules as each model runs them: drift that has accumulated up to there. Nothing
+raises into a forward; the recorder counts outputs that cannot be compared.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from kc_otel.record.sequence_attributes import Attributes
 
 with extra("torch", "watching modules"):
     import torch
-
-__all__ = ["OperatorWatch", "watch_modules"]
 
 _NOT_SAMPLED: Final = object()
 _CACHES: Final = ("past_key_values", "past_key_value", "layer_past")
@@ -118,7 +116,7 @@ def watch_modules(
 def _resolved(model: torch.nn.Module, operators: Mapping[str, str] | Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Names of modules by operator."""
     known = [name for name, _ in model.named_modules() if name]
-    wanted = list(operators.items()) if isinstance(operators, Mapping) else [(None, each) for each in operators]
+    wanted = list(operators.items()) if isinstance(operators, Mapping) else [(None, operator) for operator in operators]
     if isinstance(operators, str) or not wanted:
         raise ValueError(f"operators: {operators!r} names none; give a list of module names, or a mapping")
     found: dict[str, tuple[str, ...]] = {}
@@ -161,7 +159,7 @@ class _Isolated:
 
     def __init__(self, recording: _OperatorRecording, operator: str, other: torch.nn.Module) -> None:
         self._recording, self._operator, self._other = recording, operator, other
-        self._dtype = next((each.dtype for each in other.parameters() if each.is_floating_point()), None)
+        self._dtype = next((parameter.dtype for parameter in other.parameters() if parameter.is_floating_point()), None)
         self._calls = 0
         self._held = threading.local()
 
@@ -175,7 +173,7 @@ class _Isolated:
                 return
             if cached := [name for name in _CACHES if kwargs.get(name) is not None]:
                 raise ValueError(f"{self._operator} was called with {cached[0]}, which a second call would extend")
-            self._held.inputs = self._cast(args), {name: self._cast(each) for name, each in kwargs.items()}
+            self._held.inputs = self._cast(args), {name: self._cast(value) for name, value in kwargs.items()}
 
         self._recording.guard.run(keep)
 
@@ -196,7 +194,7 @@ class _Isolated:
     def _cast(self, given: Any) -> Any:
         """A copy in the other module's dtype: it may work in place."""
         if isinstance(given, tuple):
-            return tuple(self._cast(each) for each in given)
+            return tuple(self._cast(item) for item in given)
         if not isinstance(given, torch.Tensor):
             return given
         if self._dtype is None or not given.is_floating_point():
@@ -225,7 +223,7 @@ class _After(UnpicklableHook):
 
 
 class _Slot:
-    """Where the output of one model's module waits for that of the other's."""
+    """Slot in which the output of one model's module waits for that of the other's."""
 
     def __init__(self, recording: _OperatorRecording, operator: str) -> None:
         self.recording = recording
@@ -234,7 +232,7 @@ class _Slot:
         self._waiting: list[Any] = [None, None]
 
     def put(self, side: int, output: Any) -> None:
-        """Compare with the other side's output, or wait for it; whoever comes first decides by the sampling."""
+        """Compare with the other side's output, or wait for it; the first side decides by the sampling."""
         other = self._waiting[1 - side]
         if other is None:
             if self._waiting[side] not in (None, _NOT_SAMPLED):

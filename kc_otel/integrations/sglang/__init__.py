@@ -1,4 +1,4 @@
-"""SGLang: what its requests sampled, with log-probabilities, kept for the comparison with the training kernel.
+"""SGLang: sampled tokens of its requests, with log-probabilities, for the comparison with the training kernel.
 
     KC_OTEL_CONTRACT=contracts/policy.yaml python -m sglang.launch_server --model-path MODEL   # nothing else to change
 

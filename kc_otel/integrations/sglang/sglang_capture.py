@@ -30,13 +30,11 @@ from kc_otel.integrations.vllm.settings import Settings
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import KeptTokens
 
-__all__ = ["SentRequest", "SglangCapture"]
-
 _log = logging.getLogger("kc_otel")
-_MOST: Final = 65_536
+_MAX_UNDER_WAY: Final = 65_536
 """Requests under way that are followed; those that never came back are forgotten first."""
 _ALL_TOKENS: Final = 1 << 30
-"""What SGLang makes of top_k -1."""
+"""Value that SGLang stores for top_k -1."""
 _TRUNCATION: Final = ("top_p", "top_k", "min_p")
 _PENALTIES: Final = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _RESTRICTIONS: Final = ("logit_bias", "json_schema", "regex", "ebnf", "structural_tag", "watermark")
@@ -45,7 +43,7 @@ _ORIGINAL: Final = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 
 @dataclass(slots=True, eq=False)
 class SentRequest:
-    """What is collected of one request; also what waits to be recorded, as `RequestDelivery` takes it."""
+    """Data collected of one request; also the item of the queue to `RequestDelivery`."""
 
     request_id: str
     prompt_ids: Sequence[int]
@@ -73,15 +71,15 @@ class SentRequest:
 
     @property
     def numbers(self) -> int:
-        """How many numbers it holds, for the bound on what waits."""
+        """Count of the numbers it holds, for the bound on the queue."""
         return len(self.prompt_ids) + 2 * len(self.token_ids) + sum(map(len, self.kept))
 
     def completion(self) -> Completion:
         """The completion."""
         kept = None
         if self.masked and self.kept:
-            counts = np.array([len(each) for each in self.kept], dtype=np.int64)
-            kept = KeptTokens(np.concatenate([np.asarray(each, dtype=np.int64) for each in self.kept]), counts)
+            counts = np.array([len(ids) for ids in self.kept], dtype=np.int64)
+            kept = KeptTokens(np.concatenate([np.asarray(ids, dtype=np.int64) for ids in self.kept]), counts)
         return Completion(
             self.request_id,
             self.request_id,
@@ -115,7 +113,7 @@ class SglangCapture:
         self._refused = False
 
     def stats(self) -> CaptureStats:
-        """What became of the requests of this process."""
+        """Outcomes of the requests of this process."""
         return CaptureStats() if self._delivery is None else self._delivery.stats()
 
     def flush(self, timeout: float = 10.0) -> bool:
@@ -131,12 +129,12 @@ class SglangCapture:
             _log.error("kc-otel: SGLang is not instrumented: %s", error)
 
     def sent_together(self, manager: Any, tokenized: Any) -> None:
-        """Requests go to the scheduler in one message."""
-        for each in tokenized:
-            self.sent(manager, each)
+        """Note requests that go to the scheduler in one message."""
+        for request in tokenized:
+            self.sent(manager, request)
 
     def sent(self, manager: Any, tokenized: Any) -> None:
-        """A request goes to the scheduler."""
+        """Note a request that goes to the scheduler."""
         given = getattr(tokenized, "sampling_params", None)
         if self._refused:
             return
@@ -161,12 +159,12 @@ class SglangCapture:
             masked=bool(getattr(tokenized, "return_sampling_mask", False)),
             of_support=getattr(tokenized, "sampling_logprobs_mode", "") == "support",
         )
-        if len(self._under_way) > _MOST:
+        if len(self._under_way) > _MAX_UNDER_WAY:
             self._under_way.popitem(last=False)
             delivery.drop("aborted", "the engine did not finish it")
 
     def received(self, manager: Any, output: Any) -> None:
-        """Tokens come back from the scheduler."""
+        """Take tokens that come back from the scheduler."""
         if not self._under_way or self._delivery is None:
             return
         for index, request_id in enumerate(output.rids):
@@ -207,7 +205,7 @@ class SglangCapture:
 
 
 def _supported(tokenized: Any) -> bool:
-    """Whether a request is one completion of a prompt of tokens, which can be scored again from its ids."""
+    """Return True if a request is one completion of a prompt of tokens, which can be scored again from its ids."""
     foreign = ("input_embeds", "mm_inputs", "session_params", "positional_embed_overrides", "custom_logit_processor")
     beams = getattr(tokenized.sampling_params, "beam_width", None)
     return bool(tokenized.input_ids) and not beams and not any(getattr(tokenized, name, None) for name in foreign)
@@ -226,10 +224,10 @@ def _params(given: Any) -> Any:
 
 
 def _take(sent: SentRequest, output: Any, index: int) -> None:
-    """One step's tokens of a request, or several steps'."""
+    """Take the tokens of one or more steps of a request."""
     ids, values = _of(output, "output_token_logprobs_idx", index), _of(output, "output_token_logprobs_val", index)
     if ids:
-        sent.token_ids += [int(each) for each in ids]
+        sent.token_ids += [int(token) for token in ids]
     if sent.masked:
         chunk = _of(output, "output_token_sampling_mask", index)
         if chunk is not None:
@@ -244,7 +242,7 @@ def _take(sent: SentRequest, output: Any, index: int) -> None:
 
 
 def _of(output: Any, name: str, index: int) -> Any:
-    """What a list of an output has for a request; None where there is no list."""
+    """Return a request's item of an output's list; None if there is no list."""
     every = getattr(output, name, None)
     return every[index] if every else None
 

@@ -1,4 +1,4 @@
-"""What SGLang calls in each of its processes: the plugin of its group `sglang.srt.plugins`.
+"""Plugin of SGLang's group `sglang.srt.plugins`, called in each of its processes.
 
 Source: sglang 0.5.23, sglang/srt/plugins/hook_registry.py: hooks are named by the function that they stand before, and
 applied when all plugins have been loaded. Three of the front end's are enough; schedulers never call them. Where SGLang
@@ -11,8 +11,6 @@ import logging
 import os
 from typing import Any, Final
 
-__all__ = ["HOOKED", "load"]
-
 _log = logging.getLogger("kc_otel")
 _MANAGER: Final = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 HOOKED: Final = {
@@ -20,13 +18,14 @@ HOOKED: Final = {
     "sent_together": f"{_MANAGER}._send_batch_request",
     "received": f"{_MANAGER}._handle_batch_output",
 }
-"""What each hook stands before."""
+"""Functions before which each hook stands."""
 
 
 def load() -> None:
-    """Register the hooks if the environment names a contract; what goes wrong is logged, and SGLang starts."""
+    """Register the hooks if the environment names a contract; failures are logged, and SGLang starts."""
     try:
-        from kc_otel.integrations.vllm.settings import configured, settings_of  # noqa: PLC0415 - nothing may be raised
+        from kc_otel.integrations.vllm.settings import settings_of  # noqa: PLC0415 - nothing may be raised from here
+        from kc_otel.integrations.vllm.worker_methods import configured  # noqa: PLC0415 - nothing may be raised
 
         if not configured(os.environ):
             return

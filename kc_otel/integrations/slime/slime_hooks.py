@@ -24,7 +24,7 @@ _RECORDERS: Final[dict[str, Recorder | None]] = {}
 
 
 def record_rollout(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
-    """For `--rollout-data-postprocess-path`: a rollout with its log-probabilities, advantages and rewards.
+    """Record a rollout with its log-probabilities, advantages and rewards (`--rollout-data-postprocess-path`).
 
     Without log-probabilities of the trainer, which slime leaves to the training forward where it can, there is nothing
     to compare: `--get-mismatch-metrics` has them computed, or take `record_mismatch`.
@@ -38,7 +38,7 @@ def record_rollout(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> 
 def record_mismatch(
     args: Any, *, pg_loss: Any, train_log_probs: Any, rollout_log_probs: Any, loss_masks: Any, **_: Any
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """For `--custom-tis-function-path` with `--get-mismatch-metrics`: a micro-batch; the loss stays what it was."""
+    """Record a micro-batch and leave the loss unchanged (`--custom-tis-function-path`, `--get-mismatch-metrics`)."""
     try:
         recorder = _recorder(args)
         if recorder is not None and _first_of_its_group():
@@ -72,7 +72,6 @@ def _rollout(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
         token_ids=[ids[-len(mask) :] for ids, mask in zip(data["tokens"], data["loss_masks"], strict=True)],
         attributes=[
             {
-                "response_tokens": len(mask),
                 "prompt_tokens": len(ids) - len(mask),
                 **({} if sources is None else {"source": str(sources[row])}),
             }
@@ -80,22 +79,24 @@ def _rollout(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
         ],
         processing=_processing(args),
         weights=(rollout_id, None),
+        prompt_ids=[ids[: -len(mask)] for ids, mask in zip(data["tokens"], data["loss_masks"], strict=True)],
+        group_size=getattr(args, "n_samples_per_prompt", None),
     )
 
 
 def _own(values: Any) -> list[Any]:
     """Tensors without their graph, as a list with one for each sequence."""
-    return [each.detach() if hasattr(each, "detach") else each for each in values]
+    return [value.detach() if hasattr(value, "detach") else value for value in values]
 
 
 def _processing(args: Any) -> tuple[dict[str, float], dict[str, float]]:
-    """Both sides are at the rollout's temperature; truncation is not in either's log-probabilities."""
+    """Return the processing of both sides: the rollout's temperature, without truncation."""
     found = {"temperature": float(getattr(args, "rollout_temperature", 1.0))}
     return found, dict(found)
 
 
 def _recorder(args: Any) -> Recorder | None:
-    """This process's recorder, of the contract that the environment names; None without one."""
+    """Return this process's recorder for the contract in KC_OTEL_CONTRACT; None without one."""
     path = os.environ.get("KC_OTEL_CONTRACT")
     if not path:
         return None
@@ -134,9 +135,9 @@ def _first_of_its_group() -> bool:
 
 
 def _say(what: str, error: Exception) -> None:
-    if what not in _SAID:
-        _SAID.add(what)
+    if what not in _LOGGED_ONCE:
+        _LOGGED_ONCE.add(what)
         _log.warning("kc-otel: %s (%s: %s); further ones are not mentioned", what, type(error).__name__, error)
 
 
-_SAID: Final[set[str]] = set()
+_LOGGED_ONCE: Final[set[str]] = set()

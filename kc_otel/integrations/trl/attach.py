@@ -10,8 +10,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.trl.describe import run_resource, training_kernel
 from kc_otel.integrations.trl.instrumented_trainer import InstrumentedTrainer
-from kc_otel.record.drift_log import DriftLog
 from kc_otel.record.kernel import Kernel
+from kc_otel.record.process import DriftLog
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
 
@@ -57,7 +57,7 @@ def instrument(
             has its own.
 
     Returns:
-        What watches; `remove` it when it is no longer wanted.
+        The instrumentation; `remove` it when it is no longer wanted.
 
     Raises:
         TypeError: If the trainer is no GRPO trainer, or kernels or a log are given with a recorder.

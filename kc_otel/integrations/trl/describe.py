@@ -1,4 +1,4 @@
-"""What a TRL trainer says of its two kernels: versions, and the processing that their log-probabilities include."""
+"""Properties of a TRL trainer's two kernels: versions, and the processing in their log-probabilities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kc_otel.recordings.comparable import effective
 
 __all__ = ["processings", "run_resource", "training_kernel"]
 
-_SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLING_NAMES: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def training_kernel(trainer: Any) -> Kernel:
@@ -37,7 +37,7 @@ def training_kernel(trainer: Any) -> Kernel:
 
 
 def run_resource(trainer: Any) -> dict[str, str]:
-    """What run it is, by the names that are proposed for resources (open-telemetry/semantic-conventions-genai#88)."""
+    """Resource attributes of the run, by the proposed names (open-telemetry/semantic-conventions-genai#88)."""
     said = {
         "rl.system": "trl",
         "rl.algorithm": "grpo",
@@ -48,7 +48,7 @@ def run_resource(trainer: Any) -> dict[str, str]:
 
 
 def processings(trainer: Any, inference: Processing | None) -> tuple[Processing, Processing] | None:
-    """What the log-probabilities of both sides include; None when nobody says it of the inference side.
+    """Return the processing in the log-probabilities of both sides; None if the inference side's is unknown.
 
     TRL divides the training kernel's logits by the temperature and does nothing else to them, while its vLLM returns
     log-probabilities from after top-p and all other processing. Where these are used the two are of different
@@ -62,6 +62,6 @@ def processings(trainer: Any, inference: Processing | None) -> tuple[Processing,
     if inference is None and trainer.rollout_func is not None:
         return None
     if inference is None:
-        asked = {**{name: getattr(args, name, None) for name in _SAMPLED}, **(args.generation_kwargs or {})}
-        inference = {name: asked[name] for name in _SAMPLED if asked[name] is not None}
+        asked = {**{name: getattr(args, name, None) for name in _SAMPLING_NAMES}, **(args.generation_kwargs or {})}
+        inference = {name: asked[name] for name in _SAMPLING_NAMES if asked[name] is not None}
     return effective({"temperature": args.temperature}), effective(inference)

@@ -12,7 +12,7 @@ step and its own importance correction is off; then the log-probabilities of the
 taken from the model's output. Either way each batch is compared once, however often it is trained on.
 
 Quarantine goes through TRL's own `tool_mask`, which takes tokens out of the loss and leaves the model's input as it is.
-What is recorded is the whole batch all the same.
+The whole batch is still recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["InstrumentedTrainer"]
 
 _log: Final = logging.getLogger("kc_otel")
 _watched: Final[weakref.WeakKeyDictionary[Any, list[InstrumentedTrainer]]] = weakref.WeakKeyDictionary()
-"""What instruments each trainer."""
+"""Instrumentations of each trainer."""
 
 
 class InstrumentedTrainer:
@@ -45,7 +45,7 @@ class InstrumentedTrainer:
 
     Attributes:
         recorder: Where to. One that was made for this trainer is shut down by `remove`.
-        quarantine: What the newest batch was reduced to; None while there is no quarantine.
+        quarantine: Remainder of the newest batch; None while there is no quarantine.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class InstrumentedTrainer:
         _watched.setdefault(trainer, []).append(self)
 
     def remove(self) -> None:
-        """Put back what was wrapped; calling it again does nothing. Wrappers that others put around ours go silent."""
+        """Restore the wrapped methods; a second call does nothing. Other wrappers around ours stop recording."""
         if self._active:
             self._active = False
             self._undo.close()
@@ -99,7 +99,7 @@ class InstrumentedTrainer:
         self.remove()
 
     def _take_place(self) -> None:
-        """One for each trainer and contract: a cell of a notebook that runs again would count every sequence twice."""
+        """Replace an earlier instrumentation of this trainer and contract, so that a notebook cell may run twice."""
         name = self.recorder.contract.name
         for earlier in list(_watched.get(self._trainer, ())):
             if earlier.recorder.contract.name == name:
@@ -116,15 +116,15 @@ class InstrumentedTrainer:
         if trainer.use_vllm:
             _wrap(undo, trainer.vllm_generation, "sync_weights", self._around_sync)
             _wrap(undo, trainer.vllm_generation, "generate", self._around_generate)
-        functions = [i for i, each in enumerate(trainer.reward_funcs) if not hasattr(each, "parameters")]
+        functions = [i for i, reward in enumerate(trainer.reward_funcs) if not hasattr(reward, "parameters")]
         self._rewards = bool(functions) and self.recorder.contract.assumptions.reward_range is not None
         if self._rewards:
-            for number, each in enumerate(trainer.reward_funcs):
+            for number, reward in enumerate(trainer.reward_funcs):
                 if number in functions:
                     _wrap(undo, trainer.reward_funcs, number, functools.partial(self._around_reward, number))
                 else:
                     hook = functools.partial(self._guarded, self._model_said, number)
-                    undo.callback(each.register_forward_hook(hook).remove)
+                    undo.callback(reward.register_forward_hook(hook).remove)
         elif self._columns:
             if not functions:
                 raise ValueError(
@@ -274,6 +274,8 @@ class InstrumentedTrainer:
             attributes=self._attributes_of(inputs, mask, current),
             processing=self._processing,
             weights=None if current is None else (current.step, current.weights),
+            prompt_ids=inputs.get("prompt_ids"),
+            group_size=self._rollouts,
         )
 
     def _attributes_of(
@@ -282,12 +284,18 @@ class InstrumentedTrainer:
         rows = own_attributes(inputs, mask, training=self._training)
         if self._columns and current is not None:
             found = current.columns_of(inputs)
-            if any(each is None and row["completion_tokens"] for each, row in zip(found, rows, strict=True)):
+            if any(columns is None and row["completion_tokens"] for columns, row in zip(found, rows, strict=True)):
                 self._warn_once(
                     "columns of some sequences could not be told; they count in no slice that is made of columns"
                 )
             rows = [{**(columns or {}), **row} for columns, row in zip(found, rows, strict=True)]
         return [{**row, **self._attributes} for row in rows]
+
+    @property
+    def _rollouts(self) -> int | None:
+        """Rollouts of a prompt, which TRL shuffles over the micro-batches of a step."""
+        of = ("num_generations",) if self._training else ("num_generations_eval", "num_generations")
+        return next((number for name in of if (number := getattr(self._trainer, name, None))), None)
 
     @property
     def _reward_weights(self) -> list[float]:
@@ -308,7 +316,7 @@ class InstrumentedTrainer:
             _log.warning("contract %s: %s", self.recorder.contract.name, text)
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Training goes on whatever goes wrong here."""
+        """Count and log an exception, so that training goes on."""
         if not self._active:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Which prompt a sequence of a training batch came from, and which weights sampled it.
+"""Prompt and weights of each sequence of a training batch.
 
 TRL generates for many steps at once, shuffles the sequences and cuts them into training batches, which hold tokens and
 no dataset columns. Reward functions are given the columns, in the order of generation. A sequence is found again by
@@ -77,7 +77,7 @@ class RolloutBatch:
         for prompt, prompt_mask, completion, completion_mask in arrays:
             own = _key(prompt[prompt_mask != 0])
             known = self.rows.get(_key(completion[completion_mask != 0]), ())
-            yield [(columns, number) for each, columns, number in known if each is None or each == own]
+            yield [(columns, number) for key, columns, number in known if key is None or key == own]
 
 
 class RolloutBatches:
@@ -91,7 +91,7 @@ class RolloutBatches:
         return self._newest.get(training)
 
     def generated(self, training: bool, step: int, weights: Weights, prompts: Sequence[Any] | None) -> None:
-        """Completions were sampled; more calls before the reward, as in a loop of tool calls, continue the same."""
+        """Take sampled completions; further calls before the reward, as in a loop of tool calls, continue them."""
         current = self._newest.get(training)
         if current is None or current.rewarded or current.step != step:
             keys = None if prompts is None else [_key(prompt) for prompt in prompts]
@@ -107,14 +107,14 @@ class RolloutBatches:
         if current.prompts is not None and len(current.prompts) == len(completions):
             prompts = current.prompts
         for row, completion in enumerate(completions):
-            values = {name: each[row] for name, each in columns.items() if isinstance(each[row], _SCALARS)}
+            values = {name: column[row] for name, column in columns.items() if isinstance(column[row], _SCALARS)}
             current.rows.setdefault(_key(completion), []).append((prompts[row], values, row))
 
     def scored(self, training: bool, function: int, scores: Any) -> None:
-        """What a reward function said of each completion, in the order of generation; None where it said nothing."""
+        """Store a reward function's scores of the completions, in the order of generation; None for a missing one."""
         current = self._newest.get(training)
         if current is not None:
-            said = np.array([np.nan if each is None else each for each in scores], dtype=np.float64)
+            said = np.array([np.nan if score is None else score for score in scores], dtype=np.float64)
             current.scores[function] = said
 
 

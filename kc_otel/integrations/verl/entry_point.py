@@ -1,4 +1,4 @@
-"""What verl imports in each of its processes: the entry point of its group `verl.plugins`.
+"""Entry point of verl's group `verl.plugins`, imported in each of its processes.
 
 verl only imports an entry point, so that this module does its work when it is imported; and it keeps what goes wrong to
 itself, so that errors are logged here. Where `KC_OTEL_CONTRACT` is not set nothing happens.

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.record.work import Weights
+from kc_otel.record.recorder import Recorder
+from kc_otel.record.work import Processing, Weights
 
-__all__ = ["LoggedBatch", "attributes_of", "by_version"]
+__all__ = ["LoggedBatch", "attributes_of", "by_version", "column", "padded", "record"]
 
 _SCALARS: Final = (str, bool, int, float, np.generic)
 
 
 @dataclass(slots=True)
 class LoggedBatch:
-    """What verl compares, kept until it knows the rewards.
+    """Batch that verl compares, stored until verl knows the rewards.
 
     Attributes:
         train: `old_log_probs`, nats, [sequences, tokens]: the trainer's, at the weights that the step began with.
@@ -30,6 +32,7 @@ class LoggedBatch:
         advantages: Of each token; None until they are known.
         versions: Optimizer steps of the oldest weights that sampled each sequence; None where it is not known.
         kept: Which rows are no padding of verl's own; None for all.
+        prompts: `uid` of each sequence, one for all rollouts of a prompt; None where verl does not say.
     """
 
     train: Any
@@ -41,10 +44,11 @@ class LoggedBatch:
     advantages: Any = None
     versions: list[Weights] = field(default_factory=list)
     kept: np.ndarray | None = None
+    prompts: list[str] | None = None
 
     @classmethod
     def of(cls, data: Any) -> LoggedBatch:
-        """What `calculate_debug_metrics` is given: a `verl.DataProto`."""
+        """Read the argument of `calculate_debug_metrics`: a `verl.DataProto`."""
         batch = data.batch
         width = batch["responses"].size(1)
         mask = batch.get("response_mask", batch.get("attention_mask"))
@@ -60,14 +64,38 @@ class LoggedBatch:
             batch["responses"],
             attributes,
         )
-        if mask is not None:
-            for row, tokens in zip(attributes, logged.mask.sum(1).tolist(), strict=True):
-                row["completion_tokens"] = int(tokens)
+        uids = data.non_tensor_batch.get("uid")
+        if uids is not None and len(uids) == rows:
+            logged.prompts = [str(getattr(uid, "data", uid)) for uid in uids]
         logged.versions = _versions(data.non_tensor_batch.get("min_global_steps"), rows)
         return logged
 
+    @classmethod
+    def audited(cls, data: Any, train: Any, tags: Sequence[Mapping[str, Any]], names: Iterable[str]) -> LoggedBatch:
+        """Sequences of v1's TransferQueue that the training kernel has scored.
+
+        Args:
+            data: Their fields.
+            train: The training kernel's log-probabilities.
+            tags: Of each sequence.
+            names: Columns that become attributes, as far as they are there.
+        """
+        mask = data["response_mask"]
+        mask = mask.to_padded_tensor(0) if mask.is_nested else mask
+        given = {name: column(data, name) for name in sorted(names) if name in data}
+        own = [{"prompt_tokens": int(tag.get("prompt_len", 0)), "audit": True} for tag in tags]
+        return cls(
+            padded(train, mask.shape),
+            padded(data["rollout_log_probs"], mask.shape),
+            mask,
+            padded(data["responses"], mask.shape),
+            [{**row, **more} for row, more in zip(attributes_of(given, len(tags)), own, strict=True)],
+            versions=[tag.get("min_global_steps") for tag in tags],
+            prompts=[str(name) for name in column(data, "uid")],
+        )
+
     def rewarded(self, scores: Any, advantages: Any) -> None:
-        """Rewards and advantages have come.
+        """Add rewards and advantages.
 
         Args:
             scores: Rewards, [sequences, tokens] as verl spreads them, or None.
@@ -92,6 +120,19 @@ def attributes_of(columns: Mapping[str, Any], rows: int) -> list[dict[str, Scala
     return found
 
 
+def column(data: Any, name: str) -> list[Any]:
+    """A value for each sequence, out of what tensordict makes of objects: one for all where they are the same."""
+    found = data[name]
+    if isinstance(found, str | bool | int | float | Mapping | np.generic):
+        return [found] * len(data)
+    return [getattr(item, "data", item) for item in found]
+
+
+def padded(values: Any, shape: Any) -> Any:
+    """A tensor [sequences, tokens], of one that may be nested."""
+    return values.to_padded_tensor(0, output_size=tuple(shape)) if values.is_nested else values
+
+
 def by_version(logged: LoggedBatch) -> Iterator[tuple[Weights, np.ndarray]]:
     """Rows that were sampled with the same weights; without those that verl put in to fill its batch."""
     rows = np.arange(len(logged.attributes))
@@ -107,3 +148,44 @@ def _versions(values: Any, rows: int) -> list[Weights]:
     if values is None or len(values) != rows:
         return []
     return [None if value is None else int(value) for value in values]
+
+
+def record(
+    recorder: Recorder,
+    logged: LoggedBatch,
+    *,
+    processing: tuple[Processing, Processing] | None,
+    trained: Weights,
+    rollouts: Mapping[str, int] | None = None,
+) -> None:
+    """Compare a batch, in one call for each version of the weights that sampled.
+
+    Args:
+        recorder: Where to.
+        logged: The batch.
+        processing: Sampling parameters of both sides; None where they are not known.
+        trained: Weight version of the training side.
+        rollouts: Rollouts of each prompt, by its name, where a prompt has more than this batch holds.
+    """
+    parts = list(by_version(logged))
+    if rollouts is None and logged.prompts:
+        # Rollouts of a prompt may be of several versions of the weights: they count together all the same.
+        rollouts = Counter(logged.prompts[row] for _, rows in parts for row in rows)
+    for version, rows in parts:
+        if not rows.size:
+            continue
+        prompts = [logged.prompts[row] for row in rows] if logged.prompts else None
+        taken = slice(None) if rows.size == len(logged.attributes) else rows
+        recorder.compare(
+            logged.train[taken],
+            logged.inference[taken],
+            mask=None if logged.mask is None else logged.mask[taken],
+            token_ids=logged.tokens[taken],
+            attributes=[logged.attributes[row] for row in rows],
+            advantages=None if logged.advantages is None else logged.advantages[taken],
+            rewards=None if logged.rewards is None else logged.rewards[taken],
+            processing=processing,
+            weights=(trained, version),
+            groups=prompts,
+            group_size=None if prompts is None or rollouts is None else [rollouts[prompt] for prompt in prompts],
+        )

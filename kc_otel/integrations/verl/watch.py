@@ -3,14 +3,14 @@
 verl compares them itself, in `calculate_debug_metrics`, wherever the trainer scores what the engine sampled: that is
 where they are taken. Rewards and advantages come later in the step: from `compute_data_metrics` in the trainer of
 `verl.trainer.ppo.ray_trainer`, and from `_compute_advantage` in those of `verl.trainer.ppo.v1`, whose batches lie in a
-TransferQueue. In bypass mode the trainer scores nothing, so that there is nothing to compare.
+TransferQueue. In bypass mode the trainer scores nothing: `first_pass` takes what the workers' loss compares.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,8 +18,11 @@ import numpy as np
 from kc_otel._extras import extra
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
-from kc_otel.integrations.verl.configuration import kernels, processings, run_resource
-from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, by_version
+from kc_otel.integrations.verl.audit import Audit, share_of_audits
+from kc_otel.integrations.verl.first_pass import WORKER_MODULES, FirstPassWatch
+from kc_otel.integrations.verl.guard import Guarded
+from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, record
+from kc_otel.integrations.verl.run_configuration import kernels, processings, run_resource
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Weights
 
@@ -28,18 +31,16 @@ __all__ = ["TrainerWatch", "watch"]
 _log: Final = logging.getLogger("kc_otel")
 _V1: Final = "verl.trainer.ppo.v1.trainer_base"
 _LEGACY: Final = "verl.trainer.ppo.ray_trainer"
-_REWARDED: Final = ("rm_scores", "advantages")
-_BYPASS: Final = (
-    "kc-otel: algorithm.rollout_correction.bypass_mode is on: verl's trainer scores no rollouts before it trains on "
-    "them, so no drift is measured; kc-otel needs bypass_mode=False"
-)
+_OLD_LOG_PROB: Final = "PPOTrainer._compute_old_log_prob"
+_OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}
+_REWARD_COLUMNS: Final = ("rm_scores", "advantages")
 _NO_LOGPROBS: Final = (
     "kc-otel: actor_rollout_ref.rollout.calculate_log_probs is off: the engine's log-probabilities are not kept, so no "
     "drift is measured; set actor_rollout_ref.rollout.calculate_log_probs=True"
 )
 
 
-class TrainerWatch:
+class TrainerWatch(Guarded):
     """Records what the trainer of a process compares. Nothing here raises into verl.
 
     Args:
@@ -48,15 +49,15 @@ class TrainerWatch:
     """
 
     def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
+        super().__init__()
         self._contract = contract
         self._make = make
-        self._recorder: Recorder | None = None
         self._pending: LoggedBatch | None = None
         self._trainer: Any = None
-        self._failed: set[str] = set()
+        self.audits = Audit(share_of_audits(), self._audited)
 
     def around_fit(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """A trainer begins: its configuration says what the kernels are; at its end what is pending is recorded."""
+        """Wrap a trainer's fit: read the kernels from its configuration, and record pending batches at its end."""
         self._trainer = instance
         self._guarded(self._check, instance)
         try:
@@ -66,19 +67,19 @@ class TrainerWatch:
             self._trainer = None
 
     def around_debug_metrics(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
-        """The trainer has scored what the engine sampled."""
+        """Take the batch whose rollouts the trainer has scored."""
         found = wrapped(*args, **kwargs)
         self._guarded(self._compared, kwargs.get("data", args[0] if args else None))
         return found
 
     def around_data_metrics(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
-        """A step of the trainer of `ray_trainer` is done: rewards and advantages are in the batch."""
+        """Take rewards and advantages at the end of a step of `ray_trainer`."""
         found = wrapped(*args, **kwargs)
         self._guarded(self._finished, kwargs.get("batch", args[0] if args else None))
         return found
 
     def around_advantage(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
-        """A trainer of v1 has computed advantages, and put them into its TransferQueue."""
+        """Take the advantages that a trainer of v1 has put into its TransferQueue."""
         batch = wrapped(*args, **kwargs)
         self._guarded(self._advantaged, batch)
         return batch
@@ -91,10 +92,7 @@ class TrainerWatch:
 
     def _check(self, trainer: Any) -> None:
         config = trainer.config
-        correction = config.algorithm.get("rollout_correction") or {}
-        if correction.get("bypass_mode"):
-            _log.warning(_BYPASS)
-        elif not config.actor_rollout_ref.rollout.get("calculate_log_probs"):
+        if not config.actor_rollout_ref.rollout.get("calculate_log_probs"):
             _log.warning(_NO_LOGPROBS)
 
     def _compared(self, data: Any) -> None:
@@ -119,7 +117,7 @@ class TrainerWatch:
             self._record()
 
     def _from_queue(self, batch: Any, pending: LoggedBatch) -> None:
-        """What v1 keeps in its TransferQueue; columns that the contract names, as far as the queue has them."""
+        """Read columns that the contract names from v1's TransferQueue, as far as the queue has them."""
         import transfer_queue  # noqa: PLC0415 - verl has it
 
         tags = list(batch.tags)
@@ -135,42 +133,37 @@ class TrainerWatch:
             given = {"keys": batch.keys, "partition_id": batch.partition_id, "select_fields": [name]}
             return transfer_queue.kv_batch_get(**given)[name]
 
-        for name in sorted(named - {"prompt_tokens", "completion_tokens"}):
+        for name in sorted(named - _OF_TENSORS):
             values = self._guarded(get, name)
             if values is not None:
                 columns = attributes_of({name: list(values)}, len(tags))
                 for row, column in zip(pending.attributes, columns, strict=True):
                     row.update(column)
-        scores, advantages = (self._padded(get(name), pending.train) for name in _REWARDED)
+        scores, advantages = (self._padded(get(name), pending.train) for name in _REWARD_COLUMNS)
         pending.rewarded(scores, advantages)
 
     @staticmethod
     def _padded(nested: Any, like: Any) -> Any:
         return nested.to_padded_tensor(0.0, output_size=tuple(like.shape)) if nested.is_nested else nested
 
+    def _audited(self, trainer: Any, data: Any, scored: Any, tags: Sequence[Mapping[str, Any]]) -> None:
+        """A few prompts of a step in bypass mode were scored."""
+        named = {name for spec in self._contract.slices.values() for name in spec.conditions} - _OF_TENSORS
+        logged = LoggedBatch.audited(data, scored, tags, named)
+        recorder = self._recorder = self._recorder or self._made(trainer)
+        record(recorder, logged, processing=processings(trainer.config), trained=_trained(trainer))
+
     def _record(self) -> None:
-        """Hand what is pending to the recorder, one call for each version of the weights that sampled."""
+        """Hand what is pending to the recorder."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
         trainer = self._trainer
         recorder = self._recorder = self._recorder or self._made(trainer)
         processing = None if trainer is None else processings(trainer.config)
-        rewards = pending.rewards if self._contract.assumptions.reward_range is not None else None
-        for version, rows in by_version(pending):
-            if not rows.size:
-                continue
-            recorder.compare(
-                pending.train[rows],
-                pending.inference[rows],
-                mask=None if pending.mask is None else pending.mask[rows],
-                token_ids=pending.tokens[rows],
-                attributes=[pending.attributes[row] for row in rows],
-                advantages=None if pending.advantages is None else pending.advantages[rows],
-                rewards=None if rewards is None else rewards[rows],
-                processing=processing,
-                weights=(_trained(trainer), version),
-            )
+        if self._contract.assumptions.reward_range is None:
+            pending.rewards = None
+        record(recorder, pending, processing=processing, trained=_trained(trainer))
 
     def _made(self, trainer: Any) -> Recorder:
         said: Mapping[str, Any] = {}
@@ -180,19 +173,6 @@ class TrainerWatch:
         recorder = self._make(self._contract, **said)
         atexit.register(self.flush)  # before the recorder's own end: it was registered earlier
         return recorder
-
-    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Training goes on whatever goes wrong here; each kind of fault is said once."""
-        try:
-            return function(*args)
-        except Exception as error:  # noqa: BLE001 - the trainer must not fail because somebody watches
-            text = f"{type(error).__name__}: {error}"
-            if self._recorder is not None:
-                self._recorder.drop("rollout-unusable", text)
-            elif text not in self._failed:
-                self._failed.add(text)
-                _log.error("kc-otel: a batch of verl was not recorded: %s", text)
-            return None
 
 
 def _trained(trainer: Any) -> Weights:
@@ -214,8 +194,9 @@ def watch(path: str) -> TrainerWatch:
     with extra("verl", "the plugin of verl"):
         from wrapt import register_post_import_hook, wrap_function_wrapper  # noqa: PLC0415 - the core does without
 
-    found = TrainerWatch(load(path))
-    wrappers: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    contract = load(path)
+    found, workers = TrainerWatch(contract), FirstPassWatch(contract)
+    wrappers: dict[str, dict[str, Callable[..., Any]]] = {
         "verl.utils.debug.metrics": {"calculate_debug_metrics": found.around_debug_metrics},
         "verl.trainer.ppo.metric_utils": {"compute_data_metrics": found.around_data_metrics},
         _LEGACY: {"RayPPOTrainer.fit": found.around_fit},
@@ -223,12 +204,16 @@ def watch(path: str) -> TrainerWatch:
     }
 
     def wrap(module: Any) -> None:
-        for name, wrapper in wrappers[module.__name__].items():
-            try:
+        try:
+            for name, wrapper in wrappers.get(module.__name__, {}).items():
                 wrap_function_wrapper(module, name, wrapper)
-            except AttributeError as error:
-                _log.error("kc-otel: %s is not as expected, and is not watched: %s", module.__name__, error)
+            workers.attach(module)
+        except AttributeError as error:
+            _log.error("kc-otel: %s is not as expected, and is not watched: %s", module.__name__, error)
 
-    for module in wrappers:
+    if found.audits.share:
+        wrappers[_V1][_OLD_LOG_PROB] = found.audits.around_old_log_prob
+
+    for module in (*wrappers, *WORKER_MODULES):
         register_post_import_hook(wrap, module)
     return found

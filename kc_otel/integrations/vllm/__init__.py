@@ -1,4 +1,4 @@
-"""vLLM: what its requests sampled, with log-probabilities, kept for the comparison with the training kernel.
+"""vLLM: sampled tokens of its requests, with log-probabilities, for the comparison with the training kernel.
 
     KC_OTEL_CONTRACT=contracts/policy.yaml vllm serve MODEL                 # nothing else to change
     opentelemetry-instrument python -m vllm.entrypoints.openai.api_server   # the same under OpenTelemetry's launcher
@@ -12,8 +12,9 @@ The environment variables are those of `kc_otel.integrations.vllm.settings`. Imp
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from kc_otel._extras import lazy
 
 if TYPE_CHECKING:
     from kc_otel.integrations.vllm.completion import Completion
@@ -30,8 +31,4 @@ _HOMES: Final = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    return value
+__getattr__ = lazy(__name__, _HOMES)

@@ -1,6 +1,6 @@
 """A finished completion as the engine left it, and the request to be kept that is made of it.
 
-What is here runs on the thread of the delivery, never in the engine's.
+This module runs on the delivery's thread, never on the engine's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.comparable import NEUTRAL, effective
 from kc_otel.recordings.request import KeptTokens, SampledRequest
 
-__all__ = ["Completion", "FinishedCapture", "kept_of", "processing_of", "request_of", "weights_of"]
-
 # What restricts the tokens in ways that a number does not say; only that it was there is kept.
 _RESTRICTIONS: Final = (
     "logit_bias",
@@ -31,12 +29,12 @@ _RESTRICTIONS: Final = (
 )
 _SECRET: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 _UNASSERTED: Final = "default"
-"""What vLLM calls weights of which nobody told it the version."""
+"""vLLM's version of weights for which no version was set."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """One finished completion. What a function given as `attributes=` gets to see.
+    """One finished completion. Argument of a function given as `attributes=`.
 
     Attributes:
         request_id: The engine's own name of it, unique.
@@ -76,13 +74,13 @@ class Completion:
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """What the client sent as `vllm_xargs`, or the program as `SamplingParams.extra_args`."""
+        """Arguments that the client sent as `vllm_xargs`, or the program as `SamplingParams.extra_args`."""
         return getattr(self.params, "extra_args", None) or {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedCapture:
-    """What was collected of a completion that the engine has finished, on its way to the thread that records it.
+    """Data of a completion that the engine has finished, on its way to the recording thread.
 
     Attributes:
         capture: What was collected while it was sampled.
@@ -106,7 +104,7 @@ class FinishedCapture:
 
     @property
     def numbers(self) -> int:
-        """How many numbers it holds, for the bound on what waits."""
+        """Count of the numbers it holds, for the bound on the queue."""
         kept = sum(len(mask.token_ids) for mask in self.capture.masks)
         return len(self.prompt_ids) + 2 * len(self.token_ids) + kept
 
@@ -140,8 +138,8 @@ def request_of(
     """The request to be kept.
 
     Args:
-        completion: What was sampled.
-        kernel: What sampled it.
+        completion: The sampled completion.
+        kernel: Kernel that sampled it.
         logprobs_mode: `raw` or `processed`.
         attributes: Those of the user; those that every completion has are added, and give way to the user's.
 
@@ -169,7 +167,7 @@ def request_of(
 
 
 def processing_of(params: Any) -> dict[str, Scalar]:
-    """What vLLM's sampling parameters do to the distribution, by their own names; empty when nothing."""
+    """Return the effect of vLLM's sampling parameters on the distribution, by their own names; empty for none."""
     changes = effective({name: value for name in NEUTRAL if (value := getattr(params, name, None)) is not None})
     if least := getattr(params, "min_tokens", 0):
         changes["min_tokens"] = least
@@ -193,7 +191,7 @@ def kept_of(masks: Sequence[Any], tokens: int) -> KeptTokens | None:
 
 
 def weights_of(versions: Sequence[tuple[str, int]]) -> int | str | tuple[tuple[int, int], ...] | None:
-    """One version, as a number where it is one; several, when weights changed under way, as `SampledRequest` has them.
+    """Return the weight version, as a number if it is one; several, as in `SampledRequest`, after a change under way.
 
     Names that are no steps are joined by commas: no lag follows from them.
     """
@@ -206,12 +204,10 @@ def weights_of(versions: Sequence[tuple[str, int]]) -> int | str | tuple[tuple[i
 
 
 def _automatic(completion: Completion) -> dict[str, Scalar]:
-    sampled = len(completion.token_ids)
     named = {"model": completion.model, "lora": completion.lora, "finish_reason": completion.finish_reason}
     return {
         "prompt_tokens": len(completion.prompt_ids),
-        "completion_tokens": sampled,
-        "response_tokens": sampled,  # the same, as contracts about rollouts call it
+        "completion_tokens": len(completion.token_ids),
         "temperature": float(getattr(completion.params, "temperature", 1.0)),
         **{name: value for name, value in named.items() if value},
     }

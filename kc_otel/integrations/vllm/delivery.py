@@ -1,4 +1,4 @@
-"""From the engine's thread to where recorded requests go: a spool on disk, or a recorder of the same process."""
+"""Delivery of recorded requests from the engine's thread: to a spool on disk, or a recorder of the same process."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.vllm.completion import Completion, request_of
 from kc_otel.integrations.vllm.request_attributes import AttributeFunction
-from kc_otel.record.forks import PerProcess
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.recorder import Recorder
-from kc_otel.record.worker import BoundedWorker, ReasonCounts
+from kc_otel.record.worker import BoundedWorker, PerProcess, ReasonCounts
 from kc_otel.recordings.request import SampledRequest, versions_per_token
 
-__all__ = ["CaptureStats", "RecorderSink", "RequestDelivery", "RequestSink"]
+if TYPE_CHECKING:
+    from kc_otel.record.recorder import Recorder
 
 _TOKEN_BYTES: Final = 32
 """A reference and a number; prompts and completions wait as lists."""
@@ -28,7 +27,7 @@ _WAIT_FOR_WORKERS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CaptureStats:
-    """What became of requests in this process.
+    """Outcomes of the requests in this process.
 
     Attributes:
         seen: Completions that were started.
@@ -54,7 +53,7 @@ class RequestDelivery(PerProcess):
 
     Args:
         sink: Where requests go.
-        attributes: What makes their attributes.
+        attributes: Makes their attributes.
         queue_bytes: Most bytes, by estimate, that wait.
     """
 
@@ -85,7 +84,7 @@ class RequestDelivery(PerProcess):
         self._worker.put(lambda: finished, _REQUEST_BYTES + _TOKEN_BYTES * finished.numbers)
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Give what was submitted to the sink; whether that was done within `timeout` seconds."""
+        """Hand everything submitted to the sink; return True if that was done within `timeout` seconds."""
         return self._worker.flush(timeout)
 
     def close(self, timeout: float = 10.0) -> bool:
@@ -93,7 +92,7 @@ class RequestDelivery(PerProcess):
         return self._worker.close(timeout)
 
     def stats(self) -> CaptureStats:
-        """The counts now."""
+        """Return the current counts."""
         with self._lock:
             counts = dict(self._counts)
         failed = self._without_attributes.values().get("attributes", 0)
@@ -129,15 +128,15 @@ class RequestDelivery(PerProcess):
 
 
 class FinishedRequest(Protocol):
-    """What an engine has finished, on its way to the thread that records it; `FinishedCapture` is one."""
+    """Request that an engine has finished, on its way to the recording thread; `FinishedCapture` is one."""
 
     @property
     def numbers(self) -> int:
-        """How many numbers it holds, for the bound on what waits."""
+        """Count of the numbers it holds, for the bound on the queue."""
 
     @property
     def kernel(self) -> Future[Kernel]:
-        """What sampled it; waited for where the request is recorded."""
+        """Kernel that sampled it; awaited where the request is recorded."""
 
     @property
     def logprobs_mode(self) -> str:
@@ -148,7 +147,7 @@ class FinishedRequest(Protocol):
 
 
 class RequestSink(Protocol):
-    """Takes recorded requests; `kc_otel.recordings.spool.Spool` is one."""
+    """Takes recorded requests; `kc_otel.recordings.spool.spool_writer.Spool` is one."""
 
     def put(self, request: SampledRequest) -> None:
         """Take a request. Called from one thread of the instrumentation; should neither raise nor wait."""

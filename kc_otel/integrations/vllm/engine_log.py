@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-__all__ = ["EngineLog"]
-
-_OURS: Final = logging.getLogger("kc_otel")
+_OWN_LOGGER: Final = logging.getLogger("kc_otel")
 _VLLM: Final = "vllm"
 
 
@@ -26,11 +24,11 @@ class EngineLog(logging.Handler):
     @classmethod
     def attach(cls) -> None:
         """Begin, once in a process, unless somebody has given `kc_otel` handlers of its own."""
-        if _OURS.handlers:
+        if _OWN_LOGGER.handlers:
             return
-        _OURS.addHandler(cls())
-        if _OURS.level == logging.NOTSET:
-            _OURS.setLevel(logging.INFO)
+        _OWN_LOGGER.addHandler(cls())
+        if _OWN_LOGGER.level == logging.NOTSET:
+            _OWN_LOGGER.setLevel(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand a record over."""

@@ -1,11 +1,11 @@
-"""What is known of each engine of this process, and the way of a sampled request through it."""
+"""The engines of this process: their kernels, and the way of a sampled request through them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -14,15 +14,14 @@ from weakref import WeakKeyDictionary
 
 from opentelemetry import context
 
+from kc_otel.contract.model import Contract
 from kc_otel.integrations.vllm.completion import FinishedCapture
 from kc_otel.integrations.vllm.delivery import RequestDelivery
-from kc_otel.integrations.vllm.fingerprint import WORKER_METHOD, kernel_of, logprobs_mode_of
 from kc_otel.integrations.vllm.logprob_capture import RequestCapture, StepCapture, attach, supported
 from kc_otel.integrations.vllm.request_attributes import HEADERS
+from kc_otel.integrations.vllm.worker_methods import WORKER_METHOD
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.sampling import Sampler
-
-__all__ = ["Engines"]
 
 _log = logging.getLogger(__name__)
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -32,9 +31,10 @@ _RPC_SECONDS: Final = 30.0
 class _Engine:
     """One engine: its kernel version, and what its steps brought."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, contract: Contract) -> None:
         config = engine.vllm_config
         self.config: Final = config
+        self._contract = contract
         self.model: Final = str(config.model_config.served_model_name or "")
         self.logprobs_mode: Final = logprobs_mode_of(config)
         self.kernel: Final[Future[Kernel]] = Future()
@@ -51,6 +51,7 @@ class _Engine:
             kernel = Kernel("vllm", version=version)
         self.kernel.set_result(kernel)
         _log.info("kc-otel: recording kernel %s: %s", kernel.fingerprint, kernel.attributes())
+        kernel.log_otherwise(self._contract.name, self._contract.kernels.inference, _log)
 
 
 class Engines:
@@ -58,23 +59,25 @@ class Engines:
 
     Args:
         sampler: Decides by request id.
-        delivery: Takes what is finished.
+        delivery: Takes finished requests.
+        contract: Contract that declares the engines' kernel.
     """
 
-    def __init__(self, sampler: Sampler, delivery: RequestDelivery) -> None:
+    def __init__(self, sampler: Sampler, delivery: RequestDelivery, contract: Contract) -> None:
         self.delivery: Final = delivery
+        self._contract = contract
         self._sampler = sampler
         self._engines: WeakKeyDictionary[Any, _Engine] = WeakKeyDictionary()
         self._context: ContextVar[Mapping[str, Any]] = ContextVar("kc_otel_vllm_request", default=_NOTHING)
         self._asking: set[asyncio.Task[None]] = set()
 
     def known(self, engine: Any) -> bool:
-        """Whether an engine has been seen before."""
+        """Return True if an engine has been seen before."""
         return engine.output_processor in self._engines
 
     def register(self, engine: Any) -> None:
         """Meet an engine that is driven by calls, and ask its workers; a call of some milliseconds, once."""
-        state = self._engines[engine.output_processor] = _Engine(engine)
+        state = self._engines[engine.output_processor] = _Engine(engine, self._contract)
         try:
             workers = engine.collective_rpc(WORKER_METHOD, timeout=_RPC_SECONDS)
         except Exception as error:  # noqa: BLE001 - any failure of a worker is a failure of the remote call
@@ -83,7 +86,7 @@ class Engines:
 
     def register_async(self, engine: Any) -> None:
         """Meet an engine that runs in an event loop, and have its workers asked there."""
-        state = self._engines[engine.output_processor] = _Engine(engine)
+        state = self._engines[engine.output_processor] = _Engine(engine, self._contract)
 
         async def ask() -> None:
             try:
@@ -108,7 +111,7 @@ class Engines:
                 self._context.reset(token)
 
     def registered(self, processor: Any, request: Any) -> None:
-        """A completion has been registered in the front end and goes to the core next."""
+        """Note a completion that the front end has registered and hands to the core."""
         engine = self._engines.get(processor)
         state = processor.request_states.get(request.request_id)
         if engine is None or state is None or state.logprobs_processor is None:
@@ -128,7 +131,7 @@ class Engines:
             attach(request, state, self._context.get(), engine.step)
 
     def stepped(self, processor: Any, stopped: Collection[str]) -> None:
-        """The front end has processed a step; `stopped` ended with a stop string, of which the core knows nothing."""
+        """Note a step of the front end; `stopped` ended with a stop string, which the core does not see."""
         engine = self._engines.get(processor)
         if engine is None or not engine.step.touched:
             return
@@ -152,7 +155,7 @@ class Engines:
             reason = "aborted" if capture.finish_reason == "abort" else "error"
             self.delivery.drop(reason, "the engine did not finish it")
             return
-        # Copies, because the caller has these lists in hand, too.
+        # Copies, because the caller uses these lists, too.
         self.delivery.submit(
             FinishedCapture(
                 capture,
@@ -170,3 +173,64 @@ class Engines:
 def _unanswered(error: Exception) -> list[Mapping[str, str]]:
     _log.warning("kc-otel: the workers did not say which attention backend they use (%s)", error)
     return []
+
+
+_SPLITS: Final = (
+    ("tp", "tensor_parallel_size"),
+    ("pp", "pipeline_parallel_size"),
+    ("dp", "data_parallel_size"),
+    ("dcp", "decode_context_parallel_size"),
+)
+_ENVIRONMENT: Final = ("VLLM_BATCH_INVARIANT", "VLLM_CPU_ATTN_SPLIT_KV", "VLLM_CPU_INT4_W4A8")
+"""Variables that change what vLLM computes without appearing in its configuration."""
+_MODES: Final = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
+
+
+def kernel_of(
+    config: Any, version: str, workers: Sequence[Mapping[str, str]], environment: Mapping[str, str]
+) -> Kernel:
+    """The kernel version of an engine.
+
+    Args:
+        config: vLLM's `VllmConfig`.
+        version: vLLM's version.
+        workers: Report of each worker; empty if none could be asked.
+        environment: The process's environment variables.
+    """
+    model, cache, parallel, compilation = (
+        config.model_config, config.cache_config, config.parallel_config, config.compilation_config,
+    )  # fmt: skip
+    splits = [f"{short}={size}" for short, name in _SPLITS if (size := getattr(parallel, name, 1)) != 1]
+    extra: dict[str, Any] = {name.lower(): environment[name] for name in _ENVIRONMENT if environment.get(name)}
+    speculative = getattr(config, "speculative_config", None)
+    if speculative is not None:
+        extra["speculative"] = str(getattr(speculative, "method", "yes"))
+    return Kernel(
+        "vllm",
+        version=version,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        kv_cache_dtype=cache.cache_dtype,
+        attention=_joined(workers, "attention"),
+        parallelism=",".join(splits),
+        compile=_compilation(model, compilation),
+        hardware=_joined(workers, "hardware"),
+        extra=extra,
+    )
+
+
+def logprobs_mode_of(config: Any) -> str | None:
+    """`raw` or `processed`; None when the engine reports logits in place of log-probabilities."""
+    return _MODES.get(str(getattr(config.model_config, "logprobs_mode", "raw_logprobs")))
+
+
+def _compilation(model: Any, compilation: Any) -> str:
+    if model.enforce_eager:
+        return "eager"
+    graphs = getattr(compilation.cudagraph_mode, "name", compilation.cudagraph_mode)
+    mode = getattr(compilation, "mode", None)
+    return f"{getattr(mode, 'name', mode)},graphs={graphs}".lower()
+
+
+def _joined(workers: Sequence[Mapping[str, str]], name: str) -> str:
+    return "+".join(sorted({worker[name] for worker in workers if worker.get(name)}))

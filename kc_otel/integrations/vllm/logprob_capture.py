@@ -1,4 +1,4 @@
-"""Where log-probabilities are taken from a vLLM engine: the front end's output processor, for sampled requests only.
+"""Capture of log-probabilities from a vLLM engine: in the front end's output processor, for sampled requests only.
 
 The engine's core is asked for the log-probability of the sampled token (`logprobs=0`) after the front end has made its
 own state of the request, which still says that nobody asked. So nothing has to be taken out of a response again: vLLM
@@ -15,15 +15,13 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["RequestCapture", "StepCapture", "attach", "supported"]
-
 
 @dataclass(slots=True, eq=False)
 class StepCapture:
-    """What came of one step of an engine.
+    """Result of one step of an engine.
 
     Attributes:
-        touched: Captures that got anything.
+        touched: Captures that received data.
         finished: Those of them that are done.
         closed: Set when nobody looks here any more; requests under way go on without being collected.
     """
@@ -35,7 +33,7 @@ class StepCapture:
 
 @dataclass(slots=True, eq=False)
 class RequestCapture:
-    """What is collected of one completion while it is sampled. It refers to lists that vLLM keeps anyway."""
+    """Data collected of one completion while it is sampled. It refers to lists that vLLM keeps anyway."""
 
     request_id: str
     external_id: str
@@ -74,7 +72,7 @@ class RequestCapture:
             self.finish(str(finish_reason))
 
     def finish(self, reason: str) -> None:
-        """Nothing more will come."""
+        """Finish the capture."""
         if not self.finish_reason:
             self.finish_reason = reason
             self.at = time.time_ns()
@@ -82,7 +80,7 @@ class RequestCapture:
 
 
 def supported(request: Any) -> bool:
-    """Whether a request is one completion of a prompt of tokens, which can be scored again from its ids."""
+    """Return True if a request is one completion of a prompt of tokens, which can be scored again from its ids."""
     params = request.sampling_params
     return bool(
         params is not None
@@ -100,8 +98,8 @@ def attach(request: Any, state: Any, context: Mapping[str, Any], step: StepCaptu
     Args:
         request: The `EngineCoreRequest` that goes to the core after this; gets sampling parameters of its own.
         state: The front end's state of it, made from the parameters as they were.
-        context: What was known when the request came.
-        step: Where its engine's steps are collected.
+        context: Data known when the request arrived.
+        step: Collector of its engine's steps.
 
     Raises:
         TypeError: If something else has taken the place of vLLM's own processor of log-probabilities.
@@ -126,7 +124,7 @@ def attach(request: Any, state: Any, context: Mapping[str, Any], step: StepCaptu
     )
     # The request's own state gets another processor: vLLM's, with what it was made of, and a look at what passes.
     state.logprobs_processor = capturing = _capturing_processor()(
-        **{each.name: getattr(processor, each.name) for each in fields(processor)}
+        **{attribute.name: getattr(processor, attribute.name) for attribute in fields(processor)}
     )
     capturing.kc_otel_capture = capture
     if not capture.asked:

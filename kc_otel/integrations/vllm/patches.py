@@ -1,4 +1,4 @@
-"""What is changed in vLLM while it is instrumented, and changed back afterwards.
+"""Changes to vLLM while it is instrumented, undone afterwards.
 
 vLLM's plugin groups do not reach what is needed: stat loggers see no log-probabilities, logits processors run in the
 worker before the token is sampled, endpoint plugins add routes and have to be allowed by name. So these are wrapped:
@@ -19,29 +19,15 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from kc_otel._extras import extra
 from kc_otel.integrations.vllm.engines import Engines
-from kc_otel.integrations.vllm.fingerprint import WORKER_METHOD, described
 from kc_otel.integrations.vllm.request_attributes import RequestHeaders
-from kc_otel.integrations.vllm.weights import WEIGHTS_METHOD, worker_digests
-
-__all__ = ["Patches", "add_worker_method"]
+from kc_otel.integrations.vllm.worker_methods import WORKER_METHODS, WORKER_MODULE
 
 _log = logging.getLogger(__name__)
-_WORKER: Final = "vllm.v1.worker.worker_base"
-_WORKER_METHODS: Final = {WORKER_METHOD: described, WEIGHTS_METHOD: worker_digests}
-
-
-def add_worker_method() -> None:
-    """Let workers of this process answer what they are asked of their kernel and weights, if there may be any."""
-    module = sys.modules.get(_WORKER)
-    if module is not None:
-        for name, method in _WORKER_METHODS.items():
-            setattr(module.WorkerBase, name, method)
 
 
 class Patches:
@@ -59,7 +45,7 @@ class Patches:
         self._active = False
 
     def apply(self) -> None:
-        """Wrap what is loaded, and the rest when it is."""
+        """Wrap loaded modules now and the others when they are imported."""
         with extra("vllm", "the instrumentation of vLLM"):
             from wrapt import register_post_import_hook  # noqa: PLC0415 - comes with opentelemetry-instrumentation
 
@@ -69,7 +55,7 @@ class Patches:
             register_post_import_hook(functools.partial(self._loaded, wrap), module)
 
     def revert(self) -> None:
-        """Put back what was there, except where somebody else has wrapped our wrapper meanwhile: that lets all pass."""
+        """Restore the originals; where another wrapper surrounds ours, ours passes calls through."""
         self._active = False
         for owner, name, ours in reversed(self._undo):
             if owner.__dict__.get(name) is not ours:
@@ -86,7 +72,7 @@ class Patches:
             "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine),
             "vllm.v1.engine.async_llm": lambda module: self._async_engine(module.AsyncLLM),
             "vllm.entrypoints.launchers.app": self._server,
-            _WORKER: self._workers,
+            WORKER_MODULE: self._workers,
         }
 
     def _loaded(self, wrap: Callable[[Any], None], module: Any) -> None:
@@ -99,7 +85,7 @@ class Patches:
 
     def _workers(self, module: Any) -> None:
         # The plugin may have given them, in which case they stay.
-        for name, method in _WORKER_METHODS.items() - module.WorkerBase.__dict__.items():
+        for name, method in WORKER_METHODS.items() - module.WorkerBase.__dict__.items():
             self._put(module.WorkerBase, name, method)
 
     def _output_processor(self, module: Any) -> None:
@@ -207,7 +193,7 @@ class Patches:
 
 
 def _argument(function: Any, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """What reads an argument of a method from how it was called, `self` left out."""
+    """Return a reader of a method's argument from its call, `self` left out."""
     position = list(inspect.signature(function).parameters).index(name) - 1
 
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
-"""What vLLM calls in each of its processes: the plugin of its group `vllm.general_plugins`.
+"""Plugin of vLLM's group `vllm.general_plugins`, called in each of its processes.
 
-It may be called several times in a process, must not stop vLLM from starting, and has nothing to do where nobody asked
-for it. It asks by environment variables, which processes of vLLM inherit.
+It may be called several times in a process, must not stop vLLM from starting, and does nothing unless enabled. It is
+enabled by environment variables, which vLLM's processes inherit.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 import os
 
-__all__ = ["load"]
-
 _log = logging.getLogger(__name__)
 
 
 def load() -> None:
-    """Instrument this process if the environment says so; what goes wrong is logged once, by the first process."""
+    """Instrument this process if the environment says so; failures are logged once, by the first process."""
     try:
-        from kc_otel.integrations.vllm.patches import add_worker_method  # noqa: PLC0415 - nothing may be raised from here
-        from kc_otel.integrations.vllm.settings import configured  # noqa: PLC0415
+        from kc_otel.integrations.vllm.worker_methods import (  # noqa: PLC0415 - nothing may be raised from here
+            add_worker_method,
+            configured,
+        )
 
         # Also for a program that instruments itself, whose workers are other processes.
         add_worker_method()

@@ -1,4 +1,4 @@
-"""Which attributes a request's slices are made of, and where its sender put them.
+"""Attributes for a request's slices, and the places where its sender puts them.
 
 Clients of the OpenAI-compatible server have three places: `vllm_xargs` in the body (`extra_body` in OpenAI's client),
 W3C baggage, and headers. By default what the contract's slices ask for is looked for in the first two, by its name.
@@ -19,29 +19,19 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.vllm.completion import Completion
 
-__all__ = [
-    "HEADERS",
-    "AttributeFunction",
-    "AttributeSource",
-    "RequestHeaders",
-    "attributes_of",
-    "sources_of",
-    "sources_of_contract",
-]
-
 AttributeFunction = Callable[[Completion], Mapping[str, Scalar]]
 
 HEADERS: Final[ContextVar[Iterable[tuple[bytes, bytes]]]] = ContextVar("kc_otel_vllm_headers", default=())
 """Names (lower case) and values, as ASGI has them."""
 _Scope = MutableMapping[str, Any]
 _PLACES: Final = ("xarg", "baggage", "header")
-_LONGEST: Final = 256
+_MAX_VALUE_CHARACTERS: Final = 256
 """Characters kept of a value: slices are made of short words, and a client must not fill the spool."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttributeSource:
-    """Where one attribute comes from.
+    """Source of one attribute.
 
     Attributes:
         attribute: Its name.
@@ -62,7 +52,7 @@ class AttributeSource:
             if isinstance(found, bool | int | float):
                 return found
             if isinstance(found, str):
-                return found[:_LONGEST]
+                return found[:_MAX_VALUE_CHARACTERS]
         return _number_or_text(completion.baggage.get(self.name)) if self.place != "xarg" else None
 
 
@@ -87,7 +77,7 @@ def sources_of(text: str) -> tuple[AttributeSource, ...]:
 
 def sources_of_contract(contract: Contract) -> tuple[AttributeSource, ...]:
     """A source for every attribute that the contract's slices ask for."""
-    names = {name for spec in contract.slices.values() for name in spec.where}
+    names = {name for spec in contract.slices.values() for name in spec.conditions}
     return tuple(AttributeSource(name, "any", name) for name in sorted(names))
 
 
@@ -102,7 +92,7 @@ def attributes_of(sources: Iterable[AttributeSource]) -> AttributeFunction:
 
 
 def _number_or_text(value: Any) -> Scalar | None:
-    """Headers and baggage are text; a slice such as `priority: ">= 3"` is about a number."""
+    """Convert text to a number where it is one: a slice such as `priority: ">= 3"` needs it."""
     if value is None:
         return None
     for kind in (int, float):
@@ -110,7 +100,7 @@ def _number_or_text(value: Any) -> Scalar | None:
             return kind(value)
         except ValueError:
             continue
-    return str(value)[:_LONGEST]
+    return str(value)[:_MAX_VALUE_CHARACTERS]
 
 
 class RequestHeaders:

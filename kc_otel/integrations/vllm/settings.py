@@ -1,4 +1,4 @@
-"""How the instrumentation is configured: arguments of `instrument`, and for programs that nobody changes, variables.
+"""Configuration of the instrumentation: arguments of `instrument`, or variables for programs that nobody edits.
 
 - `KC_OTEL_CONTRACT`, argument `contract`: path of the contract. Without it nothing is instrumented.
 - `KC_OTEL_SPOOL`, argument `spool`: file that keeps recorded requests for `kc-otel rescore`. Without it, the file that
@@ -26,8 +26,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
+from kc_otel.contract.read import read_contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import parse_duration
 from kc_otel.integrations.vllm.delivery import RecorderSink, RequestSink
@@ -37,26 +37,24 @@ from kc_otel.integrations.vllm.request_attributes import (
     sources_of,
     sources_of_contract,
 )
+from kc_otel.integrations.vllm.worker_methods import is_disabled
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.recorder import Recorder
 from kc_otel.record.sampling import Sampler
 from kc_otel.recordings.spool.spool_file import MIN_BYTES
-
-__all__ = ["Settings", "configured", "default_spool", "settings_of"]
 
 _SHIFTS: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
-    """What to record and where to put it.
+    """Data to record, and its destination.
 
     Attributes:
         contract: The contract.
         sink: Where requests go.
         sampler: Which ones.
-        attributes: What their slices are made of.
-        close: Ends a sink that was made here and that nobody else has in hand; None for others.
+        attributes: Attributes for their slices.
+        close: Closes a sink that was made here and is not used elsewhere; None for others.
     """
 
     contract: Contract
@@ -64,11 +62,6 @@ class Settings:
     sampler: Sampler
     attributes: AttributeFunction
     close: Callable[[], object] | None = None
-
-
-def configured(environment: Mapping[str, str]) -> bool:
-    """Whether the environment asks for instrumentation."""
-    return bool(environment.get("KC_OTEL_CONTRACT")) and not _disabled(environment)
 
 
 def default_spool(contract: Contract, environment: Mapping[str, str]) -> Path:
@@ -106,9 +99,9 @@ def settings_of(
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} are given, but requests go to one place; choose one")
     path = environment.get("KC_OTEL_CONTRACT") if contract is None else contract
-    if not path or _disabled(environment):
+    if not path or is_disabled(environment):
         return None
-    loaded = path if isinstance(path, Contract) else load(path)
+    loaded = path if isinstance(path, Contract) else read_contract(path)
     where = sink or _sink(loaded, spool, train, environment)
     sampler = Sampler(_sampling(loaded, sampling, where, environment))
     close = None if sink is not None or train is not None else getattr(where, "close", None)
@@ -119,10 +112,12 @@ def _sink(
     contract: Contract, spool: str | os.PathLike[str] | None, train: Kernel | None, environment: Mapping[str, str]
 ) -> RequestSink:
     if train is not None:
+        from kc_otel.record.recorder import Recorder  # noqa: PLC0415 - a spool needs none
+
         return RecorderSink(Recorder(contract, train=train))
     if spool is None and (factory := environment.get("KC_OTEL_SINK")):
         return _made_by(factory)
-    from kc_otel.recordings.spool import Spool  # noqa: PLC0415 - a recorder needs none
+    from kc_otel.recordings.spool.spool_writer import Spool  # noqa: PLC0415 - a recorder needs none
 
     file = Path(spool or environment.get("KC_OTEL_SPOOL") or default_spool(contract, environment))
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +125,7 @@ def _sink(
 
 
 def _retention(environment: Mapping[str, str]) -> dict[str, Any]:
-    """How much the spool keeps and for how long, where somebody says so."""
+    """Return the spool's limits on size and age, where they are set."""
     found: dict[str, Any] = {}
     if text := environment.get("KC_OTEL_SPOOL_MAX_AGE", "").strip():
         try:
@@ -189,7 +184,3 @@ def _made_by(factory: str) -> RequestSink:
     if not callable(getattr(made, "put", None)):
         raise ValueError(f"KC_OTEL_SINK: {factory!r} made {made!r}, which has no method put")  # noqa: TRY004
     return made  # type: ignore[no-any-return]  # has what a sink has
-
-
-def _disabled(environment: Mapping[str, str]) -> bool:
-    return environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"

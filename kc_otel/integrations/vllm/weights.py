@@ -8,23 +8,10 @@ Workers answer by a method that the plugin of kc-otel gives them, so they may be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
+from kc_otel.integrations.vllm.worker_methods import WEIGHTS_METHOD
 from kc_otel.record.weights_arrived import EngineWeights, WeightReport, compare_weights
-
-__all__ = ["WEIGHTS_METHOD", "check_weights", "worker_digests"]
-
-WEIGHTS_METHOD: Final = "kc_otel_weights"
-"""Name under which the worker's class gets `worker_digests`, so that `collective_rpc` can call it."""
-
-
-def worker_digests(worker: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Digests of what a worker's model holds, under a trainer's names; it runs there, as a method of the worker."""
-    from kc_otel.record.measure.module_digests import module_digests  # noqa: PLC0415 - only where it is asked
-
-    found: dict[str, Any] = module_digests(worker.get_model(), shapes)
-    return found
 
 
 def check_weights(engine: Any, model: Any, *, before: WeightReport | None = None) -> WeightReport:

@@ -17,8 +17,6 @@ from kc_otel.judge.column_message import WireColumns
 from kc_otel.machine_code import ADDRESS, DOUBLE, NUMBER, address, function
 from kc_otel.stats.histogram_columns import SideColumns
 
-__all__ = ["CLOSED", "LIMITS", "NONE", "ROW", "SIDE", "SLOT", "SPAN", "Known", "used_ends", "used_parts"]
-
 Array = NDArray[Any]
 
 SIDE: Final = 160
@@ -69,7 +67,7 @@ _used_ends: Final = function("kc_used_ends", ADDRESS, NUMBER, ADDRESS, ADDRESS, 
 
 
 class _Known(Structure):
-    """What is known, as `fold.c` has it."""
+    """State of the fold, in the layout of `fold.c`."""
 
     _fields_ = (
         *(("rows", ADDRESS), ("row_buckets", ADDRESS), ("most_rows", NUMBER)),
@@ -112,7 +110,7 @@ class Known:
     ) -> int:
         """Take the plain ones of some points, in their order.
 
-        A stream's points that follow on one that is left are left as well: what becomes of them may depend on it.
+        A stream's points after one that is left are left as well, because their outcome may depend on it.
 
         Args:
             wire: The message.
@@ -134,7 +132,7 @@ class Known:
 
 
 def used_parts(slots: Array, buckets: Array, which: NDArray[np.int64], side: int) -> SideColumns:
-    """What is used of one sign's buckets of some slots.
+    """Return the used buckets of one sign of some slots.
 
     Args:
         slots: SLOT [s].
@@ -150,7 +148,7 @@ def used_parts(slots: Array, buckets: Array, which: NDArray[np.int64], side: int
 
 
 def used_ends(cells: Array, rows: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
-    """Where what has observations begins and ends, within `begins` to `ends` of some rows of counts.
+    """Return the first and last used buckets of some rows of counts, within `begins` to `ends`.
 
     Args:
         cells: Counts, int64 [*, buckets].

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from kc_otel.judge.column_message import WireColumns
 from kc_otel.machine_code import ADDRESS, NUMBER, function
 
-__all__ = ["MessageLayouts"]
-
 _MOST_BYTES: Final = 16 * 1024 * 1024
-"""Of all layouts together: what identifies a hundred thousand streams of usual attributes."""
+"""Bytes of all layouts together: enough to identify a hundred thousand streams of usual attributes."""
 _OTHER, _SAME, _PLAIN = 0, 1, 2
 _Key = tuple[bytes, bytes, int]
 _OF_A_MESSAGE: Final = (ADDRESS, ADDRESS, NUMBER, ADDRESS, NUMBER)
@@ -30,7 +28,7 @@ _is_same: Final = function("kc_is_same", *_OF_A_MESSAGE, ADDRESS, ADDRESS, ADDRE
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a message's streams are identified by, and their rows.
+    """Identities of a message's streams, and their rows.
 
     Attributes:
         identities: Resource, scope, name and unit of each metric, then the attributes of each point; uint8.
@@ -47,7 +45,7 @@ class _Layout:
 
     @cached_property
     def addresses(self) -> tuple[int, int, int]:
-        """Of all but the rows."""
+        """Addresses of the arrays other than the rows."""
         return self.identities.ctypes.data, self.metrics.ctypes.data, self.sizes.ctypes.data
 
     @property

@@ -1,22 +1,22 @@
-"""What is known of streams, in arrays: a message's columns are folded into them by one loop.
+"""State of streams in arrays: one loop folds a message's columns into them.
 
 This is the usual case of `point_streams`, and of what follows there on a point that counts: a cumulative exponential
 histogram that continues the value before it, in the same buckets, in the order of time. A point of which anything else
 is true, or which is so close to a rule's border that rounding might decide otherwise, is left to the code that takes
-points one by one. That code decides everything that is not plain, and remains the only one that knows the rules.
+points one by one. That code decides all other cases, and remains the only one that knows the rules.
 
     message --> columns --> rows (newest value of each stream) --> slots (what was counted, by series and panes)
                    |                                                       |
                    '--> what is not plain: point by point                  '--> panes, before anything reads them
 
-A row mirrors one writer of a `PointStream`: the one that was heard last. Whoever takes a point of the stream by itself
-has to `release` it first; `settle` brings streams and series up to date.
+A row mirrors one writer of a `PointStream`: the one that was heard last. Code that takes a point of the stream by
+itself has to `release` it first; `settle` brings streams and series up to date.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -24,32 +24,33 @@ from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.column_message import ColumnMessage, WireColumns
-from kc_otel.judge.columns.fold import LIMITS, Known
+from kc_otel.judge.columns.fold import CLOSED, LIMITS, NONE, SLOT, SPAN, Known, used_parts
 from kc_otel.judge.columns.message_layouts import MessageLayouts
-from kc_otel.judge.columns.series_slots import SeriesSlots
 from kc_otel.judge.columns.stream_rows import StreamRows
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.judge.otlp.wire_columns import read_columns
 from kc_otel.judge.point_streams import Horizon
-from kc_otel.judge.points import DRIFT_NAMES, INVALID, Point, walk
+from kc_otel.judge.points import DRIFT_NAMES, Point, PointKind, walk
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
-
-__all__ = ["StreamColumns"]
+from kc_otel.stats.histogram_columns import HistogramColumns
 
 _MOST_ROWS: Final = 32_768
 _MOST_KEYS: Final = 2 * _MOST_ROWS
 """Spellings of streams that are known: their attributes may be listed in any order."""
 _CHUNK: Final = 1024
 """Points that are folded at once; they may need a slot each."""
+_NO_KEYS: Final[dict[bytes, int]] = {}
+Numbers = NDArray[np.int64]
+_SLOTS: Final = 4096
 
 
 class StreamColumns:
     """Rows of streams, and slots of what they counted, of any number of contracts.
 
     Args:
-        states: What is remembered, by the contract's name: where streams and series are.
+        states: State by the contract's name, with the streams and series.
 
     Attributes:
         taken: Points that were taken from columns so far.
@@ -68,7 +69,7 @@ class StreamColumns:
         self.forget()
 
     def forget(self) -> None:
-        """Know nothing of any stream; what was counted has to be settled before."""
+        """Forget every stream; counts must be settled before."""
         self._generation += 1
         self._keys: dict[tuple[bytes, bytes, bytes, int], dict[bytes, int]] = {}
         self._key_count = 0
@@ -113,19 +114,19 @@ class StreamColumns:
             self._layouts.learn(wire, message.rows)
         return message
 
-    def fold(self, message: ColumnMessage, horizons: Mapping[str, Horizon], now: float) -> int:
-        """Take what is plain, and note in the message what that was.
+    def fold(self, message: ColumnMessage, horizons: Mapping[str, Horizon], now: float) -> tuple[int, int]:
+        """Take the plain points, and note in the message which ones.
 
         Args:
-            message: What arrived.
-            horizons: What the clock says, by the contract's name.
+            message: The message.
+            horizons: Time limits, by the contract's name.
             now: When it arrived, Unix seconds.
 
         Returns:
-            How many points were taken; all of them are accepted.
+            How many points were taken, and how many of these were older than they may be when they came.
         """
         if message.request is not None:
-            return 0
+            return 0, 0
         wire = message.wire
         self._message += 1
         if message.known != self._generation:
@@ -153,7 +154,22 @@ class StreamColumns:
             self._states[number].events["gap"] += int(gaps[number])
         taken = int(np.count_nonzero(message.taken))
         self.taken += taken
-        return taken
+        return taken, self._behind(message, now)
+
+    def _behind(self, message: ColumnMessage, now: float) -> int:
+        """Count the points that were taken and were too old when they arrived."""
+        ages = now - message.wire.points["time"] / 1e9
+        if not ages.size or ages.max() <= min(state.timely for state in self._states):
+            return 0
+        taken = np.flatnonzero(message.taken)
+        contracts, found = self._rows.rows["contract"][message.rows[taken]], 0
+        for number in np.unique(contracts).tolist():
+            state, old = self._states[number], ages[taken][contracts == number]
+            old = old[old > state.timely]
+            if old.size:
+                state.untimely = float(old[-1]), now
+                found += old.size
+        return found
 
     def _known(self) -> Known:
         """Rows and slots as they are now."""
@@ -188,7 +204,8 @@ class StreamColumns:
 
         One of other buckets may clear what its series holds; all that was counted before is there first.
         """
-        if self._slots.used and isinstance(point.histogram, ExplicitHistogram) and point.metric != INVALID:
+        explicit = point.kind is PointKind.HISTOGRAM and isinstance(point.histogram, ExplicitHistogram)
+        if self._slots.used and explicit:
             self._slots.settle()
         row = self._rows.find(point)
         if row is not None and self._rows.rows[row]["loaded"]:
@@ -216,7 +233,7 @@ class StreamColumns:
         if self._key_count >= _MOST_KEYS or len(self._rows.names) >= _MOST_ROWS:
             self.settle()
             self.forget()
-        row, plain = self._rows.load(point.stream, key, stream.writers[-1], stream.heard)
+        row, plain = self._rows.load(point.stream, key, stream)
         into = self._rows.rows[row]
         into["contract"] = self._contract[contract]
         if plain:
@@ -250,11 +267,109 @@ class StreamColumns:
 
 
 def _has_other_layouts(wire: WireColumns) -> bool:
-    """Whether one of our quantities has explicit bounds: which layout a series has may depend on what comes first."""
+    """Return True if one of our quantities has explicit bounds: a series' layout may then depend on the first point."""
     return any(
         not of["exponential"] and wire.name(metric).decode("utf-8", "replace") in DRIFT_NAMES
         for metric, of in enumerate(wire.metrics)
     )
 
 
-_NO_KEYS: Final[dict[bytes, int]] = {}
+class _Counted(NamedTuple):
+    """Slots of one contract's series.
+
+    Attributes:
+        contract: Its number.
+        which: Numbers of the slots, ascending.
+        keys: The series of each.
+    """
+
+    contract: int
+    which: Numbers
+    keys: list[SeriesKey]
+
+
+class SeriesSlots:
+    """The slots, and whose they are.
+
+    Args:
+        states: Where the series are, by the number of their contract.
+
+    Attributes:
+        slots: The counts, without the buckets: SLOT [n].
+        buckets: Counts of the positive and of the negative buckets [2, n, SPAN]; unwritten where a slot has none.
+        used: How many slots are in use.
+        of: The slots that each series counts into, one for even and one for odd short panes: where a pane ends, some
+            senders are still in the one before [series, 2]. NONE for no slot, CLOSED for a series that takes nothing.
+    """
+
+    def __init__(self, states: Sequence[ContractState]) -> None:
+        self._states = states
+        self.slots = np.zeros(_SLOTS, SLOT)
+        self.buckets = np.zeros((2, _SLOTS, SPAN), np.int64)
+        self.used = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget every series; counts must be settled before."""
+        self._numbers: dict[tuple[int, SeriesKey], int] = {}
+        self._keys: list[tuple[int, SeriesKey]] = []
+        self._settled, self._counted = np.zeros(0, np.int64), list[_Counted]()
+        self.of = np.full((64, 2), NONE)
+
+    def number_of(self, contract: int, key: SeriesKey) -> int:
+        """The number of a series, which is open from now on."""
+        number = self._numbers.get((contract, key))
+        if number is None:
+            number = self._numbers[contract, key] = len(self._keys)
+            self._keys.append((contract, key))
+            if number == len(self.of):
+                self.of = np.concatenate([self.of, np.full((number, 2), NONE)])
+        elif self.of[number, 0] == CLOSED:
+            self.of[number] = NONE
+        return number
+
+    def close(self, metric: str) -> None:
+        """Count nothing for a metric's series until they are opened."""
+        for number, (_, key) in enumerate(self._keys):
+            if key.metric == metric:
+                self.of[number] = CLOSED
+
+    def make_room(self, most: int) -> None:
+        """See to it that as many more slots may be taken."""
+        if self.used + most > self.slots.size:
+            self.settle()
+
+    def settle(self) -> None:
+        """Put what was counted into panes."""
+        used, self.used = self.used, 0
+        if not used:
+            return
+        every = self.slots[:used]
+        series = every["series"].copy()
+        self.of[series] = NONE
+        for number, which, keys in self._by_contract(series):
+            of = every if which.size == used else every[which]
+            sides = (used_parts(self.slots, buckets, which, side) for side, buckets in enumerate(self.buckets))
+            columns = HistogramColumns(
+                of["scale"].copy(),
+                of["zero_threshold"].copy(),
+                of["count"].copy(),
+                of["zero_count"].copy(),
+                of["sum"] + of["carry"],
+                of["min"].copy(),
+                of["max"].copy(),
+                of["observed"] != 0,
+                *sides,
+            )
+            self._states[number].count_all(keys, columns, of["newest"].tolist(), of["now"].tolist())
+
+    def _by_contract(self, series: Numbers) -> list[_Counted]:
+        """The slots of each contract, by their series: the same as the last time, mostly."""
+        if not np.array_equal(series, self._settled):
+            keys = [self._keys[number] for number in series.tolist()]
+            contracts = np.array([contract for contract, _ in keys])
+            self._settled, self._counted = series, []
+            for number in np.unique(contracts).tolist():
+                which = np.flatnonzero(contracts == number)
+                self._counted.append(_Counted(number, which, [keys[slot][1] for slot in which.tolist()]))
+        return self._counted

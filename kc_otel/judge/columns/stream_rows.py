@@ -1,4 +1,4 @@
-"""Rows of streams: what each one's newest value said, as the fold needs it.
+"""Rows of streams: the newest value of each, as the fold needs it.
 
 A row mirrors one writer of a `PointStream`: the one that was heard last. While it is ahead of the stream it is `dirty`;
 `write_back` brings streams up to date.
@@ -14,14 +14,12 @@ import numpy as np
 from kc_otel.judge.columns.fold import ROW, SIDE, used_ends
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.histograms import magnitude
-from kc_otel.judge.point_streams import LatestValue
+from kc_otel.judge.point_streams import PointStream
 from kc_otel.judge.points import Point
 from kc_otel.judge.series import SeriesKey
 from kc_otel.stats import Buckets, ExponentialHistogram
 
-__all__ = ["StreamRows"]
-
-_SAID: Final = (
+_FIELDS_FOR_FINDINGS: Final = (
     *("contract", "time", "heard", "scale", "count", "sum", "zero_count", "min", "max", "zero_threshold"),
     *("positive_offset", "negative_offset"),
 )
@@ -34,7 +32,7 @@ class StreamRows:
         states: Where the streams are, by the number of their contract.
 
     Attributes:
-        rows: What was said, but for the buckets: ROW [n].
+        rows: The points without their buckets: ROW [n].
         buckets: Counts of the positive and of the negative buckets of each [2, n, SIDE].
         names: Digest and series of the stream of each row.
     """
@@ -60,17 +58,20 @@ class StreamRows:
         """The row of a point's stream; None where it has none."""
         return self._row_of.get(point.stream)
 
-    def load(self, stream: bytes, key: SeriesKey, value: LatestValue, heard: float) -> tuple[int, bool]:
+    def load(self, name: bytes, key: SeriesKey, stream: PointStream) -> tuple[int, bool]:
         """A stream's row, with its newest value, and whether it may be folded into."""
-        row = self._row_of.get(stream)
+        row = self._row_of.get(name)
         if row is None:
-            row = self._row_of[stream] = len(self.names)
-            self.names.append((stream, key))
+            row = self._row_of[name] = len(self.names)
+            self.names.append((name, key))
             if row == self.rows.size:
                 self._grow()
-        into, histogram = self.rows[row], value.histogram
+        into, value = self.rows[row], stream.writers[-1]
+        histogram = value.histogram
         into["loaded"] = into["dirty"] = 0
-        into["heard"] = heard
+        into["heard"] = stream.heard
+        if any(other.start == value.start for other in stream.writers[:-1]):
+            return row, False
         if not isinstance(histogram, ExponentialHistogram) or not histogram.maximum_observed or value.doubted:
             return row, False
         positive, negative = histogram.positive, histogram.negative
@@ -113,13 +114,13 @@ class StreamRows:
         rows = np.flatnonzero(self.rows["dirty"]) if only is None else np.array([only])
         rows = rows[self.rows["dirty"][rows] == 1]
         self.rows["dirty"][rows] = 0
-        said = {name: self.rows[name][rows].tolist() for name in _SAID}
+        said = {name: self.rows[name][rows].tolist() for name in _FIELDS_FOR_FINDINGS}
         zero = np.zeros_like(rows)
         above = used_ends(self.buckets[0], rows, zero, self.rows["positive_size"][rows]).tolist()
         below = used_ends(self.buckets[1], rows, zero, self.rows["negative_size"][rows]).tolist()
         for at, row in enumerate(rows.tolist()):
             contract, time, heard, scale, count, sum, zeros, low, high, threshold, up, down = [
-                said[name][at] for name in _SAID
+                said[name][at] for name in _FIELDS_FOR_FINDINGS
             ]
             (first, end), (first_below, end_below) = above[at], below[at]
             positive, negative = self.buckets[0, row, first:end], self.buckets[1, row, first_below:end_below]

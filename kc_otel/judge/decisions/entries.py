@@ -1,15 +1,23 @@
-"""What the decision table is made of: routes, directives, pins, canaries, and what people took back."""
+"""The decision table and what it is made of: routes, directives, pins, canaries, promotions, what people took back.
+
+Routing processes read it, so that nothing here needs more than the standard library.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
 from enum import StrEnum
+from typing import Any, Final
 
-__all__ = ["Canary", "Directive", "DirectiveKind", "Pin", "Resumption", "Route"]
+TRAIN_KERNEL: Final = "train-kernel"
+INFERENCE_KERNEL: Final = "inference-kernel"
 
 
 class DirectiveKind(StrEnum):
-    """What a directive asks for."""
+    """Kind of a directive."""
 
     SAMPLING = "sample-more"
     LOCATE = "locate"
@@ -21,7 +29,7 @@ class DirectiveKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Route:
-    """A slice is kept away from one version of the inference kernel.
+    """An order that keeps a slice away from a version of the inference kernel.
 
     Attributes:
         contract: metadata.name.
@@ -48,7 +56,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Directive:
-    """What a firing alert asks of recorders, promotion, training loops and machines that can locate.
+    """A request by a firing alert to recorders, promotion, training loops or machines that can locate.
 
     Attributes:
         contract: metadata.name.
@@ -116,6 +124,21 @@ class Canary:
     until: float | None = None
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Promoted:
+    """A version of the inference kernel that passed every stage: it serves even while the evaluator does not answer.
+
+    Attributes:
+        contract: metadata.name.
+        version: Short fingerprint of the inference kernel version.
+        since: Unix time, seconds.
+    """
+
+    contract: str
+    version: str
+    since: float
+
+
 @dataclass(frozen=True, slots=True)
 class Resumption:
     """A person gave a slice back to the inference kernel.
@@ -135,3 +158,116 @@ class Resumption:
     why: str
     at: float
     versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionTable:
+    """Decision table, as the evaluator publishes it.
+
+    Attributes:
+        version: Counts up with every change of content.
+        at: Unix time of the last change, seconds.
+        routes: Sorted by contract, slice and avoided version.
+        directives: Sorted by contract, kind and slice.
+        resumptions: The latest ones, oldest first.
+        pins: Sorted by contract and slice; one for each.
+        canaries: Sorted by contract, slice and version; one for each.
+        promoted: Versions that were promoted to full, sorted by contract and version.
+    """
+
+    version: int = 0
+    at: float = 0.0
+    routes: tuple[Route, ...] = ()
+    directives: tuple[Directive, ...] = ()
+    resumptions: tuple[Resumption, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    canaries: tuple[Canary, ...] = ()
+    promoted: tuple[Promoted, ...] = ()
+
+    @property
+    def tag(self) -> str:
+        """16 hexadecimal digits that tell this table from another one of the same version."""
+        return hashlib.blake2b(self.to_json().encode(), digest_size=8).hexdigest()
+
+    def to_json(self) -> str:
+        """Return the table as compact JSON, which `from_plain` reads."""
+        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> DecisionTable:
+        """Read the table that an evaluator sent; fields and kinds of directives that a later version added are ignored.
+
+        It is read by hand, because a serving process that routes has no need of pydantic.
+
+        Raises:
+            ValueError: If it is not such an object.
+        """
+        if not isinstance(plain, Mapping):
+            raise ValueError(f"a decision table is an object, not {type(plain).__name__}")  # noqa: TRY004 - as of bad JSON
+        if missing := _REQUIRED - plain.keys():
+            raise ValueError(
+                f"a decision table has {', '.join(sorted(_REQUIRED))}; {', '.join(sorted(missing))} is missing"
+            )
+        lists = {
+            name: tuple(_entry(kind, entry, f"{name}[{place}]") for place, entry in enumerate(_list(plain, name)))
+            for name, kind in _ENTRIES.items()
+        }
+        known = [entry for entry in _list(plain, "directives") if _kind_of(entry) in DIRECTIVE_KINDS]
+        directives = tuple(_entry(Directive, entry, f"directives[{place}]") for place, entry in enumerate(known))
+        version, at = _value("int", plain["version"], "version"), _value("float", plain["at"], "at")
+        return cls(version=version, at=at, directives=directives, **lists)
+
+
+_REQUIRED: Final = frozenset({"version", "at", "routes", "directives", "resumptions"})
+"""Fields without which an object is no table."""
+_ENTRIES: Final[Mapping[str, type[Any]]] = {
+    "routes": Route,
+    "resumptions": Resumption,
+    "pins": Pin,
+    "canaries": Canary,
+    "promoted": Promoted,
+}
+DIRECTIVE_KINDS: Final = frozenset(kind.value for kind in DirectiveKind)
+
+
+def _list(plain: Mapping[str, Any], name: str) -> list[Any]:
+    found = plain.get(name, [])
+    if not isinstance(found, list | tuple):
+        raise ValueError(f"{name}: not a list")  # noqa: TRY004 - readers of JSON catch ValueError
+    return list(found)
+
+
+def _kind_of(entry: Any) -> Any:
+    """Return an entry's kind, also one that only a later version knows; a known kind for what is no directive."""
+    kind = entry.get("kind") if isinstance(entry, Mapping) else None
+    return kind if isinstance(kind, str) else next(iter(DIRECTIVE_KINDS))
+
+
+def _entry(kind: type[Any], plain: Any, where: str) -> Any:
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"{where}: not an object")  # noqa: TRY004
+    values = {}
+    for field in fields(kind):
+        if field.name in plain:
+            values[field.name] = _value(str(field.type), plain[field.name], f"{where}.{field.name}")
+        elif field.default is MISSING:
+            raise ValueError(f"{where}.{field.name} is missing")
+    return kind(**values)
+
+
+def _value(kind: str, value: Any, where: str) -> Any:
+    """A value of a field's type, by the type's name."""
+    if value is None and kind.endswith(" | None"):
+        return None
+    match kind.removesuffix(" | None"):
+        case "str" if isinstance(value, str):
+            return value
+        case "int" if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        case "float" if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        case "DirectiveKind" if isinstance(value, str):
+            return DirectiveKind(value)
+        case "tuple[str, ...]" if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+    raise ValueError(f"{where}: {value!r:.40} is not of type {kind}")

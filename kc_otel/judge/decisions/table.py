@@ -6,7 +6,9 @@ has moved away, not when the kernel is mended; a person resumes it, or `until` p
 later is not avoided. A directive lasts as long as the alert that asked for it.
 
 A person's pin says which kernel serves a slice, whatever routes say and whether or not the evaluator is there. A
-canary gives a version of the inference kernel a share of the requests that neither a pin nor a route has decided.
+canary gives a version of the inference kernel a share of the requests that neither a pin to the training kernel nor a
+route has decided: a pin to the inference kernel lifts no limit of a version that is being tried or was rolled back. A
+version that was promoted to full is the only one that serves while the evaluator cannot be asked.
 
 The table is a value. Its version counts up when its content changes and only then. An evaluator that has lost its state
 counts from the start, so a client compares `tag` too, which is made of the content.
@@ -14,99 +16,28 @@ counts from the start, so a client compares `tag` too, which is made of the cont
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, TypeVar
-
-from pydantic import BeforeValidator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.decisions.entries import Canary, Directive, DirectiveKind, Pin, Resumption, Route
+from kc_otel.judge.decisions.entries import (
+    DIRECTIVE_KINDS,
+    INFERENCE_KERNEL,
+    TRAIN_KERNEL,
+    Canary,
+    DecisionTable,
+    Directive,
+    DirectiveKind,
+    Pin,
+    Promoted,
+    Resumption,
+    Route,
+)
 from kc_otel.judge.escalation.alerts import Transition, What
-from kc_otel.judge.plain_json import read_plain, to_json
-
-__all__ = [
-    "INFERENCE_KERNEL",
-    "TRAIN_KERNEL",
-    "Canary",
-    "DecisionTable",
-    "Directive",
-    "DirectiveKind",
-    "Pin",
-    "Resumption",
-    "Route",
-    "apply",
-    "changed",
-    "forget",
-    "kept_from",
-    "pin",
-    "remove_canary",
-    "resume",
-    "set_canary",
-    "unpin",
-]
-
-
-TRAIN_KERNEL: Final = "train-kernel"
-INFERENCE_KERNEL: Final = "inference-kernel"
 
 _KEPT_RESUMPTIONS: Final = 50
-_DIRECTIVES: Final = frozenset(kind.value for kind in DirectiveKind)
-
-
-_SENT: Final = frozenset({"version", "at", "routes", "directives", "resumptions"})
-"""Fields without which an object is no table."""
-
-
-def _known(directives: Any) -> Any:
-    """A later version may ask for what nobody here can do."""
-    if not isinstance(directives, list):
-        return directives
-    return [one for one in directives if not isinstance(one, Mapping) or one.get("kind") in _DIRECTIVES]
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionTable:
-    """What the evaluator publishes.
-
-    Attributes:
-        version: Counts up with every change of content.
-        at: Unix time of the last change, seconds.
-        routes: Sorted by contract, slice and avoided version.
-        directives: Sorted by contract, kind and slice.
-        resumptions: The latest ones, oldest first.
-        pins: Sorted by contract and slice; one for each.
-        canaries: Sorted by contract, slice and version; one for each.
-    """
-
-    version: int = 0
-    at: float = 0.0
-    routes: tuple[Route, ...] = ()
-    directives: Annotated[tuple[Directive, ...], BeforeValidator(_known)] = ()
-    resumptions: tuple[Resumption, ...] = ()
-    pins: tuple[Pin, ...] = ()
-    canaries: tuple[Canary, ...] = ()
-
-    @property
-    def tag(self) -> str:
-        """16 hexadecimal digits that tell this table from another one of the same version."""
-        return hashlib.blake2b(to_json(self).encode(), digest_size=8).hexdigest()
-
-    @classmethod
-    def from_plain(cls, plain: Any) -> DecisionTable:
-        """The table that an evaluator sent; fields and kinds of directives that a later version added are ignored.
-
-        Raises:
-            ValueError: If it is not such an object.
-        """
-        table = read_plain(cls, plain)
-        if missing := _SENT - plain.keys():
-            raise ValueError(
-                f"a decision table has {', '.join(sorted(_SENT))}; {', '.join(sorted(missing))} is missing"
-            )
-        return table
 
 
 Timed = TypeVar("Timed", Route, Pin)
@@ -116,9 +47,9 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
     """The table after what fired and resolved in one evaluation, and after routes whose time has passed.
 
     Only `route: train-kernel` adds a route: the inference kernel is where traffic goes without one. Nothing is routed
-    where there is no version to avoid (no data yet, invalid input), where the pair's two versions are the same, or
-    where the version to avoid is the training kernel that another route of the contract sends traffic to: the last
-    healthy kernel is never routed away.
+    where there is no version to avoid (no data yet), where the pair's two versions are the same, or where the version
+    to avoid is the training kernel that another route of the contract sends traffic to: the last healthy kernel is
+    never routed away.
 
     Raises:
         ValueError: If a transition belongs to another contract.
@@ -129,7 +60,7 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
     routes = list(_in_force(table.routes, now))
     directives = list(table.directives)
     for transition in transitions:
-        directives = [one for one in directives if one.fingerprint != transition.fingerprint]
+        directives = [directive for directive in directives if directive.fingerprint != transition.fingerprint]
         if transition.what is What.RESOLVED:
             continue
         directives += [
@@ -138,7 +69,7 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
                 transition.started_at, transition.fingerprint,
             )
             for action in transition.actions
-            if action.kind in _DIRECTIVES
+            if action.kind in DIRECTIVE_KINDS
         ]  # fmt: skip
         if any(action.kind == "route" and action.target == TRAIN_KERNEL for action in transition.actions):
             routes += _route(routes, transition)
@@ -152,7 +83,7 @@ def resume(table: DecisionTable, contract: str, slice: str | None, by: str, why:
         table: The table in force.
         contract: metadata.name.
         slice: Name of the slice, `all` for the routes of all traffic, or None for every route of the contract.
-        by: Who decides this.
+        by: Author of the decision.
         why: Their reason; both are kept in the table.
         now: Unix time, seconds.
 
@@ -184,7 +115,7 @@ def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
         raise ValueError(f"kernel: {wanted.kernel!r} is not a kernel; write {TRAIN_KERNEL} or {INFERENCE_KERNEL}")
     if wanted.until is not None and wanted.until <= wanted.at:
         raise ValueError("until: lies in the past; give a later time, or none for a pin that a person ends")
-    others = [one for one in table.pins if (one.contract, one.slice) != (wanted.contract, wanted.slice)]
+    others = [pin for pin in table.pins if (pin.contract, pin.slice) != (wanted.contract, wanted.slice)]
     return changed(table, wanted.at, pins=[*others, wanted])
 
 
@@ -194,7 +125,7 @@ def unpin(table: DecisionTable, contract: str, slice: str | None, now: float) ->
     Raises:
         LookupError: If there is no such pin.
     """
-    kept = [one for one in table.pins if one.contract != contract or slice not in {None, one.slice}]
+    kept = [pin for pin in table.pins if pin.contract != contract or slice not in {None, pin.slice}]
     if len(kept) == len(table.pins):
         where = f"slice {slice!r} of {contract!r}" if slice else f"any slice of {contract!r}"
         raise LookupError(f"no pin is in force for {where}")
@@ -202,28 +133,44 @@ def unpin(table: DecisionTable, contract: str, slice: str | None, now: float) ->
 
 
 def forget(table: DecisionTable, contract: str, now: float) -> DecisionTable:
-    """The table without what it says of a contract that is no longer served."""
+    """Return the table without a contract that is no longer served."""
     routes = [route for route in table.routes if route.contract != contract]
-    directives = [one for one in table.directives if one.contract != contract]
-    pins = [one for one in table.pins if one.contract != contract]
-    canaries = [one for one in table.canaries if one.contract != contract]
-    return changed(table, now, routes=routes, directives=directives, pins=pins, canaries=canaries)
+    directives = [directive for directive in table.directives if directive.contract != contract]
+    pins = [pin for pin in table.pins if pin.contract != contract]
+    canaries = [canary for canary in table.canaries if canary.contract != contract]
+    promoted = [version for version in table.promoted if version.contract != contract]
+    return changed(table, now, routes=routes, directives=directives, pins=pins, canaries=canaries, promoted=promoted)
 
 
-def kept_from(table: DecisionTable, contract: str) -> Callable[[str, str], bool]:
-    """Says of a slice and a version of the inference kernel whether the slice's requests do not reach it.
+def deciding_pin(table: DecisionTable, contract: str, slice: str) -> Pin | None:
+    """Return the newest pin of a slice or of all traffic; None where there is neither."""
+    covering = (pin for pin in table.pins if pin.contract == contract and pin.slice in {slice, ALL})
+    return max(covering, key=lambda pin: pin.at, default=None)
 
-    The newest pin of the slice or of all traffic decides, else a route does.
+
+def kept_since(table: DecisionTable, contract: str) -> Callable[[str, str], float | None]:
+    """Says of a slice and a version of the inference kernel since when its requests are to be kept from it.
+
+    The newest pin of the slice or of all traffic decides, else a route does, and a canary without a share. None where
+    nothing is decided, which is not to say that anybody obeys what is.
     """
-    routed = {(route.slice, route.avoid) for route in table.routes if route.contract == contract}
-    pins = sorted((one for one in table.pins if one.contract == contract), key=lambda one: one.at)
-    pinned = {one.slice: one for one in pins}
+    without_share = {
+        (canary.slice, canary.version): canary.since
+        for canary in table.canaries
+        if (canary.contract, canary.weight) == (contract, 0)
+    }
+    ordered = without_share | {
+        (route.slice, route.avoid): route.since for route in table.routes if route.contract == contract
+    }
 
-    def kept(slice: str, version: str) -> bool:
-        decided = [pinned[name] for name in {slice, ALL} if name in pinned]
-        if decided:
-            return max(decided, key=lambda one: one.at).kernel == TRAIN_KERNEL
-        return bool(version) and not routed.isdisjoint({(slice, version), (ALL, version)})
+    def kept(slice: str, version: str) -> float | None:
+        newest = deciding_pin(table, contract, slice)
+        if newest is not None and newest.kernel == TRAIN_KERNEL:
+            return newest.at
+        found = ordered if newest is None else without_share
+        return min(
+            (found[name, version] for name in {slice, ALL} if version and (name, version) in found), default=None
+        )
 
     return kept
 
@@ -249,7 +196,19 @@ def _reason(transition: Transition) -> str:
 
 
 def _in_force(found: Iterable[Timed], now: float) -> tuple[Timed, ...]:
-    return tuple(one for one in found if one.until is None or now < one.until)
+    return tuple(entry for entry in found if entry.until is None or now < entry.until)
+
+
+def _again(routes: Iterable[Route], ended: Sequence[Pin], now: float) -> list[Route]:
+    """Routes, those that an ended pin covered in force since now."""
+
+    def covered(route: Route) -> bool:
+        return any(
+            pin.contract == route.contract and (pin.slice == route.slice or ALL in {pin.slice, route.slice})
+            for pin in ended
+        )
+
+    return [replace(route, since=now) if covered(route) else route for route in routes]
 
 
 def changed(
@@ -261,8 +220,16 @@ def changed(
     resumptions: tuple[Resumption, ...] | None = None,
     pins: Iterable[Pin] | None = None,
     canaries: Iterable[Canary] | None = None,
+    promoted: Iterable[Promoted] | None = None,
 ) -> DecisionTable:
-    """The table with what is given in place of what it had, sorted, and a new version where that changes anything."""
+    """Return the table with these entries replaced and sorted, under a new version if anything changes.
+
+    Routes that a pin to the inference kernel kept from acting are in force since it has ended.
+    """
+    if pins is not None:
+        pins = tuple(pins)
+        ended = [pin for pin in table.pins if pin.kernel == INFERENCE_KERNEL and pin not in pins]
+        routes = _again(table.routes if routes is None else routes, ended, now)
     after = replace(
         table,
         routes=table.routes
@@ -270,10 +237,11 @@ def changed(
         else tuple(sorted(routes, key=lambda route: (route.contract, route.slice, route.avoid))),
         directives=table.directives if directives is None else tuple(sorted(directives)),
         resumptions=table.resumptions if resumptions is None else resumptions,
-        pins=table.pins if pins is None else tuple(sorted(pins, key=lambda one: (one.contract, one.slice))),
+        pins=table.pins if pins is None else tuple(sorted(pins, key=lambda pinned: (pinned.contract, pinned.slice))),
         canaries=table.canaries
         if canaries is None
-        else tuple(sorted(canaries, key=lambda one: (one.contract, one.slice, one.version))),
+        else tuple(sorted(canaries, key=lambda canary: (canary.contract, canary.slice, canary.version))),
+        promoted=table.promoted if promoted is None else tuple(sorted(promoted)),
     )
     return table if after == table else replace(after, version=table.version + 1, at=now)
 
@@ -293,7 +261,7 @@ def set_canary(table: DecisionTable, wanted: Canary) -> DecisionTable:
     if wanted.until is not None and wanted.until <= wanted.since:
         raise ValueError("until: lies before since; give a later time, or none for a canary without an end")
     place = (wanted.contract, wanted.slice, wanted.version)
-    others = [one for one in table.canaries if (one.contract, one.slice, one.version) != place]
+    others = [canary for canary in table.canaries if (canary.contract, canary.slice, canary.version) != place]
     return changed(table, wanted.since, canaries=[*others, wanted])
 
 
@@ -313,8 +281,8 @@ def remove_canary(
         The table without it, or the same table where there is no such canary.
     """
     kept = [
-        one
-        for one in table.canaries
-        if (one.contract, one.version) != (contract, version) or slice not in {None, one.slice}
+        canary
+        for canary in table.canaries
+        if (canary.contract, canary.version) != (contract, version) or slice not in {None, canary.slice}
     ]
     return changed(table, now, canaries=kept)

@@ -9,15 +9,18 @@ Every step of a contract's ladder watches every cell on its own:
 
 | step's `on`   | matches                       | clears                        | holds                 |
 | ------------- | ----------------------------- | ----------------------------- | --------------------- |
-| fail          | FAIL                          | PASS, cell gone               | INCONCLUSIVE, NO_DATA |
+| fail          | FAIL                          | PASS, fault ended, cell gone  | any other             |
 | no-data       | NO_DATA                       | any other verdict, cell gone  |                       |
-| inconclusive  | INCONCLUSIVE                  | PASS, FAIL, cell gone         | NO_DATA               |
-| invalid-input | sequences failed input checks | none did                      |                       |
+| inconclusive  | INCONCLUSIVE                  | any other, cell gone          | NO_DATA               |
+| invalid-input | sequences failed input checks | all measured pass, pair gone  | nothing is measured   |
+| the same      | INVALID_INPUT, without those  | PASS, FAIL, cell gone         | any other             |
 
-A verdict that holds stops the count without undoing it: doubt and silence are no proof that a breach is over, and no
-proof that it goes on. A matching verdict sets the count towards clearing back to zero, a clearing one drops what is
-pending. An alert therefore needs `for` of matching verdicts with no clearing one between them, and a resolve needs
-`clear_for` of clearing verdicts with no matching one between them.
+A cell that has gone clears what fires while another pair of kernels is measured in its place; where none is, it holds.
+A fault has ended when it is refuted that it is as it was, and what came since keeps the limit: the verdict is then
+INCONCLUSIVE until there is a PASS, and clears. A verdict that holds stops the count without undoing it: doubt and
+silence are no proof that a breach is over, and no proof that it goes on. A matching verdict sets the count towards
+clearing back to zero, a clearing one drops what is pending. An alert therefore needs `for` of matching verdicts with no
+clearing one between them, and a resolve needs `clear_for` of clearing verdicts with no matching one between them.
 
 Durations are counted, not subtracted: each evaluation adds the time since the one before, never less than zero (the
 clock may jump back) and never more than the contract's window (a verdict speaks for its window only, so a gap or a
@@ -30,18 +33,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.escalation.alerts import Alert, Phase, PolicyState, Transition, What
+from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.judge.verdict_sequence import selected
-from kc_otel.record.measure.reasons import remedy
 
 __all__ = ["INPUT_CLAUSE", "advance", "edge", "retire", "step_keys"]
 
 INPUT_CLAUSE: Final = "input"
-"""Clause of the pseudo cell that `on: invalid-input` steps watch; its slice is `all`, its kernels are empty."""
+"""Clause of the pseudo cell that `on: invalid-input` steps watch; its slice is `all`."""
 
 _TOLERANCE: Final = 1e-6
 """Seconds by which a count may fall short: sums of differences of unix times are not exact."""
@@ -50,11 +54,12 @@ _MATCHES: Final = {
     "fail": Status.FAIL,
     "no-data": Status.NO_DATA,
     "inconclusive": Status.INCONCLUSIVE,
-    "invalid-input": Status.FAIL,
+    "invalid-input": Status.INVALID_INPUT,
 }
 _HOLDS: Final[Mapping[str, frozenset[Status]]] = {
-    "fail": frozenset({Status.INCONCLUSIVE, Status.NO_DATA}),
+    "fail": frozenset({Status.INCONCLUSIVE, Status.NO_DATA, Status.INVALID_INPUT}),
     "inconclusive": frozenset({Status.NO_DATA}),
+    "invalid-input": frozenset({Status.INCONCLUSIVE, Status.NO_DATA}),
 }
 
 
@@ -77,18 +82,18 @@ def advance(
     contract: Contract,
     state: PolicyState,
     verdicts: Sequence[Verdict],
-    invalid_input: Mapping[str, int],
+    invalid_input: Mapping[Pair, Mapping[str, int]],
     now: float,
     kept_away: Callable[[str, str], bool] = lambda _slice, _version: False,
 ) -> tuple[PolicyState, tuple[Transition, ...]]:
-    """One evaluation of the ladder.
+    """Evaluate the ladder once.
 
     Args:
         contract: The contract in force; it may differ from the one of the evaluation before. State of steps and cells
             that still exist is kept, and alerts of steps that left the contract resolve at once.
-        state: What the evaluation before returned, or `PolicyState(contract.name)`.
+        state: State after the previous evaluation, or `PolicyState(contract.name)`.
         verdicts: The verdict of every cell that exists now. A cell that is missing here has gone.
-        invalid_input: Sequences that failed an input check within the contract's window, by reason.
+        invalid_input: Sequences that failed an input check within the contract's window, by kernel pair and reason.
         now: Unix time, seconds.
         kept_away: Whether a slice's requests are kept from a version of the inference kernel: its silence is no alert.
 
@@ -119,6 +124,11 @@ def advance(
             before, verdict = known.get((key, cell)), watched.get(cell)
             alert = _first(key, step, verdict, now) if before is None and verdict is not None else before
             assert alert is not None  # a cell is here because it matched or because it was known
+            waits = cell.clause == INPUT_CLAUSE or step.on == "fail"
+            if waits and verdict is None and not _measures(verdicts, cell):
+                # That none fails where none comes is no news, and nobody has replaced a kernel where none is measured.
+                kept.append(replace(alert, seen=now, counting=False))
+                continue
             after, what = _next(alert, step, verdict, contract.observability.window, now)
             if what is not None:
                 transitions.append(edge(after or alert, what, now, verdict))
@@ -137,35 +147,50 @@ def _watched(
     contract: Contract,
     step: EscalationStep,
     by_cell: Mapping[Cell, Verdict],
-    invalid_input: Mapping[str, int],
+    invalid_input: Mapping[Pair, Mapping[str, int]],
     kept_away: Callable[[str, str], bool],
     now: float,
 ) -> Mapping[Cell, Verdict]:
     if step.on == "invalid-input":
-        found = {reason: count for reason, count in sorted(invalid_input.items()) if count > 0}
-        return {_input_cell(contract): _input_verdict(contract, found, now)} if found else {}
+        found = {pair: reasons for pair, reasons in invalid_input.items() if any(reasons.values())}
+        failed = (_input_verdict(contract, pair, reasons, now) for pair, reasons in found.items())
+        others = {cell: verdict for cell, verdict in by_cell.items() if cell[-2:] not in found}
+        return others | {verdict.cell: verdict for verdict in failed}
     watched = by_cell.items()
     if step.clauses:
         watched = {cell: verdict for cell, verdict in watched if cell.clause in step.clauses}.items()
     if step.on == "no-data":
-        watched = {cell: one for cell, one in watched if not kept_away(cell.slice, cell.kernel_inference)}.items()
+        watched = {
+            cell: verdict for cell, verdict in watched if not kept_away(cell.slice, cell.kernel_inference)
+        }.items()
     return dict(watched)
 
 
-def _input_cell(contract: Contract) -> Cell:
-    return Cell(contract.name, INPUT_CLAUSE, ALL)
-
-
-def _input_verdict(contract: Contract, found: Mapping[str, int], now: float) -> Verdict:
+def _input_verdict(contract: Contract, pair: Pair, found: Mapping[str, int], now: float) -> Verdict:
     total = sum(found.values())
-    reasons = ", ".join(f"{count} {reason}" for reason, count in found.items())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()) if count)
+    failed = (
+        "1 sequence failed an input check and was"
+        if total == 1
+        else f"{total} sequences failed an input check and were"
+    )
     return Verdict(
-        cell=_input_cell(contract), status=Status.FAIL, at=now, limit=0.0, estimate=float(total), lower=float(total),
-        upper=float(total), samples=total, window="short", method="count",
-        reason=f"{total} sequences failed an input check and were not measured ({reasons}). "
+        cell=Cell(contract.name, INPUT_CLAUSE, ALL, *pair), status=Status.INVALID_INPUT, at=now, limit=0.0,
+        estimate=float(total), lower=float(total), upper=float(total), samples=total, window="short", method="count",
+        reason=f"{failed} not measured ({reasons}). "
         + remedy(max(found, key=lambda reason: found[reason])),
         contract_version=contract.metadata.version, contract_hash=contract.hash, about="traffic",
     )  # fmt: skip
+
+
+def _measures(verdicts: Sequence[Verdict], of: Cell) -> bool:
+    """Return whether a cell's pair is measured, or replaced by one that is; for no pair, whether any is."""
+    pair, others, silent = of[-2:], False, {Status.NO_DATA, Status.INVALID_INPUT}
+    for verdict in selected(verdicts, set(Status) - silent):
+        if not any(pair) or verdict.cell[-2:] == pair:
+            return True
+        others = True
+    return others and not any(verdict.cell[-2:] == pair for verdict in selected(verdicts, silent))
 
 
 def _first(key: str, step: EscalationStep, verdict: Verdict, now: float) -> Alert:
@@ -180,7 +205,7 @@ def _next(
 ) -> tuple[Alert | None, What | None]:
     passed = min(max(0.0, now - alert.seen), window) if alert.counting else 0.0
     alert = replace(alert, seen=now, verdict=verdict or alert.verdict)
-    if verdict is not None and verdict.status in _HOLDS.get(step.on, ()):
+    if verdict is not None and verdict.status in _HOLDS.get(step.on, ()) and not (step.on == "fail" and verdict.ended):
         return replace(alert, counting=False), None
     matches = verdict is not None and verdict.status is _MATCHES[step.on]
     if alert.phase is Phase.PENDING:
@@ -205,7 +230,7 @@ def _firing(alert: Alert, *, matches: bool, held: float, needed: float) -> tuple
 
 
 def edge(alert: Alert, what: What, now: float, verdict: Verdict | None = None) -> Transition:
-    """What is said of an alert: at unix time `now`, with the verdict given or else its last one."""
+    """Return an alert's transition at unix time `now`, with the verdict given or else its last one."""
     started_at = now if alert.started_at is None else alert.started_at
     return Transition(
         contract=alert.cell.contract, step=alert.step, on=alert.on, cell=alert.cell, what=what,

@@ -1,4 +1,4 @@
-"""What the policy remembers and what it says: alerts, the state made of them, and transitions."""
+"""The policy's memory and its output: alerts, the state made of them, and transitions."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import hashlib
 import json
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from kc_otel.contract.policy import Action
 from kc_otel.judge.verdict import Cell, Verdict
 
-__all__ = ["Alert", "Phase", "PolicyState", "Transition", "What"]
+__all__ = ["ROLLED_BACK", "Alert", "Phase", "PolicyState", "Transition", "What"]
+
+
+ROLLED_BACK: Final = "rolled-back"
+"""Step of what is said of a version that was rolled back: no contract writes it, for every roll-back is told."""
 
 
 class Phase(StrEnum):
-    """Where an alert is; a quiet one is not kept."""
+    """Phase of an alert; a quiet alert is not stored."""
 
     PENDING = "pending"
     FIRING = "firing"
 
 
 class What(StrEnum):
-    """What a transition says."""
+    """Kind of a transition."""
 
     FIRING = "firing"
     RESOLVED = "resolved"
@@ -29,18 +34,18 @@ class What(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One edge of one alert: what webhooks, routes and promotion act on.
+    """One edge of one alert, on which webhooks, routes and promotion act.
 
     Attributes:
         contract: metadata.name.
         step: Key of the step, stable under reordering and under changes of its durations.
-        on: What the step waits for: fail, no-data, inconclusive or invalid-input.
-        cell: What it is about.
+        on: Condition of the step: fail, no-data, inconclusive or invalid-input.
+        cell: Cell of the alert.
         what: firing or resolved.
         at: Unix time of the edge, seconds; never before `started_at`.
         started_at: Unix time at which the alert fired, seconds.
         severity: info, warning or critical.
-        actions: What the step does.
+        actions: Actions of the step.
         verdict: Last verdict of the cell; when the cell has gone, the last one it had.
         fingerprint: 16 hex digits of contract, step and cell; the same for a firing and its resolve.
     """
@@ -64,10 +69,10 @@ class Alert:
 
     Attributes:
         step: Key of the step.
-        on: What the step waits for.
+        on: Condition of the step.
         severity: Label of the step.
-        actions: What the step does; kept so that a step that left the contract can still be resolved.
-        cell: What it is about.
+        actions: Actions of the step; stored so that a step that left the contract can still be resolved.
+        cell: Cell of the alert.
         phase: pending or firing.
         since: Unix time of the first matching verdict, seconds.
         started_at: Unix time of firing, seconds; None while pending.

@@ -1,39 +1,52 @@
-"""From verdicts to what holds and what is said: a contract's policy as one pure function.
+"""A contract's policy as one pure function: from verdicts to alerts, decisions and messages.
 
-A contract that runs dry is judged like any other. What it decides goes into a decision table of its own that nobody
-acts on, and nobody is told.
+A contract that runs dry is judged like any other. Its decisions go into a table of their own; nothing acts on them, and
+no notices are sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.table import DecisionTable, Pin, apply, kept_from
+from kc_otel.contract.policy import Action
+from kc_otel.judge.decisions.entries import DecisionTable, Pin
+from kc_otel.judge.decisions.table import apply, kept_since
 from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState, Transition
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState, Transition, What
 from kc_otel.judge.escalation.message_groups import AT_ONCE, GroupTiming, IncidentMessage, MessageGroup, group_messages
-from kc_otel.judge.escalation.notices import Notice, NotificationLog, notices
+from kc_otel.judge.escalation.notices import Notice, NoticeReason, NotificationLog, notices
 from kc_otel.judge.escalation.people import People, Silence, current
 from kc_otel.judge.incidents.incident import Incident, IncidentState
-from kc_otel.judge.incidents.incident_lifecycle import follow, with_actions, with_told, with_word
-from kc_otel.judge.verdict import Evaluation
+from kc_otel.judge.incidents.incident_lifecycle import (
+    TrafficSeen,
+    follow,
+    with_actions,
+    with_roll_backs,
+    with_told,
+    with_word,
+)
+from kc_otel.judge.promotion.promotion_state import Promotion
+from kc_otel.judge.series import Pair
+from kc_otel.judge.verdict import Evaluation, Status, Verdict
+from kc_otel.judge.verdict_sequence import selected
 
-__all__ = ["Escalation", "EscalationState", "ended_silence", "escalate"]
+__all__ = ["Escalation", "EscalationState", "ended_silence", "escalate", "with_roll_backs_told"]
 
 
 @dataclass(frozen=True, slots=True)
 class EscalationState:
-    """What holds between two evaluations.
+    """State that persists between two evaluations.
 
     Attributes:
         policies: Alerts, by the contract's name.
-        notifications: What people have been told of them, by the contract's name.
-        decisions: The table that is published.
-        dry_run_decisions: What contracts that run dry would have published.
+        notifications: Notifications sent about them, by the contract's name.
+        decisions: The published table.
+        dry_run_decisions: Decisions that dry-run contracts would have published.
         people: Silences and acknowledgements.
-        incidents: What is broken or not given back, by the contract's name.
+        incidents: Incidents that are not over, by the contract's name.
         groups: What endpoints were told of it and are still to be told, by the contract's name.
     """
 
@@ -48,12 +61,12 @@ class EscalationState:
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """What an evaluation of one contract makes of what held before.
+    """Result of escalating one contract's evaluation.
 
     Attributes:
-        state: What holds from now on, of all contracts.
-        transitions: What fired and resolved, of a contract that runs dry too.
-        notices: What there is to say of alerts.
+        state: New state, of all contracts.
+        transitions: Alerts that fired and resolved, also of a dry-run contract.
+        notices: Notices about alerts.
         ended_silences: Silences that have come to their end.
         ended_pins: Pins that have come to their end.
         resolved: Incidents that are over.
@@ -73,11 +86,12 @@ def escalate(
     contract: Contract,
     before: EscalationState,
     evaluation: Evaluation,
-    invalid: Mapping[str, int],
+    invalid: Mapping[Pair, Mapping[str, int]],
     now: float,
     *,
     dry_run: bool = False,
     timing: GroupTiming = AT_ONCE,
+    traffic: TrafficSeen | None = None,
 ) -> Escalation:
     """One evaluation of a contract's policy. Where it fails, what held before still holds, of this contract alone.
 
@@ -85,15 +99,21 @@ def escalate(
         contract: The contract in force.
         before: What held until now, of all contracts.
         evaluation: The contract's verdicts.
-        invalid: Sequences that failed an input check within the contract's window, by reason.
+        invalid: Sequences that failed an input check within the contract's window, by kernel pair and reason.
         now: Unix time, seconds.
         dry_run: Whether nobody acts on it and nobody is told.
         timing: How long webhooks wait for what belongs to them.
+        traffic: Known facts about the contract's traffic; None for none.
     """
+    traffic = traffic or TrafficSeen()
     name = contract.name
     policy = before.policies.get(name, PolicyState(name))
-    kept = kept_from(before.decisions, name)
-    policy, transitions = advance(contract, policy, evaluation.verdicts, invalid, now, kept)
+    ordered = kept_since(before.decisions, name)
+
+    def kept_away(slice: str, version: str) -> bool:
+        return traffic.excuses(slice, version, ordered)
+
+    policy, transitions = advance(contract, policy, evaluation.verdicts, invalid, now, kept_away)
     policies = {**before.policies, name: policy}
     people, ended = _people(before.people, policies, name, now)
     log = before.notifications.get(name, NotificationLog(name))
@@ -106,11 +126,12 @@ def escalate(
     incidents = before.incidents.get(name, ())
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
-    after = follow(name, incidents, evaluation.verdicts, policy.firing, decisions, now)
+    after = follow(name, incidents, evaluation.verdicts, policy.firing, decisions, now, traffic, evaluation.causes)
     after = with_actions(after, transitions, people, dry_run=dry_run)
     groups, messages = group_messages(
         before.groups.get(name, ()), said, after, people, timing, contract.observability.window, now
     )
+    messages = _as_now(messages, {alert.fingerprint: alert.verdict for alert in policy.firing})
     after = with_told(after, messages, now)
     return Escalation(
         state=EscalationState(
@@ -121,7 +142,7 @@ def escalate(
             people=people,
             incidents={
                 **before.incidents,
-                name: tuple(one for one in after if one.state is not IncidentState.RESOLVED),
+                name: tuple(incident for incident in after if incident.state is not IncidentState.RESOLVED),
             },
             groups={**before.groups, name: groups},
         ),
@@ -129,28 +150,139 @@ def escalate(
         notices=said,
         ended_silences=ended,
         ended_pins=tuple(pin for pin in before.decisions.pins if pin not in decisions.pins),
-        resolved=tuple(one for one in after if one.state is IncidentState.RESOLVED),
+        resolved=tuple(incident for incident in after if incident.state is IncidentState.RESOLVED),
         messages=messages,
     )
+
+
+def _as_now(messages: Iterable[IncidentMessage], verdicts: Mapping[str, Verdict]) -> tuple[IncidentMessage, ...]:
+    """Messages whose firing alerts have their last verdict: while they waited the incident's numbers went on."""
+    return tuple(
+        replace(
+            message,
+            alerts=tuple(
+                replace(transition, verdict=verdicts.get(transition.fingerprint, transition.verdict))
+                for transition in message.alerts
+            ),
+        )
+        for message in messages
+    )
+
+
+def with_roll_backs_told(
+    contract: Contract,
+    step: Escalation,
+    rolled: Iterable[Promotion],
+    verdicts: Iterable[Verdict],
+    timing: GroupTiming,
+    now: float,
+) -> Escalation:
+    """The same, with the versions that are rolled back in their incidents, and said at once where that is new.
+
+    Every endpoint of the ladder's steps on FAIL is told, whatever a step waits for: somebody else has acted by then. A
+    version that serves after its rollback and breaks nothing has no incident, and a message of its own.
+    """
+    rolled = list(rolled)
+    name, before = contract.name, (*step.state.incidents.get(contract.name, ()), *step.resolved)
+    after = with_roll_backs(before, rolled)
+    actions = tuple(
+        dict.fromkeys(
+            action
+            for policy_step in contract.escalation
+            if policy_step.on == "fail"
+            for action in policy_step.do
+            if action.kind == "webhook"
+        )
+    )
+    said = []
+    for old, new in zip(before, after, strict=True):
+        worst = _worst(new, verdicts)
+        if worst is None or not actions:
+            continue
+        for action in new.actions[len(old.actions) :]:
+            edge = Transition(
+                contract=name, step=ROLLED_BACK, on="fail", cell=worst.cell, what=What.FIRING, at=now,
+                started_at=action.at, severity="critical" if action.kind == "serves" else "warning", actions=actions,
+                verdict=worst, fingerprint=_fingerprint(new.id, action.kind),
+            )  # fmt: skip
+            said.append(Notice(edge, NoticeReason.ROLLED_BACK))
+    groups, messages = group_messages(
+        step.state.groups.get(name, ()), said, after, step.state.people, timing, contract.observability.window, now
+    )
+    by_id = {incident.id: incident for incident in after}
+    earlier = tuple(
+        replace(message, incident=by_id.get(message.incident.id, message.incident)) if message.incident else message
+        for message in step.messages
+    )
+    after = with_told(after, messages, now)
+    lasting = tuple(incident for incident in after if incident.state is not IncidentState.RESOLVED)
+    return replace(
+        step,
+        state=replace(
+            step.state,
+            incidents={**step.state.incidents, name: lasting},
+            groups={**step.state.groups, name: groups},
+        ),
+        resolved=tuple(incident for incident in after if incident.state is IncidentState.RESOLVED),
+        messages=(*earlier, *messages, *_without_incident(contract, step, rolled, verdicts, actions, now)),
+    )
+
+
+def _without_incident(
+    contract: Contract,
+    step: Escalation,
+    rolled: Iterable[Promotion],
+    verdicts: Iterable[Verdict],
+    actions: tuple[Action, ...],
+    now: float,
+) -> Iterator[IncidentMessage]:
+    """Messages about versions that are found now to serve after their rollback, and are in no incident of a FAIL."""
+    told = {
+        incident.kernel_inference for incident in step.state.incidents.get(contract.name, ()) if incident.on == "fail"
+    }
+    for promotion in rolled:
+        if promotion.seen_serving != now or promotion.version in told:
+            continue
+        last = next((verdict for verdict in verdicts if verdict.cell.kernel_inference == promotion.version), None)
+        if last is None or step.state.people.silencing(last.cell, now):
+            continue
+        edge = Transition(
+            contract=contract.name, step=ROLLED_BACK, on="fail", cell=last.cell, what=What.FIRING, at=now,
+            started_at=now, severity="critical", actions=actions, verdict=last,
+            fingerprint=_fingerprint(promotion.version, "serves"),
+        )  # fmt: skip
+        for action in actions:
+            yield IncidentMessage(str(action.target), NoticeReason.ROLLED_BACK, None, (edge,), 1)
+
+
+def _worst(incident: Incident, verdicts: Iterable[Verdict]) -> Verdict | None:
+    """The verdict of an incident's worst cell."""
+    pair = incident.kernel_train, incident.kernel_inference
+    found = {verdict.cell[1:3]: verdict for verdict in selected(verdicts, {Status.FAIL}) if verdict.cell[3:] == pair}
+    return next((found[cell.clause, cell.slice] for cell in incident.cells if (cell.clause, cell.slice) in found), None)
+
+
+def _fingerprint(incident: str, kind: str) -> str:
+    return hashlib.sha256(f"{incident}\0{kind}".encode()).hexdigest()[:16]
 
 
 def _people(
     before: People, policies: Mapping[str, PolicyState], contract: str, now: float
 ) -> tuple[People, tuple[Silence, ...]]:
-    """What people decided that is still in force, and what of this contract's is not; that of others stays as it is."""
+    """Return people's decisions still in force, and this contract's ended silences; other contracts' stay unchanged."""
     firing = {alert.fingerprint for alert in policies[contract].firing}
     own = People(
-        tuple(one for one in before.silences if one.contract == contract),
-        tuple(one for one in before.acknowledgements if one.contract == contract),
+        tuple(silence for silence in before.silences if silence.contract == contract),
+        tuple(ack for ack in before.acknowledgements if ack.contract == contract),
     )
     after, ended = current(own, firing, now)
     return People(
-        tuple(one for one in before.silences if one.contract != contract or one in after.silences),
-        tuple(one for one in before.acknowledgements if one.contract != contract or one in after.acknowledgements),
+        tuple(silence for silence in before.silences if silence.contract != contract or silence in after.silences),
+        tuple(ack for ack in before.acknowledgements if ack.contract != contract or ack in after.acknowledgements),
     ), ended
 
 
 def ended_silence(silence: Silence) -> dict[str, object]:
-    """What is written down when a silence has come to its end."""
+    """Return the log entry for a silence that has ended."""
     message = f"the silence of {silence.where} by {silence.by} has come to its end"
     return {"id": silence.id, "clause": silence.clause, "slice": silence.slice, "message": message}

@@ -1,12 +1,13 @@
-"""Which webhooks are sent, and when: one about an incident for each endpoint, not one for each of its alerts.
+"""Grouping and timing of webhooks: one message per incident and endpoint, not one per alert.
 
     first alert --- `wait` passes ---> message (firing) --- more alerts, some end --- `interval` passes ---> (update)
                                                         '-- alerts of a step that was not told, `wait` ----> (update)
                                                         '-- the last one ends -----------------------------> (resolved)
 
-What begins and ends while it waits is not said. A reminder and the end of a silence wait for nothing; what is silenced
-while it waits goes on waiting. Time is counted as the policy counts it: since the evaluation before, never less than
-zero and never more than the contract's window. Source: Prometheus documentation, "Alerting, Configuration",
+An alert that begins and ends within the wait is not reported. A roll-back, a reminder and the end of a silence are sent
+at once; an alert that is silenced while it waits continues to wait. Time is counted as the policy counts it: since the
+evaluation before, never
+less than zero and never more than the contract's window. Source: Prometheus documentation, "Alerting, Configuration",
 `group_wait` and `group_interval`, whose defaults are these.
 """
 
@@ -19,16 +20,16 @@ from typing import Final
 from kc_otel.judge.escalation.alerts import Transition, What
 from kc_otel.judge.escalation.notices import Notice, NoticeReason
 from kc_otel.judge.escalation.people import People
-from kc_otel.judge.incidents.incident import Incident
+from kc_otel.judge.incidents.incident import Incident, IncidentState
 
 __all__ = ["AT_ONCE", "GroupTiming", "IncidentMessage", "MessageGroup", "group_messages", "last_messages"]
 
-_AT_ONCE_REASONS: Final = (NoticeReason.SILENCE_ENDED, NoticeReason.REMINDER)
+_AT_ONCE_REASONS: Final = (NoticeReason.ROLLED_BACK, NoticeReason.SILENCE_ENDED, NoticeReason.REMINDER)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTiming:
-    """How long messages wait for what belongs to them.
+    """Delays that let related messages be grouped.
 
     Attributes:
         wait: Seconds from the first alert of an incident, or of a step of it, to its message.
@@ -44,17 +45,18 @@ AT_ONCE: Final = GroupTiming(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class MessageGroup:
-    """What an endpoint was told of an incident, and what it is still to be told.
+    """Alerts of an incident that an endpoint has been told of, and those still to be sent.
 
     Attributes:
         incident: Its id; an alert's fingerprint where it belongs to none.
         endpoint: Name of the endpoint.
         told: Fingerprints of alerts that it was told of, and not of their end.
         steps: Keys of the steps that it was told of.
-        pending: What waits to be said, one for each alert.
+        pending: Pending notices, one for each alert.
         waited: Seconds that the oldest of it has waited.
         quiet: Seconds since the last message.
         seen: Unix time of the last evaluation, seconds.
+        closing: Roll-backs that it was told of, which end with the incident.
     """
 
     incident: str
@@ -65,6 +67,7 @@ class MessageGroup:
     waited: float
     quiet: float
     seen: float
+    closing: tuple[Transition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +76,9 @@ class IncidentMessage:
 
     Attributes:
         endpoint: Name of the endpoint.
-        reason: Why it is sent.
-        incident: What it is about; None where an alert belongs to none.
-        alerts: What fires or has ended since the message before; all that is said again in a reminder.
+        reason: Reason for sending it.
+        incident: Its incident; None where an alert belongs to none.
+        alerts: Alerts that fired or ended since the previous message; in a reminder, all of them.
         lasting: Alerts of the incident that the endpoint knows to fire, after this message.
     """
 
@@ -98,22 +101,22 @@ def group_messages(
     """The groups after an evaluation, and the webhooks that are to be sent now.
 
     Args:
-        groups: What this function returned last.
-        said: What there is to say of the contract's alerts.
+        groups: Last result of this function.
+        said: Notices about the contract's alerts.
         incidents: The contract's incidents, those that this evaluation ended among them.
         people: Silences in force.
         timing: How long messages wait.
         window: The contract's window, seconds.
         now: Unix time, seconds.
     """
-    by_id = {one.id: one for one in incidents}
-    by_key = {one.key: one.id for one in incidents}
-    known = {(one.incident, one.endpoint): _later(one, window, now) for one in groups}
-    told_in = {(fingerprint, one.endpoint): one.incident for one in groups for fingerprint in _heard(one)}
+    by_id = {incident.id: incident for incident in incidents}
+    by_key = {incident.key: incident.id for incident in incidents}
+    known = {(old.incident, old.endpoint): _later(old, window, now) for old in groups}
+    told_in = {(fingerprint, old.endpoint): old.incident for old in groups for fingerprint in _heard(old)}
     for notice in said:
         edge = notice.transition
         key = (edge.on, edge.cell.kernel_train, edge.cell.kernel_inference)
-        for endpoint in dict.fromkeys(str(one.target) for one in edge.actions if one.kind == "webhook"):
+        for endpoint in dict.fromkeys(str(action.target) for action in edge.actions if action.kind == "webhook"):
             # An end is said where the beginning was.
             id = told_in.get((edge.fingerprint, endpoint)) or by_key.get(key, edge.fingerprint)
             group = known.get((id, endpoint)) or MessageGroup(id, endpoint, (), (), (), 0.0, 0.0, now)
@@ -121,30 +124,33 @@ def group_messages(
     after: list[MessageGroup] = []
     messages: list[IncidentMessage] = []
     for group in known.values():
+        over = by_id.get(group.incident)
+        if over is None or over.state is IncidentState.RESOLVED:
+            group = _closed(group, now)  # noqa: PLW2901 - the same one
         rest, message = _sent(group, by_id.get(group.incident), people, timing, now)
         messages += [message] if message is not None else []
         if rest.pending or rest.told:
             after.append(rest)
-    return tuple(sorted(after, key=lambda one: (one.incident, one.endpoint))), tuple(
-        sorted(messages, key=lambda one: one.endpoint)
+    return tuple(sorted(after, key=lambda entry: (entry.incident, entry.endpoint))), tuple(
+        sorted(messages, key=lambda entry: entry.endpoint)
     )
 
 
 def last_messages(
     groups: Iterable[MessageGroup], ended: Iterable[Transition], incidents: Iterable[Incident]
 ) -> tuple[IncidentMessage, ...]:
-    """The webhooks to whoever was told of a contract's alerts, when nobody follows them any more.
+    """Return the last webhooks about a contract's alerts, when nobody follows them any more.
 
     Args:
-        groups: What `group_messages` returned last.
+        groups: Last result of `group_messages`.
         ended: The alerts that fired until now, resolved.
         incidents: The contract's incidents, ended.
     """
-    by_id = {one.id: one for one in incidents}
-    over = {one.fingerprint: one for one in ended}
+    by_id = {lasting.id: lasting for lasting in incidents}
+    over = {transition.fingerprint: transition for transition in ended}
     messages: list[IncidentMessage] = []
     for group in groups:
-        waiting = {one.transition.fingerprint: one.transition for one in group.pending}
+        waiting = {notice.transition.fingerprint: notice.transition for notice in group.pending}
         alerts = tuple(edge for told in group.told if (edge := over.get(told) or waiting.get(told)) is not None)
         if alerts:
             incident = by_id.get(group.incident)
@@ -153,7 +159,7 @@ def last_messages(
 
 
 def _heard(group: MessageGroup) -> tuple[str, ...]:
-    return (*group.told, *(one.transition.fingerprint for one in group.pending))
+    return (*group.told, *(notice.transition.fingerprint for notice in group.pending))
 
 
 def _later(group: MessageGroup, window: float, now: float) -> MessageGroup:
@@ -164,29 +170,38 @@ def _later(group: MessageGroup, window: float, now: float) -> MessageGroup:
 
 def _added(group: MessageGroup, notice: Notice) -> MessageGroup:
     fingerprint = notice.transition.fingerprint
-    others = tuple(one for one in group.pending if one.transition.fingerprint != fingerprint)
-    before = next((one for one in group.pending if one.transition.fingerprint == fingerprint), None)
+    others = tuple(pending for pending in group.pending if pending.transition.fingerprint != fingerprint)
+    before = next((pending for pending in group.pending if pending.transition.fingerprint == fingerprint), None)
     if notice.reason is NoticeReason.RESOLVED and fingerprint not in group.told:
         return replace(group, pending=others)  # it began and ended while it waited
     if notice.reason is NoticeReason.FIRING and before is not None and before.reason is NoticeReason.RESOLVED:
         return replace(group, pending=others)  # it ended and began again: nothing has changed for who was told
     if notice.reason is NoticeReason.REMINDER and fingerprint not in group.told:
         return group  # its first word still waits
-    return replace(group, pending=(*others, notice))
+    closing = (*group.closing, notice.transition) if notice.reason is NoticeReason.ROLLED_BACK else group.closing
+    return replace(group, pending=(*others, notice), closing=closing)
+
+
+def _closed(group: MessageGroup, now: float) -> MessageGroup:
+    """A group whose incident is over: with it ends what was said of roll-backs."""
+    ended = (replace(transition, what=What.RESOLVED, at=now) for transition in group.closing)
+    for transition in ended:
+        group = _added(group, Notice(transition, NoticeReason.RESOLVED))
+    return replace(group, closing=())
 
 
 def _sent(
     group: MessageGroup, incident: Incident | None, people: People, timing: GroupTiming, now: float
 ) -> tuple[MessageGroup, IncidentMessage | None]:
-    """What is left of a group after its message, if one is due."""
-    firing = [one for one in group.pending if one.transition.what is What.FIRING]
-    muted = [one for one in firing if people.silencing(one.transition.cell, now)]
-    ended = [one for one in group.pending if one.transition.what is What.RESOLVED]
-    ready = [one for one in firing if one not in muted]
-    lasting = set(group.told) - {one.transition.fingerprint for one in ended}
+    """Return the group after its message, and the message if one is due."""
+    firing = [notice for notice in group.pending if notice.transition.what is What.FIRING]
+    muted = [notice for notice in firing if people.silencing(notice.transition.cell, now)]
+    ended = [notice for notice in group.pending if notice.transition.what is What.RESOLVED]
+    ready = [notice for notice in firing if notice not in muted]
+    lasting = set(group.told) - {notice.transition.fingerprint for notice in ended}
     over = bool(ended) and not lasting and not ready
-    urgent = next((reason for reason in _AT_ONCE_REASONS if any(one.reason is reason for one in ready)), None)
-    new_step = any(one.transition.step not in group.steps for one in ready)
+    urgent = next((reason for reason in _AT_ONCE_REASONS if any(notice.reason is reason for notice in ready)), None)
+    new_step = any(notice.transition.step not in group.steps for notice in ready)
     due = (
         over
         or urgent is not None
@@ -195,13 +210,13 @@ def _sent(
     )
     if not due:
         return group, None
-    told = lasting | {one.transition.fingerprint for one in ready}
+    told = lasting | {notice.transition.fingerprint for notice in ready}
     first = NoticeReason.UPDATE if group.told else NoticeReason.FIRING
     reason = NoticeReason.RESOLVED if over else urgent or first
     message = IncidentMessage(
-        group.endpoint, reason, incident, tuple(one.transition for one in (*ready, *ended)), len(told)
+        group.endpoint, reason, incident, tuple(notice.transition for notice in (*ready, *ended)), len(told)
     )
-    steps = {one.transition.step for one in ready} | set(group.steps)
+    steps = {notice.transition.step for notice in ready} | set(group.steps)
     rest = replace(
         group, told=tuple(sorted(told)), steps=tuple(sorted(steps)), pending=tuple(muted), waited=0.0, quiet=0.0
     )

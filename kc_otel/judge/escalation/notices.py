@@ -1,4 +1,4 @@
-"""Who is told what, and when: a pure function of what fires and of what people have decided.
+"""Recipients and timing of notices: a pure function of the firing alerts and of people's decisions.
 
     fires ---------------> told ("firing") ---- `repeat` passes, nobody acknowledges ----> told ("reminder") ---+
       |                     ^    |                                        ^                                     |
@@ -8,10 +8,11 @@
       |       ("silence-ended")
       '--resolves: nothing was said, and nothing needs to be taken back
 
-An alert that was said to fire is said to have resolved, also during a silence: whoever acted on the first has to hear
-of the second. Time towards a reminder is counted as the policy counts it: since the evaluation before, never less than
-zero and never more than the contract's window, so that a clock that jumps sends no storm of reminders. What a step says
-of one pair of kernels is said again together, when the first of it is due: an incident that grew is one reminder.
+If people were told that an alert fires, they are told that it resolved, even during a silence: anyone who acted on the
+first message needs the second. Time towards a reminder is counted as the policy counts it: since the evaluation before,
+never less than zero and never more than the contract's window, so that a clock that jumps sends no storm of reminders.
+Reminders of a step about one pair of kernels are sent together, when the first is due: an incident that grew is one
+reminder.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ __all__ = ["Notice", "NoticeReason", "NotificationLog", "NotifiedAlert", "notice
 
 
 class NoticeReason(StrEnum):
-    """Why somebody is told."""
+    """Reason for a notice."""
 
     FIRING = "firing"
     UPDATE = "update"
     RESOLVED = "resolved"
     REMINDER = "reminder"
+    ROLLED_BACK = "rolled-back"
     SILENCE_ENDED = "silence-ended"
     UNFOLLOWED = "unfollowed"
 
@@ -44,7 +46,7 @@ class Notice:
     """Something to say.
 
     Attributes:
-        transition: What is said of which alert.
+        transition: Transition of the alert.
         reason: Why it is said.
     """
 
@@ -71,7 +73,7 @@ class NotifiedAlert:
 
 @dataclass(frozen=True, slots=True)
 class NotificationLog:
-    """What has been said of a contract's alerts.
+    """Record of the notices sent about a contract's alerts.
 
     Attributes:
         contract: metadata.name.
@@ -90,22 +92,22 @@ def notices(
     people: People,
     now: float,
 ) -> tuple[NotificationLog, tuple[Notice, ...]]:
-    """What to say after an evaluation.
+    """Return the notices due after an evaluation.
 
     Args:
         contract: The contract in force.
-        log: What this function returned last.
+        log: Last result of this function.
         firing: The contract's alerts that fire now.
-        transitions: What fired and resolved in this evaluation.
+        transitions: Alerts that fired and resolved in this evaluation.
         people: Silences and acknowledgements in force.
         now: Unix time, seconds.
 
     Returns:
-        The new log, and what to say: what fired and resolved in the order of `transitions`, then the rest.
+        The new log and the notices: fired and resolved alerts in the order of `transitions`, then the rest.
     """
-    known = {one.fingerprint: one for one in log.alerts}
+    known = {alert.fingerprint: alert for alert in log.alerts}
     repeats = dict(zip(step_keys(contract), (step.repeat for step in contract.escalation), strict=True))
-    fired = {one.fingerprint: one for one in transitions if one.what is What.FIRING}
+    fired = {transition.fingerprint: transition for transition in transitions if transition.what is What.FIRING}
     notified: list[NotifiedAlert] = []
     fresh: set[str] = set()
     late: list[Notice] = []
@@ -129,18 +131,18 @@ def notices(
         waiting.setdefault(of, []).append((alert, replace(before, waited=waited, seen=now)))
     for (step, *_), together in waiting.items():
         repeat = repeats.get(step, 0.0)
-        due = repeat > 0 and any(one.waited >= repeat for _, one in together)
-        for alert, one in together:
-            notified.append(replace(one, times=one.times + 1, waited=0.0) if due else one)
+        due = repeat > 0 and any(notification.waited >= repeat for _, notification in together)
+        for alert, notification in together:
+            notified.append(replace(notification, times=notification.times + 1, waited=0.0) if due else notification)
             if due:
                 late.append(Notice(edge(alert, What.FIRING, now), NoticeReason.REMINDER))
     first = [
-        Notice(one, NoticeReason.FIRING if one.what is What.FIRING else NoticeReason.RESOLVED)
-        for one in transitions
-        if (one.fingerprint in fresh if one.what is What.FIRING else one.fingerprint in known)
+        Notice(transition, NoticeReason.FIRING if transition.what is What.FIRING else NoticeReason.RESOLVED)
+        for transition in transitions
+        if (transition.fingerprint in fresh if transition.what is What.FIRING else transition.fingerprint in known)
     ]
     return NotificationLog(contract.name, _sorted(notified)), (*first, *late)
 
 
 def _sorted(alerts: Iterable[NotifiedAlert]) -> tuple[NotifiedAlert, ...]:
-    return tuple(sorted(alerts, key=lambda one: one.fingerprint))
+    return tuple(sorted(alerts, key=lambda alert: alert.fingerprint))

@@ -1,8 +1,8 @@
-"""What people decide about alerts: silences and acknowledgements. Each says who and why.
+"""People's decisions about alerts: silences and acknowledgements, each with its author and reason.
 
-A silence mutes: webhooks and log records of the alerts that it covers are held back until it ends. It changes nothing
-about routes, quarantines, holds and halts, which are about kernels and not about who is told. What still fires when a
-silence ends is said then.
+A silence mutes: webhooks and log records of the alerts that it covers are held back until it ends. It does not affect
+routes, quarantines, holds and halts, which act on kernels and not on notifications. Alerts that still fire when a
+silence ends are reported then.
 
 An acknowledgement says that somebody is at work on an alert: the alert goes on firing, its reminders stop, and it ends
 with the alert. Source: Prometheus documentation, "Alertmanager", silences; PagerDuty, "Incidents", acknowledge.
@@ -22,7 +22,7 @@ __all__ = ["Acknowledgement", "People", "Silence", "acknowledge", "current", "si
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nobody is told of some alerts for some time.
+    """A silence: no messages about some alerts for some time.
 
     Attributes:
         id: Text that no other silence has.
@@ -45,13 +45,13 @@ class Silence:
     until: float
 
     def covers(self, cell: Cell) -> bool:
-        """Whether alerts about a cell are muted."""
+        """Return True if alerts about a cell are muted."""
         asked = (self.contract, self.clause or cell.clause, self.slice or cell.slice)
         return asked == (cell.contract, cell.clause, cell.slice)
 
     @property
     def where(self) -> str:
-        """What it covers, in words.
+        """Scope of the silence, in words.
 
         >>> Silence("1", "policy", "token-tv", None, "ada", "planned", 0.0, 1.0).where
         'token-tv on every slice'
@@ -61,13 +61,13 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """Somebody is at work on an alert.
+    """A person's acknowledgement of an alert.
 
     Attributes:
         contract: metadata.name.
         fingerprint: The alert.
-        by: Who.
-        why: What they know, or do about it.
+        by: Author.
+        why: Their finding or their action.
         at: Unix time, seconds.
     """
 
@@ -92,11 +92,14 @@ class People:
 
     def silencing(self, cell: Cell, now: float) -> tuple[Silence, ...]:
         """The silences that mute a cell at a unix time."""
-        return tuple(one for one in self.silences if now < one.until and one.covers(cell))
+        return tuple(muting for muting in self.silences if now < muting.until and muting.covers(cell))
 
     def acknowledged(self, fingerprint: str) -> Acknowledgement | None:
-        """Who is at work on an alert."""
-        return next((one for one in self.acknowledgements if one.fingerprint == fingerprint), None)
+        """Return the acknowledgement of an alert; None if there is none."""
+        return next(
+            (ack for ack in self.acknowledgements if ack.fingerprint == fingerprint),
+            None,
+        )
 
 
 def silence(people: People, wanted: Silence) -> People:
@@ -108,7 +111,7 @@ def silence(people: People, wanted: Silence) -> People:
     _signed(wanted.by, wanted.why, "silences")
     if not (math.isfinite(wanted.until) and wanted.until > wanted.at):
         raise ValueError(f"until: {wanted.until!r} is no time to come; every silence has an end, such as 2h from now")
-    if any(one.id == wanted.id for one in people.silences):
+    if any(muting.id == wanted.id for muting in people.silences):
         raise ValueError(f"id: {wanted.id!r} is the id of another silence; choose a new one")
     return replace(people, silences=(*people.silences, wanted))
 
@@ -119,11 +122,11 @@ def unsilence(people: People, id: str) -> tuple[People, Silence]:
     Raises:
         LookupError: If no silence in force has this id.
     """
-    ended = next((one for one in people.silences if one.id == id), None)
+    ended = next((muting for muting in people.silences if muting.id == id), None)
     if ended is None:
-        known = ", ".join(one.id for one in people.silences) or "there is none"
+        known = ", ".join(muting.id for muting in people.silences) or "there is none"
         raise LookupError(f"no silence {id!r} is in force; in force: {known}")
-    return replace(people, silences=tuple(one for one in people.silences if one is not ended)), ended
+    return replace(people, silences=tuple(muting for muting in people.silences if muting is not ended)), ended
 
 
 def acknowledge(people: People, alerts: Sequence[Alert], by: str, why: str, now: float) -> People:
@@ -136,7 +139,7 @@ def acknowledge(people: People, alerts: Sequence[Alert], by: str, why: str, now:
     _signed(by, why, "acknowledges")
     if not alerts:
         raise LookupError("no such alert fires")
-    known = {one.fingerprint: one for one in people.acknowledgements}
+    known = {ack.fingerprint: ack for ack in people.acknowledgements}
     new = tuple(
         Acknowledgement(alert.cell.contract, alert.fingerprint, by, why, now)
         for alert in alerts
@@ -149,16 +152,16 @@ def acknowledge(people: People, alerts: Sequence[Alert], by: str, why: str, now:
 
 
 def current(people: People, firing: Collection[str], now: float) -> tuple[People, tuple[Silence, ...]]:
-    """What is still in force, and the silences that have come to their end.
+    """Return the decisions still in force, and the silences that have ended.
 
     Args:
-        people: What was in force.
+        people: Decisions that were in force.
         firing: Fingerprints of the alerts that fire.
         now: Unix time, seconds.
     """
-    ended = tuple(one for one in people.silences if now >= one.until)
-    silences = tuple(one for one in people.silences if now < one.until)
-    acknowledgements = tuple(one for one in people.acknowledgements if one.fingerprint in firing)
+    ended = tuple(muting for muting in people.silences if now >= muting.until)
+    silences = tuple(muting for muting in people.silences if now < muting.until)
+    acknowledgements = tuple(ack for ack in people.acknowledgements if ack.fingerprint in firing)
     return People(silences, acknowledgements), ended
 
 

@@ -9,34 +9,50 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
+from kc_otel.contract.sentences import REMEDIES, consequence, reading
+from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.escalation.alerts import Transition, What
+from kc_otel.contract.words import RUN_ENDED, listed, moment, place
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, Transition, What
 from kc_otel.judge.facts import KernelInfo
-from kc_otel.judge.incidents.incident import Incident
+from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.kernel_names import kernel_names, pair_name
 from kc_otel.judge.plain_json import finite_or_none
-from kc_otel.judge.verdict import Verdict
+from kc_otel.judge.verdict import Status, Verdict
 
-__all__ = ["ALERT_NAMES", "alert_body", "alert_labels", "encode", "kernel_name", "rfc3339", "summary"]
+__all__ = [
+    "ALERT_NAMES",
+    "alert_body",
+    "alert_labels",
+    "encode",
+    "links_note",
+    "rfc3339",
+    "runbook_page",
+    "summary",
+]
 
 ALERT_NAMES: Final = {
     "fail": "KernelContractBroken",
     "no-data": "KernelContractNoData",
     "inconclusive": "KernelContractInconclusive",
     "invalid-input": "KernelContractInvalidInput",
+    ROLLED_BACK: "KernelContractRolledBack",
 }
-"""`alertname` by what the step waits for."""
+"""`alertname` by what the step waits for, and of a roll-back."""
 
-_AGAIN: Final = {
-    "reminder": "Reminder: it has fired for {lasted} and nobody has acknowledged it.",
-    "silence-ended": "A silence has ended and it still fires, for {lasted} now.",
-    "unfollowed": "The contract is served no more, or runs dry: nobody follows this, and nothing says it was mended.",
+_REPEATED_SENTENCES: Final = {
+    "reminder": "Reminder: the alert has fired for {lasted} and nobody has acknowledged it.",
+    "silence-ended": "A silence has ended, and the alert still fires after {lasted}.",
+    "unfollowed": "The contract was removed or set to dry run: the alert is no longer tracked, and may not be fixed.",
 }
 _ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 
@@ -51,6 +67,7 @@ def alert_body(
     reason: str = "",
     incident: Incident | None = None,
     lasting: int = 0,
+    done: Sequence[str] = (),
     kernels: Iterable[KernelInfo] = (),
 ) -> dict[str, Any]:
     """One webhook about one contract.
@@ -63,8 +80,9 @@ def alert_body(
         max_alerts: Alerts beyond this many are left out and counted in `truncatedAlerts`; 0 for all.
         reason: Why it is sent: `firing`, `update`, `resolved`, `reminder`, `silence-ended` or `unfollowed`; empty for
             the first alert and the last.
-        incident: What it is about: receivers that follow incidents get one for all its messages.
+        incident: Subject of the message: receivers that follow incidents get one for all its messages.
         lasting: Alerts of the incident that the receiver knows to fire, after this message.
+        done: Actions taken on the incident, in words, oldest first: every format has it before all numbers.
         kernels: What kernel versions have said of themselves, for their names.
 
     Returns:
@@ -77,7 +95,15 @@ def alert_body(
         raise ValueError(f"a body takes one or more transitions of {contract.name!r} alone; send the others apart")
     shown = transitions[:max_alerts] if max_alerts else transitions
     base = external_url.rstrip("/")
-    alerts = [_alert(contract, transition, base, reason) for transition in shown]
+    note = links_note(base)
+    names = kernel_names(kernels)
+    alerts = [_alert(contract, transition, base, reason, done, names, incident) for transition in shown]
+    steps = Counter((edge.cell, edge.what) for edge in shown)
+    for alert, edge in zip(alerts, shown, strict=True):
+        if steps[edge.cell, edge.what] > 1:
+            alert["annotations"]["summary"] += f" ({edge.severity}: {', '.join(map(str, edge.actions)) or 'no action'})"
+    for alert in alerts if note else ():
+        alert["annotations"]["description"] += f" {note}"
     labels = {"contract": contract.name} | ({"incident": incident.id} if incident is not None else {})
     said = reason or shown[0].what.value
     return {
@@ -99,48 +125,50 @@ def alert_body(
             "owner": contract.metadata.owner,
             "description": contract.metadata.description,
             "reason": said,
-            "incident": _incident(incident, base, lasting, kernels),
+            "incident": _incident(incident, base, lasting, done, names),
+            "impact": _impact(contract, shown, incident, contained=_contained(incident)),
+            "next": _next(shown),
             "evidence": _evidence(contract, transitions),
+            "links": note,
             "cells": [_cell(transition) for transition in shown],
         },
     }
 
 
-def _incident(one: Incident | None, base: str, lasting: int, kernels: Iterable[KernelInfo]) -> dict[str, Any] | None:
-    if one is None:
+def _incident(
+    incident: Incident | None, base: str, lasting: int, done: Sequence[str], names: Mapping[tuple[str, str], str]
+) -> dict[str, Any] | None:
+    if incident is None:
         return None
-    named = {(info.role, info.version): info.fields for info in kernels}
     return {
-        "id": one.id,
-        "state": one.state.value,
-        "headline": one.headline,
-        "extents": [f"{clause}: {text}" for clause, text in one.extents],
-        "since": rfc3339(one.since),
-        "until": None if one.resolved_at is None else rfc3339(one.resolved_at),
-        "slices": len(one.slices),
-        "grew": one.growth_text,
+        "id": incident.id,
+        "state": incident.state.value,
+        "state_text": incident.state_text,
+        "done": list(done),
+        "headline": incident.headline + pair_name(names, incident.kernel_train, incident.kernel_inference),
+        "extents": [f"{clause}: {text}" for clause, text in incident.extents],
+        "since": rfc3339(incident.since),
+        "until": None if incident.resolved_at is None else rfc3339(incident.resolved_at),
+        "slices": len(incident.slices),
+        "grew": incident.growth_text,
         "kernels": {
-            "train": kernel_name(named.get(("train", one.kernel_train), {}), one.kernel_train),
-            "inference": kernel_name(named.get(("inference", one.kernel_inference), {}), one.kernel_inference),
+            "train": names.get(("train", incident.kernel_train), incident.kernel_train),
+            "inference": names.get(("inference", incident.kernel_inference), incident.kernel_inference),
         },
         "diagnoses": [
-            {"kind": each.kind, "slice": each.slice, "text": each.text, "by": each.by, "at": rfc3339(each.at)}
-            | {"url": f"{base}/api/v1/incidents/{one.id}/diagnoses/{each.evidence}" if base else ""}
-            for each in one.diagnoses
+            {
+                "kind": diagnosis.kind,
+                "slice": diagnosis.slice,
+                "text": diagnosis.text,
+                "by": diagnosis.by,
+                "at": rfc3339(diagnosis.at),
+            }
+            | {"url": f"{base}/api/v1/incidents/{incident.id}/diagnoses/{diagnosis.evidence}" if base else ""}
+            for diagnosis in incident.diagnoses
         ],
         "alerts": lasting,
-        "url": f"{base}/#/incident/{one.id}" if base else "",
+        "url": f"{base}/#/incident/{incident.id}" if base else "",
     }
-
-
-def kernel_name(fields: Mapping[str, str], version: str) -> str:
-    """A kernel as people call it, its fingerprint after it.
-
-    >>> kernel_name({"engine": "vllm", "engine.version": "0.32", "dtype": "fp8"}, "6cc3fbbbec48")
-    'vllm 0.32 fp8 (6cc3fbbbec48)'
-    """
-    known = [fields[name] for name in ("engine", "engine.version", "dtype", "quantization") if name in fields]
-    return f"{' '.join(known)} ({version})" if known else version
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
@@ -152,7 +180,7 @@ def alert_labels(transition: Transition) -> dict[str, str]:
     """Labels that identify an alert; a kernel that has never reported has no label."""
     cell = transition.cell
     labels = {
-        "alertname": ALERT_NAMES[transition.on],
+        "alertname": _alert_name(transition),
         "contract": cell.contract,
         "clause": cell.clause,
         "slice": cell.slice,
@@ -163,19 +191,49 @@ def alert_labels(transition: Transition) -> dict[str, str]:
     return {name: value for name, value in labels.items() if value}
 
 
-def summary(transition: Transition) -> str:
-    """One line for a person: what fires or has resolved, where."""
+def _alert_name(transition: Transition) -> str:
+    return ALERT_NAMES[ROLLED_BACK if transition.step == ROLLED_BACK else transition.on]
+
+
+def _over(transition: Transition, where: str, of: str) -> str:
+    """Say what ended, for which kernels, and, if nothing refuted it, why."""
+    cell, last = transition.cell, transition.verdict
+    match transition.on:
+        case "fail":
+            if last.status is Status.PASS or last.ended:
+                return f"{cell.clause} on {where} is resolved{of}"
+            why = "it no longer reports while others do, or the contract has changed"
+            return f"{cell.clause} on {where} is closed{of} without proof of recovery: {why}"
+        case "no-data":
+            said = {Status.NO_DATA: "are no longer expected", Status.INVALID_INPUT: "arrive again, and are invalid"}
+            return f"data for {cell.clause} on {where}{of} {said.get(last.status, 'arrive again')}"
+        case "inconclusive":
+            return f"{cell.clause} on {where} is no longer undecided{of}"
+    return f"no sequences fail the input checks any more{of}"
+
+
+def summary(transition: Transition, names: Mapping[tuple[str, str], str]) -> str:
+    """One line for a person: the firing or resolved clause, its slice, and the kernels by their `kernel_names`."""
     cell = transition.cell
+    of = pair_name(names, cell.kernel_train, cell.kernel_inference)
     where = "all traffic" if cell.slice == "all" else f"slice {cell.slice}"
     if transition.what is What.RESOLVED:
-        return f"{cell.contract}: {cell.clause} on {where} is resolved"
+        if transition.step == ROLLED_BACK and transition.severity == "critical":
+            return f"{cell.contract}: the incident is over{of}; that nothing serves what was rolled back is not known"
+        return f"{cell.contract}: {_over(transition, where, of)}"
+    if transition.step == ROLLED_BACK:
+        said = "was rolled back but still serves" if transition.severity == "critical" else "was rolled back"
+        if not _shows(transition):
+            return f"{cell.contract}: {names.get(('inference', cell.kernel_inference), cell.kernel_inference)} {said}"
+        return f"{cell.contract}: {cell.clause} is broken on {where}{of}, which {said}"
+    ended = transition.verdict.reason.startswith(RUN_ENDED)
     said = {
-        "fail": f"{cell.clause} is broken on {where}",
-        "no-data": f"no data for {cell.clause} on {where}",
+        "fail": f"{cell.clause} {'is' if _shows(transition) else 'was'} broken on {where}",
+        "no-data": f"no data for {cell.clause} on {where}{', for the run ended,' if ended else ''}",
         "inconclusive": f"{cell.clause} cannot be decided on {where}",
         "invalid-input": "sequences fail the input checks",
     }[transition.on]
-    return f"{cell.contract}: {said}"
+    return f"{cell.contract}: {said}{of}"
 
 
 def rfc3339(at: float) -> str:
@@ -183,16 +241,29 @@ def rfc3339(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _alert(contract: Contract, transition: Transition, base: str, reason: str) -> dict[str, Any]:
+def _alert(
+    contract: Contract,
+    transition: Transition,
+    base: str,
+    reason: str,
+    done: Sequence[str],
+    names: Mapping[tuple[str, str], str],
+    incident: Incident | None,
+) -> dict[str, Any]:
     cell = transition.cell
     path = "/".join(quote(part, safe="") for part in cell)
     description = _description(contract, transition)
-    if reason in _AGAIN:
+    did = [f"Done: {'; '.join(done)}."] if done else []
+    if transition.what is What.FIRING:
+        broken = [row for row in incident.cells if (row.clause, row.slice) == cell[1:3]] if incident is not None else []
+        since = f"Since {moment(min([transition.started_at, *(row.since for row in broken)]))}."
+        did = [_impact(contract, [transition], contained=_contained(incident)), since, *did, _next([transition])]
+    description = " ".join((*did, description))
+    if reason in _REPEATED_SENTENCES:
         lasted = format_duration(max(1.0, round(transition.at - transition.started_at)))
-        description = f"{_AGAIN[reason].format(lasted=lasted)} {description}"
-    annotations = {"summary": summary(transition), "description": description}
-    ours = f"{base}/handbook/on-call.html#{ALERT_NAMES[transition.on].lower()}" if base else ""
-    if runbook := contract.metadata.runbook or ours:
+        description = f"{_REPEATED_SENTENCES[reason].format(lasted=lasted)} {description}"
+    annotations = {"summary": summary(transition, names), "description": description}
+    if runbook := contract.metadata.runbook or runbook_page(base, _alert_name(transition)):
         annotations["runbook_url"] = runbook
     return {
         "status": transition.what.value,
@@ -203,6 +274,69 @@ def _alert(contract: Contract, transition: Transition, base: str, reason: str) -
         "generatorURL": f"{base}/#/cell/{path}" if base else "",
         "fingerprint": transition.fingerprint,
     }
+
+
+def _contained(incident: Incident | None) -> bool:
+    return incident is not None and incident.state is IncidentState.CONTAINED
+
+
+def _impact(
+    contract: Contract, transitions: Sequence[Transition], incident: Incident | None = None, *, contained: bool = False
+) -> str:
+    """Return the effect of firing alerts on users, in a sentence, rewards first; empty if nothing fires any more."""
+    firing = [edge for edge in transitions if edge.what is What.FIRING]
+    if not firing:
+        return ""
+    clauses = {clause.id: clause for clause in contract.clauses}
+    firing = [edge for edge in firing if _shows(edge)] or firing
+    first = min(firing, key=lambda edge: not getattr(clauses.get(edge.cell.clause), "metric", "").startswith("reward_"))
+    if first.step == ROLLED_BACK:
+        serves = first.severity == "critical"
+        return (
+            "A version that was rolled back still serves requests."
+            if serves
+            else "A version was rolled back and should serve nobody."
+        )
+    slices = incident.slices if incident is not None else (first.cell.slice,)
+    where = (
+        place(slices[0]) if slices == (ALL,) else f"slice{'s' * (len(slices) > 1)} {listed(list(map(place, slices)))}"
+    )
+    if contained:
+        return f"A router keeps requests on {where} from the kernel that broke it, and nothing measures it any more."
+    if not _shows(first):
+        if first.verdict.status is Status.PASS or first.verdict.ended:
+            return f"The last verdict on {where} shows no breach any more; its alert fires until that has lasted."
+        return f"The last verdict on {where} neither shows nor refutes the breach; its alert fires until it is refuted."
+    estimate = first.verdict.estimate if len(slices) == 1 else math.nan
+    return consequence(clauses.get(first.cell.clause), first.on, where, estimate)
+
+
+def _next(transitions: Sequence[Transition]) -> str:
+    """Return the first action on firing alerts, in a sentence; empty if nothing fires any more."""
+    firing = [edge for edge in transitions if edge.what is What.FIRING]
+    return f"Now: {REMEDIES[ROLLED_BACK if firing[0].step == ROLLED_BACK else firing[0].on]}." if firing else ""
+
+
+def _shows(edge: Transition) -> bool:
+    """Return whether the last verdict still shows what the alert fires on."""
+    return edge.on != "fail" or edge.verdict.status is Status.FAIL
+
+
+def links_note(base: str) -> str:
+    """Return a warning where links lead to an address of the evaluator's own machine; empty where they open."""
+    host = urlsplit(base).hostname or ""
+    try:
+        local = ip_address(host).is_loopback or ip_address(host).is_unspecified
+    except ValueError:
+        local = host == "localhost"
+    if not local:
+        return ""
+    return "Links open only on the evaluator's machine: start `kc-otel serve` with --external-url and its address."
+
+
+def runbook_page(evaluator: str, alert: str) -> str:
+    """The place in the handbook that says what to do about an alert; empty without an evaluator's base URL."""
+    return f"{evaluator}/handbook/on-call.html#{alert.lower()}" if evaluator else ""
 
 
 def _cell(transition: Transition) -> dict[str, Any]:
@@ -235,7 +369,8 @@ def _description(contract: Contract, transition: Transition) -> str:
     parts: list[str] = []
     if transition.on in {"fail", "inconclusive"} and clause is not None and verdict.window:
         parts.append(_numbers(contract, clause, transition))
-        parts += [_evidence(contract, [transition])] if transition.what is What.FIRING else []
+        if transition.what is What.FIRING:
+            parts += [_evidence(contract, [transition]), *filter(None, [reading(clause)])]
     elif verdict.reason:
         end = "" if verdict.reason[-1] in ".?!" else "."
         parts.append(verdict.reason[:1].upper() + verdict.reason[1:] + end)
@@ -250,14 +385,19 @@ def _description(contract: Contract, transition: Transition) -> str:
 
 
 def _evidence(contract: Contract, transitions: Sequence[Transition]) -> str:
-    """What a FAIL rests on, in a sentence; empty where nothing fails."""
-    held = [one.verdict.evidence for one in transitions if one.on == "fail" and one.what is What.FIRING]
+    """Return the evidence behind a FAIL, in a sentence; empty where nothing fails."""
+    held = [
+        transition.verdict.evidence
+        for transition in transitions
+        if transition.on == "fail" and transition.what is What.FIRING
+        if transition.step != ROLLED_BACK or _shows(transition)
+    ]
     if not held:
         return ""
     if not any(map(math.isfinite, held)):
-        return "What was observed is itself above the limit: this is no estimate that chance could deceive."
+        return "The observed value itself exceeds the limit: this is not an estimate, and not due to chance."
     apart = format_duration(contract.observability.false_alarms)
-    return f"Chance alone says so once in {apart} or less often, in all cells of the contract together."
+    return f"On average, chance alone raises such an alert at most once in {apart} in the whole contract."
 
 
 def _numbers(contract: Contract, clause: Clause, transition: Transition) -> str:

@@ -1,1 +1,1 @@
-"""Incidents: what broke together, since when, for whom, and what was done about it."""
+"""Incidents: cells that broke together, since when, for whom, and the actions taken."""

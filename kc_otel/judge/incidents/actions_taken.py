@@ -1,15 +1,23 @@
-"""What was done about an incident, in words: by the escalation policy, from its alerts, and by people."""
+"""Actions taken on an incident, in words: by the escalation policy, from its alerts, and by people."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from kc_otel.contract.words import listed, place
-from kc_otel.judge.decisions.table import DecisionTable
-from kc_otel.judge.incidents.incident import Incident, IncidentAction
+from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
 
-__all__ = ["ActionTaken", "actions_taken"]
+_PROMOTION: Final = {
+    "roll-back": "",
+    "serves": "a version still serves after its rollback: its drift has been measured since",
+}
+
+_NONE: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,45 +38,61 @@ class ActionTaken:
     in_force: bool | None = None
 
 
-def actions_taken(incident: Incident, table: DecisionTable, waiting: Mapping[str, float]) -> tuple[ActionTaken, ...]:
-    """What was done, oldest first, and whether it holds.
+def actions_taken(
+    incident: Incident, table: DecisionTable, waiting: Mapping[str, float], given_up: Mapping[str, float] = _NONE
+) -> tuple[ActionTaken, ...]:
+    """Return the actions taken, oldest first, and for each if it is in force.
 
     Args:
         incident: The incident.
         table: The decision table in force.
         waiting: Since when the oldest undelivered webhook of an endpoint waits, Unix seconds.
+        given_up: When the newest webhook of an endpoint that it refused, or that expired, was written, Unix seconds.
     """
-    done = [_in_words(incident, one, table, waiting) for one in incident.actions]
+    done = [_in_words(incident, action, table, waiting, given_up) for action in incident.actions]
     said = [ActionTaken(word.at, word.kind, word.text) for word in incident.words]
     return tuple(sorted([*done, *said], key=lambda action: (action.at, action.kind, action.text)))
 
 
 def _in_words(
-    incident: Incident, one: IncidentAction, table: DecisionTable, waiting: Mapping[str, float]
+    incident: Incident,
+    action: IncidentAction,
+    table: DecisionTable,
+    waiting: Mapping[str, float],
+    given_up: Mapping[str, float],
 ) -> ActionTaken:
-    if one.dry_run:
-        return ActionTaken(one.at, "would-fire", f"dry run: it would {one.kind} {one.target}".rstrip())
-    if one.kind == "notify":
-        return ActionTaken(one.at, one.kind, "announced in the log")
-    if one.kind == "webhook":
-        # Messages of an endpoint leave in order: what came after the oldest one that waits has not left either.
-        late = one.target in waiting and waiting[one.target] <= one.at
-        text = f"{one.target} is still to be told: its webhook waits" if late else f"told {one.target} by webhook"
-        return ActionTaken(one.at, one.kind, text)
-    where = listed([place(name) for name in one.slices])
-    if one.kind == "route":
-        held = _routed(incident, one.slices, table)
-        return ActionTaken(one.at, one.kind, f"{where} routed to the training kernel", in_force=held)
+    if action.dry_run:
+        return ActionTaken(action.at, "would-fire", f"dry run: it would {action.kind} {action.target}".rstrip())
+    if action.kind == "notify":
+        return ActionTaken(action.at, action.kind, "announced in the log")
+    if action.kind == "webhook":
+        # Messages of an endpoint leave in order: those after the oldest waiting one have not left either.
+        late = action.target in waiting and waiting[action.target] <= action.at
+        text = f"the webhook to {action.target} is still waiting" if late else f"notified {action.target} by webhook"
+        if not late and given_up.get(action.target, -math.inf) >= action.at:
+            text = f"a webhook to {action.target} was given up: it was refused, or has expired"
+        return ActionTaken(action.at, action.kind, text)
+    if action.kind in _PROMOTION:
+        return ActionTaken(action.at, action.kind, _PROMOTION[action.kind] or action.target)
+    where = listed([place(name) for name in action.slices])
+    if action.kind == "route":
+        held = _routed(incident, action.slices, table)
+        text = f"routing {where} to the training kernel was ordered"
+        if held and incident.state is IncidentState.BROKEN and incident.ordered_at is not None:
+            text += f", but {incident.obeyed_text}"
+        return ActionTaken(action.at, action.kind, text, in_force=held)
     text = {
         "sample-more": "recorders asked to sample more",
         "locate": "machines asked to locate the operator",
         "hold-promotion": "promotions held",
-        "quarantine-rollouts": f"rollouts of {where} quarantined",
+        "quarantine-rollouts": f"trainers asked to quarantine rollouts of {where}",
         "resync-weights": "trainers asked to send the weights again",
-        "halt": "trainers told to halt",
-    }.get(one.kind, one.kind)
-    asked = any((each.contract, each.kind) == (incident.contract, one.kind) for each in table.directives)
-    return ActionTaken(one.at, one.kind, text, in_force=asked)
+        "halt": "trainers asked to halt",
+    }.get(action.kind, action.kind)
+    asked = any(
+        (directive.contract, directive.kind) == (incident.contract, action.kind) for directive in table.directives
+    )
+    return ActionTaken(action.at, action.kind, text, in_force=asked)
 
 
 def _routed(incident: Incident, slices: Sequence[str], table: DecisionTable) -> bool:

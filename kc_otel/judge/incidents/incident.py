@@ -8,22 +8,30 @@ from enum import StrEnum
 from typing import Final, Literal
 
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import interval, listed, moment, number, place
-
-__all__ = ["BrokenCell", "Diagnosis", "Incident", "IncidentAction", "IncidentState", "PersonsWord"]
+from kc_otel.contract.words import RUN_ENDED, interval, listed, moment, number, place
 
 _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}
+_OPEN: Final = {"fail": "Broken", "no-data": "No data", "inconclusive": "Undecided", "invalid-input": "Invalid input"}
+_OBEYED: Final = {
+    "untaken": "no router has taken it",
+    "recent": "a heartbeat without this kernel has yet to pass since a router took it",
+    "disobeyed": "this kernel was measured after a router took it",
+}
+_RECEDED_FACTOR: Final = 1.25
+"""Factor over the current value above which a breach is reported at its earlier size."""
 _TOLD_STEPS: Final = 5
 """Times at which a sentence says how far an incident had grown."""
 
 
 class IncidentState(StrEnum):
-    """Where an incident is, the more urgent first."""
+    """State of an incident, most urgent first."""
 
     BROKEN = "broken"
     """Users of the kernel meet what is broken."""
     CONTAINED = "contained"
-    """Routes or pins keep users from the kernel wherever it is broken, or was and nobody has given it back."""
+    """Users are kept from the kernel wherever it is broken, or was and nobody has given it back: a router has taken
+    what was ordered, and the kernel was not measured for a heartbeat after that. Neither an order nor silence contains
+    anything."""
     RESOLVED = "resolved"
     """Nothing is broken, no alert fires, and no route is left of it."""
 
@@ -42,6 +50,12 @@ class BrokenCell:
         lower: Lower confidence bound; None when unknown.
         upper: Upper confidence bound; None when unknown.
         reason: The verdict's sentence.
+        peak: Largest estimate while it was broken; None when unknown.
+        peak_at: Unix time of that, seconds.
+        cause: What of it is the kernels' drift and what is the age of the weights, as a phrase; empty for not known.
+        at: Unix time of the estimate and its bounds, seconds; None when unknown.
+        held: Whether only its alert says that it is broken: the last verdict does not.
+        doubted: Whether the last verdict does not refute it either.
     """
 
     clause: str
@@ -53,20 +67,27 @@ class BrokenCell:
     lower: float | None = None
     upper: float | None = None
     reason: str = ""
+    peak: float | None = None
+    peak_at: float | None = None
+    cause: str = ""
+    at: float | None = None
+    held: bool = False
+    doubted: bool = False
 
     @property
     def badness(self) -> float:
-        """How many times the limit it is at least; 0 when that cannot be said."""
+        """Lower bound as a multiple of the limit; 0 when that is unknown."""
         return self.lower / self.limit if self.lower is not None and self.limit is not None and self.limit > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentAction:
-    """What the policy did because of an incident.
+    """Action of the policy because of an incident.
 
     Attributes:
         kind: Kind of the action, as in a contract.
-        target: Kernel of `route`, endpoint of `webhook`; empty for the others.
+        target: Kernel of `route`, endpoint of `webhook`; of `roll-back`, which version and from where, in words; empty
+            for the others.
         at: Unix time at which it was first done, seconds.
         slices: Where, in the order in which it was done.
         dry_run: Whether it would only have been done.
@@ -81,7 +102,7 @@ class IncidentAction:
 
 @dataclass(frozen=True, slots=True)
 class PersonsWord:
-    """What a person did or said while an incident lasted.
+    """Action or statement of a person during an incident.
 
     Attributes:
         at: Unix time, seconds.
@@ -96,14 +117,14 @@ class PersonsWord:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What somebody, or a program, found out about an incident after looking.
+    """Finding of a person or program about an incident.
 
     Attributes:
         at: Unix time at which it was attached, seconds.
-        kind: `locate` for which operator it is, `remedy` for what to do about it.
+        kind: `locate` names the operator, `remedy` the correction.
         slice: Slice that was looked at, or `all`.
         text: In one line.
-        by: Who attached it.
+        by: Author.
         evidence: SHA-256 of the evidence, hexadecimal; it is kept apart, under this name.
     """
 
@@ -117,21 +138,26 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What was broken at one time for one reason on one pair of kernels.
+    """One breach for one reason on one pair of kernels.
 
     Attributes:
         id: Twelve hex digits; the same from the first breach to the end.
         contract: metadata.name.
-        on: What is wrong, as escalation steps call it: fail, no-data, inconclusive or invalid-input.
+        on: Kind of breach, as escalation steps call it: fail, no-data, inconclusive or invalid-input.
         kernel_train: Short fingerprint.
         kernel_inference: Short fingerprint.
         state: broken, contained or resolved.
         cells: Where it is or was broken, worst first; at least one. Each stays until the incident is over.
-        actions: What the policy did, oldest first.
-        words: What people did, oldest first.
+        actions: Actions of the policy, oldest first.
+        words: Actions of people, oldest first.
         contained_at: Unix time since when it is contained, seconds; None while it is not.
         resolved_at: Unix time at which it was over, seconds; None while it lasts.
-        diagnoses: What was found out about it, oldest first.
+        diagnoses: Findings about it, oldest first.
+        ordered_at: Unix time since when routes or pins ask that users be kept from all of it, seconds; None while they
+            do not. Later orders do not move it.
+        taken_at: Unix time at which a router was first seen to have taken such an order, seconds; None before.
+        obeyed: What is known of the orders while they do not contain it: `untaken`, `recent` or `disobeyed`.
+        refuted: Whether verdicts refuted all of it when it was over; else it only went away.
     """
 
     id: str
@@ -146,6 +172,34 @@ class Incident:
     contained_at: float | None = None
     resolved_at: float | None = None
     diagnoses: tuple[Diagnosis, ...] = ()
+    ordered_at: float | None = None
+    taken_at: float | None = None
+    obeyed: Literal["untaken", "recent", "disobeyed"] = "untaken"
+    refuted: bool = True
+
+    @property
+    def state_text(self) -> str:
+        """State of the incident in words, as the beginning of a sentence."""
+        if self.on == "no-data" and not self.kernel_inference and self.state is not IncidentState.RESOLVED:
+            return "Waiting for first data"
+        if self.state is IncidentState.RESOLVED and not self.refuted:
+            return "Closed without proof of recovery"
+        if self.state is not IncidentState.BROKEN:
+            return self.state.capitalize()
+        if self._ended:
+            return "Ended"
+        if self.ordered_at is None:
+            doubted = any(cell.doubted for cell in self.broken)
+            held = f"Was broken; {'nothing has refuted it since' if doubted else 'its alert still fires'}"
+            return held if self.on == "fail" and not self.shown else _OPEN[self.on]
+        at = moment(self.ordered_at)[11:16]
+        now = "Broken" if self.broken else "No longer measured as broken"
+        return f"{now}; routing to the training kernel was ordered at {at} UTC, but {self.obeyed_text}"
+
+    @property
+    def obeyed_text(self) -> str:
+        """End of a sentence: why an order to keep users away does not contain the incident."""
+        return _OBEYED[self.obeyed]
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -159,14 +213,22 @@ class Incident:
 
     @property
     def outline(self) -> tuple[object, ...]:
-        """All but the numbers, which change with every evaluation."""
-        cells = sorted((one.clause, one.slice, one.since, one.until is None) for one in self.cells)
-        return self.state, cells, self.actions, self.words, self.diagnoses
+        """The incident without the numbers that change with every evaluation, except the largest estimate."""
+        cells = sorted(
+            (cell.clause, cell.slice, cell.since, cell.until is None, cell.held, cell.doubted, cell.peak)
+            for cell in self.cells
+        )
+        return self.state, self.ordered_at, self.obeyed, cells, self.actions, self.words, self.diagnoses
 
     @property
     def broken(self) -> tuple[BrokenCell, ...]:
         """The cells that are broken still."""
-        return tuple(one for one in self.cells if one.until is None)
+        return tuple(cell for cell in self.cells if cell.until is None)
+
+    @property
+    def shown(self) -> tuple[BrokenCell, ...]:
+        """The cells that are broken by their last verdict, not by their alert alone."""
+        return tuple(cell for cell in self.broken if not cell.held)
 
     @property
     def current(self) -> tuple[BrokenCell, ...]:
@@ -176,7 +238,7 @@ class Incident:
     @property
     def clauses(self) -> tuple[str, ...]:
         """The clauses that are broken still, by their ids; all of them once none is."""
-        return tuple(dict.fromkeys(one.clause for one in self.current))
+        return tuple(dict.fromkeys(cell.clause for cell in self.current))
 
     @property
     def slices(self) -> tuple[str, ...]:
@@ -184,20 +246,20 @@ class Incident:
 
         Not by how bad they are: that changes with every evaluation, and what is read must not move.
         """
-        onsets = sorted(self.current, key=lambda one: (one.slice == ALL, one.since, one.slice))
-        return tuple(dict.fromkeys(one.slice for one in onsets))
+        onsets = sorted(self.current, key=lambda cell: (cell.slice == ALL, cell.since, cell.slice))
+        return tuple(dict.fromkeys(onset.slice for onset in onsets))
 
     @property
     def since(self) -> float:
         """Unix time at which the first cell broke, seconds."""
-        return min(one.since for one in self.cells)
+        return min(cell.since for cell in self.cells)
 
     @property
     def growth(self) -> tuple[tuple[float, int], ...]:
         """(Unix time, slices that had broken by then, `all` among them), at the end of each minute that added some."""
         onsets: dict[str, float] = {}
-        for one in self.cells:
-            onsets[one.slice] = min(one.since, onsets.get(one.slice, one.since))
+        for cell in self.cells:
+            onsets[cell.slice] = min(cell.since, onsets.get(cell.slice, cell.since))
         by_minute: dict[int, tuple[float, int]] = {}
         for count, at in enumerate(sorted(onsets.values()), start=1):
             by_minute[int(at // 60)] = (at, count)
@@ -205,7 +267,7 @@ class Incident:
 
     @property
     def growth_text(self) -> str:
-        """How it grew, as a phrase; empty where it never did."""
+        """Growth of the incident, as a phrase; empty if it never grew."""
         grown = self.growth
         if len(grown) < 2:
             return ""
@@ -216,11 +278,18 @@ class Incident:
 
     @property
     def headline(self) -> str:
-        """What and for whom, as a sentence."""
-        where, what = listed([place(name) for name in self.slices]), listed(self.clauses)
-        over, several = not self.broken, len(self.clauses) > 1
+        """Subject and scope of the incident, as a sentence."""
+        cells = self.shown or self.current
+        slices = [place(name) for name in self.slices if any(cell.slice == name for cell in cells)]
+        clauses = tuple(dict.fromkeys(cell.clause for cell in cells))
+        where, what = listed(slices), listed(clauses)
+        over, several = not self.shown, len(clauses) > 1
+        if self.on == "no-data" and not self.kernel_inference:
+            return f"No kernel {'had' if over else 'has'} reported {what} on {where} yet"
+        if self._ended:
+            return f"{RUN_ENDED.capitalize()}: no data for {what} on {where} since"
         if self.on == "no-data":
-            return f"No data for {what} on {where}"
+            return f"{'There were no' if over else 'No'} data for {what} on {where}"
         if self.on == "invalid-input":
             return f"Sequences {'failed' if over else 'fail'} the input checks"
         tense = ("were" if several else "was") if over else ("are" if several else "is")
@@ -229,23 +298,42 @@ class Incident:
         return f"{what} {tense} above {'their limits' if several else 'its limit'} on {where}"
 
     @property
+    def _ended(self) -> bool:
+        """True if every silent pair's recorder shut down in order."""
+        return (
+            self.on == "no-data" and bool(self.shown) and all(cell.reason.startswith(RUN_ENDED) for cell in self.shown)
+        )
+
+    @property
     def extents(self) -> tuple[tuple[str, str], ...]:
         """(clause, how bad it is where it is worst), the worst clause first."""
-        worst = {one.clause: one for one in reversed(self.current)}
-        return tuple((clause, _extent(worst[clause], self.on)) for clause in self.clauses)
+        worst = {cell.clause: cell for cell in reversed(self.current)}
+        causes = {cell.clause: cell.cause for cell in self.current if cell.cause}
+        return tuple(
+            (clause, "; ".join(filter(None, (_extent(worst[clause], self.on), causes.get(clause, "")))))
+            for clause in self.clauses
+        )
 
 
 def _extent(worst: BrokenCell, on: str) -> str:
     if on in {"no-data", "invalid-input"} or worst.estimate is None:
         return worst.reason
-    times = f", at least {_at_least(worst.badness)} times that" if worst.badness > 1 else ""
+    when = f" at {moment(worst.at)[11:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""
+    if worst.peak is not None and worst.peak_at is not None and worst.peak > _RECEDED_FACTOR * worst.estimate:
+        since = when.strip() if when else "in what is measured now"
+        return (
+            f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC against a limit of "
+            f"{number(worst.limit)}; {number(worst.estimate)} {since} "
+            f"(confidence interval {interval(worst.lower, worst.upper)})"
+        )
+    times = f", at least {_at_least(worst.badness)} times the" if worst.badness > 1 else " against a"
     return (
-        f"{number(worst.estimate)} on {place(worst.slice)} where {number(worst.limit)} is the limit{times} "
+        f"{number(worst.estimate)} on {place(worst.slice)}{when}{times} limit of {number(worst.limit)} "
         f"(confidence interval {interval(worst.lower, worst.upper)})"
     )
 
 
 def _at_least(times: float) -> str:
-    """Two digits, downwards: what is said to be at least that is no less."""
+    """Round down to two digits, so that "at least" stays true."""
     step = 10.0 ** (math.floor(math.log10(times)) - 1)
     return number(math.floor(times / step * (1 + 1e-12)) * step)

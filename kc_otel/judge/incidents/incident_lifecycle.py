@@ -1,26 +1,34 @@
-"""What belongs together is one incident, from its first breach until nothing is left of it.
+"""Grouping of related breaches into one incident, from the first breach until nothing of it is left.
 
-    a cell breaks ---> BROKEN ---- routes or pins keep users from all of it ----> CONTAINED
+    a cell breaks ---> BROKEN ---- users are seen to be kept from all of it ----> CONTAINED
                         ^  |                                                      |   |
                         |  '-- nothing broken, no alert, no route --> RESOLVED <--+   |
                         '------------- a cell that users reach breaks ----------------'
 
-What is wrong (a step's `on`) and the pair of kernels say which cells belong together: one version of a kernel is the
-cause. A cell is broken while its verdict is FAIL, or NO_DATA after data, and while an alert about it fires: the alert
-holds over an inconclusive verdict, and so does the incident. Silence where routes or pins keep requests from the kernel
-is what they are for. What was once part of an incident stays part of it until its end. Its id is made when it begins
-and kept: neither an earlier onset nor a restart changes it.
+The kind of breach (a step's `on`) and the pair of kernels determine which cells belong together: they share one cause,
+a version of a kernel. A cell is broken while its verdict is FAIL, or NO_DATA after data, and while an alert about it
+fires: the alert holds over an inconclusive verdict until the fault has ended, and so does the incident. A route or a
+pin is an order: it contains an incident once a router has taken it and the kernel was not measured for a heartbeat
+after that, until it is measured all the same (`TrafficSeen`). An absence of measurements alone contains nothing: the
+recorder may have died. Silence counts as containment once a router has taken an order that keeps requests from the
+kernel, and while anybody reports at all.
+Every part of an incident stays part of it until its end. The id is made when the incident begins; neither an earlier
+onset nor a restart changes it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.decisions.table import DecisionTable, kept_from
+from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions.table import kept_since
+from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.alerts import Alert, Transition, What
 from kc_otel.judge.escalation.message_groups import IncidentMessage
 from kc_otel.judge.escalation.people import People
@@ -33,15 +41,31 @@ from kc_otel.judge.incidents.incident import (
     PersonsWord,
 )
 from kc_otel.judge.plain_json import finite_or_none
-from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.judge.promotion.promotion_state import Promotion
+from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 from kc_otel.judge.verdict_sequence import selected
 
-__all__ = ["by_urgency", "follow", "with_actions", "with_diagnosis", "with_told", "with_word"]
-
-_BREAKS: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}
+_BREAKING_STATUSES: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}
+_BY_ALERT: Final = {
+    ("inconclusive", Status.INCONCLUSIVE),
+    ("invalid-input", Status.INVALID_INPUT),
+    ("no-data", Status.NO_DATA),
+}
+"""Kinds of incidents that only alerts open, with their verdict; their reasons are updated as they arrive."""
+_MEASURED_STATUSES: Final = frozenset(Status) - {Status.NO_DATA, Status.INVALID_INPUT}
+_REFUTED_BY: Final = {
+    "fail": {Status.PASS, Status.INCONCLUSIVE},
+    "no-data": _MEASURED_STATUSES | {Status.INVALID_INPUT},
+    "inconclusive": {Status.PASS, Status.FAIL},
+    "invalid-input": _MEASURED_STATUSES,
+}
+"""Verdicts that show that it is over; that its cells are gone shows nothing."""
+_ROUTED: Final = frozenset({"fail", "inconclusive"})
+"""Incidents that last until somebody lifts their routes; those of silence and of invalid input do not."""
+_NO_ORDER: Final[Mapping[str, Any]] = {"contained_at": None, "ordered_at": None, "taken_at": None}
 _MOST_WORDS: Final = 200
 _MOST_DIAGNOSES: Final = 10
-_URGENT: Final = ("fail", "invalid-input", "no-data", "inconclusive")
+_BY_URGENCY: Final = ("fail", "invalid-input", "no-data", "inconclusive")
 
 Key = tuple[str, str, str]
 Place = tuple[str, str]
@@ -49,21 +73,75 @@ Place = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class TrafficSeen:
+    """Known facts about a contract's traffic beside its verdicts; without them nothing counts as contained.
+
+    Attributes:
+        measured: Unix time of the newest observation of a slice and a version of the inference kernel; -inf for none.
+        arrived: Unix time at which observations of them arrived last; a sender's clock may be wrong.
+        routers: Unix time when a program that routes by the contract last had the decision table in force.
+        silent: Whether nobody reports any more: no silence is excused then.
+        heartbeat: Seconds within which what was under way when an order was taken is measured, and within which
+            every recorder exports.
+        taken: Unix time at which a router first took an order of an incident, by version of the inference kernel: an
+            evaluator that has just begun has heard of no router.
+        slices: Those of the contract, `all` among them: no router knows which requests are on others. None for any.
+    """
+
+    measured: Callable[[str, str], float] = lambda _slice, _version: -math.inf
+    arrived: Callable[[str, str], float] = lambda _slice, _version: -math.inf
+    routers: float = -math.inf
+    silent: bool = False
+    heartbeat: float = 60.0
+    taken: Mapping[str, float] = field(default_factory=dict)
+    slices: frozenset[str] | None = None
+
+    def excuses(self, slice: str, version: str, ordered: Callable[[str, str], float | None]) -> bool:
+        """Return whether an order explains silence: it was taken, also where it is one for all, and somebody reports.
+
+        Args:
+            slice: Name of the slice.
+            version: Of the inference kernel.
+            ordered: Says since when a slice's requests are to be kept from a version: `kept_since`.
+        """
+        if self.silent or ordered(slice, version) is None:
+            return False
+        taken_at = self.taken.get(version)
+        orders = {name: since for name in (slice, ALL) if (since := ordered(name, version)) is not None}
+        return all(
+            self.has_taken(name, since, taken_at) and not self.disobeyed(name, version, since, taken_at)
+            for name, since in orders.items()
+        )
+
+    def has_taken(self, slice: str, since: float, taken_at: float | None) -> bool:
+        """Return whether a router has an order about a slice given at `since`; the first was taken at `taken_at`."""
+        known = self.slices is None or slice in self.slices
+        return known and max(self.routers, -math.inf if taken_at is None else taken_at) >= since
+
+    def disobeyed(self, slice: str, version: str, since: float, taken_at: float | None) -> bool:
+        """Return whether a version was measured after an order was taken, however long ago."""
+        return self.measured(slice, version) > max(since, taken_at or since) + self.heartbeat
+
+
+@dataclass(frozen=True, slots=True)
 class _Broken:
-    """A place where something is broken; `held` where only an alert says so, whatever the verdict is now."""
+    """A place where something is broken; `held` and `doubted` as of BrokenCell."""
 
     verdict: Verdict
     since: float
     held: bool = False
+    doubted: bool = False
 
 
 def follow(
     contract: str,
     before: Sequence[Incident],
-    verdicts: Iterable[Verdict],
+    verdicts: Sequence[Verdict],
     firing: Iterable[Alert],
     table: DecisionTable,
     now: float,
+    traffic: TrafficSeen = TrafficSeen(),
+    causes: Mapping[Cell, Causes] = MappingProxyType({}),
 ) -> tuple[Incident, ...]:
     """The incidents after an evaluation: those that last, and those that it has ended.
 
@@ -74,24 +152,51 @@ def follow(
         firing: Alerts of the contract that fire now.
         table: The decision table in force.
         now: Unix time, seconds.
+        traffic: Known facts about the traffic.
+        causes: Split of the means into the kernels' drift and the age of the weights.
     """
-    broken = _broken(before, verdicts, firing, kept_from(table, contract), now)
-    known = {one.key: one for one in before}
-    after = [_advanced(one, broken.get(key, {}), table, now) for key, one in known.items()]
-    after += [_begun(contract, key, cells, table, now) for key, cells in broken.items() if key not in known]
+    ordered = kept_since(table, contract)
+
+    def excused(slice: str, version: str) -> bool:
+        return traffic.excuses(slice, version, ordered)
+
+    broken = _broken(before, verdicts, firing, excused, now)
+    known = {incident.key: incident for incident in before}
+    after = [_advanced(incident, broken.get(key, {}), now) for key, incident in known.items()]
+    after += [_begun(contract, key, cells) for key, cells in broken.items() if key not in known]
+    after = [_settled(_with_causes(incident, causes), table, now, traffic) for incident in after]
+    over = [incident for incident in after if incident.state is IncidentState.RESOLVED and incident.kernel_inference]
+    for on in {incident.on for incident in over}:
+        refuting = {
+            place
+            for verdict in selected(verdicts, _REFUTED_BY[on])
+            if on != "fail" or verdict.status is Status.PASS or verdict.ended
+            for place in ((verdict.cell[-2:], verdict.cell[1:3]), (verdict.cell[-2:], (INPUT_CLAUSE, ALL)))
+        }
+        after = [
+            replace(incident, refuted=_places(incident) <= refuting)
+            if incident in over and incident.on == on
+            else incident
+            for incident in after
+        ]
     return tuple(sorted(after, key=by_urgency))
 
 
-def by_urgency(one: Incident) -> tuple[Any, ...]:
-    """Sorts incidents: what users meet first, FAIL before silence, the worst first; what is over last, newest first."""
+def _places(incident: Incident) -> set[tuple[tuple[str, str], Place]]:
+    """Kernel pair and place of each of its cells."""
+    return {((incident.kernel_train, incident.kernel_inference), (cell.clause, cell.slice)) for cell in incident.cells}
+
+
+def by_urgency(incident: Incident) -> tuple[Any, ...]:
+    """Sort key of incidents: those that users meet, FAIL before silence, worst first; ended ones last, newest first."""
     return (
-        list(IncidentState).index(one.state),
-        -(one.resolved_at or 0.0),
-        _URGENT.index(one.on),
-        -max(cell.badness for cell in one.cells),
-        one.since,
-        one.contract,
-        one.key,
+        list(IncidentState).index(incident.state),
+        -(incident.resolved_at or 0.0),
+        _BY_URGENCY.index(incident.on),
+        -max(cell.badness for cell in incident.cells),
+        incident.since,
+        incident.contract,
+        incident.key,
     )
 
 
@@ -110,9 +215,28 @@ def with_actions(
                 _, slices = mine.setdefault((action.kind, action.target or ""), (edge.at, []))
                 slices.append(edge.cell.slice)
     return tuple(
-        replace(one, actions=_merged(one.actions, done[one.key], dry_run=dry_run)) if one.key in done else one
-        for one in incidents
+        replace(incident, actions=_merged(incident.actions, done[incident.key], dry_run=dry_run))
+        if incident.key in done
+        else incident
+        for incident in incidents
     )
+
+
+def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) -> tuple[Incident, ...]:
+    """The incidents of versions that were rolled back, with that, and with whether they serve all the same."""
+    by_version = {(promotion.contract, promotion.version): promotion for promotion in rolled}
+
+    def acted(incident: Incident) -> Incident:
+        promotion = by_version.get((incident.contract, incident.kernel_inference))
+        if promotion is None or incident.on != "fail":
+            return incident
+        said = promotion.reason.partition(": ")[0]
+        done = {("roll-back", said): (promotion.entered, [ALL])}
+        if promotion.seen_serving is not None:
+            done["serves", ""] = (promotion.seen_serving, [ALL])
+        return replace(incident, actions=_merged(incident.actions, done, dry_run=False))
+
+    return tuple(map(acted, incidents))
 
 
 def with_told(incidents: Sequence[Incident], messages: Iterable[IncidentMessage], now: float) -> tuple[Incident, ...]:
@@ -123,8 +247,10 @@ def with_told(incidents: Sequence[Incident], messages: Iterable[IncidentMessage]
         if fires and message.incident is not None:
             told.setdefault(message.incident.id, {})["webhook", message.endpoint] = (now, fires)
     return tuple(
-        replace(one, actions=_merged(one.actions, told[one.id], dry_run=False)) if one.id in told else one
-        for one in incidents
+        replace(incident, actions=_merged(incident.actions, told[incident.id], dry_run=False))
+        if incident.id in told
+        else incident
+        for incident in incidents
     )
 
 
@@ -133,36 +259,41 @@ def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any],
     slice, clause = said.get("slice"), said.get("clause")
     word = PersonsWord(now, kind, str(said["message"]))
 
-    def concerns(one: Incident) -> bool:
-        slices, clauses = {cell.slice for cell in one.cells}, {cell.clause for cell in one.cells}
+    def concerns(incident: Incident) -> bool:
+        slices, clauses = {cell.slice for cell in incident.cells}, {cell.clause for cell in incident.cells}
         return slice in {None, ALL, *slices} and clause in {None, *clauses}
 
-    return tuple(replace(one, words=(*one.words, word)[-_MOST_WORDS:]) if concerns(one) else one for one in incidents)
+    return tuple(
+        replace(incident, words=(*incident.words, word)[-_MOST_WORDS:]) if concerns(incident) else incident
+        for incident in incidents
+    )
 
 
-def with_diagnosis(one: Incident, found: Diagnosis) -> Incident:
-    """The incident with what was found out about it, said once; the newest are kept."""
+def with_diagnosis(incident: Incident, found: Diagnosis) -> Incident:
+    """Return the incident with a diagnosis added once; only the newest are kept."""
     same = (found.kind, found.slice, found.evidence)
-    others = [each for each in one.diagnoses if (each.kind, each.slice, each.evidence) != same]
-    return replace(one, diagnoses=(*others, found)[-_MOST_DIAGNOSES:])
+    others = [
+        diagnosis for diagnosis in incident.diagnoses if (diagnosis.kind, diagnosis.slice, diagnosis.evidence) != same
+    ]
+    return replace(incident, diagnoses=(*others, found)[-_MOST_DIAGNOSES:])
 
 
 def _broken(
     before: Sequence[Incident],
     verdicts: Iterable[Verdict],
     firing: Iterable[Alert],
-    kept: Callable[[str, str], bool],
+    excused: Callable[[str, str], bool],
     now: float,
 ) -> dict[Key, dict[Place, _Broken]]:
-    """What is broken now, by incident and place."""
-    known_before = {(one.key, (cell.clause, cell.slice)) for one in before for cell in one.broken}
+    """Return what is broken now, by incident and place."""
+    known_before = {(incident.key, (cell.clause, cell.slice)) for incident in before for cell in incident.broken}
     found: dict[Key, dict[Place, _Broken]] = {}
-    for verdict in selected(verdicts, _BREAKS):
-        cell, on = verdict.cell, _BREAKS[verdict.status]
+    for verdict in selected(verdicts, _BREAKING_STATUSES):
+        cell, on = verdict.cell, _BREAKING_STATUSES[verdict.status]
         key = (on, cell.kernel_train, cell.kernel_inference)
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
         heard = cell.kernel_inference and (verdict.observed or (key, (cell.clause, cell.slice)) in known_before)
-        if verdict.status is Status.FAIL or (heard and not kept(cell.slice, cell.kernel_inference)):
+        if verdict.status is Status.FAIL or (heard and not excused(cell.slice, cell.kernel_inference)):
             found.setdefault(key, {})[cell.clause, cell.slice] = _Broken(verdict, now)
     for alert in firing:
         cell = alert.cell
@@ -170,66 +301,116 @@ def _broken(
         known = mine.get((cell.clause, cell.slice))
         since = min(alert.since, now if known is None else known.since)
         mine[cell.clause, cell.slice] = (
-            _Broken(alert.verdict, since, held=True) if known is None else replace(known, since=since)
+            _Broken(
+                alert.verdict,
+                since,
+                held=alert.counting or (alert.on, alert.verdict.status) not in _BY_ALERT,
+                doubted=alert.verdict.status is not Status.PASS and not alert.verdict.ended,
+            )
+            if known is None
+            else replace(known, since=since)
         )
     return found
 
 
-def _begun(contract: str, key: Key, broken: Mapping[Place, _Broken], table: DecisionTable, now: float) -> Incident:
-    cells = [_cell(None, where, one) for where, one in broken.items()]
-    since = min(one.since for one in cells)
+def _begun(contract: str, key: Key, broken: Mapping[Place, _Broken]) -> Incident:
+    cells = [_cell(None, where, cell) for where, cell in broken.items()]
+    since = min(cell.since for cell in cells)
     id = hashlib.sha256("\0".join((contract, *key, repr(since))).encode()).hexdigest()[:12]
-    return _settled(Incident(id, contract, *key, IncidentState.BROKEN, tuple(cells)), table, now)
+    return Incident(id, contract, *key, IncidentState.BROKEN, tuple(cells))
 
 
-def _advanced(one: Incident, broken: Mapping[Place, _Broken], table: DecisionTable, now: float) -> Incident:
-    cells = {(cell.clause, cell.slice): cell for cell in one.cells}
+def _advanced(incident: Incident, broken: Mapping[Place, _Broken], now: float) -> Incident:
+    cells = {(cell.clause, cell.slice): cell for cell in incident.cells}
     ended = [
         replace(cell, until=now if cell.until is None else cell.until)
         for where, cell in cells.items()
         if where not in broken
     ]
     lasting = [_cell(cells.get(where), where, found) for where, found in broken.items()]
-    return _settled(replace(one, cells=(*lasting, *ended)), table, now)
+    return replace(incident, cells=(*lasting, *ended))
 
 
 def _cell(before: BrokenCell | None, where: Place, broken: _Broken) -> BrokenCell:
     verdict = broken.verdict
     since = broken.since if before is None else min(before.since, broken.since)
     if before is not None and broken.held:
-        return replace(before, since=since, until=None)
+        return replace(before, since=since, until=None, held=True, doubted=broken.doubted)
     limit, estimate, lower, upper = map(finite_or_none, (verdict.limit, verdict.estimate, verdict.lower, verdict.upper))
-    return BrokenCell(*where, since, None, limit, estimate, lower, upper, verdict.reason)
+    peak, peak_at = (None, None) if before is None else (before.peak, before.peak_at)
+    if estimate is not None and (peak is None or estimate > peak):
+        peak, peak_at = estimate, verdict.at
+    return BrokenCell(
+        *where, since, None, limit, estimate, lower, upper, verdict.reason, peak, peak_at, at=verdict.at,
+        held=broken.held, doubted=broken.doubted,
+    )  # fmt: skip
 
 
-def _settled(one: Incident, table: DecisionTable, now: float) -> Incident:
-    """The incident with its cells in order, and in the state that they and the decision table put it into."""
+def _with_causes(incident: Incident, causes: Mapping[Cell, Causes]) -> Incident:
+    """The incident, whose cells on all traffic say what of them is the kernels' and what the age of the weights."""
+    if incident.on != "fail" or not causes:
+        return incident
+
+    def told(cell: BrokenCell) -> BrokenCell:
+        of = causes.get(
+            Cell(incident.contract, cell.clause, cell.slice, incident.kernel_train, incident.kernel_inference)
+        )
+        return cell if of is None or cell.until is not None else replace(cell, cause=of.text)
+
+    return replace(incident, cells=tuple(map(told, incident.cells)))
+
+
+def _settled(incident: Incident, table: DecisionTable, now: float, traffic: TrafficSeen) -> Incident:
+    """The incident with its cells in order, in the state that they, the decision table and the traffic put it into."""
     cells = sorted(
-        one.cells, key=lambda cell: (cell.until is not None, -cell.badness, cell.slice == ALL, cell.slice, cell.clause)
+        incident.cells,
+        key=lambda cell: (cell.until is not None, -cell.badness, cell.slice == ALL, cell.slice, cell.clause),
     )
-    one = replace(one, cells=tuple(cells))
-    slices = {cell.slice for cell in one.broken}
-    kept = kept_from(table, one.contract)
-    if slices and not all(kept(slice, one.kernel_inference) for slice in slices):
-        return replace(one, state=IncidentState.BROKEN, contained_at=None)
-    if slices or _routed(table, one, {cell.slice for cell in one.cells}):
-        at = now if one.contained_at is None else one.contained_at
-        return replace(one, state=IncidentState.CONTAINED, contained_at=at)
-    return replace(one, state=IncidentState.RESOLVED, resolved_at=now)
+    incident = replace(incident, cells=tuple(cells))
+    slices, version = {cell.slice for cell in incident.broken}, incident.kernel_inference
+    if incident.on == "no-data" and slices:  # no order mends that nobody sees
+        return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
+    kept = kept_since(table, incident.contract)
+    orders = {slice: kept(slice, version) for slice in slices}
+    if not slices:
+        orders = {**_routes(table, incident)} if incident.on in _ROUTED else {}
+        if not orders:
+            return replace(incident, state=IncidentState.RESOLVED, resolved_at=now, ordered_at=None)
+    given = {slice: since for slice, since in orders.items() if since is not None}
+    if len(given) < len(orders):
+        return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
+    newest, taken_at = max(given.values()), incident.taken_at
+    obeyed: Literal["untaken", "recent", "disobeyed"] = "untaken"
+    if all(traffic.has_taken(slice, since, taken_at) for slice, since in given.items()):
+        taken_at = min(traffic.routers, now) if taken_at is None else taken_at
+        disobeyed = any(traffic.disobeyed(slice, version, since, taken_at) for slice, since in given.items())
+        obeyed = "disobeyed" if disobeyed else "recent"
+    incident = replace(
+        incident, taken_at=taken_at, ordered_at=newest if incident.ordered_at is None else incident.ordered_at
+    )
+    arrived = max(traffic.arrived(slice, version) for slice in given)
+    if obeyed == "recent" and taken_at is not None and now > max(newest, taken_at, arrived) + traffic.heartbeat:
+        at = now if incident.contained_at is None else incident.contained_at
+        return replace(incident, state=IncidentState.CONTAINED, contained_at=at)
+    return replace(incident, state=IncidentState.BROKEN, contained_at=None, obeyed=obeyed)
 
 
-def _routed(table: DecisionTable, one: Incident, slices: Collection[str]) -> bool:
-    return bool(one.kernel_inference) and any(
-        (route.contract, route.avoid) == (one.contract, one.kernel_inference) and route.slice in slices
+def _routes(table: DecisionTable, incident: Incident) -> dict[str, float]:
+    """Slices of an incident that are routed away from its kernel, and since when."""
+    slices = {cell.slice for cell in incident.cells}
+    return {
+        route.slice: route.since
         for route in table.routes
-    )
+        if incident.kernel_inference and (route.contract, route.avoid) == (incident.contract, incident.kernel_inference)
+        if route.slice in slices
+    }
 
 
 def _merged(
     before: Sequence[IncidentAction], done: Mapping[tuple[str, str], tuple[float, list[str]]], *, dry_run: bool
 ) -> tuple[IncidentAction, ...]:
-    known = {(one.kind, one.target, one.dry_run): one for one in before}
+    known = {(action.kind, action.target, action.dry_run): action for action in before}
     for (kind, target), (at, slices) in done.items():
-        one = known.get((kind, target, dry_run), IncidentAction(kind, target, at, (), dry_run))
-        known[kind, target, dry_run] = replace(one, slices=tuple(dict.fromkeys((*one.slices, *slices))))
+        merged = known.get((kind, target, dry_run), IncidentAction(kind, target, at, (), dry_run))
+        known[kind, target, dry_run] = replace(merged, slices=tuple(dict.fromkeys((*merged.slices, *slices))))
     return tuple(known.values())

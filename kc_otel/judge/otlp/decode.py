@@ -1,4 +1,4 @@
-"""From a request's bytes to its message, in either of OTLP's two encodings.
+"""Decode a request's bytes, in either of OTLP's two encodings.
 
 OTLP/JSON is protobuf's JSON mapping with two exceptions of its own: trace and span ids are hex where protobuf says
 base64, and enum values are integers only. Ids are therefore rewritten before protobuf's parser sees them. Fields that
@@ -10,18 +10,16 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from functools import cache
 from typing import Any, Final
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from kc_otel.judge.otlp.message_count import holds_more_than
 from kc_otel.judge.otlp.request_errors import BadRequestError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS, Signal
 from kc_otel.judge.otlp.sink import ColumnSink
-
-__all__ = ["from_json", "from_protobuf", "quickly", "to_json"]
 
 _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
 _OBJECTS: Final = 20
@@ -37,7 +35,21 @@ _PARSER_ERRORS: Final = (
     OverflowError,
     RecursionError,
 )
-"""What protobuf's JSON parser raises on input it did not foresee; it documents only the first."""
+"""Exceptions that protobuf's JSON parser raises on unforeseen input; only the first is documented."""
+_ITEMS: Final = frozenset(
+    {"ResourceMetrics", "ScopeMetrics", "Metric", "ResourceSpans", "ScopeSpans", "Span", "ResourceLogs", "ScopeLogs"}
+    | {"NumberDataPoint", "HistogramDataPoint", "ExponentialHistogramDataPoint", "SummaryDataPoint", "LogRecord"}
+)
+_WEIGHT: Final = 20
+"""Messages that an item counts for: it has some of its own."""
+_MAX_PARTS_PER_ITEM: Final = 50
+"""The same that an item may be made of in the mean: attributes are two each."""
+_MAX_DEPTH: Final = 256
+"""More than a parser follows: it rejects deeper nesting itself."""
+_LENGTH: Final = 2
+_FIXED_LENGTHS: Final = {1: 8, 5: 4}
+"""Bytes of the wire types that have always as many."""
+_Fields = dict[int, tuple[Any, int]]
 
 
 def from_protobuf(body: bytes, signal: Signal, limits: Limits) -> Any:
@@ -128,3 +140,68 @@ def _ids_to_base64(tree: Any) -> None:
                     node[key] = base64.b64encode(binascii.unhexlify(value)).decode()
                 except ValueError:
                     raise BadRequestError(f"{key}: {value[:40]!r} is not hex; OTLP/JSON writes ids in hex") from None
+
+
+def holds_more_than(items: int, body: bytes, descriptor: Any) -> bool:  # noqa: C901 - a loop over the wire's types
+    """Return whether a serialized message certainly exceeds a number of items, or their possible size.
+
+    Args:
+        items: Data points, spans or log records, with what they are grouped by.
+        body: The message.
+        descriptor: Of its type.
+    """
+    if len(body) <= 2 * items:
+        return False
+    left, outer = _MAX_PARTS_PER_ITEM * items, [(0, len(body), descriptor)]
+    while outer and len(outer) < _MAX_DEPTH:
+        at, end, kind = outer.pop()
+        fields = _fields(kind)
+        try:
+            while at < end:
+                key, at = _varint(body, at)
+                wire = key & 7
+                if wire == _LENGTH:
+                    length, at = _varint(body, at)
+                    inner = fields.get(key >> 3)
+                    if inner is not None:
+                        left -= inner[1]
+                        if left < 0:
+                            return True
+                        if length:
+                            outer += [(at + length, end, kind), (at, min(at + length, end), inner[0])]
+                            break
+                    at += length
+                elif wire in _FIXED_LENGTHS:
+                    at += _FIXED_LENGTHS[wire]
+                elif wire == 0:
+                    _, at = _varint(body, at)
+                else:
+                    break
+        except IndexError:
+            continue
+    return False
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    value = body[at]
+    if value < 128:
+        return value, at + 1
+    value, shift = value & 127, 7
+    while True:
+        at += 1
+        byte = body[at]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at + 1
+        shift += 7
+        if shift > 63:
+            raise IndexError(at)
+
+
+@cache
+def _fields(descriptor: Any) -> _Fields:
+    return {
+        field.number: (field.message_type, _WEIGHT if field.message_type.name in _ITEMS else 1)
+        for field in descriptor.fields
+        if field.message_type is not None
+    }

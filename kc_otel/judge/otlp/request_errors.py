@@ -1,4 +1,4 @@
-"""What can be wrong with a request, and the status that tells the sender.
+"""Errors of a request, and the status that each sends.
 
     ReceiveError
     |-- BadRequestError        400  INVALID_ARGUMENT    do not retry: the same bytes will fail again
@@ -16,18 +16,6 @@ Codes as the OTLP specification 1.11 has them, sections "Failures" and "OTLP/HTT
 from __future__ import annotations
 
 from typing import ClassVar
-
-__all__ = [
-    "BadRequestError",
-    "BindError",
-    "ForbiddenError",
-    "InternalError",
-    "ReceiveError",
-    "ThrottledError",
-    "TooLargeError",
-    "UnauthenticatedError",
-    "UnsupportedMediaError",
-]
 
 
 class ReceiveError(Exception):
@@ -53,7 +41,7 @@ class UnauthenticatedError(ReceiveError):
 
 
 class ForbiddenError(ReceiveError):
-    """It is known who sends this, and they may not."""
+    """The sender is known and lacks the role."""
 
     http_status = 403
     code = 7

@@ -21,8 +21,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from kc_otel.judge.otlp.request_errors import InternalError, ReceiveError
 from kc_otel.judge.otlp.sink import ExportResult, TelemetrySink
 
-__all__ = ["LOGS", "METRICS", "SIGNALS", "TRACES", "Signal", "deliver"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +50,7 @@ class Signal:
         return f"/v1/{self.name}"
 
     def items(self, request: Any) -> Iterator[int]:
-        """How many things a request holds, group by group; whoever adds them up may stop as soon as it is too many."""
+        """Yield the number of items in a request, group by group; a caller that adds them up may stop early."""
         by_resource, by_scope, leaves = self.groups
         resources = getattr(request, by_resource)
         yield len(resources)

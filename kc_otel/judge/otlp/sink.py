@@ -1,4 +1,4 @@
-"""Where received telemetry goes, and the count of what was received."""
+"""Destination of received telemetry, and counts of what was received."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from typing import Any, Final, Protocol
 
 from kc_otel.judge.otlp.request_limits import Limits
 
-__all__ = ["DURATION_BOUNDS", "ColumnSink", "Durations", "ExportResult", "RequestCounts", "TelemetrySink"]
-
 DURATION_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Upper bounds of the buckets of durations, seconds: those that OpenTelemetry gives http.server.request.duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What became of one request that could be read.
+    """Outcome of a request that could be read.
 
     Attributes:
         rejected: Data points, spans or log records that were not taken; the sender must not send them again.
-        message: Why, for the person who reads the sender's log; empty when there is nothing to say.
-        seconds: Work that it was.
+        message: Reason, for the reader of the sender's log; empty when there is none.
+        seconds: Processing time.
     """
 
     rejected: int = 0
@@ -73,7 +71,7 @@ class Durations:
     sum: float = 0.0
 
     def __int__(self) -> int:
-        """How many there were."""
+        """Total number of durations."""
         return sum(self.counts)
 
     def add(self, seconds: float) -> None:
@@ -82,7 +80,7 @@ class Durations:
         self.sum += seconds
 
     def copy(self) -> Durations:
-        """What they are now."""
+        """Return a copy of the current values."""
         return Durations(list(self.counts), self.sum)
 
 
@@ -94,11 +92,11 @@ class RequestCounts:
 
     Attributes:
         tell: Called with the transport, the outcome and the seconds of each request that was timed.
-        waiting: Says how many bytes of requests wait for their turn.
+        in_flight: Says how many bytes of requests have arrived and are not answered yet.
     """
 
     tell: Callable[[str, str, float], None] = lambda _transport, _outcome, _seconds: None
-    waiting: Callable[[], int] = lambda: 0
+    in_flight: Callable[[], int] = lambda: 0
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     _durations: dict[tuple[str, str], Durations] = field(default_factory=dict)
 
@@ -111,7 +109,7 @@ class RequestCounts:
             self.tell(transport, outcome, seconds)
 
     def durations(self) -> Mapping[tuple[str, str], Durations]:
-        """How long requests took so far, by (transport, outcome)."""
+        """Durations of requests so far, by (transport, outcome)."""
         return {of: found.copy() for of, found in self._durations.items()}
 
     def snapshot(self) -> Mapping[tuple[str, str], int]:

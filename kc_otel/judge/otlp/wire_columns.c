@@ -150,6 +150,13 @@ static inline Side side_of(const byte *body, Part part) {
     return side;
 }
 
+/* The zero threshold that a first bucket says which is sent though it is empty: where it ends, a power of two. */
+static inline double threshold_of(i64 end, i64 scale) {
+    if (scale < -10 || scale > 20) return 0.0;
+    double exponent = ldexp((double)end, (int)-scale);
+    return exponent <= -1.0 && exponent == floor(exponent) ? exp2(exponent) : 0.0;
+}
+
 /* One point's columns; false where it is not what it should be. */
 static inline bool read_point(const byte *body, Part part, i64 metric, Point *point) {
     bool positive = false, negative = false;
@@ -222,6 +229,8 @@ static inline bool read_point(const byte *body, Part part, i64 metric, Point *po
             return false;
         }
     }
+    if (point->zero_threshold == 0 && point->positive_size > 0 && body[point->positive] == 0)
+        point->zero_threshold = threshold_of(point->positive_offset + 1, point->scale);
     return true;
 }
 

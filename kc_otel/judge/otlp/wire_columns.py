@@ -1,4 +1,4 @@
-"""Walks the wire format of an ExportMetricsServiceRequest and leaves columns: what each exponential point says.
+"""Walk along the wire format of an ExportMetricsServiceRequest that leaves columns of its exponential points.
 
 The walk is in C, `wire_columns.c`. It gives up on whatever is not exactly what senders write, which is then read by
 protobuf. It decodes numbers only: names and attributes stay bytes, so a caller may use them only where protobuf has
@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from kc_otel.judge.column_message import WireColumns
 from kc_otel.machine_code import ADDRESS, NUMBER, function
 
-__all__ = ["METRIC", "POINT", "read_columns"]
-
 POINT: Final = np.dtype(
     [(name, np.int64) for name in ("begin", "end", "key_begin", "key_end", "metric", "plain")]
     + [(name, np.int64) for name in ("start", "time", "count", "zero_count", "scale", "has_sum")]
@@ -29,7 +27,7 @@ METRIC: Final = np.dtype(
     [(name, np.int64) for name in ("begin", "end", "resource_begin", "resource_end", "scope_begin", "scope_end")]
     + [(name, np.int64) for name in ("head_end", "exponential", "temporality", "first", "last")]
 )
-_MOST: Final = 60_000
+_MAX_ITEMS: Final = 60_000
 """Points or metrics of a message; the arrays for them take 17 MB."""
 _LEAST_POINT: Final = 32
 """Bytes that a point has at least which is one of ours: it names a contract, a slice and two kernels."""
@@ -38,7 +36,7 @@ _LEAST_POINT: Final = 32
 _scan: Final = function("kc_scan", ADDRESS, NUMBER, ADDRESS, NUMBER, ADDRESS, NUMBER, ADDRESS, result=NUMBER)
 
 
-def read_columns(body: bytes, most: int = _MOST) -> WireColumns | None:
+def read_columns(body: bytes, most: int = _MAX_ITEMS) -> WireColumns | None:
     """A message as columns; None where only protobuf can say what it is, or where it has more points or metrics."""
     room = min(len(body) // _LEAST_POINT + 8, most)
     if room > _SCRATCH.points.size:
@@ -57,7 +55,7 @@ def _copy(records: NDArray[Any]) -> NDArray[Any]:
 
 
 class _Scratch(threading.local):
-    """Where a message is taken apart, before what it needs is copied: one at a time in each thread."""
+    """Per-thread buffers in which a message is taken apart before the needed parts are copied."""
 
     def __init__(self) -> None:
         self.found = np.zeros(2, np.int64)

@@ -24,11 +24,8 @@ from kc_otel.judge.promotion.promotion_state import (
     PromotionStatus,
     path_of,
 )
-from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, counted, decided
-from kc_otel.judge.promotion.tally import Tally
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, Tally, counted, decided
 from kc_otel.judge.verdict import Evaluation
-
-__all__ = ["Moved", "advance", "begin", "gate_of", "replaced", "rolled_back", "share_of", "stepped"]
 
 Moved = tuple[Promotion, tuple[PromotionMove, ...]]
 
@@ -43,9 +40,9 @@ def begin(
     Args:
         contract: The contract in force.
         version: Short fingerprint of the inference kernel version.
-        by: Who starts it.
+        by: Person who starts it.
         now: Unix time, seconds.
-        previous: What became of the version's last attempt.
+        previous: Outcome of the version's last attempt.
         failing: Whether it FAILs at the moment: data from before do not count against a new attempt, which a person
             wants although they know it.
 
@@ -60,7 +57,7 @@ def begin(
     message = f"{by} starts the promotion of {version} in {first}" + f", attempt {attempt}" * (attempt > 1)
     promotion = Promotion(
         contract.name, contract.hash, version, first, now, now, Tally(pass_from=now, fail_from=now if again else None),
-        attempt=attempt, reason=message,
+        attempt=attempt, reason=message, proof_from=_rolled_back_at(previous),
     )  # fmt: skip
     nothing = Decision(GateOutcome.WAIT, first.stage, 0)
     return promotion, (PromotionMove(MoveKind.START, _REFUSED, first, now, nothing, by, message=message),)
@@ -70,7 +67,7 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
     """The promotion after an evaluation.
 
     Args:
-        promotion: What is remembered.
+        promotion: State of the promotion.
         contract: The contract in force.
         evaluation: The contract's verdicts, of any kernel versions.
         holds: Reasons to wait whatever the verdicts say, such as hold-promotion directives.
@@ -83,7 +80,7 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
         return promotion, ()
     now = evaluation.at
     if promotion.contract_hash != contract.hash:
-        # What was shown under other limits shows nothing under these.
+        # Results under other limits prove nothing under these.
         promotion = replace(promotion, contract_hash=contract.hash, offline="", tally=Tally(pass_from=now))
     asked = [*holds, *([f"by {promotion.hold.by}: {promotion.hold.why}"] if promotion.hold else [])]
     if promotion.position.stage is Stage.OFFLINE_CI:
@@ -95,7 +92,9 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
     promotion = replace(promotion, tally=tally)
     if decision.outcome is GateOutcome.ROLLBACK:
         return rolled_back(promotion, decision, now)
-    following = next((one for one in path_of(contract.promotion) if one.rank > promotion.position.rank), None)
+    following = next(
+        (position for position in path_of(contract.promotion) if position.rank > promotion.position.rank), None
+    )
     if decision.outcome is GateOutcome.WAIT or following is None:
         return replace(promotion, missing=decision.missing, awaiting=""), ()
     needed, awaiting = _agreement(promotion, following, contract.promotion)
@@ -121,14 +120,14 @@ def stepped(
     """The promotion in its next position, and the move.
 
     Args:
-        promotion: What is remembered.
+        promotion: State of the promotion.
         to: Where it goes.
         kind: advance or force.
-        decision: What the gate of the position said.
+        decision: Decision of the position's gate.
         now: Unix time, seconds.
         by: The person who decided; empty where the gate did.
         why: Their reason.
-        said: What the gate found, in words.
+        said: Finding of the gate, in words.
         failing: Whether it FAILs at the moment and a person forces it on: data from before do not count then.
     """
     before, verb = promotion.position, f"{by} forces" if by else "goes"
@@ -153,11 +152,28 @@ def rolled_back(promotion: Promotion, decision: Decision, now: float, *, by: str
     after = replace(
         promotion,
         position=_REFUSED, entered=now, status=PromotionStatus.ROLLED_BACK, tally=Tally(), offline="", approved=(),
-        hold=None, confirmed="", awaiting="", missing=(), reason=message,
+        hold=None, confirmed="", awaiting="", missing=(), reason=message, seen_serving=None,
     )  # fmt: skip
     return after, (
         PromotionMove(MoveKind.ROLLBACK, position, _REFUSED, now, decision, by, why, promotion.tally.failed, message),
     )
+
+
+def overheard(promotion: Promotion, newest: float, contract: Contract, now: float) -> Promotion:
+    """The promotion of a version that was rolled back, with since when it is known to serve.
+
+    Silence afterwards does not show that it serves nobody: this lasts until a person rolls it back again or starts it.
+
+    Args:
+        promotion: State of the promotion.
+        newest: Unix time of the newest observation of the version, seconds; -inf for none.
+        contract: The contract in force. Within its heartbeat what was under way at the roll-back is measured.
+        now: Unix time, seconds.
+    """
+    if promotion.status is not PromotionStatus.ROLLED_BACK:
+        return promotion
+    serves = newest > promotion.entered + contract.observability.heartbeat
+    return replace(promotion, seen_serving=now) if serves and promotion.seen_serving is None else promotion
 
 
 def replaced(promotion: Promotion, version: str, now: float) -> Moved:
@@ -168,6 +184,13 @@ def replaced(promotion: Promotion, version: str, now: float) -> Moved:
     return after, (
         PromotionMove(MoveKind.REPLACE, promotion.position, promotion.position, now, decision, message=message),
     )
+
+
+def _rolled_back_at(previous: Promotion | None) -> float:
+    """Return when a version was rolled back last, Unix seconds; 0 for never."""
+    if previous is None:
+        return 0.0
+    return previous.entered if previous.status is PromotionStatus.ROLLED_BACK else previous.proof_from
 
 
 def share_of(promotion: Promotion) -> float | None:
@@ -197,7 +220,7 @@ def _offline(promotion: Promotion, holds: Sequence[str]) -> Decision:
 
 
 def _agreement(promotion: Promotion, to: Position, terms: PromotionTerms) -> tuple[str, str]:
-    """Who has still to agree to a step that the gate allows, and the position where it is a process."""
+    """Return the missing consent to a step that the gate allows, and the position if a process has to agree."""
     entering = to.stage is not promotion.position.stage
     if entering and to.stage.value in terms.approve and to.stage.value not in promotion.approved:
         name = f"kc-otel promote {promotion.contract} {promotion.version}"

@@ -1,19 +1,21 @@
-"""What people and their programs may tell a promotion: approve, hold, resume, force, roll back."""
+"""Orders that people and their programs give a promotion: evidence, approve, hold, resume, force, roll back."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from datetime import datetime
+from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.words import listed, moment, place
+from kc_otel.judge.promotion.gate_evidence import EvidenceError, SectionProblems, verify_record
 from kc_otel.judge.promotion.machine import Moved, rolled_back, stepped
 from kc_otel.judge.promotion.promotion_state import Hold, MoveKind, OrderError, Promotion, PromotionStatus, path_of
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
-from kc_otel.judge.verdict import Evaluation
+from kc_otel.judge.verdict import Evaluation, Status
 
-__all__ = ["approve", "confirm", "force", "hold", "hook", "resume", "roll_back", "whereabouts"]
-
-_LEAST: Final = "say who and why; both are kept"
+_WHO_AND_WHY: Final = "say who and why; both are kept"
 
 
 def approve(promotion: Promotion, contract: Contract, stage: Stage, by: str) -> Promotion:
@@ -58,7 +60,7 @@ def resume(promotion: Promotion) -> Promotion:
 
 
 def hook(promotion: Promotion) -> Promotion:
-    """From now on a process confirms every step before it is taken.
+    """Require a process to confirm every step before it is taken.
 
     Raises:
         OrderError: If the version is not on its way.
@@ -71,7 +73,7 @@ def confirm(promotion: Promotion, position: str) -> Promotion:
     """The hook before a step has ended well.
 
     Args:
-        promotion: What is remembered.
+        promotion: State of the promotion.
         position: The position that was awaited, as it was named.
 
     Raises:
@@ -98,7 +100,12 @@ def force(
     """
     _named(by, why)
     target = next(
-        (one for one in path_of(contract.promotion) if one.stage is stage and one.rank > promotion.position.rank), None
+        (
+            position
+            for position in path_of(contract.promotion)
+            if position.stage is stage and position.rank > promotion.position.rank
+        ),
+        None,
     )
     if target is None or promotion.status is PromotionStatus.REPLACED:
         raise OrderError(f"{promotion.version} cannot be forced into {stage}: it is {whereabouts(promotion)}")
@@ -110,20 +117,21 @@ def force(
 
 
 def roll_back(promotion: Promotion, by: str, why: str, now: float) -> Moved:
-    """Take a version out of all traffic.
+    """Take a version out of all traffic; once more where it was seen to serve after that.
 
     Raises:
         OrderError: If nobody or no reason is named, or it is not on its way.
     """
     _named(by, why)
-    _running(promotion)
+    if promotion.seen_serving is None:
+        _running(promotion)
     decision = Decision(GateOutcome.WAIT, promotion.position.stage, promotion.tally.passed, promotion.missing)
     return rolled_back(promotion, decision, now, by=by, why=why)
 
 
 def _named(by: str, why: str) -> None:
     if not by.strip() or not why.strip():
-        raise OrderError(_LEAST)
+        raise OrderError(_WHO_AND_WHY)
 
 
 def _running(promotion: Promotion) -> None:
@@ -132,7 +140,59 @@ def _running(promotion: Promotion) -> None:
 
 
 def whereabouts(promotion: Promotion) -> str:
-    """Where a version is, in words."""
+    """Return the position of a version, in words."""
     if promotion.status is PromotionStatus.RUNNING:
         return f"in {promotion.position}"
     return promotion.status.value.replace("-", " ")
+
+
+def admit(
+    promotion: Promotion, contract: Contract, record: Mapping[str, Any], offline_problems: SectionProblems
+) -> Promotion:
+    """Take the evidence of the offline stage in.
+
+    Args:
+        promotion: A version in the offline stage.
+        contract: The contract in force.
+        record: Record of `kc-otel gate run ... --evidence`.
+        offline_problems: Checks the section of the offline stage; see `verify_record`.
+
+    Raises:
+        OrderError: If the version is not there, or the record is no sound evidence that its gate was open under this
+            contract.
+    """
+    if promotion.position.stage is not Stage.OFFLINE_CI or promotion.status is not PromotionStatus.RUNNING:
+        raise OrderError(f"{promotion.version} is not in offline-ci but {whereabouts(promotion)}")
+    try:
+        verify_record(record, offline_problems)
+    except EvidenceError as error:
+        raise OrderError(f"the evidence is not sound: {error}") from None
+    if record["stage"] != Stage.OFFLINE_CI or "offline" not in record:
+        raise OrderError(f"the evidence is of stage {record['stage']}; give what the offline stage's gate wrote")
+    if record["kernel"] != promotion.version:
+        raise OrderError(f"the evidence is about kernel {record['kernel']}, not about {promotion.version}")
+    if record["contract"]["hash"] != contract.hash:
+        raise OrderError(
+            f"the evidence is of another contract ({record['contract']['name']} {record['contract']['hash'][:12]}) "
+            f"than the one in force ({contract.name} {contract.hash[:12]}); run the gate again"
+        )
+    if datetime.fromisoformat(record["time"]).timestamp() < promotion.proof_from:
+        raise OrderError(
+            f"the evidence is of {record['time']}, and {promotion.version} was rolled back at "
+            f"{moment(promotion.proof_from)}; run the gate again"
+        )
+    decision = record["decision"]
+    if decision["outcome"] != GateOutcome.ADVANCE:
+        raise OrderError(
+            f"the offline gate says {decision['outcome']}: {'; '.join(decision['missing'])}; to go on all the same, "
+            f"a person has to force it and say why"
+        )
+    open_rows = [row for row in record["verdicts"] if row["status"] != Status.PASS]
+    if open_rows:
+        places = listed([f"{row['clause']} on {place(row['slice'])}" for row in open_rows])
+        raise OrderError(
+            f"the offline gate was asked about a part (--require, --slice), and {places} did not pass; run it about "
+            f"everything, or a person has to force it and say why"
+        )
+    # Requirements open at the last evaluation may be met by now.
+    return replace(promotion, offline=record["checksum"], missing=())

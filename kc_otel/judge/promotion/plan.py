@@ -1,4 +1,4 @@
-"""What a gate needs before it can open at all, with kernels that are identical: observations, and time.
+"""Minimum requirements of a gate, with identical kernels: observations, and time.
 
 Real kernels need more. A contract whose gate can never open is found here before anybody waits for it.
 """
@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import Unit
+from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.slices import ALL
+from kc_otel.contract.units import format_duration
+from kc_otel.contract.words import did_you_mean, spoken
 from kc_otel.judge.promotion.promotion_state import Position, path_of
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.verdict import Verdict
 
-__all__ = ["Planned", "PlannedStep", "Traffic", "observed_traffic", "plan_gate", "plan_steps", "shares_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a gate will see.
+    """Expected traffic of a gate.
 
     Attributes:
         tokens_per_second: Tokens that the inference kernel generates; None when unknown.
@@ -39,16 +39,16 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What one cell of a gate needs at best.
+    """Minimum requirements of one cell of a gate.
 
     Attributes:
         clause: Its id.
         slice: The slice.
         observations: Fewest observations per window; None when no number lets the clause pass.
-        unit: What an observation is.
+        unit: Unit of an observation.
         first: Seconds until there are as many; nan when it cannot be told, inf when never.
         seconds: Until the gate's last window can pass; None when it cannot be told, inf when never.
-        why: Why it can never pass, or why the time cannot be told; empty otherwise.
+        why: Reason why it can never pass, or why the time is unknown; empty otherwise.
     """
 
     clause: str
@@ -61,24 +61,19 @@ class Planned:
 
     @property
     def never(self) -> bool:
-        """Whether the gate can never open because of this cell."""
+        """True if this cell prevents the gate from ever opening."""
         return self.observations is None or self.seconds == math.inf
 
 
 def plan_gate(contract: Contract, traffic: Traffic, windows: int) -> tuple[Planned, ...]:
-    """What each clause needs on each slice.
+    """Return the minimum requirements of each clause on each slice.
 
     A clause has to pass in `windows` windows that share no data. It may do so on the short window, or on the long one,
     which then has to pass in between: the first takes as long as its observations, each further one a whole window.
-
-    Args:
-        contract: The contract.
-        traffic: What the gate will see.
-        windows: Consecutive windows that have to pass.
     """
     found = []
     for clause in contract.clauses:
-        for slice in (ALL, *contract.slices):
+        for slice in contract.slices_for(clause):
             needed = observations_to_pass(contract, clause, slice)
             count = None if needed.observations is None else max(needed.observations, needed.minimum)
             if count is None:
@@ -90,8 +85,8 @@ def plan_gate(contract: Contract, traffic: Traffic, windows: int) -> tuple[Plann
             seconds = None if rate is None else _seconds(contract, first, windows)
             if seconds == math.inf:
                 why = (
-                    f"{first:.3g} s of traffic do not fit into the long window of "
-                    f"{contract.observability.long_window:g} s; sample more, or lengthen it"
+                    f"about {spoken(first)} of traffic do not fit into the long window of "
+                    f"{format_duration(contract.observability.long_window)}; sample more, or lengthen it"
                 )
             found.append(Planned(clause.id, slice, count, needed.unit, first, seconds, why))
     return tuple(found)
@@ -99,7 +94,7 @@ def plan_gate(contract: Contract, traffic: Traffic, windows: int) -> tuple[Plann
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """How long a version stays in a position at best.
+    """Shortest time that a version stays in a position.
 
     Attributes:
         position: The position.
@@ -115,14 +110,10 @@ class PlannedStep:
 
 
 def plan_steps(contract: Contract, traffic: Traffic) -> tuple[PlannedStep, ...]:
-    """What a promotion takes at best, position by position: shadow, and each step of the canary.
+    """Return the minimum duration of a promotion, position by position: shadow, and each step of the canary.
 
     A window counts in a position only when all of its data are from there, so each takes a whole window, however soon
     its observations are together. In shadow every request is mirrored; in the canary the version sees its share.
-
-    Args:
-        contract: The contract.
-        traffic: All requests together.
     """
     found = []
     windows = contract.promotion.windows
@@ -131,16 +122,16 @@ def plan_steps(contract: Contract, traffic: Traffic) -> tuple[PlannedStep, ...]:
             continue
         share = position.share if position.stage is Stage.CANARY else 1.0
         planned = plan_gate(contract, replace(traffic, sampling=traffic.sampling * share), windows)
-        never = next((each for each in planned if each.never), None)
+        never = next((cell for cell in planned if cell.never), None)
         if never is not None:
             found.append(PlannedStep(position, math.inf, "", f"{never.clause} on {never.slice}: {never.why}"))
             continue
-        unknown = [f"{each.clause} on {each.slice}: {each.why}" for each in planned if each.seconds is None]
-        timed = [each for each in planned if each.seconds is not None]
+        unknown = [f"{cell.clause} on {cell.slice}: {cell.why}" for cell in planned if cell.seconds is None]
+        timed = [cell for cell in planned if cell.seconds is not None]
         if not timed:
             found.append(PlannedStep(position, None, "", unknown[0]))
             continue
-        slowest = max(timed, key=lambda each: each.first)
+        slowest = max(timed, key=lambda cell: cell.first)
         watched = contract.observability
         window = watched.window if slowest.first <= watched.window else watched.long_window
         where = f"{slowest.clause} on {slowest.slice}"
@@ -162,8 +153,12 @@ def observed_traffic(contract: Contract, verdicts: Sequence[Verdict]) -> Traffic
         if verdict.window in lengths:
             key = (verdict.cell.clause, verdict.cell.slice)
             rates[key] = rates.get(key, 0.0) + verdict.samples / lengths[verdict.window]
-    tokens = [one.id for one in contract.clauses if one.quantity is not None and one.quantity.per is Unit.TOKEN]
-    sequences = [one.id for one in contract.clauses if one.quantity is not None and one.quantity.per is Unit.SEQUENCE]
+    tokens = [
+        clause.id for clause in contract.clauses if clause.quantity is not None and clause.quantity.per is Unit.TOKEN
+    ]
+    # Prompts are counted as sequences: how many rollouts each has, verdicts do not say.
+    own = {Unit.SEQUENCE, Unit.PROMPT}
+    sequences = [clause.id for clause in contract.clauses if clause.quantity is not None and clause.quantity.per in own]
     total = max((rates.get((name, ALL), 0.0) for name in tokens), default=0.0)
     per_sequence = max((rates.get((name, ALL), 0.0) for name in sequences), default=0.0)
     for slice in contract.slices:
@@ -189,7 +184,7 @@ def shares_of(contract: Contract, texts: Sequence[str]) -> dict[str, float]:
         name, _, value = text.partition("=")
         if name not in contract.slices:
             raise ValueError(
-                f"--share: the contract has no slice {name!r}; there are {', '.join(contract.slices) or 'none'}"
+                f"--share: the contract has no slice {name!r}; {did_you_mean(name, contract.slices, 'there are')}"
             )
         try:
             share = float(value)
@@ -202,8 +197,8 @@ def shares_of(contract: Contract, texts: Sequence[str]) -> dict[str, float]:
 
 
 def _rate(traffic: Traffic, slice: str, unit: str) -> tuple[float | None, str]:
-    """Observations per second, or why that cannot be told."""
-    if unit not in {"token", "sequence"}:
+    """Observations per second, or why that cannot be told; a prompt is taken to have one rollout."""
+    if unit not in {"token", "sequence", "prompt"}:
         return None, f"what comes once per {unit} does not follow from the tokens"
     if traffic.tokens_per_second is None:
         return None, "give --tokens-per-second"

@@ -1,4 +1,4 @@
-"""Where a kernel version is on its way to serving, and the steps that it takes."""
+"""State of a kernel version's promotion, and its steps."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kc_otel.contract.promotion import PromotionTerms, shown_share
-from kc_otel.judge.promotion.stages import Decision, Stage
-from kc_otel.judge.promotion.tally import Tally
-
-__all__ = ["Hold", "MoveKind", "OrderError", "Position", "Promotion", "PromotionMove", "PromotionStatus", "path_of"]
+from kc_otel.judge.promotion.stages import Decision, Stage, Tally
 
 
 class OrderError(ValueError):
-    """What a person asked for cannot be done; the message says why, and what can."""
+    """An order that cannot be carried out; the message says why, and what is possible."""
 
 
 class PromotionStatus(StrEnum):
-    """Whether a version is on its way."""
+    """Status of a version's promotion."""
 
     RUNNING = "running"
     ROLLED_BACK = "rolled-back"
@@ -25,7 +22,7 @@ class PromotionStatus(StrEnum):
 
 
 class MoveKind(StrEnum):
-    """Why a version moved."""
+    """Reason for a move."""
 
     START = "start"
     ADVANCE = "advance"
@@ -62,7 +59,7 @@ def path_of(terms: PromotionTerms) -> tuple[Position, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What a person decided: who, why, and when (unix time, seconds)."""
+    """Decision of a person: author, reason, and time (unix time, seconds)."""
 
     by: str
     why: str
@@ -80,7 +77,7 @@ class Promotion:
         position: Where it is.
         entered: Unix time since when it is there, seconds.
         started: Unix time of the attempt's start, seconds.
-        tally: What it has shown there.
+        tally: Windows counted there.
         status: running, rolled-back or replaced.
         attempt: Counts up whenever a person starts again.
         offline: Checksum of the offline stage's evidence; empty without.
@@ -89,8 +86,10 @@ class Promotion:
         hooked: Whether a process (`kc-otel promote --watch --hook-before`) has to confirm every step.
         confirmed: Position whose step that process has confirmed.
         awaiting: Position whose step waits for that process; empty while other things are missing.
-        missing: What the next step waits for, one sentence each.
+        missing: Open requirements of the next step, one sentence each.
         reason: Why it is where it is, in a sentence.
+        seen_serving: Unix time at which drift of it was first measured after it was rolled back, seconds; else None.
+        proof_from: Unix time at which its last attempt was rolled back, seconds: evidence from before proves nothing.
     """
 
     contract: str
@@ -110,18 +109,25 @@ class Promotion:
     awaiting: str = ""
     missing: tuple[str, ...] = ()
     reason: str = ""
+    seen_serving: float | None = None
+    proof_from: float = 0.0
+
+    @property
+    def full(self) -> bool:
+        """True if the version has passed every stage and serves everything."""
+        return self.status is PromotionStatus.RUNNING and self.position.stage is Stage.FULL
 
 
 @dataclass(frozen=True, slots=True)
 class PromotionMove:
-    """A version goes from one position to another: what traffic, hooks, evidence and events follow.
+    """Move of a version from one position to another, which traffic, hooks, evidence and events follow.
 
     Attributes:
         kind: Why.
         before: Where it was.
         after: Where it is now.
         at: Unix time, seconds.
-        decision: What the gate of the position said.
+        decision: Decision of the position's gate.
         by: The person who decided; empty where the gate did.
         why: Their reason.
         failed: Windows of the stage with a FAIL.

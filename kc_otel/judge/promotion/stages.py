@@ -3,29 +3,28 @@
     offline CI  ->  shadow  ->  canary  ->  full
 
 A gate opens when every cell it asks for has been PASS over a number of consecutive windows that share no data. A FAIL
-rolls back to the start. INCONCLUSIVE and NO_DATA wait, and the decision says what is missing.
+rolls back to the start. INCONCLUSIVE, NO_DATA and INVALID_INPUT wait, and the decision says what is missing.
 Source: Xu and Wu 2026, arXiv:2606.07581, four promotion stages.
+
+A verdict rests on a window of data, and evaluations come every second. Two of them count as two windows only where
+they share no data, or one good minute would open a gate of three.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.promotion.tally import Tally
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation, Status, Verdict
 
-__all__ = ["Decision", "GateOutcome", "GateSpec", "Stage", "counted", "decide", "decided"]
-
 
 class Stage(StrEnum):
-    """How much a kernel version is trusted with."""
+    """Degree of trust in a kernel version."""
 
     OFFLINE_CI = "offline-ci"
     SHADOW = "shadow"
@@ -41,7 +40,7 @@ class Stage(StrEnum):
 
 
 class GateOutcome(StrEnum):
-    """What a gate says."""
+    """Outcome of a gate."""
 
     ADVANCE = "advance"
     WAIT = "wait"
@@ -50,7 +49,7 @@ class GateOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """What a kernel version has to show before it leaves a stage.
+    """Requirements for a kernel version to leave a stage.
 
     Attributes:
         stage: The stage it is in.
@@ -79,14 +78,13 @@ class GateSpec:
     @classmethod
     def of(cls, contract: Contract, stage: Stage, windows: int, failure_limit: int = 1) -> GateSpec:
         """The gate that asks for every clause of a contract on all traffic and on every declared slice."""
-        slices = (ALL, *contract.slices)
         offline, watched = stage is Stage.OFFLINE_CI, contract.observability
         return cls(
             stage=stage,
             windows=windows,
             window=0.0 if offline else watched.window,
             long_window=0.0 if offline else max(watched.window, watched.long_window),
-            cells=tuple((clause.id, slice) for clause in contract.clauses for slice in slices),
+            cells=tuple((clause.id, slice) for clause in contract.clauses for slice in contract.slices_for(clause)),
             failure_limit=failure_limit,
             needed={clause.id: samples_needed(clause, watched) for clause in contract.clauses},
         )
@@ -94,13 +92,13 @@ class GateSpec:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a gate says, and why.
+    """Outcome of a gate, with its reasons.
 
     Attributes:
         outcome: advance, wait or rollback.
         stage: The stage that the kernel version is in from now on.
         windows: Windows that have passed so far, at most as many as are needed.
-        missing: For wait, what has to happen; for rollback, what failed; one sentence each.
+        missing: For wait, the open requirements; for rollback, the failures; one sentence each.
     """
 
     outcome: GateOutcome
@@ -110,10 +108,10 @@ class Decision:
 
 
 def decide(gate: GateSpec, version: str, history: Sequence[Evaluation], holds: Iterable[str], now: float) -> Decision:
-    """Whether a kernel version leaves its stage.
+    """Decide if a kernel version leaves its stage.
 
     Args:
-        gate: What it has to show.
+        gate: Requirements of the stage.
         version: Short fingerprint of the inference kernel version.
         history: Evaluations of the contract since the version entered the stage, oldest first.
         holds: Reasons to wait whatever the verdicts say, such as hold-promotion directives.
@@ -124,15 +122,15 @@ def decide(gate: GateSpec, version: str, history: Sequence[Evaluation], holds: I
         while anything is missing. Else advance; a version in the last stage stays there.
     """
     tally, failed = Tally(), dict[tuple[str, str, str], str]()
-    for one in history:
-        tally = counted(gate, version, tally, one)
-        failed |= _failures(version, one)
+    for evaluation in history:
+        tally = counted(gate, version, tally, evaluation)
+        failed |= _failures(version, evaluation)
     return decided(gate, version, tally, history[-1] if history else None, failed, holds, now)
 
 
-def counted(gate: GateSpec, version: str, tally: Tally, one: Evaluation) -> Tally:
+def counted(gate: GateSpec, version: str, tally: Tally, evaluation: Evaluation) -> Tally:
     """The tally after one more evaluation."""
-    own = one.of_kernel(version)
+    own = evaluation.of_kernel(version)
     failing = [verdict for verdict in own.verdicts if verdict.status is Status.FAIL]
     if failing:
         return tally.after_fail(own.at, max(_span(gate, verdict) for verdict in failing))
@@ -151,14 +149,14 @@ def decided(
     holds: Iterable[str],
     now: float,
 ) -> Decision:
-    """What follows from a tally that has been kept up with every evaluation; `decide` keeps one and asks this.
+    """Return the decision for a tally that includes every evaluation so far; `decide` calls this with its own tally.
 
     Args:
-        gate: What the version has to show.
+        gate: Requirements of the stage.
         version: Short fingerprint of the inference kernel version.
-        tally: What it has shown, the latest evaluation included.
+        tally: Windows so far, including the latest evaluation.
         latest: The latest evaluation.
-        failed: What failed, as sentences by cell; None for what fails in the latest evaluation.
+        failed: Failures, as sentences by cell; None for those of the latest evaluation.
         holds: Reasons to wait whatever the verdicts say.
         now: Unix time, seconds.
     """
@@ -182,10 +180,10 @@ def decided(
     return Decision(GateOutcome.ADVANCE, following, windows)
 
 
-def _failures(version: str, one: Evaluation) -> dict[tuple[str, str, str], str]:
+def _failures(version: str, evaluation: Evaluation) -> dict[tuple[str, str, str], str]:
     return {
         (verdict.cell.clause, verdict.cell.slice, verdict.cell.kernel_train): _said(verdict)
-        for verdict in one.verdicts
+        for verdict in evaluation.verdicts
         if verdict.status is Status.FAIL and verdict.cell.kernel_inference == version
     }
 
@@ -194,9 +192,9 @@ def _span(gate: GateSpec, verdict: Verdict) -> float:
     return gate.long_window if verdict.window == "long" else gate.window
 
 
-def _missing(gate: GateSpec, one: Evaluation) -> list[str]:
+def _missing(gate: GateSpec, evaluation: Evaluation) -> list[str]:
     found: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in one.verdicts:
+    for verdict in evaluation.verdicts:
         found.setdefault((verdict.cell.clause, verdict.cell.slice), []).append(verdict)
     missing = []
     for clause, slice in gate.cells:
@@ -214,7 +212,61 @@ def _said(verdict: Verdict, needed: int = 0) -> str:
     said = f"{cell.clause} on {cell.slice}: {verdict.status}"
     if verdict.status is Status.NO_DATA:
         return f"{said}, no samples arrive"
+    if verdict.status is Status.INVALID_INPUT:
+        return f"{cell.clause} on {cell.slice}: {verdict.reason}"
+    if verdict.status is Status.FAIL and not verdict.lower > verdict.limit:  # not by its interval
+        return f"{said}, {verdict.reason}"
     said += f", between {verdict.lower:.4g} and {verdict.upper:.4g} against a limit of {verdict.limit:.4g}"
     if verdict.samples < needed:
         return f"{said}, {needed - verdict.samples:,} more samples are needed before it can pass"
     return f"{said}, from {verdict.samples:,} samples"
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Windows counted so far, and from when on data count.
+
+    Attributes:
+        passed: Consecutive windows of PASS.
+        failed: Windows with a FAIL.
+        pass_from: Unix time; only windows of later data count towards `passed`. None for any data.
+        fail_from: The same for `failed`.
+        seen: Unix time of the latest evaluation; None before the first.
+    """
+
+    passed: int = 0
+    failed: int = 0
+    pass_from: float | None = None
+    fail_from: float | None = None
+    seen: float | None = None
+
+    def after_pass(self, at: float, span: float, most_silence: float) -> Tally:
+        """An evaluation in which everything that is asked for was PASS.
+
+        Args:
+            at: Its unix time, seconds.
+            span: Length of the window that it rests on, seconds.
+            most_silence: Longest time in which nobody looked that does not end a streak, seconds; 0 for any.
+        """
+        before = self._restarted(at, most_silence)
+        if before.pass_from is not None and at - span < before.pass_from:
+            return replace(before, seen=at)
+        return replace(before, passed=before.passed + 1, pass_from=at, seen=at)
+
+    def after_doubt(self, at: float) -> Tally:
+        """An evaluation in which something that is asked for was not PASS."""
+        return replace(self, passed=0, seen=at)
+
+    def after_fail(self, at: float, span: float) -> Tally:
+        """An evaluation with a FAIL on a window of `span` seconds."""
+        if self.fail_from is not None and at - span < self.fail_from:
+            return replace(self, passed=0, seen=at)
+        return replace(self, passed=0, failed=self.failed + 1, fail_from=at, seen=at)
+
+    def _restarted(self, at: float, most_silence: float) -> Tally:
+        """Return the tally; silence, or a clock that was set back, ends its streak."""
+        if self.seen is None:
+            return self
+        if at < self.seen:
+            return replace(self, passed=0, pass_from=at)
+        return replace(self, passed=0) if 0 < most_silence < at - self.seen else self

@@ -1,12 +1,13 @@
 """A recording of two live endpoints for the gate: one samples, the other scores the same tokens, and a file keeps both.
 
-A completion that is missing leaves no verdict: what failed is no sample at random, and what was answered may be the
-easier part of the prompts.
+A missing completion leaves no verdict: failures are not random, and the answered prompts may be the easier ones.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import tempfile
 import time
 from collections import Counter
@@ -17,24 +18,14 @@ from typing import Final
 
 from kc_otel._extras import extra
 from kc_otel.offline.gate.early_stop import looks
-from kc_otel.recordings import Recording, save_recording
-from kc_otel.recordings.endpoints import (
-    Collected,
-    CompletionClient,
-    CompletionEndpoint,
-    CompletionEndpointError,
-    Prompt,
-    RefusedError,
-    collect,
-    read_prompts,
-)
-from kc_otel.recordings.read_parquet import arrow
-from kc_otel.recordings.recording_files import format_of
+from kc_otel.recordings.endpoints.collect import Collected, collect
+from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, CompletionEndpoint, CompletionEndpointError
+from kc_otel.recordings.endpoints.prompts import Prompt, read_prompts
+from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.recording_files import arrow, format_of, save_recording
 
 with extra("cli", "a gate that asks endpoints"):
     import httpx
-
-__all__ = ["EndpointPair", "IncompleteError", "record_endpoints"]
 
 _EVERY_SECONDS: Final = 5.0
 _REASONS: Final = 5
@@ -68,6 +59,7 @@ class EndpointPair:
         max_tokens: Most tokens of a completion.
         concurrency: Requests at a time.
         timeout: Seconds to wait for an answer.
+        versions: Versions of the training and the inference engine that are judged; None where nobody says.
     """
 
     inference: CompletionEndpoint
@@ -78,6 +70,7 @@ class EndpointPair:
     max_tokens: int = 256
     concurrency: int = 8
     timeout: float = 120.0
+    versions: tuple[str | None, str | None] = (None, None)
 
 
 def record_endpoints(
@@ -129,9 +122,12 @@ async def _collected(
         sampler = CompletionClient(pair.inference, http, timeout=pair.timeout)
         scorer = CompletionClient(pair.train, http, timeout=pair.timeout)
         sampled, trained = await sampler.model(pair.inference_model), await scorer.model(pair.train_model)
-        if (pair.inference.root, sampled) == (pair.train.root, trained):
-            raise RefusedError(
-                f"{pair.train}: model {trained}: is the inference endpoint's too; a kernel does not drift from itself"
+        for client, wanted in ((scorer, pair.versions[0]), (sampler, pair.versions[1])):
+            await _same_version(client, wanted, say)
+        if sampled == trained and _one_place(pair.inference.root, pair.train.root):
+            say(
+                f"{trained} samples and scores: this compares its decoding with its prefill, which is the floor of "
+                "such comparisons, and no other kernel"
             )
         say(f"sampling from {sampled} at the {pair.inference}, scoring with {trained} at the {pair.train}")
         return await collect(
@@ -147,8 +143,28 @@ async def _collected(
         )
 
 
+def _one_place(*roots: str) -> bool:
+    """Return whether URLs lead to one server, by whatever names."""
+    places = []
+    for url in map(httpx.URL, roots):
+        port = url.port or (443 if url.scheme == "https" else 80)
+        with contextlib.suppress(OSError):
+            found = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+            places.append({(*address[:2], url.path.rstrip("/")) for *_, address in found})
+    return len(set(roots)) == 1 or (len(places) == len(roots) and bool(set.intersection(*places)))
+
+
+async def _same_version(client: CompletionClient, wanted: str | None, say: _Say) -> None:
+    """Hold the engine that answers against the one that is judged."""
+    served, field = await client.version(), f"--kernel {client.endpoint.side}.version"
+    if served and wanted and served != wanted:
+        raise ValueError(f"{client.endpoint}: version {served} answers, and {field} says {wanted}")
+    if served and not wanted:
+        say(f"{client.endpoint}: version {served}; {field}={served} makes it part of the fingerprint")
+
+
 def _check_writable(where: Path) -> None:
-    """Before anything is sampled: that costs time on two accelerators.
+    """Check that the files can be written, before sampling costs time on two accelerators.
 
     Raises:
         ValueError: If the name says no format, its library is missing, or no file can be written there.
@@ -183,12 +199,12 @@ def _progress(asked: int, say: _Say) -> Callable[[int, int, int], None]:
 def _missing(collected: Collected, prompts: Path) -> Iterator[str]:
     failures = collected.failures
     yield f"{collected.missing:,} of {collected.asked:,} completions are missing, {len(failures):,} of them failed:"
-    reasons = Counter(each.why for each in failures)
+    reasons = Counter(failure.why for failure in failures)
     for why, times in reasons.most_common(_REASONS):
-        lines = sorted({each.line for each in failures if each.why == why})
+        lines = sorted({failure.line for failure in failures if failure.why == why})
         more = f" and {len(lines) - 3:,} more" if len(lines) > 3 else ""
         count = f" ({times:,} times)" if times > 1 else ""
         yield f"  {prompts}: line {', '.join(map(str, lines[:3]))}{more}: {why}{count}"
     if len(reasons) > _REASONS:
         yield f"  and {len(reasons) - _REASONS:,} other reasons"
-    yield "no verdict: what failed is no sample at random, and the rest may pass because of what it lacks"
+    yield "no verdict: the failed prompts are no random sample, so the others could pass without them"

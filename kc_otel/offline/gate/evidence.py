@@ -1,134 +1,76 @@
-"""Evidence of a promotion step: what was promised, what was measured, on which kernels, and a checksum over it all.
+"""Evidence of the offline stage, which holds what it takes to judge the same files again.
 
-The checksum shows that a record has not been damaged or edited by accident. It is not a signature: whoever can rewrite
-the record can rewrite the checksum, so keep records where the people they bind cannot write.
+Its section `offline` has the contract's text, both kernels spelled out, the gate's terms, and the checksum of every
+recording. A verdict names its recording by its place in that list.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version as installed_version
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from kc_otel.contract.errors import ContractError
+from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
-from kc_otel.contract.slices import ALL
-from kc_otel.judge.escalation.webhook_body import rfc3339
-from kc_otel.judge.plain_json import finite_or_none, to_plain
-from kc_otel.judge.promotion.promotion_state import Promotion, PromotionMove
-from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
-from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.offline.gate.gate_section import gate_again, section, section_problems
-from kc_otel.offline.gate.recorded_gate import OfflineGate
-from kc_otel.offline.gate.step_section import step_problems, step_section
-
-__all__ = [
-    "EvidenceError",
-    "make_evidence",
-    "offline_evidence",
-    "step_evidence",
-    "verify_evidence",
-    "verify_recordings",
-]
-
-_FORMAT: Final = "kernel-contract-evidence/v1"
-_FIELDS: Final = frozenset(
-    {"format", "time", "tool", "contract", "kernel", "stage", "decision", "verdicts", "checksum"}
+from kc_otel.contract.slices import ALL, Scalar
+from kc_otel.judge.plain_json import to_plain
+from kc_otel.judge.promotion.gate_evidence import OFFLINE_SECTION, EvidenceError, sealed, verdict_row, verify_record
+from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.sample_sizes import observations_to_pass
+from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.offline.gate.recorded_gate import (
+    GatedRecording,
+    GateTerms,
+    OfflineGate,
+    digest_of,
+    gate_decision,
+    gate_recordings,
+    read_input,
 )
-_OFFLINE: Final = "offline"
-"""Section that only the offline stage's records have: what it takes to judge the same files again."""
-_STEP: Final = "step"
-"""Section that only the records of a promotion's steps have: from where to where, and who decided it."""
-_CLOSE: Final = 1e-9
+from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
+from kc_otel.offline.gate.sampling_terms import not_allowed
+from kc_otel.record.kernel import Kernel
+from kc_otel.recordings.recording import Recording
+
+_NUMBER_FIELDS: Final = ("limit", "estimate", "lower", "upper")
+_RELATIVE_TOLERANCE: Final = 1e-9
 """Relative difference that two machines' summation may make to a bound."""
-_HASH: Final = re.compile(r"[0-9a-f]{64}")
-
-
-class EvidenceError(ValueError):
-    """A record is not what a gate wrote; the message lists everything that is wrong with it."""
-
-
-def make_evidence(
-    contract: Contract, stage: Stage, version: str, decision: Decision, verdicts: Sequence[Verdict], now: float
-) -> dict[str, Any]:
-    """The record of one step.
-
-    Args:
-        contract: The contract in force.
-        stage: Stage that the kernel version was in.
-        version: Short fingerprint of the inference kernel version.
-        decision: What the gate said.
-        verdicts: The verdicts it rests on.
-        now: Unix time, seconds.
-
-    Returns:
-        A JSON object that `verify_evidence` accepts; numbers that are not finite are null.
-
-    Raises:
-        ValueError: If there is no verdict, or one was made under another contract.
-    """
-    if not verdicts:
-        raise ValueError("evidence without verdicts proves nothing; pass those that the decision rests on")
-    if {verdict.contract_hash for verdict in verdicts} != {contract.hash}:
-        raise ValueError(f"a verdict was made under another contract than {contract.name!r} {contract.hash[:12]}")
-    ordered = sorted(verdicts, key=lambda verdict: (verdict.cell, verdict.at))
-    return _sealed(contract, stage, version, decision, [_verdict(verdict) for verdict in ordered], now)
 
 
 def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
     """The record of the offline stage: it also has the contract's text, the kernels' fields, and every file's checksum.
 
-    Args:
-        gate: What was asked, found and decided.
-        text: The contract, as it is written.
-
     Returns:
         A JSON object that `verify_evidence` accepts, and `verify_recordings` together with the files.
     """
     rows = [
-        _verdict(verdict) | {"recording": place}
+        verdict_row(verdict) | {"recording": place}
         for place, judged in enumerate(gate.judged)
         for verdict in sorted(judged.verdicts, key=lambda verdict: verdict.cell)
     ]
     version = gate.inference.fingerprint
-    more = {_OFFLINE: section(gate, text)}
-    return _sealed(gate.contract, Stage.OFFLINE_CI, version, gate.decision, rows, gate.at, more)
+    more = {OFFLINE_SECTION: _section(gate, text)}
+    return sealed(gate.contract, Stage.OFFLINE_CI, version, gate.decision, rows, gate.at, more)
 
 
-def step_evidence(
-    contract: Contract, promotion: Promotion, move: PromotionMove, verdicts: Sequence[Verdict], now: float
-) -> dict[str, Any]:
-    """The record of a step that the evaluator or a person took.
+def verify_evidence(record: Mapping[str, Any]) -> None:
+    """Accept a record of any stage, or say what is wrong with it; see `verify_record`.
 
-    Args:
-        contract: The contract in force.
-        promotion: The promotion, before the step.
-        move: The step.
-        verdicts: The evaluation that the gate's decision rests on, of any kernel versions; a person may force a version
-            on that has no verdict yet.
-        now: Unix time, seconds.
-
-    Returns:
-        A JSON object that `verify_evidence` accepts.
+    Raises:
+        EvidenceError: If anything does not hold.
     """
-    own = [one for one in verdicts if one.cell.kernel_inference == promotion.version]
-    if move.decision.outcome is GateOutcome.ADVANCE:
-        asked = {(clause.id, slice) for clause in contract.clauses for slice in (ALL, *contract.slices)}
-        own = [one for one in own if (one.cell.clause, one.cell.slice) in asked]
-    rows = [_verdict(one) for one in sorted(own, key=lambda one: (one.cell, one.at))]
-    more = {_STEP: step_section(contract.promotion, promotion, move)}
-    return _sealed(contract, move.before.stage, promotion.version, move.decision, rows, now, more)
+    verify_record(record, section_problems)
 
 
 def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
     """Judge a record's recordings again, and accept it if everything comes out as it says.
 
     Args:
-        record: What `offline_evidence` made.
+        record: Record of `offline_evidence`.
         files: Files among which its recordings are; they are found by their checksums.
 
     Raises:
@@ -136,9 +78,9 @@ def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
             than rounding.
     """
     verify_evidence(record)
-    if _OFFLINE not in record:
+    if OFFLINE_SECTION not in record:
         raise EvidenceError(f"the record is of stage {record['stage']}: it rests on no recordings")
-    gate, text, problems = gate_again(record, files)
+    gate, text, problems = _gate_again(record, files)
     if gate is not None:
         again = offline_evidence(gate, text)
         problems = [
@@ -150,81 +92,217 @@ def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
         raise EvidenceError("; ".join(problems))
 
 
-def verify_evidence(record: Mapping[str, Any]) -> None:
-    """Accept a record, or say what is wrong with it.
+def _section(gate: OfflineGate, text: str) -> dict[str, Any]:
+    """The section of a gate, a JSON object."""
+    terms = gate.terms
+    return {
+        "contract": text,
+        "kernels": {"train": gate.train.to_plain(), "inference": gate.inference.to_plain()},
+        "terms": {
+            "windows": terms.windows,
+            "require": list(terms.require),
+            "slices": list(terms.slices),
+            "columns": dict(terms.columns),
+            "sequential": terms.sequential,
+        },
+        "recordings": [
+            {
+                "name": about.name,
+                "sha256": about.sha256,
+                "size": about.size,
+                "sequences": about.sequences,
+                "tokens": about.tokens,
+                "identical": about.identical,
+                "unreadable": judged.unreadable,
+                "prompts": judged.prompts,
+                **({"sampling": dict(about.sampling)} if gate.contract.promotion.sampling else {}),
+                "left_out": [{"clause": clause.clause, "why": clause.why} for clause in judged.left_out],
+            }
+            for about, judged in zip(gate.inputs, gate.judged, strict=True)
+        ],
+    }
 
-    Checked: the checksum; that every field is there and no other; that each verdict follows from its own bound and
-    limit, a FAIL that was followed over time excepted; that the decision does not contradict the verdicts. Of the
-    offline stage, too: that the contract's text has the contract's hash and sets the limits; that the kernels' fields
-    make the fingerprints; that the decision is the one that its terms and the verdicts lead to. Of a step: that it
-    follows from the decision, or names a person and their reason.
+
+def section_problems(record: Mapping[str, Any]) -> list[str]:
+    """Check a record's contract, kernels and decision against each other, and list what does not follow.
 
     Raises:
-        EvidenceError: If anything does not hold.
+        LookupError, TypeError, ValueError, AttributeError: If the section has another shape.
     """
-    if not isinstance(record, Mapping) or record.get("format") != _FORMAT:
-        raise EvidenceError(f"this is not a record of the format {_FORMAT}")
-    problems = [f"{name} is missing" for name in sorted(_FIELDS - set(record))]
-    problems += [f"{name} is not a field of this format" for name in sorted(set(record) - _FIELDS - {_OFFLINE, _STEP})]
-    if not problems:
-        try:
-            problems = _problems(record)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            problems = [f"a field has another shape than kc-otel writes ({error!r})"]
-    if problems:
-        raise EvidenceError("; ".join(problems))
-
-
-def _problems(record: Mapping[str, Any]) -> list[str]:
+    offline = record["offline"]
+    try:
+        contract = _contract(offline)
+    except ContractError as error:
+        return [f"the contract's text does not load: {error}"]
     problems = []
-    if record["checksum"] != _checksum({name: value for name, value in record.items() if name != "checksum"}):
-        problems.append("the checksum does not match: the record was changed after it was written")
-    if not _HASH.fullmatch(record["contract"]["hash"]):
-        problems.append("contract.hash is not 64 hex digits")
-    statuses = set()
-    for verdict in record["verdicts"]:
-        status, limit = Status(verdict["status"]), verdict["limit"]
-        statuses.add(status)
-        where = f"{verdict['clause']} on {verdict['slice']}"
-        none_seen = limit == verdict["estimate"] == 0  # of what none may be: how many there can be is no limit's matter
-        within = verdict["upper"] is not None and verdict["upper"] <= limit
-        if status is Status.PASS and not (within or none_seen):
-            problems.append(f"{where} is PASS, but its upper bound is not at or below the limit")
-        # What the evaluator follows over time fails by what it holds against the limit, not by one window's bound.
-        followed = verdict["evidence"] is not None
-        if status is Status.FAIL and not (followed or (verdict["lower"] is not None and verdict["lower"] > limit)):
-            problems.append(f"{where} is FAIL, but its lower bound is not above the limit")
-    if _OFFLINE in record:
-        return problems + section_problems(record)
-    outcome = GateOutcome(record["decision"]["outcome"])
-    if outcome is GateOutcome.ADVANCE and statuses != {Status.PASS}:
-        problems.append("the decision is to advance, but not every verdict is PASS")
-    if outcome is GateOutcome.ROLLBACK and Status.FAIL not in statuses:
-        problems.append("the decision is to roll back, but no verdict is FAIL")
-    return problems + (step_problems(record) if _STEP in record else [])
+    if contract.hash != record["contract"]["hash"]:
+        problems.append("the contract's text is not the contract of that hash")
+    if (contract.name, contract.metadata.version) != (record["contract"]["name"], record["contract"]["version"]):
+        problems.append("the contract's text has another name or version")
+    if record["stage"] != Stage.OFFLINE_CI:
+        problems.append("recordings are judged in stage offline-ci")
+    train, inference = _kernels(offline)
+    for about in offline["recordings"]:
+        problems += _sampling_problems(about, contract.promotion.sampling)
+    if inference.fingerprint != record["kernel"]:
+        problems.append("the inference kernel's fields do not make the fingerprint of the record")
+    judged: list[list[Verdict]] = [[] for _ in offline["recordings"]]
+    at = datetime.fromisoformat(record["time"]).timestamp()
+    for row in record["verdicts"]:
+        if row["recording"] not in range(len(judged)):
+            raise IndexError(f"there is no recording {row['recording']!r}")
+        judged[row["recording"]].append(_verdict(row, contract, at))
+        problems += _row_problems(row, contract, (train.fingerprint, inference.fingerprint))
+    problems += _missing(record["verdicts"], contract)
+    parts = [
+        RecordingVerdicts(
+            tuple(verdicts),
+            tuple(UnjudgedClause(**row) for row in about["left_out"]),
+            about["unreadable"],
+        )
+        for verdicts, about in zip(judged, offline["recordings"], strict=True)
+    ]
+    decided = to_plain(gate_decision(contract, parts, record["kernel"], _terms(offline), at))
+    # Rows are sorted by cell; the gate gave its reasons in the contract's order of slices.
+    if _unordered(decided) != _unordered(record["decision"]):
+        problems.append(
+            f"the verdicts lead to {decided['outcome']!r}, and the decision is another or says other things"
+        )
+    return problems
 
 
-def _sealed(
-    contract: Contract,
-    stage: Stage,
-    version: str,
-    decision: Decision,
-    rows: Sequence[Mapping[str, Any]],
-    now: float,
-    more: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    record = {
-        "format": _FORMAT,
-        "time": rfc3339(now),
-        "tool": {"name": "kc-otel", "version": installed_version("kc-otel")},
-        "contract": {"name": contract.name, "version": contract.metadata.version, "hash": contract.hash},
-        "kernel": version,
-        "stage": stage.value,
-        "decision": to_plain(decision),
-        "verdicts": list(rows),
-        **(more or {}),
-    }
-    return record | {"checksum": _checksum(record)}
+def _unordered(decision: Mapping[str, Any]) -> dict[str, Any]:
+    return {**decision, "missing": sorted(decision["missing"])}
+
+
+def _sampling_problems(about: Mapping[str, Any], allowed: Mapping[str, Sequence[Scalar]]) -> list[str]:
+    """Sampling parameters of a recording that the contract does not allow, and those that it has to name and does not.
+
+    A contract that lists none asks for none.
+    """
+    if not allowed:
+        return []
+    said = about["sampling"]
+    pairs = [(name, value) for name in {*allowed, *said} for value in said.get(name) or [None]]
+    return sorted(f"{about['name']}: {why}" for name, value in pairs if (why := not_allowed(name, value, allowed)))
+
+
+def _row_problems(row: Mapping[str, Any], contract: Contract, pair: tuple[str, str]) -> list[str]:
+    """List how a verdict's row contradicts the contract and the kernels."""
+    where = f"{row['clause']} on {row['slice']}"
+    problems = []
+    clause = next((candidate for candidate in contract.clauses if candidate.id == row["clause"]), None)
+    if clause is None or clause.limit_for(row["slice"]) != row["limit"]:
+        problems.append(f"{where}: the contract sets no such limit")
+    elif row["about"] != clause.about:
+        problems.append(f"{where}: `about` is {row['about']}, and the contract's clause is about the {clause.about}")
+    elif row["status"] == Status.PASS and row["samples"] < (
+        least := observations_to_pass(contract, clause, row["slice"]).minimum
+    ):
+        problems.append(f"{where} is a PASS with {row['samples']:,} observations, and the contract asks for {least:,}")
+    if (row["kernels"]["train"], row["kernels"]["inference"]) != pair:
+        problems.append(f"{where} is about other kernels")
+    return problems
+
+
+def _missing(rows: Sequence[Mapping[str, Any]], contract: Contract) -> list[str]:
+    """Slices of which a clause that was judged on a recording has no verdict."""
+    judged: dict[tuple[int, str], set[str]] = {}
+    for row in rows:
+        judged.setdefault((row["recording"], row["clause"]), set()).add(row["slice"])
+    return [
+        f"{clause} on {slice} has no verdict, and was judged on other slices"
+        for (_, clause), slices in sorted(judged.items())
+        for slice in (ALL, *contract.slices)
+        if slice not in slices
+    ]
+
+
+def _gate_again(record: Mapping[str, Any], files: Sequence[Path]) -> tuple[OfflineGate | None, str, list[str]]:
+    """Judge the recordings of a record again.
+
+    Args:
+        record: A record that verifies, with a section `offline`.
+        files: Files among which its recordings are, found by their checksums.
+
+    Returns:
+        The gate, the contract's text, and no problems; or None, and which recordings are not among the files.
+
+    Raises:
+        ValueError: If a file cannot be read as a recording any more.
+    """
+    offline = record["offline"]
+    terms = _terms(offline)
+    found: list[tuple[GatedRecording, Recording]] = []
+    problems = []
+    known = {digest_of(path)[0]: path for path in files}
+    for wanted in offline["recordings"]:
+        path = known.get(wanted["sha256"])
+        if path is None:
+            problems.append(f"no file has the checksum of {wanted['name']}: it was changed, or is not there")
+            continue
+        about, recording = read_input(path, terms.columns)
+        found.append(
+            (
+                GatedRecording(
+                    wanted["name"],
+                    about.sha256,
+                    about.size,
+                    about.sequences,
+                    about.tokens,
+                    about.identical,
+                    about.coarse,
+                ),
+                recording,
+            )
+        )
+    if problems:
+        return None, offline["contract"], problems
+    at = datetime.fromisoformat(record["time"]).timestamp()
+    gate = gate_recordings(_contract(offline), found, _kernels(offline), terms, at)
+    return gate, offline["contract"], []
+
+
+def _contract(offline: Mapping[str, Any]) -> Contract:
+    return load_text(offline["contract"], "the contract of the record")
+
+
+def _kernels(offline: Mapping[str, Any]) -> tuple[Kernel, Kernel]:
+    return Kernel.from_plain(offline["kernels"]["train"]), Kernel.from_plain(offline["kernels"]["inference"])
+
+
+def _terms(offline: Mapping[str, Any]) -> GateTerms:
+    terms = offline["terms"]
+    return GateTerms(
+        terms["windows"],
+        tuple(terms["require"]),
+        tuple(terms["slices"]),
+        terms["columns"],
+        terms["sequential"],
+    )
+
+
+def _verdict(row: Mapping[str, Any], contract: Contract, at: float) -> Verdict:
+    numbers: dict[str, Any] = {name: math.nan if row[name] is None else row[name] for name in _NUMBER_FIELDS}
+    if row["upper"] is None and row["samples"]:
+        numbers["upper"] = math.inf  # JSON has no infinity; an interval has an upper end or none
+    if row["lower"] is None and row["samples"]:
+        numbers["lower"] = -math.inf
+    kernels = row["kernels"]
+    return Verdict(
+        cell=Cell(contract.name, row["clause"], row["slice"], kernels["train"], kernels["inference"]),
+        status=Status(row["status"]),
+        at=at,
+        samples=row["samples"],
+        window=row["window"],
+        method=row["method"],
+        reason="",
+        contract_version=contract.metadata.version,
+        contract_hash=contract.hash,
+        about=row["about"],
+        observed=row["samples"] > 0,
+        **numbers,
+    )
 
 
 def _differences(said: Any, found: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -236,7 +314,9 @@ def _differences(said: Any, found: Any, place: str = "") -> Iterator[tuple[str, 
         for at, pair in enumerate(zip(said, found, strict=True)):
             yield from _differences(*pair, f"{place}[{at}]")
     elif isinstance(said, float) and isinstance(found, float):
-        if not math.isclose(said, found, rel_tol=_CLOSE, abs_tol=_CLOSE * _CLOSE):
+        if not math.isclose(
+            said, found, rel_tol=_RELATIVE_TOLERANCE, abs_tol=_RELATIVE_TOLERANCE * _RELATIVE_TOLERANCE
+        ):
             yield place, said, found
     elif said != found:
         yield place, said, found
@@ -245,28 +325,3 @@ def _differences(said: Any, found: Any, place: str = "") -> Iterator[tuple[str, 
 def _shown(value: Any) -> str:
     text = json.dumps(value, sort_keys=True)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _verdict(verdict: Verdict) -> dict[str, Any]:
-    cell = verdict.cell
-    return {
-        "clause": cell.clause,
-        "slice": cell.slice,
-        "kernels": {"train": cell.kernel_train, "inference": cell.kernel_inference},
-        "status": verdict.status.value,
-        "time": rfc3339(verdict.at),
-        "limit": finite_or_none(verdict.limit),
-        "estimate": finite_or_none(verdict.estimate),
-        "lower": finite_or_none(verdict.lower),
-        "upper": finite_or_none(verdict.upper),
-        "evidence": finite_or_none(verdict.evidence),
-        "samples": verdict.samples,
-        "window": verdict.window,
-        "method": verdict.method,
-        "about": verdict.about,
-    }
-
-
-def _checksum(record: Mapping[str, Any]) -> str:
-    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()

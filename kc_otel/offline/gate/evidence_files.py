@@ -12,8 +12,6 @@ from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.load import load_text
 from kc_otel.offline.gate.recorded_gate import digest_of
 
-__all__ = ["beside_problems", "evidence_file", "read_evidence", "recording_beside", "write_evidence", "write_text"]
-
 _NAME: Final = "evidence.json"
 _CONTRACT: Final = "contract.yaml"
 
@@ -45,7 +43,7 @@ def write_evidence(record: Mapping[str, Any], where: Path, contract: str | None 
 
 
 def read_evidence(file: Path) -> Any:
-    """What is in a record's file, any JSON.
+    """Read a record's file, any JSON.
 
     Raises:
         OSError: If it cannot be read.
@@ -60,11 +58,7 @@ def read_evidence(file: Path) -> Any:
 
 
 def beside_problems(record: Mapping[str, Any], file: Path) -> list[str]:
-    """What does not belong to a record among the files that gates write beside it: the contract, the recording.
-
-    Args:
-        record: A record that verifies by itself.
-        file: Its file.
+    """Return the files beside a record that do not match it: the contract, the recording.
 
     Raises:
         OSError: If a file beside it cannot be read.
@@ -81,7 +75,7 @@ def beside_problems(record: Mapping[str, Any], file: Path) -> list[str]:
             problems.append(f"{contract.name} is not the contract of the record: it was changed, or is of another gate")
     recording = recording_beside(file.parent if file.name == _NAME else file)
     if recording.exists() and "offline" in record:
-        known = {each["sha256"] for each in record["offline"]["recordings"]}
+        known = {entry["sha256"] for entry in record["offline"]["recordings"]}
         if digest_of(recording)[0] not in known:
             problems.append(
                 f"{recording.name} is none of the record's recordings: it was changed, or is of another gate"
@@ -90,7 +84,7 @@ def beside_problems(record: Mapping[str, Any], file: Path) -> list[str]:
 
 
 def recording_beside(where: Path) -> Path:
-    """Where a recording is kept that is made for this evidence, which names its checksum."""
+    """Return the path of the recording made for this evidence, which names its checksum."""
     return where.with_suffix(".npz") if where.suffix == ".json" else where / "recording.npz"
 
 

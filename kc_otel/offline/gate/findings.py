@@ -6,16 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.promotion.stages import GateOutcome
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
+from kc_otel.recordings.recording import GROUPS
 
-__all__ = ["GateFinding", "findings", "for_whom", "how_far", "notes"]
-
-_REPEATED: Final = 0.1
-"""Share of sequences that occur again from which on it is said: some do where few completions are likely."""
-_ORDER: Final = (Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA, Status.PASS)
+_WORST_FIRST: Final = (Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA, Status.PASS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class GateFinding:
 
 
 def findings(gate: OfflineGate) -> tuple[GateFinding, ...]:
-    """Every verdict: what failed by most first, then what is open, then what passed with least room."""
+    """Every verdict: failures by excess, then undecided ones, then passes with the least room first."""
     terms = gate.terms
     found = [
         GateFinding(
@@ -50,7 +47,7 @@ def findings(gate: OfflineGate) -> tuple[GateFinding, ...]:
 
 
 def how_far(verdict: Verdict) -> str:
-    """By how much a limit is broken or kept, as the bound that decided says."""
+    """Say by what factor a limit is exceeded or kept, from the bound that decided."""
     if verdict.status is Status.NO_DATA:
         return ""
     if verdict.status is Status.FAIL:
@@ -70,39 +67,54 @@ def for_whom(slice: str) -> str:
 
 
 def notes(gate: OfflineGate) -> tuple[str, ...]:
-    """What a reader has to know besides the verdicts."""
+    """Return notes for the reader besides the verdicts."""
     said = [
-        f"{one.name}: both sides are the same number in every token; unless the kernels are bit by bit equal, one side "
+        f"{rec.name}: both sides are the same number in every token; unless the kernels are bit by bit equal, one side "
         f"is a copy of the other"
-        for one in gate.inputs
-        if one.identical
+        for rec in gate.inputs
+        if rec.identical
     ]
-    said += [f"{one.name}: {one.coarse}" for one in gate.inputs if one.coarse]
+    said += [f"{rec.name}: {rec.coarse}" for rec in gate.inputs if rec.coarse]
+    said += [f"{rec.name}: {rec.unchecked}" for rec in gate.inputs if rec.unchecked]
     said += [
-        f"{one.name}: {one.repeated:,} of {one.sequences:,} sequences are others of it again, number for number; "
-        f"bounds take each for one that was sampled by itself, and are too narrow"
-        for one in gate.inputs
-        if one.repeated > _REPEATED * one.sequences
-    ]
-    said += [
-        f"{one.name}: {judged.sampled_elsewhere}"
-        for one, judged in zip(gate.inputs, gate.judged, strict=True)
-        if judged.sampled_elsewhere and gate.decision.outcome is not GateOutcome.WAIT
+        f"{rec.name}: {rec.repeated:,} of {rec.repeated + rec.sequences:,} sequences are others again, in whole or "
+        f"as a part: the same tokens or nearly the same log-probabilities; each counts once, and the gate decides on "
+        f"{rec.sequences:,}"
+        for rec in gate.inputs
+        if rec.repeated
     ]
     span = gate.contract.assumptions.reward_range
     said += [
-        f"{one.name}: {judged.unknown_rewards:,} of {one.sequences:,} rewards are missing or outside of "
+        f"{rec.name}: {judged.unknown_rewards:,} of {rec.sequences:,} rewards are missing or outside of "
         f"assumptions.reward_range [{span[0]:g}, {span[1]:g}] and count as the worst that they could be; record them "
         f"all, and write the range that they have"
-        for one, judged in zip(gate.inputs, gate.judged, strict=True)
+        for rec, judged in zip(gate.inputs, gate.judged, strict=True)
         if judged.unknown_rewards and span is not None
     ]
     said += [
-        f"{one.name}: sampled with "
-        + ", ".join(f"{name} {'/'.join(map(str, of))}" for name, of in one.sampling.items())
-        for one in gate.inputs
-        if one.sampling
+        f"{rec.name}: sampled with "
+        + ", ".join(f"{name} {'/'.join(map(str, of))}" for name, of in rec.sampling.items())
+        for rec in gate.inputs
+        if rec.sampling
     ]
+    said += [
+        f"{rec.name}: {judged.reward_estimate}; the verdict rests on the bounds that assume nothing"
+        for rec, judged in zip(gate.inputs, gate.judged, strict=True)
+        if judged.reward_estimate
+    ]
+    said += [
+        f"{rec.name}: {of.clause}: {100 * of.share:.3g} % was sampled by older weights and is not held against the "
+        f"kernels; {of.text}"
+        for rec, judged in zip(gate.inputs, gate.judged, strict=True)
+        for of in judged.causes
+    ]
+    if any(clause.averaged in {Unit.PROMPT, Unit.STEP} for clause in gate.contract.clauses):
+        said += [
+            f"{rec.name}: assumes that sequences are independent, for it names no prompts; where some share one, a "
+            f"column {', '.join(GROUPS[:-1])} or {GROUPS[-1]} says which"
+            for rec, judged in zip(gate.inputs, gate.judged, strict=True)
+            if judged.prompts is None
+        ]
     if gate.terms.sequential:
         said.append("bounds hold at every number of sequences at once: the gate may stop as soon as it is decided")
     if gate.terms.require:
@@ -117,7 +129,7 @@ def _badness(finding: GateFinding) -> tuple[int, bool, float, str, str, str]:
     bound = verdict.lower if verdict.status is Status.FAIL else verdict.upper
     over = bound / verdict.limit if verdict.limit > 0 else bound - verdict.limit
     cell = verdict.cell
-    rank = _ORDER.index(verdict.status)
+    rank = _WORST_FIRST.index(verdict.status)
     return rank, not finding.required, 0.0 if math.isnan(over) else -over, cell.clause, cell.slice, finding.input.name
 
 

@@ -8,8 +8,6 @@ from kc_otel.contract.errors import LintFinding
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 
-__all__ = ["shut_gates"]
-
 
 def shut_gates(contract: Contract) -> Iterator[LintFinding]:
     """A finding for every limit under which no number of observations can PASS, where promotions depend on it.

@@ -1,8 +1,8 @@
 """An offline gate as JUnit XML: a test case per clause, slice and recording.
 
 The elements and attributes are those on which the readers of CI systems agree: `testsuites`, `testsuite` with counts,
-`properties`, `testcase` with at most one of `failure` and `skipped`. What could not be decided is skipped, with what is
-missing as its message; the exit code tells a gate that waits from one that opens.
+`properties`, `testcase` with at most one of `failure` and `skipped`. An undecided clause is skipped, with the missing
+data as its message; the exit code tells a gate that waits from one that opens.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from kc_otel.judge.verdict import Status
 from kc_otel.offline.gate.findings import GateFinding, findings, how_far
 from kc_otel.offline.gate.recorded_gate import OfflineGate
 
-__all__ = ["junit"]
-
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -27,7 +25,7 @@ def junit(gate: OfflineGate) -> str:
     """The gate as an XML document: one suite per recording, and one of the clauses that none can be judged by."""
     root = ET.Element("testsuites", name=_text(f"kernel contract {gate.contract.name}"))
     found = findings(gate)
-    suites = [_suite(gate, about.name, [each for each in found if each.input is about]) for about in gate.inputs]
+    suites = [_suite(gate, about.name, [entry for entry in found if entry.input is about]) for about in gate.inputs]
     if gate.unjudged:
         suites.append(_left_out(gate))
     for place, suite in enumerate(suites):
@@ -59,9 +57,9 @@ def _suite(gate: OfflineGate, name: str, found: Sequence[GateFinding]) -> ET.Ele
 
 def _left_out(gate: OfflineGate) -> ET.Element:
     cases = []
-    for one in gate.unjudged:
-        case = _case(gate, one.clause, one.clause)
-        ET.SubElement(case, "skipped", message=_text(f"not judged: {one.why}"))
+    for clause in gate.unjudged:
+        case = _case(gate, clause.clause, clause.clause)
+        ET.SubElement(case, "skipped", message=_text(f"not judged: {clause.why}"))
         cases.append(case)
     return _filled(gate, "not judged", cases)
 

@@ -7,15 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from kc_otel.contract.registry import Unit
+from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.sentences import scopes
 from kc_otel.judge.promotion.stages import GateOutcome
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.findings import GateFinding, findings, for_whom, how_far, notes
 from kc_otel.offline.gate.recorded_gate import OfflineGate
 from kc_otel.record.kernel import Kernel
-
-__all__ = ["headline", "markdown"]
 
 _MARK: Final = {Status.FAIL: "❌", Status.INCONCLUSIVE: "❔", Status.NO_DATA: "❔", Status.PASS: "✅"}
 _ROWS: Final = 200
@@ -24,11 +22,11 @@ _SPECIAL: Final = re.compile(r"([\\|<>`*_\[\]])")
 
 
 def headline(gate: OfflineGate) -> str:
-    """The decision in one sentence: who is hurt most, and by how much."""
+    """The decision in one sentence: the slice that is hurt most, and by how much."""
     version, found = f"{gate.inference.engine} {gate.inference.fingerprint}", findings(gate)
     contract = f"{gate.contract.name} v{gate.contract.metadata.version}"
     if gate.decision.outcome is GateOutcome.ROLLBACK:
-        worst, failed = found[0].verdict, sum(each.verdict.status is Status.FAIL for each in found)
+        worst, failed = found[0].verdict, sum(finding.verdict.status is Status.FAIL for finding in found)
         more = f"; {failed} verdicts failed in all" if failed > 1 else ""
         return (
             f"{version} breaks {contract}: {worst.cell.clause} on {for_whom(worst.cell.slice)} is "
@@ -37,7 +35,8 @@ def headline(gate: OfflineGate) -> str:
     if gate.decision.outcome is GateOutcome.WAIT:
         missing = len(gate.decision.missing)
         return f"{version} cannot be decided under {contract}: {missing} thing{'s' * (missing != 1)} missing"
-    return f"{version} keeps {contract} and may go on to {gate.decision.stage}"
+    unjudged = f"; not judged: {', '.join(clause.clause for clause in gate.unjudged)}" if gate.unjudged else ""
+    return f"{version} keeps {contract} and may go on to {gate.decision.stage}{unjudged}"
 
 
 def markdown(gate: OfflineGate) -> str:
@@ -45,11 +44,11 @@ def markdown(gate: OfflineGate) -> str:
     open_ = gate.decision.outcome is GateOutcome.ADVANCE
     mark = "✅" if open_ else "❌" if gate.decision.outcome is GateOutcome.ROLLBACK else "⏸️"
     found = findings(gate)
-    lines = [f"## {mark} {_safe(headline(gate))}", ""]
+    lines = [f"## {mark} {safe(headline(gate))}", ""]
     if gate.decision.outcome is GateOutcome.WAIT:
-        lines += ["**What is missing**", "", *(f"- {_safe(each)}" for each in gate.decision.missing), ""]
-    bad = [each for each in found if each.verdict.status is not Status.PASS]
-    good = [each for each in found if each.verdict.status is Status.PASS]
+        lines += ["**What is missing**", "", *(f"- {safe(reason)}" for reason in gate.decision.missing), ""]
+    bad = [finding for finding in found if finding.verdict.status is not Status.PASS]
+    good = [finding for finding in found if finding.verdict.status is Status.PASS]
     if bad:
         lines += [*_table(gate, bad), ""]
     if good:
@@ -64,11 +63,10 @@ def markdown(gate: OfflineGate) -> str:
             "",
         ]
     if gate.unjudged:
-        allowed = "left out" if gate.terms.allow_unjudged or gate.terms.require else "the gate waits for them"
-        lines += [f"**Not judged** ({allowed})", "", *(f"- {_safe(str(each))}" for each in gate.unjudged), ""]
-    lines += [*(f"> {_safe(each)}" for each in notes(gate)), ""] if notes(gate) else []
-    abouts = {one.verdict.cell.clause: one.verdict.about for one in found}
-    lines += [*(f"- Verdicts {_safe(each)}" for each in scopes(abouts)), ""] if abouts else []
+        lines += ["**Not judged**", "", *(f"- {safe(str(clause))}" for clause in gate.unjudged), ""]
+    lines += [*(f"> {safe(note)}" for note in notes(gate)), ""] if notes(gate) else []
+    abouts = {finding.verdict.cell.clause: finding.verdict.about for finding in found}
+    lines += [*(f"- Verdicts {safe(scope)}" for scope in scopes(abouts)), ""] if abouts else []
     return "\n".join([*lines, *_about(gate)]) + "\n"
 
 
@@ -83,14 +81,14 @@ def _table(gate: OfflineGate, found: Sequence[GateFinding]) -> list[str]:
         rows.append(
             [
                 status,
-                _safe(verdict.cell.clause),
-                _safe(for_whom(verdict.cell.slice)),
+                safe(verdict.cell.clause),
+                safe(for_whom(verdict.cell.slice)),
                 f"{verdict.estimate:.4g}" if there else "-",
                 f"{verdict.lower:.3g} to {_bound(verdict.upper)}" if there else "-",
                 f"{verdict.limit:.4g}",
                 how_far(verdict) or "-",
                 _sample(gate, verdict) if there else "nothing",
-                *([_safe(finding.input.name)] * several),
+                *([safe(finding.input.name)] * several),
             ]
         )
     lines = ["| " + " | ".join(row) + " |" for row in rows]
@@ -98,7 +96,7 @@ def _table(gate: OfflineGate, found: Sequence[GateFinding]) -> list[str]:
 
 
 def _sample(gate: OfflineGate, verdict: Verdict) -> str:
-    clause = next(each for each in gate.contract.clauses if each.id == verdict.cell.clause)
+    clause = next(candidate for candidate in gate.contract.clauses if candidate.id == verdict.cell.clause)
     unit = clause.quantity.per if clause.quantity is not None else Unit.TOKEN
     return f"{verdict.samples:,} {unit}{'s' * (verdict.samples != 1)}"
 
@@ -108,12 +106,12 @@ def _about(gate: OfflineGate) -> list[str]:
         "<details>",
         "<summary>What this rests on</summary>",
         "",
-        f"- Contract {_safe(gate.contract.name)} v{gate.contract.metadata.version}, `{gate.contract.hash}`",
+        f"- Contract {safe(gate.contract.name)} v{gate.contract.metadata.version}, `{gate.contract.hash}`",
         f"- Training kernel {_kernel(gate.train)}",
         f"- Inference kernel {_kernel(gate.inference)}",
         *(
-            f"- {_safe(one.name)}: {one.sequences:,} sequences, {one.tokens:,} tokens, sha256 `{one.sha256}`"
-            for one in gate.inputs
+            f"- {safe(about.name)}: {about.sequences:,} sequences, {about.tokens:,} tokens, sha256 `{about.sha256}`"
+            for about in gate.inputs
         ),
         f"- Confidence {100 * gate.contract.observability.confidence:g}%: of each PASS, and that none fails by chance",
         "",
@@ -123,12 +121,13 @@ def _about(gate: OfflineGate) -> list[str]:
 
 def _kernel(kernel: Kernel) -> str:
     fields = ", ".join(f"{name} {value}" for name, value in kernel.to_plain().items())
-    return f"`{kernel.fingerprint}`: {_safe(fields)}"
+    return f"`{kernel.fingerprint}`: {safe(fields)}"
 
 
 def _bound(number: float) -> str:
     return f"{number:.3g}" if math.isfinite(number) else "none"
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
+    """Return text that Markdown shows as it is."""
     return _SPECIAL.sub(r"\\\1", text.replace("\n", " "))

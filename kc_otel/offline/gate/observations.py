@@ -1,33 +1,26 @@
-"""What a recording says of each quantity of the registry: its observations, token by token or sequence by sequence."""
+"""Observations of a recording for each quantity of the registry, by token, sequence, prompt or step."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.contract.registry import BY_SEQUENCE
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Assumptions
+from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
+from kc_otel.judge.assumptions import broken_assumption
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, advantage_drift, log_ratio, saturated
-from kc_otel.recordings import Recording
-from kc_otel.stats import Binned, capped_mean_interval, reward_sides
-
-__all__ = ["ADVANTAGE", "RecordingObservations", "RecordingSlice"]
+from kc_otel.recordings.recording import Recording
+from kc_otel.stats import Binned, reward_sides
 
 ADVANTAGE: Final = ("advantage_drift_positive", "advantage_drift_negative")
 """Registry keys of what needs advantages: of tokens with a positive one, and with a negative one."""
 _BINS: Final = 32_768
 """Distinct values from which a mean's interval is computed from bins of neighbours: it stays valid, and is quick."""
-_TOKENS: Final = {quantity.key: token for token, quantity in BY_SEQUENCE.items()}
-"""Key of a mean over sequences -> key of the token quantity it is the mean of."""
-
-_CAP: Final = 10.0
-"""Where a ratio is cut: its mean is only smaller then."""
-_SURELY: Final = 1e-6
-"""How often chance alone would say that tokens were not sampled by the inference kernel."""
 
 _Values = tuple[NDArray[np.float64], NDArray[np.bool_]]
 
@@ -63,8 +56,9 @@ class RecordingObservations:
     def of(self, quantity: str) -> Binned | None:
         """The observations of a quantity, by its registry key; None where the recording cannot tell.
 
-        Means over sequences (`BY_SEQUENCE`) have an observation per sequence. One with a token that cannot be measured,
-        or without a token that the quantity is about, makes none.
+        Means over sequences, prompts or steps have an observation for each. A sequence with a token that cannot be
+        measured, or without a token that the quantity is about, makes none. Where the recording does not name prompts,
+        each sequence is one; its steps are those of its attribute `step`, and without it the recording is one step.
         """
         if quantity not in self._known:
             values = self._values(quantity)
@@ -72,7 +66,7 @@ class RecordingObservations:
         return self._known[quantity]
 
     def for_mean(self, quantity: str) -> Binned | None:
-        """The same with an exact sum and count, in at most `_BINS` bins."""
+        """Reduce to at most `_BINS` bins with the exact sum and count."""
         sample = self.of(quantity)
         if sample is None or sample.count.size <= _BINS:
             return sample
@@ -86,19 +80,24 @@ class RecordingObservations:
         found = self._token_values(LOGITS[0])
         return 0 if found is None else int((~found[1]).sum())
 
-    @property
-    def mean_ratio(self) -> float:
-        """What the mean of P(y)/Q(y) over its tokens surely is at least; of tokens that Q sampled it is at most 1.
+    def broken_assumption(self, clause: Clause, assumptions: Assumptions) -> str:
+        """Return the assumption of a clause that the recording breaks, in words; empty if none."""
+        of = self.recording
 
-        That holds token by token given those before it, so that the bet against it takes no independence.
-        """
-        sample = self.for_mean("ratio")
-        if sample is None or not sample.total:
-            return 0.0
-        bounds = capped_mean_interval(
-            sample, low=0.0, high=math.inf, cap=_CAP, alpha_lower=_SURELY, alpha_upper=0.5, anytime=True
-        )
-        return max(bounds.lower, 0.0)
+        def observed(quantity: str) -> Binned | None:
+            if quantity == "sequence_tokens":
+                return Binned.of_samples(of.lengths.astype(np.float64))
+            if quantity == "advantage_abs" and of.advantages is not None:
+                return Binned.of_samples(np.abs(of.advantages))
+            return None
+
+        def outside() -> int:
+            if of.rewards is None or assumptions.reward_range is None:
+                return 0
+            low, high = assumptions.reward_range
+            return int(((of.rewards < low) | (of.rewards > high)).sum())
+
+        return broken_assumption(clause, assumptions, observed, outside)
 
     @property
     def unknown_rewards(self) -> int:
@@ -110,6 +109,24 @@ class RecordingObservations:
         return int((~((rewards >= low) & (rewards <= high))).sum())
 
     def _values(self, quantity: str) -> NDArray[np.float64] | None:
+        """Observations of a quantity."""
+        known = RECORDED[quantity]
+        if not known.base and known.per is Unit.TOKEN:
+            tokens = self._token_values(quantity)
+            return None if tokens is None else tokens[0][tokens[1]]
+        values = self._of_sequences(known.base or quantity)
+        if values is None or known.per is Unit.SEQUENCE:
+            return None if values is None else values[~np.isnan(values)]
+        prompts, place = self.recording.prompts, np.arange(values.size)
+        means, first = _means(values, place if prompts is None else prompts)
+        if known.per is Unit.PROMPT:
+            return means
+        number: dict[object, int] = {}
+        steps = [number.setdefault(self.recording.attributes[row].get("step"), len(number)) for row in first]
+        return _means(means, np.array(steps))[0]
+
+    def _of_sequences(self, quantity: str) -> NDArray[np.float64] | None:
+        """A quantity's value in each sequence, or its mean over the sequence's tokens [S]; NaN where it has none."""
         of = self.recording
         if quantity in SEQUENCE:
             log_w = log_ratio(of.train, of.inference)
@@ -122,18 +139,15 @@ class RecordingObservations:
             log_w = saturated(np.add.reduceat(log_ratio(of.train, of.inference), of.starts))
             side: NDArray[np.float64] = reward_sides(log_w, rewards, self.reward_range)[REWARD.index(quantity)]
             return side
-        if quantity not in _TOKENS:
-            tokens = self._token_values(quantity)
-            return None if tokens is None else tokens[0][tokens[1]]
-        tokens = self._token_values(_TOKENS[quantity])
+        tokens = self._token_values(quantity)
         if tokens is None:
             return None
         values, counted = tokens
         number = np.add.reduceat(counted.astype(np.int64), of.starts)
         # Of the two sides of the advantage, the tokens of the other side are none of its tokens.
-        whole = number > 0 if _TOKENS[quantity] in ADVANTAGE else number == of.lengths
+        whole = number > 0 if quantity in ADVANTAGE else number == of.lengths
         total = np.add.reduceat(np.where(counted, values, 0.0), of.starts)
-        return np.asarray(total[whole] / number[whole], dtype=np.float64)
+        return np.where(whole, total / np.maximum(number, 1), np.nan)
 
     def _token_values(self, quantity: str) -> _Values | None:
         """A token quantity's values [N], and which of them are observations, bool [N]."""
@@ -152,3 +166,10 @@ class RecordingObservations:
                 self._logits.update({name: (drift.values[:, at], drift.valid) for at, name in enumerate(LOGITS)})
             return self._logits[quantity]
         return None
+
+
+def _means(values: NDArray[np.float64], of: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    """Means of the values that are known, by what they are of, and where each of these begins."""
+    rows = np.flatnonzero(~np.isnan(values))
+    _, first, place = np.unique(of[rows], return_index=True, return_inverse=True)
+    return np.bincount(place, values[rows]) / np.maximum(np.bincount(place), 1), rows[first]

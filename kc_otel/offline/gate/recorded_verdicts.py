@@ -1,32 +1,35 @@
-"""What a contract says of a recording: verdicts by clause and slice, from the evaluator's own functions."""
+"""A contract's verdicts on a recording, by clause and slice, from the evaluator's own functions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import Origin
-from kc_otel.contract.slices import ALL
+from kc_otel.contract.registry.clause_metrics import Origin
+from kc_otel.contract.slices import ALL, OLDER, STALE
 from kc_otel.contract.units import format_duration
+from kc_otel.judge.causes import TOKENS, split_by_cause
 from kc_otel.judge.cell_evidence import Evidence, Window
-from kc_otel.judge.verdict import Cell, Verdict
+from kc_otel.judge.verdict import Causes, Cell, Verdict
 from kc_otel.judge.verdicts import decide
 from kc_otel.offline.gate.observations import RecordingObservations, RecordingSlice
+from kc_otel.record.measure.places import Places
+from kc_otel.record.measure.sampled import log_ratio, saturated
 from kc_otel.record.slice_table import SliceTable
-from kc_otel.recordings import Recording
-from kc_otel.stats import Binned
-
-__all__ = ["RecordingVerdicts", "UnjudgedClause", "by_contract", "judge", "on_either_window", "without_windows"]
+from kc_otel.recordings.recording import Recording
+from kc_otel.stats import Binned, estimated_reward_drift
 
 _NOBODY_IN = "no sequence of this recording is in slice {}"
-_ROUNDING = 1.02
-"""A mean ratio up to which log-probabilities that were rounded, or computed anew, are not told from other tokens."""
-_LISTED = 5
+_OLDER_ONLY = ", but for what older weights sampled, whose drift is staleness, too"
+_PADDED_BLOCK = 1 << 20
+"""Tokens, padding included, whose places are looked at at a time."""
+_MAX_LISTED_VALUES = 5
 """Values of an attribute that a sentence lists."""
 
 
@@ -36,7 +39,7 @@ class UnjudgedClause:
 
     Attributes:
         clause: Its id.
-        why: What is missing, as words that follow on the clause's name.
+        why: Missing data and the next step, as words that follow the clause's name.
     """
 
     clause: str
@@ -48,49 +51,76 @@ class UnjudgedClause:
 
 @dataclass(frozen=True, slots=True)
 class RecordingVerdicts:
-    """What a contract says of a recording.
+    """A contract's verdicts on a recording.
 
     Attributes:
         verdicts: A verdict for each clause that a recording can be judged by, on each slice.
         left_out: Clauses that it cannot.
         unreadable: Tokens whose logits are not numbers; no verdict rests on them.
         unknown_rewards: Sequences whose reward is missing or out of range, which counts as the worst that it could be.
-        mean_ratio: What the mean of P(y)/Q(y) over its tokens surely is at least.
+        prompts: Prompts that its sequences answer; None where it does not name them.
+        reward_estimate: The drift of the reward by the prompts' own baselines, in words, beside the bounds that assume
+            nothing; empty where no clause is about it, or rewards or prompts are not known.
+        causes: Split of the mean of each clause between the kernels and the weights' age, where older weights sampled
+            some of it. At a fixed size, also where the verdicts hold at all sizes.
     """
 
     verdicts: tuple[Verdict, ...] = ()
     left_out: tuple[UnjudgedClause, ...] = ()
     unreadable: int = 0
     unknown_rewards: int = 0
-    mean_ratio: float = 0.0
-
-    @property
-    def sampled_elsewhere(self) -> str:
-        """That the inference kernel did not sample its tokens, as a sentence; empty where it may have."""
-        if self.mean_ratio <= _ROUNDING:
-            return ""
-        return (
-            f"the mean of P(y)/Q(y) is at least {self.mean_ratio:.3g}, and at most 1 over tokens that the inference "
-            "kernel sampled: are they the training kernel's, sampled with other parameters than these are of, or are "
-            "the two sides the wrong way round?"
-        )
+    prompts: int | None = None
+    reward_estimate: str = ""
+    causes: tuple[Causes, ...] = ()
 
     def on(self, slices: Sequence[str]) -> RecordingVerdicts:
         """The verdicts on some slices; they were reached together with those on the others."""
-        return replace(self, verdicts=tuple(each for each in self.verdicts if each.cell.slice in slices))
+        return replace(self, verdicts=tuple(verdict for verdict in self.verdicts if verdict.cell.slice in slices))
 
 
 def by_contract(recording: Recording, contract: Contract) -> list[RecordingSlice]:
-    """`all` and the contract's slices; those over its cap on series are together in `other`."""
-    table = SliceTable.of(contract)
+    """`all` and the contract's slices; those over its cap on series are together in `other`.
+
+    Where older weights than the training kernel's sampled some of it, it has slices of `OLDER`, too, and what is there
+    is in no other slice but those that select by lag: its drift is not the kernels' alone.
+    """
+    table, recording = SliceTable.of(contract), recording.by_age()
     measured, masked = (
         table.of_batch(rows, range(len(rows)), len(rows)) for rows in (recording.attributes, recording.masked)
     )
-    parts = []
+    of_tokens, parts = _tokens(recording, table), []
     for column, name in enumerate(table.names):
-        inside = measured[:, column]
-        parts.append(RecordingSlice(name, recording.only(inside, masked[:, column]) if inside.any() else None))
+        inside, found = measured[:, column], None
+        if name in OLDER and not inside.any():
+            continue
+        if column in of_tokens:
+            found = recording.of_tokens(of_tokens[column] | np.repeat(inside, recording.lengths))
+        elif inside.any():
+            found = recording.only(inside, masked[:, column])
+        parts.append(RecordingSlice(name, found))
     return parts
+
+
+def _tokens(recording: Recording, table: SliceTable) -> dict[int, NDArray[np.bool_]]:
+    """The tokens of each slice that selects tokens and has any, bool [N], by its column."""
+    found: dict[int, NDArray[np.bool_]] = {}
+    if not table.by_token:
+        return found
+    lengths, ends = recording.lengths, np.cumsum(recording.lengths)
+    step = max(1, _PADDED_BLOCK // int(lengths.max()))
+    for first in range(0, lengths.size, step):
+        rows = slice(first, first + step)
+        here = slice(int(ends[first] - lengths[first]), int(ends[rows][-1]))
+        counts = np.arange(lengths[rows].max()) < lengths[rows, None]
+        positions = None
+        if recording.positions is not None:
+            positions = np.zeros(counts.shape, dtype=np.int64)
+            positions[counts] = recording.positions[here]
+        several = counts.shape[0]
+        for part in table.of_tokens(Places(counts, positions), recording.attributes[rows], range(several), several):
+            found.setdefault(part.column, np.zeros(recording.train.size, dtype=np.bool_))
+            found[part.column][here] = part.mask[counts]
+    return found
 
 
 def judge(
@@ -116,22 +146,34 @@ def judge(
     Raises:
         ValueError: If a clause needs an assumption that the contract does not state.
     """
-    known = {
+    observed = {
         part.name: RecordingObservations(part.recording, contract.assumptions.reward_range)
         for part in parts
         if part.recording is not None
     }
+    known = observed.get(ALL) or observed[STALE]
+    older = _OLDER_ONLY if STALE in observed else ""
     absent = {
-        part.name: _nobody_in(contract, part.name, known[ALL].recording) for part in parts if part.name not in known
+        part.name: _nobody_in(contract, part.name, known.recording) + older
+        for part in parts
+        if part.name not in observed
     }
     evidence, left_out = [], []
+    causes: list[Causes] = []
     for clause in contract.clauses:
         quantity = clause.quantity
-        if quantity is None or known[ALL].of(quantity.key) is None:
-            left_out.append(UnjudgedClause(clause.id, _why(clause, known[ALL].recording)))
+        if quantity is None or known.of(quantity.key) is None:
+            left_out.append(UnjudgedClause(clause.id, _why(clause, known.recording)))
             continue
+        split = split_by_cause(
+            contract, clause, partial(_mean_on, observed, quantity.key), partial(_mean_on, observed, TOKENS)
+        )
+        if split is not None:
+            causes.append(split)
         for part in parts:
-            sample, samples = None, known.get(part.name)
+            if part.name in OLDER:
+                continue
+            sample, samples = None, observed.get(part.name)
             if samples is not None:
                 of_mean = clause.parsed_statistic.kind == "mean"
                 sample = samples.for_mean(quantity.key) if of_mean else samples.of(quantity.key)
@@ -139,19 +181,46 @@ def judge(
                     sample = replace(sample, opposite=samples.for_mean(clause.opposite.key))
             cell = Cell(contract.name, clause.id, part.name, *kernels)
             absence = "" if sample is not None else absent.get(part.name, _NOBODY_IN.format(part.name))
-            evidence.append(Evidence(cell, clause, partial(on_either_window, sample), absence, anytime=anytime))
+            broken = "" if samples is None else samples.broken_assumption(clause, contract.assumptions)
+            evidence.append(
+                Evidence(cell, clause, partial(on_either_window, sample), absence, anytime=anytime, broken=broken)
+            )
     verdicts = without_windows(contract, evidence, now)
     return RecordingVerdicts(
-        verdicts, tuple(left_out), known[ALL].unreadable, known[ALL].unknown_rewards, known[ALL].mean_ratio
+        verdicts,
+        tuple(left_out),
+        known.unreadable,
+        known.unknown_rewards,
+        None if (prompts := known.recording.prompts) is None else int(prompts.max()) + 1,
+        _reward_estimate(contract, known.recording),
+        tuple(causes),
     )
 
 
+def _mean_on(observed: Mapping[str, RecordingObservations], key: str, slice: str) -> Binned | None:
+    return observed[slice].for_mean(key) if slice in observed else None
+
+
+def _reward_estimate(contract: Contract, recording: Recording) -> str:
+    """Return the drift of the reward by the prompts' own baselines; empty where it is not asked for or unknown."""
+    rewards, prompts = recording.rewards, recording.prompts
+    if rewards is None or prompts is None or all(clause.metric != "reward_drift" for clause in contract.clauses):
+        return ""
+    sums = np.add.reduceat(log_ratio(recording.train, recording.inference), recording.starts)
+    try:
+        return str(
+            estimated_reward_drift(saturated(sums), rewards, prompts, confidence=contract.observability.confidence)
+        )
+    except ValueError:  # too few prompts with several rollouts
+        return ""
+
+
 def _nobody_in(contract: Contract, slice: str, recording: Recording) -> str:
-    """That nothing is in a slice, and what the recording has of the attributes that the slice asks for."""
+    """Return a message that a slice is empty, with the recording's values of the attributes that the slice needs."""
     said = _NOBODY_IN.format(slice)
     for name in contract.slices[slice].where if slice in contract.slices else ():
         there = dict.fromkeys(str(row[name]) for row in recording.attributes if name in row)
-        listed = ", ".join([*list(there)[:_LISTED], *(["..."] if len(there) > _LISTED else [])])
+        listed = ", ".join([*list(there)[:_MAX_LISTED_VALUES], *(["..."] if len(there) > _MAX_LISTED_VALUES else [])])
         if there:
             said += f"; `{name}` is {listed} there"
         else:
@@ -169,20 +238,27 @@ def without_windows(contract: Contract, evidence: Sequence[Evidence], now: float
 
 
 def on_either_window(sample: Binned | None, _window: Window) -> Binned:
-    """The same observations whichever window is asked for; without a sample, none."""
+    """Return the same observations for either window; none without a sample."""
     return Binned.of_samples(np.zeros(0)) if sample is None else sample
 
 
+def recordable(clause: Clause) -> bool:
+    """Return whether a recording with the right columns can be judged by a clause."""
+    return clause.quantity is not None and clause.quantity.source not in {Origin.RUNTIME, Origin.OPERATORS}
+
+
 def _why(clause: Clause, recording: Recording) -> str:
-    said = f"{clause.metric_text} cannot be told from this recording"
     match clause.quantity and clause.quantity.source:
+        case None | Origin.RUNTIME:
+            return f"no recording holds {clause.metric_text}; the evaluator judges live traffic by it"
+        case Origin.OPERATORS:
+            return f"no recording holds {clause.metric_text}; `kc-otel locate operators` judges by it"
         case Origin.LOGITS:
-            return f"{said}; it takes a .npz with train_logits and inference_logits"
+            needs = "record a .npz with train_logits and inference_logits"
         case Origin.ADVANTAGES:
-            return f"{said}; it takes one with advantages"
+            needs = "record advantages"
         case Origin.TRUNCATION:
-            return f"{said}; it takes one with train_kept_logprobs"
-        case Origin.REWARDS:
-            return f"{said}; {recording.unread_reward or 'it takes one whose rows have a reward'}"
+            needs = "record train_kept_logprobs"
         case _:
-            return said
+            needs = recording.unread_reward or "record a reward in each row"
+    return f"this recording lacks {clause.metric_text}: {needs}"

@@ -1,7 +1,7 @@
-"""Which sampling parameters a recording was made with, held to the contract's `promotion.sampling`.
+"""Check of a recording's sampling parameters against the contract's `promotion.sampling`.
 
-What the contract lists, every sequence has to say, and with a value of the list; what it does not list must change
-nothing. A row that says nothing is refused: that nobody wrote top_p down does not show that there was none.
+Every sequence must state each parameter that the contract lists, with a listed value. Any other parameter must have a
+neutral value. A row that states nothing is rejected: a missing top_p does not show that none was used.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from kc_otel.contract.promotion import SAMPLING_PARAMETERS
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings import Recording
 from kc_otel.recordings.comparable import NEUTRAL
-
-__all__ = ["in_force", "not_allowed"]
+from kc_otel.recordings.recording import Recording
 
 
 def in_force(name: str, recording: Recording, allowed: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
@@ -35,7 +33,7 @@ def in_force(name: str, recording: Recording, allowed: Mapping[str, Sequence[Sca
             value = attributes.get(parameter)
             if value is not None:
                 seen = found.setdefault(parameter, [])
-                if any(_same(parameter, value, one, exact=True) for one in seen):
+                if any(_same(parameter, value, other, exact=True) for other in seen):
                     continue
                 seen.append(value)
             if why := not_allowed(parameter, value, allowed):
@@ -47,7 +45,7 @@ def in_force(name: str, recording: Recording, allowed: Mapping[str, Sequence[Sca
 
 
 def not_allowed(parameter: str, value: Scalar | None, allowed: Mapping[str, Sequence[Scalar]]) -> str:
-    """Why a value may not be in force; empty when it may.
+    """Return the reason why a value is not allowed; empty if it is.
 
     Args:
         parameter: Its name.
@@ -57,19 +55,19 @@ def not_allowed(parameter: str, value: Scalar | None, allowed: Mapping[str, Sequ
     listed = allowed.get(parameter)
     if listed is None:
         neutral = NEUTRAL.get(parameter, (0, False, ""))
-        if value is None or any(_same(parameter, value, one) for one in neutral):
+        if value is None or any(_same(parameter, value, other) for other in neutral):
             return ""
         return f"{parameter} is {value!r}, and promotion.sampling lists no {parameter}; list it, or sample without"
     said = ", ".join(map(repr, listed))
     if value is None:
         return f"says no {parameter}, of which promotion.sampling allows {said}; record it with each sequence"
-    if any(_same(parameter, value, one) for one in listed):
+    if any(_same(parameter, value, other) for other in listed):
         return ""
     return f"{parameter} is {value!r}, and promotion.sampling allows {said}"
 
 
 def _same(parameter: str, value: Scalar, other: Scalar, *, exact: bool = False) -> bool:
-    """Whether two values are one: as numbers of single precision, or both such as change nothing."""
+    """Return True if two values are equal in single precision, or both neutral."""
     if isinstance(value, bool | str) or isinstance(other, bool | str):
         return type(value) is type(other) and value == other
     if exact:

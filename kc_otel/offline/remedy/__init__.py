@@ -1,1 +1,1 @@
-"""What each correction of the rollout mismatch would have done to a recording, and which one meets a contract."""
+"""Effect of each correction of the rollout mismatch on a recording, and the correction that meets a contract."""

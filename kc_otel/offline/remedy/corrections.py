@@ -21,9 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.sampled import log_ratio, saturated
-from kc_otel.recordings import Recording
-
-__all__ = ["Correction", "Ratios", "Rejection", "Statistic", "Weight", "weights"]
+from kc_otel.recordings.recording import Recording
 
 Floats = NDArray[np.float64]
 Statistic = Literal[
@@ -35,8 +33,10 @@ Statistic = Literal[
     "seq_max_k3",
     "off_policy",
 ]
-"""What a rejection rule looks at, k1 = -l and k3 = w - 1 - l of a token, as verl names it. `off_policy` is TRL's: the
-mean of k1 over a sequence whose advantage is negative; other sequences are never rejected."""
+"""Statistic of a rejection rule, k1 = -l and k3 = w - 1 - l of a token, as verl names it.
+
+`off_policy` is TRL's: the mean of k1 over a sequence whose advantage is negative; other sequences are never
+rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,9 @@ class Weight:
     """A ratio r as weight.
 
     Attributes:
-        level: Whose ratio: exp(l_t) of a `token`, exp(sum l) of a `sequence`, exp(mean l) for its `geometric` mean.
-        edge: What becomes of r outside of [low, high]: cut to the range (`truncate`), or 0 (`mask`).
+        level: Level of the ratio: exp(l_t) of a `token`, exp(sum l) of a `sequence`, exp(mean l) for its `geometric`
+        mean.
+        edge: Treatment of r outside of [low, high]: cut to the range (`truncate`), or 0 (`mask`).
         low: Least ratio, at least 0.
         high: Largest ratio, above low.
     """
@@ -58,7 +59,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A rule that takes tokens, or whole sequences, out: what has its statistic outside of [low, high]."""
+    """A rule that removes tokens, or whole sequences, whose statistic is outside of [low, high]."""
 
     statistic: Statistic
     low: float
@@ -67,7 +68,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What is done to rollouts before they are learned from.
+    """Correction applied to rollouts before they are learned from.
 
     Attributes:
         weight: The ratio that tokens are weighted with; None for 1.
@@ -79,7 +80,7 @@ class Correction:
 
     @property
     def family(self) -> str:
-        """What kind it is, without its thresholds, such as `sequence truncate, seq_mean_k1`."""
+        """Kind of the correction, without its thresholds, such as `sequence truncate, seq_mean_k1`."""
         weight = "" if self.weight is None else f"{self.weight.level} {self.weight.edge}"
         rejection = "" if self.rejection is None else self.rejection.statistic
         return ", ".join(filter(None, (weight, rejection))) or "none"
@@ -93,11 +94,11 @@ class Correction:
 
     @property
     def largest(self) -> float:
-        """No token's weight is larger."""
+        """Upper bound of the token weights."""
         return 1.0 if self.weight is None else self.weight.high
 
     def never_above(self, level: str) -> bool:
-        """Whether no token's weight is above its ratio of a level: it is only ever cut or dropped."""
+        """Return True if no token's weight exceeds its ratio of a level: it is only ever cut or dropped."""
         weight = self.weight
         return weight is not None and weight.level == level and (weight.edge == "mask" or weight.low <= 0.0)
 
@@ -135,7 +136,7 @@ class Ratios:
 
     @cached_property
     def k3(self) -> Floats:
-        """Of each token, [N]."""
+        """k3 of each token, [N]."""
         return np.expm1(self.log_w) - self.log_w
 
     def spread(self, values: Floats) -> Floats:
@@ -175,10 +176,6 @@ def weights(of: Ratios, correction: Correction) -> Floats:
     [2.0, 0.5, 1.0]
     >>> weights(Ratios(two), Correction(Weight("sequence", "mask", 0.8, 1.25))).round(2).tolist()
     [0.0, 0.0, 1.0]
-
-    Args:
-        of: The ratios of a recording.
-        correction: What is done to them.
 
     Raises:
         ValueError: If a rejection rule needs advantages and there are none.

@@ -1,35 +1,46 @@
-"""What a contract asks of the rollouts that are learned from, and whether a correction keeps it.
+"""A contract's limits on the rollouts that are learned from, and the check that a correction keeps them.
 
 A clause is read with the corrected rollouts in place of the plain ones: `tv_token` and `tv_seq` (with
-`reward_drift_bound` and `gradient_bias_bound`, which follow from it) become the distances of `effects`,
-`advantage_drift_*` what is still missing of the push. Without a correction these are the clause as it is judged by
-sequence. For `tv_token` the smaller of both distances counts: token ratios bring steps to the training kernel's at the
-rollouts' prefixes, ratios of sequences at its own. `chi2_token` becomes what the weights that are used cost in
+`reward_drift_bound` and `gradient_bias_bound`, which follow from it) become the distances below, `advantage_drift_*`
+the push that is still missing. Without a correction these are the clause as it is judged by prompt, or by sequence
+without known prompts. For `tv_token` the smaller of both distances counts: token ratios bring steps to the training
+kernel's at the rollouts' prefixes, ratios of sequences at its own. `chi2_token` becomes the cost of the weights in
 effective sample size, E[c^2] / E[c]^2 - 1, which is the clause for c = w. All other metrics are of the kernels, and no
 weight changes them.
+
+With c_t the weight of token t, w_t and W the ratios of the token and of its sequence, P the training and Q the rollout
+kernel, the surrogate that is optimised is the mean over sequences of the mean over tokens of c_t A_t grad log pi. Its
+bias against the training kernel's own rollouts is at most `2 A_max G` times
+
+`distance = E_Q[ mean_t ((c_t - W)_+ - c_t / 2) ] + 1/2 = (1/2) sum_y mean_t |c_t(y) Q(y) - P(y)|`,
+
+for any P and Q, common support or not: sequences that Q never samples count with their full mass. Without a correction
+it is TV_seq, with c = W it is half of the support deficit, and every integrand is bounded by the largest weight. With
+w_t in place of W it is the distance of single steps at the prefixes that Q visited: the bias against the surrogate that
+has the training kernel's steps at the rollouts' prefixes, which token ratios aim at; without a correction it is TV of a
+token. G bounds a token's score; summed over tokens instead of averaged, G_seq = T G takes its place.
+
+Source: E_Q[c f] - E_P[f] = sum_y (c Q - P) f, and |a - b| = 2 (a - b)_+ - a + b summed over P and Q of mass 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import DERIVED, QUANTITIES
-from kc_otel.judge.statistics import factors
-from kc_otel.offline.remedy.corrections import Correction
-from kc_otel.offline.remedy.effects import Effects
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
+from kc_otel.offline.remedy.corrections import Correction, Ratios, weights
 from kc_otel.stats import Binned, Interval, affine, capped_mean_interval
 
-__all__ = ["Aim", "RemedyBound", "RemedyTarget", "finding", "promises"]
-
 Aim = Literal["token", "sequence", "positive", "negative", "ess"]
-"""What of `Effects` a promise is about; `ess` is its squared weights against its weights."""
+"""Part of `Effects` that a promise is about; `ess` is its squared weights against its weights."""
 
 _AIMS: Final[dict[str, Aim]] = {
     "tv_token": "token",
@@ -40,7 +51,9 @@ _AIMS: Final[dict[str, Aim]] = {
 }
 _BINS: Final = 1024
 """Distinct values from which an interval is computed from bins of neighbours: hundreds of them stay quick."""
-_FIXED: Final = "is of the kernels themselves: weights do not change it"
+_MOST_TIMES: Final = 1 << 16
+"""Times as many sequences as a recording has, beyond which nobody records any."""
+_FIXED_REASON: Final = "is of the kernels themselves: weights do not change it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +65,8 @@ class RemedyTarget:
         metric: Its metric.
         slice: Name of the slice.
         limit: Largest value allowed.
-        aim: What of a correction's effects it is about.
-        scale: What that is multiplied by for the metric.
+        aim: Effect of a correction that it is about.
+        scale: Factor from that effect to the metric.
     """
 
     clause: str
@@ -66,7 +79,7 @@ class RemedyTarget:
 
 @dataclass(frozen=True, slots=True)
 class RemedyBound:
-    """Whether a correction keeps a promise.
+    """Check of a promise with a correction in place.
 
     Attributes:
         promise: The promise.
@@ -80,12 +93,7 @@ class RemedyBound:
 
 
 def promises(contract: Contract, slices: Sequence[str], *, advantages: bool) -> tuple[list[RemedyTarget], list[str]]:
-    """What a correction can be asked to keep, on each slice, and a sentence for each clause that it cannot.
-
-    Args:
-        contract: The contract.
-        slices: Slices with sequences in them.
-        advantages: Whether advantages are known.
+    """Return the promises a correction can keep, on each slice, and a sentence for each clause it cannot.
 
     Raises:
         ValueError: If a clause needs an assumption that the contract does not state.
@@ -96,7 +104,7 @@ def promises(contract: Contract, slices: Sequence[str], *, advantages: bool) -> 
         base = DERIVED[clause.metric].base if clause.metric in DERIVED else clause.metric
         aim = _AIMS.get(base)
         if aim is None:
-            beyond.append(f"{clause.id}: {clause.metric_text} {_FIXED}")
+            beyond.append(f"{clause.id}: {clause.metric_text} {_FIXED_REASON}")
         elif clause.parsed_statistic.kind != "mean":
             beyond.append(f"{clause.id}: {clause.statistic_text} is not a mean, and only means are of the surrogate")
         elif aim in {"positive", "negative"} and not advantages:
@@ -117,48 +125,79 @@ def finding(promise: RemedyTarget, correction: Correction, found: Effects, *, al
         correction: The correction.
         found: Its effects, on the slice.
         alpha: Error probability of each side.
-        fewest: Sequences below which nothing is met.
+        fewest: Prompts, or sequences without known prompts, below which nothing is met.
     """
-    interval = _interval(promise.aim, correction, found, alpha)
-    if promise.scale != 1.0:
-        interval = affine(interval, promise.scale)
+    return _held(promise, _scaled(promise, correction, found, alpha), fewest)
+
+
+def lacking(promise: RemedyTarget, correction: Correction, found: Effects, *, alpha: float, fewest: int) -> int | None:
+    """Return how many more such prompts or sequences decide an open promise at most; None where no number does.
+
+    Args:
+        promise: The promise.
+        correction: The correction.
+        found: Its effects, on the slice.
+        alpha: Error probability of each side.
+        fewest: Prompts, or sequences without known prompts, below which nothing is met.
+    """
+
+    def is_open(times: int) -> bool:
+        return _held(promise, _scaled(promise, correction, found, alpha, times), fewest).state == "open"
+
+    low, high = 1, 2
+    while is_open(high):
+        low, high = high, 2 * high
+        if high > _MOST_TIMES:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_open(middle) else (low, middle)
+    return (high - 1) * found.kept.size
+
+
+def _scaled(promise: RemedyTarget, correction: Correction, found: Effects, alpha: float, times: int = 1) -> Interval:
+    interval = _interval(promise.aim, correction, found, alpha, times)
+    return interval if promise.scale == 1.0 else affine(interval, promise.scale)
+
+
+def _held(promise: RemedyTarget, interval: Interval, fewest: int) -> RemedyBound:
     if interval.lower > promise.limit:
         return RemedyBound(promise, interval, "broken")
     enough = interval.samples >= fewest and interval.upper <= promise.limit
     return RemedyBound(promise, interval, "met" if enough else "open")
 
 
-def _interval(aim: Aim, correction: Correction, found: Effects, alpha: float) -> Interval:
+def _interval(aim: Aim, correction: Correction, found: Effects, alpha: float, times: int) -> Interval:
     largest = correction.largest
     if aim == "ess":
-        return _chi2(found, largest, alpha)
+        return _chi2(found, largest, alpha, times)
     values: NDArray[np.float64] = getattr(found, aim)
     if aim in {"positive", "negative"}:
         known = QUANTITIES[f"advantage_drift_{aim}"]
-        return _mean(values[~np.isnan(values)], known.low, known.high, alpha, cap=known.cap)
+        return _mean(values[~np.isnan(values)], known.low, known.high, alpha, times, cap=known.cap)
     if aim == "sequence":
-        return _distance(values, correction, "sequence", alpha)
+        return _distance(values, correction, "sequence", alpha, times)
     steps, whole = (
-        _distance(each, correction, level, alpha / 2)
-        for each, level in ((values, "token"), (found.sequence, "sequence"))
+        _distance(numbers, correction, level, alpha / 2, times)
+        for numbers, level in ((values, "token"), (found.sequence, "sequence"))
     )
-    nearest = min(steps, whole, key=lambda each: each.estimate)
+    nearest = min(steps, whole, key=lambda interval: interval.estimate)
     return replace(nearest, lower=min(steps.lower, whole.lower), upper=min(steps.upper, whole.upper))
 
 
-def _distance(values: NDArray[np.float64], correction: Correction, level: str, alpha: float) -> Interval:
-    """With r the ratio that a weight c is held against, the integrand is 1/2 + c/2 - min(c, r)."""
+def _distance(values: NDArray[np.float64], correction: Correction, level: str, alpha: float, times: int) -> Interval:
+    """Bound the mean of 1/2 + c/2 - min(c, r), with c the weight of a token or sequence and r its ratio."""
     largest = correction.largest
     most = 0.5 if correction.never_above(level) else 0.5 + 0.5 * largest
-    interval = _mean(values, 0.5 - 0.5 * largest if largest > 1.0 else 0.0, most, alpha)
+    interval = _mean(values, 0.5 - 0.5 * largest if largest > 1.0 else 0.0, most, alpha, times)
     ends = {end: max(0.0, getattr(interval, end)) for end in ("estimate", "lower", "upper")}
     return replace(interval, **ends)
 
 
-def _chi2(found: Effects, largest: float, alpha: float) -> Interval:
+def _chi2(found: Effects, largest: float, alpha: float, times: int) -> Interval:
     """E[c^2] / E[c]^2 - 1 from the two means, each with half of the error probability."""
-    square = _mean(found.square, 0.0, largest * largest, alpha / 2)
-    mean = _mean(found.weight, 0.0, largest, alpha / 2)
+    square = _mean(found.square, 0.0, largest * largest, alpha / 2, times)
+    mean = _mean(found.weight, 0.0, largest, alpha / 2, times)
 
     def ratio(above: float, below: float) -> float:
         return max(0.0, above / (below * below) - 1.0) if below > 0.0 else math.inf
@@ -173,14 +212,109 @@ def _chi2(found: Effects, largest: float, alpha: float) -> Interval:
     )
 
 
-def _mean(values: NDArray[np.float64], low: float, high: float, alpha: float, cap: float | None = None) -> Interval:
+def _mean(
+    values: NDArray[np.float64], low: float, high: float, alpha: float, times: int, cap: float | None = None
+) -> Interval:
     if math.isfinite(low):
         values = values.clip(low, high)  # a mean of equal values may be off by its rounding
     return capped_mean_interval(
-        Binned.of_samples(values).merged(_BINS),
+        Binned.of_samples(values).merged(_BINS).times(times),
         low=low,
         high=high,
         cap=cap or max(abs(low), abs(high)),
         alpha_lower=alpha,
         alpha_upper=alpha,
     )
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Effects:
+    """Effect of a correction on each of S sequences; the mean of an array is the effect on their distribution.
+
+    Attributes:
+        weight: Mean weight of its tokens, [S].
+        square: Mean squared weight, [S].
+        token: Its part of the distance of single steps: tv_token of what is learned from, [S].
+        sequence: Its part of the distance of whole sequences: tv_seq of what is learned from, [S].
+        positive: Mean of (w - c) A over its tokens with A > 0: push that is still missing; NaN without such, [S].
+        negative: The same over its tokens with A < 0, [S].
+        kept: Tokens with a weight above 0, [S].
+        kept_positive: Of those with A > 0, [S].
+        kept_negative: Of those with A < 0, [S].
+    """
+
+    weight: Floats
+    square: Floats
+    token: Floats
+    sequence: Floats
+    positive: Floats
+    negative: Floats
+    kept: Floats
+    kept_positive: Floats
+    kept_negative: Floats
+
+    def only(self, inside: NDArray[np.bool_]) -> Effects:
+        """Those on some of the sequences, bool [S]."""
+        return Effects(**{field.name: getattr(self, field.name)[inside] for field in fields(self)})
+
+    def by_prompt(self, prompts: NDArray[np.int64]) -> Effects:
+        """Means over the sequences of each prompt, by the sequences' prompts [S]: its answers share its drift."""
+        _, of = np.unique(prompts, return_inverse=True)
+
+        def means(values: Floats) -> Floats:
+            known = ~np.isnan(values)
+            sums, counts = (np.bincount(of[known], w, of.max() + 1) for w in (values[known], None))
+            averaged: Floats = np.divide(sums, counts, out=np.full(sums.size, np.nan), where=counts > 0)
+            return averaged
+
+        return Effects(**{field.name: means(getattr(self, field.name)) for field in fields(self)})
+
+
+def effects(of: Ratios, corrections: tuple[Correction, ...]) -> Iterator[Effects]:
+    """The effects of each correction, one after the other: no more than one weight per token is held at a time.
+
+    Args:
+        of: The ratios of a recording of S sequences.
+        corrections: What to try.
+
+    Raises:
+        ValueError: If a rejection rule needs advantages and the recording has none.
+    """
+    signed = tuple(_signed(of))
+    for correction in corrections:
+        c = weights(of, correction)
+        half = 0.5 - 0.5 * c
+        used = c > 0.0
+        sides = [_side(of, c, used, inside, many, advantages) for inside, many, advantages in signed]
+        none = np.full(of.recording.lengths.size, np.nan)
+        (positive, kept_positive), (negative, kept_negative) = sides or [(none, none), (none, none)]
+        yield Effects(
+            weight=of.means(c),
+            square=of.means(c * c),
+            token=of.means(np.maximum(c - of.token, 0.0) + half),
+            sequence=of.means(np.maximum(c - of.sequence, 0.0) + half),
+            positive=positive,
+            negative=negative,
+            kept=np.add.reduceat(used.astype(np.float64), of.recording.starts),
+            kept_positive=kept_positive,
+            kept_negative=kept_negative,
+        )
+
+
+def _signed(of: Ratios) -> Iterator[tuple[NDArray[np.bool_], Floats, Floats]]:
+    """Yield, for each sign of the advantage, its tokens, their number in each sequence, and the advantages."""
+    advantages = of.recording.advantages
+    if advantages is not None:
+        for inside in (advantages > 0.0, advantages < 0.0):
+            yield inside, np.add.reduceat(inside.astype(np.float64), of.recording.starts), advantages
+
+
+def _side(
+    of: Ratios, c: Floats, used: NDArray[np.bool_], inside: NDArray[np.bool_], many: Floats, advantages: Floats
+) -> tuple[Floats, Floats]:
+    missing = np.add.reduceat(np.where(inside, (of.token - c) * advantages, 0.0), of.recording.starts)
+    mean = np.divide(missing, many, out=np.full(many.size, np.nan), where=many > 0.0)
+    return mean, np.add.reduceat((used & inside).astype(np.float64), of.recording.starts)

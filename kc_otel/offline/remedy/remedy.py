@@ -1,30 +1,28 @@
-"""Every correction replayed on a recording, and each trainer's that keeps a contract at the least variance."""
+"""Every correction replayed on a recording, and each trainer's that keeps a contract with the lowest variance."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.offline.remedy.corrections import Correction, Ratios
-from kc_otel.offline.remedy.effects import Effects, effects
-from kc_otel.offline.remedy.promises import RemedyBound, RemedyTarget, finding, promises
+from kc_otel.offline.remedy.promises import Effects, RemedyBound, RemedyTarget, effects, finding, lacking, promises
 from kc_otel.offline.remedy.trainers import TRAINERS, Trainer, catalogue, line
 from kc_otel.record.slice_table import SliceTable
-from kc_otel.recordings import Recording
+from kc_otel.recordings.recording import Recording
 from kc_otel.stats import Interval
-
-__all__ = ["CorrectionReplay", "Costs", "Remedy", "as_data", "remedy"]
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a correction costs on a slice, as shares of its sequences or tokens.
+    """Costs of a correction on a slice, as shares of its sequences or tokens.
 
     Attributes:
         sequences: Sequences of the slice.
@@ -67,8 +65,8 @@ class CorrectionReplay:
 
     @property
     def meets(self) -> bool:
-        """Whether it keeps every promise on every slice."""
-        return all(each.state == "met" for each in self.findings)
+        """True if the correction keeps every promise on every slice."""
+        return all(found.state == "met" for found in self.findings)
 
     @property
     def worst(self) -> RemedyBound | None:
@@ -77,7 +75,7 @@ class CorrectionReplay:
 
     @property
     def rank(self) -> tuple[bool, float, float, float]:
-        """What is better comes first: keeping every promise, then the least variance, else the least beyond a limit.
+        """Sort key, best first: keeps every promise, then the least variance, else the smallest excess over a limit.
 
         Variance counts to four digits on all traffic, then the share of tokens that are dropped.
         """
@@ -88,15 +86,18 @@ class CorrectionReplay:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What each correction would have done to a recording.
+    """Effect of each correction on a recording.
 
     Attributes:
         source: The file.
         contract: Name of the contract.
-        confidence: That all intervals hold together.
+        confidence: Joint confidence of all intervals.
         replayed: Every correction of the trainers asked for, the one without any first.
-        chosen: For each trainer the one that keeps the contract at the least variance; None where none does.
+        chosen: For each trainer the one that keeps the contract with the lowest variance; None if none does.
         beyond: A sentence for each clause that no correction can be asked to keep.
+        lacking: For each trainer without one whose closest is not decided, how many more prompts or sequences like
+            these decide at most what it is farthest from; None where no number of them does.
+        unit: `prompt`, or `sequence` where the recording names no prompts.
     """
 
     source: str
@@ -105,24 +106,27 @@ class Remedy:
     replayed: tuple[CorrectionReplay, ...]
     chosen: Mapping[Trainer, CorrectionReplay | None]
     beyond: tuple[str, ...]
+    lacking: Mapping[Trainer, int | None] = field(default_factory=dict)
+    unit: str = "sequence"
 
     @property
     def promises(self) -> tuple[RemedyTarget, ...]:
-        """What was asked of each correction."""
-        return tuple(each.promise for each in self.replayed[0].findings)
+        """The promises that each correction was checked against."""
+        return tuple(found.promise for found in self.replayed[0].findings)
 
     def closest(self, trainer: Trainer) -> CorrectionReplay:
-        """Of a trainer's corrections the best one, whether it keeps the contract or comes closest to that."""
-        mine = (each for each in self.replayed if line(trainer, each.correction) is not None)
-        return min(mine, key=lambda each: each.rank)
+        """Return a trainer's best correction: one that keeps the contract, else the closest to it."""
+        mine = (replay for replay in self.replayed if line(trainer, replay.correction) is not None)
+        return min(mine, key=lambda replay: replay.rank)
 
 
 def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer] = TRAINERS) -> Remedy:
     """Replay every correction of some trainers on a recording, and choose.
 
     All intervals hold together with the contract's confidence: the choice among corrections is paid for by splitting
-    its error probability over corrections, promises and sides. Sequences are the unit throughout, each counting alike;
-    caps of clauses are not applied. A promise is met on no fewer sequences than `observability.min_sequences`.
+    its error probability over corrections, promises and sides. Prompts are the unit throughout, or sequences where the
+    recording names no prompts; caps of clauses are not applied. A promise is met on no fewer of them than
+    `observability.min_sequences`.
 
     Args:
         recording: Log-probabilities of both kernels, before any correction.
@@ -135,27 +139,50 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
     table = SliceTable.of(contract)
     inside = table.of_batch(recording.attributes, range(recording.lengths.size), recording.lengths.size)
     slices = {name: inside[:, column] for column, name in enumerate(table.names) if inside[:, column].any()}
-    known = recording.advantages is not None
+    known, prompts = recording.advantages is not None, recording.prompts
     asked, beyond = promises(contract, list(slices), advantages=known)
     tried = tuple(
-        each for each in catalogue(advantages=known) if any(line(trainer, each) is not None for trainer in trainers)
+        correction
+        for correction in catalogue(advantages=known)
+        if any(line(trainer, correction) is not None for trainer in trainers)
     )
     alpha = (1.0 - contract.observability.confidence) / max(1, 2 * len(tried) * len(asked))
     totals = _totals(recording)
     replayed = []
     for correction, found in zip(tried, effects(Ratios(recording), tried), strict=True):
         parts = {name: found.only(of) for name, of in slices.items()}
+        units = {name: _units(part, prompts, slices[name]) for name, part in parts.items()}
         findings = tuple(
-            finding(each, correction, parts[each.slice], alpha=alpha, fewest=contract.observability.min_sequences)
-            for each in asked
+            finding(promise, correction, units[promise.slice], alpha=alpha, fewest=contract.observability.min_sequences)
+            for promise in asked
         )
         costs = {name: _costs(part, totals[slices[name]]) for name, part in parts.items()}
         replayed.append(CorrectionReplay(correction, costs, findings))
+    unit = "sequence" if prompts is None else "prompt"
     whole = Remedy(
-        recording.source, contract.name, contract.observability.confidence, tuple(replayed), {}, tuple(beyond)
+        recording.source, contract.name, contract.observability.confidence, tuple(replayed), {}, tuple(beyond), {}, unit
     )
     best = {trainer: whole.closest(trainer) for trainer in trainers}
-    return replace(whole, chosen={name: each if asked and each.meets else None for name, each in best.items()})
+    chosen = {name: replay if asked and replay.meets else None for name, replay in best.items()}
+
+    def more(near: CorrectionReplay, worst: RemedyBound) -> int | None:
+        ((found),) = effects(Ratios(recording), (near.correction,))
+        inside = slices[worst.promise.slice]
+        part = _units(found.only(inside), prompts, inside)
+        fewest = contract.observability.min_sequences
+        return lacking(worst.promise, near.correction, part, alpha=alpha, fewest=fewest)
+
+    undecided = {
+        name: more(best[name], worst)
+        for name, replay in chosen.items()
+        if replay is None and (worst := best[name].worst) is not None and worst.state == "open"
+    }
+    return replace(whole, chosen=chosen, lacking=undecided)
+
+
+def _units(found: Effects, prompts: NDArray[np.int64] | None, inside: NDArray[np.bool_]) -> Effects:
+    """Effects by prompt, if the recording names prompts."""
+    return found if prompts is None else found.by_prompt(prompts[inside])
 
 
 def _in_limits(of: RemedyBound) -> float:
@@ -188,22 +215,24 @@ def _costs(found: Effects, totals: np.ndarray[Any, np.dtype[np.float64]]) -> Cos
 
 
 def as_data(of: Remedy) -> dict[str, Any]:
-    """Every number of everything, for JSON; what is not bounded or does not exist is null."""
+    """Return all numbers for JSON; unbounded or missing ones are null."""
     return {
         "source": of.source,
         "contract": of.contract,
         "confidence": of.confidence,
         "beyond": list(of.beyond),
-        "chosen": {trainer: None if each is None else each.correction.name for trainer, each in of.chosen.items()},
+        "chosen": {trainer: None if best is None else best.correction.name for trainer, best in of.chosen.items()},
         "lines": {
-            trainer: None if each is None else line(trainer, each.correction) for trainer, each in of.chosen.items()
+            trainer: None if best is None else line(trainer, best.correction) for trainer, best in of.chosen.items()
         },
+        "unit": of.unit,
+        "more": dict(of.lacking),
         "corrections": [
             {
-                "name": each.correction.name,
-                "family": each.correction.family,
-                "meets": each.meets,
-                "lines": {trainer: line(trainer, each.correction) for trainer in of.chosen},
+                "name": replay.correction.name,
+                "family": replay.correction.family,
+                "meets": replay.meets,
+                "lines": {trainer: line(trainer, replay.correction) for trainer in of.chosen},
                 "slices": [
                     {
                         "slice": name,
@@ -215,12 +244,12 @@ def as_data(of: Remedy) -> dict[str, Any]:
                         "dropped_sequences": costs.dropped_sequences,
                         "dropped_tokens_positive_advantage": costs.dropped_positive,
                         "dropped_tokens_negative_advantage": costs.dropped_negative,
-                        "clauses": [_finding_data(one) for one in each.findings if one.promise.slice == name],
+                        "clauses": [_finding_data(found) for found in replay.findings if found.promise.slice == name],
                     }
-                    for name, costs in each.costs.items()
+                    for name, costs in replay.costs.items()
                 ],
             }
-            for each in of.replayed
+            for replay in of.replayed
         ],
     }
 
@@ -237,7 +266,7 @@ def _finding_data(of: RemedyBound) -> dict[str, Any]:
 
 def _interval_data(of: Interval) -> dict[str, Any]:
     ends = {"estimate": of.estimate, "lower": of.lower, "upper": of.upper}
-    return {name: _finite(value) for name, value in ends.items()} | {"sequences": of.samples, "note": of.note}
+    return {name: _finite(value) for name, value in ends.items()} | {"samples": of.samples, "note": of.note}
 
 
 def _finite(value: float) -> float | None:

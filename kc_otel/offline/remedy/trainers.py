@@ -14,8 +14,6 @@ from typing import Final, Literal
 
 from kc_otel.offline.remedy.corrections import Correction, Rejection, Statistic, Weight
 
-__all__ = ["TRAINERS", "Trainer", "catalogue", "line"]
-
 Trainer = Literal["verl", "trl", "slime"]
 
 _CAPS: Final = (1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -52,12 +50,12 @@ def catalogue(*, advantages: bool) -> tuple[Correction, ...]:
 
 
 def line(trainer: Trainer, correction: Correction) -> str | None:
-    """What sets a correction in a trainer's configuration; None where the trainer has no such correction."""
+    """Return the configuration line that sets a correction in a trainer; None where the trainer has none like it."""
     return _LINES[trainer](correction)
 
 
 def _verl(correction: Correction) -> str | None:
-    """Hydra overrides. Ranges are quoted, for `0.5_5` by itself is the number 0.55 to Hydra."""
+    """Hydra overrides of verl; ranges are quoted, because Hydra reads `0.5_5` as the number 0.55."""
     weight, rule = correction.weight, correction.rejection
     if weight is not None and (weight.level == "geometric" or (weight.edge == "mask" and weight.low <= 0.0)):
         return None

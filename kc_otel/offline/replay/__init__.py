@@ -1,1 +1,1 @@
-"""Recorded OTLP, judged again: what a contract would have said and done, and how another one differs."""
+"""Replay of recorded OTLP: the verdicts and actions of a contract, and its differences from another."""

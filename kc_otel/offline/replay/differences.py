@@ -1,4 +1,4 @@
-"""How the timeline of one contract differs from another's on the same recording.
+"""Differences between the timelines of two contracts on the same recording.
 
 Alerts are paired when they are about the same clause, slice and kernels and at most `apart` seconds lie between them:
 first those of steps that wait for and do the same, then of the same severity, then any that wait for the same verdict.
@@ -17,16 +17,16 @@ from typing import Final, Generic, TypeVar
 
 from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, ReplayTimeline
 
-__all__ = ["MovedSpan", "TimelineDifferences", "differences"]
-
 Span = TypeVar("Span", AlertSpan, DecisionSpan)
 
 _ALERT_KEYS: Final[tuple[Callable[[AlertSpan], object], ...]] = (
-    lambda one: (_cell(one), one.step),
-    lambda one: (_cell(one), one.on, one.severity),
-    lambda one: (_cell(one), one.on),
+    lambda span: (_cell(span), span.step),
+    lambda span: (_cell(span), span.on, span.severity),
+    lambda span: (_cell(span), span.on),
 )
-_DECISION_KEYS: Final[tuple[Callable[[DecisionSpan], object], ...]] = (lambda one: (one.what, one.slice, one.avoid),)
+_DECISION_KEYS: Final[tuple[Callable[[DecisionSpan], object], ...]] = (
+    lambda span: (span.what, span.slice, span.avoid),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class MovedSpan(Generic[Span]):
 
 @dataclass(frozen=True, slots=True)
 class TimelineDifferences:
-    """What differs between two timelines; empty when nothing does.
+    """Differences between two timelines; empty if there are none.
 
     Attributes:
         alerts_dropped: Only under the old contract.
@@ -81,7 +81,7 @@ class TimelineDifferences:
 
 
 def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> TimelineDifferences:
-    """What the new contract does differently.
+    """Compare a new contract's timeline with the old one's.
 
     Args:
         old: Under the contract in force.
@@ -90,8 +90,8 @@ def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> Timel
     """
     pairs, dropped, added = _paired(old.alerts, new.alerts, _ALERT_KEYS, apart)
     decisions, ended, begun = _paired(old.decisions, new.decisions, _DECISION_KEYS, apart)
-    before = Counter((one.endpoint, one.reason) for one in old.messages)
-    after = Counter((one.endpoint, one.reason) for one in new.messages)
+    before = Counter((message.endpoint, message.reason) for message in old.messages)
+    after = Counter((message.endpoint, message.reason) for message in new.messages)
     return TimelineDifferences(
         alerts_dropped=dropped,
         alerts_added=added,
@@ -115,20 +115,20 @@ def _paired(
         index = {of: _Near(spans) for of, spans in there.items()}
         near = sorted(
             (
-                (abs(one.start - other.start), _apart(_end(one), _end(other)), number, one, other)
-                for number, one in enumerate(left)
-                if key(one) in index
-                for other in index[key(one)].to(one, apart)
+                (abs(span.start - other.start), _apart(_end(span), _end(other)), number, span, other)
+                for number, span in enumerate(left)
+                if key(span) in index
+                for other in index[key(span)].to(span, apart)
             ),
             key=lambda found: found[:3],
         )
         taken: set[int] = set()
-        for _, _, _, one, other in near:
-            if not {id(one), id(other)} & taken:
-                taken |= {id(one), id(other)}
-                pairs.append(MovedSpan(one, other))
-        left = [one for one in left if id(one) not in taken]
-        right = [one for one in right if id(one) not in taken]
+        for _, _, _, span, other in near:
+            if not {id(span), id(other)} & taken:
+                taken |= {id(span), id(other)}
+                pairs.append(MovedSpan(span, other))
+        left = [span for span in left if id(span) not in taken]
+        right = [span for span in right if id(span) not in taken]
     return sorted(pairs, key=lambda pair: pair.new.start), tuple(left), tuple(right)
 
 
@@ -140,30 +140,30 @@ class _Near(Generic[Span]):
         self._starts = [span.start for span in spans]
         self._ends = list(accumulate((_end(span) for span in spans), max))
 
-    def to(self, one: Span, apart: float) -> Iterator[Span]:
-        """Those that overlap with `one`, or between which and `one` lie at most `apart` seconds."""
-        for index in range(bisect_right(self._starts, _end(one) + apart) - 1, -1, -1):
-            if self._ends[index] < one.start - apart:  # nor does any that begins earlier reach so far
+    def to(self, span: Span, apart: float) -> Iterator[Span]:
+        """Those that overlap with `span`, or between which and `span` lie at most `apart` seconds."""
+        for index in range(bisect_right(self._starts, _end(span) + apart) - 1, -1, -1):
+            if self._ends[index] < span.start - apart:  # nor does any that begins earlier reach so far
                 return
-            if _end(self._spans[index]) >= one.start - apart:
+            if _end(self._spans[index]) >= span.start - apart:
                 yield self._spans[index]
 
 
-def _apart(one: float, other: float) -> float:
-    return 0.0 if one == other else abs(one - other)
+def _apart(moment: float, other: float) -> float:
+    return 0.0 if moment == other else abs(moment - other)
 
 
-def _end(one: AlertSpan | DecisionSpan) -> float:
-    return math.inf if one.end is None else one.end
+def _end(span: AlertSpan | DecisionSpan) -> float:
+    return math.inf if span.end is None else span.end
 
 
 def _moved(pair: MovedSpan[Span]) -> bool:
     return pair.later != 0 or pair.ends_later != 0
 
 
-def _acts(one: AlertSpan) -> tuple[str, frozenset[str]]:
-    return one.severity, frozenset(one.actions)
+def _acts(span: AlertSpan) -> tuple[str, frozenset[str]]:
+    return span.severity, frozenset(span.actions)
 
 
-def _cell(one: AlertSpan) -> tuple[str, str, str, str]:
-    return one.clause, one.slice, one.kernel_train, one.kernel_inference
+def _cell(span: AlertSpan) -> tuple[str, str, str, str]:
+    return span.clause, span.slice, span.kernel_train, span.kernel_inference

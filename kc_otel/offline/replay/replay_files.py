@@ -1,9 +1,16 @@
-"""A recording under one contract, or under two to see what differs."""
+"""A recording under one contract, or under two to see what differs.
+
+A replay judges the recorded measurements and cannot move traffic: a route that would have taken a slice away from a
+kernel does not end the drift of that slice, and nobody silences or resumes anything.
+
+A recorder measures what its own copy of the contract asks for, and puts sequences into slices as that copy defines
+them. A recording therefore has no data on a quantity, a slice or a sampling rate that was added later.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -11,11 +18,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.escalation.message_groups import GroupTiming
-from kc_otel.offline.replay.coverage import unmeasured
+from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions.table import apply, kept_since
+from kc_otel.judge.escalation.alert_lifecycle import advance
+from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.escalation.message_groups import GroupTiming, MessageGroup, group_messages
+from kc_otel.judge.escalation.notices import NotificationLog, notices
+from kc_otel.judge.escalation.people import People
+from kc_otel.judge.evaluator import Evaluator, without_collector
+from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow
+from kc_otel.judge.otlp.traffic_entries import TrafficEntry
+from kc_otel.judge.statistics import metric_name
+from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.judge.verdict_sequence import cells_of, selected
 from kc_otel.offline.replay.differences import TimelineDifferences, differences
-from kc_otel.offline.replay.replay_run import replay
-from kc_otel.offline.replay.timeline import ReplayTimeline
+from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector
 from kc_otel.offline.replay.traffic_reading import (
     TrafficFileError,
     evaluations_recorded,
@@ -23,11 +41,9 @@ from kc_otel.offline.replay.traffic_reading import (
     recorded_files,
 )
 
-__all__ = ["EVERY", "Replayed", "as_data", "replay_recordings"]
-
-EVERY: Final = 10.0
+DEFAULT_TICK_SECONDS: Final = 10.0
 """Seconds between evaluations where neither the recording nor a person says."""
-_LARGE: Final = 8 * 1024 * 1024
+_SECOND_PROCESS_BYTES: Final = 8 * 1024 * 1024
 """Bytes of recordings from which a second process is worth its start."""
 
 _Found = tuple[ReplayTimeline, tuple[str, ...]]
@@ -36,14 +52,14 @@ _Found = tuple[ReplayTimeline, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay found.
+    """Result of a replay.
 
     Attributes:
         new: The timeline under the contract that was asked about.
         old: The timeline under the contract it was compared with; None when there was none.
         changed: How they differ; None when there was nothing to compare with.
-        not_recorded: What the new contract asks for and the recording does not have, as sentences.
-        damage: What of the recording had to be left out, as sentences with file and line or message.
+        not_recorded: Parts of the new contract for which the recording has no data, as sentences.
+        damage: Parts of the recording that were left out, as sentences with file and line or message.
     """
 
     new: ReplayTimeline
@@ -66,7 +82,7 @@ def replay_recordings(
         paths: Recordings, in any order.
         new: The contract that is considered.
         old: The contract in force; None to see only what the new one does.
-        every: Seconds between evaluations; None for the recording's own, or every `EVERY` where it has none.
+        every: Seconds between evaluations; None for the recording's own, or `DEFAULT_TICK_SECONDS` where it has none.
         timing: How long webhooks wait for what belongs to them; None for what `kc-otel serve` does by default.
 
     Raises:
@@ -79,7 +95,7 @@ def replay_recordings(
             "so that only versions of one contract can be compared"
         )
     if every is None and not evaluations_recorded(paths):
-        every = EVERY
+        every = DEFAULT_TICK_SECONDS
     waits = timing or GroupTiming()
     if old is None:
         timeline, damage = _timeline(paths, new, every, waits)
@@ -94,7 +110,7 @@ def as_data(found: Replayed) -> dict[str, Any]:
     plain = asdict(found)
     if found.changed is not None:
         plain["changed"] |= {
-            name: [asdict(one) | _shift(one.later, one.ends_later) for one in getattr(found.changed, name)]
+            name: [asdict(moved) | _shift(moved.later, moved.ends_later) for moved in getattr(found.changed, name)]
             for name in ("alerts_moved", "decisions_moved")
         }
         plain["changed"]["messages"] = [
@@ -112,7 +128,10 @@ def _shift(later: float, ends_later: float) -> dict[str, float | None]:
 def _both(
     paths: Sequence[Path], new: Contract, old: Contract, every: float | None, waits: GroupTiming
 ) -> tuple[_Found, _Found]:
-    if sum(file.stat().st_size for path in paths for file in recorded_files(path) if file.exists()) < _LARGE:
+    if (
+        sum(file.stat().st_size for path in paths for file in recorded_files(path) if file.exists())
+        < _SECOND_PROCESS_BYTES
+    ):
         return _timeline(paths, new, every, waits), _timeline(paths, old, every, waits)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # each reads for itself
         waiting = pool.submit(_timeline, paths, old, every, waits)
@@ -146,3 +165,166 @@ def _names(paths: Sequence[Path]) -> set[str]:
         for pair in point.attributes
         if pair.key == "kc.contract"
     }
+
+
+_MOST_ITEMS: Final = 60_000
+"""Points of a message that is read so; larger ones are read by protobuf."""
+
+
+def replay(
+    contract: Contract, entries: Iterable[TrafficEntry], every: float | None, timing: GroupTiming
+) -> ReplayTimeline:
+    """Replay a recording under a contract.
+
+    Args:
+        contract: The contract; its name has to be the recording's.
+        entries: The recording, in the order of time.
+        every: Seconds between two evaluations, at multiples of it since the Unix epoch; None for the recording's own.
+        timing: How long webhooks wait for what belongs to them.
+
+    Raises:
+        ValueError: If `every` is not a positive number, or the contract cannot be evaluated.
+    """
+    if every is not None and not (math.isfinite(every) and every > 0):
+        raise ValueError(f"every: {every!r} is not a number of seconds above 0")
+    with without_collector():
+        return _replayed(_Run(contract, timing), entries, every)
+
+
+def _replayed(run: _Run, entries: Iterable[TrafficEntry], every: float | None) -> ReplayTimeline:
+    due = math.nan
+    for entry in entries:
+        run.started(entry.at)
+        if every is None:
+            if entry.is_evaluation:
+                run.judge(entry.at)
+        elif not entry.is_evaluation:
+            if math.isnan(due):
+                due = _next(entry.at, every)
+            while due <= entry.at:
+                run.judge(due)
+                due = _next(due, every)
+        if not entry.is_evaluation:
+            run.take(entry)
+    if every is not None and not math.isnan(due):
+        run.judge(due)
+    return run.timeline()
+
+
+def _next(at: float, every: float) -> float:
+    """The first multiple of `every` after `at`."""
+    index = math.floor(at / every) + 1
+    return index * every if index * every > at else (index + 1) * every
+
+
+class _Run:
+    """The evaluator's process without its sockets and files."""
+
+    def __init__(self, contract: Contract, timing: GroupTiming) -> None:
+        self._contract, self._timing = contract, timing
+        self._evaluator = Evaluator([contract])
+        self._evaluator.use_columns()
+        self._policy = PolicyState(contract.name)
+        self._notifications = NotificationLog(contract.name)
+        self._incidents: tuple[Incident, ...] = ()
+        self._groups: tuple[MessageGroup, ...] = ()
+        self._decisions = DecisionTable()
+        self._spans = SpanCollector()
+        self._messages: list[SentWebhook] = []
+        self._silent = {(clause.id, slice) for clause in contract.clauses for slice in contract.slices_for(clause)}
+        self._start = self._end = math.nan
+        self._evaluations = self._requests = self._cells = 0
+
+    def started(self, at: float) -> None:
+        """Begin the recording."""
+        if math.isnan(self._start):
+            self._start = self._end = at
+
+    def take(self, entry: TrafficEntry) -> None:
+        """A request arrives."""
+        columns = self._evaluator.columns_of(entry.body, _MOST_ITEMS) if entry.body else None
+        self._evaluator.ingest_metrics(entry.read() if columns is None else columns, entry.at)
+        self._requests += 1
+
+    def judge(self, now: float) -> None:
+        """Evaluate every cell."""
+        contract = self._contract
+        verdicts = self._evaluator.evaluate(now)[contract.name].verdicts
+        invalid = self._evaluator.invalid_input(contract.name, now, contract.observability.window)
+        silent = self._evaluator.silent(contract.name, now)
+        ordered = kept_since(self._decisions, contract.name)
+        self._policy, transitions = advance(
+            contract, self._policy, verdicts, invalid, now,
+            lambda *where: not silent and ordered(*where) is not None,
+        )  # fmt: skip
+        self._notifications, told = notices(
+            contract, self._notifications, self._policy.firing, transitions, People(), now
+        )
+        decisions = apply(self._decisions, transitions, contract, now)
+        self._spans.edges(transitions)
+        if decisions.version != self._decisions.version:
+            self._spans.table(decisions, now)
+            self._decisions = decisions
+        found = follow(
+            contract.name, self._incidents, verdicts, self._policy.firing, decisions, now, TrafficSeen(silent=silent)
+        )
+        self._incidents = tuple(incident for incident in found if incident.state is not IncidentState.RESOLVED)
+        window = contract.observability.window
+        self._groups, sent = group_messages(self._groups, told, found, People(), self._timing, window, now)
+        self._messages += [
+            SentWebhook(now, message.endpoint, message.reason.value, len(message.alerts)) for message in sent
+        ]
+        self._evaluations, self._end, self._cells = self._evaluations + 1, now, len(verdicts)
+        self._note(verdicts)
+
+    def timeline(self) -> ReplayTimeline:
+        """Return the timeline of the replay so far."""
+        contract = self._contract
+        return ReplayTimeline(
+            name=contract.name, version=contract.metadata.version, hash=contract.hash, start=self._start,
+            end=self._end, evaluations=self._evaluations, requests=self._requests, cells=self._cells,
+            points=dict(sorted(self._evaluator.counters.items())), alerts=self._spans.alerts,
+            decisions=self._spans.decisions, messages=tuple(self._messages),
+            not_recorded=tuple(not_recorded(contract, self._silent)),
+        )  # fmt: skip
+
+    def _note(self, verdicts: Sequence[Verdict]) -> None:
+        if self._silent:
+            silent = {verdict.cell for verdict in selected(verdicts, {Status.NO_DATA})}
+            self._silent -= {(cell.clause, cell.slice) for cell in cells_of(verdicts) if cell not in silent}
+
+
+def not_recorded(contract: Contract, silent: Collection[tuple[str, str]]) -> Iterator[str]:
+    """Yield a sentence for each clause and slice that never had an observation.
+
+    Args:
+        contract: The contract that was replayed.
+        silent: (clause, slice) of every cell that was NO_DATA throughout.
+    """
+    never = {
+        clause.id
+        for clause in contract.clauses
+        if all((clause.id, slice) in silent for slice in contract.slices_for(clause))
+    }
+    for clause in contract.clauses:
+        if clause.id in never:
+            yield f"{clause.id}: nothing of {metric_name(clause)} was recorded, so the clause is NO_DATA throughout"
+    if len(never) == len(contract.clauses):
+        return
+    for slice in contract.slices:
+        empty = [c.id for c in contract.clauses if c.id not in never and (c.id, slice) in silent]
+        if empty and len(empty) + len(never) == len(contract.clauses):
+            yield f"slice {slice}: nothing was recorded of it; recorders slice by their own copy of the contract"
+        elif empty:
+            yield f"slice {slice}: nothing was recorded of it for {', '.join(empty)}"
+
+
+def unmeasured(old: Contract, new: Contract) -> Iterator[str]:
+    """Changes between two contracts that act where traffic is measured, not where it is judged."""
+    measured = any(not clause.metric.startswith("gen_ai.") for clause in new.clauses)
+    for name in [name for name in new.slices if name in old.slices] if measured else ():
+        if old.slices[name].conditions != new.slices[name].conditions:
+            yield f"slice {name}: is defined anew, and the recording has what the contract of the time put into it"
+    before, after = old.observability.sampling, new.observability.sampling
+    if before != after:
+        yield f"sampling: {after:g} instead of {before:g} acts on recorders; the recording has the samples of the time"

@@ -1,14 +1,12 @@
-"""What came of a recording under one contract: alerts from firing to resolve, what was in force, what was sent."""
+"""Timeline of a recording under one contract: alerts from firing to resolution, decisions, messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.escalation.alerts import Transition, What
-
-__all__ = ["AlertSpan", "DecisionSpan", "ReplayTimeline", "SentWebhook", "SpanCollector"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +15,9 @@ class AlertSpan:
 
     Attributes:
         step: Key of the step of the ladder.
-        on: What the step waits for.
+        on: Condition of the step.
         severity: info, warning or critical.
-        actions: What the step does, as the contract writes it.
+        actions: Actions of the step, as the contract writes them.
         clause: id of the clause.
         slice: Name of the slice.
         kernel_train: Short fingerprint; empty when none has reported.
@@ -80,7 +78,7 @@ class SentWebhook:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTimeline:
-    """What one contract made of a recording.
+    """Timeline of a recording under one contract.
 
     Attributes:
         name: metadata.name.
@@ -90,12 +88,12 @@ class ReplayTimeline:
         end: Unix time of the last evaluation, seconds.
         evaluations: How often every cell was judged.
         requests: Requests in the recording.
-        points: Data points by what became of them.
+        points: Data points by outcome.
         cells: Cells that were judged in the last evaluation.
         alerts: Alerts in the order of their firing.
         decisions: Routes and directives in the order of their beginning.
         messages: Webhooks in order.
-        not_recorded: What the contract asks for and the recording does not have, as sentences.
+        not_recorded: Parts of the contract for which the recording has no data, as sentences.
     """
 
     name: str
@@ -124,18 +122,18 @@ class SpanCollector:
 
     def edges(self, transitions: Iterable[Transition]) -> None:
         """Take what fired and resolved in an evaluation."""
-        for one in transitions:
-            if one.what is What.FIRING:
-                self._alerts[one.fingerprint] = _alert_span(one)
+        for transition in transitions:
+            if transition.what is What.FIRING:
+                self._alerts[transition.fingerprint] = _alert_span(transition)
             else:
-                self._over.append(replace(self._alerts.pop(one.fingerprint), end=one.at))
+                self._over.append(replace(self._alerts.pop(transition.fingerprint), end=transition.at))
 
     def table(self, decisions: DecisionTable, now: float) -> None:
         """Take the decision table of an evaluation in which it changed."""
         keys: dict[tuple[str, str, str], None] = {
-            (f"route:{one.kernel}", one.slice, one.avoid): None for one in decisions.routes
+            (f"route:{route.kernel}", route.slice, route.avoid): None for route in decisions.routes
         }
-        keys |= {(one.kind.value, one.slice, ""): None for one in decisions.directives}
+        keys |= {(directive.kind.value, directive.slice, ""): None for directive in decisions.directives}
         for key in [key for key in self._decisions if key not in keys]:
             self._ended.append(replace(self._decisions.pop(key), end=now))
         for key in keys:
@@ -145,7 +143,7 @@ class SpanCollector:
     def alerts(self) -> tuple[AlertSpan, ...]:
         """Alerts so far, in the order of their firing."""
         return tuple(
-            sorted([*self._over, *self._alerts.values()], key=lambda one: (one.start, one.step, one.clause, one.slice))
+            sorted([*self._over, *self._alerts.values()], key=lambda row: (row.start, row.step, row.clause, row.slice))
         )
 
     @property
@@ -153,7 +151,7 @@ class SpanCollector:
         """Routes and directives so far, in the order of their beginning."""
         return tuple(
             sorted(
-                [*self._ended, *self._decisions.values()], key=lambda one: (one.start, one.what, one.slice, one.avoid)
+                [*self._ended, *self._decisions.values()], key=lambda row: (row.start, row.what, row.slice, row.avoid)
             )
         )
 

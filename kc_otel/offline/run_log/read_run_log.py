@@ -1,10 +1,17 @@
-"""Scalars by step, from what trainers and their loggers leave behind."""
+"""Scalars by step, from what trainers and their loggers leave behind.
+
+The binary files are read without their packages. TensorBoard: TFRecord frames (length, checksum, data, checksum) of
+`Event` (tensorflow/core/util/event.proto). W&B: the framing of LevelDB's log in blocks of 32 KiB, with records of
+`Record` (wandb/proto/wandb_internal.proto). Both are append-only, and a run that was killed leaves half a record at the
+end, which is left out.
+"""
 
 from __future__ import annotations
 
 import csv
 import math
 import re
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,32 +20,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.json_text import read_json_text
-from kc_otel.offline.run_log.binary_logs import WANDB_MAGIC, Scalar, event_scalars, wandb_scalars
-
-__all__ = ["RunLog", "RunLogError", "read_run_log"]
 
 RunLog = Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 """Name -> steps that rise, int64 [n], and values, float64 [n]; of a step that was written twice, the last value."""
 
-_STEPS: Final = ("step", "_step", "Step", "global_step", "train/global_step", "trainer/global_step", "iteration")
+_STEPS: Final = (
+    "training_step", "train/global_step", "trainer/global_step", "training/global_step", "global_step", "step",
+    "train/step", "rollout/step", "iteration", "_step", "Step",
+)  # fmt: skip
+"""Names of a row's step: the trainer's, and last the logger's, which counts rows (Open-Instruct's global_step counts
+episodes beside its training_step)."""
 _CONSOLE: Final = re.compile(r"\bstep:(\d+) - (.+)")
 _PAIR: Final = re.compile(r"([^\s:]+):(?:np\.\w+\()?(-?(?:\d[\d.eE+-]*|nan|inf))\)?(?= - |\s*$)")
+_PRINTED: Final = re.compile(r"(?:\b(\d+): )?(\{'.*\})")
+_PRINTED_PAIR: Final = re.compile(r"'([^']+)': (?:np\.\w+\()?'?(-?(?:\d[\d.eE+-]*|nan|inf))\b")
+_BAR: Final = re.compile(r"(\d+)/\d+ \[")
+"""A progress bar, whose first number is the step."""
 _MOST_BYTES: Final = 1 << 30
-_FAR: Final = 1 << 53
-_RUN: Final = 10
+_MAX_STEP: Final = 1 << 53
+_STEPS_APART: Final = 10
 """Steps of which two files say other numbers that make them two runs."""
 
 
 class RunLogError(ValueError):
-    """A file is no log that is known; the message names it and what would be."""
+    """A file has an unknown format; the message names it and the known ones."""
 
 
 def read_run_log(path: Path) -> RunLog:
     """Scalars of a run.
 
     Read are TensorBoard's event files, W&B's offline files (`run-*.wandb`) and histories exported as .csv or .jsonl,
-    verl's .jsonl and console output, and `trainer_state.json` of Transformers and TRL. Of a folder, every such file
-    that is in it, the same step of the last one counting.
+    verl's .jsonl, consoles of verl, TRL, slime and OpenRLHF, and `trainer_state.json` of Transformers and TRL. Of a
+    folder, every such file that is in it, the same step of the last one counting. The step is the trainer's, such as
+    `train/step` or `global_step` in a number's own row, and the logger's count of rows only where no row has one.
 
     Raises:
         RunLogError: If there is no such file, none holds a number by step, or there are those of several runs.
@@ -48,7 +62,7 @@ def read_run_log(path: Path) -> RunLog:
     if not files:
         raise RunLogError(
             f"{path}: holds no log that is known; give an events.out.tfevents.* file, run-*.wandb, a history as .csv "
-            "or .jsonl, verl's console output, or trainer_state.json"
+            "or .jsonl, the console output of verl, TRL, slime or OpenRLHF, or trainer_state.json"
         )
     found: dict[str, dict[int, float]] = {}
     before: Path | None = None
@@ -56,7 +70,7 @@ def read_run_log(path: Path) -> RunLog:
         own: dict[str, dict[int, float]] = {}
         try:
             for step, name, value in _scalars(file):
-                if not -_FAR < step < _FAR:
+                if not -_MAX_STEP < step < _MAX_STEP:
                     raise RunLogError(f"{name} has the step {step:.3g}, which no run gets to")
                 own.setdefault(name, {})[step] = value
         except (ValueError, csv.Error, OverflowError) as error:
@@ -73,11 +87,11 @@ def read_run_log(path: Path) -> RunLog:
     return {name: _columns(by_step) for name, by_step in sorted(found.items())}
 
 
-def _are_two(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
-    """Whether two files say another number of most steps: one that was gone on with says a few of them anew."""
-    both = one.keys() & other.keys()
-    apart = sum(not math.isclose(one[step], other[step], rel_tol=1e-4, abs_tol=1e-12) for step in both)
-    return apart > 0.5 * min(len(one), len(other)) and apart >= _RUN
+def _are_two(run: Mapping[int, float], other: Mapping[int, float]) -> bool:
+    """Return True if two files belong to different runs: a resumed run repeats only a few steps of the first."""
+    both = run.keys() & other.keys()
+    apart = sum(not math.isclose(run[step], other[step], rel_tol=1e-4, abs_tol=1e-12) for step in both)
+    return apart > 0.5 * min(len(run), len(other)) and apart >= _STEPS_APART
 
 
 def _columns(by_step: Mapping[int, float]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -99,7 +113,7 @@ def _scalars(file: Path) -> Iterable[Scalar]:
         raise RunLogError(f"has {size >> 20} MiB; a log of scalars is never so large: export its history")
     data = file.read_bytes()
     if data.startswith(WANDB_MAGIC):
-        return wandb_scalars(data)
+        return _rows(wandb_rows(data))
     if "tfevents" in file.name:
         return event_scalars(data)
     text = data.decode("utf-8-sig", "replace")
@@ -131,17 +145,21 @@ def _lines(text: str) -> Iterator[Any]:
 
 def _rows(rows: Iterable[Any]) -> Iterator[Scalar]:
     for row in rows:
-        if isinstance(row, dict):
-            step = next((row[name] for name in _STEPS if name in row), None)
-            values = row["data"] if isinstance(row.get("data"), dict) else row
-            if (at := _number(step)) is not None and math.isfinite(at):
-                yield from _values(int(at), values)
+        if not isinstance(row, dict):
+            continue
+        values = {**row, **row["data"]} if isinstance(row.get("data"), dict) else row
+        numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
+        steps = {name: int(step) for name, step in numbers.items() if _is_step(name) and math.isfinite(step)}
+        of_row = next((steps[name] for name in _STEPS if name in steps), None)
+        for name, number in numbers.items():
+            part = name.partition("/")[0]
+            step = steps.get(f"{part}/step", steps.get(f"{part}/global_step", of_row))
+            if step is not None and not _is_step(name) and not name.startswith("_"):
+                yield step, name, number
 
 
-def _values(step: int, values: Mapping[str, Any]) -> Iterator[Scalar]:
-    for name, value in values.items():
-        if name not in _STEPS and (number := _number(value)) is not None:
-            yield step, str(name), number
+def _is_step(name: str) -> bool:
+    return name in _STEPS or name.endswith(("/step", "/global_step"))
 
 
 def _csv(text: str) -> Iterator[Scalar]:
@@ -152,24 +170,40 @@ def _csv(text: str) -> Iterator[Scalar]:
     runs = list(dict.fromkeys(name.rpartition(" - ")[0] for name in columns if name.rpartition(" - ")[2] not in _STEPS))
     if len(runs) > 1:
         raise RunLogError(f"has the columns of {len(runs)} runs, {', '.join(runs[:5])}; export one run alone")
-    for row in table:
-        # W&B's page writes a column "RUN - METRIC" for each run, and its extremes beside it.
-        values = {
+    # W&B's page writes a column "RUN - METRIC" for each run, and its extremes beside it.
+    yield from _rows(
+        {
             name.rpartition(" - ")[2]: value
             for name, value in row.items()
             if name and isinstance(value, str) and not name.endswith(("__MIN", "__MAX"))
         }
-        step = next((at for name in _STEPS if (at := _number(values.get(name))) is not None), None)
-        if step is not None and math.isfinite(step):
-            yield from _values(int(step), values)
+        for row in table
+    )
 
 
 def _console(text: str) -> Iterator[Scalar]:
-    for line in text.splitlines():
+    """Lines of verl, and dicts that TRL, slime and OpenRLHF print.
+
+    A printed dict's step stands before it, or in the progress bar; where neither is, dicts are counted.
+    """
+    last = bar = 0
+    for line in re.split(r"[\r\n]+", text):
         if match := _CONSOLE.search(line):
             for name, value in _PAIR.findall(match[2]):
                 if (number := _number(value)) is not None:
                     yield int(match[1]), name, number
+            continue
+        printed = _PRINTED.search(line)
+        if bars := _BAR.findall(line[: printed.start()] if printed else line):
+            bar = int(bars[-1])
+        if printed is None or "'train_runtime'" in line:
+            continue
+        found = _PRINTED_PAIR.findall(printed[2])
+        if printed[1]:
+            last = int(printed[1])
+        elif not any(name.startswith("eval_") for name, _ in found):
+            last = max(bar, last + 1)
+        yield from ((last, name, float(value)) for name, value in found if _number(value) is not None)
 
 
 def _number(value: Any) -> float | None:
@@ -181,3 +215,151 @@ def _number(value: Any) -> float | None:
         return float(value) if isinstance(value, str) else None
     except ValueError:
         return None
+
+
+WANDB_MAGIC: Final = b":W&B\xe1\xbe"
+_BLOCK: Final = 32768
+_HEADER: Final = 7
+_FULL, _FIRST, _LAST = 1, 2, 4
+
+Scalar = tuple[int, str, float]
+"""Step, name, value."""
+
+
+def event_scalars(data: bytes) -> Iterator[Scalar]:
+    """Scalars of an event file, as `add_scalar` and `tf.summary.scalar` write them.
+
+    Raises:
+        ValueError: If a frame is no event.
+    """
+    at = 0
+    while at + 12 <= len(data):
+        (size,) = struct.unpack_from("<Q", data, at)
+        begin, at = at + 12, at + 16 + size
+        if at > len(data):
+            return
+        event = dict(_fields(data[begin : begin + size]))
+        if isinstance(summary := event.get(5), bytes):
+            step = _signed(event.get(2, 0))
+            for number, value in _fields(summary):
+                if number == 1 and isinstance(value, bytes) and (found := _summary_value(value)) is not None:
+                    yield step, *found
+
+
+def wandb_rows(data: bytes) -> Iterator[dict[str, float]]:
+    """Rows of the history in `run-*.wandb`; `_step` is W&B's count of them.
+
+    Raises:
+        ValueError: If a record is none of W&B's.
+    """
+    for record in _leveldb_records(data):
+        for number, history in _fields(record):
+            if number == 2 and isinstance(history, bytes):
+                yield _history_row(history)
+
+
+def _history_row(history: bytes) -> dict[str, float]:
+    row: dict[str, float] = {}
+    for number, value in _fields(history):
+        if number == 2 and isinstance(value, bytes):
+            row["_step"] = _signed(dict(_fields(value)).get(1, 0))
+        elif number == 1 and isinstance(value, bytes):
+            names, text = [], b""
+            for field, content in _fields(value):
+                if field in {1, 2} and isinstance(content, bytes):
+                    names.append(content.decode("utf-8", "replace"))
+                elif field == 16 and isinstance(content, bytes):
+                    text = content
+            if (scalar := _float_of(text)) is not None:
+                row.setdefault("/".join(filter(None, names)), scalar)
+    return row
+
+
+def _float_of(text: bytes) -> float | None:
+    """A JSON number; W&B writes "NaN" and "Infinity" as texts."""
+    try:
+        value = read_json_text(text)
+        return None if isinstance(value, bool | dict | list) or value is None else float(value)
+    except ValueError:
+        return None
+
+
+def _leveldb_records(data: bytes) -> Iterator[bytes]:
+    at, parts = _HEADER, b""
+    while at + _HEADER <= len(data):
+        left = _BLOCK - at % _BLOCK
+        if left < _HEADER:
+            at += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        begin, at = at + _HEADER, at + _HEADER + size
+        if at > len(data) or kind == 0:
+            return
+        piece = data[begin:at]
+        parts = piece if kind in {_FULL, _FIRST} else parts + piece
+        if kind in {_FULL, _LAST}:
+            yield parts
+
+
+def _summary_value(data: bytes) -> tuple[str, float] | None:
+    tag, found = "", None
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            tag = value.decode("utf-8", "replace")
+        elif number == 2 and isinstance(value, float):
+            found = value
+        elif number == 8 and isinstance(value, bytes):
+            found = _scalar_tensor(value)
+    return (tag, found) if tag and found is not None else None
+
+
+def _scalar_tensor(data: bytes) -> float | None:
+    """A float32 (1) or float64 (2) TensorProto of one element."""
+    fields = dict(_fields(data))
+    if isinstance(content := fields.get(4), bytes) and len(content) in {4, 8}:
+        return float(struct.unpack("<f" if len(content) == 4 else "<d", content)[0])
+    for number, form in ((5, "<f"), (6, "<d")):
+        value = fields.get(number)
+        if isinstance(value, float):
+            return value
+        if isinstance(value, bytes) and len(value) == struct.calcsize(form):
+            return float(struct.unpack(form, value)[0])
+    return None
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes | int | float]]:
+    """Numbers and values of a message's fields; a fixed 32-bit value as a float, and one of 64 bits as a double.
+
+    Raises:
+        ValueError: If the bytes are no message.
+    """
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, kind = key >> 3, key & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield number, value
+            continue
+        size = {1: 8, 5: 4}.get(kind)
+        if kind == 2:
+            size, at = _varint(data, at)
+        if size is None or at + size > len(data):
+            raise ValueError("a record is cut or of another format")
+        piece, at = data[at : at + size], at + size
+        yield number, piece if kind == 2 else struct.unpack("<d" if size == 8 else "<f", piece)[0]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 70:
+        byte = data[at]
+        value, at, shift = value | (byte & 0x7F) << shift, at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a record is cut or of another format")
+
+
+def _signed(value: bytes | float) -> int:
+    number = value if isinstance(value, int) else 0
+    return number - (1 << 64) if number >= 1 << 63 else number

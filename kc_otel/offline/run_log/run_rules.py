@@ -1,4 +1,4 @@
-"""What a log of averages by step can say of training and inference kernels, and what it cannot.
+"""Conclusions about training and inference kernels from a log of averages by step, and their limits.
 
 A trend is a rank correlation (Kendall's tau) of ten medians of consecutive steps with time: medians of blocks are
 nearly independent where steps are not, and its distribution under none is exact. It is told at 1 in 1,000, and only
@@ -8,6 +8,7 @@ where the last medians are at least twice, or at most half, of the first. Nothin
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -17,45 +18,46 @@ from numpy.typing import NDArray
 
 from kc_otel._extras import extra
 from kc_otel.offline.run_log.read_run_log import RunLog
+from kc_otel.offline.run_log.trainer_names import ABSURD, ROLES, UNITS, Role, Unit
 
 with extra("stats", "what a log of averages can tell"):
     from scipy import stats
 
-__all__ = ["ROLES", "RULES", "RunFinding", "cannot_tell", "diagnose_run", "roles_of"]
-
-ROLES: Final[Mapping[str, tuple[str, ...]]] = {
-    "drift": (
-        "rollout_corr/k3_kl", "mismatch_kl/all/mean", "gen_kl_error", "sampling/sampling_logp_difference/mean",
-        "training/rollout_probs_diff_mean", "train_rollout_logprob_abs_diff",
-    ),
-    "k1": ("rollout_corr/kl",),
-    "largest": ("training/rollout_probs_diff_max",),
-    "ess": ("rollout_corr/rollout_is_eff_sample_size",),
-    "clipped": ("actor/pg_clipfrac", "clip_ratio/region_mean"),
-    "entropy": ("actor/entropy", "entropy", "approx_entropy"),
-    "reward": ("critic/score/mean", "critic/rewards/mean", "reward"),
-    "lag": ("weights_lag", "staleness", "off_policy_level"),
-}  # fmt: skip
-"""What a number is -> names that verl, TRL, prime-rl, NeMo-RL and slime log it under, the one to prefer first."""
-
 _BLOCKS: Final = 10
-_LEAST: Final = 3 * _BLOCKS
+_FEWEST_STEPS: Final = 3 * _BLOCKS
+_FEWEST_BY_RULE: Final[Mapping[str, int]] = {"not-finite": 1, "level-absurd": 5, "steps-missing": 10}
+"""Steps that a rule takes, where fewer do."""
 _EVALUATION: Final = frozenset({"eval", "val", "validation", "test"})
-_WORST: Final = frozenset({"drift-rises", "drift-before-collapse"})
+_SIZE_RULES: Final = frozenset({"drift-rises", "drift-before-collapse"})
 """Rules of how large drift is."""
 _PARTS: Final = 60
 """Parts at most that a run is looked at in for a level that changes at once."""
-_SHORTEST: Final = 3
+_MIN_PARTS_PER_LEVEL: Final = 3
 """Parts at least that each level lasts."""
 _ALPHA: Final = 1e-3
-_APART: Final = 1.5
-"""Between the lowest tenth of the higher level and the highest tenth of the lower: what wanders has no two levels."""
+_MIN_LEVEL_RATIO: Final = 1.5
+"""Gap between the lowest tenth of the higher level and the highest tenth of the lower: a drifting value has none."""
 _PERIODS: Final = range(2, 13)
+_FIRST_STEPS: Final = 10
+"""Steps within which what is high at the beginning has come down."""
+_MAX_EXCEPTION_SHARE: Final = 0.1
+"""Share of the steps from which on what stands out is no longer an exception."""
+_DECIMALS: Final = re.compile(r"[^a-z0-9]+")
+_SIDES: Final = ("rollout", "vllm", "sglang", "infer", "sampl", "gen", "mismatch", "behav")
+_SIZES: Final = ("kl", "diff", "ratio", "error", "logp", "prob")
+_WORDS: Final[Mapping[Role, tuple[tuple[str, ...], ...]]] = {
+    "drift": (_SIDES, _SIZES), "k1": (_SIDES, ("kl",)),
+    "ratio": ((*_SIDES, "is", "rho"), ("ratio", "weight")),
+    "tail": (_SIDES, _SIZES, ("max",)), "largest": (_SIDES, ("prob",), ("max",)), "ess": (("ess", "eff"),),
+    "clipped": (("clip",), ("frac", "ratio")), "entropy": (("entropy",),), "reward": (("reward", "score", "return"),),
+    "lag": (("lag", "stale", "off_policy", "age"),),
+}  # fmt: skip
+"""Words of which a name that may be a role's has one of each group."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFinding:
-    """What a rule says.
+    """Result of a rule.
 
     Attributes:
         rule: Its name.
@@ -69,7 +71,7 @@ class RunFinding:
 
 
 def roles_of(log: RunLog, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Which name of a log is which number: as given, else by `ROLES`, also under a prefix such as train/.
+    """Map each role to a name in the log: as given, else by `ROLES`, also under a prefix such as train/.
 
     Raises:
         ValueError: If there is no such role, or no such name in the log.
@@ -87,38 +89,74 @@ def roles_of(log: RunLog, given: Mapping[str, str] | None = None) -> dict[str, s
     return found
 
 
+def candidates(log: RunLog, role: Role, most: int = 3) -> list[str]:
+    """Return names of a log that may be a role's, by their words; none of evaluation or of a reference model."""
+    found = []
+    for name in log:
+        parts = _DECIMALS.sub("_", name.lower())
+        words = tuple(parts.split("_"))
+        if not {"ref", "reference", *_EVALUATION}.intersection(words) and all(
+            any(any(word.startswith(start) for word in words) or ("_" in start and start in parts) for start in group)
+            for group in _WORDS[role]
+        ):
+            found.append(name)
+    return found[:most]
+
+
 def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
-    """What every rule says of a log.
+    """Apply every rule to a log.
 
     Args:
         log: Scalars by step.
         roles: Role -> name, from `roles_of`.
     """
-    found = []
-    for rule, (needed, judge) in RULES.items():
-        if missing := [role for role in needed if role not in roles]:
-            found.append(RunFinding(rule, None, f"not in the log: {', '.join(map(_wanted, missing))}"))
-            continue
-        parts = [log[roles[role]] for role in needed]
-        if rule in _WORST:  # a drift that is no number is no smaller than any
-            (at, drift), *others = parts
-            parts = [(at, np.where(np.isfinite(drift), drift, math.inf)), *others]
-        steps = parts[0][0]
-        for other, _ in parts[1:]:
-            steps = np.intersect1d(steps, other)
-        aligned = [values[np.isin(at, steps)] for at, values in parts]
-        finite = np.isfinite(aligned[1:] if rule in _WORST else aligned).all(axis=0) & ~np.isnan(aligned[0])
-        kept = [values[finite] for values in aligned]
-        if rule != "not-finite" and finite.sum() < _LEAST:
-            found.append(RunFinding(rule, None, f"only {finite.sum()} steps have all numbers; it takes {_LEAST}"))
-            continue
-        said = judge(steps if rule == "not-finite" else steps[finite], *(aligned if rule == "not-finite" else kept))
-        found.append(RunFinding(rule, said is not None, said or _NOT[rule]))
-    return found
+    return [RunFinding(rule, *_judged(log, roles, rule)) for rule in RULES]
 
 
-def _wanted(role: str) -> str:
-    return f"{role} (such as {ROLES[role][0]})"
+def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | None, str]:
+    needed, judge = RULES[rule]
+    if missing := [role for role in needed if role not in roles]:
+        return None, "not in the log: " + ", ".join(_wanted(log, role) for role in missing)
+    parts = [(log[roles[role]][0], _values(log, role, roles[role])) for role in needed]
+    if rule in _SIZE_RULES:  # a drift that is no number is no smaller than any
+        (at, drift), *others = parts
+        parts = [(at, np.where(np.isfinite(drift), drift, math.inf)), *others]
+    steps = parts[0][0]
+    for other, _ in parts[1:]:
+        steps = np.intersect1d(steps, other)
+    aligned = [values[np.isin(at, steps)] for at, values in parts]
+    finite = np.isfinite(aligned[1:] if rule in _SIZE_RULES else aligned).all(axis=0) & ~np.isnan(aligned[0])
+    kept = np.ones(steps.size, dtype=np.bool_) if rule == "not-finite" else finite
+    if kept.sum() < (fewest := _FEWEST_BY_RULE.get(rule, _FEWEST_STEPS)):
+        return None, f"only {kept.sum()} steps have all numbers; it takes {fewest}"
+    values = [column[kept] for column in aligned]
+    if rule == "level-absurd":
+        if (unit := _unit(roles["drift"])) is None:
+            return None, f"the unit of {roles['drift']} is not known"
+        said = judge(steps[kept], *values, ABSURD[unit])
+    elif rule == "steps-missing":
+        said = judge(steps, _steps_beside(log, roles["drift"]))
+    else:
+        said = judge(steps[kept], *values)
+    return said is not None, said or _NOT[rule]
+
+
+def _unit(name: str) -> Unit | None:
+    return next((unit for known, unit in UNITS.items() if name == known or name.endswith("/" + known)), None)
+
+
+def _values(log: RunLog, role: str, name: str) -> NDArray[np.float64]:
+    """A role's numbers; drift from 0 and without a sign, whatever its name counts from."""
+    values = log[name][1]
+    if role != "drift":
+        return values
+    return np.abs(values - 1.0 if _unit(name) == "factor" else values)
+
+
+def _wanted(log: RunLog, role: Role) -> str:
+    offered = candidates(log, role)
+    hint = f"; if {' or '.join(offered)} is it: --name {role}={offered[0]}" if offered else ""
+    return f"{role} (such as {ROLES[role][0]}{hint})"
 
 
 def _medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -126,23 +164,23 @@ def _medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _trend(values: NDArray[np.float64], sign: int) -> bool:
-    """Whether it rises (1) or falls (-1), twofold at least: step by step, or at once and for good."""
+    """Return True for a rise (1) or a fall (-1), twofold at least: step by step, or at once and for good."""
     return _gradual(values, sign) or _jump(values, sign)
 
 
 def _jump(values: NDArray[np.float64], sign: int) -> bool:
-    """Whether all that comes after some step is another level, which ranks within either part do not show."""
+    """Return True if the level changes for good at some step, which ranks within either part do not show."""
     many = min(_PARTS, values.size // 3)
     medians = np.array([np.median(part) for part in np.array_split(values, many)])
-    cuts = range(_SHORTEST, many - _SHORTEST + 1)
+    cuts = range(_MIN_PARTS_PER_LEVEL, many - _MIN_PARTS_PER_LEVEL + 1)
     for cut in cuts:
         before, after = medians[:cut], medians[cut:]
         low, high = (before, after) if sign > 0 else (after, before)
         if not (np.median(high) >= 2.0 * np.median(low) and np.median(high) > 0.0):
             continue
-        if np.median(after[-_SHORTEST:]) * sign < (np.median(before) * (2.0 if sign > 0 else 0.5)) * sign:
+        if np.median(after[-_MIN_PARTS_PER_LEVEL:]) * sign < (np.median(before) * (2.0 if sign > 0 else 0.5)) * sign:
             continue  # it came back
-        if np.quantile(high, 0.1) < _APART * np.quantile(low, 0.9):
+        if np.quantile(high, 0.1) < _MIN_LEVEL_RATIO * np.quantile(low, 0.9):
             continue  # it wanders
         found = stats.mannwhitneyu(high, low, alternative="greater", method="exact")
         if found.pvalue * len(cuts) < _ALPHA:
@@ -191,7 +229,7 @@ def _before_collapse(steps: NDArray[np.int64], drift: NDArray[np.float64], rewar
         return None
     return (
         f"drift was above twice its beginning from step {rose}, and the reward had lost half of its fall at "
-        f"step {fell}: an order in time, not a cause; a run with a correction, or in float32, tells"
+        f"step {fell}: the order alone does not prove the cause; a run in float32, or with a correction, does"
     )
 
 
@@ -214,9 +252,9 @@ def _wrong_side(steps: NDArray[np.int64], k1: NDArray[np.float64]) -> str | None
     if stats.binomtest(negative, k1.size, 0.5, alternative="greater").pvalue >= 1e-6:
         return None
     return (
-        f"the mean of log Q - log P is negative at {negative} of {k1.size} steps; over tokens drawn from Q it "
-        "is a KL divergence and cannot be: Q's log-probabilities are not of what was drawn from (temperature, "
-        "top-p, top-k), or tokens are masked by what they came to"
+        f"the mean of log Q - log P is negative at {negative} of {k1.size} steps; over tokens drawn from Q it is a KL "
+        "divergence, which is never negative: Q's log-probabilities are of another distribution (temperature, top-p, "
+        "top-k), or tokens are masked by their log ratio"
     )
 
 
@@ -274,6 +312,122 @@ def _periodic(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | Non
     )
 
 
+def _absurd(steps: NDArray[np.int64], drift: NDArray[np.float64], most: float) -> str | None:
+    """Say a level that kernels of the same weights do not have, from the beginning to the end."""
+    first = float(np.median(drift[: max(drift.size // 10, 5)]))
+    if min(first, np.median(drift)) < most:
+        return None
+    return (
+        f"drift is {first:.3g} from step {int(steps[0])} on, where kernels of the same weights are less than {most:g} "
+        "apart (bfloat16 about a tenth of that, fp8 near it; 4 bits of a small model may pass it): look for another "
+        "temperature, tokens shifted by one or made anew from text, masks, and weights or adapters that never arrived"
+    )
+
+
+def _first_high(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | None:
+    out, _ = _outlying(drift, 3.0, 4.0)
+    leading = int(out.size if out.all() else out.argmin())
+    if not 0 < leading <= _FIRST_STEPS or drift.size <= 3 * _FIRST_STEPS:
+        return None
+    return (
+        f"drift is {drift[:leading].max():.3g} in the first {leading} step{'s' * (leading > 1)} (to step "
+        f"{int(steps[leading - 1])}) and {np.median(drift[leading:]):.3g} after: the engine sampled with other weights "
+        "until the first hand-over, or with a graph that was not warm"
+    )
+
+
+def _spikes(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | None:
+    out, usual = _outlying(drift, 10.0, 6.0)
+    out[: int(out.argmin())] = False  # the first steps have a rule of their own
+    many = int(out.sum())
+    if not 0 < many <= _MAX_EXCEPTION_SHARE * drift.size:
+        return None
+    named = ", ".join(map(str, steps[out][:5].tolist())) + (" ..." if many > 5 else "")
+    gaps = np.diff(steps[out])
+    regular = f", {int(gaps[0])} apart" if many > 2 and np.ptp(gaps) == 0 else ""
+    return (
+        f"at {many} of {drift.size} steps ({named}{regular}) drift is more than ten times that of the steps around "
+        f"them, up to {drift[out].max():.3g} from {usual[out][drift[out].argmax()]:.2g}: a few tokens or one batch did "
+        "that, not a kernel's rounding; see what else ran then (an evaluation, a checkpoint, a restarted engine), and "
+        "look for placeholders such as -inf or 0 in place of a log-probability"
+    )
+
+
+def _outlying(
+    drift: NDArray[np.float64], times: float, deviations: float
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Return which steps exceed their surroundings by a factor and by robust deviations, and the surroundings."""
+    floor = max(float(np.median(drift)) * 1e-3, 1e-12)
+    logarithm = np.log(np.maximum(drift, floor))
+    usual = np.median(np.lib.stride_tricks.sliding_window_view(np.pad(logarithm, 12, mode="reflect"), 25), axis=1)
+    apart = logarithm - usual
+    spread = 1.4826 * float(np.median(np.abs(apart - np.median(apart))))
+    return apart > max(math.log(times), deviations * spread), np.exp(usual)
+
+
+def _tail_grows(steps: NDArray[np.int64], tail: NDArray[np.float64], drift: NDArray[np.float64]) -> str | None:
+    del steps
+    if not _trend(tail, 1):
+        return None
+    mean = f"while the mean goes {_change(drift)}" if _trend(drift, 1) else f"and the mean does not ({_change(drift)})"
+    return (
+        f"the largest difference of a step rises {_change(tail)} {mean}: a few tokens drift ever further; sequence "
+        "weights and gradients follow these and not the mean: record log-probabilities and look at p99.9"
+    )
+
+
+def _ratio_falls(steps: NDArray[np.int64], ratio: NDArray[np.float64]) -> str | None:
+    last = float(np.median(_medians(ratio)[-3:]))
+    if not (_trend(ratio, -1) or last < 0.5):
+        return None
+    below = np.flatnonzero(ratio < 0.5)
+    since = f", below one half first at step {int(steps[below[0]])}" if below.size else ""
+    return (
+        f"the mean importance ratio P/Q goes {_change(ratio)}{since}: over tokens drawn from Q it is 1 where both "
+        "kernels can give the same tokens; masks and caps take the rest of the gradient away, or Q gives its tokens "
+        "probabilities that P does not"
+    )
+
+
+def _ratio_above(steps: NDArray[np.int64], ratio: NDArray[np.float64]) -> str | None:
+    del steps
+    above = int((ratio > 1.05).sum())
+    if stats.binomtest(above, ratio.size, 0.5, alternative="greater").pvalue >= 1e-6:
+        return None
+    return (
+        f"the mean importance ratio P/Q is above 1.05 at {above} of {ratio.size} steps; over tokens drawn from Q it is "
+        "at most 1: the tokens, or Q's log-probabilities of them, are another distribution's (temperature, top-p, a "
+        "shift by one)"
+    )
+
+
+def _steps_beside(log: RunLog, name: str) -> NDArray[np.int64]:
+    """Return the steps of the number that is logged most often together with this one, from its first step on."""
+    steps = log[name][0]
+    together = (
+        at for other, (at, _) in log.items()
+        if other.partition("/")[0] not in _EVALUATION and np.isin(steps, at).mean() > 0.9
+    )  # fmt: skip
+    every: NDArray[np.int64] = max(together, key=len)
+    return np.asarray(every[every >= steps[0]])
+
+
+def _missing(steps: NDArray[np.int64], every: NDArray[np.int64]) -> str | None:
+    """Say at which steps a log has other numbers and none of drift, as a logger that drops NaN leaves them."""
+    places = np.searchsorted(every, steps)
+    usual = max(int(np.median(np.diff(places))), 1)
+    gaps = np.diff(np.append(places, every.size - 1 + usual)) // usual - 1
+    if not (absent := int(gaps.sum())):
+        return None
+    first = int(every[places[np.flatnonzero(gaps)[0]] + usual])
+    rest = " and none after it" if absent == gaps[-1] else ""
+    return (
+        f"drift has no number at {absent} of {absent + steps.size} steps at which others have one, first at step "
+        f"{first}{rest}: prime-rl's file, W&B's history and TRL leave out what is NaN or infinite, so that it is not "
+        "seen; look for -inf, empty batches, or a correction that was switched off"
+    )
+
+
 def _not_finite(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | None:
     bad = np.flatnonzero(~np.isfinite(drift))
     if not bad.size:
@@ -281,7 +435,14 @@ def _not_finite(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | N
     return f"drift is not finite at {bad.size} of {steps.size} steps, first at {int(steps[bad[0]])}"
 
 
-RULES: Final[Mapping[str, tuple[tuple[str, ...], Callable[..., str | None]]]] = {
+RULES: Final[Mapping[str, tuple[tuple[Role, ...], Callable[..., str | None]]]] = {
+    "level-absurd": (("drift",), _absurd),
+    "first-steps-high": (("drift",), _first_high),
+    "spikes": (("drift",), _spikes),
+    "steps-missing": (("drift",), _missing),
+    "tail-grows": (("tail", "drift"), _tail_grows),
+    "ratio-falls": (("ratio",), _ratio_falls),
+    "ratio-above-one": (("ratio",), _ratio_above),
     "drift-rises": (("drift",), _drift_rises),
     "drift-before-collapse": (("drift", "reward"), _before_collapse),
     "drift-and-entropy": (("drift", "entropy"), _entropy),
@@ -296,6 +457,13 @@ RULES: Final[Mapping[str, tuple[tuple[str, ...], Callable[..., str | None]]]] = 
 """Rule -> roles that it takes, and what says a sentence of their steps and values, or None."""
 
 _NOT: Final[Mapping[str, str]] = {
+    "level-absurd": "drift is at a level that rounding can explain",
+    "first-steps-high": "the first steps are not three times what follows",
+    "spikes": "no step is ten times those around it",
+    "steps-missing": "drift has a number at every step at which the log has others",
+    "tail-grows": "the largest difference does not rise twofold for good",
+    "ratio-falls": "the mean importance ratio neither halves nor ends below one half",
+    "ratio-above-one": "the mean importance ratio is not above 1 more often than not",
     "drift-rises": "drift does not rise twofold for good, neither step by step nor at once",
     "drift-before-collapse": "drift did not rise twofold for good before the reward lost half of its gain",
     "drift-and-entropy": "drift does not rise twofold for good, neither step by step nor at once",
@@ -310,7 +478,7 @@ _NOT: Final[Mapping[str, str]] = {
 
 
 def cannot_tell() -> Iterator[str]:
-    """What no log of averages can say."""
-    yield "which slice of the traffic drifts: record log-probabilities with what slices are made of"
+    """Yield the questions that no log of averages can answer."""
+    yield "which slice of the traffic drifts: record log-probabilities with the attributes of your slices"
     yield "whether a limit is kept: an average has no interval; `kc-otel gate run` judges a recording"
-    yield "which operator it is: `kc-otel locate`"
+    yield "which operator it is: `kc-otel locate run`"

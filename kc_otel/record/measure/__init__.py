@@ -1,4 +1,4 @@
-"""What drift is: numbers from two kernels' tensors, in NumPy and torch, without a clock, a thread or a file.
+"""Drift from two kernels' tensors, in NumPy and torch, without a clock, a thread or a file.
 
 `sampled` has every quantity of a sampled token and of a sequence, `logits` those of whole distributions,
 `operator_drift` those of single operators, `checks` and `processing` what has to hold before a difference is drift, and

@@ -18,12 +18,12 @@ Floats = NDArray[np.floating[Any]]
 
 
 def is_tensor(data: Any) -> bool:
-    """Whether `data` is a torch tensor."""
+    """Return True if `data` is a torch tensor."""
     return type(data).__module__.partition(".")[0] == "torch" or hasattr(data, "__torch_function__")
 
 
 def on_gpu(data: Any) -> bool:
-    """Whether `data` is a tensor that is measured where it is: on CUDA (or ROCm, which torch calls CUDA too)."""
+    """Return True if `data` is a tensor that is measured in place: on CUDA, or ROCm, which torch calls CUDA too."""
     return is_tensor(data) and data.device.type == "cuda"
 
 
@@ -42,7 +42,7 @@ def as_host(data: Any) -> NDArray[Any]:
 
 def _read_back(data: Any) -> NDArray[Any]:
     """A tensor of a GPU through pinned memory: the thread sleeps until this stream's copy is done, and no other's."""
-    import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+    import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
     host = torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
     host.copy_(data, non_blocking=True)
@@ -53,7 +53,7 @@ def _read_back(data: Any) -> NDArray[Any]:
 
 
 def as_bool(data: Any) -> NDArray[np.bool_]:
-    """A mask as bool: what is above 0 counts.
+    """A mask as bool: values above 0 count.
 
     Raises:
         ValueError: If it holds anything else than truth values or numbers, or such as no mask has: labels say -100 and
@@ -91,7 +91,7 @@ class HostRows:
         return self.data.shape
 
     def read(self, rows: Any) -> Floats:
-        """What an index selects, as float32 or float64; may be a view, so never write into it."""
+        """Return the selected part as float32 or float64; it may be a view, so never write into it."""
         part = self.data[rows]
         if self.bfloat16:
             bits: NDArray[np.uint32] = part.astype(np.uint32) << np.uint32(16)
@@ -109,7 +109,7 @@ def host_rows(data: Any) -> HostRows:
     if is_tensor(data):
         data = data.detach().cpu()
         if str(data.dtype) == "torch.bfloat16":
-            import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+            import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
             return HostRows(data.view(torch.int16).numpy().view(np.uint16), bfloat16=True)
         try:

@@ -1,9 +1,9 @@
-"""Input checks: what has to hold before a difference between two kernels may be called drift.
+"""Input checks: conditions for calling a difference between two kernels drift.
 
-A sequence that fails one is not measured; it is counted under the check's name (`kc.input.invalid`); `measure.reasons`
-has them in words. Each sequence has at most one reason: what was declared comes before what the numbers show, and a
-fault of single numbers before a pattern of many. Stale weights are no reason: they are a lag, recorded as such, and the
-drift they cause is real.
+A sequence that fails one is not measured; it is counted under the check's name (`kc.input.invalid`);
+`contract.input_reasons` has them in words. Each sequence has at most one reason: declarations come before the numbers,
+and a fault of single numbers before a pattern of many. Stale weights are no reason: they are a lag, recorded as such,
+and the drift they cause is real.
 """
 
 from __future__ import annotations
@@ -15,70 +15,66 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.input_reasons import InvalidReason
+from kc_otel.record.measure.altered import left_out, looks_altered, no_logprobs, shifted
 from kc_otel.record.measure.arrays import as_host, is_tensor
+from kc_otel.record.measure.fillers import agree_in_runs, constants
 from kc_otel.record.measure.packing import Block, SampledBatch
+from kc_otel.record.measure.pairing_faults import PairingFault, without
 from kc_otel.record.measure.processing import (
-    ends_alike,
-    ends_like,
     looks_processed,
     looks_processed_together,
-    padded,
     patterns,
     temperature_like,
     together_temperature_like,
     truncation_like,
 )
-from kc_otel.record.measure.reasons import InvalidReason
+from kc_otel.record.measure.same_tokens import likeliest, looks_unlike, not_told, other_places, other_tokens
 from kc_otel.record.measure.sampled import saturated
 
 __all__ = [
+    "LOWEST_LOGPROB",
+    "CheckedRows",
     "InvalidReason",
-    "RowStats",
     "check",
     "check_block",
     "check_declared",
-    "check_fillers",
     "check_patterns",
-    "check_together",
-    "counted",
     "difference",
-    "judged",
-    "looks_shifted",
+    "doubtful",
+    "failed",
+    "held_together",
+    "not_checked",
     "same_shape",
 ]
 
 
 _TOLERANCE: Final = 1e-3
-"""How far above 0 a log-probability may be: a log-softmax in half precision, or one summed in another order."""
-_ZERO_DRIFT: Final = 0.01
-"""Mean |l| from which a side of zeros is a fault: below, both kernels may be that sure of a short answer."""
-_SHIFT_DRIFT: Final = 0.1
-_SHIFT_GAIN: Final = 4.0
-_SHIFT_TOKENS: Final = 8
+"""Tolerance for a log-probability above 0: a log-softmax in half precision, or a sum in another order."""
+LOWEST_LOGPROB: Final = -100.0
+"""log-probability below which nobody has sampled a token: a mask's or a sentinel's number, as -inf."""
+_PROCESSING: Final = (InvalidReason.TEMPERATURE_MISMATCH, InvalidReason.TRUNCATED_SAMPLING)
+_PAIRING: Final = (InvalidReason.NOT_SAME_TOKENS, InvalidReason.ONE_VALUE, InvalidReason.NOT_LOGPROBS)
+_FILLER: Final = 1.0
+"""Number that some trainers write in place of a log-probability that they do not have."""
+_SETTING_SHARE: Final = 0.1
+"""Share of a batch's sequences that show a sampler's setting from which all have it: it is set for all of them."""
+_PAIRING_SHARE: Final = 0.5
+"""Share that show a fault of the pairing from which the others are of the same making, and do not show it."""
+_MIN_SEQUENCES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowStats:
-    """What the checks need to know of each sequence, float64 [rows], over its unmasked tokens.
+class CheckedRows:
+    """Result of the checks on some rows.
 
     Attributes:
-        train_min: Smallest log P(y); NaN where one is NaN, and likewise for the next three.
-        train_max: Largest log P(y).
-        inference_min: Smallest log Q(y).
-        inference_max: Largest log Q(y).
-        drift: Mean |l|.
-        shifted: Mean |l| when one side is moved by a token, in the better of both directions; inf where the sequence
-            is short or `drift` gives no cause to look.
-        found: An `InvalidReason` that the row's pattern has, int8; None where nobody looked for patterns.
+        codes: An `InvalidReason` for each, int8 [rows].
+        why: Findings in words, by reason; only where they add to the reason. Under `VALID`, what could not be checked.
     """
 
-    train_min: NDArray[np.float64]
-    train_max: NDArray[np.float64]
-    inference_min: NDArray[np.float64]
-    inference_max: NDArray[np.float64]
-    drift: NDArray[np.float64]
-    shifted: NDArray[np.float64]
-    found: NDArray[np.int8] | None = None
+    codes: NDArray[np.int8]
+    why: dict[InvalidReason, str]
 
 
 def check(
@@ -90,6 +86,7 @@ def check(
     inference_token_ids: Any = None,
     processing: tuple[Mapping[str, object], Mapping[str, object]] | None = None,
     prompt_ids: tuple[Sequence[Any], Sequence[Any]] | None = None,
+    density: bool = False,
 ) -> NDArray[np.int8]:
     """Check a batch of sampled log-probabilities.
 
@@ -99,11 +96,12 @@ def check(
         mask: Which tokens count, bool or int, same shape; the others may hold anything.
         train_token_ids: Tokens that `train` scores, same shape.
         inference_token_ids: Tokens that `inference` scores, same shape. Compared when both are given.
-        processing: What the caller declares of each side's sampling processing, (train, inference): temperature, top-p
+        processing: The caller's declaration of each side's sampling processing, (train, inference): temperature, top-p
             and the like. Any difference makes the batch incomparable.
         prompt_ids: The prompts that each side saw, (train, inference), integers [prompt] for each sequence, without
             padding. A prompt that was decoded and encoded again is another prompt wherever its ids differ, and nothing
             in the log-probabilities tells it from drift.
+        density: As in `check_block`.
 
     Returns:
         An `InvalidReason` per sequence, int8 [sequences].
@@ -120,8 +118,8 @@ def check(
     if prompt_ids is not None:
         codes[(codes == InvalidReason.VALID) & _differing(prompt_ids, codes.size)] = InvalidReason.PROMPT_MISMATCH
     for block in batch.blocks(np.flatnonzero(codes == InvalidReason.VALID)):
-        codes[block.rows] = check_block(block, difference(block))
-    return codes
+        codes[block.rows] = check_block(block, difference(block), density=density).codes
+    return held_together(codes)
 
 
 def _differing(prompts: tuple[Sequence[Any], Sequence[Any]], sequences: int) -> NDArray[np.bool_]:
@@ -133,15 +131,14 @@ def _differing(prompts: tuple[Sequence[Any], Sequence[Any]], sequences: int) -> 
     return np.array([not np.array_equal(as_host(left), as_host(right)) for left, right in pairs], dtype=np.bool_)
 
 
-def counted(codes: NDArray[np.int8]) -> dict[str, int]:
-    """Sequences per reason, by the name that the metric's attribute has; without those that are valid."""
-    found, counts = np.unique(codes, return_counts=True)
-    pairs = zip(found.tolist(), counts.tolist(), strict=True)
-    return {InvalidReason(code).name.lower(): count for code, count in pairs if code != InvalidReason.VALID}
+def failed(codes: NDArray[np.int8]) -> dict[str, NDArray[np.intp]]:
+    """Return which sequences failed, [n] each, by the reason's name as the metric's attribute has it."""
+    found = np.unique(codes[codes != InvalidReason.VALID]).tolist()
+    return {InvalidReason(code).name.lower(): np.flatnonzero(codes == code) for code in found}
 
 
 def same_shape(*arrays: Any) -> bool:
-    """Whether all arrays that are given (not None) have one shape."""
+    """Return True if all given arrays (not None) have one shape."""
     return len({tuple(np.shape(array)) for array in arrays if array is not None}) == 1
 
 
@@ -152,12 +149,12 @@ def check_declared(
     inference_token_ids: Any,
     processing: tuple[Mapping[str, object], Mapping[str, object]] | None,
 ) -> NDArray[np.int8]:
-    """What can be said without looking at log-probabilities; arguments as in `check`, int8 [sequences]."""
+    """Check the arguments of `check` without looking at log-probabilities; int8 [sequences]."""
     codes = np.zeros(sequences, dtype=np.int8)
     if train_token_ids is not None and inference_token_ids is not None:
         given = [train_token_ids, inference_token_ids] + ([] if mask is None else [mask])
-        if not all(is_tensor(each) and each.device == given[0].device for each in given):
-            given = [as_host(each) for each in given]
+        if not all(is_tensor(array) and array.device == given[0].device for array in given):
+            given = [as_host(array) for array in given]
         differs = given[0] != given[1]
         for kept in given[2:]:
             differs &= kept != 0
@@ -173,42 +170,65 @@ def difference(block: Block) -> NDArray[Any]:
         return np.subtract(block.train, block.inference)
 
 
-def check_block(block: Block, log_w: NDArray[Any]) -> NDArray[np.int8]:
-    """An `InvalidReason` for each row of a block, from its log-probabilities and their `difference`."""
-    starts, lengths = block.starts, block.lengths
-    with np.errstate(invalid="ignore"):
-        drift = np.add.reduceat(np.abs(saturated(log_w)), starts, dtype=np.float64) / lengths
-        shifted, found = np.full(starts.size, np.inf), np.zeros(starts.size, dtype=np.int8)
-        suspicious = looks_shifted(drift, lengths)
-        if suspicious.any():
-            part = block.only(suspicious)
-            shifted[suspicious] = np.minimum(
-                _shifted(part.train, part.inference, part), _shifted(part.inference, part.train, part)
-            )
-        suspicious = looks_processed(drift, lengths)
-        if suspicious.any():
-            found[suspicious] = check_patterns(block if suspicious.all() else block.only(suspicious))
-        alike = ends_alike(block) & ~suspicious
-        if alike.any():
-            found[alike] = check_fillers(block.only(alike))
-        filled = found == InvalidReason.PADDING_COUNTED
-        if filled.any():
-            ends = starts + lengths - 1
-            found[ends_like(filled, block.train[ends], block.inference[ends])] = InvalidReason.PADDING_COUNTED
-        short = looks_processed_together(drift, lengths) & (found == InvalidReason.VALID)
-        if short.any():
-            found[short] = check_together(block.only(short))
-        return judged(
-            RowStats(
-                np.minimum.reduceat(block.train, starts).astype(np.float64),
-                np.maximum.reduceat(block.train, starts).astype(np.float64),
-                np.minimum.reduceat(block.inference, starts).astype(np.float64),
-                np.maximum.reduceat(block.inference, starts).astype(np.float64),
-                drift,
-                shifted,
-                found,
-            )
+def check_block(block: Block, log_w: NDArray[Any], *, sample: bool = True, density: bool = False) -> CheckedRows:
+    """Check a block's rows, from their log-probabilities and their `difference`.
+
+    Args:
+        block: The rows.
+        log_w: Their `difference`.
+        sample: Whether to look for what a program does to all rows (`measure.altered`).
+        density: Whether they are log-densities, which may be any finite number, whatever else they look like; one of
+            the training kernel may be -inf.
+    """
+    if density:
+        return CheckedRows(_single_densities(block), {})
+    why: dict[InvalidReason, str] = {}
+    with np.errstate(invalid="ignore", over="ignore"):
+        drift = np.add.reduceat(np.abs(saturated(log_w)), block.starts, dtype=np.float64) / block.lengths
+        edges = tuple(
+            reduce(side, block.starts)
+            for reduce in (np.maximum.reduceat, np.minimum.reduceat)
+            for side in (block.train, block.inference)
         )
+        wrong = no_logprobs(block, edges, apart=bool(drift.max() > 0.5)) if sample else []
+        altered = sample and looks_altered(block, log_w, edges)
+    if wrong:
+        said = "; ".join(fault.of(block.rows.size) for fault in wrong)
+        return CheckedRows(np.full(block.rows.size, wrong[0].reason, np.int8), {wrong[0].reason: said})
+    codes = _single_numbers(block, edges, why)
+    if codes.any():
+        sound = codes == InvalidReason.VALID
+        rest = block.only(sound)
+        if rest.rows.size:
+            codes[sound] = _check_pairs(rest, drift[sound], why, altered=altered)
+        return CheckedRows(codes, why)
+    codes = _check_pairs(block, drift, why, altered=altered)
+    if sample and not codes.any() and (said := not_told(block, drift)):
+        why[InvalidReason.VALID] = said
+    return CheckedRows(codes, why)
+
+
+def not_checked(block: Block) -> str:
+    """Say what the rows of a block are too short, too sure or too ambiguous to be checked for; empty for nothing."""
+    log_w = np.abs(saturated(difference(block)))
+    return not_told(block, np.add.reduceat(log_w, block.starts, dtype=np.float64) / block.lengths)
+
+
+def doubtful(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Rows that drift by enough for a fault of the pairing, or of the sampler, to be looked for."""
+    return looks_unlike(drift) | looks_processed(drift, lengths)
+
+
+def held_together(codes: NDArray[np.int8]) -> NDArray[np.int8]:
+    """The codes of a batch where what many rows show is every row's; its argument otherwise."""
+    if not codes.any():
+        return codes
+    measured = codes != InvalidReason.NO_TOKENS
+    for reason in (*_PROCESSING, *_PAIRING):
+        found, share = np.count_nonzero(codes == reason), _SETTING_SHARE if reason in _PROCESSING else _PAIRING_SHARE
+        if found >= _MIN_SEQUENCES and found >= share * np.count_nonzero(measured):
+            return np.where(codes == InvalidReason.VALID, np.int8(reason), codes)
+    return codes
 
 
 def check_patterns(block: Block) -> NDArray[np.int8]:
@@ -216,50 +236,88 @@ def check_patterns(block: Block) -> NDArray[np.int8]:
     pattern = patterns(block)
     codes = np.zeros(block.rows.size, dtype=np.int8)
     codes[truncation_like(pattern)] = InvalidReason.TRUNCATED_SAMPLING
-    codes[temperature_like(pattern)] = InvalidReason.TEMPERATURE_MISMATCH
-    codes[padded(block)] = InvalidReason.PADDING_COUNTED
+    codes[temperature_like(block, pattern)] = InvalidReason.TEMPERATURE_MISMATCH
     return codes
 
 
-def check_fillers(block: Block) -> NDArray[np.int8]:
-    """An `InvalidReason` for each row of a block of rows that end alike on both sides (`ends_alike`)."""
-    return np.where(padded(block), InvalidReason.PADDING_COUNTED, InvalidReason.VALID).astype(np.int8)
+def _check_pairs(
+    block: Block, drift: NDArray[np.float64], why: dict[InvalidReason, str], *, altered: bool
+) -> NDArray[np.int8]:
+    """Codes of rows whose single numbers are log-probabilities."""
+    codes = np.zeros(block.rows.size, dtype=np.int8)
+    suspicious = doubtful(drift, block.lengths)
+    if not (altered or suspicious.any() or agree_in_runs(block).any()):
+        return codes
+
+    def note(findings: list[PairingFault]) -> None:
+        for finding in reversed(findings):
+            codes[finding.rows] = finding.reason
+            said = finding.of(block.rows.size)
+            why[finding.reason] = f"{said}; {why[finding.reason]}" if finding.reason in why else said
+
+    fillers, filler = constants(block, drift, altered=altered)
+    rest, at = without(block, filler) if filler.any() else (block, None)
+    note([*other_tokens(rest, drift if at is None else drift[rest.rows], at), *fillers])
+    if suspicious.any() and not codes.any():
+        note(shifted(block) or other_places(block))
+    if {InvalidReason.NOT_SAME_TOKENS, InvalidReason.PLACEHOLDER} <= why.keys():
+        why[InvalidReason.NOT_SAME_TOKENS] += f"; and {why[InvalidReason.PLACEHOLDER]}"
+    free = codes == InvalidReason.VALID
+    look = looks_processed(drift, block.lengths) & free
+    if look.any():
+        codes[look] = check_patterns(block if look.all() else block.only(look))
+    short = looks_processed_together(drift, block.lengths) & (codes == InvalidReason.VALID)
+    if short.any() and together_temperature_like(block.only(short)):
+        codes[short] = InvalidReason.TEMPERATURE_MISMATCH
+    if suspicious.any() and not codes.any():
+        note(likeliest(block, drift))
+    if altered and not codes.any():
+        note(left_out(block))
+    return codes
 
 
-def check_together(block: Block) -> NDArray[np.int8]:
-    """An `InvalidReason` for each row of a block of short rows (`looks_processed_together`), the same for all."""
-    reason = InvalidReason.TEMPERATURE_MISMATCH if together_temperature_like(block) else InvalidReason.VALID
-    return np.full(block.rows.size, reason, dtype=np.int8)
+def _single_numbers(block: Block, edges: tuple[NDArray[Any], ...], why: dict[InvalidReason, str]) -> NDArray[np.int8]:
+    """Codes of rows in which a number cannot be a log-probability, and what was found."""
+    codes = np.zeros(block.rows.size, dtype=np.int8)
+    most = np.maximum(*edges[:2])
+    with np.errstate(invalid="ignore"):
+        codes[edges[3] < LOWEST_LOGPROB] = InvalidReason.IMPOSSIBLE_TOKEN
+        above = np.flatnonzero(most > _TOLERANCE)
+        filler = (most[above] == _FILLER).all()
+        codes[above] = InvalidReason.PLACEHOLDER if filler else InvalidReason.POSITIVE_LOGPROB
+    codes[np.isnan(most)] = InvalidReason.NAN_LOGPROB
+    for reason in np.unique(codes[codes != InvalidReason.VALID]):
+        why[InvalidReason(reason)] = _said(block, codes, InvalidReason(reason))
+    return codes
 
 
-def looks_shifted(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Rows whose mean |l| is worth comparing with the shifted one: large, and over enough tokens."""
-    return (drift > _SHIFT_DRIFT) & (lengths >= _SHIFT_TOKENS)
+def _single_densities(block: Block) -> NDArray[np.int8]:
+    """Codes of rows in which a number cannot be the log-density of something sampled."""
+    most = np.maximum(*(np.maximum.reduceat(side, block.starts) for side in (block.train, block.inference)))
+    codes = np.zeros(block.rows.size, dtype=np.int8)
+    codes[np.minimum.reduceat(block.inference, block.starts) == -np.inf] = InvalidReason.IMPOSSIBLE_TOKEN
+    codes[most == np.inf] = InvalidReason.POSITIVE_LOGPROB
+    codes[np.isnan(most)] = InvalidReason.NAN_LOGPROB
+    return codes
 
 
-def judged(stats: RowStats) -> NDArray[np.int8]:
-    """An `InvalidReason` for each row, int8 [rows]."""
-    drifted = stats.drift > _ZERO_DRIFT
-    train_zero = (stats.train_min == 0) & (stats.train_max == 0)
-    inference_zero = (stats.inference_min == 0) & (stats.inference_max == 0)
-    highest = np.maximum(stats.train_max, stats.inference_max)
-    findings = (
-        (InvalidReason.NAN_LOGPROB, np.isnan(highest)),
-        (InvalidReason.POSITIVE_LOGPROB, highest > _TOLERANCE),
-        (InvalidReason.IMPOSSIBLE_TOKEN, stats.inference_min == -np.inf),
-        (InvalidReason.ZERO_FILLED, (train_zero ^ inference_zero) & drifted),
-        (InvalidReason.ONE_TOKEN_SHIFT, stats.shifted * _SHIFT_GAIN < stats.drift),
+def _said(block: Block, codes: NDArray[np.int8], reason: InvalidReason) -> str:
+    """Say how many tokens of how many sequences have a wrong number, and name the first."""
+    sides, none = (block.train, block.inference), reason is InvalidReason.NAN_LOGPROB
+    with np.errstate(invalid="ignore"):
+        wrong = [np.isnan(side) if none else side > _TOLERANCE for side in sides]
+        if reason is InvalidReason.IMPOSSIBLE_TOKEN:
+            wrong = [np.zeros_like(wrong[0]), block.inference < LOWEST_LOGPROB]
+    rows = np.flatnonzero(codes == reason)
+    of_rows = np.repeat(codes == reason, block.lengths)
+    name, side, tokens = next(
+        (name, side, tokens)
+        for name, side, here in zip(("training", "inference"), sides, wrong, strict=True)
+        if (tokens := np.flatnonzero(here & of_rows)).size
     )
-    codes = np.zeros(stats.drift.size, dtype=np.int8) if stats.found is None else stats.found.copy()
-    for reason, found in reversed(findings):
-        codes[found] = reason
-    return codes
-
-
-def _shifted(ahead: NDArray[Any], behind: NDArray[Any], block: Block) -> NDArray[np.float64]:
-    # Pairs across two rows are left out; the last place stays 0 so that every row has a place to start from.
-    apart = np.zeros(ahead.size)
-    apart[:-1] = np.abs(saturated(ahead[1:] - behind[:-1]))
-    apart[block.starts[1:] - 1] = 0.0
-    sums: NDArray[np.float64] = np.add.reduceat(apart, block.starts)
-    return sums / (block.lengths - 1)
+    first = int(tokens[0])
+    row = int(np.searchsorted(block.starts, first, side="right")) - 1
+    return (
+        f"{rows.size:,} of {block.rows.size:,} sequences: {tokens.size:,} tokens on the {name} side, the first of them "
+        f"token {first - int(block.starts[row])} of sequence {int(block.rows[row])}, which is {side[first]:.4g}"
+    )

@@ -1,10 +1,10 @@
 """Logits compared where the tensors are: by the kernel of `logit_kernel` where Triton is, by torch where it is not.
 
-Everything here enqueues work and returns tensors; nothing waits for the device. What `logit_drift` returns crosses to
+Everything here enqueues work and returns tensors; nothing waits for the device. The result of `logit_drift` crosses to
 the host in one copy.
 
 Shards of a vocabulary, of tensor-parallel ranks or of a head that is multiplied piece by piece, are measured in two
-steps: what `first_pass` finds in each is merged (`merged`), and what `second_pass` then finds is added up.
+steps: the results of `first_pass` are merged (`merged`), and those of `second_pass` are added up.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def hidden_drift(
     kept = None
     if top:
         tops = [part.top for part in parts if part.top is not None]
-        kept = TopK(*(torch.cat([getattr(each, name) for each in tops]) for name in ("tokens", "logprobs", "tail")))
+        kept = TopK(*(torch.cat([getattr(shard, name) for shard in tops]) for name in ("tokens", "logprobs", "tail")))
     logprobs = None if targets is None else torch.cat([part.logprobs for part in parts])
     return DeviceDrift(torch.cat([part.values for part in parts]), logprobs, kept)
 
@@ -155,7 +155,7 @@ def sharded_drift(
 
     own = pair.first_pass()
     found = merged(
-        [FirstPass(*each) for each in zip(*map(gathered, (own.stats, own.of_targets, own.best)), strict=True)]
+        [FirstPass(*shard) for shard in zip(*map(gathered, (own.stats, own.of_targets, own.best)), strict=True)]
     )
     sums = pair.second_pass(found)
     distributed.all_reduce(sums, group=group)
@@ -163,7 +163,7 @@ def sharded_drift(
 
 
 def merged(parts: list[FirstPass]) -> FirstPass:
-    """What one reading of all shards would have left, given what it left of each."""
+    """Merge the first passes over all shards into that of one reading of the whole vocabulary."""
     stats = torch.stack([part.stats for part in parts])
     tops, masses = stats[..., 0:2], stats[..., 2:4]
     highest = tops.amax(0)
@@ -191,7 +191,7 @@ def _finished(found: FirstPass, sums: Any, top: int) -> DeviceDrift:
     limits = {0: _SATURATION, 1: 1.0, 2: _SATURATION, 3: _SATURATION, 4: math.log(2.0), 5: 1.0}
     half_range = (stats[:, 4] - stats[:, 5]) / 2
     columns = [half_range, distance / 2, kl_pq, kl_qp, js, (stats[:, 6] != stats[:, 7]).double()]
-    columns = [each.clip(0.0, limits[k]) for k, each in enumerate(columns)]
+    columns = [column.clip(0.0, limits[k]) for k, column in enumerate(columns)]
     values = torch.stack([*columns, entropy.clip(-_SATURATION, _SATURATION)], 1)
     log_masses = masses.log()
     kept = None
@@ -206,7 +206,7 @@ def _finished(found: FirstPass, sums: Any, top: int) -> DeviceDrift:
 
 
 def _count(counters: LogitCounts, drift: DeviceDrift) -> None:
-    """What the kernel counts, by torch."""
+    """Count in torch, as the kernel does."""
     valid = ~drift.values[:, 0].isnan()
     group = counters.group[valid]
     for column in range(7):

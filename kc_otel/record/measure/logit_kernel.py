@@ -1,4 +1,4 @@
-"""What `logits` measures, in one launch on a GPU: one program a row, which reads it twice.
+"""Measurements of `logits` in one launch on a GPU: one program a row, which reads it twice.
 
 The first pass keeps, in each lane, the largest logit and the sum of exp(z - that) of both sides (online log-sum-exp,
 Milakov and Gimelshein 2018), the ends of their difference, the first index of the largest, NaN, and the k largest.
@@ -90,7 +90,7 @@ def _kept(best, keys):
 
 @triton.jit
 def _cell(edges, size, values):
-    """How many edges are not above each value, by bisection; as `Partition.locate`."""
+    """Return the number of edges not above each value, by bisection; as `Partition.locate`."""
     low, high = tl.zeros_like(values).to(tl.int32), tl.zeros_like(values).to(tl.int32) + size
     for _ in range(20):
         open = low < high
@@ -141,7 +141,7 @@ def drift_kernel(
         vocab: Logits in a row.
         before: Tokens of the vocabulary in shards before this one.
         targets: Token of each row, int64 [rows], if TARGETS.
-        of_targets: Logits of the targets, float64 [rows, 2]; what is in another shard is left alone.
+        of_targets: Logits of the targets, float64 [rows, 2]; targets in another shard are left unchanged.
         first, second: What each pass leaves, float64 [rows, FIRST] and [rows, SECOND].
         best: Keys of the TOP largest logits, int64 [rows, 2, TOP], if TOP; of the merged ones, the k
             largest come first.
@@ -152,7 +152,7 @@ def drift_kernel(
         counts: Incremented: int64 [groups, 7, size + 1].
         log_counts: Incremented, if TARGETS: int64 [groups, log_size + 1].
         SCAN, MEASURE: Which passes are made.
-        TARGETS, COUNT: What is asked for.
+        TARGETS, COUNT: Requested outputs.
         TOP: A power of two; 0 for none.
         ALIGNED: Whether every row begins at a multiple of eight elements.
         BLOCK: Lanes.

@@ -50,8 +50,8 @@ class LogitCounts:
     def empty(cls, group: Any, groups: int, edges: Any, log_edges: Any, device: Any) -> LogitCounts:
         """LogitCounts at zero, of so many groups; arrays may be NumPy's."""
         shapes = (groups, 7, edges.size + 1), (groups, log_edges.size + 1)
-        rows, *lines = (torch.as_tensor(each, device=device) for each in (group, edges, log_edges))
-        return cls(rows.long(), *lines, *(torch.zeros(each, dtype=torch.int64, device=device) for each in shapes))
+        rows, *lines = (torch.as_tensor(array, device=device) for array in (group, edges, log_edges))
+        return cls(rows.long(), *lines, *(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
 
     def by_slice(self, members: Any) -> Any:
         """`counts` of each slice, int64 NumPy [slices, 7, size + 1], given `Groups.members`."""
@@ -61,7 +61,7 @@ class LogitCounts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FirstPass:
-    """What one reading of the logits leaves; see `logit_kernel.FIRST`.
+    """Result of the first reading of the logits; see `logit_kernel.FIRST`.
 
     Attributes:
         stats: float64 [rows, 9].
@@ -125,16 +125,16 @@ class LogitRows:
         launched = self._launched(None, measure=False) if by_kernel(self.train, self.inference) else None
         if launched is not None:
             return launched[0]
-        parts = [self._first(*each) for each in self._blocks()]
+        parts = [self._first(*block) for block in self._blocks()]
         columns = zip(*((part.stats, part.of_targets, part.best) for part in parts), strict=True)
-        return FirstPass(*(None if each[0] is None else torch.cat(each) for each in columns))
+        return FirstPass(*(None if column[0] is None else torch.cat(column) for column in columns))
 
     def second_pass(self, found: FirstPass) -> Any:
         """The second reading, float64 [rows, 7], given what the first left of the whole vocabulary."""
         launched = self._launched(found) if by_kernel(self.train, self.inference) else None
         if launched is not None:
             return launched[1]
-        return torch.cat([self._second(*each, found) for each in self._blocks()])
+        return torch.cat([self._second(*block, found) for block in self._blocks()])
 
     def _launched(
         self, found: FirstPass | None, counters: LogitCounts | None = None, *, measure: bool = True
@@ -234,7 +234,7 @@ class LogitRows:
                 keys = torch.nn.functional.pad(keys, (0, self.top - keys.shape[-1]), value=NO_KEY)
             best = keys.topk(self.top, -1).values
         columns = [*tops.T, *sums, *ends, *firsts, nan]
-        return FirstPass(torch.stack([each.double() for each in columns], 1), of_targets, best)
+        return FirstPass(torch.stack([column.double() for column in columns], 1), of_targets, best)
 
     def _second(self, z_p: Any, z_q: Any, rows: slice, found: FirstPass) -> Any:
         stats = found.stats[rows]
@@ -264,7 +264,7 @@ class LogitRows:
             h * js,
             torch.where(h > 0, torch.where(rises, -term, term), 0.0),
         ]
-        sums = [each.double().sum(1) for each in terms]
+        sums = [summand.double().sum(1) for summand in terms]
         for side, z in enumerate((z_p, z_q)):
             tail = torch.zeros_like(sums[0])
             if found.best is not None:
@@ -275,7 +275,7 @@ class LogitRows:
         return torch.stack(sums, 1)
 
     def _keys(self, z: Any) -> Any:
-        """As `logit_kernel._key`."""
+        """Return the sortable keys of `logit_kernel._key`."""
         bits = (z + 0.0).view(torch.int32).long()
         here = torch.arange(z.shape[1], device=z.device) + self.before
         return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) << 32) + (0x7FFFFFFF - here)
@@ -291,7 +291,7 @@ def logit_of(keys: Any) -> Any:
 
 
 def by_kernel(*logits: Any) -> bool:
-    """Whether the Triton kernel takes these."""
+    """Return True if the Triton kernel accepts these logits."""
     if _failed or any(z.dtype not in (torch.bfloat16, torch.float16, torch.float32) for z in logits):
         return False
     return (logits[0].is_cuda or _kernel_is_interpreted()) and _kernel() is not None

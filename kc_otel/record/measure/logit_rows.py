@@ -1,4 +1,4 @@
-"""What `logits` measures, a row at a time in C, `logit_rows.c`: one read of the logits, then two arrays in cache.
+"""Measurements of `logits`, a row at a time in C, `logit_rows.c`: one read of the logits, then two cached arrays.
 
 With q = exp(z' - max z') and g = (z - z') - (max z - max z'), a first loop leaves q and w = expm1(g), whose sums say
 what P is short of Q: log(sum p / sum q) = log1p(sum q w / sum q) =: c. Then d = log p - log q = g - c and

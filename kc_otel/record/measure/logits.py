@@ -48,7 +48,7 @@ SATURATION: Final = -LOWEST
 
 _BLOCK: Final = 32_768
 """Logits per block and side: six float32 arrays of them fit a core's second-level cache."""
-_STEEP: Final = 60.0
+_MAX_EXPONENT: Final = 60.0
 """Largest d for which exp(d) and its products stay ordinary float32 numbers."""
 _FAR_APART: Final = 256.0
 """Largest difference of the sides' maxima beside which that of two logits keeps its digits."""
@@ -76,7 +76,7 @@ class LogitDrift:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CountedRows:
-    """How rows are counted where they are measured.
+    """Counting of rows in the place where they are measured.
 
     Attributes:
         group: Group of each row, [rows].
@@ -138,13 +138,13 @@ def logit_drift(
 def _by_machine_code(
     left: HostRows, right: HostRows, at: tuple[NDArray[np.intp], ...], tokens: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """As `_in_blocks`, of anything but float64."""
+    """Compute what `_in_blocks` does with machine code, for every format but float64."""
     rows, vocab = at[0].size, left.shape[-1]
     out, logprobs, state = np.empty((rows, len(LOGITS))), np.zeros((rows, 2)), np.empty(rows, dtype=np.int8)
     wanted = np.full(rows, -1) if tokens is None else tokens
     arrays = left.data, right.data
-    whole = all(one.flags.c_contiguous and one.flags.aligned and one.dtype.isnative for one in arrays)
-    plain = not (left.bfloat16 or right.bfloat16) and all(one.dtype == np.float32 for one in arrays)
+    whole = all(array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative for array in arrays)
+    plain = not (left.bfloat16 or right.bfloat16) and all(array.dtype == np.float32 for array in arrays)
     if rows and whole and (plain or (left.bfloat16 and right.bfloat16)):
         flat = np.ravel_multi_index(at, left.shape[:-1])
         measure_rows(left.data.reshape(-1, vocab), right.data.reshape(-1, vocab), flat, wanted, out, logprobs, state)
@@ -233,7 +233,7 @@ def _block(
     values = np.stack(
         [(widest - narrowest) / 2, distance / 2, p_d - rest, rest - q_d, (p_d - mixture) / 2, top1, entropy], axis=1
     ).astype(np.float64)
-    steep = (widest - apart[:, 0] - ratio[:, 0] > _STEEP) | np.isinf(widest) | np.isinf(narrowest)
+    steep = (widest - apart[:, 0] - ratio[:, 0] > _MAX_EXPONENT) | np.isinf(widest) | np.isinf(narrowest)
     steep = valid & (steep | (abs(apart[:, 0]) > _FAR_APART))
     for row in np.flatnonzero(steep):
         # Few rows, or few tokens that are not -inf on both sides.
@@ -258,7 +258,7 @@ def _on_device(
     counted: CountedRows | None,
 ) -> LogitDrift:
     """The same on the tensors' device, where only a row's few numbers leave it."""
-    import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+    import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
     from kc_otel.record.measure.logit_device import LogitCounts, device_drift  # noqa: PLC0415 - it needs torch
 
@@ -345,5 +345,5 @@ def _guarded(z_train: NDArray[Any], z_inference: NDArray[Any]) -> NDArray[np.flo
 
 
 def _product(weight: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.float64]:
-    # 0 times infinity is 0 here: what has no probability contributes nothing.
+    # 0 times infinity is 0 here: a token without probability contributes nothing.
     return np.where(weight == 0, 0.0, weight * value)

@@ -20,13 +20,13 @@ with extra("torch", "digests of a module's weights"):
 
 __all__ = ["module_digests", "tail_of"]
 
-_PACKED: Final[Mapping[str, Sequence[str]]] = {
+_PACKED_MODULES: Final[Mapping[str, Sequence[str]]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""What vLLM and SGLang fuse, where a model does not say it in `packed_modules_mapping`."""
+"""Fused modules of vLLM and SGLang, for models that do not list them in `packed_modules_mapping`."""
 _EXPERT: Final = re.compile(r"^(.*\.experts)\.(\d+)\.(\w+)\.weight$")
-_HALVES: Final = {"gate_proj": ("w13_weight", 0), "w1": ("w13_weight", 0), "up_proj": ("w13_weight", 1)}
+_EXPERT_HALVES: Final = {"gate_proj": ("w13_weight", 0), "w1": ("w13_weight", 0), "up_proj": ("w13_weight", 1)}
 _HALVES_MORE: Final = {"w3": ("w13_weight", 1), "down_proj": ("w2_weight", None), "w2": ("w2_weight", None)}
 _ROWS: Final = 256
 """Rows of the unit matrix that a packed layer is asked with at a time."""
@@ -61,17 +61,17 @@ def module_digests(model: torch.nn.Module, shapes: Shapes) -> dict[str, Any]:
         others, by name. Lists, numbers and texts only, which pass through any remote call.
     """
     held = _Held(model)
-    packed = {**_PACKED, **dict(getattr(model, "packed_modules_mapping", None) or {})}
+    packed = {**_PACKED_MODULES, **dict(getattr(model, "packed_modules_mapping", None) or {})}
     name_at = {tail_of(name): name for name in shapes}
     found: dict[str, Any] = {}
     absent = dict.fromkeys(shapes, "the engine has no tensor that it could be found in")
     for tail, name in name_at.items():
-        for each, tensor in () if name in found else _parts(tail, name, name_at, packed, held, shapes):
+        for module, tensor in () if name in found else _parts(tail, name, name_at, packed, held, shapes):
             if tensor.dtype.is_floating_point and tensor.element_size() > 1:
-                found[each] = digest_of(tensor).to_plain()
-                absent.pop(each, None)
+                found[module] = digest_of(tensor).to_plain()
+                absent.pop(module, None)
             else:
-                absent[each] = f"the engine has it in {str(tensor.dtype).removeprefix('torch.')}, with scales"
+                absent[module] = f"the engine has it in {str(tensor.dtype).removeprefix('torch.')}, with scales"
     return {"tensors": found, "absent": absent}
 
 
@@ -116,8 +116,8 @@ def _group(tail: str, packed: Mapping[str, Sequence[str]], name_at: Mapping[str,
         if place is None:
             continue
         of_parts = [".".join([*words[:place], part, *words[place + 1 :]]) for part in parts]
-        if len(parts) > 1 and all(each in name_at for each in of_parts):
-            return ".".join([*words[:place], fused, *words[place + 1 :]]), [name_at[each] for each in of_parts]
+        if len(parts) > 1 and all(name in name_at for name in of_parts):
+            return ".".join([*words[:place], fused, *words[place + 1 :]]), [name_at[name] for name in of_parts]
     return None
 
 
@@ -128,8 +128,8 @@ def _cut(tensor: torch.Tensor, names: Sequence[str], shapes: Shapes) -> Iterator
     """
     rows = [int(shapes[name][0]) for name in names]
     total, have = sum(rows), tensor.shape[0]
-    if have < total and total % have == 0 and all(each * have % total == 0 for each in rows):
-        rows = [each * have // total for each in rows]
+    if have < total and total % have == 0 and all(row * have % total == 0 for row in rows):
+        rows = [row * have // total for row in rows]
     if sum(rows) > have:
         return
     start = 0
@@ -141,15 +141,15 @@ def _cut(tensor: torch.Tensor, names: Sequence[str], shapes: Shapes) -> Iterator
 def _of_expert(name: str, tail: str, tensor_at: Callable[[str], torch.Tensor | None]) -> Iterator[Part]:
     """One expert's matrix in the tensor of all: gate and up are the halves of one."""
     matched = _EXPERT.match(tail)
-    where = None if matched is None else {**_HALVES, **_HALVES_MORE}.get(matched[3])
+    where = None if matched is None else {**_EXPERT_HALVES, **_HALVES_MORE}.get(matched[3])
     if matched is None or where is None:
         return
     every = tensor_at(f"{matched[1]}.{where[0]}")
     if every is None or every.ndim != 3 or int(matched[2]) >= every.shape[0]:
         return
-    one = every[int(matched[2])]
-    half = one.shape[0] // 2
-    yield name, one if where[1] is None else one[where[1] * half : (where[1] + 1) * half]
+    expert = every[int(matched[2])]
+    half = expert.shape[0] // 2
+    yield name, expert if where[1] is None else expert[where[1] * half : (where[1] + 1) * half]
 
 
 def _matrix(module: torch.nn.Module, word: str) -> torch.Tensor | None:

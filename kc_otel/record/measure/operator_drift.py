@@ -25,7 +25,7 @@ _DEVICE_BLOCK: Final = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorDrift:
-    """How far apart two outputs are, one number per row, float64 [rows] in host memory.
+    """Difference of two outputs, one number per row, float64 [rows] in host memory.
 
     Attributes:
         max_abs: Largest |a - b| of the row, in the output's own unit.
@@ -53,8 +53,8 @@ def compare_outputs(train: Any, inference: Any, *, mask: Any = None, ulp_of: Any
     """Compare two outputs of one operator.
 
     >>> import numpy as np
-    >>> one = np.float32([[1.0, 2.0], [3.0, 4.0]])
-    >>> compare_outputs(one, np.nextafter(one, np.float32(9))).steps
+    >>> output = np.float32([[1.0, 2.0], [3.0, 4.0]])
+    >>> compare_outputs(output, np.nextafter(output, np.float32(9))).steps
     array([1., 1.])
 
     Units in the last place: Goldberg 1991, "What Every Computer Scientist Should Know About Floating-Point Arithmetic",
@@ -79,9 +79,9 @@ def compare_outputs(train: Any, inference: Any, *, mask: Any = None, ulp_of: Any
         raise ValueError("train, inference: one is a torch tensor and the other is not; convert one of them")
     rows_of = _tensor_rows if is_tensor(train) else _array_rows
     rows = _counted(mask, tuple(train.shape[:-1]))
-    train, inference = (each.reshape(-1, train.shape[-1]) for each in (train, inference))
+    train, inference = (side.reshape(-1, train.shape[-1]) for side in (train, inference))
     if rows.size < train.shape[0]:
-        train, inference = (_picked(each, rows) for each in (train, inference))
+        train, inference = (_picked(side, rows) for side in (train, inference))
     if not rows.size:
         nothing = np.zeros(0)
         return OperatorDrift(nothing, nothing, nothing, nothing, nothing, 0, rows)
@@ -111,16 +111,16 @@ def batch_outputs(operator: Callable[..., Any], inputs: Sequence[Any], *, rows: 
     Raises:
         ValueError: If there is no input or batch, or their lengths differ.
     """
-    sizes = {len(each) for each in inputs}
+    sizes = {len(batch) for batch in inputs}
     if len(sizes) != 1 or not (size := sizes.pop()):
         raise ValueError(
-            f"inputs: batches of {sorted({len(each) for each in inputs})}; give one length above 0 for all"
+            f"inputs: batches of {sorted({len(batch) for batch in inputs})}; give one length above 0 for all"
         )
     together = operator(*inputs)
     count = size if rows is None else min(rows, size)
-    alone = [operator(*(each[row : row + 1] for each in inputs)) for row in range(count)]
+    alone = [operator(*(batch[row : row + 1] for batch in inputs)) for row in range(count)]
     if is_tensor(together):
-        import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
         return torch.cat(alone), together[:count]
     return np.concatenate(alone), np.asarray(together)[:count]
@@ -140,7 +140,7 @@ def _counted(mask: Any, shape: tuple[int, ...]) -> NDArray[np.intp]:
 def _picked(rows: Any, wanted: NDArray[np.intp]) -> Any:
     if not is_tensor(rows):
         return rows[wanted]
-    import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+    import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
     return rows.index_select(0, torch.from_numpy(wanted).to(rows.device))
 
@@ -148,7 +148,7 @@ def _picked(rows: Any, wanted: NDArray[np.intp]) -> Any:
 def _format(dtype: Any) -> tuple[float, float]:
     """Distance from 1 to the next number, and the smallest normal number, of a floating dtype of NumPy or torch."""
     if type(dtype).__module__ == "torch":
-        import torch  # noqa: PLC0415 - whoever holds a dtype of torch has it loaded
+        import torch  # noqa: PLC0415 - a caller with a dtype of torch has loaded it
 
         info = torch.finfo(dtype)
         return float(info.eps), float(info.tiny)
@@ -170,9 +170,9 @@ Rows = tuple[NDArray[np.float64], NDArray[np.bool_]]
 
 
 def _array_rows(train: Any, inference: Any, ulp_of: Any) -> Rows:
-    for name, each in (("train", train), ("inference", inference)):
-        if each.dtype.kind != "f":
-            raise ValueError(f"{name}: dtype {each.dtype} does not hold floating numbers")
+    for name, values in (("train", train), ("inference", inference)):
+        if values.dtype.kind != "f":
+            raise ValueError(f"{name}: dtype {values.dtype} does not hold floating numbers")
     a, b = train.astype(np.float64), inference.astype(np.float64)
     with np.errstate(all="ignore"):
         dtype = np.dtype(ulp_of or inference.dtype)
@@ -194,11 +194,11 @@ def _ordered(values: Any) -> NDArray[np.float64]:
 
 
 def _tensor_rows(train: Any, inference: Any, ulp_of: Any) -> Rows:
-    import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+    import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
-    for name, each in (("train", train), ("inference", inference)):
-        if not each.dtype.is_floating_point:
-            raise ValueError(f"{name}: dtype {each.dtype} does not hold floating numbers")
+    for name, values in (("train", train), ("inference", inference)):
+        if not values.dtype.is_floating_point:
+            raise ValueError(f"{name}: dtype {values.dtype} does not hold floating numbers")
     dtype = ulp_of or inference.dtype
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     lowest = torch.iinfo(integers).min
@@ -220,10 +220,10 @@ def _reduced(a: Any, b: Any, steps: Any, library: Any) -> Any:
     # Both -inf, as in masked attention scores, is agreement.
     same = (a == b) | finite
     fine = same.all(-1)
-    a, b = (library.where(finite, each, library.zeros_like(each)) for each in (a, b))
+    a, b = (library.where(finite, values, library.zeros_like(values)) for values in (a, b))
     steps = library.where(finite, steps, library.zeros_like(steps))
     difference = abs(a - b)
-    apart, left, right = ((each * each).sum(-1) ** 0.5 for each in (difference, a, b))
+    apart, left, right = ((values * values).sum(-1) ** 0.5 for values in (difference, a, b))
     tiny = np.finfo(np.float64).tiny
     product = (a * b).sum(-1) / (left * right).clip(min=tiny)
     both, none = (left > 0) & (right > 0), (left == 0) & (right == 0)

@@ -64,7 +64,7 @@ class SampledBatch:
 
     @classmethod
     def of(cls, train: Any, inference: Any, mask: Any = None) -> SampledBatch:
-        """From arrays of one shape [sequences, tokens].
+        """Pack arrays of one shape [sequences, tokens].
 
         Raises:
             ValueError: If the shapes differ or are not two-dimensional, or the numbers are not real.
@@ -110,7 +110,7 @@ class SampledBatch:
         return part.reshape(-1) if self.mask is None else part[self.mask[rows]]
 
     def position(self, row: int, index: int) -> int:
-        """Where in its row the token is that is number `index` of the row's packed tokens."""
+        """Return the position in its row of the token with number `index` among the row's packed tokens."""
         return index if self.mask is None else int(np.flatnonzero(self.mask[row])[index])
 
 

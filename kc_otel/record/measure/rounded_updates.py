@@ -18,12 +18,12 @@ with extra("torch", "looking at updates of weights"):
 
 __all__ = ["RoundedUpdates", "UpdateWatch"]
 
-_SHOWN: Final = 10
+_MAX_LISTED_TENSORS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedUpdates:
-    """What became of the updates between two looks.
+    """Fate of the updates between two looks.
 
     Attributes:
         changed: Elements that were looked at and had changed, by tensor.
@@ -42,7 +42,7 @@ class RoundedUpdates:
     def __str__(self) -> str:
         worst = sorted((name for name in self.lost if self.changed[name]), key=lambda name: -self._of(name))
         lines = [f"{self.share:.1%} of the changed weights are the same number as before in the engine's format"]
-        lines += [f"  {name}: {self.lost[name]} of {self.changed[name]}" for name in worst[:_SHOWN]]
+        lines += [f"  {name}: {self.lost[name]} of {self.changed[name]}" for name in worst[:_MAX_LISTED_TENSORS]]
         return "\n".join(lines)
 
     def _of(self, name: str) -> float:
@@ -73,7 +73,7 @@ class UpdateWatch:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def look(self, trainer: Iterable[tuple[str, torch.Tensor]]) -> RoundedUpdates | None:
-        """What became of the updates since the last look; None of the first.
+        """Return the fate of the updates since the last look; None on the first look.
 
         Args:
             trainer: (name, tensor) pairs in the format that the optimizer updates: float32 master weights where there
@@ -90,6 +90,6 @@ class UpdateWatch:
             if before is not None and before.shape == now[name].shape:
                 moved = before != now[name]
                 same = before.to(self._dtype) == now[name].to(self._dtype)
-                changed[name], lost[name] = (int(each) for each in torch.stack([moved.sum(), (moved & same).sum()]))
+                changed[name], lost[name] = (int(count) for count in torch.stack([moved.sum(), (moved & same).sum()]))
         first, self._known = not self._known, now
         return None if first else RoundedUpdates(changed, lost)

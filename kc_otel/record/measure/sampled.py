@@ -1,4 +1,4 @@
-"""Drift from the log-probabilities of sampled tokens: what every quantity is, as a function of the log ratio.
+"""Drift from the log-probabilities of sampled tokens: every quantity as a function of the log ratio.
 
 P is the training kernel, Q the inference kernel that the tokens were sampled from; l = log P(y) - log Q(y) and
 w = exp(l). The difference is taken in float32 at least and rounded to float32 once; everything else follows from that
@@ -6,7 +6,7 @@ number in float64, before any clipping that a trainer does.
 
 A log ratio is kept within [LOWEST, HIGHEST]. Below, because P(y) = 0 is a real disagreement and has to stay a finite
 number. Above, because it cannot happen to a token that Q sampled: E_Q[w] <= 1, so Q(l > 16) <= exp(-16) by Markov's
-inequality; what lies there is a fault of the input, and its square would drown a cumulative sum for good.
+inequality; such a value is a fault of the input, and its square would dominate a cumulative sum for good.
 
 The functions take NumPy arrays or torch tensors and return the same kind.
 """
@@ -40,7 +40,7 @@ def log_ratio(train: Any, inference: Any) -> Any:
         float64 of the same shape; NaN where either is NaN or both are infinite.
     """
     if is_tensor(train):
-        import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
         wide = torch.float64 if torch.float64 in (train.dtype, inference.dtype) else torch.float32
         return saturated((train.to(wide) - inference.to(wide)).to(torch.float32).to(torch.float64))
@@ -110,7 +110,7 @@ REWARD: Final = ("reward_above", "reward_below")
 
 
 def advantage_drift(log_w: Any, advantage: Any) -> Any:
-    """(w-1) A: what the kernels' mismatch adds to the push of a token with advantage A.
+    """(w-1) A: the kernels' mismatch, added to the push of a token with advantage A.
 
     Args:
         log_w: Log ratios l, any shape.
@@ -121,7 +121,7 @@ def advantage_drift(log_w: Any, advantage: Any) -> Any:
 
 def _of(log_w: Any) -> Any:
     if is_tensor(log_w):
-        import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
         return torch
     return np

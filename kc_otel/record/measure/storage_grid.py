@@ -21,12 +21,12 @@ __all__ = ["CoarseSide", "coarse_side"]
 
 _SIGNIFICAND: Final = {"bfloat16": 8, "float16": 11}
 """Bits of significand, the leading one included; the coarser format first."""
-_LOOK: Final = 1024
+_LOOK_NUMBERS: Final = 1024
 """Numbers of each side that are looked at, from its first one."""
-_FEWEST: Final = 32
-"""Different numbers from which a grid is no chance: float32 numbers of _FAR or more are on float16's with at most 2^-8
-each even where they are differences of logits of 32, 2^-256 in all."""
-_FAR: Final = 0.5
+_FEWEST_NUMBERS: Final = 32
+"""Different numbers from which a grid is no chance: float32 numbers of _MIN_ASKED_NATS or more are on float16's with at
+most 2^-8 each even where they are differences of logits of 32, 2^-256 in all."""
+_MIN_ASKED_NATS: Final = 0.5
 """Smallest |log-probability| that is asked, nats."""
 
 
@@ -70,22 +70,42 @@ def coarse_side(train: Floats, inference: Floats) -> CoarseSide | None:
         ("train", _asked(train)),
         ("inference", _asked(inference)),
     )
-    if any(np.unique(values).size < _FEWEST for _, values in sides):
+    if any(np.unique(values).size < _FEWEST_NUMBERS for _, values in sides):
         return None
     bits = {side: _bits(values) for side, values in sides}
-    (side, values), (other, _) = sorted(sides, key=lambda one: bits[one[0]])
+    (side, values), (other, _) = sorted(sides, key=lambda pair: bits[pair[0]])
     grid = next((name for name, known in _SIGNIFICAND.items() if bits[side] <= known < bits[other]), None)
     if grid is None:
         return None
-    # The distance to the grid is uniform up to half of its spacing: a quarter of it on average.
-    spacing = np.ldexp(1.0, np.frexp(values)[1] - _SIGNIFICAND[grid])
-    return CoarseSide(side, grid, float(spacing.mean()) / 4.0)
+    given = train if side == "train" else inference
+    return CoarseSide(side, grid, float(_spacing(given, values, _SIGNIFICAND[grid]).mean()) / 4.0)
+
+
+def _spacing(side: Floats, asked: NDArray[np.float64], significand: int) -> NDArray[np.float64]:
+    """Distance of the grid's points around each number; the distance to the grid is a quarter of it on average.
+
+    Numbers that were stored in a format have that format's spacing, which shrinks towards 0. Those that a log-softmax
+    in it computed are differences of logits, and have the spacing of the largest logit everywhere.
+    """
+    some = np.abs(side[:_LOOK_NUMBERS][np.isfinite(side[:_LOOK_NUMBERS])], dtype=np.float64)
+    step = float(_lowest(asked).min())
+    stored = np.ldexp(1.0, np.frexp(some)[1] - significand)
+    smallest = np.ldexp(1.0, int(np.frexp(asked.min())[1]) - significand)
+    return np.full(some.size, step) if step > smallest else stored
+
+
+def _lowest(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The largest power of two of which each number is a multiple."""
+    part, exponent = np.frexp(values)
+    whole = np.ldexp(part, 53).astype(np.int64)
+    lowest: NDArray[np.float64] = np.ldexp((whole & -whole).astype(np.float64), exponent - 53)
+    return lowest
 
 
 def _asked(side: Floats) -> NDArray[np.float64]:
     """Numbers far enough from 0 to tell a grid by, float64."""
-    some = side[:_LOOK]
-    return np.abs(some[np.isfinite(some) & (some <= -_FAR)], dtype=np.float64)
+    some = side[:_LOOK_NUMBERS]
+    return np.abs(some[np.isfinite(some) & (some <= -_MIN_ASKED_NATS)], dtype=np.float64)
 
 
 def _bits(values: NDArray[np.float64]) -> int:

@@ -36,12 +36,12 @@ def renormalised(logprobs: Any, kept: Any) -> Any:
     if kept is None:
         return logprobs
     if is_tensor(logprobs):
-        import torch  # noqa: PLC0415 - whoever holds a tensor has it loaded
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
         mass = torch.as_tensor(kept, device=logprobs.device)
         wide = torch.float64 if torch.float64 in (logprobs.dtype, mass.dtype) else torch.float32
         return (logprobs.to(wide) - mass.to(wide).clamp(max=0)).masked_fill(mass > _TOLERANCE, float("inf"))
-    given, mass = (host_rows(each).read(...) for each in (logprobs, kept))
+    given, mass = (host_rows(array).read(...) for array in (logprobs, kept))
     with np.errstate(invalid="ignore"):
         return np.where(mass > _TOLERANCE, np.inf, given - np.minimum(mass, 0))
 

@@ -1,4 +1,4 @@
-"""Digests of weights: what two programs compare instead of the tensors, 64 numbers for each, on the tensor's device.
+"""Digests of weights, which two programs compare instead of the tensors: 64 numbers each, on the tensor's device.
 
 `places` is the sum, modulo 2^64, of a hash of each element's bits and its index; `values` the same without the index,
 which does not change where a program stores a tensor in another order, and of the parts of a fused or a split tensor
@@ -28,13 +28,13 @@ _BLOCK: Final = _SUMS << 16
 """Elements worked on at a time: four int64 copies of them are 128 MB."""
 _STEP: Final = -7046029254386353131
 """The golden ratio in 64 bits, as a signed integer: Steele, Lea and Flood 2014, SplitMix64."""
-_FIRST: Final = -4658895280553007687
-_SECOND: Final = -7723592293110705685
+_FIRST_MULTIPLIER: Final = -4658895280553007687
+_SECOND_MULTIPLIER: Final = -7723592293110705685
 
 
 @dataclass(frozen=True, slots=True)
 class TensorDigest:
-    """What is known of a tensor without it.
+    """Digest of a tensor.
 
     Attributes:
         shape: Its shape.
@@ -59,7 +59,7 @@ class TensorDigest:
 
     @property
     def elements(self) -> int:
-        """How many there are."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def apart(self, other: Self) -> float:
@@ -68,12 +68,12 @@ class TensorDigest:
         return distance / self.norm if self.squares else math.inf if distance else 0.0
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON and the like."""
+        """Return a mapping of plain values, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """What `to_plain` gave.
+        """Return the digest that `to_plain` encoded.
 
         Raises:
             TypeError: If it is not that.
@@ -130,7 +130,7 @@ def _bits(part: torch.Tensor) -> torch.Tensor:
 
 def _mixed(numbers: torch.Tensor) -> torch.Tensor:
     """SplitMix64's finaliser, one to one on 64 bits, 0 to 0."""
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+    for shift, factor in ((30, _FIRST_MULTIPLIER), (27, _SECOND_MULTIPLIER)):
         numbers = (numbers ^ _shifted(numbers, shift)) * factor
     return numbers ^ _shifted(numbers, 31)
 

@@ -1,4 +1,4 @@
-"""From tensors to cumulative exponential histograms: the part of recording that has to keep up with the kernels.
+"""Accumulate tensors into exponential histograms: the part of recording that must keep up with the kernels.
 
 A batch is checked, measured and counted in one pass (`reduce_host`, or `reduce_device` where a GPU holds the tensors),
 then added to what has accumulated. Histograms are made from counts when somebody asks for a snapshot.
@@ -7,34 +7,41 @@ then added to what has accumulated. Histograms are made from counts when somebod
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.contract.registry import BY_SEQUENCE, QUANTITIES
+from kc_otel.contract.registry.clause_metrics import QUANTITIES, RECORDED, TV_PLACE, Unit
 from kc_otel.record.measure.arrays import as_bool, as_host, host_rows, is_tensor, on_gpu
-from kc_otel.record.measure.checks import InvalidReason, check_declared, counted, difference, same_shape
+from kc_otel.record.measure.checks import InvalidReason, check_declared, difference, failed, held_together, same_shape
 from kc_otel.record.measure.logits import LOGITS, CountedRows, logit_drift
 from kc_otel.record.measure.packing import SampledBatch
+from kc_otel.record.measure.penalties import DRIFT, LOOK, penalised
+from kc_otel.record.measure.places import Places, TokenSlice
+from kc_otel.record.measure.same_prompt import TOO_SURE, more_than_all
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, saturated
 from kc_otel.record.measure.truncation import outside_mass, renormalised
 from kc_otel.record.telemetry.compare_span import Batch, WorstToken
-from kc_otel.record.telemetry.groups import Groups, in_groups
-from kc_otel.record.telemetry.log_ratio_cells import cells
+from kc_otel.record.telemetry.groups import Groups, cells, in_groups
 from kc_otel.record.telemetry.moments import QuantityStream, TokenStreams
+from kc_otel.record.telemetry.place_means import PlaceMeans
+from kc_otel.record.telemetry.prompt_means import Finished, PromptMeans, Rollouts
 from kc_otel.record.telemetry.reduce_host import ADVANTAGE, Reduced, reduce_host
 from kc_otel.stats.histogram import ExponentialHistogram
 from kc_otel.stats.reward_intervals import reward_sides
-
-__all__ = ["Accumulator", "Batch", "WorstToken"]
+from kc_otel.stats.surplus import Surplus
 
 Processing = tuple[Mapping[str, object], Mapping[str, object]]
 
 _LOG_RATIO: Final = list(TOKEN).index("log_ratio")
+_ABS_LOG_RATIO: Final = list(TOKEN).index("abs_log_ratio")
 _TV: Final = list(TOKEN).index("tv_token")
+_UNKNOWN: Final = Rollouts()
+_NO_ROWS: Final = np.zeros(0, dtype=np.intp)
 
 
 class Accumulator:
@@ -45,13 +52,17 @@ class Accumulator:
     Args:
         slices: Names of the slices, the columns of every `membership`.
         scale: Scale of the histograms, 0 to 6.
-        by_sequence: Token quantities whose mean over each sequence's tokens is recorded too, one observation per
-            sequence; keys of `BY_SEQUENCE`. Those of logits are recorded where the logits have an axis of tokens.
+        recorded: Quantities that are recorded, keys of `QUANTITIES`; None for all. Those that a program observes by
+            itself (`add_values`) always are.
+        averaged: Means over sequences, prompts or steps that are recorded too; keys of the quantities of `AVERAGED`.
+            Those of logits are recorded where the logits have an axis of tokens.
+        sampling: Recorded sampling quantities; keys of `SAMPLING`.
         reward_range: Smallest and largest reward; without it rewards are not looked at.
+        patience: Seconds for which a prompt is waited for whose rollouts come in several batches.
 
     Raises:
-        ValueError: If there is no slice, one is named twice, the scale is out of range, or a quantity of `by_sequence`
-            is not one of tokens.
+        ValueError: If there is no slice, one is named twice, the scale is out of range, or a quantity of `averaged` is
+            no such mean.
     """
 
     def __init__(
@@ -59,23 +70,35 @@ class Accumulator:
         slices: Sequence[str],
         *,
         scale: int = 4,
-        by_sequence: Sequence[str] = (),
+        recorded: Collection[str] | None = None,
+        averaged: Sequence[str] = (),
+        sampling: Sequence[str] = (),
         reward_range: tuple[float, float] | None = None,
+        patience: float = 900.0,
     ) -> None:
         if not slices or len(set(slices)) != len(slices):
             msg = f"slices: {list(slices)} must name at least one slice, and each once"
             raise ValueError(msg)
-        if unknown := [quantity for quantity in by_sequence if quantity not in BY_SEQUENCE]:
-            msg = f"by_sequence: {unknown[0]!r} is not one of {', '.join(BY_SEQUENCE)}"
+        means = [key for key, quantity in RECORDED.items() if quantity.base]
+        if unknown := [quantity for quantity in averaged if quantity not in means]:
+            msg = f"averaged: {unknown[0]!r} is not one of {', '.join(means)}"
             raise ValueError(msg)
         self.slices: Final = tuple(slices)
-        self.by_sequence: Final = frozenset(by_sequence)
+        self._recorded: Final = frozenset(QUANTITIES if recorded is None else recorded)
+        self._units: Final[dict[str, list[Unit]]] = {}
+        for key in averaged:
+            self._units.setdefault(RECORDED[key].base, []).append(RECORDED[key].per)
+        self._sampling: Final = frozenset(sampling)
         self._reward_range: Final = reward_range
-        self._by_side: Final = not self.by_sequence.isdisjoint(ADVANTAGE)
+        self._by_side: Final = not self._units.keys().isdisjoint(ADVANTAGE)
+        wider = [base for base, units in self._units.items() if {Unit.PROMPT, Unit.STEP}.intersection(units)]
+        self._means: Final = PromptMeans(wider, len(self.slices), patience=patience) if wider else None
         self.scale: Final = scale
         self._cells: Final = cells(scale)
         self._tokens: Final = TokenStreams(len(self.slices), self._cells)
         self._streams: Final[dict[str, QuantityStream]] = {}
+        self._surplus: Final = Surplus()
+        self._places: Final = PlaceMeans(self._cells.slots, patience)
 
     def add_sampled(
         self,
@@ -91,6 +114,10 @@ class Accumulator:
         train_kept: Any = None,
         inference_kept: Any = None,
         processing: Processing | None = None,
+        rollouts: Rollouts = _UNKNOWN,
+        density: bool = False,
+        places: Places | None = None,
+        parts: Sequence[TokenSlice] = (),
         _tensors: bool | None = None,
     ) -> Batch:
         """Record a batch of sampled tokens' log-probabilities.
@@ -109,15 +136,21 @@ class Accumulator:
                 renormalised over them, and the mass outside of them is recorded too.
             inference_kept: The same of the inference kernel.
             processing: Temperature and other sampling processing of (train, inference), as far as the caller knows it.
+            rollouts: Which sequences answer one prompt.
+            density: Whether these are log-densities, which may exceed 0.
+            places: Where the tokens are in their responses: with it the first slice's drift is recorded by position
+                and turn too.
+            parts: Slices of tokens. What is recorded of them is of those tokens of the sequences that are measured;
+                they are no further sequences or prompts, and no evidence of how tokens were sampled.
 
         Returns:
-            What was measured, and what was not and why. Sequences that fail a check of `measure.checks` are counted
+            The measured sequences, the others by reason. Sequences that fail a check of `measure.checks` are counted
             there and recorded nowhere. A reward outside of the range counts as one that is not known.
 
         Raises:
-            ValueError: If `membership`, `advantages` or `rewards` do not fit, or the numbers are not real.
+            ValueError: If `membership`, `advantages`, `rewards` or `rollouts` do not fit, or the numbers are not real.
         """
-        train, inference = (each if is_tensor(each) else np.asarray(each) for each in (train, inference))
+        train, inference = (side if is_tensor(side) else np.asarray(side) for side in (train, inference))
         if not same_shape(train, inference, mask, token_ids, inference_token_ids, train_kept, inference_kept):
             return _nothing(train.shape[0], InvalidReason.SHAPE_MISMATCH)
         if len(train.shape) != 2:
@@ -130,25 +163,37 @@ class Accumulator:
         if rewards is not None and tuple(np.shape(rewards)) != (sequences,):
             msg = f"rewards: shape {tuple(np.shape(rewards))} is not [sequences], ({sequences},); give one for each"
             raise ValueError(msg)
+        _check_rollouts(rollouts, sequences)
         train, inference = renormalised(train, train_kept), renormalised(inference, inference_kept)
         groups = in_groups(self._membership(membership, sequences))
         codes = check_declared(sequences, mask, token_ids, inference_token_ids, processing)
-        if on_gpu(train) if _tensors is None else _tensors:
-            from kc_otel.record.telemetry.reduce_device import reduce_device  # noqa: PLC0415 - it needs torch
-
-            reduced = reduce_device(
-                train, inference, mask, codes, groups, self._cells, advantages, count_sides=self._by_side
-            )
+        tensors = on_gpu(train) if _tensors is None else _tensors
+        reduce = self._reducer(train, inference, advantages, tensors=tensors)
+        bounds = None if places is None else places.bounds
+        reduced = reduce(mask, codes, groups, density=density, bounds=bounds)
+        if density:
+            reduced.bets[1] = 0.0  # how sure Q may be of its tokens is a question of probabilities
+            reduced = self._held(reduced)
         else:
-            weights = None if advantages is None else host_rows(advantages)
-            batch = SampledBatch.of(train, inference, mask)
-            reduced = reduce_host(batch, codes, groups, self._cells, weights, count_sides=self._by_side)
-        self._record(reduced, groups, whole=True)
-        if train_kept is not None and reduced.rows.size:
-            self._record_outside(*outside_mass(train_kept, reduced.rows, mask), groups.members[groups.of[reduced.rows]])
+            prompts = "" if token_ids is None else _first_tokens(reduced, inference, mask, token_ids, rollouts.prompts)
+            reduced = self._held(reduced, _penalty(reduced, train, inference, mask, token_ids), prompts)
         found = self._sampled_batch(reduced, groups, train, inference, mask, token_ids)
-        outside = 0 if rewards is None else self._add_rewards(reduced, groups, rewards)
-        return replace(found, invalid={**found.invalid, "reward_out_of_range": outside}) if outside else found
+        only = [self._only(part, sequences) for part in parts]
+        # What the checks of whole sequences let pass is not checked again in parts of them.
+        within = [
+            reduce(part.mask, reduced.codes, group, density=True) for part, group in zip(parts, only, strict=True)
+        ]
+        means, outside = self._record_sampled(reduced, groups, mask, train_kept, rewards)
+        of_parts = [
+            (self._record_sampled(tokens, group, part.mask, train_kept, rewards)[0], group)
+            for part, group, tokens in zip(parts, only, within, strict=True)
+        ]
+        self._add_means(means, groups, rollouts, of_parts)
+        self._places.add(reduced, groups.members[groups.of, 0], rollouts)
+        if "advantage_abs" in self._sampling and advantages is not None and reduced.rows.size:
+            largest = _largest(advantages, mask)[reduced.rows]
+            self._stream("advantage_abs").add(largest, groups.members[groups.of[reduced.rows]])
+        return replace(found, failed={**found.failed, "reward_out_of_range": outside}) if outside.size else found
 
     def add_logits(
         self,
@@ -159,6 +204,9 @@ class Accumulator:
         membership: Any = None,
         targets: Any = None,
         processing: Processing | None = None,
+        rollouts: Rollouts = _UNKNOWN,
+        places: Places | None = None,
+        parts: Sequence[TokenSlice] = (),
         _tensors: bool | None = None,
     ) -> Batch:
         """Record a batch of full logits.
@@ -172,6 +220,9 @@ class Accumulator:
                 what `add_sampled` records is recorded too; quantities of whole sequences only where the logits have
                 an axis of tokens.
             processing: As in `add_sampled`.
+            rollouts: As in `add_sampled`; rows that are sequences of one token make no means.
+            places: As in `add_sampled`, of what `targets` let it record.
+            parts: As in `add_sampled`.
 
         Raises:
             ValueError: If an argument's shape does not fit, or the numbers are not real.
@@ -182,6 +233,7 @@ class Accumulator:
         if not whole:
             train, inference = train[:, None], inference[:, None]
         shape = tuple(train.shape[:2])
+        _check_rollouts(rollouts, shape[0])
         kept = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask).reshape(shape)
         tokens = None if targets is None else as_host(targets).reshape(shape)
         groups = in_groups(self._membership(membership, shape[0]))
@@ -198,34 +250,38 @@ class Accumulator:
         )
         codes[at[0][~found.valid]] = InvalidReason.NAN_LOGITS
         reduced: Reduced | None = None
+        means: dict[str, NDArray[np.float64]] = {}
         pair = np.zeros((2, *shape))
         if found.train_logprob is not None and found.inference_logprob is not None:
             pair[0][at], pair[1][at] = found.train_logprob, found.inference_logprob
-            reduced = reduce_host(SampledBatch.of(pair[0], pair[1], kept), codes, groups, self._cells, None)
+            batch = SampledBatch.of(pair[0], pair[1], kept)
+            bounds = None if places is None else places.bounds
+            reduced = self._held(reduce_host(batch, codes, groups, self._cells, None, bounds=bounds))
             codes = reduced.codes
-            self._record(reduced, groups, whole=whole)
+            means = self._record(reduced, groups, whole=whole)
         valid = codes[at[0]] == InvalidReason.VALID
         rows, values = at[0][valid], found.values[valid]
-        membership = groups.members[groups.of[rows]]
-        counts = found.counts if valid.all() else None
-        for column, quantity in enumerate(LOGITS):
-            one = values[:, column]
-            if counts is None:
-                self._stream(quantity).add(one, membership)
-            else:
-                self._stream(quantity).add_counted(counts[:, column], membership, one, one, one)
-        if whole and rows.size and not self.by_sequence.isdisjoint(LOGITS):
-            # Tokens come row by row, so a sequence's are next to each other.
-            starts = np.flatnonzero(np.diff(rows, prepend=-1))
-            totals, lengths = np.add.reduceat(values, starts), np.diff(starts, append=rows.size)
-            for column, quantity in enumerate(LOGITS):
-                self._add_means(quantity, totals[:, column], lengths, membership[starts])
+        self._record_logits(values, rows, groups, means if whole else None, found.counts if valid.all() else None)
+        of_parts = []
+        for part in parts:
+            only, inside = self._only(part, shape[0]), part.mask[at][valid]
+            of_part: dict[str, NDArray[np.float64]] = {}
+            if reduced is not None:
+                within = SampledBatch.of(pair[0], pair[1], kept & part.mask)
+                of_tokens = reduce_host(within, codes, only, self._cells, None, density=True)
+                of_part = self._record(of_tokens, only, whole=whole)
+            self._record_logits(values[inside], rows[inside], only, of_part if whole else None)
+            of_parts.append((of_part, only))
+        if whole and rows.size:
+            self._add_means(means, groups, rollouts, of_parts)
+            if reduced is not None:
+                self._places.add(reduced, groups.members[groups.of, 0], rollouts)
         mean = float(values[:, LOGITS.index("tv_exact")].mean()) if rows.size else math.nan
         if reduced is not None:
             return replace(self._sampled_batch(reduced, groups, pair[0], pair[1], kept, tokens), tv_token=mean)
         measured = np.unique(rows)
         return Batch(
-            measured.size, rows.size, mean, None, self._named(groups.members[groups.of[measured]]), counted(codes)
+            measured.size, rows.size, mean, None, self._named(groups.members[groups.of[measured]]), failed(codes)
         )
 
     def add_values(self, quantity: str, values: Any, *, membership: Any = None) -> None:
@@ -239,8 +295,8 @@ class Accumulator:
         Raises:
             ValueError: If the quantity is unknown, a value is not finite, or `membership` does not fit.
         """
-        if quantity not in QUANTITIES:
-            msg = f"quantity: {quantity!r} is not one of {', '.join(QUANTITIES)}"
+        if quantity not in RECORDED:
+            msg = f"quantity: {quantity!r} is not one of {', '.join(RECORDED)}"
             raise ValueError(msg)
         numbers = np.atleast_1d(host_rows(values).read(...)).astype(np.float64)
         if numbers.ndim != 1 or not np.isfinite(numbers).all():
@@ -248,11 +304,29 @@ class Accumulator:
             raise ValueError(msg)
         self._stream(quantity).add(numbers, self._membership(membership, numbers.size))
 
+    def expire(self, now: float) -> None:
+        """Count the prompts and steps that were waited for long enough; `now` is monotonic seconds."""
+        if self._means is not None and self._means.waiting:
+            self._count_finished(self._means, self._means.expire(now))
+        self._places.expire(now)
+
+    @property
+    def waiting(self) -> int:
+        """Prompts and steps that wait for more rollouts."""
+        return self._places.waiting + (0 if self._means is None else self._means.waiting)
+
+    def take_outcomes(self) -> Mapping[str, int]:
+        """Prompts that counted since the last call, by how: see `PromptMeans.outcomes`."""
+        if self._means is None:
+            return {}
+        found, self._means.outcomes = self._means.outcomes, Counter()
+        return found
+
     def snapshot(self) -> dict[tuple[str, str], ExponentialHistogram]:
         """Cumulative histogram of each (quantity, slice) that has observations."""
-        found: dict[tuple[str, str], ExponentialHistogram] = {}
+        found = {(TV_PLACE.key, place): histogram for place, histogram in self._places.histograms().items()}
         for column, slice in enumerate(self.slices):
-            for quantity, histogram in self._tokens.histograms(column).items():
+            for quantity, histogram in self._tokens.histograms(column, self._recorded).items():
                 found[quantity, slice] = histogram
             for quantity, stream in self._streams.items():
                 more = stream.histogram(column)
@@ -261,66 +335,217 @@ class Accumulator:
                     found[quantity, slice] = more if known is None else known.merged(more)
         return found
 
-    def _record(self, reduced: Reduced, groups: Groups, *, whole: bool) -> None:
-        membership = groups.members[groups.of[reduced.rows]]
+    def _held(self, reduced: Reduced, penalty: str = "", prompts: str = "") -> Reduced:
+        """Nothing measured where the batch as a whole is no sample of the inference kernel; else the argument.
+
+        Args:
+            reduced: The batch.
+            penalty: Finding about a penalty that one side has; empty for none.
+            prompts: Finding about the first tokens of its prompts (`more_than_all`); empty for none.
+        """
+        codes = held_together(reduced.codes)
+        if penalty:
+            codes = np.where(codes == InvalidReason.VALID, np.int8(InvalidReason.PENALISED_SAMPLING), codes)
+            reduced.why[InvalidReason.PENALISED_SAMPLING] = penalty
+        surplus, too_sure = self._surplus.add(reduced.bets, reduced.mean_ratio)
+        if surplus or too_sure or prompts:
+            codes = np.where(codes == InvalidReason.VALID, np.int8(InvalidReason.NOT_SAMPLED), codes)
+            mean = f"the mean of P/Q over its tokens is {reduced.mean_ratio:.3g}"
+            reduced.why[InvalidReason.NOT_SAMPLED] = mean if surplus else prompts or TOO_SURE
+        return reduced if codes is reduced.codes else reduced.held(codes)
+
+    def _reducer(self, train: Any, inference: Any, advantages: Any, *, tensors: bool) -> Callable[..., Reduced]:
+        """Return `reduce_host` or `reduce_device` of a batch, as a function of its mask, codes and groups."""
+        sides = self._by_side
+        if tensors:
+            from kc_otel.record.telemetry.reduce_device import reduce_device  # noqa: PLC0415 - it needs torch
+
+            return lambda mask, codes, groups, **more: reduce_device(
+                train, inference, mask, codes, groups, self._cells, advantages, count_sides=sides, **more
+            )
+        weights = None if advantages is None else host_rows(advantages)
+        return lambda mask, codes, groups, **more: reduce_host(
+            SampledBatch.of(train, inference, mask), codes, groups, self._cells, weights, count_sides=sides, **more
+        )
+
+    def _only(self, part: TokenSlice, sequences: int) -> Groups:
+        """Sequences of which all are in one slice."""
+        membership = np.zeros((sequences, len(self.slices)), dtype=np.bool_)
+        membership[:, part.column] = True
+        return in_groups(membership)
+
+    def _record_sampled(
+        self, reduced: Reduced, groups: Groups, mask: Any, train_kept: Any, rewards: Any
+    ) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.intp]]:
+        """`_record` log-probabilities and what came with them. Returns whose rewards are out of range too."""
+        means = self._record(reduced, groups, whole=True)
+        if train_kept is not None and reduced.rows.size:
+            self._record_outside(*outside_mass(train_kept, reduced.rows, mask), reduced.rows, groups, means)
+        return means, _NO_ROWS if rewards is None else self._add_rewards(reduced, groups, rewards, means)
+
+    def _record_logits(
+        self,
+        values: NDArray[np.float64],
+        rows: NDArray[np.intp],
+        groups: Groups,
+        means: dict[str, NDArray[np.float64]] | None,
+        counts: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Record the quantities of logits of tokens [n] that belong to sequences `rows`; note sequences' means."""
+        membership = groups.members[groups.of[rows]]
+        for column, quantity in enumerate(LOGITS):
+            if quantity not in self._recorded:
+                continue
+            drift = values[:, column]
+            if counts is None:
+                self._stream(quantity).add(drift, membership)
+            else:
+                self._stream(quantity).add_counted(counts[:, column], membership, drift, drift, drift)
+        if means is not None and rows.size:
+            # Tokens come row by row, so a sequence's are next to each other.
+            starts = np.flatnonzero(np.diff(rows, prepend=-1))
+            totals, lengths = np.add.reduceat(values, starts), np.diff(starts, append=rows.size)
+            for column, quantity in enumerate(LOGITS):
+                self._note_means(means, quantity, totals[:, column], lengths, rows[starts], groups.of.size)
+
+    def _record(self, reduced: Reduced, groups: Groups, *, whole: bool) -> dict[str, NDArray[np.float64]]:
+        """Record what was measured. Returns what is to be averaged further: each sequence's value, NaN where none."""
+        membership, rows, sequences = groups.members[groups.of[reduced.rows]], reduced.rows, groups.of.size
+        means: dict[str, NDArray[np.float64]] = {}
         self._tokens.add(reduced, membership)
         if whole:
+            if "sequence_tokens" in self._sampling:
+                self._stream("sequence_tokens").add(reduced.tokens.astype(np.float64), membership)
             log_w = reduced.totals[:, _LOG_RATIO]
             for quantity, of in SEQUENCE.items():
-                self._stream(quantity).add(of(log_w, reduced.tokens), membership)
+                values = of(log_w, reduced.tokens)
+                if quantity in self._recorded:
+                    self._stream(quantity).add(values, membership)
+                self._note(means, quantity, values, rows, sequences)
             for column, quantity in enumerate(TOKEN):
-                self._add_means(quantity, reduced.totals[:, column], reduced.tokens, membership)
+                self._note_means(means, quantity, reduced.totals[:, column], reduced.tokens, rows, sequences)
         if reduced.drift is not None:
             for column, quantity in enumerate(ADVANTAGE):
-                of_side = (each[:, column] for each in (reduced.drift.totals, reduced.drift.low, reduced.drift.high))
-                self._stream(quantity).add_counted(reduced.drift.slots[:, column], membership, *of_side)
-                if reduced.drift.tokens is not None:
+                of_side = (sums[:, column] for sums in (reduced.drift.totals, reduced.drift.low, reduced.drift.high))
+                if quantity in self._recorded:
+                    self._stream(quantity).add_counted(reduced.drift.slots[:, column], membership, *of_side)
+                if reduced.drift.tokens is not None and whole:
                     tokens = reduced.drift.tokens[:, column]
-                    self._add_means(quantity, reduced.drift.totals[:, column], tokens, membership)
+                    self._note_means(means, quantity, reduced.drift.totals[:, column], tokens, rows, sequences)
+        return means
 
     def _record_outside(
-        self, mass: NDArray[np.float64], tokens: NDArray[np.intp], membership: NDArray[np.bool_]
+        self,
+        mass: NDArray[np.float64],
+        tokens: NDArray[np.intp],
+        rows: NDArray[np.intp],
+        groups: Groups,
+        means: dict[str, NDArray[np.float64]],
     ) -> None:
-        """Record mass outside of a truncation, [tokens], of sequences with so many tokens each, [sequences]."""
-        self._stream("outside_mass").add(mass, np.repeat(membership, tokens, axis=0))
-        self._add_means("outside_mass", np.add.reduceat(mass, np.cumsum(tokens) - tokens), tokens, membership)
+        """Record mass outside of a truncation, [tokens], of sequences with so many tokens each, [n]."""
+        if "outside_mass" in self._recorded:
+            self._stream("outside_mass").add(mass, np.repeat(groups.members[groups.of[rows]], tokens, axis=0))
+        totals = np.add.reduceat(mass, np.cumsum(tokens) - tokens)
+        self._note_means(means, "outside_mass", totals, tokens, rows, groups.of.size)
 
-    def _add_rewards(self, reduced: Reduced, groups: Groups, rewards: Any) -> int:
-        """Record what the measured sequences' rewards say. Returns how many are outside of their range."""
+    def _add_rewards(
+        self, reduced: Reduced, groups: Groups, rewards: Any, means: dict[str, NDArray[np.float64]]
+    ) -> NDArray[np.intp]:
+        """Record what the measured sequences' rewards say. Returns whose are outside of their range, [n]."""
         if self._reward_range is None:
-            return 0
+            return _NO_ROWS
         given = host_rows(rewards).read(reduced.rows).astype(np.float64)
         membership = groups.members[groups.of[reduced.rows]]
         sides = reward_sides(saturated(reduced.totals[:, _LOG_RATIO]), given, self._reward_range)
         for quantity, values in zip(REWARD, sides, strict=True):
-            self._stream(quantity).add(values, membership)
+            if quantity in self._recorded:
+                self._stream(quantity).add(values, membership)
+            self._note(means, quantity, values, reduced.rows, groups.of.size)
         low, high = self._reward_range
-        return int(((given < low) | (given > high)).sum())
+        return reduced.rows[(given < low) | (given > high)]
 
-    def _add_means(
-        self, quantity: str, totals: NDArray[np.float64], tokens: NDArray[np.intp], membership: NDArray[np.bool_]
+    def _note_means(
+        self,
+        means: dict[str, NDArray[np.float64]],
+        quantity: str,
+        totals: NDArray[np.float64],
+        tokens: NDArray[np.intp],
+        rows: NDArray[np.intp],
+        sequences: int,
     ) -> None:
-        """Record a token quantity's mean over each sequence that has such tokens, if it is asked for by sequence.
+        """Note a token quantity's mean over each sequence that has such tokens, if it is asked for.
 
         Args:
+            means: Where.
             quantity: Key of the token quantity.
-            totals: Its sum over each sequence's tokens, [sequences].
-            tokens: How many tokens were summed, [sequences].
-            membership: Slices of each sequence, bool [sequences, slices].
+            totals: Its sum over each sequence's tokens, [n].
+            tokens: How many tokens were summed, [n].
+            rows: Which sequences these are, [n].
+            sequences: How many the batch has.
         """
-        if quantity not in self.by_sequence:
-            return
-        known, some = BY_SEQUENCE[quantity], tokens > 0
-        # A mean lies between the values it is of; a sum's last digit may not.
-        means = np.clip(totals[some] / tokens[some], known.low, known.high)
-        self._stream(known.key).add(means, membership[some])
+        if quantity in self._units:
+            some, known = tokens > 0, QUANTITIES[quantity]
+            # A mean lies between the values it is of; a sum's last digit may not.
+            values = np.clip(totals[some] / tokens[some], known.low, known.high)
+            self._note(means, quantity, values, rows[some], sequences)
+
+    def _note(
+        self,
+        means: dict[str, NDArray[np.float64]],
+        quantity: str,
+        values: NDArray[np.float64],
+        rows: NDArray[np.intp],
+        sequences: int,
+    ) -> None:
+        """Note each sequence's value of a quantity, if its means are asked for."""
+        if quantity in self._units:
+            means[quantity] = np.full(sequences, np.nan)
+            means[quantity][rows] = values
+
+    def _add_means(
+        self,
+        means: dict[str, NDArray[np.float64]],
+        groups: Groups,
+        of: Rollouts,
+        parts: Sequence[tuple[dict[str, NDArray[np.float64]], Groups]],
+    ) -> None:
+        """Count sequences, prompts and steps once each, as far as that is asked for; parts on their slices alone."""
+        membership = np.concatenate([part.members[part.of] for part in (groups, *(only for _, only in parts))])
+        if parts:
+            none, every_part = np.full(groups.of.size, np.nan), [means, *(found for found, _ in parts)]
+            keys = set[str]().union(*every_part)
+            means = {key: np.concatenate([found.get(key, none) for found in every_part]) for key in keys}
+            of = of.repeated(len(parts), groups.of.size)
+        for quantity, values in means.items():
+            some = ~np.isnan(values)
+            for unit in self._units[quantity]:
+                # Where nobody knows the prompts, each sequence is one.
+                if unit is Unit.SEQUENCE or (unit is Unit.PROMPT and of.prompts is None):
+                    self._stream(f"{quantity}_by_{unit}").add(values[some], membership[some])
+        if self._means is not None and groups.of.size:
+            none = np.full(membership.shape[0], np.nan)
+            every = {quantity: means.get(quantity, none) for quantity in self._means.quantities}
+            self._count_finished(self._means, self._means.add(every, membership, of))
+
+    def _count_finished(self, means: PromptMeans, found: Finished) -> None:
+        for unit, means_of in ((Unit.PROMPT, found.prompts), (Unit.STEP, found.steps)):
+            for place, quantity in enumerate(means.quantities):
+                if means_of is not None and means_of.shape[1] and unit in self._units[quantity]:
+                    self._stream(f"{quantity}_by_{unit}").add_by_slice(means_of[place])
+        if found.rollouts.size:
+            membership = self._membership(None, found.rollouts.size)
+            self._stream("prompt_rollouts").add(found.rollouts, membership)
+            effect = means.design_effect
+            if not math.isnan(effect):
+                self._stream("design_effect").add(np.array([effect]), membership[:1])
 
     def _sampled_batch(
         self, reduced: Reduced, groups: Groups, train: Any, inference: Any, mask: Any, token_ids: Any
     ) -> Batch:
         rows, tokens = reduced.rows, int(reduced.tokens.sum())
+        why = {reason.name.lower(): words for reason, words in reduced.why.items()}
         if not rows.size:
-            return Batch(0, 0, math.nan, None, (), counted(reduced.codes))
+            return Batch(0, 0, math.nan, None, (), failed(reduced.codes), why)
         low, high = reduced.low[:, _LOG_RATIO], reduced.high[:, _LOG_RATIO]
         row = int(rows[np.argmax(np.maximum(-low, high))])
         # One row is read again, so that no token's place has to be kept while a million of them are counted.
@@ -338,7 +563,7 @@ class Accumulator:
         )
         mean = float(reduced.totals[:, _TV].sum()) / tokens
         return Batch(
-            rows.size, tokens, mean, worst, self._named(groups.members[groups.of[rows]]), counted(reduced.codes)
+            rows.size, tokens, mean, worst, self._named(groups.members[groups.of[rows]]), failed(reduced.codes), why
         )
 
     def _stream(self, quantity: str) -> QuantityStream:
@@ -358,8 +583,63 @@ class Accumulator:
         return given
 
     def _named(self, membership: NDArray[np.bool_]) -> tuple[str, ...]:
-        return tuple(self.slices[each] for each in np.flatnonzero(membership.any(0)))
+        return tuple(self.slices[index] for index in np.flatnonzero(membership.any(0)))
+
+
+def _largest(advantages: Any, mask: Any) -> NDArray[np.float64]:
+    """Largest |A| among each sequence's tokens that count [sequences], of advantages per token or per sequence."""
+    if is_tensor(advantages):
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+
+        size = advantages.detach().float().abs()
+        if size.ndim > 1:
+            counted = size if mask is None else size.where(torch.as_tensor(mask, device=size.device) != 0, 0.0)
+            size = counted.amax(1)
+        return as_host(size).astype(np.float64)
+    size = np.abs(np.asarray(advantages, dtype=np.float64))
+    if size.ndim > 1:
+        size = (size if mask is None else np.where(as_bool(mask), size, 0.0)).max(1)
+    return np.asarray(size, dtype=np.float64)
+
+
+def _check_rollouts(of: Rollouts, sequences: int) -> None:
+    if of.prompts is not None and len(of.prompts) != sequences:
+        msg = f"groups: {len(of.prompts)} for {sequences} sequences; name the prompt of each"
+        raise ValueError(msg)
 
 
 def _nothing(sequences: int, reason: InvalidReason) -> Batch:
-    return Batch(0, 0, math.nan, None, (), {reason.name.lower(): sequences} if sequences else {})
+    return Batch(0, 0, math.nan, None, (), {reason.name.lower(): np.arange(sequences)} if sequences else {})
+
+
+def _penalty(reduced: Reduced, train: Any, inference: Any, mask: Any, token_ids: Any) -> str:
+    """Return the reason where one side has a penalty; empty for none, and without token ids."""
+    tokens = reduced.tokens
+    if token_ids is None or not reduced.totals[:, _ABS_LOG_RATIO].sum() > DRIFT * tokens.sum():
+        return ""
+    few = reduced.rows[: int(np.searchsorted(np.cumsum(tokens), LOOK)) + 1].tolist()
+    part = SampledBatch.of(train[few], inference[few], None if mask is None else mask[few])
+    block, ids = part.block(np.arange(len(few))), as_host(token_ids[few])
+    return penalised(
+        block.train, block.inference, ids.reshape(-1) if part.mask is None else ids[part.mask], block.lengths
+    )
+
+
+def _first_tokens(
+    reduced: Reduced, inference: Any, mask: Any, token_ids: Any, prompts: Sequence[Hashable] | None
+) -> str:
+    """Return what is wrong with the probabilities of the prompts' first tokens; empty for nothing."""
+    rows = reduced.rows
+    if prompts is None or not rows.size:
+        return ""
+    at = np.zeros(rows.size, dtype=np.intp) if mask is None else as_bool(mask)[rows].argmax(1)
+    given = [prompts[row] for row in rows.tolist()]
+    if is_tensor(inference):
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+
+        place = (torch.as_tensor(rows, device=inference.device), torch.as_tensor(at, device=inference.device))
+        first = inference.detach()[place].double()
+    else:
+        first = host_rows(inference).read((rows, at))
+    ids = token_ids if is_tensor(token_ids) else np.asarray(token_ids)
+    return more_than_all(as_host(first), as_host(ids)[rows, at], given)

@@ -1,4 +1,4 @@
-"""Which bucket of a base-2 exponential histogram a number falls into, for millions of them at once and exactly.
+"""Bucket of a number in a base-2 exponential histogram, exact and for millions of numbers at once.
 
 Bucket i of scale s holds (2^(i/2^s), 2^((i+1)/2^s)], negative numbers mirrored: the mapping of the OpenTelemetry data
 model. Taking a logarithm per value is slow and wrong next to the boundaries. Here a value's bits are looked at as an
@@ -16,16 +16,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
-
-__all__ = ["MAX_SCALE", "ZERO_THRESHOLD", "Partition", "Slots", "magnitudes", "slots"]
 
 MAX_SCALE: Final = 6
 """Finest scale: there the counts of what is recorded of sampled tokens still fit the tables."""
-ZERO_THRESHOLD: Final = 2.0**-30
-"""Values no farther from zero than this count as zero."""
 
-_LARGEST: Final = float(np.finfo(np.float32).max)
+_MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
 _TOP: Final = 128  # float32 ends below 2^128
 _BOTTOM: Final = -30
 
@@ -120,7 +117,7 @@ class Slots:
 
     def locate(self, values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
         """Slot of each value, uint16 [n]; values [n] are not NaN."""
-        return self.partition.locate(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))
+        return self.partition.locate(np.clip(values, -_MAX_FLOAT32, _MAX_FLOAT32).astype(np.float32))
 
     def of_exact(self, values: NDArray[np.float64]) -> NDArray[np.intp]:
         """Slot of each float64 value, without rounding it first; values [n] are not NaN."""
@@ -159,7 +156,7 @@ def slots(scale: int) -> Slots:
     return Slots(scale)
 
 
-def magnitudes(crossed: Crosses, size: int, largest: float = _LARGEST) -> NDArray[np.uint32]:
+def magnitudes(crossed: Crosses, size: int, largest: float = _MAX_FLOAT32) -> NDArray[np.uint32]:
     """Smallest float32 magnitudes from which on conditions hold, as bits, by bisection of the bits.
 
     Args:

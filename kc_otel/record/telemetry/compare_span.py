@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
-
-__all__ = ["Batch", "WorstToken", "compare_span"]
 
 _NAME: Final = "kc.compare"
 
@@ -41,7 +41,7 @@ class WorstToken:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What became of one batch.
+    """Result of one batch.
 
     Attributes:
         sequences: Sequences that were measured; those without an unmasked token are not.
@@ -49,7 +49,8 @@ class Batch:
         tv_token: Mean total variation per token: of (1-w)+, or exact where logits were given; nan without tokens.
         worst: The token with the largest |l|; None without tokens, or where logits came without targets.
         slices: Slices that something was recorded in.
-        invalid: Sequences that failed an input check, by reason.
+        failed: Which sequences failed an input check, [n] each, by reason.
+        why: Findings about them, in words, by reason.
     """
 
     sequences: int
@@ -57,7 +58,13 @@ class Batch:
     tv_token: float
     worst: WorstToken | None
     slices: tuple[str, ...]
-    invalid: Mapping[str, int] = field(default_factory=dict)
+    failed: Mapping[str, NDArray[np.intp]] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def invalid(self) -> dict[str, int]:
+        """Number of sequences that failed an input check, by reason."""
+        return {reason: rows.size for reason, rows in self.failed.items()}
 
 
 def compare_span(

@@ -1,20 +1,28 @@
-"""What a recorder counts of itself: nothing that goes wrong is raised, so everything that goes wrong is here."""
+"""A recorder's counts of itself: failures are never raised, so all of them are counted here."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from opentelemetry.sdk.metrics.export import Metric
 
-from kc_otel.record.measure.reasons import remedy
+from kc_otel.contract.input_reasons import remedy
+from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.telemetry.sdk_points import counter
 from kc_otel.record.worker import ReasonCounts
 
-__all__ = ["Counters", "RecorderCounts"]
-
+_ASSUMED: Final = (
+    "prompts are unknown, so each sequence counts as independent; if a prompt has several rollouts, pass groups= or "
+    "prompt_ids= to compare, or intervals are too narrow"
+)
+_PARTS: Final = (
+    "some rollouts of a prompt arrived after it had counted, or too late, so it counts in parts; pass compare "
+    "group_size= and all rollouts of a prompt to one process"
+)
 _ROLLOUTS: Final = ("kc.quarantine.sequences", "kc.quarantine.tokens", "kc.quarantine.tv")
 
 
@@ -58,20 +66,22 @@ class Counters:
         self._invalid = ReasonCounts(f"contract {contract}: input invalid (%s)")
         self._noted = ReasonCounts(f"contract {contract}: input doubtful (%s)")
         self._failures = ReasonCounts(f"contract {contract}: %s failed")
+        self._failed: Counter[tuple[str, str, str, str]] = Counter()
         self._rollouts: dict[str, tuple[int, int, float]] = {}
+        self._prompts: Counter[str] = Counter()
 
     def measured(self, sequences: int, tokens: int) -> None:
-        """One batch was measured."""
+        """Count a measured batch."""
         with self._lock:
             self._plain.update(batches=1, sequences=sequences, tokens=tokens)
 
     def unsampled(self) -> None:
-        """One batch or sequence was left out by sampling."""
+        """Count a batch or sequence that sampling left out."""
         with self._lock:
             self._plain["unsampled"] += 1
 
     def untraced(self, why: object) -> None:
-        """A batch was measured, but its span could not be made."""
+        """Count a measured batch whose span could not be made."""
         with self._lock:
             self._plain["untraced"] += 1
         self._failures.add("span", why)
@@ -80,21 +90,49 @@ class Counters:
         """`count` batches (sequences, for pairs) were not measured; `why` is logged the first time."""
         self._dropped.add(reason, why, count)
 
-    def invalid(self, reason: str, count: int, why: object | None = None) -> None:
-        """`count` sequences failed an input check; the first time `why` is logged, else the reason's own words."""
+    def invalid(
+        self,
+        reason: str,
+        count: int,
+        pair: KernelPair,
+        why: object | None = None,
+        slices: Mapping[str, int] | None = None,
+    ) -> None:
+        """Count sequences of a pair that failed an input check; the first is logged with `why` or the reason's.
+
+        Args:
+            reason: The check.
+            count: How many.
+            pair: The kernels.
+            why: Finding in words.
+            slices: How many of them on each slice; None where nobody knows their slices.
+        """
+        with self._lock:
+            for slice, some in ({"": count} if slices is None else slices).items():
+                if some:
+                    self._failed[reason, slice, pair.train.fingerprint, pair.inference.fingerprint] += some
         self._invalid.add(reason, remedy(reason) if why is None else why, count)
 
     def noted(self, kind: str, what: object) -> None:
-        """A batch was measured of which something should be known; the first of each kind is logged."""
+        """Note a measured batch with a peculiarity; the first of each kind is logged."""
         self._noted.add(kind, what)
 
     def rollouts(self, outcome: Literal["kept", "quarantined"], sequences: int, tokens: int, tv_sum: float) -> None:
-        """What became of sequences in quarantine: how many, their tokens, and the sum of (1-w)+ over these."""
+        """Count sequences by their outcome in quarantine: how many, their tokens, and the sum of (1-w)+ over these."""
         with self._lock:
             before = self._rollouts.get(outcome, (0, 0, 0.0))
             self._rollouts[outcome] = (before[0] + sequences, before[1] + tokens, before[2] + tv_sum)
             if outcome == "quarantined":
                 self._plain["quarantined"] += sequences
+
+    def prompts(self, outcomes: Mapping[str, int]) -> None:
+        """Prompts counted, by how."""
+        with self._lock:
+            self._prompts.update(outcomes)
+        if outcomes.get("part"):
+            self.noted("prompt-parts", _PARTS)
+        if outcomes.get("assumed"):
+            self.noted("prompts", _ASSUMED)
 
     def exported(self) -> None:
         """Every endpoint accepted an export."""
@@ -109,7 +147,7 @@ class Counters:
         self._failures.add("export", why)
 
     def values(self) -> RecorderCounts:
-        """The counts now."""
+        """Return the current counts."""
         with self._lock:
             return RecorderCounts(dropped=self._dropped.values(), invalid=self._invalid.values(), **self._plain)
 
@@ -118,20 +156,35 @@ class Counters:
         values = self.values()
         contract = {"kc.contract": self._contract}
 
-        def by_reason(counts: dict[str, int]) -> list[tuple[dict[str, str], int]]:
-            return [({**contract, "kc.reason": reason}, count) for reason, count in sorted(counts.items())]
-
         metrics = [
             counter("kc.recorder.tokens", [(contract, values.tokens)], start, now),
             counter("kc.recorder.export.failures", [(contract, values.export_failures)], start, now),
         ]
         if values.dropped:
-            metrics.append(counter("kc.recorder.dropped", by_reason(values.dropped), start, now))
-        if values.invalid:
-            metrics.append(counter("kc.input.invalid", by_reason(values.invalid), start, now))
+            dropped = [({**contract, "kc.reason": reason}, count) for reason, count in sorted(values.dropped.items())]
+            metrics.append(counter("kc.recorder.dropped", dropped, start, now))
         with self._lock:
-            rollouts = sorted(self._rollouts.items())
+            invalid = sorted(self._failed.items())
+            rollouts, prompts = sorted(self._rollouts.items()), dict(self._prompts)
+        if invalid:
+            refused = [
+                (
+                    {
+                        **contract,
+                        "kc.reason": reason,
+                        "kc.kernel.train": train,
+                        "kc.kernel.inference": inference,
+                        **({"kc.slice": slice} if slice else {}),
+                    },
+                    count,
+                )
+                for (reason, slice, train, inference), count in invalid
+            ]
+            metrics.append(counter("kc.input.invalid", refused, start, now))
         for place, name in enumerate(_ROLLOUTS if rollouts else ()):
             points = [({**contract, "kc.outcome": outcome}, totals[place]) for outcome, totals in rollouts]
             metrics.append(counter(name, points, start, now))
+        if prompts:
+            points = [({**contract, "kc.outcome": outcome}, count) for outcome, count in sorted(prompts.items())]
+            metrics.append(counter("kc.recorder.prompts", points, start, now))
         return metrics

@@ -1,6 +1,11 @@
 """The standard OTEL_* environment variables, read as the OpenTelemetry SDK reads them.
 
 Endpoints, headers, certificates, compression and request timeouts are read by the exporters themselves.
+
+Exports over HTTP count as successful only where an OTLP receiver has said so. OpenTelemetry's exporters take any status
+from 200 to 399 for a success and read no body. A 302 of a proxy that wants a login, or its page with 200, would then be
+telemetry that was delivered, and is lost. An answer that OTLP/HTTP does not have is therefore an error of the request,
+which the exporter reports as a failed export.
 """
 
 from __future__ import annotations
@@ -10,27 +15,10 @@ import os
 import uuid
 from collections.abc import Container, Mapping
 from importlib.metadata import entry_points
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
-
-from kc_otel.record.telemetry.config_file import (
-    configured,
-    file_exporters,
-    file_readers,
-    file_resource,
-    file_seconds,
-)
-
-__all__ = [
-    "export_interval",
-    "export_timeout",
-    "exporter_names",
-    "metric_exporters",
-    "process_resource",
-    "sdk_disabled",
-]
 
 _log: Final = logging.getLogger("kc_otel")
 _OTLP: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
@@ -38,19 +26,19 @@ _DEFAULT_TIMEOUT: Final = 30.0
 
 
 def sdk_disabled() -> bool:
-    """Whether OTEL_SDK_DISABLED turns everything off."""
+    """Return True if OTEL_SDK_DISABLED turns everything off."""
     return os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
 
 
 def process_resource(taken: Container[str] = (), own: Mapping[str, str] | None = None) -> Resource:
-    """The resource that OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and detectors describe, or OTEL_CONFIG_FILE.
+    """The resource that OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and detectors describe.
 
     What they say goes before what the program itself knows (`own`).
 
     A stream has one writer, so every writer needs its own `service.instance.id`: one is made up where there is none,
     and where the one there is `taken`, by another recorder or by the process that this one was forked from.
     """
-    resource = Resource(dict(own or {})).merge(file_resource() if configured() else Resource.create())
+    resource = Resource(dict(own or {})).merge(Resource.create())
     instance = resource.attributes.get(SERVICE_INSTANCE_ID)
     if not instance or str(instance) in taken:
         resource = resource.merge(Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())}))
@@ -59,26 +47,16 @@ def process_resource(taken: Container[str] = (), own: Mapping[str, str] | None =
 
 def export_interval(default: float) -> float:
     """Seconds between exports: OTEL_METRIC_EXPORT_INTERVAL (milliseconds), or `default`."""
-    return file_seconds("interval", default) if configured() else _seconds("OTEL_METRIC_EXPORT_INTERVAL", default)
+    return _seconds("OTEL_METRIC_EXPORT_INTERVAL", default)
 
 
 def export_timeout() -> float:
     """Seconds that one export may take: OTEL_METRIC_EXPORT_TIMEOUT (milliseconds), or 30."""
-    if configured():
-        return file_seconds("timeout", _DEFAULT_TIMEOUT)
     return _seconds("OTEL_METRIC_EXPORT_TIMEOUT", _DEFAULT_TIMEOUT)
 
 
 def exporter_names() -> tuple[str, ...]:
-    """The exporters that OTEL_METRICS_EXPORTER names; none for `none`, OTLP when it is not set.
-
-    Of OTEL_CONFIG_FILE a name for each reader that pushes.
-
-    Raises:
-        ValueError: If that file cannot be used.
-    """
-    if configured():
-        return ("configured",) * len(file_readers())
+    """The exporters that OTEL_METRICS_EXPORTER names; none for `none`, OTLP when it is not set."""
     names = [name.strip() for name in os.environ.get("OTEL_METRICS_EXPORTER", "").split(",") if name.strip()]
     return tuple(name for name in names or ["otlp"] if name != "none")
 
@@ -89,8 +67,6 @@ def metric_exporters() -> tuple[MetricExporter, ...]:
     Raises:
         ValueError: If the environment names an exporter or a protocol that is not installed.
     """
-    if configured():
-        return file_exporters()
     exporters = []
     for name in exporter_names():
         known = entry_points(group="opentelemetry_metrics_exporter", name=_resolved(name))
@@ -101,7 +77,7 @@ def metric_exporters() -> tuple[MetricExporter, ...]:
             # A pull exporter such as prometheus belongs to the program's own meter provider; it is not an error here.
             _log.warning("OTEL_METRICS_EXPORTER: %s does not push; drift is not exported through it", name)
             continue
-        exporters.append(factory())
+        exporters.append(checking_answers(factory()))
     return tuple(exporters)
 
 
@@ -127,3 +103,51 @@ def _seconds(variable: str, default: float) -> float:
         _log.warning("%s: %r is not a number of milliseconds above 0; using %g s", variable, text, default)
         return default
     return seconds
+
+
+_SAMPLE_CHARACTERS: Final = 80
+_Exporter = TypeVar("_Exporter")
+
+
+class UnknownAnswerError(Exception):
+    """The answer to an export does not come from an OTLP receiver; the message quotes it."""
+
+
+def checking_answers(exporter: _Exporter) -> _Exporter:
+    """An exporter of metrics or logs, with its HTTP answers checked; one that does not use HTTP is left as it is."""
+    session = getattr(exporter, "_session", None)  # to OpenTelemetry 1.42
+    if session is None:
+        session = getattr(getattr(getattr(exporter, "_client", None), "_transport", None), "_session", None)
+    hooks = getattr(session, "hooks", None)
+    if isinstance(hooks, dict):
+        hooks.setdefault("response", []).append(_check)
+    return exporter
+
+
+def _check(answer: Any, *_: Any, **__: Any) -> None:
+    """A hook of `requests`, called before it follows a redirect."""
+    if 300 <= answer.status_code < 400:
+        to = answer.headers.get("location", "nowhere")
+        answer.close()
+        raise UnknownAnswerError(f"{answer.url} redirects to {to[:_SAMPLE_CHARACTERS]!a}; OTLP has no redirects")
+    if 200 <= answer.status_code < 300 and not _is_otlp(answer.content, answer.headers.get("content-type", "")):
+        sample = answer.content[:_SAMPLE_CHARACTERS]
+        answer.close()
+        raise UnknownAnswerError(f"{answer.url} answered {answer.status_code} with what is not OTLP: {sample!a}")
+
+
+def _is_otlp(body: bytes, media: str) -> bool:
+    """Return True if a body may be that of a success: empty, as some receivers send it, or a response message."""
+    from google.protobuf import json_format  # noqa: PLC0415 - who exports has it by now
+    from google.protobuf.message import DecodeError  # noqa: PLC0415
+    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2  # noqa: PLC0415
+
+    response = metrics_service_pb2.ExportMetricsServiceResponse()  # that of logs has the same fields
+    try:
+        if media.partition(";")[0].strip().lower() == "application/json":
+            json_format.Parse(body or b"{}", response, ignore_unknown_fields=True)
+        else:
+            response.ParseFromString(body)
+    except (json_format.ParseError, DecodeError):
+        return False
+    return True

@@ -4,17 +4,22 @@ The SDK's own metric pipeline aggregates one call per value, which is a hundred 
 way in for histograms that are already made. Its exporters and data classes are public, so the loop replaces only the
 part between: it collects, wraps one resource around the metrics (the encoder merges two that are equal, so one export
 owns one), and calls `MetricExporter.export`. Nothing here runs on a caller's thread except waiting with a deadline.
+
+A fork waits until no export is under way, and none begins meanwhile: made in the middle of one, gRPC skips what
+it does for a child, and the child dies or hangs now and then (2 in 42).
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
+from weakref import WeakSet
 
 from opentelemetry import context
 from opentelemetry.sdk.metrics.export import (
@@ -28,27 +33,31 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-__all__ = ["SCOPE", "VERSION", "ExportLoop", "MetricSource"]
-
 VERSION: Final = importlib.metadata.version("kc-otel")
 SCOPE: Final = InstrumentationScope("kc_otel", VERSION)
 
 
+_FORK_SECONDS: Final = 1.0
+"""Longest that a fork waits for exports to end: an endpoint that does not answer must not hold a program up."""
+_loops: Final[WeakSet[ExportLoop]] = WeakSet()
+_held: Final[list[threading.Lock]] = []
+
+
 class MetricSource(Protocol):
-    """What the loop exports. Both methods are called by one thread at a time."""
+    """Source of the loop's metrics. Both methods are called by one thread at a time."""
 
     def collect(self, now: int) -> Sequence[Metric]:
         """Every stream as of `now`, unix nanoseconds, changed or not: a point per interval is the heartbeat."""
 
     def exported(self, error: object | None) -> None:
-        """How the export of what was last collected went; None when every exporter accepted it."""
+        """Report the result of the last export; None when every exporter accepted it."""
 
 
 class ExportLoop:
     """Exports a source every `interval` seconds, on request, and once more when it is shut down.
 
     Args:
-        source: What is exported.
+        source: Metrics to export.
         exporters: Makes the exporters, at once; called again with the next export when it raised.
         resource: The one resource of every export.
         interval: Seconds between exports; inf for exports on request only.
@@ -76,6 +85,8 @@ class ExportLoop:
         self._accepted = True
         self._stopping = False
         self._closed = False
+        self.exporting: Final = threading.Lock()
+        _loops.add(self)
         try:
             # Not when they are first needed: a short program may need them at its exit, when the interpreter is too far
             # gone to import gRPC.
@@ -135,19 +146,20 @@ class ExportLoop:
         self._close()
 
     def _export(self) -> object | None:
-        """Why the export failed, or None."""
+        """Export once; return the reason for a failure, or None."""
         try:
             metrics = self._source.collect(time.time_ns())
             if self._exporters is None:
                 self._exporters = self._make()
             data = MetricsData([ResourceMetrics(self._resource, [ScopeMetrics(SCOPE, metrics, "")], "")])
-            refused = [_where(e) for e in self._exporters if not self._is_sent(e, data)]
+            with self.exporting:
+                refused = [_where(e) for e in self._exporters if not self._is_sent(e, data)]
         except Exception as error:  # noqa: BLE001 - an exporter is foreign code, and this thread has no caller
             return error
         return f"nothing gets through to {', '.join(refused)}; `kc-otel doctor` says why" if refused else None
 
     def _is_sent(self, exporter: MetricExporter, data: MetricsData) -> bool:
-        """Whether it was delivered; OpenTelemetry 1.39 raises over HTTP where nobody listens, later ones return it."""
+        """Return True if it was delivered; over HTTP, OpenTelemetry 1.39 raises where nobody listens."""
         try:
             return exporter.export(data, timeout_millis=self._timeout * 1000.0) is MetricExportResult.SUCCESS
         except OSError as error:
@@ -168,5 +180,22 @@ class ExportLoop:
 
 
 def _where(exporter: MetricExporter) -> str:
-    """What an exporter sends to; OTLP's know their endpoint, others have a name."""
+    """Return an exporter's destination: the endpoint of an OTLP exporter, the name of another."""
     return str(getattr(exporter, "_endpoint", "") or type(exporter).__name__)
+
+
+def _before_fork() -> None:
+    """Hold every export, as far as that takes no longer than a fork may wait."""
+    end = time.monotonic() + _FORK_SECONDS
+    for lock in [loop.exporting for loop in _loops]:
+        if lock.acquire(timeout=max(end - time.monotonic(), 0.0)):
+            _held.append(lock)
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -1,7 +1,8 @@
-"""What accumulates: counts per bucket, sums and extremes of one quantity in every slice."""
+"""Accumulators of one quantity in every slice: counts per bucket, sums and extremes."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
@@ -9,12 +10,9 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.sampled import TOKEN
 from kc_otel.record.telemetry.buckets import Slots
-from kc_otel.record.telemetry.groups import by_slice
-from kc_otel.record.telemetry.log_ratio_cells import LogRatioCells
+from kc_otel.record.telemetry.groups import LogRatioCells, by_slice
 from kc_otel.record.telemetry.reduce_host import Reduced
 from kc_otel.stats.histogram import ExponentialHistogram
-
-__all__ = ["Moments", "QuantityStream", "TokenStreams"]
 
 _GROW: Final = 64
 
@@ -40,6 +38,13 @@ class Moments:
         np.minimum(self.low, low, out=self.low)
         np.maximum(self.high, high, out=self.high)
 
+    def add_by_slice(self, values: NDArray[np.float64]) -> None:
+        """Add values [n, slices] of the only quantity; NaN where a slice has none."""
+        there = ~np.isnan(values)
+        self.totals[:, 0] += np.where(there, values, 0.0).sum(0)
+        np.minimum(self.low[:, 0], np.where(there, values, np.inf).min(0), out=self.low[:, 0])
+        np.maximum(self.high[:, 0], np.where(there, values, -np.inf).max(0), out=self.high[:, 0])
+
     def of(self, slice: int, column: int) -> tuple[float, float, float]:
         """Sum, minimum and maximum."""
         at = slice, column
@@ -59,14 +64,15 @@ class TokenStreams:
         self._counts += reduced.cells
         self._moments.add(membership, reduced.totals, reduced.low, reduced.high)
 
-    def histograms(self, slice: int) -> dict[str, ExponentialHistogram]:
-        """Histogram of each quantity; empty when nothing was counted."""
+    def histograms(self, slice: int, quantities: Collection[str]) -> dict[str, ExponentialHistogram]:
+        """Histogram of each of the quantities that is one of tokens; empty when nothing was counted."""
         counts = self._counts[slice]
         if not counts.any():
             return {}
         return {
             key: self._cells.slots.histogram(*self._cells.per_slot(key, counts), *self._moments.of(slice, column))
             for column, key in enumerate(TOKEN)
+            if key in quantities
         }
 
 
@@ -89,6 +95,17 @@ class QuantityStream:
         np.add.at(self._counts, (slices, slot[rows] - self._first), 1)
         column = values[:, None]
         self._moments.add(membership, column, column, column)
+
+    def add_by_slice(self, values: NDArray[np.float64]) -> None:
+        """Add values [n, slices] that differ by slice; NaN where a slice has none."""
+        rows, slices = np.nonzero(~np.isnan(values))
+        if not rows.size:
+            return
+        there = values[rows, slices]
+        slot = self._slots.of_exact(there)
+        self._reserve(int(slot.min()), int(slot.max()))
+        np.add.at(self._counts, (slices, slot - self._first), 1)
+        self._moments.add_by_slice(values)
 
     def add_counted(
         self,

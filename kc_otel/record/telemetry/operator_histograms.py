@@ -1,4 +1,4 @@
-"""What accumulates of single operators: histograms per quantity, operator and slice, a bounded number of operators."""
+"""Accumulators of single operators: histograms by quantity, operator and slice, with a bounded number of operators."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.contract.registry import OPERATORS
+from kc_otel.contract.registry.clause_metrics import OPERATORS
 from kc_otel.record.telemetry.buckets import slots
 from kc_otel.record.telemetry.moments import QuantityStream
 from kc_otel.stats.histogram import ExponentialHistogram
 
-__all__ = ["MOST_OPERATORS", "OperatorAccumulator"]
-
 MOST_OPERATORS: Final = 64
 """Operators recorded besides those that the contract is about."""
-_LARGEST: Final = float(np.finfo(np.float32).max)
+_MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
 
 
 class OperatorAccumulator:
@@ -41,7 +39,7 @@ class OperatorAccumulator:
         self._others: Final[set[str]] = set()
 
     def has_room(self, operator: str) -> bool:
-        """Whether an operator is recorded: one that the contract names, or was recorded before, or still fits."""
+        """Return True if an operator is recorded: the contract names it, it was recorded before, or it still fits."""
         return operator in self._named or operator in self._others or len(self._others) < self._more
 
     def add(self, operator: str, values: Mapping[str, NDArray[np.float64]], membership: NDArray[np.bool_]) -> None:
@@ -49,9 +47,9 @@ class OperatorAccumulator:
 
         Args:
             operator: Its name; there must be room for it.
-            values: Observations by the registry's key of an operator quantity, float64 [n] each. What is beyond the
-                range of float32 (a row where only the inference kernel's output is not zero has an infinite relative
-                error) counts as its largest number.
+            values: Observations by the registry's key of an operator quantity, float64 [n] each. A value beyond the
+            range of float32 counts as its largest number: if only the inference kernel's output is not zero, a row has
+            an infinite relative error.
             membership: Slices of each observation, bool [n, slices].
 
         Raises:
@@ -61,7 +59,7 @@ class OperatorAccumulator:
             raise ValueError(f"operator: {operator!r} is one more than the {self._more} that there is room for")
         if unknown := values.keys() - OPERATORS.keys():
             raise ValueError(f"values: {min(unknown)!r} is not one of {', '.join(OPERATORS)}")
-        if any(np.isnan(each).any() for each in values.values()):
+        if any(np.isnan(value).any() for value in values.values()):
             raise ValueError(f"values: NaN is no observation of {operator}; leave such rows out")
         if operator not in self._named:
             self._others.add(operator)
@@ -69,7 +67,7 @@ class OperatorAccumulator:
             stream = self._streams.get((quantity, operator))
             if stream is None:
                 stream = self._streams[quantity, operator] = QuantityStream(len(self.slices), self._slots)
-            stream.add(np.clip(observed, -_LARGEST, _LARGEST), membership)
+            stream.add(np.clip(observed, -_MAX_FLOAT32, _MAX_FLOAT32), membership)
 
     def snapshot(self) -> dict[tuple[str, str, str], ExponentialHistogram]:
         """Cumulative histogram of each (quantity, operator, slice) that has observations."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,14 +11,15 @@ from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics.export import ExponentialHistogramDataPoint, Metric
 from opentelemetry.trace import SpanContext
 
-from kc_otel.contract.registry import RECORDED
+from kc_otel.contract.bucket_layouts import MOST_BUCKETS, BucketLayout
+from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.telemetry.accumulate import Accumulator, WorstToken
+from kc_otel.record.telemetry.accumulate import Accumulator
+from kc_otel.record.telemetry.compare_span import WorstToken
 from kc_otel.record.telemetry.operator_histograms import MOST_OPERATORS, OperatorAccumulator
 from kc_otel.record.telemetry.sdk_points import gauge, histogram, histogram_point
-
-__all__ = ["KernelPair", "PairStreams", "TokenExemplar", "drift_metrics", "kernel_info", "train_step"]
+from kc_otel.stats.histogram import ExponentialHistogram
 
 _SCALE: Final = 4
 
@@ -51,7 +52,8 @@ class TokenExemplar:
 class PairStreams:
     """Accumulates one kernel pair from `start` on, unix nanoseconds. Not thread-safe.
 
-    The means of the token quantities `by_sequence` are accumulated too, one per sequence. For `operators` there is
+    What is exported are the quantities `recorded`, all of the registry where there is none, the means `averaged` over
+    sequences, prompts or steps, and what is known of `sampling`; in the buckets of `layouts`. For `operators` there is
     always room, for others up to `more_operators` of them.
     """
 
@@ -62,19 +64,32 @@ class PairStreams:
         slices: Sequence[str],
         start: int,
         *,
-        by_sequence: Sequence[str] = (),
+        layouts: Mapping[str, BucketLayout] | None = None,
+        recorded: Collection[str] | None = None,
+        averaged: Sequence[str] = (),
+        sampling: Sequence[str] = (),
         reward_range: tuple[float, float] | None = None,
         operators: Sequence[str] = (),
         more_operators: int = MOST_OPERATORS,
+        patience: float = 900.0,
     ) -> None:
         self.pair: Final = pair
-        self.accumulator: Final = Accumulator(slices, scale=_SCALE, by_sequence=by_sequence, reward_range=reward_range)
+        self.accumulator: Final = Accumulator(
+            slices,
+            scale=_SCALE,
+            recorded=recorded,
+            averaged=averaged,
+            sampling=sampling,
+            reward_range=reward_range,
+            patience=patience,
+        )
         self.operators: Final = OperatorAccumulator(slices, named=operators, more=more_operators, scale=_SCALE)
         self.retired = False
         self.batches = 0
         self.step: int | None = None
         """Trainer's step of the newest batch."""
         self._contract = contract
+        self._layouts = layouts or {}
         self._start = start
         self._worst: dict[str, TokenExemplar] = {}
         self._handed_out: tuple[TokenExemplar, ...] = ()
@@ -97,10 +112,23 @@ class PairStreams:
             if not value.count:
                 continue
             exemplars = _exemplars(quantity, worst[slice]) if slice in worst else ()
-            yield quantity, histogram_point(value, self._attributes(slice), self._start, now, exemplars)
+            yield quantity, self._point(quantity, value, self._attributes(slice), now, exemplars)
         for (quantity, operator, slice), value in self.operators.snapshot().items():
             attributes = {**self._attributes(slice), "kc.operator": operator}
-            yield quantity, histogram_point(value, attributes, self._start, now)
+            yield quantity, self._point(quantity, value, attributes, now)
+
+    def _point(
+        self,
+        quantity: str,
+        value: ExponentialHistogram,
+        attributes: Mapping[str, str],
+        now: int,
+        exemplars: Sequence[Exemplar] = (),
+    ) -> ExponentialHistogramDataPoint:
+        layout = self._layouts.get(quantity)
+        if layout is not None:
+            value = value.sized(*layout, MOST_BUCKETS)
+        return histogram_point(value, attributes, self._start, now, exemplars)
 
     def refused(self) -> None:
         """The last points did not arrive: their exemplars go with the next, where none has been worse meanwhile."""
@@ -110,7 +138,7 @@ class PairStreams:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What every slice of the pair has in common, as attributes."""
+        """Attributes that all slices of the pair share."""
         return {
             "kc.contract": self._contract,
             "kc.kernel.train": self.pair.train.fingerprint,
@@ -124,14 +152,14 @@ class PairStreams:
 def drift_metrics(streams: Iterable[PairStreams], now: int) -> list[Metric]:
     """One metric per quantity, with the points of every slice and pair."""
     points: dict[str, list[ExponentialHistogramDataPoint]] = {quantity: [] for quantity in RECORDED}
-    for each in streams:
-        for quantity, point in each.points(now):
+    for stream in streams:
+        for quantity, point in stream.points(now):
             points[quantity].append(point)
     return [histogram(quantity, found) for quantity, found in points.items() if found]
 
 
-def kernel_info(contract: str, pairs: Iterable[KernelPair], start: int, now: int) -> Metric:
-    """`kc.kernel.info`: what each fingerprint stands for."""
+def kernel_info(contract: str, pairs: Iterable[KernelPair], start: int, now: int, *, last: bool) -> Metric:
+    """`kc.kernel.info`: the meaning of each fingerprint, and whether the recorder shuts down."""
     roles = {
         (role, kernel) for pair in pairs for role, kernel in (("train", pair.train), ("inference", pair.inference))
     }
@@ -142,20 +170,22 @@ def kernel_info(contract: str, pairs: Iterable[KernelPair], start: int, now: int
             "kc.kernel.role": role,
             "kc.kernel.version": kernel.fingerprint,
         }
-        values.append(({**identity, **kernel.attributes()}, 1))
+        values.append(({**identity, **kernel.attributes()}, 0 if last else 1))
     return gauge("kc.kernel.info", values, start, now)
 
 
 def train_step(streams: Iterable[PairStreams], start: int, now: int) -> Metric:
     """`kc.train.step`: of each pair whose weights say it, a point."""
-    return gauge("kc.train.step", [(one.identity, one.step) for one in streams if one.step is not None], start, now)
+    return gauge(
+        "kc.train.step", [(stream.identity, stream.step) for stream in streams if stream.step is not None], start, now
+    )
 
 
 def _exemplars(quantity: str, example: TokenExemplar) -> tuple[Exemplar, ...]:
     if quantity == "abs_log_ratio":
         value = example.token.abs_log_ratio
-    elif quantity == "tv_token" and example.token.log_ratio < 0:
-        value = -math.expm1(example.token.log_ratio)
+    elif quantity == "tv_token":
+        value = max(-math.expm1(example.token.log_ratio), 0.0)
     else:
         return ()
     return (Exemplar(dict(example.weights), value, example.at, example.span.span_id, example.span.trace_id),)

@@ -7,6 +7,7 @@ a binary search over all edges at once. Counts are those of the NumPy path exact
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -14,47 +15,41 @@ from numpy.typing import NDArray
 
 from kc_otel._extras import extra
 from kc_otel.record.measure.arrays import as_host
-from kc_otel.record.measure.checks import (
-    InvalidReason,
-    RowStats,
-    check_fillers,
-    check_patterns,
-    check_together,
-    judged,
-    looks_shifted,
-)
-from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.processing import PAD_RUN, ends_like, looks_processed, looks_processed_together
-from kc_otel.record.measure.sampled import LOWEST, TOKEN, advantage_drift, saturated
+from kc_otel.record.measure.checks import LOWEST_LOGPROB, InvalidReason, check_block, difference, doubtful
+from kc_otel.record.measure.fillers import EDGE_ROWS, SENTINEL
+from kc_otel.record.measure.packing import BLOCK, SampledBatch
+from kc_otel.record.measure.pairing_faults import RUN
+from kc_otel.record.measure.processing import looks_processed_together
+from kc_otel.record.measure.sampled import TOKEN, advantage_drift, saturated
 from kc_otel.record.telemetry.buckets import Partition
-from kc_otel.record.telemetry.groups import Groups, count_groups
-from kc_otel.record.telemetry.log_ratio_cells import LogRatioCells
-from kc_otel.record.telemetry.reduce_host import AdvantageDrift, Reduced
+from kc_otel.record.telemetry.groups import Groups, LogRatioCells, count_groups, of_one_age
+from kc_otel.record.telemetry.reduce_host import PLACE_COUNT, AdvantageDrift, Reduced, bets_of, of_places
+from kc_otel.stats.surplus import BET_COUNT, LIKELY, sureness_of_sums
 
 with extra("torch", "a batch on a device"):
     import torch
 
-__all__ = ["reduce_device"]
-
 _CHUNK: Final = 1 << 22
 """Tokens, padding included, that are worked on at a time: float64 arrays of them take 32 MiB each."""
-_KEYED: Final = 1 << 24
+_MAX_GROUP_COUNTERS: Final = 1 << 24
 """Most counters that are kept for groups of sequences before they are summed into slices."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Some rows on the device; what is masked may be anything, NaN too.
+    """Rows on the device; masked values may be anything, NaN too.
 
     Attributes:
         index: Which rows of the batch they are, on the host.
         kept: Which tokens count.
+        inference: log Q.
         log_w: l, float64, saturated and rounded to float32.
         advantage: Advantages, [rows, tokens] or [rows, 1].
     """
 
     index: NDArray[np.intp]
     kept: Any
+    inference: Any
     log_w: Any
     advantage: Any
 
@@ -69,6 +64,8 @@ def reduce_device(
     advantages: Any,
     *,
     count_sides: bool = False,
+    density: bool = False,
+    bounds: NDArray[np.intp] | None = None,
 ) -> Reduced:
     """Check, measure and count a batch; see `reduce_host`.
 
@@ -76,11 +73,13 @@ def reduce_device(
         train: log P(y), tensor [sequences, tokens].
         inference: log Q(y), on the same device or another one.
         mask: Which tokens count; None when all do.
-        codes: What is known to be invalid, int8 [sequences].
+        codes: Known invalid sequences, int8 [sequences].
         groups: Slices of each sequence.
         cells: The partition that tokens are counted in.
         advantages: [sequences] or [sequences, tokens]; None when there are none.
         count_sides: Whether to count each sequence's tokens with A > 0 and with A < 0.
+        density: Whether these are log-densities, which may exceed 0.
+        bounds: `Places.bounds` of the batch, where its places are asked for.
     """
     with torch.no_grad():
         train, device = train.detach(), train.device
@@ -96,13 +95,21 @@ def reduce_device(
         counts = torch.zeros((slices, cells.size + 1), dtype=torch.int64, device=device)
         drift_counts = torch.zeros((slices, drift_size + 1), dtype=torch.int64, device=device)
         measured, stats, drifts = [], [np.zeros((3, 0, len(TOKEN)))], [np.zeros((3, 0, 2))]
-        sides = [np.zeros((0, 2), dtype=np.intp)]
-        for first in range(0, order.size, step):
-            rows = _checked(train, inference, mask, advantages, order[first : first + step], lengths, codes)
+        sides, places = [np.zeros((0, 2), dtype=np.intp)], [np.zeros((2, 0, PLACE_COUNT))]
+        why: dict[InvalidReason, str] = {}
+        bets = np.zeros((2, BET_COUNT))
+        for some in (
+            part[first : first + step] for part in of_one_age(order, groups) for first in range(0, part.size, step)
+        ):
+            rows = _checked(train, inference, mask, advantages, some, lengths, codes, why, density)
             if not rows.index.size:
                 continue
             measured.append(rows.index)
             stats.append(_row_stats(rows))
+            bets[0] += bets_of(stats[-1][0], lengths[rows.index], partial(_changes, rows))
+            bets[1] += sureness_of_sums(*_sureness(rows))
+            if bounds is not None:
+                places.append(_place_sums(rows, bounds[rows.index]))
             found = torch.where(rows.kept, _locate(cells.partition, rows.log_w), cells.size)
             _count(counts, found, groups, rows.index)
             if advantages is not None:
@@ -120,7 +127,9 @@ def reduce_device(
             slots = as_host(drift_counts)[:, :drift_size].reshape(slices, 2, -1)
             sums, least, most = np.concatenate(drifts, axis=1)
             drift = AdvantageDrift(sums, least, most, slots, np.concatenate(sides) if count_sides else None)
-        return Reduced(codes, index, lengths[index], totals, low, high, as_host(counts)[:, : cells.size], drift)
+        counted = as_host(counts)[:, : cells.size]
+        at_places = None if bounds is None else np.concatenate(places, axis=1)
+        return Reduced(codes, index, lengths[index], totals, low, high, counted, drift, why, bets, at_places)
 
 
 def _checked(
@@ -131,6 +140,8 @@ def _checked(
     index: NDArray[np.intp],
     lengths: NDArray[np.intp],
     codes: NDArray[np.int8],
+    why: dict[InvalidReason, str],
+    density: bool,
 ) -> _Rows:
     where = torch.as_tensor(index, device=train.device)
     wide = torch.float64 if torch.float64 in (train.dtype, inference.dtype) else torch.float32
@@ -138,78 +149,87 @@ def _checked(
     kept = torch.ones_like(p, dtype=torch.bool) if mask is None else mask[where]
     log_w = saturated((p - q).float()).double()
     drift = torch.where(kept, log_w.abs(), 0.0).sum(1) / torch.as_tensor(lengths[index], device=train.device)
-    sides = [
-        f(torch.where(kept, side, rest), 1)
-        for side in (p, q)
-        for f, rest in ((torch.amin, torch.inf), (torch.amax, -torch.inf))
-    ]
     finite = torch.ones_like(drift)
     advantage = None
     if advantages is not None:
         advantage = advantages[where].double()
         advantage = advantage[:, None] if advantage.ndim == 1 else advantage
         finite = (torch.isfinite(advantage) | ~kept).all(1).double()
-    host = as_host(torch.stack([*(side.double() for side in sides), drift, finite, _ends_alike(p, q, kept)]))
-    shifted = np.full(index.size, np.inf)
-    suspicious = looks_shifted(host[4], lengths[index])
-    if suspicious.any():
-        part = torch.as_tensor(np.flatnonzero(suspicious), device=train.device)
-        shifted[suspicious] = _shifted(p[part], q[part], kept[part])
-    patterns = np.zeros(index.size, dtype=np.int8)
-    suspicious = looks_processed(host[4], lengths[index])
-    if suspicious.any():
-        part = torch.as_tensor(np.flatnonzero(suspicious), device=train.device)
-        patterns[suspicious] = check_patterns(_on_host(p[part], q[part], kept[part], lengths[index[suspicious]]))
-    alike = (host[6] == 1) & (lengths[index] >= 2 * PAD_RUN) & ~suspicious
-    if alike.any():
-        part = torch.as_tensor(np.flatnonzero(alike), device=train.device)
-        patterns[alike] = check_fillers(_on_host(p[part], q[part], kept[part], lengths[index[alike]]))
-    filled = patterns == InvalidReason.PADDING_COUNTED
-    if filled.any():
-        end = (kept * torch.arange(kept.shape[1], device=kept.device)).amax(1, keepdim=True)
-        patterns[ends_like(filled, *(as_host(side.gather(1, end)[:, 0]) for side in (p, q)))] = (
-            InvalidReason.PADDING_COUNTED
+    odd = (~(torch.isfinite(q) & (p < torch.inf)) & kept).any(1) if density else _odd(p, q, kept)
+    host = as_host(torch.stack([drift, finite, odd.double()]))
+    found = np.zeros(index.size, dtype=np.int8)
+    few = np.arange(max(1, int(np.searchsorted(np.cumsum(lengths[index]), BLOCK))))[: index.size]
+    part = torch.as_tensor(few, device=train.device)
+    block = SampledBatch.of(as_host(p[part]), as_host(q[part]), as_host(kept[part])).block(few)
+    if host[2].any() or (
+        not density
+        and (
+            doubtful(host[0], lengths[index]).any()
+            or looks_processed_together(host[0], lengths[index]).any()
+            or _agree_in_runs(p, q, kept, lengths[index])
+            or check_block(block, difference(block)).codes.any()
         )
-    short = looks_processed_together(host[4], lengths[index]) & (patterns == InvalidReason.VALID)
-    if short.any():
-        part = torch.as_tensor(np.flatnonzero(short), device=train.device)
-        patterns[short] = check_together(_on_host(p[part], q[part], kept[part], lengths[index[short]]))
-    found = judged(RowStats(host[0], host[1], host[2], host[3], host[4], shifted, patterns))
-    found[(found == InvalidReason.VALID) & (host[5] == 0)] = InvalidReason.NAN_ADVANTAGE
+    ):
+        # The patterns of a fault are looked for in host memory, by the checks of the other path; those that a program
+        # makes in all rows alike, in a block of them.
+        batch = SampledBatch.of(as_host(p), as_host(q), as_host(kept))
+        for block in batch.blocks(np.arange(index.size)):
+            checked = check_block(block, difference(block), density=density)
+            found[block.rows] = checked.codes
+            for reason, words in checked.why.items():
+                why.setdefault(reason, words)
+    found[(found == InvalidReason.VALID) & (host[1] == 0)] = InvalidReason.NAN_ADVANTAGE
     codes[index] = found
     if found.any():
         valid = np.flatnonzero(found == InvalidReason.VALID)
         part = torch.as_tensor(valid, device=train.device)
         advantage = None if advantage is None else advantage[part]
-        return _Rows(index[valid], kept[part], log_w[part], advantage)
-    return _Rows(index, kept, log_w, advantage)
+        return _Rows(index[valid], kept[part], q[part], log_w[part], advantage)
+    return _Rows(index, kept, q, log_w, advantage)
 
 
-def _ends_alike(p: Any, q: Any, kept: Any) -> Any:
-    """1 for each row whose last PAD_RUN tokens that count are one number, the same on both sides; see `ends_alike`."""
-    place = kept.cumsum(1)
-    last = kept & (place > place[:, -1:] - PAD_RUN)
-    most = torch.where(last, torch.maximum(p, q), -torch.inf).amax(1)
-    least = torch.where(last, torch.minimum(p, q), torch.inf).amin(1)
-    return (most == least).double()
+def _odd(p: Any, q: Any, kept: Any) -> Any:
+    """Rows with a number that is no log-probability of a sampled token; all others pass that check on the host."""
+    plain = (p <= 0) & (q <= 0) & (q >= LOWEST_LOGPROB) & ((p >= SENTINEL) | (p == -torch.inf))
+    return (~plain & kept).any(1)
 
 
-def _on_host(p: Any, q: Any, kept: Any, lengths: NDArray[np.intp]) -> Block:
-    """Rows that are suspicious, in host memory: patterns are looked for there, and few batches have any."""
-    return Block(np.arange(lengths.size), np.cumsum(lengths) - lengths, lengths, as_host(p[kept]), as_host(q[kept]))
+def _agree_in_runs(p: Any, q: Any, kept: Any, lengths: NDArray[np.intp]) -> bool:
+    """Return True if some row has a run of one value, or of tokens in which both sides agree; as on the host."""
+    p, q = p[kept], q[kept]
+    if p.numel() < RUN:
+        return False
+    ends = torch.as_tensor(np.cumsum(lengths) - 1, device=p.device)
+    starts, zero = ends[:-1], (p == 0) & (q == 0)
+    edges = zero[ends], torch.cat([zero[:1], zero[starts + 1]])
+    found = [edge.double().mean() >= EDGE_ROWS for edge in edges]
+    for same, times in (
+        (p[1:] == p[:-1], RUN - 1),
+        (q[1:] == q[:-1], RUN - 1),
+        ((p.float() == q.float()) & (q != 0), RUN),
+    ):
+        run = same.clone()
+        if times < RUN:
+            run[starts] = False
+        width = 1
+        while width < times and run.numel() > 1:
+            step = min(width, times - width, run.numel() - 1)
+            run, width = run[step:] & run[:-step], width + step
+        found.append(run.any())
+    return bool(torch.stack(found).any())
 
 
-def _shifted(p: Any, q: Any, kept: Any) -> NDArray[np.float64]:
-    # Neighbours among the tokens that count, which need not be neighbours in the row.
-    row = torch.arange(p.shape[0], device=p.device)[:, None].expand_as(p)[kept]
-    p, q, same = p[kept], q[kept], row[1:] == row[:-1]
-    means = []
-    for ahead, behind in ((p, q), (q, p)):
-        apart = (ahead[1:] - behind[:-1]).clip(LOWEST, -LOWEST).abs().double()
-        sums = torch.zeros(int(kept.shape[0]), dtype=torch.float64, device=p.device)
-        sums.index_add_(0, row[1:][same], apart[same])
-        means.append(sums / (kept.sum(1) - 1))
-    return as_host(torch.minimum(*means))
+def _changes(rows: _Rows) -> NDArray[np.float64]:
+    """P/Q - 1 of the tokens that count, on the host."""
+    return as_host(rows.log_w[rows.kept].expm1())
+
+
+def _sureness(rows: _Rows) -> tuple[float, int]:
+    """Sum of -log q, each at most `LIKELY`, and how many are above."""
+    capped = torch.where(rows.kept, -rows.inference, 0.0).clamp(max=LIKELY)
+    found = torch.stack([capped.double().sum(), ((rows.inference <= -LIKELY) & rows.kept).sum().double()])
+    likely, improbable = as_host(found).tolist()
+    return likely, int(improbable)
 
 
 def _row_stats(rows: _Rows) -> NDArray[np.float64]:
@@ -244,6 +264,14 @@ def _row_drifts(drift: Any, rows: _Rows) -> NDArray[np.float64]:
     return as_host(torch.stack(columns, dim=2))
 
 
+def _place_sums(rows: _Rows, bounds: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Sums of (1-w)+ over the tokens in each of PLACES, and their numbers [2, rows, places]."""
+    at = torch.as_tensor(bounds, device=rows.log_w.device)
+    terms = (torch.where(rows.kept, TOKEN["tv_token"](rows.log_w), 0.0), rows.kept.double())
+    running = [torch.nn.functional.pad(values.cumsum(1), (1, 0)).gather(1, at) for values in terms]
+    return of_places(as_host(torch.stack(running)))
+
+
 def _side_tokens(rows: _Rows) -> NDArray[np.intp]:
     sides = (rows.advantage > 0, rows.advantage < 0)
     return as_host(torch.stack([(side & rows.kept).sum(1) for side in sides], dim=1))
@@ -261,7 +289,7 @@ def _count(counts: Any, codes: Any, groups: Groups, index: NDArray[np.intp]) -> 
     present, group = np.unique(groups.of[index], return_inverse=True)
     members = groups.members[present]
     tokens = np.bincount(group) * codes.shape[1]
-    if present.size * size <= _KEYED and count_groups(members, tokens, size):
+    if present.size * size <= _MAX_GROUP_COUNTERS and count_groups(members, tokens, size):
         key = codes + torch.as_tensor(group.reshape(-1, 1) * size, device=codes.device)
         per_group = torch.bincount(key.reshape(-1), minlength=present.size * size).reshape(-1, size)
         # Float64 products of counts are exact below 2^53; integers have no matrix product on a device.

@@ -1,29 +1,39 @@
-"""From a batch of log-probabilities in host memory to counts per slice, in one pass over blocks that stay in cache."""
+"""Reduce log-probabilities in host memory to counts per slice, in one pass over blocks that fit the cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.slices import PLACES
 from kc_otel.record.measure.arrays import HostRows
 from kc_otel.record.measure.checks import InvalidReason, check_block, difference
 from kc_otel.record.measure.packing import Block, SampledBatch
+from kc_otel.record.measure.places import BETWEEN
 from kc_otel.record.measure.sampled import TOKEN, saturated
-from kc_otel.record.telemetry.groups import Groups, count_by_slice
-from kc_otel.record.telemetry.log_ratio_cells import LogRatioCells
+from kc_otel.record.telemetry.groups import Groups, LogRatioCells, count_by_slice, of_one_age
+from kc_otel.stats.surplus import BET_COUNT, sureness, surplus, surplus_of_sums
 
-__all__ = ["ADVANTAGE", "Reduced", "reduce_host"]
-
+_RATIO, _CHI2 = (list(TOKEN).index(quantity) for quantity in ("ratio", "chi2_token"))
+_MIN_EXCESS_RATIO: Final = 0.03
+"""Mean P/Q above 1 from which tokens are looked at one by one."""
+_SAMPLED_BLOCKS: Final = 4
+"""Blocks of which one is looked at for what a program does to all rows."""
+_SURENESS_TOKENS: Final = 4096
+"""Tokens of a block that are asked whether Q is too sure of them: any choice made beforehand bets as well."""
+PLACE_COUNT: Final = len(PLACES)
 ADVANTAGE: Final = ("advantage_drift_positive", "advantage_drift_negative")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduced:
-    """What is left of a batch of sampled log-probabilities.
+    """Reduction of a batch of sampled log-probabilities.
 
     Attributes:
         codes: An `InvalidReason` per sequence, int8 [sequences].
@@ -34,6 +44,10 @@ class Reduced:
         high: Largest value of each, float64 [n, 6].
         cells: Counts per slice and cell, int64 [slices, cells].
         drift: The same of the quantities of `ADVANTAGE`; None without advantages.
+        why: Findings of the checks, in words, by reason.
+        bets: Evidence that the measured tokens were not sampled from Q, [2, bets]; see `surplus` and `sureness`.
+        places: Sum of (1-w)+ over each one's tokens in each of PLACES, and how many these are, float64 [2, n, places];
+            None where nobody asked.
     """
 
     codes: NDArray[np.int8]
@@ -44,6 +58,36 @@ class Reduced:
     high: NDArray[np.float64]
     cells: NDArray[np.int64]
     drift: AdvantageDrift | None
+    why: dict[InvalidReason, str]
+    bets: NDArray[np.float64]
+    places: NDArray[np.float64] | None = None
+
+    @property
+    def mean_ratio(self) -> float:
+        """Mean of P(y)/Q(y) over the measured tokens; 0 where there are none."""
+        tokens = int(self.tokens.sum())
+        return float(self.totals[:, _RATIO].sum()) / tokens if tokens else 0.0
+
+    def held(self, codes: NDArray[np.int8]) -> Reduced:
+        """Nothing measured, with these codes instead."""
+        drift = self.drift
+        if drift is not None:
+            sides = None if drift.tokens is None else drift.tokens[:0]
+            none, slots = (drift.totals[:0], drift.low[:0], drift.high[:0]), np.zeros_like(drift.slots)
+            drift = AdvantageDrift(none[0], none[1], none[2], slots, sides)
+        return Reduced(
+            codes,
+            self.rows[:0],
+            self.tokens[:0],
+            self.totals[:0],
+            self.low[:0],
+            self.high[:0],
+            np.zeros_like(self.cells),
+            drift,
+            self.why,
+            np.zeros_like(self.bets),
+            None if self.places is None else self.places[:, :0],
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,16 +117,20 @@ def reduce_host(
     advantages: HostRows | None,
     *,
     count_sides: bool = False,
+    density: bool = False,
+    bounds: NDArray[np.intp] | None = None,
 ) -> Reduced:
     """Check, measure and count a batch.
 
     Args:
         batch: Log-probabilities of [sequences, tokens].
-        codes: What is known to be invalid, int8 [sequences]; the result has what the log-probabilities showed besides.
+        codes: Known invalid sequences, int8 [sequences]; the result adds the findings on log-probabilities.
         groups: Slices of each sequence.
         cells: The partition that tokens are counted in.
         advantages: [sequences] or [sequences, tokens].
         count_sides: Whether to count each sequence's tokens with A > 0 and with A < 0.
+        density: Whether these are log-densities, which may exceed 0.
+        bounds: `Places.bounds` of the batch, where its places are asked for.
     """
     codes = codes.copy()
     codes[(codes == InvalidReason.VALID) & (batch.lengths == 0)] = InvalidReason.NO_TOKENS
@@ -90,10 +138,16 @@ def reduce_host(
     room = int(batch.lengths[order].sum())
     counted = np.empty(room, dtype=np.uint16)
     drift_slots = np.empty(0 if advantages is None else room, dtype=np.uint16)
-    rows, stats, drifts, sides, done = [], [], [], [], 0
-    for whole in batch.blocks(order):
+    rows, stats, drifts, sides, places, done = [], [], [], [], [np.zeros((2, 0, PLACE_COUNT))], 0
+    why: dict[InvalidReason, str] = {}
+    bets = np.zeros((2, BET_COUNT))
+    of_parts = (enumerate(batch.blocks(part)) for part in of_one_age(order, groups))
+    for number, whole in chain.from_iterable(of_parts):
         block, log_w = whole, difference(whole)
-        found = check_block(block, log_w)
+        checked = check_block(block, log_w, sample=number % _SAMPLED_BLOCKS == 0 or any(why), density=density)
+        found = checked.codes
+        for reason, words in checked.why.items():
+            why.setdefault(reason, words)
         if advantages is not None:
             finite = np.logical_and.reduceat(np.isfinite(batch.packed(advantages, block.rows)), block.starts)
             found[(found == InvalidReason.VALID) & ~finite] = InvalidReason.NAN_ADVANTAGE
@@ -109,11 +163,14 @@ def reduce_host(
         wide = exact.astype(np.float64)
         change = np.expm1(wide)
         stats.append(_row_stats(wide, change, block))
+        bets[0] += bets_of(stats[-1][0], block.lengths, partial(np.asarray, change))
+        bets[1] += sureness(block.inference[:_SURENESS_TOKENS])
         if advantages is not None:
             advantage = batch.packed(advantages, block.rows)
             drifts.append(_row_drifts(change, advantage, block, cells, drift_slots[here]))
             if count_sides:
                 sides.append(_side_tokens(advantage, block))
+        places.append(_place_sums(change, block, bounds, batch.mask))
         rows.append(block.rows)
         done += exact.size
     measured = np.concatenate(rows) if rows else np.zeros(0, dtype=np.intp)
@@ -127,7 +184,26 @@ def reduce_host(
     if advantages is not None:
         tokens = np.concatenate([np.zeros((0, 2), dtype=np.intp), *sides]) if count_sides else None
         drift = _advantage_drift(_stacked(drifts, 2), drift_slots, count, cells, tokens)
-    return Reduced(codes, measured, lengths, totals, low, high, count(counted, cells.size), drift)
+    sums = None if bounds is None else np.concatenate(places, axis=1)
+    cell_counts = count(counted, cells.size)
+    return Reduced(codes, measured, lengths, totals, low, high, cell_counts, drift, why, bets, sums)
+
+
+def bets_of(
+    totals: NDArray[np.float64], tokens: NDArray[np.intp], changes: Callable[[], NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """Evidence against E_Q[P/Q] <= 1, [bets]: from sums over rows, and from tokens only where those give cause.
+
+    Args:
+        totals: Sums over each row's tokens of the quantities of `TOKEN`, [rows, 6].
+        tokens: Tokens of each, [rows].
+        changes: Returns P/Q - 1 of the tokens.
+    """
+    count = int(tokens.sum())
+    over = float(totals[:, _RATIO].sum()) - count
+    if over > _MIN_EXCESS_RATIO * count:
+        return surplus(changes())
+    return surplus_of_sums(over, float(totals[:, _CHI2].sum()), count)
 
 
 def _row_stats(log_w: NDArray[np.float64], change: NDArray[np.float64], block: Block) -> NDArray[np.float64]:
@@ -148,7 +224,7 @@ def _row_stats(log_w: NDArray[np.float64], change: NDArray[np.float64], block: B
     ends = {key: (quantity(lowest), quantity(highest)) for key, quantity in TOKEN.items()}
     low = (lowest, least_abs, ends["ratio"][0], ends["tv_token"][1], least_k3, least_chi2)
     high = tuple(np.maximum(*ends[key]) for key in TOKEN)
-    return np.stack([np.stack(each, axis=1) for each in (totals, low, high)])
+    return np.stack([np.stack(columns, axis=1) for columns in (totals, low, high)])
 
 
 def _row_drifts(
@@ -169,6 +245,37 @@ def _row_drifts(
     low = [np.minimum.reduceat(np.where(side, drift, np.inf), starts) for side in sides]
     high = [np.maximum.reduceat(np.where(side, drift, -np.inf), starts) for side in sides]
     return np.array([totals, low, high]).transpose(0, 2, 1)
+
+
+def _place_sums(
+    change: NDArray[np.float64], block: Block, bounds: NDArray[np.intp] | None, mask: NDArray[np.bool_] | None
+) -> NDArray[np.float64]:
+    """Sums of (1-w)+, from w - 1, over a block's tokens in each of PLACES, and their numbers [2, rows, places]."""
+    if bounds is None:
+        return np.zeros((2, block.rows.size, PLACE_COUNT))
+    bounds = bounds[block.rows]
+    if mask is not None:
+        bounds = _tokens_before(bounds, mask[block.rows], block.lengths)
+    running = np.zeros(change.size + 1)
+    np.cumsum(np.minimum(change, 0.0), out=running[1:])
+    return of_places(np.stack([-running[bounds + block.starts[:, None]], bounds]))
+
+
+def _tokens_before(columns: NDArray[np.intp], mask: NDArray[np.bool_], lengths: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Numbers of tokens that count before some columns of each row, [rows, columns], of rows with `lengths` of them."""
+    first = mask.argmax(1)
+    found: NDArray[np.intp] = np.clip(columns - first[:, None], 0, lengths[:, None])
+    several = np.flatnonzero(mask.shape[1] - mask[:, ::-1].argmax(1) - first != lengths)
+    if several.size:
+        before = np.zeros((several.size, mask.shape[1] + 1), dtype=np.int32)
+        np.cumsum(mask[several], axis=1, out=before[:, 1:])
+        found[several] = np.take_along_axis(before, columns[several], axis=1)
+    return found
+
+
+def of_places(at_bounds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sums over each of PLACES [..., places], from running sums at `Places.bounds` [..., bounds]."""
+    return np.maximum(np.delete(np.diff(at_bounds, axis=-1), BETWEEN, axis=-1), 0.0)
 
 
 def _side_tokens(advantage: NDArray[Any], block: Block) -> NDArray[np.intp]:

@@ -1,4 +1,4 @@
-"""From accumulated values to the OpenTelemetry SDK's own data classes, named and described by the registry.
+"""Convert accumulated values to the OpenTelemetry SDK's data classes, with the registry's names and descriptions.
 
 Everything is cumulative, whatever OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE says: a lost delta would be lost
 evidence, and a verdict rests on counts being complete; a lost cumulative point costs nothing, because the next one
@@ -14,11 +14,11 @@ from typing import Final
 from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics import export as sdk
 
-from kc_otel.contract.registry import METRICS, RECORDED
+from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
+from kc_otel.contract.registry.clause_metrics import RECORDED
+from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import Scalar
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
-
-__all__ = ["counter", "gauge", "histogram", "histogram_point"]
 
 _CUMULATIVE: Final = sdk.AggregationTemporality.CUMULATIVE
 
@@ -26,7 +26,11 @@ _CUMULATIVE: Final = sdk.AggregationTemporality.CUMULATIVE
 def histogram_point(
     value: ExponentialHistogram, attributes: Mapping[str, str], start: int, now: int, exemplars: Sequence[Exemplar] = ()
 ) -> sdk.ExponentialHistogramDataPoint:
-    """One cumulative point, observed from `start` to `now` (unix nanoseconds); `value` must not be empty."""
+    """One cumulative point, observed from `start` to `now` (unix nanoseconds); `value` must not be empty.
+
+    The SDK's point and encoder have no zero threshold. Where it is one that matters, an empty bucket that ends there is
+    the first one, and says it.
+    """
     return sdk.ExponentialHistogramDataPoint(
         attributes=attributes,
         start_time_unix_nano=start,
@@ -35,7 +39,7 @@ def histogram_point(
         sum=float(value.sum),
         scale=value.scale,
         zero_count=int(value.zero_count),
-        positive=_buckets(value.positive),
+        positive=_from_threshold(value) if value.zero_threshold > ZERO_THRESHOLD else _buckets(value.positive),
         negative=_buckets(value.negative),
         flags=0,
         min=float(value.minimum),
@@ -67,6 +71,14 @@ def gauge(name: str, values: Iterable[tuple[Mapping[str, Scalar], float]], start
 def _described(name: str, data: sdk.DataT) -> sdk.Metric:
     known = METRICS[name]
     return sdk.Metric(known.name, known.meaning, known.unit, data)
+
+
+def _from_threshold(value: ExponentialHistogram) -> sdk.Buckets:
+    """Positive buckets from the one below the zero threshold on."""
+    used = value.positive.trimmed()
+    first = round(math.log2(value.zero_threshold) * 2.0**value.scale) - 1
+    empty = used.offset - first if used.counts.size else 1
+    return sdk.Buckets(offset=first, bucket_counts=[0] * empty + used.counts.tolist())
 
 
 def _buckets(buckets: Buckets) -> sdk.Buckets:

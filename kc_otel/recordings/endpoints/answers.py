@@ -1,4 +1,4 @@
-"""What is asked of an OpenAI-compatible completions endpoint, and what its answers say. Pure.
+"""Requests to an OpenAI-compatible completions endpoint, and its answers. Pure.
 
 Log-probabilities of given tokens come from `prompt_logprobs`, which vLLM takes in the body beside OpenAI's parameters.
 They are from before any temperature or truncation, so that both sides are compared there: at temperature 1, with every
@@ -7,28 +7,14 @@ token allowed. Every such parameter is sent, because a server has defaults of it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kc_otel.recordings.comparable import NEUTRAL
-
-__all__ = [
-    "AnswerError",
-    "Sampled",
-    "models",
-    "number",
-    "sampled",
-    "sampling_body",
-    "scored",
-    "scoring_body",
-    "tokenized",
-]
+from kc_otel.recordings.responses import number
 
 _UNPROCESSED: Final = {name: values[0] for name, values in NEUTRAL.items()}
-_MINUS_INFINITY: Final = -9999.0
-"""What vLLM writes for the logarithm of 0, which JSON has no number for."""
 _PREFIX: Final = "token_id:"
 
 
@@ -81,10 +67,6 @@ def scoring_body(model: str, token_ids: Sequence[int]) -> dict[str, Any]:
 
 def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:
     """The completion that an answer to `sampling_body` holds.
-
-    Args:
-        answer: The answer, decoded JSON.
-        prompt: What was sent.
 
     Raises:
         AnswerError: If ids or log-probabilities are missing, or it is about another prompt.
@@ -180,16 +162,16 @@ def _choice(answer: Any) -> dict[str, Any]:
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
-    if isinstance(value, list) and all(isinstance(each, int) for each in value):
+    if isinstance(value, list) and all(isinstance(token, int) for token in value):
         return tuple(value)
     return None
 
 
 def _ids_in_text(value: Any) -> tuple[int, ...] | None:
-    """From `token_id:17`, as vLLM writes tokens where it is asked to, in versions that lack `token_ids`."""
+    """Parse `token_id:17`, vLLM's form of tokens in versions without `token_ids`."""
     if not isinstance(value, list):
         return None
-    texts = [str(each).removeprefix(_PREFIX) for each in value if str(each).startswith(_PREFIX)]
+    texts = [str(token).removeprefix(_PREFIX) for token in value if str(token).startswith(_PREFIX)]
     return tuple(map(int, texts)) if len(texts) == len(value) and all(map(str.isdecimal, texts)) else None
 
 
@@ -205,10 +187,3 @@ def _same_prompt(said: tuple[int, ...], sent: str | Sequence[int]) -> None:
         f"read other tokens than were sent: {len(said)} for {len(sent)}, different from place {same} on; a proxy that "
         f"makes text of them, or a server that adds tokens, cannot be compared"
     )
-
-
-def number(value: Any) -> float:
-    """A log-probability; nan where it is none, and -inf where it stands for the logarithm of 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    return -math.inf if value <= _MINUS_INFINITY else float(value)

@@ -1,12 +1,11 @@
 """Completions of one endpoint, scored by another, as a recording.
 
 A prompt that is not answered is no sample at random: it was the longest, or the one on which a kernel broke. So every
-failure is kept beside what succeeded, and whoever judges has to look at both.
+failure is kept beside the successes, and a judge has to look at both.
 
-Who stops as soon as there is enough looks at completions in the order in which they were asked for, never in that in
-which they came: short answers come first. So that a slow answer does not make it ask for all the others meanwhile, it
-runs ahead of the first that is missing by twice the number of requests at a time and no more. A failure ends the
-looking.
+An early stop looks at completions in the order of the requests, never in that of the answers: short answers come first.
+So that a slow answer does not make it ask for all the others meanwhile, it runs ahead of the first that is missing by
+twice the number of requests at a time and no more. A failure ends the looking.
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ from typing import Final
 import numpy as np
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings import Recording
 from kc_otel.recordings.comparable import NEUTRAL
 from kc_otel.recordings.endpoints.answers import Sampled
 from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, RequestFailedError
 from kc_otel.recordings.endpoints.prompts import Prompt
-
-__all__ = ["Collected", "Failure", "collect"]
+from kc_otel.recordings.recording import Recording, prompt_id
 
 _MOST_FAILURES: Final = 20
 """After so many, nothing more is asked: they are no accident, and say all there is to know."""
@@ -37,7 +34,7 @@ class Failure:
 
     Attributes:
         line: Line of its prompt.
-        why: What went wrong, with the endpoint.
+        why: The failure, with the endpoint.
     """
 
     line: int
@@ -53,7 +50,7 @@ class _Scored:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What came of it.
+    """Result of collecting completions.
 
     Attributes:
         recording: Completions that were sampled and scored, in the order of asking; None for none.
@@ -72,16 +69,20 @@ class Collected:
 
 
 class _EnoughError(Exception):
-    """What is there decides; nothing more is asked for."""
+    """Signal that the completions so far decide, and that no more are requested."""
 
 
 class _Prefix:
-    """The completions that are there without a gap, looked at as they grow, and how many of them were enough."""
+    """The completions that are there without a gap, looked at as they grow, and how many of them were enough.
+
+    It looks where each prompt has all its samples: a prompt is one observation, which later samples would change.
+    """
 
     def __init__(
-        self, enough: Callable[[Recording], bool] | None, looks: Iterable[int], whole: int, ahead: int
+        self, enough: Callable[[Recording], bool] | None, looks: Iterable[int], whole: int, samples: int, ahead: int
     ) -> None:
         self.decided: int | None = None
+        self._samples = samples
         self._enough, self._due, self._whole = enough, iter(looks), whole
         self._there, self._next = 0, next(iter(self._due), whole)
         self._ahead = whole if enough is None else ahead
@@ -110,7 +111,7 @@ class _Prefix:
         before = self._there
         while self.decided is None and self._enough is not None and self._there in done:
             self._there += 1
-            if self._there == self._next < self._whole:
+            if self._next <= self._there < self._whole and self._there % self._samples == 0:
                 if self._enough(_recording([done[place] for place in range(self._there)])):
                     self.decided = self._there
                 self._next = next(self._due, self._whole)
@@ -142,8 +143,8 @@ async def collect(
         max_tokens: Most tokens of a completion.
         concurrency: Most requests at a time.
         enough: Whether the first completions are enough, so that no more are asked for. Prompts are then asked in an
-            order that their file does not decide, each once before any is asked again.
-        looks: Numbers of completions at which it is asked, ascending.
+            order that their file does not decide, each with all its samples.
+        looks: Numbers of completions at which it is asked, ascending, or with the next prompt that is whole.
         progress: Called after each completion with those that are done, those that failed, and tokens.
 
     Returns:
@@ -156,7 +157,7 @@ async def collect(
     work = enumerate(_order(prompts, samples, shuffled=enough is not None))  # shared by the workers
     done: dict[int, _Scored] = {}
     failures: list[Failure] = []
-    prefix = _Prefix(enough, looks, whole, 2 * concurrency)
+    prefix = _Prefix(enough, looks, whole, samples, 2 * concurrency)
     tokens = 0
 
     async def worker() -> None:
@@ -180,8 +181,8 @@ async def collect(
     except _EnoughError:
         pass
     finally:
-        for each in workers:
-            each.cancel()
+        for task in workers:
+            task.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
     if prefix.decided is not None:
         return Collected(_recording([done[at] for at in range(prefix.decided)]), (), prefix.decided)
@@ -190,13 +191,9 @@ async def collect(
 
 
 def _order(prompts: Sequence[Prompt], samples: int, *, shuffled: bool) -> Iterator[Prompt]:
-    """Each prompt with all its samples; or, where the first ones may be enough, all prompts mixed, and again."""
-    if not shuffled:
-        yield from (prompt for prompt in prompts for _ in range(samples))
-        return
-    mixed = [prompts[place] for place in np.random.default_rng(0).permutation(len(prompts))]
-    for _ in range(samples):
-        yield from mixed
+    """Order the prompts, each with all its samples: as in the file, or shuffled if a gate may stop early."""
+    places = np.random.default_rng(0).permutation(len(prompts)) if shuffled else range(len(prompts))
+    return (prompts[place] for place in places for _ in range(samples))
 
 
 async def _one(
@@ -211,8 +208,8 @@ async def _one(
     automatic: dict[str, Scalar] = {
         "prompt_tokens": len(found.prompt_ids),
         "completion_tokens": len(found.token_ids),
-        "response_tokens": len(found.token_ids),  # the same, as contracts about rollouts call it
         "model": name,
+        "prompt_id": prompt_id(np.array(found.prompt_ids, dtype=np.int64)),
     }
     if found.finish_reason:
         automatic["finish_reason"] = found.finish_reason

@@ -20,13 +20,11 @@ from kc_otel.recordings.endpoints.prompts import Prompt
 with extra("cli", "asking an endpoint"):
     import httpx
 
-__all__ = ["CompletionClient", "CompletionEndpoint", "CompletionEndpointError", "RefusedError", "RequestFailedError"]
-
-_BUSY: Final = frozenset({429, 502, 503, 504})
+_BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
 _ATTEMPTS: Final = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _CONNECT_SECONDS: Final = 10.0
-_SHOWN: Final = 300
+_MAX_QUOTED_CHARACTERS: Final = 300
 """Characters of an endpoint's own words that a message repeats."""
 
 
@@ -44,7 +42,7 @@ class RequestFailedError(CompletionEndpointError):
 
 @dataclass(frozen=True, slots=True)
 class CompletionEndpoint:
-    """Where a kernel answers.
+    """Address of a kernel's server.
 
     Attributes:
         side: `inference` for the one that samples, `train` for the one that scores.
@@ -141,6 +139,18 @@ class CompletionClient:
             raise RefusedError(f"{self.endpoint}: {said}; name the model with {option}")
         return names[0]
 
+    async def version(self) -> str | None:
+        """The engine's version, where it says one: vLLM does under /version."""
+        try:
+            response = await self._http.get(
+                f"{self.endpoint.root}/version", headers=self._headers, timeout=self._timeout
+            )
+        except httpx.HTTPError:
+            return None
+        said = _json(response) if response.is_success else None
+        version = said.get("version") if isinstance(said, dict) else None
+        return version if isinstance(version, str) and version.isprintable() else None
+
     async def sample(self, model: str, prompt: Prompt, max_tokens: int) -> answers.Sampled:
         """One completion of a prompt.
 
@@ -189,7 +199,7 @@ class CompletionClient:
             except httpx.HTTPError as error:
                 failed = f"does not answer ({self._described(error)})"
             else:
-                if response.status_code not in _BUSY:
+                if response.status_code not in _BUSY_STATUSES:
                     return self._content(response, path)
                 failed = f"{response.status_code}: {self._described(response)}"
                 wait = _asked_to_wait(response, wait)
@@ -226,7 +236,7 @@ class CompletionClient:
         text = " ".join(text.split())
         if self.endpoint.key:
             text = text.replace(self.endpoint.key, "***")
-        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        return text if len(text) <= _MAX_QUOTED_CHARACTERS else f"{text[:_MAX_QUOTED_CHARACTERS]}..."
 
 
 def _json(response: httpx.Response) -> Any:

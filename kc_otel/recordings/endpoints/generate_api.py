@@ -1,4 +1,4 @@
-"""What is asked of SGLang's own `/generate`, and what its answers say. Pure.
+"""Requests to SGLang's own `/generate`, and its answers. Pure.
 
 Source: sglang 0.5.23, srt/managers/io_struct.py (`GenerateReqInput`), srt/managers/tokenizer_manager.py (`meta_info`):
 `output_token_logprobs` and, of given tokens from `logprob_start_len` on, `input_token_logprobs` are lists of a
@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from kc_otel.recordings.endpoints.answers import AnswerError, Sampled, number
-
-__all__ = ["PATH", "generated", "generation_body", "is_sglang", "scores", "scores_body"]
+from kc_otel.recordings.endpoints.answers import AnswerError, Sampled
+from kc_otel.recordings.responses import number
 
 PATH: Final = "/generate"
-_WHOLE: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
+_WHOLE_DISTRIBUTION: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
                  "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
 
 
 def is_sglang(models: Any) -> bool:
-    """Whether a list of models is SGLang's."""
+    """Return True if a list of models is SGLang's."""
     rows = models.get("data") if isinstance(models, dict) else None
     return bool(rows) and all(isinstance(row, dict) and row.get("owned_by") == "sglang" for row in rows or ())
 
@@ -29,13 +28,13 @@ def is_sglang(models: Any) -> bool:
 def generation_body(prompt: str | Sequence[int], max_tokens: int) -> dict[str, Any]:
     """A request for one completion, with the sampled tokens' ids and log-probabilities."""
     sent = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
-    params = {"max_new_tokens": max_tokens, **_WHOLE}
+    params = {"max_new_tokens": max_tokens, **_WHOLE_DISTRIBUTION}
     return {**sent, "sampling_params": params, "return_logprob": True, "return_prompt_token_ids": True}
 
 
 def scores_body(token_ids: Sequence[int]) -> dict[str, Any]:
     """A request for the log-probability of every one of these tokens after those before it."""
-    params = {"max_new_tokens": 0, **_WHOLE}
+    params = {"max_new_tokens": 0, **_WHOLE_DISTRIBUTION}
     return {"input_ids": list(token_ids), "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
 
 

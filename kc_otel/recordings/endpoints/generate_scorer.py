@@ -18,8 +18,6 @@ from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, Compl
 with extra("cli", "asking a server"):
     import httpx
 
-__all__ = ["score"]
-
 
 def score(
     prompt_ids: Sequence[Any], token_ids: Sequence[Any], processing: Mapping[str, Scalar] | None = None
@@ -27,8 +25,8 @@ def score(
     """Log-probabilities of given tokens, as a `Scorer`.
 
     Raises:
-        ValueError: If no server is named, or the requests were drawn with a temperature or a truncation: what the
-            server says of given tokens is from before these.
+        ValueError: If no server is named, or the requests were drawn with a temperature or a truncation: the server's
+        values for given tokens are from before these.
         CompletionEndpointError: If the server does not answer.
     """
     if changed := effective(processing or {}):

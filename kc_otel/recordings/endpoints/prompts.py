@@ -14,8 +14,6 @@ from kc_otel.recordings.comparable import NEUTRAL, effective
 from kc_otel.recordings.read_jsonl import scalars_of
 from kc_otel.recordings.rows import Problems
 
-__all__ = ["Prompt", "PromptsError", "read_prompts"]
-
 _ATTRIBUTES: Final = "attributes"
 
 
@@ -32,7 +30,7 @@ class Prompt:
         text: Text, which the inference endpoint makes tokens of.
         token_ids: Tokens.
         messages: A conversation, which the inference endpoint's chat template makes tokens of.
-        attributes: What slices are made of.
+        attributes: Attributes for slices.
     """
 
     line: int
@@ -84,9 +82,9 @@ def _prompt(line: int, row: Any) -> Prompt:
     text, token_ids, messages = row.get("prompt") or "", row.get("prompt_token_ids") or [], row.get("messages") or []
     if not isinstance(text, str):
         raise ValueError("prompt: is not text; tokens are called prompt_token_ids")  # noqa: TRY004
-    if not (isinstance(token_ids, list) and all(type(each) is int and each >= 0 for each in token_ids)):
+    if not (isinstance(token_ids, list) and all(type(token) is int and token >= 0 for token in token_ids)):
         raise ValueError("prompt_token_ids: is not a list of whole numbers from 0 on")
-    if not (isinstance(messages, list) and all(isinstance(each, dict) for each in messages)):
+    if not (isinstance(messages, list) and all(isinstance(message, dict) for message in messages)):
         raise ValueError("messages: is not a list of objects such as {'role': 'user', 'content': '...'}")
     asked = effective({name: row[name] for name in NEUTRAL if row.get(name) is not None})
     if asked:

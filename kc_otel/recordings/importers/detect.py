@@ -1,10 +1,10 @@
-"""Whose file it is, and whether it is finished."""
+"""Format of a file, and whether it is complete."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from kc_otel.recordings.importers import nemo_rl_files as nemo_rl
 from kc_otel.recordings.importers import prime_rl_files as prime_rl
@@ -12,10 +12,8 @@ from kc_otel.recordings.importers import roll_files as roll
 from kc_otel.recordings.importers import skyrl_files as skyrl
 from kc_otel.recordings.importers import slime_files as slime
 from kc_otel.recordings.importers import verl_files as verl
-from kc_otel.recordings.importers.imported import ImportFileError
-from kc_otel.recordings.importers.json_lines import records
-
-__all__ = ["FORMATS", "Format", "complete", "files_of", "format_of"]
+from kc_otel.recordings.read_jsonl import first_record
+from kc_otel.recordings.recording import RecordingError
 
 Format = Literal["verl", "slime", "skyrl", "roll", "prime-rl", "nemo-rl", "generic"]
 FORMATS: Final[tuple[Format, ...]] = ("verl", "slime", "skyrl", "roll", "prime-rl", "nemo-rl", "generic")
@@ -25,33 +23,33 @@ _GENERIC: Final = (".npz", ".parquet")
 
 
 def format_of(path: Path) -> Format:
-    """Whose format a file has, by its name and its first record.
+    """Return the format of a file, from its name and first record.
 
     Raises:
-        ImportFileError: If its first line is no JSON object, or it holds text without log-probabilities.
+        RecordingError: If its first line is no JSON object, or it holds text without log-probabilities.
     """
     name = path.name.lower()
     if name.endswith(verl.ENDINGS):
         return _of_batches(path)
     if not name.endswith(_LINES):
         return "generic"
-    record = _first(path)
+    record = first_record(path)
     if verl.is_text_dump(record):
         msg = (
             f"{path}: is a dump of trainer.rollout_data_dir: text and scores without log-probabilities; set "
             f"rollout.calculate_log_probs=True and save batches with DataProto.save_to_disk"
         )
-        raise ImportFileError(msg)
+        raise RecordingError(msg)
     if record is not None and {"head_version", "tail_version", "completion"} <= set(record):
         msg = f"{path}: is a dump of AReaL's rollouts: text and rewards without log-probabilities; {_AREAL}"
-        raise ImportFileError(msg)
+        raise RecordingError(msg)
     if prime_rl.looks_like(path, record):
         return "prime-rl"
     return "nemo-rl" if nemo_rl.looks_like(path, record) else "generic"
 
 
 def _of_batches(path: Path) -> Format:
-    """Whose pickle or file of tensors it is."""
+    """Return the format of a pickle or file of tensors."""
     if skyrl.looks_like(path):
         return "skyrl"
     if roll.looks_like(path):
@@ -68,8 +66,8 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = (each for each in path.rglob("*") if each.is_file())
-            found += sorted((each for each in inside if each.name.lower().endswith(_KNOWN)), key=_natural)
+            inside = (file for file in path.rglob("*") if file.is_file())
+            found += sorted((file for file in inside if file.name.lower().endswith(_KNOWN_SUFFIXES)), key=_natural)
         elif path.exists():
             found.append(path)
         else:
@@ -79,15 +77,11 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
 
 
 def complete(path: Path) -> bool:
-    """Whether the trainer says that it is done with a file; where none says so, it is."""
+    """Return True if the trainer is done with a file, or never says so."""
     return prime_rl.complete(path)
 
 
-_KNOWN: Final = (*_LINES, *_GENERIC, *verl.ENDINGS)
-
-
-def _first(path: Path) -> dict[str, Any] | None:
-    return next((record for _, record in records(path)), None)
+_KNOWN_SUFFIXES: Final = (*_LINES, *_GENERIC, *verl.ENDINGS)
 
 
 def _natural(path: Path) -> tuple[tuple[int, int | str], ...]:

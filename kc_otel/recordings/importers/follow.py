@@ -9,8 +9,6 @@ from pathlib import Path
 
 from kc_otel.recordings.importers.detect import complete, files_of
 
-__all__ = ["Ledger", "unseen"]
-
 _Version = tuple[str, int, int]
 
 
@@ -19,7 +17,7 @@ class Ledger:
 
     Args:
         path: Where to remember them, one JSON list a line; None for this run alone.
-        known: What is remembered already.
+        known: Entries so far.
     """
 
     def __init__(self, path: Path | None, known: set[_Version]) -> None:
@@ -28,7 +26,7 @@ class Ledger:
 
     @classmethod
     def of(cls, path: Path | None) -> Ledger:
-        """What a file remembers; a file that is not there yet remembers nothing.
+        """Read a ledger from a file; a missing file is an empty ledger.
 
         Raises:
             ValueError: If it is no such file.
@@ -48,7 +46,7 @@ class Ledger:
         return _version(path) in self._known
 
     def add(self, path: Path) -> None:
-        """A file is done."""
+        """Add a finished file."""
         version = _version(path)
         self._known.add(version)
         if self._path is not None:

@@ -1,25 +1,22 @@
-"""What every importer reads a file into: sequences with both kernels' log-probabilities, and what else is known."""
+"""Common result of every importer: sequences with both kernels' log-probabilities, and their other data."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
-
-__all__ = ["ImportFileError", "Imported", "Refusals", "floats", "plain"]
+from kc_otel.recordings.recording import RecordingError, group_of, prompt_id
+from kc_otel.recordings.rows import Ragged, RaggedTable
 
 _LONGEST_TEXT = 200
 """Characters from which a text is content, not an attribute."""
-
-
-class ImportFileError(ValueError):
-    """A file cannot be imported; the message names it, what was found, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +34,7 @@ class Imported:
             over them; None where the file has none.
         versions: Step of the weights that sampled each token, int64 [T]; None where the file has none.
         processing: Temperature and the like of both sides alike; None where the file does not say.
+        prompt_ids: Prompt tokens, int64, padded as the others of the file; None where the file has none.
     """
 
     train: NDArray[np.float64]
@@ -48,11 +46,18 @@ class Imported:
     processing: Mapping[str, Scalar] | None = None
     train_kept: NDArray[np.float64] | None = None
     versions: NDArray[np.int64] | None = None
+    prompt_ids: NDArray[np.int64] | None = None
+
+    @property
+    def prompt(self) -> Hashable:
+        """Name of the prompt: the one that the file gives it, or its tokens; None where it has neither."""
+        named = group_of(self.attributes)
+        return self.prompt_ids.tobytes() if named is None and self.prompt_ids is not None else named
 
 
 @dataclass(slots=True)
 class Refusals:
-    """Records that could not become sequences, by reason of `measure.reasons`; the first of each with its place."""
+    """Records that could not become sequences, by `contract.input_reasons`; the first of each with its place."""
 
     counts: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
@@ -61,6 +66,93 @@ class Refusals:
         """Count records; `why` names the file, the line and the field."""
         self.counts[reason] += count
         self.first.setdefault(reason, why)
+
+
+def needed(path: Path, batch: Mapping[str, NDArray[Any]], names: Sequence[str], hint: str) -> list[NDArray[Any]]:
+    """Return tensors of a batch.
+
+    Raises:
+        RecordingError: If one is missing; `hint` says how to have it.
+    """
+    if missing := [name for name in names if name not in batch]:
+        raise RecordingError(f"{path}: has no {' and no '.join(missing)}, only {', '.join(sorted(batch))}; {hint}")
+    return [batch[name] for name in names]
+
+
+def batch_rows(
+    path: Path,
+    refusals: Refusals,
+    sides: Mapping[str, NDArray[Any]],
+    masks: Mapping[str, NDArray[Any]],
+    about: Callable[[int], tuple[Mapping[str, Scalar], tuple[int | None, int | None]]],
+    *,
+    token_ids: NDArray[Any] | None = None,
+    advantages: NDArray[Any] | None = None,
+    prompt_ids: NDArray[Any] | Sequence[NDArray[Any]] | None = None,
+    processing: Mapping[str, Scalar] | None = None,
+) -> Iterator[Imported]:
+    """Cut a padded batch into its sequences.
+
+    Args:
+        path: The file, for messages.
+        refusals: Where sequences without tokens are counted.
+        sides: Log-probabilities of the training and of the inference kernel by their names, [sequences, tokens].
+        masks: By their names, [sequences, tokens]; a token counts where none of them is 0.
+        about: Gives the attributes and the weight versions of a row.
+        token_ids: [sequences, tokens]; left out where it has another shape, as advantages are.
+        advantages: [sequences, tokens].
+        prompt_ids: Of each sequence.
+        processing: Of all of them.
+
+    Raises:
+        RecordingError: If shapes do not fit.
+    """
+    train, inference = (side.astype(np.float64) for side in sides.values())
+    shapes = [array.shape for array in (train, inference, *masks.values())]
+    if train.ndim != 2 or len(set(shapes)) > 1:
+        said = ", ".join(map(str, shapes))
+        raise RecordingError(f"{path}: {', '.join((*sides, *masks))} have shapes {said}, not one [sequences, tokens]")
+    ids, gains = (None if array is None or array.shape != train.shape else array for array in (token_ids, advantages))
+    for row, kept in enumerate(np.logical_and.reduce([mask != 0 for mask in masks.values()])):
+        if not kept.any():
+            refusals.add("no_tokens", f"{path}: row {row}: {' and '.join(masks)} leave no token")
+            continue
+        attributes, weights = about(row)
+        yield Imported(
+            train[row][kept],
+            inference[row][kept],
+            None if ids is None else ids[row][kept].astype(np.int64),
+            None if gains is None else gains[row][kept].astype(np.float64),
+            attributes,
+            weights,
+            processing,
+            prompt_ids=None if prompt_ids is None else prompt_ids[row].astype(np.int64),
+        )
+
+
+def table_of(source: str, rows: Sequence[Imported]) -> RaggedTable:
+    """Put sequences into one table; columns that only some of them have are left out.
+
+    Weight versions and processing become attributes, as a recording's columns of these names are.
+    """
+    columns: dict[str, list[Any]] = {
+        "train": [row.train if row.train_kept is None else row.train + row.train_kept for row in rows],
+        "inference": [row.inference for row in rows],
+    }
+    for role in ("token_ids", "advantages", "train_kept", "versions"):
+        values = [getattr(row, role) for row in rows]
+        if rows and not any(value is None for value in values):
+            columns[role] = values
+    attributes = []
+    for row in rows:
+        weights = zip(("train_weights", "inference_weights"), row.weights, strict=True)
+        known = {name: version for name, version in weights if version is not None}
+        if row.prompt_ids is not None:
+            known = {"prompt_id": prompt_id(row.prompt_ids), **known}
+        attributes.append({**known, **(row.processing or {}), **row.attributes})
+    names = {role: f"{role} log-probabilities" if role in ("train", "inference") else role for role in columns}
+    ragged = {role: Ragged.of_rows(values) for role, values in columns.items()}
+    return RaggedTable(source, ragged, names, tuple(attributes), lambda row: f"sequence {row}")
 
 
 def floats(values: Any) -> NDArray[np.float64]:

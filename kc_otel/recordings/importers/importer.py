@@ -1,8 +1,8 @@
-"""From files to a recorder: in chunks of bounded size, and a file is done only when its drift was exported.
+"""Import files in chunks of bounded size; a file is finished once its drift is exported.
 
     file -> sequences -> chunks of one weight version -> Recorder.compare -> export -> done
 
-Nothing is sampled: what a trainer wrote is measured whole. A file that cannot be read is named with its remedy, and the
+Nothing is sampled: a trainer's files are measured in full. A file that cannot be read is named with its remedy, and the
 others go on.
 """
 
@@ -18,7 +18,6 @@ import numpy as np
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.recorder import Recorder
-from kc_otel.recordings.importers import generic
 from kc_otel.recordings.importers import nemo_rl_files as nemo_rl
 from kc_otel.recordings.importers import prime_rl_files as prime_rl
 from kc_otel.recordings.importers import roll_files as roll
@@ -26,28 +25,56 @@ from kc_otel.recordings.importers import skyrl_files as skyrl
 from kc_otel.recordings.importers import slime_files as slime
 from kc_otel.recordings.importers import verl_files as verl
 from kc_otel.recordings.importers.detect import Format, format_of
-from kc_otel.recordings.importers.imported import Imported, ImportFileError, Refusals
-from kc_otel.recordings.recording import reward_of
-
-__all__ = ["ImportTotals", "Importer", "StepRecorders"]
+from kc_otel.recordings.importers.imported import Imported, Refusals
+from kc_otel.recordings.recording import RecordingError, reward_of
+from kc_otel.recordings.recording_files import load_own
 
 _UNFLUSHED: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
-_PICKLED: Final[Mapping[str, Callable[..., Iterator[Imported]]]] = {
+_PICKLE_READERS: Final[Mapping[str, Callable[..., Iterator[Imported]]]] = {
     "verl": verl.read,
     "skyrl": skyrl.read,
     "roll": roll.read,
 }
-_PLAIN: Final[Mapping[str, Callable[..., Iterator[Imported]]]] = {
+_PLAIN_READERS: Final[Mapping[str, Callable[..., Iterator[Imported]]]] = {
     "slime": slime.read,
     "prime-rl": prime_rl.read,
     "nemo-rl": nemo_rl.read,
 }
 
 
+def read_file(
+    path: Path,
+    refusals: Refusals,
+    format: Format | None = None,
+    *,
+    columns: Mapping[str, str] | None = None,
+    trust: bool = False,
+) -> Iterator[Imported]:
+    """Read the sequences of a file.
+
+    Args:
+        path: The file.
+        refusals: Where records that cannot become sequences are counted.
+        format: Whose it is; None to find out.
+        columns: Role to column name, for generic files.
+        trust: Whether to unpickle whatever the file holds.
+
+    Raises:
+        RecordingError: If it cannot be used.
+        OSError: If it cannot be read.
+    """
+    format = format or format_of(path)
+    if format == "generic":
+        return read_generic(path, columns)
+    if pickled := _PICKLE_READERS.get(format):
+        return pickled(path, refusals, trust=trust)
+    return _PLAIN_READERS[format](path, refusals)
+
+
 @dataclass(slots=True)
 class ImportTotals:
-    """What was done so far.
+    """Counts of the import so far.
 
     Attributes:
         files: Files whose drift was exported.
@@ -70,13 +97,13 @@ class StepRecorders(Protocol):
     """A recorder for each step of the trainer, beside the one of them all."""
 
     def recorder(self, step: int) -> Recorder | None:
-        """Where sequences of a step go; None for nowhere."""
+        """Return the recorder for sequences of a step; None to drop them."""
 
     def flush(self) -> None:
         """Measure what was handed over."""
 
     def end_of_file(self) -> None:
-        """A file has been read."""
+        """Note the end of a file."""
 
 
 class Importer:
@@ -125,12 +152,12 @@ class Importer:
         self._steps = steps
 
     def file(self, path: Path) -> bool:
-        """Import one file; whether all of it was measured and exported. What went wrong is in `totals.failed`."""
+        """Import one file; whether all of it was measured and exported. Failures are in `totals.failed`."""
         before = sum(self._recorder.stats().dropped.values())
         sequences = tokens = unflushed = 0
         try:
-            for chunk in self._chunks(self._read(path)):
-                size = sum(each.train.size for each in chunk)
+            for chunk in self._chunks(self._rows(path)):
+                size = sum(sequence.train.size for sequence in chunk)
                 self._compare(chunk)
                 sequences, tokens, unflushed = sequences + len(chunk), tokens + size, unflushed + size
                 if unflushed >= _UNFLUSHED:
@@ -138,7 +165,7 @@ class Importer:
                     if self._steps is not None:
                         self._steps.flush()
                     unflushed = 0
-        except (ImportFileError, OSError, UnicodeDecodeError) as error:
+        except (RecordingError, OSError, UnicodeDecodeError) as error:
             self.totals.failed[path] = str(error)
         if self._steps is not None:
             self._steps.end_of_file()
@@ -153,63 +180,65 @@ class Importer:
         self.totals.files += 1
         return True
 
-    def _read(self, path: Path) -> Iterator[Imported]:
-        format = self._format or format_of(path)
-        if format == "generic":
-            return generic.read(path, self._columns)
-        if pickled := _PICKLED.get(format):
-            return pickled(path, self.totals.refusals, trust=self._trust)
-        return _PLAIN[format](path, self.totals.refusals)
+    def _rows(self, path: Path) -> Iterator[Imported]:
+        return read_file(path, self.totals.refusals, self._format, columns=self._columns, trust=self._trust)
 
     def _chunks(self, sequences: Iterator[Imported]) -> Iterator[list[Imported]]:
         """Sequences that can be one batch, until they have `chunk_tokens` tokens."""
         waiting: dict[Hashable, list[Imported]] = {}
-        tokens = 0
-        for each in sequences:
-            waiting.setdefault((_alike(each), self._step(each)), []).append(each)
-            tokens += each.train.size
-            if tokens >= self._chunk_tokens:
+        tokens, last = 0, None
+        for sequence in sequences:
+            prompt = sequence.prompt
+            # Rollouts of a prompt stand next to each other, and stay in one batch.
+            if tokens >= self._chunk_tokens and (prompt is None or prompt != last):
                 yield from waiting.values()
                 waiting, tokens = {}, 0
+            waiting.setdefault((_alike(sequence), self._step(sequence)), []).append(sequence)
+            tokens, last = tokens + sequence.train.size, prompt
         yield from waiting.values()
 
     def _compare(self, chunk: Sequence[Imported]) -> None:
         first = chunk[0]
-        self.totals.identical += sum(bool(np.array_equal(each.train, each.inference)) for each in chunk)
+        self.totals.identical += sum(bool(np.array_equal(sequence.train, sequence.inference)) for sequence in chunk)
         step = self._step(first)
-        masses = [each.train_kept for each in chunk if each.train_kept is not None]
+        masses = [sequence.train_kept for sequence in chunk if sequence.train_kept is not None]
         # A recorder takes what is from before truncation, and renormalises it again.
-        train = [each.train if each.train_kept is None else each.train + each.train_kept for each in chunk]
-        known = np.array([reward_of(each.attributes) for each in chunk])
+        train = [
+            sequence.train if sequence.train_kept is None else sequence.train + sequence.train_kept
+            for sequence in chunk
+        ]
+        known = np.array([reward_of(sequence.attributes) for sequence in chunk])
         rewards = None if np.isnan(known).all() else known
-        versions = [each.versions for each in chunk]
+        versions = [sequence.versions for sequence in chunk]
+        prompts = [sequence.prompt for sequence in chunk]
         of_step = None if self._steps is None or step is None else self._steps.recorder(step)
         for recorder in (self._recorder, of_step):
             if recorder is not None:
                 recorder.compare(
                     train,
-                    [each.inference for each in chunk],
-                    token_ids=None if first.token_ids is None else [each.token_ids for each in chunk],
+                    [sequence.inference for sequence in chunk],
+                    token_ids=None if first.token_ids is None else [sequence.token_ids for sequence in chunk],
                     rewards=rewards,
-                    advantages=None if first.advantages is None else [each.advantages for each in chunk],
+                    advantages=None if first.advantages is None else [sequence.advantages for sequence in chunk],
                     kept=(masses, None) if masses else None,
-                    attributes=[{**each.attributes, **self._attributes} for each in chunk],
+                    attributes=[{**sequence.attributes, **self._attributes} for sequence in chunk],
                     processing=None if first.processing is None else (first.processing, first.processing),
                     weights=first.weights if first.versions is None else (first.weights[0], versions),
+                    groups=None if None in prompts else prompts,
                     presampled=True,
                 )
 
-    def _step(self, each: Imported) -> int | None:
+    def _step(self, sequence: Imported) -> int | None:
         """The trainer's step, where it matters and somebody says it."""
         if self._steps is None:
             return None
-        said = self._attributes.get("step", each.attributes.get("step", each.weights[0]))
+        said = self._attributes.get("step", sequence.attributes.get("step", sequence.weights[0]))
         if isinstance(said, float) and said.is_integer():
             return int(said)
         return said if isinstance(said, int) and not isinstance(said, bool) else None
 
     def _exported(self) -> bool:
-        """Whether everything recorded was measured and every endpoint accepted it, in time."""
+        """Return True if everything recorded was measured and accepted by every endpoint, in time."""
         end = time.monotonic() + self._patience
         while True:
             failures = self._recorder.stats().export_failures
@@ -221,14 +250,44 @@ class Importer:
             time.sleep(0.2)
 
 
-def _alike(each: Imported) -> Hashable:
-    """What sequences of one batch have in common."""
-    processing = None if each.processing is None else tuple(sorted(each.processing.items()))
+def _alike(sequence: Imported) -> Hashable:
+    """Return the key shared by sequences of one batch."""
+    processing = None if sequence.processing is None else tuple(sorted(sequence.processing.items()))
     return (
-        each.weights,
+        sequence.weights,
         processing,
-        each.token_ids is None,
-        each.advantages is None,
-        each.train_kept is None,
-        each.versions is None,
+        sequence.token_ids is None,
+        sequence.advantages is None,
+        sequence.train_kept is None,
+        sequence.versions is None,
     )
+
+
+def read_generic(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Imported]:
+    """The sequences of a recording; a file with one bad sequence is refused as a whole.
+
+    Columns `train_weights` and `inference_weights` with one value per sequence are weight versions; `weight_versions`
+    has the inference kernel's for each token.
+
+    Raises:
+        RecordingError: If the recording cannot be used; every problem, one line each.
+    """
+    log = load_own(path, columns)
+    ends = np.cumsum(log.lengths)
+    for begin, end, attributes in zip(ends - log.lengths, ends, log.attributes, strict=True):
+        here = slice(int(begin), int(end))
+        train, inference = (_version(attributes.get(f"{side}_weights")) for side in ("train", "inference"))
+        yield Imported(
+            log.train[here],
+            log.inference[here],
+            None if log.token_ids is None else log.token_ids[here],
+            None if log.advantages is None else log.advantages[here],
+            attributes,
+            (train, inference),
+            versions=None if log.versions is None else log.versions[here],
+            train_kept=None if log.train_kept is None else log.train_kept[here],
+        )
+
+
+def _version(value: object) -> int | str | None:
+    return value if isinstance(value, int | str) and not isinstance(value, bool) else None

@@ -1,13 +1,12 @@
-"""What NeMo-RL writes: `train_data_step{N}.jsonl` in the log folder, one line per sample.
+"""Files of NeMo-RL: `train_data_step{N}.jsonl` in the log folder, one line per sample.
 
-Source: NVIDIA-NeMo/RL, nemo_rl/algorithms/grpo.py at ddbdb1e522c7 (`log_data`: content, rewards, input_lengths,
-token_ids, token_loss_mask, sample_loss_mask, advantages, generation_logprobs, prev_logprobs), nemo_rl/utils/logger.py
-at 0275e75840b1 (`log_batched_dict_as_jsonl`). Samples are cut from the batch one at a time without dropping its axis,
-so that every value of a line is in a list of one. Rows have the prompt, the completion and padding; entry t of both
-log-probabilities belongs to token t, and entry 0 is a filler. Versions that wrote no `token_loss_mask` say nowhere
+Source: NVIDIA-NeMo/RL at 7ea279abfbeb, nemo_rl/algorithms/grpo.py and grpo_sync.py (`log_data`: content, rewards,
+input_lengths, token_ids, token_loss_mask, sample_loss_mask, advantages, generation_logprobs, prev_logprobs),
+nemo_rl/utils/logger.py (`log_batched_dict_as_jsonl`). Samples are cut from the batch one at a time without dropping its
+axis, so that every value of a line is in a list of one. Rows have the prompt, the completion and padding; entry t of
+both log-probabilities belongs to token t, and entry 0 is a filler. Versions that wrote no `token_loss_mask` say nowhere
 where the prompt ends, and are refused. No line says which weights sampled it, by token or by sample, nor does any of
-an asynchronous run (`log_data` of grpo.py, grpo_sync.py and ppo.py at 7ea279abfbeb): the replay buffer's
-`weight_version` is not written.
+an asynchronous run: the replay buffer's `weight_version` is not written.
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ import numpy as np
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.importers.imported import Imported, Refusals, floats, plain
-from kc_otel.recordings.importers.json_lines import records
-
-__all__ = ["looks_like", "read"]
+from kc_otel.recordings.read_jsonl import records
 
 _NAME: Final = re.compile(r"train_data_step(\d+)\.jsonl(\.gz)?$")
 _PER_TOKEN: Final = ("prev_logprobs", "generation_logprobs", "token_loss_mask")
 
 
 def looks_like(path: Path, record: dict[str, Any] | None) -> bool:
-    """Whether a file with this name and first record is NeMo-RL's."""
+    """Return True if a file with this name and first record is NeMo-RL's."""
     return bool(_NAME.search(path.name)) or (
         record is not None and {"prev_logprobs", "generation_logprobs"} <= set(record)
     )
@@ -40,7 +37,7 @@ def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
     """The sequences of a file.
 
     Raises:
-        ImportFileError: If a line is no JSON object.
+        RecordingError: If a line is no JSON object.
     """
     named = _NAME.search(path.name)
     step = int(named[1]) if named else None
@@ -81,7 +78,6 @@ def _sequence(record: dict[str, Any], step: int | None) -> Imported | None:
         **({} if "rewards" not in record else {"reward": float(record["rewards"])}),
         **({} if step is None else {"step": step}),
         "prompt_tokens": prompt,
-        "tokens": int(kept.sum()),
     }
     return Imported(
         train[kept],
@@ -90,9 +86,10 @@ def _sequence(record: dict[str, Any], step: int | None) -> Imported | None:
         advantages,
         attributes,
         (step, None),
+        prompt_ids=None if ids is None else np.asarray(ids[:prompt], dtype=np.int64),
     )
 
 
 def _one(value: Any) -> Any:
-    """What is in a list of one; lines whose values were not wrapped stay as they are."""
+    """Unwrap a list of one; lines whose values were not wrapped stay as they are."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -1,11 +1,13 @@
-"""What prime-rl writes with `enable_token_export`: `token_exports/step_N/rank_R.jsonl`, one line per trained sequence.
+"""Files of prime-rl with `enable_token_export`: `token_exports/step_N/rank_R.jsonl`, a line per trained sequence.
 
-Source: PrimeIntellect-ai/prime-rl, src/prime_rl/trainer/rl/token_export.py at 004274ec964f, schema version 1. Lists
-have one entry per token of prompt and completion: token_ids, loss_mask, advantages, losses, inference_logprobs,
-trainer_logprobs and what follows from them; a number that is not finite is null. `losses` holds, where it is written,
-a mask for each loss: only tokens of the loss `rl` were sampled by the inference kernel. A folder is complete when it
-holds a file STABLE. No line says which weights sampled it, by token or by sequence (the same file at 559b44772e47): the
-orchestrator knows (orchestrator/dispatcher.py, `policy_version`), and its micro-batches do not carry it to the trainer.
+Source: PrimeIntellect-ai/prime-rl at 559b44772e47, src/prime_rl/trainer/rl/token_export.py, schema version 1, and
+train.py (`mismatch_mask`). Lists have one entry per token of prompt and completion: token_ids, loss_mask, advantages,
+inference_logprobs, trainer_logprobs, what follows from them, and rl_weights, ce_weights and ref_kl_weights, which are
+null where a loss has no component. A number that is not finite is null. Tokens that neither rl_weights nor
+ref_kl_weights count were sampled by another model, which is distilled, and have no log-probability of the inference
+kernel. Until 004274ec964f, `losses` held a mask for each loss in place of weights. A folder is complete when it holds a
+file STABLE. No line says which weights sampled it, by token or by sequence: the orchestrator knows
+(orchestrator/dispatcher.py, `policy_version`), and its micro-batches do not carry it to the trainer.
 """
 
 from __future__ import annotations
@@ -18,22 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.importers.imported import Imported, ImportFileError, Refusals, floats, plain
-from kc_otel.recordings.importers.json_lines import records
-
-__all__ = ["complete", "looks_like", "read"]
+from kc_otel.recordings.importers.imported import Imported, Refusals, floats, plain
+from kc_otel.recordings.read_jsonl import records
+from kc_otel.recordings.recording import RecordingError
 
 _SCHEMA = 1
 
 
 def looks_like(path: Path, record: dict[str, Any] | None) -> bool:
-    """Whether a file with this name and first record is prime-rl's."""
+    """Return True if a file with this name and first record is prime-rl's."""
     named = path.name.startswith("rank_") and path.parent.name.startswith("step_")
     return named or (record is not None and {"trainer_logprobs", "inference_logprobs", "loss_mask"} <= set(record))
 
 
 def complete(path: Path) -> bool:
-    """Whether nothing is written to a file any more; anywhere but in a folder of exports nobody says so."""
+    """Return True if a file is complete; outside a folder of exports, files count as complete."""
     return path.parent.parent.name != "token_exports" or (path.parent / "STABLE").exists()
 
 
@@ -41,13 +42,13 @@ def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
     """The sequences of a file.
 
     Raises:
-        ImportFileError: If a line is no JSON object, or of another schema version.
+        RecordingError: If a line is no JSON object, or of another schema version.
     """
     for place, record in records(path):
         if record.get("schema_version", _SCHEMA) != _SCHEMA:
             said = record["schema_version"]
             msg = f"{place}: schema_version: {said!r} is not {_SCHEMA}; use --format generic with --columns"
-            raise ImportFileError(msg)
+            raise RecordingError(msg)
         try:
             found = _sequence(record)
         except KeyError as error:
@@ -57,7 +58,7 @@ def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
             refusals.add("shape_mismatch", f"{place}: {error}")
             continue
         if found is None:
-            refusals.add("no_tokens", f"{place}: loss_mask leaves no token that was sampled")
+            refusals.add("no_tokens", f"{place}: loss_mask and rl_weights leave no token that was sampled")
         else:
             yield found
 
@@ -74,12 +75,11 @@ def _sequence(record: dict[str, Any]) -> Imported | None:
         return None
     advantages = floats(record["advantages"]) if record.get("advantages") else None
     rewards = floats(record["rewards"])[kept] if record.get("rewards") else np.empty(0)
-    ids = record.get("token_ids")
+    ids, prompt = record.get("token_ids"), int(np.flatnonzero(kept)[0])
     step = record.get("export_step", record.get("step"))
     attributes: dict[str, Scalar] = {
         **plain(record),
-        "prompt_tokens": int(np.flatnonzero(kept)[0]),
-        "tokens": int(kept.sum()),
+        "prompt_tokens": prompt,
     }
     if rewards.size and np.isfinite(rewards[0]):
         attributes["reward"] = float(rewards[0])
@@ -90,11 +90,24 @@ def _sequence(record: dict[str, Any]) -> Imported | None:
         None if advantages is None or np.isnan(advantages[kept]).all() else advantages[kept],
         attributes,
         (step if isinstance(step, int) else None, None),
+        prompt_ids=None if ids is None else np.asarray(ids[:prompt], dtype=np.int64),
     )
 
 
 def _sampled(record: dict[str, Any]) -> NDArray[np.bool_]:
-    losses = record.get("losses")
-    if losses:
-        return np.array([bool(each.get("rl", {}).get("mask", False)) for each in losses], dtype=np.bool_)
-    return np.array(record["loss_mask"], dtype=np.bool_)
+    """Return which tokens are trained on and were sampled by the inference kernel."""
+    if losses := record.get("losses"):
+        return np.array([bool(loss.get("rl", {}).get("mask", False)) for loss in losses], dtype=np.bool_)
+    kept = np.array(record["loss_mask"], dtype=np.bool_)
+    rl, ref_kl = (_counted(record.get(name)) for name in ("rl_weights", "ref_kl_weights"))
+    if rl is None and ref_kl is None:
+        return kept
+    sampled = kept if rl is None else rl
+    return kept & (sampled if ref_kl is None else sampled | ref_kl)
+
+
+def _counted(weights: list[float | None] | None) -> NDArray[np.bool_] | None:
+    """Return where weights are not 0; None where the loss has no component."""
+    if weights is None or all(weight is None for weight in weights):
+        return None
+    return np.asarray(np.nan_to_num(floats(weights)) != 0.0)

@@ -19,9 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import MissingExtraError, extra
-from kc_otel.recordings.importers.imported import ImportFileError
-
-__all__ = ["Container", "arrays", "names_in", "torch_load", "unpickled"]
+from kc_otel.recordings.recording import RecordingError
 
 _ARRAYS: Final = {"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"}
 _NUMPY: Final = {
@@ -34,7 +32,7 @@ _NUMPY: Final = {
 _PLAIN: Final = {("collections", "OrderedDict"), ("_codecs", "encode"), ("builtins", "set"), ("builtins", "frozenset")}
 
 
-_LOOKED_AT: Final = 1 << 16
+_HEAD_BYTES: Final = 1 << 16
 """Bytes at a file's begin in which its trainer's name is looked for."""
 
 
@@ -48,14 +46,14 @@ class Container:
 
 
 def rebuilt(_: object, state: Any) -> Container:
-    """What SkyRL's `_rebuild_tensor_batch` would make."""
+    """Return a container in place of the object that SkyRL's `_rebuild_tensor_batch` would make."""
     found = Container()
     found.state = state
     return found
 
 
 def unpickled(path: Path, content: bytes, package: str, *, trust: bool) -> Any:
-    """What a pickle holds, its trainer's container as a `Container`.
+    """Unpickle a file, with its trainer's container as a `Container`.
 
     Args:
         path: The file, for messages.
@@ -64,19 +62,19 @@ def unpickled(path: Path, content: bytes, package: str, *, trust: bool) -> Any:
         trust: Whether to unpickle whatever the file holds, which runs the code that it names.
 
     Raises:
-        ImportFileError: If it names other classes, or is no pickle.
+        RecordingError: If it names other classes, or is no pickle.
     """
     try:
         return pickle.loads(content) if trust else _Restricted(content, package).load()  # noqa: S301 - asked for
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError) as error:
         msg = f"{path}: {error}" if str(error).startswith("holds") else f"{path}: is no batch's pickle ({error})"
-        raise ImportFileError(msg) from None
+        raise RecordingError(msg) from None
 
 
 def names_in(path: Path, *names: bytes) -> bool:
-    """Whether all of these are in a file's first bytes, as names of classes and keys are."""
+    """Return True if all of these names (of classes or keys) are in a file's first bytes."""
     with path.open("rb") as file:
-        begin = file.read(_LOOKED_AT)
+        begin = file.read(_HEAD_BYTES)
     return all(name in begin for name in names)
 
 
@@ -99,21 +97,21 @@ class _Restricted(pickle.Unpickler):
             return tuple
         if (module in _NUMPY and name in _ARRAYS) or (module, name) in _PLAIN:
             return super().find_class(module, name)
-        msg = f"holds {module}.{name}, which a batch needs not; --trust runs it, for files that you wrote yourself"
+        msg = f"holds {module}.{name}, which a batch needs not; `kc-otel import --trust` runs it, for files of your own"
         raise pickle.UnpicklingError(msg)
 
 
 def torch_load(path: Path, content: bytes, *, trust: bool) -> Any:
-    """What `torch.save` wrote: tensors, numbers, texts and containers of them, unless the file is trusted.
+    """Load a file of `torch.save`: tensors, numbers, texts and containers of them, unless the file is trusted.
 
     Raises:
-        ImportFileError: If it holds anything else, or torch is not installed.
+        RecordingError: If it holds anything else, or torch is not installed.
     """
     try:
         with extra("torch", "a file of tensors"):
             import torch  # noqa: PLC0415 - only where a file needs it
     except MissingExtraError as error:
-        raise ImportFileError(f"{path}: {error}") from None
+        raise RecordingError(f"{path}: {error}") from None
     try:
         importlib.import_module("tensordict")  # it tells torch which of its classes are harmless
     except ImportError:
@@ -125,7 +123,7 @@ def torch_load(path: Path, content: bytes, *, trust: bool) -> Any:
     except (pickle.UnpicklingError, RuntimeError, AttributeError, ImportError) as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         msg = f"{path}: tensors cannot be read safely ({named[1] if named else type(error).__name__}){hint}"
-        raise ImportFileError(msg) from None
+        raise RecordingError(msg) from None
 
 
 def arrays(batch: Any) -> dict[str, NDArray[Any]]:

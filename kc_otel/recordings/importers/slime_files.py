@@ -1,4 +1,4 @@
-"""What slime writes with `--save-debug-train-data PATH` (or `--dump-details`): `{rollout_id}.pt`.
+"""Files of slime with `--save-debug-train-data PATH` (or `--dump-details`): `{rollout_id}.pt`.
 
 Source: THUDM/slime 0.3.1 at 624b824a898a, slime/observability/train_data_utils.py (`_build_dump_payload`, format
 version 2: `samples`, a mapping for each, with tensors over the response's tokens), and actor.py beside the trainer:
@@ -16,10 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.importers.imported import Imported, ImportFileError, Refusals, plain
+from kc_otel.recordings.importers.imported import Imported, Refusals, plain
 from kc_otel.recordings.importers.safe_pickle import arrays, names_in, torch_load
-
-__all__ = ["looks_like", "read"]
+from kc_otel.recordings.recording import RecordingError
 
 _VERSION: Final = 2
 _SIDES: Final = ("log_probs", "rollout_log_probs")
@@ -27,7 +26,7 @@ _REMEDY: Final = "dump with --save-debug-train-data, of rollouts that have log-p
 
 
 def looks_like(path: Path) -> bool:
-    """Whether a file of tensors is slime's."""
+    """Return True if a file of tensors is slime's."""
     return names_in(path, b"rollout_id", b"samples")
 
 
@@ -35,13 +34,13 @@ def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
     """The sequences of a file.
 
     Raises:
-        ImportFileError: If it is no such dump.
+        RecordingError: If it is no such dump.
         OSError: If it cannot be read.
     """
     dump = torch_load(path, path.read_bytes(), trust=False)
     samples = dump.get("samples") if isinstance(dump, Mapping) else None
     if not isinstance(samples, list) or dump.get("format_version") != _VERSION:
-        raise ImportFileError(f"{path}: is no dump of slime's training data of format version {_VERSION}; {_REMEDY}")
+        raise RecordingError(f"{path}: is no dump of slime's training data of format version {_VERSION}; {_REMEDY}")
     step, rewards = dump.get("rollout_id"), dump.get("raw_reward")
     for row, sample in enumerate(samples):
         if missing := [name for name in _SIDES if sample.get(name) is None]:
@@ -61,7 +60,6 @@ def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
         place = sample.get("rollout_position", row)
         attributes: dict[str, Scalar] = {
             **plain({name: value for name, value in sample.items() if name != "data_parallel_rank"}),
-            "tokens": int(mask.sum()),
             "prompt_tokens": 0 if ids is None else int(ids.size - mask.size),
         }
         if isinstance(rewards, list) and place < len(rewards) and isinstance(rewards[place], int | float):
@@ -73,10 +71,11 @@ def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
             None if advantages is None or advantages.shape != mask.shape else advantages[mask].astype(np.float64),
             attributes,
             (step if isinstance(step, int) else None, None),
+            prompt_ids=None if ids is None else ids[: -mask.size].astype(np.int64),
         )
 
 
 def _tensor(value: Any) -> Any:
     """A list of numbers as an array; anything else as it is."""
-    numbers = isinstance(value, list | tuple) and value and all(isinstance(each, int | float) for each in value)
+    numbers = isinstance(value, list | tuple) and value and all(isinstance(item, int | float) for item in value)
     return np.asarray(value) if numbers else value

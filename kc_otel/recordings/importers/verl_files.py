@@ -1,10 +1,11 @@
-"""What verl writes: `DataProto` pickles (`DataProto.save_to_disk`), and the same fields saved by `torch.save`.
+"""Files of verl: `DataProto` pickles (`DataProto.save_to_disk`), and the same fields saved by `torch.save`.
 
-Source: verl 0.9.1 as released: verl/protocol.py (`DataProto.__getstate__`: a batch of tensors, as the bytes of a
-`torch.save`d TensorDict, or with VERL_DATAPROTO_SERIALIZATION_METHOD=numpy as dtype, shape and bytes; then
-`non_tensor_batch` and `meta_info`), verl/trainer/ppo/ray_trainer.py (`old_log_probs` log P at the start of the step,
-`rollout_log_probs` log Q with rollout.calculate_log_probs=True, `response_mask`, `responses`, `advantages`,
-`meta_info["temperature"]`), verl/experimental/fully_async_policy/detach_utils.py (`min_global_steps` and
+Source: verl 0.9.1 as released, and the same in verl-project/verl at 1dda039b9c63: verl/protocol.py
+(`DataProto.__getstate__`: a batch of tensors, as the bytes of a `torch.save`d TensorDict, or with
+VERL_DATAPROTO_SERIALIZATION_METHOD=numpy as dtype, shape and bytes; then `non_tensor_batch` and `meta_info`),
+verl/trainer/ppo/ray_trainer.py (`old_log_probs` log P at the start of the step, `rollout_log_probs` log Q
+with rollout.calculate_log_probs=True, `response_mask`, `responses`, `advantages`, `meta_info["temperature"]`),
+verl/experimental/fully_async_policy/detach_utils.py (`min_global_steps` and
 `max_global_steps`, the oldest and the newest weights that a response was sampled with; workers/rollout/llm_server.py
 keeps no more of what it sampled in between, so that there is no version for each token, and the oldest stands for all).
 The weights are called by the step that made them: `old_log_probs` of step n are of version n - 1, which
@@ -21,17 +22,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.recordings.importers.imported import Imported, ImportFileError, Refusals, plain
+from kc_otel.contract.slices import Scalar
+from kc_otel.recordings.importers.imported import Imported, Refusals, batch_rows, needed, plain
 from kc_otel.recordings.importers.safe_pickle import Container, arrays, torch_load, unpickled
-
-__all__ = ["ENDINGS", "is_text_dump", "read"]
+from kc_otel.recordings.recording import RecordingError
 
 ENDINGS: Final = (".pkl", ".pickle", ".pt", ".pth", ".dp")
 _SIDES: Final = ("old_log_probs", "rollout_log_probs")
 
 
 def is_text_dump(record: Mapping[str, Any] | None) -> bool:
-    """Whether a record is of `trainer.rollout_data_dir` or `validation_data_dir`: text and scores."""
+    """Return True for a record of `trainer.rollout_data_dir` or `validation_data_dir`: text and scores only."""
     return record is not None and {"input", "output", "step"} <= set(record) and not any(s in record for s in _SIDES)
 
 
@@ -44,59 +45,45 @@ def read(path: Path, refusals: Refusals, *, trust: bool = False) -> Iterator[Imp
         trust: Whether to unpickle whatever the file holds, which runs the code that it names.
 
     Raises:
-        ImportFileError: If it holds something else, has not both kernels' log-probabilities, or shapes do not fit.
+        RecordingError: If it holds something else, has not both kernels' log-probabilities, or shapes do not fit.
         OSError: If it cannot be read.
     """
     batch, others, meta = _loaded(path, trust=trust)
-    missing = [name for name in _SIDES if name not in batch]
-    if missing:
-        msg = (
-            f"{path}: has no {' and no '.join(missing)}, only {', '.join(sorted(batch))}; set "
-            f"rollout.calculate_log_probs=True and save the batch after old_log_probs are computed"
-        )
-        raise ImportFileError(msg)
-    train, inference = batch["old_log_probs"].astype(np.float64), batch["rollout_log_probs"].astype(np.float64)
-    mask = _mask(path, batch, train.shape)
-    if train.ndim != 2 or not train.shape == inference.shape == mask.shape:
-        shapes = ", ".join(str(each.shape) for each in (train, inference, mask))
-        msg = f"{path}: {', '.join(_SIDES)}, response_mask have shapes {shapes}, not one [sequences, response]"
-        raise ImportFileError(msg)
-    processing = plain({"temperature": meta["temperature"]}) if "temperature" in meta else None
-    for row in range(train.shape[0]):
-        kept = mask[row]
-        if not kept.any():
-            refusals.add("no_tokens", f"{path}: row {row}: response_mask leaves no token")
-            continue
+    hint = "set rollout.calculate_log_probs=True and save the batch after old_log_probs are computed"
+    train, inference = needed(path, batch, _SIDES, hint)
+
+    def about(row: int) -> tuple[dict[str, Scalar], tuple[int | None, int | None]]:
         given = plain({name: values[row] for name, values in others.items() if len(values) == train.shape[0]})
-        yield Imported(
-            train[row][kept],
-            inference[row][kept],
-            batch["responses"][row][kept].astype(np.int64) if _fits(batch, "responses", train) else None,
-            batch["advantages"][row][kept].astype(np.float64) if _fits(batch, "advantages", train) else None,
-            {**given, **_counted(batch, row, kept), **_step(meta)},
-            _weights(given, meta),
-            processing,
-        )
+        return {**given, **_counted(batch, row, train.shape[-1]), **_step(meta)}, _weights(given, meta)
+
+    return batch_rows(
+        path,
+        refusals,
+        dict(zip(_SIDES, (train, inference), strict=True)),
+        _masks(path, batch, train.shape),
+        about,
+        token_ids=batch.get("responses"),
+        advantages=batch.get("advantages"),
+        prompt_ids=batch.get("prompts"),
+        processing=plain({"temperature": meta["temperature"]}) if "temperature" in meta else None,
+    )
 
 
-def _fits(batch: Mapping[str, NDArray[Any]], name: str, like: NDArray[Any]) -> bool:
-    return name in batch and batch[name].shape == like.shape
+def _masks(path: Path, batch: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+    found = {name: batch[name] for name in ("response_mask", "loss_mask") if name in batch}
+    if not found and "attention_mask" in batch:
+        found["attention_mask"] = batch["attention_mask"][:, -shape[-1] :]
+    if not found:
+        msg = f"{path}: has neither response_mask nor attention_mask, so that padding would count; save one of them"
+        raise RecordingError(msg)
+    return found
 
 
-def _mask(path: Path, batch: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    if "response_mask" in batch:
-        return np.asarray(batch["response_mask"] != 0)
+def _counted(batch: Mapping[str, NDArray[Any]], row: int, width: int) -> dict[str, int | float]:
+    """Return a response's usual attributes for slices."""
+    found: dict[str, int | float] = {}
     if "attention_mask" in batch:
-        return np.asarray(batch["attention_mask"][:, -shape[-1] :] != 0)
-    msg = f"{path}: has neither response_mask nor attention_mask, so that padding would count; save one of them"
-    raise ImportFileError(msg)
-
-
-def _counted(batch: Mapping[str, NDArray[Any]], row: int, kept: NDArray[np.bool_]) -> dict[str, int | float]:
-    """What a response's slices are usually made of."""
-    found: dict[str, int | float] = {"tokens": int(kept.sum())}
-    if "attention_mask" in batch:
-        found["prompt_tokens"] = int((batch["attention_mask"][row][: -kept.size] != 0).sum())
+        found["prompt_tokens"] = int((batch["attention_mask"][row][:-width] != 0).sum())
     for name in ("token_level_scores", "rm_scores"):
         if name in batch and batch[name].ndim == 2:
             found.setdefault("reward", float(batch[name][row].sum()))
@@ -125,7 +112,7 @@ def _loaded(path: Path, *, trust: bool) -> tuple[dict[str, NDArray[Any]], dict[s
         return arrays(state.batch), dict(state.non_tensor_batch), dict(state.meta_info)
     if not isinstance(state, Container) or not isinstance(state.state, tuple) or len(state.state) != 3:
         msg = f"{path}: holds {type(state).__name__}, not a DataProto; save the batch with DataProto.save_to_disk"
-        raise ImportFileError(msg)
+        raise RecordingError(msg)
     tensors, others, meta = state.state
     if isinstance(tensors, bytes):
         tensors = torch_load(path, tensors, trust=False)
@@ -137,7 +124,7 @@ def _loaded(path: Path, *, trust: bool) -> tuple[dict[str, NDArray[Any]], dict[s
 def _from_bytes(path: Path, name: str, part: Any) -> Any:
     if len(part) != 3:
         msg = f"{path}: {name}: is a nested tensor; save padded tensors"
-        raise ImportFileError(msg)
+        raise RecordingError(msg)
     dtype, shape, data = part
     if dtype == "bfloat16":
         wide = np.frombuffer(bytes(data), dtype=np.uint16).astype(np.uint32) << 16

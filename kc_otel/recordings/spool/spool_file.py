@@ -16,8 +16,6 @@ from typing import Final
 
 from kc_otel.recordings.request import COLUMNS, Row
 
-__all__ = ["MIN_BYTES", "SpoolError", "SpoolFullError", "append", "connect", "expire", "forget", "is_full"]
-
 MIN_BYTES: Final = 1 << 20
 """Smallest bound of a spool's file."""
 
@@ -39,7 +37,7 @@ class SpoolError(Exception):
 
 
 class SpoolFullError(SpoolError):
-    """There is no room for the spool on its disk."""
+    """The spool's disk is full."""
 
 
 def connect(path: Path, *, max_bytes: int | None = None, timeout: float = 5.0) -> sqlite3.Connection:
@@ -130,7 +128,7 @@ def expire(connection: sqlite3.Connection, before: float) -> int:
 
 
 def _prepared(connection: sqlite3.Connection, max_bytes: int | None) -> bool:
-    """Whether the database is a spool, which it has become where it was empty."""
+    """Return True if the database is a spool; an empty one is made into a spool."""
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
     if tables and connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
         return False
@@ -150,7 +148,7 @@ def _prepared(connection: sqlite3.Connection, max_bytes: int | None) -> bool:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that the spool, or the disk below it, has no room."""
+    """Return True if an error means that the spool, or its disk, has no room."""
     name = getattr(error, "sqlite_errorname", "")
     return name == "SQLITE_FULL" or isinstance(error, SpoolFullError) or getattr(error, "errno", None) == errno.ENOSPC
 

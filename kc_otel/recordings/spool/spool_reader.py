@@ -13,8 +13,6 @@ from typing import Final, Self
 from kc_otel.recordings.request import COLUMNS, SampledRequest, decode
 from kc_otel.recordings.spool.spool_file import SpoolError, connect, expire, forget
 
-__all__ = ["SpoolReader"]
-
 _log: Final = logging.getLogger("kc_otel")
 
 
@@ -49,9 +47,6 @@ class SpoolReader:
         """The next requests, oldest first, with the numbers that `done` wants; each is taken once by this reader.
 
         A row that cannot be read is removed and logged.
-
-        Args:
-            limit: Most requests.
 
         Raises:
             SpoolError: If the file cannot be read.

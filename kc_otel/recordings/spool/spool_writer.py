@@ -16,12 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from kc_otel.contract.units import format_duration
-from kc_otel.record.forks import PerProcess
-from kc_otel.record.worker import BoundedWorker, ReasonCounts
+from kc_otel.record.worker import BoundedWorker, PerProcess, ReasonCounts
 from kc_otel.recordings.request import Row, SampledRequest, encode, size_of
 from kc_otel.recordings.spool.spool_file import SpoolError, append, connect, expire, is_full
-
-__all__ = ["Spool", "SpoolStats"]
 
 _BATCH: Final = 256
 _RETRY_SECONDS: Final = 5.0
@@ -31,7 +28,7 @@ _log: Final = logging.getLogger("kc_otel")
 
 @dataclass(frozen=True, slots=True)
 class SpoolStats:
-    """What became of the requests of this process.
+    """Outcomes of the requests of this process.
 
     Attributes:
         written: Acknowledged: committed to the file.
@@ -90,7 +87,7 @@ class Spool(PerProcess):
         self._worker.put(lambda: request, size_of(request))
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Wait until what is queued is written or dropped; whether that was done within `timeout` seconds."""
+        """Wait until the queue is written or dropped; return True if that was done within `timeout` seconds."""
         return self._worker.flush(timeout)
 
     def close(self, timeout: float = 5.0) -> bool:
@@ -102,7 +99,7 @@ class Spool(PerProcess):
         return done
 
     def stats(self) -> SpoolStats:
-        """What was written, what waits and what was dropped in this process."""
+        """Counts of the requests written, waiting and dropped in this process."""
         return SpoolStats(self._written, self._worker.depth()[0], self._dropped.values())
 
     def _begin(self) -> None:

@@ -1,1 +1,1 @@
-"""Who may send, read and act, and on which contracts."""
+"""Access: tokens, and what their holders may do."""

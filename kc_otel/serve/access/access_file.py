@@ -1,12 +1,9 @@
-"""Bearer tokens by tenant, from a file that is read again when it changes.
+"""Bearer tokens, from a file that is read again when it changes.
 
-    tenants:
-      team-a: [policy-7b]              # names of contracts
-      operations: all
     tokens:
-      - {name: trainer, tenant: team-a, may: [send], sha256: 9f86d081...}
-      - {name: ada, tenant: team-a, may: [read, act], sha256: 60303ae2...}
-      - {name: prometheus, tenant: operations, may: [read], sha256: fd61a03a...}
+      - {name: trainer, may: [send], sha256: 9f86d081...}
+      - {name: ada, may: [read, act], sha256: 60303ae2...}
+      - {name: prometheus, may: [read], sha256: fd61a03a...}
 
 The file holds digests, so that who reads it or a backup of it cannot use it. A token is 256 random bits
 (`kc-otel token`), which no dictionary has: plain SHA-256 is enough for it, as it would not be for a password. To rotate
@@ -20,18 +17,17 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kc_otel.judge.otlp.request_errors import ForbiddenError, UnauthenticatedError
 from kc_otel.serve.api.people_input import Name, refusals
-
-__all__ = ["AccessError", "AccessFile", "Caller", "Role", "digest_of", "new_token"]
 
 _log: Final = logging.getLogger(__name__)
 _PREFIX: Final = "kc_"
@@ -45,7 +41,7 @@ class AccessError(Exception):
 
 
 class Role(StrEnum):
-    """What a token is good for."""
+    """Permission of a token."""
 
     SEND = "send"
     """OTLP."""
@@ -54,27 +50,23 @@ class Role(StrEnum):
     ACT = "act"
     """Pins, silences, acknowledgements, resumptions, promotions."""
     DIAGNOSE = "diagnose"
-    """What locate and remedy found, attached to incidents, and nothing else: for the machine that runs them."""
+    """Permission only to attach findings of locate and remedy to incidents: for the machine that runs them."""
     PROMPTS = "prompts"
-    """Together with `read`: what people asked and were answered, where `serve --worst` shows it."""
+    """Permission, together with `read`, to see prompts and answers where `serve --worst` shows them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose token it is.
+    """The holder of a token.
 
     Attributes:
         name: Stands in events as who did it.
-        tenant: Name of the tenant.
-        roles: What it is good for.
-        contracts: Names of the contracts that it is good for; None for all.
+        roles: Permissions.
         digest: SHA-256 of the token, hexadecimal.
     """
 
     name: str
-    tenant: str
     roles: frozenset[Role]
-    contracts: frozenset[str] | None
     digest: str
 
 
@@ -82,7 +74,6 @@ class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: Name
-    tenant: str
     may: Annotated[list[Role], Field(min_length=1)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -90,12 +81,11 @@ class _Entry(BaseModel):
 class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    tenants: dict[Name, list[str] | Literal["all"]]
     tokens: list[_Entry]
 
 
 class _TwiceError(yaml.MarkedYAMLError):
-    """Of a key that is written twice YAML's own reader takes the last, without a word: a tenant would be another."""
+    """A key is written twice. YAML's own reader takes the last without a word: a token would have other roles."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -113,15 +103,13 @@ class AccessFile:
 
     Args:
         path: The file.
-        contracts: Names of the contracts that are served.
 
     Raises:
         AccessError: If it cannot be used.
     """
 
-    def __init__(self, path: Path, contracts: Collection[str]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._contracts = frozenset(contracts)
         self._seen = _stamp(path)
         self._callers = self._read()
 
@@ -139,12 +127,12 @@ class AccessFile:
             _log.info("%s: %d tokens are in force", self._path, len(self._callers))
 
     def bearer(self, authorization: str) -> Caller | None:
-        """Whose token an `Authorization` header holds; None for nobody's."""
+        """Return the holder of an `Authorization` header's token; None for an unknown token."""
         found = _BEARER.fullmatch(authorization)
         return self.caller(digest_of(found[1])) if found else None
 
     def caller(self, digest: str) -> Caller | None:
-        """Whose token has a digest; None for nobody's. Every one is compared, whichever it is."""
+        """Return the holder of the token with this digest, or None; compares all, in constant time."""
         given, match = digest.encode(), None
         for caller in self._callers:
             if hmac.compare_digest(caller.digest.encode(), given):
@@ -160,9 +148,12 @@ class AccessFile:
         if len(text) > _LARGEST_FILE:
             raise AccessError(f"{self._path}: is larger than {_LARGEST_FILE:,} bytes")
         try:
-            document = _Document.model_validate(_Loader(text).get_single_data())
+            content = _Loader(text).get_single_data()
+            if not isinstance(content, dict):
+                raise AccessError(f"{self._path}: must be a mapping: the line `tokens:`, and the entries below it")
+            document = _Document.model_validate(content)
         except ValidationError as error:
-            said = refusals([{**one, "loc": ("file", *one["loc"])} for one in error.errors()])
+            said = refusals([{**problem, "loc": ("file", *problem["loc"])} for problem in error.errors()])
             raise AccessError(f"{self._path}: {said}") from None
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             line = getattr(getattr(error, "problem_mark", None), "line", None)
@@ -172,26 +163,14 @@ class AccessFile:
         return self._callers_of(document)
 
     def _callers_of(self, document: _Document) -> tuple[Caller, ...]:
-        tenants: dict[str, frozenset[str] | None] = {}
-        for name, contracts in document.tenants.items():
-            tenants[name] = None if contracts == "all" else frozenset(contracts)
-            if unknown := (tenants[name] or frozenset()) - self._contracts:
-                raise AccessError(
-                    f"{self._path}: tenants.{name}: no contract {min(unknown)!r} is served; there are "
-                    f"{', '.join(sorted(self._contracts))}"
-                )
         callers: dict[str, Caller] = {}
         for number, entry in enumerate(document.tokens):
-            where = f"{self._path}: tokens[{number}]"
-            if entry.tenant not in tenants:
-                raise AccessError(f"{where}.tenant: no tenant {entry.tenant!r}; there are {', '.join(tenants)}")
             if entry.sha256 in callers:
                 raise AccessError(
-                    f"{where}.sha256: is also that of {callers[entry.sha256].name!r}; a token is one's own"
+                    f"{self._path}: tokens[{number}].sha256: is also that of {callers[entry.sha256].name!r}; "
+                    "a token is one's own"
                 )
-            callers[entry.sha256] = Caller(
-                entry.name, entry.tenant, frozenset(entry.may), tenants[entry.tenant], entry.sha256
-            )
+            callers[entry.sha256] = Caller(entry.name, frozenset(entry.may), entry.sha256)
         return tuple(callers.values())
 
 
@@ -206,9 +185,37 @@ def digest_of(token: str) -> str:
 
 
 def _stamp(path: Path) -> Mapping[str, int] | None:
-    """What changes when the file does, also when a link to another one takes its place."""
+    """Return file attributes that change with the file, also when a link to another file takes its place."""
     try:
         found = path.stat()
     except OSError:
         return None
     return {"inode": found.st_ino, "size": found.st_size, "modified": found.st_mtime_ns}
+
+
+class Senders:
+    """Knows senders by their tokens.
+
+    Args:
+        access: The tokens; None where nobody is asked.
+    """
+
+    def __init__(self, access: AccessFile | None = None) -> None:
+        self._access = access
+
+    def check(self, authorization: str) -> None:
+        """Refuse a request whose `Authorization` header or metadata does not let it in.
+
+        Raises:
+            UnauthenticatedError: If it holds no known token.
+            ForbiddenError: If the token is not for sending.
+        """
+        if self._access is None:
+            return
+        caller = self._access.bearer(authorization)
+        if caller is None:
+            raise UnauthenticatedError(
+                "say who sends this: authorization: Bearer and a token, by OTEL_EXPORTER_OTLP_HEADERS"
+            )
+        if Role.SEND not in caller.roles:
+            raise ForbiddenError(f"the token of {caller.name} is not for sending; it would have to say may: [send]")

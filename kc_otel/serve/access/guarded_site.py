@@ -1,4 +1,4 @@
-"""API and page for those who have a token: each tenant gets an application that has its contracts only.
+"""API and page for those who have a token.
 
 Programs send `Authorization: Bearer`. A browser logs in at `/login`, where a form takes a token for a cookie that no
 script reads and no other site sends (HttpOnly, SameSite=Strict); the cookie names a session in this process's memory,
@@ -29,8 +29,6 @@ with extra("serve", "the evaluator"):
     from fastapi import Response
     from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
-__all__ = ["GuardedSite"]
-
 _log: Final = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
@@ -41,10 +39,10 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 _COOKIE: Final = "kc-otel-session"
 _HOST_ONLY: Final = "__Host-"
 """A browser takes a cookie with this prefix over TLS only, and from nobody but this host."""
-_LASTS: Final = 12 * 3600.0
-_SESSIONS: Final = 100
+_SESSION_SECONDS: Final = 12 * 3600.0
+_MAX_SESSIONS: Final = 100
 """Of one token; a browser that logs in once more ends the oldest."""
-_FORM: Final = 4096
+_MAX_FORM_BYTES: Final = 4096
 _DIAGNOSES: Final = re.compile(r"/api/v1/incidents/[^/]+/diagnoses")
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PUBLIC: Final = PUBLIC | {"/handbook"}
@@ -61,11 +59,11 @@ _HEADERS: Final = {
 
 
 class GuardedSite:
-    """Asks who somebody is, and hands them to their tenant's application.
+    """Asks who somebody is, and lets in those whose token says so.
 
     Args:
         access: The tokens.
-        make: Makes the application of somebody who has these contracts; None for all of them.
+        site: The API and the page.
         counts: Refusals are counted into, transport `api`.
         secure: Whether browsers reach it by TLS only, here or at a proxy.
         clock: Monotonic seconds.
@@ -74,22 +72,21 @@ class GuardedSite:
     def __init__(
         self,
         access: AccessFile,
-        make: Callable[[frozenset[str] | None], Application],
+        site: Application,
         counts: RequestCounts,
         *,
         secure: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._access, self._make, self._counts, self._secure, self._clock = access, make, counts, secure, clock
+        self._access, self._site, self._counts, self._secure, self._clock = access, site, counts, secure, clock
         self._cookie = _HOST_ONLY + _COOKIE if secure else _COOKIE
-        self._sites: dict[frozenset[str] | None, Application] = {}
         self._sessions: dict[str, tuple[str, float]] = {}
         """SHA-256 of the cookie -> that of the token, and when it ends."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request, or hand it on."""
         if scope["type"] != "http":
-            await self._site(frozenset())(scope, receive, send)
+            await self._site(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         path, method = scope["path"], scope["method"]
@@ -98,7 +95,7 @@ class GuardedSite:
         elif path == "/logout" and method == "POST":
             await self._logout(headers)(scope, receive, send)
         elif path in _PUBLIC or path.startswith(_PUBLIC_BELOW):
-            await self._site(frozenset())(scope, receive, send)
+            await self._site(scope, receive, send)
         else:
             await self._known(headers, scope, receive, send)
 
@@ -113,23 +110,18 @@ class GuardedSite:
         enough = {role, Role.DIAGNOSE} if not reading and _DIAGNOSES.fullmatch(scope["path"]) else {role}
         if caller.roles.isdisjoint(enough):
             self._counts.add("api", "forbidden")
-            _log.warning("%s (%s) may not %s: %s %s is refused", caller.name, caller.tenant, role, scope["method"],
-                         ascii(scope["path"][:200]))  # fmt: skip
+            path = ascii(scope["path"][:200])
+            _log.warning("%s may not %s: %s %s is refused", caller.name, role, scope["method"], path)
             await _problem(403, f"the token of {caller.name} is not for this; it would have to say may: [{role}]")(
                 scope, receive, send
             )
             return
         signing, reading_prompts = SIGNER.set(caller.name), MAY_READ_PROMPTS.set(Role.PROMPTS in caller.roles)
         try:
-            await self._site(caller.contracts)(scope, receive, send)
+            await self._site(scope, receive, send)
         finally:
             SIGNER.reset(signing)
             MAY_READ_PROMPTS.reset(reading_prompts)
-
-    def _site(self, contracts: frozenset[str] | None) -> Application:
-        if contracts not in self._sites:
-            self._sites[contracts] = self._make(contracts)
-        return self._sites[contracts]
 
     def _caller(self, headers: Mapping[str, str]) -> Caller | None:
         if "authorization" in headers:
@@ -148,13 +140,19 @@ class GuardedSite:
             self._counts.add("api", "unauthenticated")
             return _form(None, "This is no token that may read here.", 401)
         value = secrets.token_urlsafe(32)
-        self._sessions[digest_of(value)] = (caller.digest, self._clock() + _LASTS)
-        for session in [one for one, (whose, _) in self._sessions.items() if whose == caller.digest][:-_SESSIONS]:
+        self._sessions[digest_of(value)] = (caller.digest, self._clock() + _SESSION_SECONDS)
+        for session in [key for key, (whose, _) in self._sessions.items() if whose == caller.digest][:-_MAX_SESSIONS]:
             del self._sessions[session]
-        _log.info("%s (%s) has logged in", caller.name, caller.tenant)
+        _log.info("%s has logged in", caller.name)
         answer = RedirectResponse("/", 303, headers=_HEADERS)
         answer.set_cookie(
-            self._cookie, value, max_age=int(_LASTS), path="/", httponly=True, samesite="strict", secure=self._secure
+            self._cookie,
+            value,
+            max_age=int(_SESSION_SECONDS),
+            path="/",
+            httponly=True,
+            samesite="strict",
+            secure=self._secure,
         )
         return answer
 
@@ -176,13 +174,13 @@ def _cookie(headers: Mapping[str, str], name: str) -> str:
 
 
 async def _body(receive: Receive) -> bytes:
-    """A small form; what is larger is none."""
+    """Largest size of the form; a larger body is rejected."""
     body, more = b"", True
-    while more and len(body) <= _FORM:
+    while more and len(body) <= _MAX_FORM_BYTES:
         message = await receive()
         body += message.get("body", b"")
         more = message.get("more_body", False)
-    return body if len(body) <= _FORM else b""
+    return body if len(body) <= _MAX_FORM_BYTES else b""
 
 
 def _token_of(body: bytes) -> str:
@@ -217,9 +215,8 @@ def _form(caller: Caller | None, said: str = "", status: int = 200) -> Response:
             "<button>Log in</button></p></form>"
         )
     else:
-        name, tenant = html.escape(caller.name), html.escape(caller.tenant)
         text = (
-            f'<p>You are {name} of {tenant}. <a href="/">What is broken now</a></p>'
+            f'<p>You are {html.escape(caller.name)}. <a href="/">What is broken now</a></p>'
             '<form method="post" action="/logout"><button>Log out</button></form>'
         )
     return HTMLResponse(_PAGE.format(text), status, headers=_HEADERS)

@@ -1,8 +1,8 @@
 """TLS and mutual TLS on every port, from files that are read again when they change.
 
-A connection that has begun keeps its certificates; the next handshake has the new ones. The listening contexts begin
-each handshake in the newest context, whose keys for tickets are its own: who was let in by an authority that has since
-been taken away cannot resume that session either.
+A connection that has begun keeps its certificates; the next handshake has the new ones. The listening context begins
+each handshake in the newest context, whose keys for tickets are its own: a client of an authority that has since been
+removed cannot resume its session either. gRPC asks for the newest files before each handshake.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from asyncio import sslproto
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["Tls", "TlsError"]
+import grpc
 
 _log: Final = logging.getLogger(__name__)
-_READ: Final = 32 * 1024
+_READ_BYTES: Final = 32 * 1024
 """Bytes that asyncio has ready for what comes on each TLS connection, idle ones too; 256 KiB are its own choice. It can
 only be said for all connections of a process."""
 
@@ -31,12 +31,12 @@ class _Newest(ssl.SSLContext):
     newest: ssl.SSLContext
 
     def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
-        """What asyncio begins a handshake with."""
+        """Begin a handshake, as asyncio expects of a context."""
         return self.newest.wrap_bio(*arguments, **options)
 
 
 class Tls:
-    """What the ports show and ask for.
+    """Certificates that the ports present and require.
 
     Args:
         certificate: PEM file of the certificate, with those between it and its authority.
@@ -50,15 +50,27 @@ class Tls:
     def __init__(self, certificate: Path, key: Path, client_authority: Path | None = None) -> None:
         self._files = (certificate, key, *(() if client_authority is None else (client_authority,)))
         self._seen = self._stamp()
-        sslproto.SSLProtocol.max_size = _READ
+        sslproto.SSLProtocol.max_size = _READ_BYTES
         self.listening = _Newest(ssl.PROTOCOL_TLS_SERVER)
-        """For every listening socket of HTTP/1.1, by asyncio."""
-        self.listening_http2 = _Newest(ssl.PROTOCOL_TLS_SERVER)
-        """For those of HTTP/2, which both sides say in the handshake."""
+        """For every listening socket of asyncio."""
+        self._for_grpc: Any = None
         self._read()
 
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """Return credentials for a gRPC port that rereads the files at each handshake."""
+        shown = self._for_grpc
+
+        def newer() -> Any:
+            nonlocal shown
+            if shown is self._for_grpc:
+                return None
+            shown = self._for_grpc
+            return shown
+
+        return grpc.dynamic_ssl_server_credentials(shown, newer, require_client_authentication=len(self._files) > 2)
+
     def renew(self) -> None:
-        """Read the files again if one has changed; what cannot be used leaves what was in force, and is logged."""
+        """Read the files again if one has changed; unusable files are logged, and the old ones stay in force."""
         stamp = self._stamp()
         if stamp == self._seen:
             return
@@ -71,14 +83,8 @@ class Tls:
             _log.info("%s: a new certificate is in force", self._files[0])
 
     def _read(self) -> None:
-        for_http, for_http2 = self._make(), self._make()
-        for_http2.set_alpn_protocols(["h2"])
-        self.listening.newest, self.listening_http2.newest = for_http, for_http2
-
-    def _make(self) -> ssl.SSLContext:
         certificate, key, *authority = self._files
-        for path in self._files:
-            _content(path)
+        contents = [_content(path) for path in self._files]
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
             context.load_cert_chain(certificate, key, password=_no_password)
@@ -90,7 +96,8 @@ class Tls:
                 context.load_verify_locations(authority[0])
             except (ssl.SSLError, OSError) as error:
                 raise TlsError(f"{authority[0]}: holds no certificates of authorities ({_why(error)})") from None
-        return context
+        self.listening.newest = context
+        self._for_grpc = grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], *contents[2:])
 
     def _stamp(self) -> list[tuple[int, int, int] | None]:
         found: list[tuple[int, int, int] | None] = []

@@ -1,11 +1,13 @@
 """The evaluator's API: read what it knows, watch the decision table, say what people decide; and a page at `/`.
 
-It is served without authentication and therefore on loopback by default. `/openapi.json` describes it; there is no page
+Without a file of tokens (`--access`) anybody who reaches it may read and act, so `serve` binds loopback alone unless it
+is told otherwise. `/openapi.json` describes it; there is no page
 of documentation, because the usual one loads its scripts from elsewhere.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
@@ -13,23 +15,22 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.documented import PROBLEM, DocumentedApi
-from kc_otel.serve.api.entity_tags import EntityTags
-from kc_otel.serve.api.orders_on_disk import OrdersOnDisk
 from kc_otel.serve.api.overview import Overviews
 from kc_otel.serve.api.own_site import BoundedBodies
 from kc_otel.serve.api.people_input import refusals
 from kc_otel.serve.api.routes_charts import chart_routes
 from kc_otel.serve.api.routes_decisions import decision_routes
-from kc_otel.serve.api.routes_health import health_routes
+from kc_otel.serve.api.routes_health import health_routes, shard_routes
 from kc_otel.serve.api.routes_incidents import incident_routes
 from kc_otel.serve.api.routes_past import past_routes
 from kc_otel.serve.api.routes_people import people_routes
 from kc_otel.serve.api.routes_promotion import promotion_routes
-from kc_otel.serve.api.routes_shards import shard_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
 from kc_otel.serve.api.routes_worst import worst_routes
 from kc_otel.serve.api.views import ProblemDetails
@@ -37,16 +38,14 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.handbook_site import handbook_routes
 from kc_otel.serve.otlp_out import SelfMetrics
 from kc_otel.serve.page import page_routes
-from kc_otel.serve.store.state_file import StateError
-
-__all__ = ["make_api"]
+from kc_otel.serve.store.unit_of_work import StateError
 
 
 def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Changes, version: str) -> DocumentedApi:
     """The application.
 
     Args:
-        core: What is asked.
+        core: The evaluator behind the API.
         self_metrics: The evaluator's own metrics.
         decided: Notified when the decision table may have changed.
         version: Version of kc-otel.
@@ -77,7 +76,6 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
     async def failed(_: Request, error: Exception) -> Response:
         return _problem("the evaluator has failed", f"{type(error).__name__}; its log says at what", 500)
 
-    api.add_middleware(OrdersOnDisk, on_disk=core.on_disk)
     api.add_middleware(EntityTags)
     api.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)
     api.add_middleware(BoundedBodies)
@@ -102,3 +100,52 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
 def _problem(title: str, detail: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
     body = ProblemDetails(title=title, detail=detail, status=status)
     return JSONResponse(body.model_dump(), status, headers, media_type=PROBLEM)
+
+
+class EntityTags:
+    """Middleware: the answer to a GET has its content's hash as its tag, and is 304 for a reader that names that tag.
+
+    Source: RFC 9110, 13.1.2.
+
+    An answer that brings a tag of its own keeps it. Ours is weak, since the same content may be compressed on its way.
+    Bodies in parts pass unchanged.
+
+    Args:
+        app: The application that answers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http" or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+            return
+        known = {tag.strip() for tag in Headers(scope=scope).get("if-none-match", "").split(",")}
+        held: list[Message] = []
+
+        async def tagged(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                held.append(message)
+                return
+            if held:
+                start = held.pop()
+                if not message.get("more_body", False):
+                    message = _tag(start, message, known)
+                await send(start)
+            await send(message)
+
+        await self._app(scope, receive, tagged)
+
+
+def _tag(start: Message, body: Message, known: set[str]) -> Message:
+    """The body, or none where the reader knows it; the beginning of the answer is changed to say so."""
+    headers = MutableHeaders(raw=start["headers"])
+    tag = headers.setdefault("ETag", f'W/"{hashlib.sha256(body.get("body", b"")).hexdigest()[:16]}"')
+    headers.setdefault("Cache-Control", "no-cache")
+    if tag not in known:
+        return body
+    start["status"] = 304
+    del headers["Content-Length"], headers["Content-Type"]
+    return {**body, "body": b""}

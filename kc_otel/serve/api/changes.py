@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["Changes"]
-
 
 class Changes:
     """A condition with an end."""
@@ -16,7 +14,7 @@ class Changes:
         self._closed = False
 
     async def wait_for(self, happened: Callable[[], bool], seconds: float) -> bool:
-        """Wait until it has happened, at most so long, and not beyond the end; returns whether it has."""
+        """Wait for a change, at most so long and not beyond shutdown; return True if there was one."""
         try:
             async with asyncio.timeout(seconds), self._condition:
                 await self._condition.wait_for(lambda: self._closed or happened())
@@ -25,7 +23,7 @@ class Changes:
         return happened()
 
     async def notify(self) -> None:
-        """Something may have changed: look again."""
+        """Wake the waiting requests."""
         async with self._condition:
             self._condition.notify_all()
 

@@ -1,7 +1,7 @@
-"""The API's own description, with every error that it answers: what `/openapi.json` leaves out, no client expects.
+"""Description of the API with every error that it returns: clients expect only what `/openapi.json` lists.
 
-FastAPI documents what a route returns. What stands before the routes answers too: who is asked, for which host, how
-large a body may be. Those answers are the same for all, in RFC 9457's words.
+FastAPI documents what a route returns. The layers before the routes answer too, about tokens, host names and the size
+of a body. Those answers are the same for all, in RFC 9457's words.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from starlette.routing import compile_path
 
 from kc_otel.serve.api.views import ProblemDetails
 
-__all__ = ["PROBLEM", "PUBLIC", "DocumentedApi"]
-
 PROBLEM: Final = "application/problem+json"
 PUBLIC: Final = frozenset({"/healthz", "/readyz", "/openapi.json"})
 """Paths that need no token where others do."""
 
-_EVERY: Final = {
+_RESPONSES_OF_EVERY_PATH: Final = {
     413: "The body is larger than anything that is said here.",
     421: "The evaluator is not known by this host name.",
     500: "The evaluator has failed; its log says at what.",
@@ -29,8 +27,8 @@ _GUARDED: Final = {
     401: "Tokens are asked for, and there is none that is known.",
     403: "The token is not for this, or a page of another site asks.",
 }
-_ASKED: Final = {404: "There is no such thing.", 422: "The request is understood, and cannot be meant."}
-_ORDERED: Final = {
+_QUERY_ERRORS: Final = {404: "There is no such thing.", 422: "The request is understood, and cannot be meant."}
+_ORDER_ERRORS: Final = {
     400: "The body cannot be read.",
     409: "What holds now does not allow it.",
     503: "The state cannot be written now.",
@@ -53,7 +51,7 @@ class DocumentedApi(FastAPI):
         return found
 
     def allowed(self, path: str) -> str:
-        """Methods that a path takes, as the header Allow says them; what is not documented is only read."""
+        """Methods that a path takes, as in the header Allow; an undocumented path can only be read."""
         paths = self.openapi()["paths"].items()
         found = {
             method.upper() for template, methods in paths if compile_path(template)[0].match(path) for method in methods
@@ -63,13 +61,13 @@ class DocumentedApi(FastAPI):
 
 def _answers(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     ordered = method == "post"
-    yield from _EVERY.items()
+    yield from _RESPONSES_OF_EVERY_PATH.items()
     if path not in PUBLIC:
         yield from _GUARDED.items()
     if ordered or operation.get("parameters"):
-        yield from _ASKED.items()
+        yield from _QUERY_ERRORS.items()
     if ordered:
-        yield from _ORDERED.items()
+        yield from _ORDER_ERRORS.items()
     else:
         yield 304, "The reader has it already: If-None-Match names its tag."
 

@@ -1,7 +1,8 @@
-"""What is broken now, since when, for whom, and what was done about it: the first thing that a person has to see."""
+"""Overview of current faults: since when, for whom, and the actions taken; the first view a person needs."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,19 +13,18 @@ from kc_otel.judge.escalation.people import People
 from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve.api.routes_incidents import incident_views
-from kc_otel.serve.api.views import InForceView, Overview
+from kc_otel.serve.api.views import InForceView, Overview, kept_away
 from kc_otel.serve.core import Core
 
-__all__ = ["Overviews"]
-
 _KERNELS: Final = {"train-kernel": "training kernel", "inference-kernel": "inference kernel"}
+_MOST_UNPROVEN: Final = 100
 
 
 class Overviews:
     """Makes the overview, once per evaluation however many people look.
 
     Args:
-        core: What is shown.
+        core: The evaluator to show.
         version: Version of kc-otel.
     """
 
@@ -43,9 +43,11 @@ class Overviews:
     def _make(self) -> Overview:
         core = self._core
         counts: dict[str, Counter[Status]] = {name: Counter() for name in core.contracts}
-        heard = False
+        silent: Counter[str] = Counter()
+        heard, away = False, kept_away(core)
         for verdict, _, _ in core.history.cells():
             counts.setdefault(verdict.cell.contract, Counter())[verdict.status] += 1
+            silent[verdict.cell.contract] += away(verdict)
             heard = heard or bool(verdict.cell.kernel_inference)
         lasting = core.incidents()
         return Overview(
@@ -56,13 +58,37 @@ class Overviews:
             heard=heard,
             otlp_port=core.otlp_port,
             counts={name: dict(count) for name, count in counts.items()},
+            no_traffic=dict(silent),
             incidents=incident_views(core, lasting),
+            unproven=incident_views(core, _unproven(core)),
             in_force=_in_force(core, lasting),
         )
 
 
+def _unproven(core: Core) -> list[Incident]:
+    """Return the breaches that only went away: their kernel fell silent beside others, and is not known to be gone."""
+    now = core.evaluated_at or core.started_at
+    since = {name: now - contract.observability.long_window for name, contract in core.contracts.items()}
+    judged = {(verdict.cell.contract, *verdict.cell[-2:]) for verdict, _, _ in core.history.cells()}
+    return [
+        incident
+        for incident in core.past_incidents(None, min(since.values(), default=now), _MOST_UNPROVEN)
+        if incident.on == "fail" and not incident.refuted
+        if (incident.resolved_at or 0.0) >= since.get(incident.contract, math.inf)
+        if (incident.contract, incident.kernel_train, incident.kernel_inference) not in judged
+        if all(action.kind != "roll-back" for action in incident.actions) and not _ended(core, incident)
+    ]
+
+
+def _ended(core: Core, incident: Incident) -> bool:
+    """Return whether the last recorder of an incident's kernels that reported said that it shuts down."""
+    state, version = core.evaluator.states[incident.contract], incident.kernel_inference
+    heard = state.heard.get((incident.kernel_train, version))
+    return heard is not None and state.ended.get(version, -math.inf) >= heard.last
+
+
 def _in_force(core: Core, lasting: Sequence[Incident]) -> list[InForceView]:
-    """Routes outlive their cause, until a person ends them; what people decided holds until they or a time end it."""
+    """Routes and people's decisions in force; routes outlive their cause until a person ends them."""
     return [*_routes(core, lasting), *_by_people(core)]
 
 
@@ -84,9 +110,9 @@ def _by_people(core: Core) -> Iterator[InForceView]:
         )  # fmt: skip
     firing = {alert.fingerprint: alert.cell for state in core.policies.values() for alert in state.firing}
     taken: dict[tuple[str, str, str, float], list[Cell]] = {}
-    for one in core.people.acknowledgements:
-        if one.fingerprint in firing:
-            taken.setdefault((one.contract, one.by, one.why, one.at), []).append(firing[one.fingerprint])
+    for ack in core.people.acknowledgements:
+        if ack.fingerprint in firing:
+            taken.setdefault((ack.contract, ack.by, ack.why, ack.at), []).append(firing[ack.fingerprint])
     for (contract, by, why, at), cells in taken.items():
         places = dict.fromkeys(f"{cell.clause} on {place(cell.slice)}" for cell in cells)
         yield InForceView(
@@ -96,14 +122,16 @@ def _by_people(core: Core) -> Iterator[InForceView]:
 
 
 def _routes(core: Core, lasting: Sequence[Incident]) -> list[InForceView]:
-    broken = {(one.contract, one.kernel_inference, cell.slice) for one in lasting for cell in one.broken}
+    broken = {
+        (incident.contract, incident.kernel_inference, cell.slice) for incident in lasting for cell in incident.broken
+    }
     return [
         InForceView(
             contract=route.contract,
             kind="route",
             slice=route.slice,
             since=route.since,
-            text=f"{place(route.slice)} avoids kernel {route.avoid} and uses the training kernel: {route.reason}",
+            text=f"{place(route.slice)} is routed from kernel {route.avoid} to the training kernel: {route.reason}",
         )
         for route in core.decisions.routes
         if (route.contract, route.avoid, route.slice) not in broken

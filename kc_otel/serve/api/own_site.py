@@ -1,4 +1,4 @@
-"""Who may speak to the API and the page: programs, and pages that the evaluator itself has served.
+"""Origin checks of the API and the page: only programs and the evaluator's own pages may call them.
 
 An evaluator on loopback is out of the network's reach, and not out of a browser's: any page that an operator has open
 may send requests there, and by DNS rebinding (its own name, pointed at 127.0.0.1) also read the answers. So a request
@@ -9,7 +9,10 @@ has to be for a name of the evaluator's, and what a page of somebody else's woul
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import lru_cache
+from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -18,9 +21,6 @@ from fastapi.responses import JSONResponse
 
 from kc_otel.serve.api.documented import PROBLEM
 from kc_otel.serve.api.views import ProblemDetails
-from kc_otel.serve.host_names import HostNames
-
-__all__ = ["READING", "Application", "BoundedBodies", "Message", "OwnSite", "Receive", "Send"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -28,14 +28,14 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_ORDER: Final = 64 * 1024
+_MAX_ORDER_BYTES: Final = 64 * 1024
 """Bytes of anything that people say."""
-_EVIDENCE: Final = 40 * 1024 * 1024
+_MAX_EVIDENCE_BYTES: Final = 40 * 1024 * 1024
 """Bytes of an order with a gate's evidence in it, of which promotions keep 32 Mi characters."""
-_DIAGNOSIS: Final = 4 * 1024 * 1024
+_MAX_DIAGNOSIS_BYTES: Final = 4 * 1024 * 1024
 """Bytes of what locate or remedy found, every boundary of a model of a hundred layers among it."""
-_LARGER: Final = {"/api/v1/promotions/": _EVIDENCE, "/api/v1/incidents/": _DIAGNOSIS}
-_SLOWEST: Final = 30.0
+_MAX_BYTES_BY_PATH: Final = {"/api/v1/promotions/": _MAX_EVIDENCE_BYTES, "/api/v1/incidents/": _MAX_DIAGNOSIS_BYTES}
+_MAX_BODY_SECONDS: Final = 30.0
 """Seconds that a body may take once its headers are there."""
 
 
@@ -43,7 +43,7 @@ class OwnSite:
     """Refuses requests for a name that is not the evaluator's (421), and changes that another site asks for (403).
 
     Args:
-        app: What is asked otherwise.
+        app: The application behind the checks.
         names: Other host names that the evaluator is reached by, without a port.
         external_url: How a person reaches it, where that is through a proxy.
     """
@@ -81,7 +81,7 @@ class BoundedBodies:
     """Refuses bodies that are larger than anything that is said to the API (413), before they are read.
 
     Args:
-        app: What is asked otherwise.
+        app: The application behind the checks.
     """
 
     def __init__(self, app: Application) -> None:
@@ -92,7 +92,9 @@ class BoundedBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = next((size for path, size in _LARGER.items() if scope["path"].startswith(path)), _ORDER)
+        limit = next(
+            (size for path, size in _MAX_BYTES_BY_PATH.items() if scope["path"].startswith(path)), _MAX_ORDER_BYTES
+        )
         said = f"the body is larger than {limit:,} bytes, which nothing that is said here needs"
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or len(declared) > 15 or int(declared) > limit:
@@ -112,8 +114,8 @@ class BoundedBodies:
 
 
 def _prompt(receive: Receive) -> Receive:
-    """What comes of a body; that its sender has hung up, once it takes too long."""
-    end: float | None = asyncio.get_running_loop().time() + _SLOWEST
+    """Return a `receive` that reports a disconnect once the sender takes too long over a body."""
+    end: float | None = asyncio.get_running_loop().time() + _MAX_BODY_SECONDS
 
     async def received() -> Message:
         nonlocal end
@@ -123,7 +125,7 @@ def _prompt(receive: Receive) -> Receive:
         except TimeoutError:
             return {"type": "http.disconnect"}
         if not message.get("more_body", False):
-            end = None  # who is answered late, as one who waits for a change, may stay
+            end = None  # a request that waits for a change may stay open
         return message
 
     return received
@@ -140,3 +142,56 @@ def _netloc(origin: str) -> str:
 def _problem(status: int, detail: str) -> Application:
     body = ProblemDetails(title="request refused", detail=detail, status=status)
     return JSONResponse(body.model_dump(), status, media_type=PROBLEM)
+
+
+_UNSPECIFIED: Final = frozenset({"", "*"})
+
+
+class HostNames:
+    """Names that are ours. Addresses are, for no page can have one of ours as its own name; so is `localhost`.
+
+    Args:
+        names: Other host names, without a port.
+
+    >>> "evil.example:4318" in HostNames(["evaluator"]), "evaluator:4318" in HostNames(["evaluator"])
+    (False, True)
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = {"localhost", *map(_plain, names)} - {""}
+        self._is_ours = lru_cache(1024)(self._names_us)
+
+    def __contains__(self, host: str) -> bool:
+        """Return True if the value of a `Host` header is a name of this server."""
+        return self._is_ours(host)
+
+    def _names_us(self, host: str) -> bool:
+        try:
+            name = _plain(urlsplit(f"//{host}").hostname or "")
+        except ValueError:
+            return False
+        return name in self._names or _is_address(name)
+
+
+def reachable_from_elsewhere(host: str) -> bool:
+    """Return True if other machines can reach a server on this host; an unresolvable name counts as reachable."""
+    name = host.strip("[]")
+    if name in _UNSPECIFIED:
+        return True
+    try:
+        found = {str(where[0]).partition("%")[0] for *_, where in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)}
+    except OSError:
+        return True
+    return not all(ip_address(address).is_loopback for address in found)
+
+
+def _plain(name: str) -> str:
+    return name.lower().strip("[]").rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,25 +1,25 @@
-"""What people may write into a request: texts and times that can be stored, logged and shown anywhere.
+"""Validation of what people write into a request: texts and times must be safe to store, log and show.
 
-What is refused is answered with what and where, and never with what was sent: an answer that quotes its request can be
-made as large, and as hostile, as one likes.
+A rejection names the problem and the field, and never quotes the input: an answer that quotes its request can be made
+as large and as hostile as its sender likes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, Final
 
-from fastapi import HTTPException
-from pydantic import AfterValidator, Field
+from fastapi import HTTPException, Query
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import is_plain
-
-__all__ = ["SIGNER", "Name", "Reason", "Signature", "Until", "answered", "refusals"]
+from kc_otel.serve.core import Core
 
 _YEAR_10000: Final = 253_402_300_800.0
-_SHOWN: Final = 5
+_MAX_LISTED_PROBLEMS: Final = 5
 
 
 def _printable(text: str) -> str:
@@ -32,11 +32,11 @@ def _printable(text: str) -> str:
 
 
 SIGNER: Final[ContextVar[str | None]] = ContextVar("SIGNER", default=None)
-"""Whose token the request at hand came with; None where nothing asks for tokens."""
+"""Holder of the current request's token; None if tokens are not required."""
 
 
 def _signed(said: str) -> str:
-    """Whose token it was stands first: who somebody says to be is only that."""
+    """Return an order's signature: the token's owner first, because the stated name is unverified."""
     signer = SIGNER.get()
     return said if signer in {None, said} else f"{signer} (as {said})"
 
@@ -44,32 +44,46 @@ def _signed(said: str) -> str:
 Name = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
 """A name, an id, or who somebody is: one line of at most 200 characters."""
 Signature = Annotated[Name, AfterValidator(_signed)]
-"""Who decides something: the name of their token, and then who they say to be."""
+"""Author of a decision: the name of their token, then the name they state."""
 Reason = Annotated[str, Field(max_length=2000), AfterValidator(_printable)]
 """A reason: one line of at most 2,000 characters."""
 Until = Annotated[float, Field(gt=0.0, lt=_YEAR_10000, allow_inf_nan=False)]
 """A unix time in seconds that has a date, so before the year 10000."""
 
 
-def refusals(errors: Iterable[Mapping[str, Any]]) -> str:
-    """What is wrong with a request, in one sentence; of its content only names of fields, cut and escaped.
+class View(BaseModel):
+    """An answer."""
 
-    Args:
-        errors: As pydantic lists them.
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class Order(View):
+    """A request. Unknown fields are rejected: a misspelt `slice` would silence every slice."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def refusals(errors: Iterable[Mapping[str, Any]]) -> str:
+    """Describe the errors of a request in one sentence; only field names are quoted, cut and escaped.
 
     >>> refusals([{"loc": ("body", "why"), "msg": "Value error, leave it out", "input": "..."}])
     'why: leave it out'
     """
-    said = [f"{_place(error['loc'][1:])}: {error['msg'].removeprefix('Value error, ')}" for error in errors]
-    more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
-    return "; ".join(said[:_SHOWN]) + more
+    said = [f"{_place(error['loc'][1:])}: {_said(error['msg'])}" for error in errors]
+    more = f"; and {len(said) - _MAX_LISTED_PROBLEMS} more" if len(said) > _MAX_LISTED_PROBLEMS else ""
+    return "; ".join(said[:_MAX_LISTED_PROBLEMS]) + more
 
 
-@contextmanager
-def answered() -> Iterator[None]:
-    """Errors as the API says them."""
+def _said(message: str) -> str:
+    return message.removeprefix("Value error, ").replace("Input should be", "must be")
+
+
+@asynccontextmanager
+async def ordered(core: Core) -> AsyncIterator[None]:
+    """An order: it is on the disk when this ends, or an error as the API says it is raised."""
     try:
-        yield
+        async with core.turn():
+            yield
     except LookupError as error:
         raise HTTPException(404, str(error.args[0])) from None
     except ValueError as error:
@@ -78,3 +92,20 @@ def answered() -> Iterator[None]:
 
 def _place(loc: tuple[Any, ...]) -> str:
     return ".".join(ascii(str(part)[:40])[1:-1] for part in loc) or "the request"
+
+
+ContractName = Annotated[str | None, Query(description="Only this contract.")]
+
+
+def served(core: Core, contract: str) -> Contract:
+    """The contract; an answer with status 404 that names what there is when it is not served."""
+    found = core.contracts.get(contract)
+    if found is None:
+        raise HTTPException(404, f"no contract {contract!r}; there are {', '.join(core.contracts)}")
+    return found
+
+
+def served_or_all(core: Core, contract: str | None) -> None:
+    """Nothing for None and for a contract that is served: of one that is not, nothing would look like no trouble."""
+    if contract is not None:
+        served(core, contract)

@@ -4,43 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.escalation.people import Acknowledgement, Silence
-from kc_otel.serve.api.people_input import Name, Reason, Signature, Until
-
-__all__ = [
-    "AcknowledgeRequest",
-    "Acknowledged",
-    "AlertList",
-    "AlertView",
-    "DiagnosisRequest",
-    "DryRun",
-    "EndRequest",
-    "PinRequest",
-    "Pinned",
-    "SilenceList",
-    "SilenceRequest",
-    "UnpinRequest",
-]
+from kc_otel.serve.api.people_input import Name, Order, Reason, Signature, Until, View
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
-
-
-class _Signed(_View):
-    # A misspelt `slice` would silence every slice: what is not known is refused.
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
-
+class _Signed(Order):
     by: Signature
-    """Who decides this; kept with the event."""
+    """Author of the decision; stored with the event."""
     why: Reason
     """Their reason; kept with the event."""
 
 
-class AlertView(_View):
+class AlertView(View):
     """A step of an escalation policy that waits or fires for a cell."""
 
     contract: str
@@ -49,7 +27,7 @@ class AlertView(_View):
     kernel_train: str
     kernel_inference: str
     on: str
-    """What the step waits for: fail, no-data, inconclusive or invalid-input."""
+    """Condition of the step: fail, no-data, inconclusive or invalid-input."""
     severity: str
     phase: Literal["pending", "firing"]
     since: float
@@ -57,7 +35,7 @@ class AlertView(_View):
     started_at: float | None
     """Unix time of firing, seconds; null while pending."""
     actions: list[str]
-    """What the step does, such as `route:train-kernel`."""
+    """Actions of the step, such as `route:train-kernel`."""
     reason: str
     """The last verdict's sentence."""
     fingerprint: str
@@ -66,13 +44,13 @@ class AlertView(_View):
     silenced: list[str]
     """Ids of the silences that mute it."""
     notified: int
-    """How often people have been told that it fires, reminders included."""
+    """Number of notices sent that it fires, reminders included."""
     dry_run: bool
-    """Whether its contract runs dry: nothing of what the step does is done."""
+    """True if the contract runs dry: none of the step's actions is carried out."""
 
 
-class AlertList(_View):
-    """AlertList that wait or fire."""
+class AlertList(View):
+    """Alerts that wait or fire."""
 
     at: float | None
     """Unix time of the last evaluation; null before the first."""
@@ -80,7 +58,7 @@ class AlertList(_View):
 
 
 class AcknowledgeRequest(_Signed):
-    """Somebody is at work on alerts."""
+    """Request to acknowledge alerts."""
 
     contract: Name
     clause: Name | None = None
@@ -89,14 +67,14 @@ class AcknowledgeRequest(_Signed):
     """Only alerts on this slice."""
 
 
-class Acknowledged(_View):
-    """AlertList that were taken on."""
+class Acknowledged(View):
+    """Alerts that were taken on."""
 
     fingerprints: list[str]
 
 
 class SilenceRequest(_Signed):
-    """Nobody is to be told of some alerts for some time. Routes, holds, quarantines and halts are not silenced."""
+    """Request to silence alerts for some time. Routes, holds, quarantines and halts are not silenced."""
 
     contract: Name
     clause: Name | None = None
@@ -107,30 +85,28 @@ class SilenceRequest(_Signed):
     """Unix time at which it ends, seconds."""
 
 
-class SilenceList(_View):
+class SilenceList(View):
     """Silences in force."""
 
     silences: list[Silence]
 
 
-class DiagnosisRequest(_View):
-    """What locate or remedy found out about an incident."""
-
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
+class DiagnosisRequest(Order):
+    """Finding of locate or remedy about an incident."""
 
     kind: Literal["locate", "remedy"]
     text: Annotated[Reason, Field(min_length=1)]
-    """What was found, on one line: it stands on the page, in reports and in messages."""
+    """Finding, on one line: it is shown on the page, in reports and in messages."""
     evidence: dict[str, Any]
-    """What it rests on; a number that is not finite is written as text."""
+    """Evidence of the finding; numbers that are not finite are written as text."""
     by: Signature
-    """Who, or what program, has found it."""
+    """Person or program that found it."""
     slice: Name = ALL
     """The slice that was looked at."""
 
 
 class EndRequest(_Signed):
-    """A person ends something before its time."""
+    """Request to end something before its time."""
 
 
 class PinRequest(_Signed):
@@ -145,7 +121,7 @@ class PinRequest(_Signed):
 
 
 class UnpinRequest(_Signed):
-    """A person ends pins."""
+    """Request to end pins."""
 
     contract: Name
     slice: Name | None = None
@@ -160,15 +136,15 @@ class EnableRequest(_Signed):
     endpoint: Name
 
 
-class Enabled(_View):
-    """What an endpoint is told now."""
+class Enabled(View):
+    """Number of messages that an endpoint is sent now."""
 
     waiting: int
     """Messages about the contract that wait for it."""
 
 
-class Pinned(_View):
-    """What pinning or unpinning changed."""
+class Pinned(View):
+    """Result of pinning or unpinning."""
 
     pins: int
     """Pins that were made or ended."""
@@ -176,7 +152,7 @@ class Pinned(_View):
     """Version of the decision table."""
 
 
-class DryRun(_View):
+class DryRun(View):
     """Contracts that run dry, and what they would have done."""
 
     contracts: list[str]

@@ -1,4 +1,4 @@
-"""Charts of a cell, drawn for whoever shows them: the page, and any other that can put SVG into a document."""
+"""Charts of a cell as SVG, for the page and for other programs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,25 @@ from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Depends, HTTPException, Query
 
-from kc_otel.charts import (
-    Chart,
-    Marker,
-    draw_distribution,
-    draw_evidence,
-    draw_history,
-    draw_sparkline,
-    markers_of,
-    unit_word,
-)
+from kc_otel.charts.chart import Chart, unit_word
+from kc_otel.charts.depth_chart import depth_chart
+from kc_otel.charts.distribution_chart import draw_distribution
+from kc_otel.charts.evidence_chart import draw_evidence
+from kc_otel.charts.history_chart import draw_history, draw_sparkline
+from kc_otel.charts.markers import Marker, markers_of
+from kc_otel.charts.place_chart import draw_places
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
-from kc_otel.diagnose.depth_picture import depth_chart
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.api.routes_past import distribution_view, find_clause
 from kc_otel.serve.core import Core
-
-__all__ = ["chart_routes"]
 
 _EVENTS: Final = 1000
 
 Start = Annotated[float, Query(alias="from", description="Unix time, seconds.")]
 End = Annotated[float | None, Query(alias="to", description="Unix time, seconds; now when left out.")]
-Over = Annotated[Literal["time", "step"], Query(description="What goes from left to right: time, or trainer's steps.")]
-Zone = Annotated[str, Query(description="Name of the time zone of the times that are written, such as Europe/Berlin.")]
+Over = Annotated[Literal["time", "step"], Query(description="Horizontal axis: time, or training steps.")]
+Zone = Annotated[str, Query(description="Time zone of the labels, such as Europe/Berlin.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +59,12 @@ Asked = Annotated[_Asked, Depends(_asked)]
 
 
 def chart_routes(core: Core) -> APIRouter:
-    """`/api/v1/charts/history`, `evidence`, `sparkline`, `distribution` and `depth`."""
+    """`/api/v1/charts/history`, `evidence`, `sparkline`, `distribution`, `depth` and `places`."""
     router = APIRouter(prefix="/api/v1/charts", tags=["charts"])
 
     @router.get("/history")
     async def history(asked: Asked, over: Over = "time") -> Chart | None:
-        """A cell's past against its limit, with what happened to it; null where nothing is remembered."""
+        """Return a cell's history against its limit, with its events; null without a history."""
         cell = asked.cell
         found = find_clause(core, cell.contract, cell.clause, cell.slice)
         points, others = _past(core, asked)
@@ -88,7 +82,7 @@ def chart_routes(core: Core) -> APIRouter:
 
     @router.get("/evidence")
     async def evidence(asked: Asked, over: Over = "time") -> Chart | None:
-        """What was held against a cell's limit, as a share of an alarm; null where nothing was or can be."""
+        """Return the evidence against a cell's limit, as a share of an alarm; null where there is none."""
         cell = asked.cell
         find_clause(core, cell.contract, cell.clause, cell.slice)
         points, others = _past(core, asked)
@@ -98,7 +92,7 @@ def chart_routes(core: Core) -> APIRouter:
 
     @router.get("/sparkline")
     async def sparkline(asked: Asked) -> Chart | None:
-        """A cell's past against its limit at a glance; null where nothing is remembered."""
+        """Return a small chart of a cell's history against its limit; null without a history."""
         cell = asked.cell
         find_clause(core, cell.contract, cell.clause, cell.slice)
         points, others = _past(core, asked)
@@ -110,7 +104,7 @@ def chart_routes(core: Core) -> APIRouter:
     async def distribution(
         contract: str, clause: str, slice: str = ALL, kernel_train: str = "", kernel_inference: str = ""
     ) -> Chart | None:
-        """What was observed within the long window, by size, against all traffic; null where it was nothing."""
+        """Return a cell's distribution in the long window, against all traffic; null where nothing was observed."""
         found = find_clause(core, contract, clause, slice)
         own = Cell(contract, clause, slice, kernel_train, kernel_inference)
         seen = distribution_view(core, own, found).model_dump()
@@ -120,9 +114,9 @@ def chart_routes(core: Core) -> APIRouter:
     @router.get("/depth")
     async def depth(
         incident: Annotated[str, Query(description="Id of the incident.")],
-        evidence: Annotated[str, Query(description="SHA-256 of what a diagnosis of it rests on.")],
+        evidence: Annotated[str, Query(description="SHA-256 of a diagnosis's evidence.")],
     ) -> Chart | None:
-        """Drift along the depth of the model, as locate found it; null where the evidence is of something else."""
+        """Return drift by layer, as locate found it; null for other evidence."""
         found = core.evidence(incident, evidence)
         if found is None:
             raise HTTPException(404, f"no such evidence of incident {incident[:40]!r}")
@@ -131,6 +125,16 @@ def chart_routes(core: Core) -> APIRouter:
         except ValueError:
             return None
 
+    @router.get("/places")
+    async def places(incident: Annotated[str, Query(description="Id of the incident.")]) -> Chart | None:
+        """Return the drift of an incident's kernels by position and turn; null if no recorder reports it."""
+        of = core.incident(incident)
+        if of is None or of.contract not in core.contracts:
+            raise HTTPException(404, f"no incident {incident[:40]!r} of a contract that is served")
+        found = core.by_place(of)
+        confidence = core.contracts[of.contract].observability.confidence
+        return draw_places("Drift by position and turn", found, confidence)
+
     return router
 
 
@@ -138,7 +142,7 @@ def _past(core: Core, asked: _Asked) -> tuple[list[tuple[Any, ...]], dict[Cell, 
     """The cell's own past, and that of the same clause and slice with other kernels."""
     cell, end = asked.cell, time.time() if asked.end is None else asked.end
     past = core.history.past(cell.contract, cell.clause, cell.slice, asked.start, end)
-    found = {each: [astuple(one) for one in moments] for each, moments in past.items()}
+    found = {key: [astuple(moment) for moment in moments] for key, moments in past.items()}
     return found.pop(cell, []), found
 
 
@@ -149,7 +153,7 @@ def _markers(core: Core, cell: Cell) -> tuple[Marker, ...]:
 
 
 def _zone(name: str) -> tzinfo:
-    """The zone; UTC where this machine does not know it: times name their zone."""
+    """Return the zone, or UTC if this machine does not know it: labels name their zone."""
     try:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):

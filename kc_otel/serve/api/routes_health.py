@@ -1,4 +1,4 @@
-"""Is it up, is it working, and what does it say of itself."""
+"""Routes for health, readiness, metrics and shards."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import PlainTextResponse
 
 from kc_otel.contract.words import duration
+from kc_otel.serve.api.views import ResizeRequest, ShardView
 from kc_otel.serve.core import Core
 from kc_otel.serve.otlp_out import SelfMetrics
 from kc_otel.serve.self_metrics import exposition
+from kc_otel.serve.shards.shard_health import ShardHealth
+from kc_otel.serve.shards.sharded_sink import ShardError
 
-__all__ = ["health_routes"]
-
-_LATE: Final = 30.0
+_LATE_SECONDS: Final = 30.0
 
 
 def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRouter:
@@ -26,7 +27,7 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
 
     @router.get("/healthz", response_class=PlainTextResponse)
     async def healthz() -> str:
-        """The process is up."""
+        """Answer while the process is up."""
         return "ok\n"
 
     @router.get(
@@ -40,9 +41,9 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
         },
     )
     async def readyz() -> Response:
-        """It receives, and its last evaluation is not older than it should be; what it cannot judge is listed."""
+        """Report ready if it receives and its last evaluation is recent; cells it cannot judge are listed."""
         age = math.inf if core.evaluated_at is None else time.time() - core.evaluated_at
-        late, said = age > _LATE, "ready\n"
+        late, said = age > _LATE_SECONDS, "ready\n"
         if late:
             said = "no evaluation yet\n" if core.evaluated_at is None else f"no evaluation for {duration(age)}\n"
         said += "".join(f"{name or 'all'}: {fault}\n" for name, fault in core.evaluator.faults.present.items())
@@ -50,7 +51,57 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """The evaluator's own metrics and every verdict, for Prometheus."""
+        """Return the evaluator's own metrics and every verdict, for Prometheus."""
         return Response(exposition(self_metrics()), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
+
+
+_UNHEARD = ShardHealth(name="", node="", pid=0, started=0.0, recovered=0, streams=0, taken=0, lag=0, cpu=0.0)
+
+
+def shard_routes(core: Core) -> APIRouter:
+    """`/api/v1/shards`."""
+    router = APIRouter(prefix="/api/v1", tags=["health"])
+
+    @router.get("/shards")
+    async def shards() -> list[ShardView]:
+        """Return every shard as of the last evaluation; none if streams are in the evaluator's process."""
+        return shard_views(core)
+
+    @router.post("/shards")
+    async def resize(request: ResizeRequest) -> list[ShardView]:
+        """Change the number of shards. Senders are told to retry while streams move."""
+        if core.resize is None:
+            raise HTTPException(409, "streams are in the evaluator's process; kc-otel serve --engine ray has shards")
+        try:
+            await core.resize(request.shards)
+        except ShardError as error:
+            raise HTTPException(503, str(error)) from None
+        return shard_views(core)
+
+    return router
+
+
+def shard_views(core: Core) -> list[ShardView]:
+    """Every shard."""
+    found = []
+    for shard in core.shards:
+        said = shard.health or _UNHEARD
+        found.append(
+            ShardView(
+                number=shard.number,
+                node=said.node,
+                pid=said.pid,
+                started=said.started,
+                recovered=said.recovered,
+                streams=said.streams,
+                points=said.taken,
+                lag=said.lag,
+                waiting=shard.waiting,
+                cpu_seconds=said.cpu,
+                answered=shard.answered,
+                trouble=shard.trouble,
+            )
+        )
+    return found

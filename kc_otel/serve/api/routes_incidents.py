@@ -1,4 +1,4 @@
-"""What broke, as one thing each: while it lasts, and long after."""
+"""Routes for incidents, current and past."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from kc_otel.judge.incidents.actions_taken import actions_taken
 from kc_otel.judge.incidents.incident import Diagnosis, Incident, IncidentState
 from kc_otel.judge.verdict import Status
 from kc_otel.serve import people_orders as people
-from kc_otel.serve.api.people_input import answered
+from kc_otel.serve.api.people_input import ContractName, ordered, served_or_all
 from kc_otel.serve.api.people_views import DiagnosisRequest
-from kc_otel.serve.api.served_names import ContractName, served_or_all
 from kc_otel.serve.api.views import IncidentList, IncidentView
 from kc_otel.serve.core import Core
-
-__all__ = ["incident_routes", "incident_views"]
 
 _MOST_CELLS: Final = 20
 
@@ -30,20 +27,20 @@ def incident_routes(core: Core) -> APIRouter:
     @router.get("")
     async def incidents(
         contract: ContractName = None,
-        since: Annotated[float, Query(description="Only those that lasted at or after this Unix time.")] = 0.0,
+        since: Annotated[float, Query(description="Only incidents that were open at or after this Unix time.")] = 0.0,
         state: Annotated[IncidentState | None, Query(description="Only those in this state.")] = None,
-        limit: Annotated[int, Query(ge=1, le=1000, description="The most of those that are over.")] = 100,
+        limit: Annotated[int, Query(ge=1, le=1000, description="Largest number of ended incidents.")] = 100,
     ) -> IncidentList:
-        """Incidents, the most urgent first; of each the worst cells that are broken still, of all once none is."""
+        """Return incidents, the most urgent first, each with its worst broken cells, or all cells if none is broken."""
         served_or_all(core, contract)
         found = [*core.incidents(contract), *core.past_incidents(contract, since, limit)]
         return IncidentList(
-            at=core.evaluated_at, incidents=incident_views(core, [one for one in found if state in {None, one.state}])
+            at=core.evaluated_at, incidents=incident_views(core, [row for row in found if state in {None, row.state}])
         )
 
     @router.get("/{id}")
     async def incident(id: str) -> IncidentView:
-        """One incident with every cell that it ever had."""
+        """Return an incident with every cell that it ever had."""
         found = core.incident(id)
         if found is None:
             raise HTTPException(404, f"no incident {id[:40]!r}; /api/v1/incidents has those that are kept")
@@ -52,15 +49,15 @@ def incident_routes(core: Core) -> APIRouter:
 
     @router.post("/{id}/diagnoses")
     async def diagnose(id: str, request: DiagnosisRequest) -> Diagnosis:
-        """What locate or remedy found out stands on the incident from now on, also when it is over."""
-        with answered():
+        """Attach a finding of locate or remedy to an incident, also after it is over."""
+        async with ordered(core):
             return people.diagnose(
                 core, id, request.kind, request.slice, request.text, request.evidence, request.by, time.time()
             )
 
     @router.get("/{id}/diagnoses/{evidence}", response_model=dict[str, Any])
     async def rests_on(id: str, evidence: str) -> Response:
-        """What a diagnosis rests on, byte for byte: `evidence` is its SHA-256."""
+        """Return the evidence of a diagnosis, byte for byte: `evidence` is its SHA-256."""
         found = core.evidence(id, evidence)
         if found is None:
             raise HTTPException(404, f"no such evidence of incident {id[:40]!r}")
@@ -71,32 +68,37 @@ def incident_routes(core: Core) -> APIRouter:
 
 def incident_views(core: Core, found: Sequence[Incident], *, whole: bool = False) -> list[IncidentView]:
     """Incidents in the API's shape; `whole` with every cell."""
-    waiting = {one.endpoint: one.oldest for one in core.outbox.status() if one.oldest is not None} if found else {}
-    return [_view(core, one, waiting, whole=whole) for one in found]
+    outbox = core.outbox.status() if found else ()
+    waiting = {queue.endpoint: queue.oldest for queue in outbox if queue.oldest is not None}
+    given_up = {queue.endpoint: queue.given_up for queue in outbox if queue.given_up is not None}
+    return [_view(core, incident, waiting, given_up, whole=whole) for incident in found]
 
 
-def _view(core: Core, one: Incident, waiting: dict[str, float], *, whole: bool) -> IncidentView:
-    every = one.cells if whole else one.current
+def _view(
+    core: Core, incident: Incident, waiting: dict[str, float], given_up: dict[str, float], *, whole: bool
+) -> IncidentView:
+    every = incident.cells if whole else incident.current
     cells = every if whole else every[:_MOST_CELLS]
     return IncidentView(
-        id=one.id,
-        contract=one.contract,
-        on=one.on,
-        status=Status(one.status),
-        state=one.state,
-        headline=one.headline,
-        extents=list(one.extents),
-        since=one.since,
-        contained=one.contained_at,
-        until=one.resolved_at,
-        growth=list(one.growth),
-        grew=one.growth_text,
-        kernel_train=one.kernel_train,
-        kernel_inference=one.kernel_inference,
-        clauses=list(one.clauses),
-        slices=list(one.slices),
+        id=incident.id,
+        contract=incident.contract,
+        on=incident.on,
+        status=Status(incident.status),
+        state=incident.state,
+        state_text=incident.state_text,
+        headline=incident.headline,
+        extents=list(incident.extents),
+        since=incident.since,
+        contained=incident.contained_at,
+        until=incident.resolved_at,
+        growth=list(incident.growth),
+        grew=incident.growth_text,
+        kernel_train=incident.kernel_train,
+        kernel_inference=incident.kernel_inference,
+        clauses=list(incident.clauses),
+        slices=list(incident.slices),
         cells=list(cells),
         more=len(every) - len(cells),
-        actions=list(actions_taken(one, core.decisions, waiting)),
-        diagnoses=list(one.diagnoses),
+        actions=list(actions_taken(incident, core.decisions, waiting, given_up)),
+        diagnoses=list(incident.diagnoses),
     )

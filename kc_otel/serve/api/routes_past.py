@@ -1,24 +1,28 @@
-"""What a cell is made of: its past, and the distribution of what was observed."""
+"""Routes for a cell's history, and the distribution of its observations."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable
-from typing import Annotated, Literal
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
 
+import numpy as np
 from fastapi import APIRouter, HTTPException, Query
+from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry import DERIVED
+from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import number
 from kc_otel.judge.verdict import Cell
-from kc_otel.serve.api.distribution import distribution_of
 from kc_otel.serve.api.overview import Overviews
-from kc_otel.serve.api.routes_shards import shard_views
-from kc_otel.serve.api.served_names import served
+from kc_otel.serve.api.people_input import served
+from kc_otel.serve.api.routes_health import shard_views
 from kc_otel.serve.api.views import (
     DistributionView,
     HealthView,
@@ -29,8 +33,11 @@ from kc_otel.serve.api.views import (
 )
 from kc_otel.serve.core import Core
 from kc_otel.serve.otlp_out import SelfMetrics
+from kc_otel.stats import Binned
 
-__all__ = ["distribution_view", "find_clause", "past_routes"]
+_PER_DECADE: Final = 8
+_DECADES: Final = 12
+"""Decades below the largest observation with bins of their own; smaller values go into the lowest bin."""
 
 
 def past_routes(core: Core, overviews: Overviews, self_metrics: Callable[[], SelfMetrics]) -> APIRouter:
@@ -39,7 +46,7 @@ def past_routes(core: Core, overviews: Overviews, self_metrics: Callable[[], Sel
 
     @router.get("/overview", tags=["verdicts"])
     async def overview() -> Overview:
-        """What is broken now, since when, for whom, and what was done about it; worst first."""
+        """Return current faults: since when, for whom, and the actions taken; worst first."""
         return overviews.now()
 
     @router.get("/history", tags=["verdicts"])
@@ -50,7 +57,7 @@ def past_routes(core: Core, overviews: Overviews, self_metrics: Callable[[], Sel
         start: Annotated[float, Query(alias="from", description="Unix time, seconds.")] = 0.0,
         end: Annotated[float | None, Query(alias="to", description="Unix time, seconds; now when left out.")] = None,
     ) -> HistoryView:
-        """The past of a clause on a slice: twenty points per long window, over twenty-four of them."""
+        """Return the history of a clause on a slice: twenty points per long window, over twenty-four of them."""
         find_clause(core, contract, clause, slice)
         past = core.history.past(contract, clause, slice, start, time.time() if end is None else end)
         return HistoryView(
@@ -59,7 +66,7 @@ def past_routes(core: Core, overviews: Overviews, self_metrics: Callable[[], Sel
                 SeriesView(
                     kernel_train=cell.kernel_train,
                     kernel_inference=cell.kernel_inference,
-                    points=[dataclasses.astuple(one) for one in moments],
+                    points=[dataclasses.astuple(moment) for moment in moments],
                 )
                 for cell, moments in past.items()
             ],
@@ -74,20 +81,20 @@ def past_routes(core: Core, overviews: Overviews, self_metrics: Callable[[], Sel
         kernel_inference: str = "",
         window: Literal["short", "long"] = "long",
     ) -> DistributionView:
-        """What was observed within a window, by size; for a derived metric, of the quantity it is made of."""
+        """Return the distribution of a window's observations; for a derived metric, of its underlying quantity."""
         found = find_clause(core, contract, clause, slice)
         return distribution_view(core, Cell(contract, clause, slice, kernel_train, kernel_inference), found, window)
 
     @router.get("/health", tags=["health"])
     async def health() -> HealthView:
-        """What the evaluator received, dropped and refused, how long it takes, and whether webhooks get through."""
+        """Return counts of received, dropped and rejected data, evaluation times, and the state of webhooks."""
         now = time.time()
         found = self_metrics()
         return HealthView(
             evaluated_at=core.evaluated_at,
             tick_seconds=core.tick_seconds,
             series=core.evaluator.series_count,
-            streams=core.evaluator.stream_count + sum(one.streams for one in shard_views(core)),
+            streams=core.evaluator.stream_count + sum(view.streams for view in shard_views(core)),
             points={labels["kc.outcome"]: int(value) for labels, value in found["kc.evaluator.points"]},
             requests={
                 f"{labels['kc.transport']} {labels['kc.outcome']}": int(value)
@@ -96,7 +103,7 @@ def past_routes(core: Core, overviews: Overviews, self_metrics: Callable[[], Sel
             failures=dict(core.evaluator.faults.present),
             streams_events=dict(core.evaluator.events),
             invalid={
-                name: dict(core.evaluator.invalid_input(name, now, contract.observability.window))
+                name: _by_reason(core.evaluator.invalid_input(name, now, contract.observability.window).values())
                 for name, contract in core.contracts.items()
             },
             listeners=core.listeners.view(core.contracts),
@@ -107,10 +114,17 @@ def past_routes(core: Core, overviews: Overviews, self_metrics: Callable[[], Sel
     return router
 
 
+def _by_reason(pairs: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for found in pairs:
+        total.update(found)
+    return dict(sorted(total.items()))
+
+
 def distribution_view(
     core: Core, cell: Cell, clause: Clause, window: Literal["short", "long"] = "long"
 ) -> DistributionView:
-    """What was observed of a cell's quantity within a window until the last evaluation."""
+    """Return the distribution of a cell's quantity in a window that ends at the last evaluation."""
     observability = core.contracts[cell.contract].observability
     seconds = observability.window if window == "short" else observability.long_window
     seen = distribution_of(core.evaluator.distribution(cell, seconds, core.evaluated_at or time.time()))
@@ -129,10 +143,10 @@ def find_clause(core: Core, contract: str, clause: str, slice: str) -> Clause:
     found = served(core, contract)
     if slice not in {ALL, *found.slices}:
         raise HTTPException(404, f"contract {contract} has no slice {slice!r}; there are {_names(found)}")
-    for one in found.clauses:
-        if one.id == clause:
-            return one
-    raise HTTPException(404, f"no clause {clause!r}; {contract} has {', '.join(one.id for one in found.clauses)}")
+    for known in found.clauses:
+        if known.id == clause:
+            return known
+    raise HTTPException(404, f"no clause {clause!r}; {contract} has {', '.join(known.id for known in found.clauses)}")
 
 
 def _names(contract: Contract) -> str:
@@ -147,3 +161,81 @@ def _marks(clause: Clause, slice: str) -> list[MarkView]:
     if statistic.kind == "fraction":
         return [MarkView(value=statistic.argument, text=f"counted above {number(statistic.argument)}")]
     return [MarkView(value=limit, text=f"limit of the {clause.statistic_text} {number(limit)}")]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Observations by size.
+
+    Attributes:
+        edges: Edges of the bins of |value|, ascending and positive, [k + 1]; empty where all are zero.
+        above: Observations per bin that are positive, [k].
+        below: Observations per bin that are negative, [k].
+        zero: Observations that are zero, or too small to be told from it.
+        total: Number of observations.
+        mean: Their mean; None when unknown.
+        minimum: The smallest; None when unknown.
+        maximum: The largest; None when unknown.
+    """
+
+    edges: tuple[float, ...]
+    above: tuple[int, ...]
+    below: tuple[int, ...]
+    zero: int
+    total: int
+    mean: float | None
+    minimum: float | None
+    maximum: float | None
+
+
+def distribution_of(sample: Binned) -> Distribution:
+    """A sample's distribution; each source bin goes where its geometric middle is.
+
+    >>> import numpy as np
+    >>> found = distribution_of(Binned.of_samples(np.array([0.0, 1.0, -1.0, 10.0])))
+    >>> found.zero, sum(found.above), sum(found.below), len(found.edges)
+    (1, 2, 1, 10)
+    """
+    size, sign = _middles(sample)
+    used = sign != 0
+    mean = sample.sum / sample.total if sample.total else math.nan
+    common = (_finite(mean), _finite(sample.minimum), _finite(sample.maximum))
+    if not used.any():
+        return Distribution((), (), (), sample.total, sample.total, *common)
+    index = np.floor(np.log10(size[used]) * _PER_DECADE + 1e-9).astype(np.int64)
+    index = np.maximum(index, index.max() - _PER_DECADE * _DECADES)
+    first, bins = int(index.min()), int(index.max() - index.min()) + 1
+    count, positive = sample.count[used], sign[used] > 0
+    return Distribution(
+        edges=tuple(float(edge) for edge in 10.0 ** ((first + np.arange(bins + 1)) / _PER_DECADE)),
+        above=_counts(index[positive] - first, count[positive], bins),
+        below=_counts(index[~positive] - first, count[~positive], bins),
+        zero=int(sample.count[~used].sum()),
+        total=sample.total,
+        mean=common[0],
+        minimum=common[1],
+        maximum=common[2],
+    )
+
+
+def _middles(sample: Binned) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """|middle| of every bin and its sign; the sign of a bin that reaches or crosses zero is 0."""
+    lower, upper = sample.lower, sample.upper
+    sign = np.where(lower > 0, 1.0, np.where(upper < 0, -1.0, 0.0))
+    near = np.where(sign > 0, lower, -upper)
+    far = np.where(sign > 0, upper, -lower)
+    far = np.where(np.isfinite(far), far, near)  # an open end counts where it begins
+    known = sign != 0
+    size = np.zeros_like(lower)
+    size[known] = np.sqrt(near[known]) * np.sqrt(far[known])
+    return size, sign
+
+
+def _counts(index: NDArray[np.int64], count: NDArray[np.int64], bins: int) -> tuple[int, ...]:
+    found = np.zeros(bins, dtype=np.int64)
+    np.add.at(found, index, count)
+    return tuple(int(total) for total in found)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""What people do about alerts and routes: acknowledge, silence, pin; and what dry runs would have done."""
+"""Routes for people's actions on alerts and routes: acknowledge, silence, pin; and dry-run results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kc_otel.judge.escalation.people import Silence
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.changes import Changes
-from kc_otel.serve.api.people_input import Name, answered
+from kc_otel.serve.api.people_input import ContractName, Name, ordered, served_or_all
 from kc_otel.serve.api.people_views import (
     Acknowledged,
     AcknowledgeRequest,
@@ -28,10 +28,7 @@ from kc_otel.serve.api.people_views import (
     SilenceRequest,
     UnpinRequest,
 )
-from kc_otel.serve.api.served_names import ContractName, served_or_all
 from kc_otel.serve.core import Core
-
-__all__ = ["people_routes"]
 
 
 def people_routes(core: Core, decided: Changes) -> APIRouter:
@@ -40,22 +37,22 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
 
     @router.get("/alerts", tags=["people"])
     async def alerts(contract: ContractName = None) -> AlertList:
-        """Steps of the escalation policies that wait or fire, who acknowledged them, and what silences them."""
+        """Return the escalation steps that wait or fire, with acknowledgements and silences."""
         served_or_all(core, contract)
         now = time.time()
         found = [
             _alert(core, alert, times, now)
             for name, state in core.policies.items()
             if contract in {None, name}
-            for times in [{one.fingerprint: one.times for one in core.escalation.notifications[name].alerts}]
+            for times in [{sent.fingerprint: sent.times for sent in core.escalation.notifications[name].alerts}]
             for alert in state.alerts
         ]
         return AlertList(at=core.evaluated_at, alerts=found)
 
     @router.post("/alerts/acknowledge", tags=["people"])
     async def acknowledge(request: AcknowledgeRequest) -> Acknowledged:
-        """Somebody is at work on alerts that fire: they go on firing, and their reminders stop."""
-        with answered():
+        """Acknowledge firing alerts: they keep firing, without reminders."""
+        async with ordered(core):
             taken = people.acknowledge(
                 core, request.contract, request.clause, request.slice, request.by, request.why, time.time()
             )
@@ -63,14 +60,14 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
 
     @router.get("/silences", tags=["people"])
     async def silences() -> SilenceList:
-        """Silences in force, oldest first."""
+        """Return the silences in force, oldest first."""
         now = time.time()
-        return SilenceList(silences=[one for one in core.people.silences if now < one.until])
+        return SilenceList(silences=[entry for entry in core.people.silences if now < entry.until])
 
     @router.post("/silences", tags=["people"])
     async def silence(request: SilenceRequest) -> Silence:
-        """Nobody is told of some alerts until a time: no webhook, no log record. Everything else goes on."""
-        with answered():
+        """Silence alerts until a time: no webhook, no log record. Routes and halts continue."""
+        async with ordered(core):
             return people.silence(
                 core, request.contract, request.clause, request.slice, request.until, request.by, request.why,
                 time.time(),
@@ -78,14 +75,14 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
 
     @router.post("/silences/{silence}/end", tags=["people"])
     async def unsilence(silence: Name, request: EndRequest) -> Silence:
-        """A person ends a silence before its time; what still fires is said with the next evaluation."""
-        with answered():
+        """End a silence before its time; alerts that still fire are reported with the next evaluation."""
+        async with ordered(core):
             return people.unsilence(core, silence, request.by, request.why, time.time())
 
     @router.post("/decisions/pin", tags=["decisions"])
     async def pin(request: PinRequest) -> Pinned:
-        """A person decides which kernel serves a slice; that wins over every route."""
-        with answered():
+        """Pin a slice to a kernel; a pin overrides every route."""
+        async with ordered(core):
             people.pin(
                 core, request.contract, request.slice, request.kernel, request.until, request.by, request.why,
                 time.time(),
@@ -95,22 +92,22 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
 
     @router.post("/decisions/unpin", tags=["decisions"])
     async def unpin(request: UnpinRequest) -> Pinned:
-        """A person ends pins; routes that are in force hold again."""
-        with answered():
+        """End pins; the routes in force apply again."""
+        async with ordered(core):
             ended = people.unpin(core, request.contract, request.slice, request.by, request.why, time.time())
         await decided.notify()
         return Pinned(pins=ended, version=core.decisions.version)
 
     @router.post("/webhooks/enable", tags=["people"])
     async def enable(request: EnableRequest) -> Enabled:
-        """An endpoint that answered 410 is told again, first of what has waited."""
-        with answered():
+        """Send again to an endpoint that answered 410, beginning with the messages that waited."""
+        async with ordered(core):
             waiting = people.enable(core, request.contract, request.endpoint, request.by, request.why, time.time())
         return Enabled(waiting=waiting)
 
     @router.get("/dry-run", tags=["decisions"])
     async def dry_run() -> DryRun:
-        """Contracts that run dry, and the decision table that they would have published."""
+        """Return the contracts in dry run, and the decision table that they would have published."""
         return DryRun(contracts=sorted(core.dry_run), decisions=to_plain(core.escalation.dry_run_decisions))
 
     return router
@@ -133,7 +130,7 @@ def _alert(core: Core, alert: Alert, times: Mapping[str, int], now: float) -> Al
         reason=alert.verdict.reason,
         fingerprint=alert.fingerprint,
         acknowledged=taken,
-        silenced=[one.id for one in core.people.silencing(cell, now)],
+        silenced=[silence.id for silence in core.people.silencing(cell, now)],
         notified=times.get(alert.fingerprint, 0),
         dry_run=cell.contract in core.dry_run,
     )

@@ -1,4 +1,4 @@
-"""The promotions of kernel versions: where each is, what is missing, its evidence, and what people tell it."""
+"""Routes for promotions of kernel versions: position, open requirements, evidence, and people's orders."""
 
 from __future__ import annotations
 
@@ -6,28 +6,17 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Response
 from fastapi.responses import JSONResponse
 
 from kc_otel.judge.promotion.machine import share_of
 from kc_otel.judge.promotion.plan import Traffic, observed_traffic, plan_steps, shares_of
-from kc_otel.judge.promotion.promotion_state import OrderError, Promotion, PromotionStatus, path_of
-from kc_otel.serve.api.people_input import Name
-from kc_otel.serve.api.promotion_views import (
-    EvidenceList,
-    EvidenceView,
-    OrderRequest,
-    PlanView,
-    PromotionList,
-    PromotionView,
-    StepView,
-)
-from kc_otel.serve.api.served_names import ContractName, served, served_or_all
+from kc_otel.judge.promotion.promotion_state import Hold, OrderError, Promotion, PromotionStatus, path_of
+from kc_otel.judge.promotion.stages import Stage
+from kc_otel.serve.api.people_input import ContractName, Name, Order, Reason, Signature, View, served, served_or_all
 from kc_otel.serve.core import Core
-
-__all__ = ["promotion_routes"]
 
 
 def promotion_routes(core: Core) -> APIRouter:
@@ -44,32 +33,33 @@ def _add_states(router: APIRouter, core: Core) -> None:
     async def promotions(
         contract: ContractName = None,
     ) -> PromotionList:
-        """Every kernel version that is on its way, was rolled back, or was replaced."""
+        """Return every kernel version in promotion, rolled back or replaced."""
         served_or_all(core, contract)
-        return PromotionList(promotions=[_view(core, one) for one in core.promotions.all(contract)])
+        return PromotionList(promotions=[_view(core, entry) for entry in core.promotions.all(contract)])
 
     @router.get("/{contract}/{kernel}")
     async def promotion(contract: str, kernel: str) -> PromotionView:
-        """Where one kernel version is."""
+        """Return the position of one kernel version."""
         with _answered():
             return _view(core, core.promotions.of(contract, kernel))
 
     @router.post("/{contract}/{kernel}")
     async def order(contract: Name, kernel: Name, request: OrderRequest) -> PromotionView:
-        """A person or their program starts, holds, resumes, forces, approves, confirms or rolls back a version."""
+        """Start, hold, resume, force, approve, confirm or roll back a version."""
         now, promotions = time.time(), core.promotions
         with _answered():
-            if request.order == "start":
-                said = promotions.start(contract, kernel, request.by, now)
-            elif request.order == "evidence":
-                if request.evidence is None:
-                    raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
-                said = promotions.admit(contract, kernel, request.evidence, request.by, now)
-            else:
-                said = promotions.tell(
-                    contract, kernel, request.order, request.by, request.why, now,
-                    stage=request.stage, position=request.position,
-                )  # fmt: skip
+            async with core.turn():
+                if request.order == "start":
+                    said = promotions.start(contract, kernel, request.by, now)
+                elif request.order == "evidence":
+                    if request.evidence is None:
+                        raise OrderError("hand the evidence over, as `kc-otel gate run --evidence` wrote it")
+                    said = promotions.admit(contract, kernel, request.evidence, request.by, now, start=request.start)
+                else:
+                    said = promotions.tell(
+                        contract, kernel, request.order, request.by, request.why, now,
+                        stage=request.stage, position=request.position, start=request.start,
+                    )  # fmt: skip
             core.announce_all(said)
             return _view(core, promotions.of(contract, kernel))
 
@@ -77,20 +67,20 @@ def _add_states(router: APIRouter, core: Core) -> None:
 def _add_evidence(router: APIRouter, core: Core) -> None:
     @router.get("/{contract}/{kernel}/evidence")
     async def evidence(contract: str, kernel: str) -> EvidenceList:
-        """What was kept of a version's steps."""
+        """Return the evidence stored for a version's steps."""
         with _answered():
             found = core.promotions.evidence(contract, kernel)
-        views = [EvidenceView(id=one.id, at=one.at, what=one.what, checksum=one.record["checksum"]) for one in found]
+        views = [EvidenceView(id=row.id, at=row.at, what=row.what, checksum=row.record["checksum"]) for row in found]
         return EvidenceList(evidence=views)
 
     @router.get("/{contract}/{kernel}/evidence/{number}", response_model=None)
     async def record(contract: str, kernel: str, number: int) -> Response:
-        """One piece of evidence, as `kc-otel gate verify` checks it."""
+        """Return a piece of evidence, which `kc-otel gate verify` checks."""
         with _answered():
             found = core.promotions.evidence(contract, kernel)
-        for one in found:
-            if one.id == number:
-                return JSONResponse(one.record)
+        for row in found:
+            if row.id == number:
+                return JSONResponse(row.record)
         raise HTTPException(404, f"there is no evidence {number} of {kernel} under {contract}")
 
 
@@ -100,12 +90,12 @@ def _add_plan(router: APIRouter, core: Core) -> None:
         contract: str,
         tokens_per_second: Annotated[
             float | None,
-            Query(gt=0.0, allow_inf_nan=False, description="All traffic; else what the last evaluation has seen."),
+            Query(gt=0.0, allow_inf_nan=False, description="Of all traffic (default: that of the last evaluation)."),
         ] = None,
         tokens_per_sequence: Annotated[float | None, Query(ge=1.0, allow_inf_nan=False)] = None,
         share: Annotated[list[str] | None, Query(description="SLICE=PART of the traffic.")] = None,
     ) -> PlanView:
-        """How long each position of a promotion takes at best, with identical kernels."""
+        """Return the minimum duration of each position of a promotion, with identical kernels."""
         found = served(core, contract)
         seen = observed_traffic(found, core.promotions.latest(contract).verdicts)
         try:
@@ -141,33 +131,137 @@ def _answered() -> Iterator[None]:
         raise HTTPException(409, str(error)) from None
 
 
-def _view(core: Core, one: Promotion) -> PromotionView:
-    terms = core.contracts[one.contract].promotion
+def _view(core: Core, promotion: Promotion) -> PromotionView:
+    terms = core.contracts[promotion.contract].promotion
     path = path_of(terms)
-    running = one.status is PromotionStatus.RUNNING
-    following = next((position for position in path if position.rank > one.position.rank), None) if running else None
-    share = share_of(one)
+    running = promotion.status is PromotionStatus.RUNNING
+    following = (
+        next((position for position in path if position.rank > promotion.position.rank), None) if running else None
+    )
+    share = share_of(promotion)
     return PromotionView(
-        contract=one.contract,
-        kernel=one.version,
-        status=one.status,
-        position=str(one.position),
-        stage=one.position.stage,
+        contract=promotion.contract,
+        kernel=promotion.version,
+        status=promotion.status,
+        position=str(promotion.position),
+        stage=promotion.position.stage,
         share=1.0 if share is None else share,
-        entered=one.entered,
-        started=one.started,
-        attempt=one.attempt,
-        windows=min(one.tally.passed, terms.windows),
+        entered=promotion.entered,
+        started=promotion.started,
+        attempt=promotion.attempt,
+        windows=min(promotion.tally.passed, terms.windows),
         windows_needed=terms.windows,
-        failed_windows=one.tally.failed,
+        failed_windows=promotion.tally.failed,
         failure_limit=terms.failure_limit,
         next=None if following is None else str(following),
         next_share=None if following is None else following.share,
         path=[str(position) for position in path],
-        missing=list(one.missing),
-        awaiting=one.awaiting or None,
-        hooked=one.hooked,
-        hold=one.hold,
-        approved=list(one.approved),
-        reason=one.reason,
+        missing=list(promotion.missing),
+        awaiting=promotion.awaiting or None,
+        hooked=promotion.hooked,
+        hold=promotion.hold,
+        approved=list(promotion.approved),
+        reason=promotion.reason,
+        seen_serving=promotion.seen_serving,
     )
+
+
+class PromotionView(View):
+    """Position of a kernel version, and what its next step waits for."""
+
+    contract: str
+    kernel: str
+    """Short fingerprint of the inference kernel version."""
+    status: PromotionStatus
+    position: str
+    """Position, such as `canary at 5%`."""
+    stage: Stage
+    share: float
+    """Share of the requests that it may serve, 0 to 1."""
+    entered: float
+    """Unix time since when it is there."""
+    started: float
+    attempt: int
+    windows: int
+    """Consecutive windows that have passed."""
+    windows_needed: int
+    failed_windows: int
+    failure_limit: int
+    next: str | None
+    """Position that the next step leads to; null where there is none."""
+    next_share: float | None
+    """Share of the requests that it would serve there."""
+    path: list[str]
+    """Every position that a version passes under this contract."""
+    missing: list[str]
+    """Conditions that the next step waits for."""
+    awaiting: str | None
+    """Position whose step waits for a hook; null while other things are missing."""
+    hooked: bool
+    hold: Hold | None
+    approved: list[str]
+    reason: str
+    """Reason for its position, in a sentence."""
+    seen_serving: float | None
+    """Unix time since which its drift is measured although it was rolled back; else null."""
+
+
+class PromotionList(View):
+    """Promotions by contract, the newest first."""
+
+    promotions: list[PromotionView]
+
+
+class EvidenceView(View):
+    """A piece of evidence, without its content."""
+
+    id: int
+    at: float
+    what: str
+    """The step in words."""
+    checksum: str
+
+
+class EvidenceList(View):
+    """Records of a version's steps, oldest first."""
+
+    evidence: list[EvidenceView]
+
+
+class StepView(View):
+    """Shortest time that a version stays in a position."""
+
+    position: str
+    seconds: float | None
+    """Seconds until its gate can open; null if unknown or never."""
+    never: bool
+    slowest: str
+    """`clause on slice` that takes longest."""
+    why: str
+
+
+class PlanView(View):
+    """Shortest times of a promotion, position by position."""
+
+    sampling: float
+    tokens_per_second: float | None
+    """All traffic together; null when it is not known."""
+    steps: list[StepView]
+
+
+class OrderRequest(Order):
+    """A person's or their program's order about a version."""
+
+    order: Literal["start", "evidence", "approve", "hold", "resume", "force", "rollback", "hook", "confirm"]
+    by: Signature
+    """Person or program; kept with the event."""
+    why: Reason = ""
+    """Reason; required with hold, force and rollback."""
+    stage: Stage | None = None
+    """Stage to approve, or to force it into."""
+    position: Name = ""
+    """With confirm: the position that was awaited."""
+    evidence: dict[str, Any] | None = None
+    """With evidence: the record of `kc-otel gate run ... --evidence`."""
+    start: bool = False
+    """Start a version that is not known; where the order is refused, nothing is started."""

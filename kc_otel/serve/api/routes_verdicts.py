@@ -1,16 +1,19 @@
-"""What the evaluator knows: contracts, verdicts, cells, events."""
+"""Routes for contracts, verdicts, cells and events."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import assurances, promise
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.verdict import Status
-from kc_otel.serve.api.served_names import ContractName, served_or_all
+from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
+from kc_otel.judge.escalation.alerts import Alert
+from kc_otel.judge.kernel_names import kernel_names, stand_in, unlike_declared
+from kc_otel.judge.verdict import Cell, Status
+from kc_otel.serve.api.people_input import ContractName, served_or_all
 from kc_otel.serve.api.views import (
     CellList,
     CellView,
@@ -18,13 +21,13 @@ from kc_otel.serve.api.views import (
     ContractList,
     ContractView,
     EventList,
+    KernelView,
     VerdictList,
+    kept_away,
     view_of,
 )
 from kc_otel.serve.core import Core
 from kc_otel.serve.history import GLANCES
-
-__all__ = ["verdict_routes"]
 
 
 def verdict_routes(core: Core) -> APIRouter:
@@ -33,14 +36,20 @@ def verdict_routes(core: Core) -> APIRouter:
 
     @router.get("/contracts", tags=["contracts"])
     async def contracts() -> ContractList:
-        """Every contract, its clauses, and the kernel versions that have reported."""
+        """Return every contract, its clauses, and the kernel versions that have reported."""
         return ContractList(contracts=[_contract(core, contract) for contract in core.contracts.values()])
 
     @router.get("/verdicts", tags=["verdicts"])
-    async def verdicts(contract: ContractName = None, status: Status | None = None) -> VerdictList:
-        """The newest verdict of every cell."""
+    async def verdicts(response: Response, contract: ContractName = None, status: Status | None = None) -> VerdictList:
+        """Return the newest verdict of every cell; the header `Age` has the seconds since the last evaluation."""
+        response.headers["Age"] = f"{core.age:.0f}"
         served_or_all(core, contract)
-        found = [view_of(verdict) for verdict, _, _ in core.history.cells(contract) if status in {None, verdict.status}]
+        away = kept_away(core)
+        found = [
+            view_of(verdict, away, core.causes)
+            for verdict, _, _ in core.history.cells(contract)
+            if status in {None, verdict.status}
+        ]
         return VerdictList(at=core.evaluated_at, verdicts=found)
 
     @router.get("/cells", tags=["verdicts"])
@@ -50,7 +59,7 @@ def verdict_routes(core: Core) -> APIRouter:
         slice: str | None = None,
         glances: Annotated[int, Query(ge=0, le=GLANCES, description="Evaluations of the recent past.")] = GLANCES,
     ) -> CellList:
-        """Every cell: its verdict, since when, what fires, and its recent past."""
+        """Return every cell: its verdict and since when, firing alerts, and its recent history."""
         served_or_all(core, contract)
         return CellList(at=core.evaluated_at, cells=_cells(core, contract, clause, slice, glances))
 
@@ -59,10 +68,10 @@ def verdict_routes(core: Core) -> APIRouter:
         contract: ContractName = None,
         after: Annotated[int, Query(ge=0, lt=2**63, description="Only events with greater ids.")] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        newest: Annotated[int | None, Query(ge=1, le=10_000, description="The last so many, instead.")] = None,
-        verdicts: Annotated[bool, Query(description="With changes of verdicts; only for the newest.")] = True,
+        newest: Annotated[int | None, Query(ge=1, le=10_000, description="Only this many, the newest.")] = None,
+        verdicts: Annotated[bool, Query(description="Include changes of verdicts; only with `newest`.")] = True,
     ) -> EventList:
-        """What changed: verdicts, alerts, routes, what people did. Oldest first."""
+        """Return changes: verdicts, alerts, routes, people's actions. Oldest first."""
         served_or_all(core, contract)
         if newest is not None:
             found = core.events.newest(contract, newest, verdicts=verdicts)
@@ -74,17 +83,20 @@ def verdict_routes(core: Core) -> APIRouter:
 
 
 def _cells(core: Core, contract: str | None, clause: str | None, slice: str | None, most: int) -> list[CellView]:
-    firing: dict[tuple[str, str, str], list[str]] = {}
-    for *key, severity in core.firing():
-        firing.setdefault((key[0], key[1], key[2]), []).append(severity)
-    found = []
+    firing: dict[Cell, list[Alert]] = {}
+    for alert in (fired for name, state in core.policies.items() if contract in {None, name} for fired in state.firing):
+        firing.setdefault(alert.cell, []).append(alert)
+    found, away = [], kept_away(core)
     for verdict, since, glances in core.history.cells(contract, most):
-        cell = verdict.cell
-        if (clause, slice) != (clause and cell.clause, slice and cell.slice):
-            continue
-        fires = firing.get((cell.contract, cell.clause, cell.slice), [])
-        found.append(CellView(verdict=view_of(verdict), since=since, firing=sorted(fires), history=glances))
-    return found
+        fires = sorted({alert.severity for alert in firing.pop(verdict.cell, [])})
+        found.append(CellView(verdict=view_of(verdict, away, core.causes), since=since, firing=fires, history=glances))
+    for cell, alerts in firing.items():  # its kernel is gone, and what it did is not: as it was last
+        if cell.clause != INPUT_CLAUSE:
+            fires = sorted({alert.severity for alert in alerts})
+            since = min(alert.since for alert in alerts)
+            verdict = alerts[0].verdict
+            found.append(CellView(verdict=view_of(verdict, away, {}), since=since, firing=fires, history=[]))
+    return [view for view in found if clause in {None, view.verdict.clause} and slice in {None, view.verdict.slice}]
 
 
 def _contract(core: Core, contract: Contract) -> ContractView:
@@ -112,20 +124,41 @@ def _contract(core: Core, contract: Contract) -> ContractView:
             for clause in getattr(contract, section)
         ],
         slices={name: spec.where for name, spec in contract.slices.items()},
-        kernels=list(core.evaluator.kernels(contract.name)),
+        kernels=_kernels(core, contract),
         status=max((verdict.status for verdict in own), key=lambda status: status.code, default=Status.NO_DATA),
         directives=_directives(core, contract.name),
         window=contract.observability.window,
         long_window=contract.observability.long_window,
         confidence=contract.observability.confidence,
-        claims=list(assurances(contract.observability)),
+        claims=[*assurances(contract.observability), *core.evaluator.sampling(contract.name)],
         runbook=contract.metadata.runbook,
     )
 
 
 def _directives(core: Core, contract: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for one in core.decisions.directives:
-        if one.contract == contract:
-            found.setdefault(one.kind.value, []).append({"slice": one.slice, "reason": one.reason, "since": one.since})
+    for directive in core.decisions.directives:
+        if directive.contract == contract:
+            found.setdefault(directive.kind.value, []).append(
+                {"slice": directive.slice, "reason": directive.reason, "since": directive.since}
+            )
     return found
+
+
+def _kernels(core: Core, contract: Contract) -> list[KernelView]:
+    known = core.evaluator.kernels(contract.name)
+    names, newest = kernel_names(known), max((kernel.last_seen for kernel in known), default=0.0)
+    current = [kernel for kernel in known if kernel.last_seen >= newest - contract.observability.window]
+    routed_to = stand_in(current)
+    current = [kernel for kernel in current if kernel.role == "train" or kernel.version not in routed_to]
+    return [
+        KernelView(
+            role=kernel.role,
+            version=kernel.version,
+            name=names[kernel.role, kernel.version],
+            fields=kernel.fields,
+            last_seen=kernel.last_seen,
+            otherwise=list(unlike_declared(contract.kernels, kernel, current)) if kernel in current else [],
+        )
+        for kernel in known
+    ]

@@ -15,11 +15,9 @@ from kc_otel.serve.api.people_input import SIGNER
 from kc_otel.serve.api.routes_past import find_clause
 from kc_otel.serve.core import Core
 
-__all__ = ["MAY_READ_PROMPTS", "worst_routes"]
-
 _log: Final = logging.getLogger(__name__)
 MAY_READ_PROMPTS: Final[ContextVar[bool]] = ContextVar("may_read_prompts", default=True)
-"""Whether who asks may read prompts: everybody, where nobody is asked who they are."""
+"""True if the caller may read prompts: always, where callers are not authenticated."""
 
 
 class WorstList(BaseModel):
@@ -40,7 +38,7 @@ def worst_routes(core: Core) -> APIRouter:
         slice: str = ALL,
         kernel_inference: Annotated[str, Query(description="Fingerprint; any when left out.")] = "",
     ) -> WorstList:
-        """What the rescorer has kept of a cell, the worst first."""
+        """Return the sequences of a cell that the rescorer stored, the worst first."""
         find_clause(core, contract, clause, slice)
         if not MAY_READ_PROMPTS.get():
             raise HTTPException(403, "prompts and completions are shown to tokens with may: [read, prompts]")
@@ -56,6 +54,6 @@ def worst_routes(core: Core) -> APIRouter:
                 _log.warning("%s", error)
         _log.info("%s reads the worst sequences of %s on %s of %s", SIGNER.get() or "somebody", clause, slice, contract)
         response.headers["cache-control"] = "no-store"
-        return WorstList(sequences=sorted(found, key=lambda one: -one.value))
+        return WorstList(sequences=sorted(found, key=lambda sequence: -sequence.value))
 
     return router

@@ -3,54 +3,67 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from kc_otel.contract.clause import About
-from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.decisions.table import kept_since
 from kc_otel.judge.incidents.actions_taken import ActionTaken
 from kc_otel.judge.incidents.incident import BrokenCell, Diagnosis, IncidentState
+from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen
 from kc_otel.judge.plain_json import finite_or_none
-from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.serve.api.people_input import Name, Reason, Signature
+from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
+from kc_otel.serve.api.people_input import Name, Order, Reason, Signature, View
+from kc_otel.serve.core import Core
 from kc_otel.serve.store.policy_store import Event
 from kc_otel.serve.webhooks.outbox import EndpointStatus
-
-__all__ = [
-    "CellList",
-    "CellView",
-    "ClauseView",
-    "ContractList",
-    "ContractView",
-    "DistributionView",
-    "EventList",
-    "HealthView",
-    "HistoryView",
-    "InForceView",
-    "IncidentList",
-    "IncidentView",
-    "MarkView",
-    "Overview",
-    "ProblemDetails",
-    "ResumeRequest",
-    "Resumed",
-    "SeriesView",
-    "VerdictList",
-    "VerdictView",
-    "view_of",
-]
-
 
 Finite = Annotated[float | None, BeforeValidator(finite_or_none)]
 """A number, or null where JSON could not say it."""
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+class PartView(View):
+    """A part of a mean, with its confidence interval."""
+
+    estimate: Finite
+    lower: Finite
+    upper: Finite
 
 
-class VerdictView(_View):
+class LagView(View):
+    """A mean over what weights of some lags sampled, with its confidence interval."""
+
+    lag: str
+    """Versions that they were behind: `0`, `1`, `2-3`, `4-7` or `8+`."""
+    share: float
+    """Share of the observations; of a clause by prompt, of the tokens."""
+    estimate: Finite
+    lower: Finite
+    upper: Finite
+
+
+class CausesView(View):
+    """Split of a mean over everything sampled into the kernels' drift and the age of the weights."""
+
+    clause: str
+    """Clause whose mean it is; that of a clause on the weights' lag is of another."""
+    limit: float
+    share: float
+    """Share of the observations that older weights sampled; of a clause by prompt, of the tokens."""
+    total: PartView
+    kernel: PartView
+    """The mean over what the training kernel's weights sampled; null where that is nothing."""
+    staleness: PartView
+    """Increase due to the age of the other weights."""
+    by_lag: list[LagView]
+    """The mean at each lag that was observed; a sequence's older tokens have the lag of the oldest."""
+    text: str
+    """The larger of the two causes, as a phrase."""
+
+
+class VerdictView(View):
     """A verdict and everything that decided it."""
 
     contract: str
@@ -76,16 +89,19 @@ class VerdictView(_View):
     contract_version: int
     contract_hash: str
     about: About
-    """`population` where it speaks of what the slice will show, `traffic` where of what this window saw only."""
+    """`population` if the verdict covers future traffic, too; `traffic` if it covers only the measured traffic."""
     evidence: Finite
-    """What is held against the limit, 0 to 1: chance alone reaches 1 in any cell of the contract no more often than
-    once per `observability.false_alarms`. Null where nothing of the kind can be held: of a maximum, of a share of
-    none."""
+    """Evidence against the limit, 0 to 1: chance alone reaches 1 in any cell of the contract no more often than once
+    per `observability.false_alarms`. Null for a maximum or a share of none, which have no such measure."""
     observed: bool
-    """Whether any observation of the cell is remembered; without one, NO_DATA says that nobody has reported yet."""
+    """True if any observation of the cell is stored; otherwise NO_DATA means that nobody has reported yet."""
+    no_traffic: bool
+    """True where NO_DATA follows from an order that keeps the slice's requests from the kernel."""
+    causes: CausesView | None
+    """Split by cause, on all traffic, where older weights sampled some of it."""
 
 
-class VerdictList(_View):
+class VerdictList(View):
     """The newest verdict of every cell."""
 
     at: float | None
@@ -93,7 +109,7 @@ class VerdictList(_View):
     verdicts: list[VerdictView]
 
 
-class CellView(_View):
+class CellView(View):
     """A cell: its verdict, since when, what fires, and its recent past."""
 
     verdict: VerdictView
@@ -105,14 +121,14 @@ class CellView(_View):
     """(time, estimate, lower, upper, status code) of recent evaluations, oldest first."""
 
 
-class CellList(_View):
+class CellList(View):
     """Every cell."""
 
     at: float | None
     cells: list[CellView]
 
 
-class ClauseView(_View):
+class ClauseView(View):
     """A clause as the contract states it."""
 
     id: str
@@ -125,10 +141,25 @@ class ClauseView(_View):
     slices: dict[str, float]
     description: str
     meaning: str
-    """What must not be above which limit, and what the metric is, in sentences."""
+    """The limit and the metric, explained in sentences."""
 
 
-class ContractView(_View):
+class KernelView(View):
+    """A kernel version that has reported itself."""
+
+    role: str
+    """`train` or `inference`."""
+    version: str
+    """Short fingerprint."""
+    name: str
+    """As people call it; with the fields in which it differs from others that would be called alike."""
+    fields: dict[str, str]
+    last_seen: float
+    otherwise: list[str]
+    """Differences from the contract's declaration, while the kernel is among those seen last."""
+
+
+class ContractView(View):
     """A contract that this evaluator judges."""
 
     name: str
@@ -138,11 +169,11 @@ class ContractView(_View):
     description: str
     clauses: list[ClauseView]
     slices: dict[str, dict[str, Any]]
-    kernels: list[KernelInfo]
+    kernels: list[KernelView]
     status: Status
-    """Worst status of its cells: FAIL, then NO_DATA, then INCONCLUSIVE, then PASS."""
+    """Worst status of its cells: INVALID_INPUT, then FAIL, NO_DATA, INCONCLUSIVE, and PASS."""
     directives: dict[str, Any]
-    """What the escalation policy asks of trainers and gates at the moment."""
+    """Current requests of the escalation policy to trainers and gates."""
     window: float
     """Seconds of the short window."""
     long_window: float
@@ -150,34 +181,37 @@ class ContractView(_View):
     confidence: float
     """Confidence of the intervals, such as 0.99."""
     claims: list[str]
-    """What a PASS, an interval and a FAIL claim, as sentences."""
+    """Claims of a PASS, an interval and a FAIL, as sentences."""
     runbook: str | None
-    """Where the contract's runbook is."""
+    """Location of the contract's runbook."""
 
 
-class ContractList(_View):
+class ContractList(View):
     """Every contract."""
 
     contracts: list[ContractView]
 
 
-class EventList(_View):
-    """EventList, oldest first."""
+class EventList(View):
+    """Events, oldest first."""
 
     events: list[Event]
 
 
-class IncidentView(_View):
+class IncidentView(View):
     """Something that is or was broken, since when, for whom, and what was done about it."""
 
     id: str
     """The same from the first breach to the end."""
     contract: str
     on: str
-    """What is wrong, as escalation steps call it: fail, no-data, inconclusive, invalid-input."""
+    """Kind of fault, as escalation steps call it: fail, no-data, inconclusive, invalid-input."""
     status: Status
     state: IncidentState
-    """`contained` where routes or pins keep users from all that is broken, or from what was and is not given back."""
+    """`contained` where a router, or traffic that is measured, shows that users are kept from all that is broken, or
+    from what was and is not given back."""
+    state_text: str
+    """The state as a sentence begins; it says if a route was set and no router has applied it."""
     headline: str
     extents: list[tuple[str, str]]
     """(clause, how bad it is where it is worst), the worst clause first."""
@@ -202,10 +236,10 @@ class IncidentView(_View):
     """Cells beyond those."""
     actions: list[ActionTaken]
     diagnoses: list[Diagnosis]
-    """What was found out about it, oldest first; `/api/v1/incidents/{id}/diagnoses/{evidence}` has what it rests on."""
+    """Findings about it, oldest first; `/api/v1/incidents/{id}/diagnoses/{evidence}` returns their evidence."""
 
 
-class IncidentList(_View):
+class IncidentList(View):
     """Incidents: those that last, the most urgent first, then those that are over, newest first."""
 
     at: float | None
@@ -213,7 +247,7 @@ class IncidentList(_View):
     incidents: list[IncidentView]
 
 
-class InForceView(_View):
+class InForceView(View):
     """Something that holds until a person or a time ends it.
 
     A route whose cause is not broken any more, a pin, a silence, an acknowledgement, a dry run.
@@ -227,12 +261,12 @@ class InForceView(_View):
     until: float | None = None
     """Unix time at which it ends by itself; null when a person ends it."""
     id: str = ""
-    """What a person names to end it, where its slice is not enough."""
+    """Name by which a person ends it, where its slice is not enough."""
     text: str
 
 
-class Overview(_View):
-    """What is broken now, and what is in force."""
+class Overview(View):
+    """Current faults, and the decisions in force."""
 
     at: float | None
     """Unix time of the last evaluation; null before the first."""
@@ -242,17 +276,22 @@ class Overview(_View):
     """Unix time of the answer."""
     version: str
     heard: bool
-    """Whether any kernel has ever reported."""
+    """True if any kernel has ever reported."""
     otlp_port: int
     """Port of this process that takes OTLP over HTTP."""
     counts: dict[str, dict[Status, int]]
-    """CellList by contract and status."""
+    """Number of cells by contract and status."""
+    no_traffic: dict[str, int]
+    """Of those without data, how many have no traffic by order; by contract."""
     incidents: list[IncidentView]
     """Worst first."""
+    unproven: list[IncidentView]
+    """Breaches that closed without proof of recovery within their contract's long window, of kernels that nothing has
+    judged since, that nobody rolled back and that did not shut down in order; newest first."""
     in_force: list[InForceView]
 
 
-class SeriesView(_View):
+class SeriesView(View):
     """The past of a cell."""
 
     kernel_train: str
@@ -262,22 +301,22 @@ class SeriesView(_View):
     it is told), oldest first."""
 
 
-class HistoryView(_View):
-    """The past of a clause on a slice, for every pair of kernels that was compared; what is older is thinned."""
+class HistoryView(View):
+    """The history of a clause on a slice, for every compared pair of kernels; older points are thinned out."""
 
     step: float
     """Seconds between two points where it is thinned."""
     series: list[SeriesView]
 
 
-class MarkView(_View):
+class MarkView(View):
     """A value worth a line across a distribution."""
 
     value: float
     text: str
 
 
-class DistributionView(_View):
+class DistributionView(View):
     """Observations of a cell's quantity within a window, by size."""
 
     metric: str
@@ -299,7 +338,7 @@ class DistributionView(_View):
     """Limit and thresholds, where they are in the quantity's unit."""
 
 
-class ShardView(_View):
+class ShardView(View):
     """A shard of a Ray cluster, which owns the streams of its share of senders."""
 
     number: int
@@ -322,11 +361,11 @@ class ShardView(_View):
     answered: float
     """Unix time of its last answer."""
     trouble: str
-    """Why it is not heard; empty where it is."""
+    """Reason why the shard does not answer; empty if it does."""
 
 
-class HealthView(_View):
-    """What the evaluator says of itself."""
+class HealthView(View):
+    """Health of the evaluator."""
 
     evaluated_at: float | None
     tick_seconds: float
@@ -337,7 +376,7 @@ class HealthView(_View):
     requests: dict[str, int]
     """OTLP requests, by `transport outcome`."""
     failures: dict[str, str]
-    """What the evaluator fails at now, by contract; an empty name is all of them."""
+    """Current failures of the evaluator, by contract; an empty name stands for all contracts."""
     streams_events: dict[str, int]
     """Resets, gaps, evictions and the like."""
     invalid: dict[str, dict[str, int]]
@@ -347,33 +386,29 @@ class HealthView(_View):
     since the evaluator started."""
     outbox: list[EndpointStatus]
     shards: list[ShardView]
-    """Where streams are, if they are not in the evaluator's process."""
+    """Shards that hold the streams, if those are not in the evaluator's process."""
 
 
-class ResizeRequest(_View):
+class ResizeRequest(Order):
     """Another number of shards."""
-
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
 
     shards: int = Field(ge=1, le=1000)
 
 
-class ResumeRequest(_View):
+class ResumeRequest(Order):
     """A person lifts a route."""
-
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="forbid")
 
     contract: Name
     slice: Name | None = None
     """Only this slice; every slice when null."""
     by: Signature
-    """Who."""
+    """Author; kept with the event."""
     why: Reason
-    """Why; kept with the event."""
+    """Reason; kept with the event."""
 
 
-class Resumed(_View):
-    """What lifting routes did."""
+class Resumed(View):
+    """Result of lifting routes."""
 
     lifted: int
     """Routes that were lifted."""
@@ -381,7 +416,7 @@ class Resumed(_View):
     """Version of the decision table."""
 
 
-class ProblemDetails(_View):
+class ProblemDetails(View):
     """An error, as RFC 9457 has it."""
 
     title: str
@@ -389,7 +424,34 @@ class ProblemDetails(_View):
     status: int
 
 
-def view_of(verdict: Verdict) -> VerdictView:
+KeptAway = Callable[[Verdict], bool]
+
+
+def kept_away(core: Core) -> KeptAway:
+    """Says of a verdict whether it is NO_DATA because requests are kept from its kernel, as ordered and obeyed."""
+    orders: dict[str, Callable[[str, str], float | None]] = {}
+    traffic: dict[str, TrafficSeen] = {}
+    now = core.evaluated_at
+
+    def away(verdict: Verdict) -> bool:
+        name, _, slice, _, version = verdict.cell
+        if verdict.status is not Status.NO_DATA or not version or now is None or name not in core.contracts:
+            return False
+        if name not in orders:
+            orders[name] = kept_since(core.decisions, name)
+        if orders[name](slice, version) is None:
+            return False
+        if name not in traffic:
+            traffic[name] = core.traffic(name, core.escalation, now)
+        return traffic[name].excuses(slice, version, orders[name])
+
+    return away
+
+
+def view_of(verdict: Verdict, kept_away: KeptAway, causes: Mapping[Cell, Causes]) -> VerdictView:
     """A verdict in the API's shape."""
+    of = causes.get(verdict.cell)
+    told = None if of is None else CausesView.model_validate({**dataclasses.asdict(of), "text": of.text})
     fields = {field.name: getattr(verdict, field.name) for field in dataclasses.fields(verdict) if field.name != "cell"}
-    return VerdictView(**verdict.cell._asdict(), **fields, margin=verdict.margin)
+    derived: dict[str, Any] = {"margin": verdict.margin, "no_traffic": kept_away(verdict), "causes": told}
+    return VerdictView(**verdict.cell._asdict(), **fields, **derived)

@@ -1,4 +1,4 @@
-"""The page at `/`: for whoever has no Grafana, or no time to open it.
+"""The page at `/`, for people without Grafana, or without time to open it.
 
 It is a handful of static files that read the API; nothing is built, and nothing is loaded from elsewhere. Charts come
 drawn from the API.
@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from kc_otel._extras import extra
-from kc_otel.charts import chart_style
+from kc_otel.charts.chart import chart_style
 
 with extra("serve", "the evaluator"):
     from fastapi import APIRouter, HTTPException, Response
-
-__all__ = ["CONTENT_SECURITY_POLICY", "page_routes"]
 
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

@@ -4,27 +4,29 @@ import { byId, el, fill } from "./dom.js";
 import { clock, count, kernel, listed, place, span } from "./format.js";
 
 const REFUSED = ["malformed", "unknown_contract", "unknown_slice", "future", "late", "other_buckets",
-  "contradictory", "unordered", "over_cap", "unjudged"];
+  "contradictory", "unordered", "over_cap", "behind", "two_writers", "unjudged"];
 const REMEDIES = {
   malformed: "points lack attributes or cannot be read",
   unknown_contract: "the contract they name is not loaded here",
   unknown_slice: "the slice they name is not in the contract",
   future: "the sender’s clock is ahead",
   late: "older than the long window",
+  behind: "older than the short window when they arrive: is the sender’s clock behind?",
   other_buckets: "senders of a metric disagree about the bounds of its buckets",
   contradictory: "a cumulative value that cannot follow the one before it",
-  unordered: "deltas that came too long after later ones",
+  unordered: "deltas that arrived too late",
   over_cap: "more streams than observability.max_series allows",
-  unjudged: "more series than observability.max_series: counted, not judged",
+  two_writers: "senders share an identity: give each its own service.instance.id",
+  unjudged: "more series or kernel pairs than a contract may have; they are counted but not judged",
 };
 const FEW = 6; // routes that are listed one by one
 const ASKED = {
   "sample-more": "Recorders are asked to sample more",
   locate: "Machines are asked to locate the operator",
   "hold-promotion": "Promotions are held",
-  "quarantine-rollouts": "Rollouts are quarantined",
+  "quarantine-rollouts": "Trainers are asked to quarantine rollouts",
   "resync-weights": "Trainers are asked to send the weights again",
-  halt: "Trainers are told to halt",
+  halt: "Trainers are asked to halt",
 };
 
 const LISTENS = 90; // seconds within which a program that looks at what is asked for says so
@@ -38,8 +40,8 @@ export function unheard(one, health, now) {
 
 const NOBODY = {
   "sample-more": "no recorder follows this evaluator (recorder.follow)",
-  locate: "no machine runs kc-otel locate --follow",
-  "quarantine-rollouts": "no training loop keeps them out (recorder.follow)",
+  locate: "no machine runs kc-otel locate run --follow",
+  "quarantine-rollouts": "no training loop drops them (recorder.follow)",
   "resync-weights": "no training loop can send them (recorder.follow with send_weights)",
   halt: "no training loop asks whether it should stop (recorder.follow)",
 };
@@ -48,11 +50,11 @@ export function showDecisions({ decisions, contracts, health, overview }) {
   const names = new Set(contracts.map((one) => one.name));
   const routes = decisions.routes.filter((one) => names.has(one.contract));
   const asked = decisions.directives.filter((one) => names.has(one.contract));
-  if (!routes.length && !asked.length) return fill(byId("decisions-body"), el("p", { class: "quiet" }, "No route and no hold: every slice is served by the inference kernel."));
+  if (!routes.length && !asked.length) return fill(byId("decisions-body"), el("p", { class: "quiet" }, "No route or hold is in force."));
   return fill(byId("decisions-body"), el("ul", { class: "plain" },
     byKernel(routes).map(([avoid, found]) => (found.length > FEW ? [together(avoid, found)] : found.map(alone))),
     grouped(asked).map(([kind, slices, since, one]) => el("li", {}, el("strong", {}, ASKED[kind] ?? kind), ` because of ${listed(slices.map(place))}, since ${clock(since)}.`,
-      unheard({ ...one, since }, health, overview?.now ?? 0) ? el("span", { class: "warning" }, " Asked, and nobody listens: ", NOBODY[kind] ?? "no program follows this evaluator", ".") : ""))));
+      unheard({ ...one, since }, health, overview?.now ?? 0) ? el("span", { class: "warning" }, " No program acts on this: ", NOBODY[kind] ?? "no program follows this evaluator", ".") : ""))));
 }
 
 function byKernel(routes) {
@@ -61,10 +63,10 @@ function byKernel(routes) {
   return [...by];
 }
 
-const alone = (one) => el("li", {}, el("strong", {}, place(one.slice)), " is served by the training kernel, not by ", el("code", {}, one.avoid), `, since ${clock(one.since)}`,
+const alone = (one) => el("li", {}, el("strong", {}, place(one.slice)), " is routed to the training kernel, away from ", el("code", {}, one.avoid), `, since ${clock(one.since)}`,
   one.until ? ` until ${clock(one.until)}` : "", ". ", el("span", { class: "quiet" }, `${one.clause}: ${one.reason}`));
 
-const together = (avoid, routes) => el("li", {}, el("strong", {}, listed(routes.map((one) => place(one.slice)), 12)), " are served by the training kernel, not by ", el("code", {}, avoid),
+const together = (avoid, routes) => el("li", {}, el("strong", {}, listed(routes.map((one) => place(one.slice)), 12)), " are routed to the training kernel, away from ", el("code", {}, avoid),
   `, the first since ${clock(Math.min(...routes.map((one) => one.since)))}.`);
 
 function grouped(directives) {
@@ -79,7 +81,7 @@ function grouped(directives) {
 }
 
 const PATHS = {
-  "rolled-back": ["✕", "fail", "was rolled back from"],
+  "rolled-back": ["✕", "fail", "was rolled back"],
   replaced: ["·", "", "was replaced in"],
   running: ["→", "open", "is in"],
 };
@@ -88,12 +90,13 @@ const PATHS = {
 export function showPromotions({ promotions, contracts }) {
   byId("promotions").hidden = !promotions.length;
   fill(byId("promotions-body"), el("ul", { class: "plain" }, promotions.map((one) => {
-    const [shape, tone, verb] = one.status === "running" && one.stage === "full" ? ["✓", "pass", "serves as"] : PATHS[one.status] ?? PATHS.running;
+    const [shape, tone, verb] = one.status === "running" && one.stage === "full" ? ["✓", "pass", "is in"] : PATHS[one.status] ?? PATHS.running;
     const left = one.hold ? `Held by ${one.hold.by} since ${clock(one.hold.at)}: ${one.hold.why}.` : one.missing.length ? `${one.next} needs: ${listed(one.missing, 2).replaceAll("`", "")}.` : one.reason;
     return el("li", {},
       el("span", { class: `shape ${tone}`, "aria-hidden": "true" }, shape), " ",
       el("strong", {}, kernel(contracts.find((each) => each.name === one.contract), "inference", one.kernel)),
-      ` ${verb} ${one.position}, since ${clock(one.entered)}. `,
+      ` ${verb}${one.status === "rolled-back" ? "" : ` ${one.position}`}, since ${clock(one.entered)}. `,
+      one.seen_serving && el("strong", {}, `It was measured after that, at ${clock(one.seen_serving)}: something served it. `),
       one.status === "running" && one.stage !== "full" && `${one.windows} of ${one.windows_needed} windows passed. `,
       el("span", { class: "quiet" }, left));
   })));
@@ -101,7 +104,7 @@ export function showPromotions({ promotions, contracts }) {
 
 const webhook = (one) => {
   if (one.disabled) return one.disabled;
-  if (!one.waiting) return "delivered";
+  if (!one.waiting) return one.parked ? `none waits; ${count(one.parked)} given up, the newest of ${clock(one.given_up)}: refused, or expired` : "delivered";
   return `${count(one.waiting)} waiting${one.oldest ? ` since ${clock(one.oldest)}` : ""}${one.error ? `: ${one.error}` : ""}`;
 };
 
@@ -112,8 +115,8 @@ export function showHealth({ health, overview }) {
   const invalid = Object.values(health.invalid).flatMap((reasons) => Object.entries(reasons));
   const rows = [
     ["Last evaluation", health.evaluated_at ? `${span(overview.now - health.evaluated_at)} ago, took ${Math.round(health.tick_seconds * 1000)} ms` : "not yet"],
-    ["Points taken", count(health.points.accepted ?? 0)],
-    ["Points refused", refused.length ? refused.map((name) => `${count(health.points[name])} ${name.replaceAll("_", " ")}: ${REMEDIES[name]}`).join("; ") : "none"],
+    ["Points accepted", count(health.points.accepted ?? 0)],
+    ["Points rejected", refused.length ? refused.map((name) => `${count(health.points[name])} ${name.replaceAll("_", " ")}: ${REMEDIES[name]}`).join("; ") : "none"],
     ["Series", count(health.series)],
     ...Object.entries(health.failures).map(([name, why]) => [`Not judged${name && `: ${name}`}`, why]),
     ["Sequences that failed input checks", invalid.length ? invalid.map(([reason, many]) => `${count(many)} ${reason}`).join(", ") : "none"],

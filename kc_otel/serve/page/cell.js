@@ -1,10 +1,11 @@
 // One cell in full: why its verdict is what it is, its past against the limit, and what was observed.
 
+import { twoCauses } from "./causes.js";
 import { byId, el, fill } from "./dom.js";
 import { eventLine, grouped } from "./events.js";
 import { figure, showChart } from "./charts.js";
 import { worstSequences } from "./worst.js";
-import { STATES, address, clock, count, iso, kernel, number, place, span, ZONE } from "./format.js";
+import { STATES, address, clock, count, iso, kernel, number, place, span, stateOf, ZONE } from "./format.js";
 
 const EVENTS = 500;
 const SHOWN_EVENTS = 12;
@@ -78,12 +79,12 @@ export async function refreshCell(state) {
     showKernels(contract, kernels);
     showCellEvents(events.events, mine);
     showAxes(mine, state, history);
-    showChart("history", history, "No evaluation is remembered for this period.");
-    showChart("evidence", evidence, "Nothing can be held against this limit, or nothing was: the verdict says why.");
+    showChart("history", history, "No evaluation is stored for this period.");
+    showChart("evidence", evidence, "There is no evidence against this limit: the verdict says why.");
     showChart("distribution", distribution, `Nothing ${cell?.verdict.status === "NO_DATA" ? "" : "but zeros "}was observed in the last ${span(contract.long_window, 2)}.`);
   } catch (error) {
     console.warn(error.message);
-    for (const id of ["history-text", "evidence-text", "distribution-text"]) if (byId(id)?.textContent === "Loading") byId(id).textContent = "No answer from the evaluator. Trying again.";
+    for (const id of ["history-text", "evidence-text", "distribution-text"]) if (byId(id)?.textContent === "Loading") byId(id).textContent = "The evaluator does not answer. Retrying.";
   }
 }
 
@@ -117,7 +118,7 @@ function showNow(cell, found, contract, clause, now) {
     return;
   }
   const verdict = cell.verdict;
-  const { shape, word, tone } = STATES[verdict.status];
+  const { shape, word, tone } = stateOf(verdict);
   const unit = clause.unit === "1" ? "" : ` ${clause.unit.replace(/[{}]/g, "")}`;
   const window = { short: contract.window, long: contract.long_window }[verdict.window];
   const level = `${Number((contract.confidence * 100).toPrecision(4))} %`;
@@ -129,7 +130,7 @@ function showNow(cell, found, contract, clause, now) {
     ["Evidence that it is broken", verdict.evidence === null ? "–" : `${Math.floor(100 * verdict.evidence)} % of an alarm${verdict.status === "FAIL" && verdict.evidence < 1 ? " now, 100 % before" : ""}`],
     ["Samples", `${count(verdict.samples)}${window ? ` in ${span(window, 2)} (${verdict.window} window)` : ""}`],
     ["Method", verdict.method || "–"],
-    ["About", { population: "population: what the slice will show", traffic: "traffic: what its window saw only" }[verdict.about]],
+    ["Covers", { population: "future traffic, too", traffic: "only the measured traffic" }[verdict.about]],
     ["Since", el("span", {}, el("time", { datetime: iso(cell.since) }, clock(cell.since)), ` · ${span(now - cell.since, 2)}`)],
     ["Alerts", cell.firing.length ? `firing: ${cell.firing.join(", ")}` : "none"],
   ];
@@ -138,22 +139,23 @@ function showNow(cell, found, contract, clause, now) {
     claim(verdict, contract, clause, cell.since, window),
     el("p", { class: "quiet" }, clause.meaning),
     el("dl", { class: "numbers" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
+    twoCauses(verdict.causes),
     el("p", { class: "quiet" }, contract.claims.join(" ")));
 }
 
-/** What a verdict claims, for whom, how sure, since when and on what data, to who has never seen one. */
+/** What a verdict claims, for whom, how sure, since when and on what data, for a reader who has never seen one. */
 function claim(verdict, contract, clause, since, window) {
-  if (verdict.status === "NO_DATA" || !window) return null;
+  if (!window) return null;
   const [limit, lower, upper] = [verdict.limit, verdict.lower, verdict.upper].map(number);
   const sure = `at ${Number((contract.confidence * 100).toPrecision(4))} % confidence`;
   const found = {
-    FAIL: verdict.lower > verdict.limit ? `is at least ${lower} ${sure}, more than the ${limit} that the contract allows` : `was more than the ${limit} that the contract allows, and nothing shows yet that it is so no longer`,
-    PASS: verdict.upper <= verdict.limit ? `is at most ${upper} ${sure}, within the ${limit} that the contract allows` : `has broken the promise nowhere so far`,
-    INCONCLUSIVE: `lies between ${lower} and ${verdict.upper === null ? "no known bound" : upper} ${sure}: more data has to say on which side of the ${limit} that the contract allows`,
+    FAIL: verdict.lower > verdict.limit ? `is at least ${lower} ${sure}, more than the ${limit} that the contract allows` : `was more than the ${limit} that the contract allows, and nothing shows yet that this has ended`,
+    PASS: verdict.upper <= verdict.limit ? `is at most ${upper} ${sure}, within the ${limit} that the contract allows` : `has not exceeded the limit so far`,
+    INCONCLUSIVE: `lies between ${lower} and ${verdict.upper === null ? "no known bound" : upper} ${sure}: more data are needed to decide against the limit of ${limit}`,
   }[verdict.status];
-  const ends = " It began when the evidence reached an alarm, and ends when what came since passes or no evidence is left.";
+  const ends = " It began when the evidence reached an alarm. It ends when newer observations pass, or when no evidence is left.";
   return el("p", {},
-    `For ${place(verdict.slice)} on ${kernel(contract, "inference", verdict.kernel_inference)}, the ${clause.statistic} of ${clause.metric} ${found}, by ${count(verdict.samples)} samples of the last ${span(window, 2)}. ${STATES[verdict.status].word} since `,
+    `For ${place(verdict.slice)} on ${kernel(contract, "inference", verdict.kernel_inference)}, the ${clause.statistic} of ${clause.metric} ${found}, from ${count(verdict.samples)} samples of the last ${span(window, 2)}. ${STATES[verdict.status].word} since `,
     el("time", { datetime: iso(since) }, clock(since)), ".", verdict.status === "FAIL" ? ends : "");
 }
 

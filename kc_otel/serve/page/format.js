@@ -2,11 +2,18 @@
 
 export const STATES = {
   FAIL: { rank: 0, shape: "✕", word: "Fail", tone: "fail", means: "above its limit" },
-  NO_DATA: { rank: 1, shape: "○", word: "No data", tone: "silent", means: "nothing is reported" },
-  INCONCLUSIVE: { rank: 2, shape: "?", word: "Inconclusive", tone: "open", means: "needs more samples" },
-  PASS: { rank: 3, shape: "✓", word: "Pass", tone: "pass", means: "within its limit" },
+  INVALID_INPUT: { rank: 1, shape: "⊘", word: "Invalid input", tone: "silent", means: "the sides do not score the same tokens" },
+  NO_DATA: { rank: 2, shape: "○", word: "No data", tone: "silent", means: "nothing reports" },
+  INCONCLUSIVE: { rank: 3, shape: "?", word: "Inconclusive", tone: "open", means: "needs more samples" },
+  PASS: { rank: 4, shape: "✓", word: "Pass", tone: "pass", means: "within its limit" },
 };
-export const CODES = ["PASS", "INCONCLUSIVE", "NO_DATA", "FAIL"];
+const NO_TRAFFIC = { ...STATES.NO_DATA, shape: "–", word: "No traffic", means: "its requests are routed elsewhere" };
+const ENDED = { ...STATES.NO_DATA, word: "Ended", means: "its recorder shut down in order" };
+export const LEGEND = [...Object.values(STATES), NO_TRAFFIC, ENDED];
+
+/** How a verdict is shown. */
+export const stateOf = (verdict) => (verdict.no_traffic ? NO_TRAFFIC : verdict.reason.startsWith("the run ended") ? ENDED : STATES[verdict.status]);
+export const CODES = ["PASS", "INCONCLUSIVE", "NO_DATA", "FAIL", "INVALID_INPUT"];
 
 /** Three significant digits; a dash for what is not known. */
 export function number(value) {
@@ -89,13 +96,13 @@ export const address = (verdict) =>
 
 const DONE = {
   notify: "announced in the log",
-  route: "routed to the training kernel",
+  route: "routing to the training kernel ordered",
   "sample-more": "recorders asked to sample more",
   locate: "machines asked to locate the operator",
   "hold-promotion": "promotions held",
-  "quarantine-rollouts": "rollouts quarantined",
+  "quarantine-rollouts": "trainers asked to quarantine rollouts",
   "resync-weights": "trainers asked to send the weights again",
-  halt: "trainers told to halt",
+  halt: "trainers asked to halt",
 };
 
 /** An action, as a contract writes it (`notify`, or `{webhook: pager}`), in words. */
@@ -113,7 +120,5 @@ export function listed(words, most = 6) {
 /** A kernel version spelled out, as far as it reported itself. */
 export function kernel(contract, role, version) {
   if (!version) return "not seen yet";
-  const fields = contract?.kernels.find((one) => one.role === role && one.version === version)?.fields ?? {};
-  const named = ["engine", "engine.version", "dtype", "quantization"].map((name) => fields[name]).filter(Boolean);
-  return named.length ? `${named.join(" ")} (${version})` : version;
+  return contract?.kernels.find((one) => one.role === role && one.version === version)?.name ?? version;
 }

@@ -1,7 +1,7 @@
 // Clauses x slices: every cell's state as a shape, a word and a number, the worst slices first; those that pass fold.
 
 import { byId, el, sync } from "./dom.js";
-import { STATES, address, badness, count, missing, number, place, share, span } from "./format.js";
+import { STATES, address, badness, count, missing, number, place, share, span, stateOf } from "./format.js";
 import { runbook } from "./overview.js";
 
 const AT_ONCE = 40; // rows that are made before somebody asks for the rest
@@ -52,7 +52,7 @@ export function showGrids({ contracts, cells }) {
     const more = node.querySelector("[data-more]");
     more.hidden = !all && kept.length === table.rows.length;
     more.setAttribute("aria-expanded", String(all));
-    more.textContent = all ? "Fold the slices that pass" : folded(table.rows.filter((row) => !kept.includes(row)));
+    more.textContent = all ? "Hide passing slices" : folded(table.rows.filter((row) => !kept.includes(row)));
   }
 }
 
@@ -91,7 +91,7 @@ function grouped(cells) {
       worst: worst.status,
       bad: steady(`${worst.contract}/${slice}`, worst),
       text: `${place(slice)} ${verdicts.map((one) => one.clause).join(" ")}`.toLowerCase(),
-      mark: verdicts.map((one) => `${one.clause}${one.kernel_inference}${one.status}${used(one)}`).join("|"),
+      mark: verdicts.map((one) => `${one.clause}${one.kernel_inference}${one.kernel_train}${stateOf(one).word}${used(one)}`).join("|"),
     };
   });
   const rank = (row) => STATES[row.worst].rank;
@@ -142,19 +142,21 @@ function line(row, contract) {
 }
 
 function mark(verdict, row) {
-  const { shape, word, tone } = STATES[verdict.status];
+  const { shape, word, tone } = stateOf(verdict);
   const said = used(verdict);
-  const several = row.verdicts.filter((one) => one.clause === verdict.clause).length > 1;
+  const beside = row.verdicts.filter((one) => one.clause === verdict.clause);
+  const against = new Set(beside.map((one) => one.kernel_train)).size > 1 ? ` against ${verdict.kernel_train}` : "";
+  const several = beside.length > 1 && `${verdict.kernel_inference}${against}`;
   return el("a", {
     class: `mark ${verdict.status === "NO_DATA" && !verdict.kernel_inference ? "never" : tone}`,
     href: address(verdict),
     title: verdict.reason,
-    "data-focus": `${verdict.clause} ${verdict.kernel_inference}`,
+    "data-focus": `${verdict.clause} ${verdict.kernel_inference} ${verdict.kernel_train}`,
     // It ends with what is seen, so that it can be said to who operates the page by voice.
-    "aria-label": `${verdict.clause} on ${place(verdict.slice)}: ${[word, said, several && verdict.kernel_inference].filter(Boolean).join(" ")}`,
+    "aria-label": `${verdict.clause} on ${place(verdict.slice)}: ${[word, said, several].filter(Boolean).join(" ")}`,
   },
   el("span", { class: "shape", "aria-hidden": "true" }, shape),
   el("span", { class: "word" }, word), " ",
   el("span", { class: "used" }, said), " ",
-  several && el("span", { class: "kernel" }, verdict.kernel_inference));
+  several && el("span", { class: "kernel" }, several));
 }

@@ -3,7 +3,7 @@
 import { figure, showChart } from "./charts.js";
 import { byId, el, fill } from "./dom.js";
 import { address, clock, count, iso, kernel, listed, number, place, span } from "./format.js";
-import { actionsTaken, badge, diagnoses, grown } from "./overview.js";
+import { actionsTaken, badge, diagnoses, grown, ordered } from "./overview.js";
 
 const REFRESH = 5000; // milliseconds
 
@@ -43,7 +43,7 @@ export async function refreshIncident(state) {
   if (open !== mine) return;
   if (found) return show(found, state);
   byId("incident-title").textContent = "There is no such incident";
-  fill(byId("incident-body"), el("p", { class: "notice" }, "It is not among those that are kept: the address is wrong, or it is very old."));
+  fill(byId("incident-body"), el("p", { class: "notice" }, "The address is wrong, or the incident is too old to be stored."));
 }
 
 function show(one, state) {
@@ -54,12 +54,13 @@ function show(one, state) {
   byId("incident-title").textContent = one.headline;
   const facts = [
     ["Since", el("time", { datetime: iso(one.since) }, clock(one.since)), ` · ${span((one.until ?? now) - one.since, 2)}`],
-    one.contained && one.state === "contained" && ["Contained", el("time", { datetime: iso(one.contained) }, clock(one.contained)), " · routes or pins keep users from it"],
+    one.contained && one.state === "contained" && ["Contained", el("time", { datetime: iso(one.contained) }, clock(one.contained)), " · not measured since"],
+    ordered(one) && ["State", one.state_text],
     one.until && ["Until", el("time", { datetime: iso(one.until) }, clock(one.until))],
     one.growth.length > 1 && ["It grew", grown(one)],
     ["On kernel", kernel(contract, "inference", one.kernel_inference), el("span", { class: "quiet" }, ` against ${kernel(contract, "train", one.kernel_train)}`)],
     one.diagnoses.length > 0 && ["What was found", diagnoses(one)],
-    one.status === "FAIL" && !one.diagnoses.length && ["Which operator", el("code", {}, `kc-otel locate CONTRACT --incident ${one.id} --url ${location.origin} --train … --infer … --sequences …`)],
+    one.status === "FAIL" && !one.diagnoses.length && ["Which operator", el("code", {}, `kc-otel locate run CONTRACT --incident ${one.id} --url ${location.origin} --train … --infer … --sequences …`)],
     ["What was done", actionsTaken(one)],
   ].filter(Boolean);
   fill(byId("incident-body"),
@@ -67,6 +68,7 @@ function show(one, state) {
     el("ul", { class: "extents" }, one.extents.map(([clause, text]) => el("li", {}, el("strong", {}, clause), " ", text))),
     one.status === "FAIL" && contract ? el("p", { class: "quiet", id: "incident-claims" }, claims(one, contract).join(" ")) : null,
     el("dl", { class: "facts" }, facts.map(([name, ...value]) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value)))),
+    places(one),
     depth(one),
     el("h3", {}, `Where, and since when: ${count(new Set(one.cells.map((cell) => cell.slice)).size)} slices`),
     onsets(one));
@@ -90,6 +92,22 @@ async function drawDepth(id, evidence, place, mine) {
   if (!chart || open !== mine || mine.depth.place !== place) return;
   place.hidden = false;
   showChart("depth", chart, "");
+}
+
+/** Drift by position and turn, while the incident lasts. */
+function places(one) {
+  if (one.status !== "FAIL" || one.until) return null;
+  open.places ??= el("div", { hidden: true }, figure("places", "Drift by position and turn"));
+  drawPlaces(one.id, open.places, open);
+  return open.places;
+}
+
+async function drawPlaces(id, place, mine) {
+  const response = await fetch(`/api/v1/charts/places?${new URLSearchParams({ incident: id })}`);
+  const chart = response.ok ? await response.json() : null;
+  if (open !== mine) return;
+  place.hidden = !chart;
+  if (chart) showChart("places", chart, "");
 }
 
 /** What a FAIL says, of which traffic, and how rarely it is wrong. */

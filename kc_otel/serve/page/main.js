@@ -1,7 +1,7 @@
 // Reads the API again and again, and lets each part of the page show what changed.
 
 import { byId, el, fill, sync } from "./dom.js";
-import { STATES, ZONE, clock, lateness, place } from "./format.js";
+import { LEGEND, STATES, ZONE, clock, lateness, place } from "./format.js";
 import { showDecisions, showHealth, showPromotions } from "./aside.js";
 import { closeCell, openCell, refreshCell } from "./cell.js";
 import { showEvents } from "./events.js";
@@ -47,7 +47,7 @@ async function look() {
     });
     show(lost ? "The evaluator answers again. " : "");
     lost = 0;
-    if (lateness(overview)) live("lost", overview.at ? `Judged last at ${clock(overview.at)}` : "Nothing judged yet");
+    if (lateness(overview)) live("lost", overview.at ? `Last evaluated at ${clock(overview.at)}` : "Nothing evaluated yet");
     else live("ok", `Live, ${clock(overview.at ?? overview.now)}`);
     await Promise.all([refreshCell(state), refreshIncident(state), showSparks(state)]);
   } catch (error) {
@@ -76,6 +76,7 @@ function show(news = "") {
     overview: {
       ...state.overview,
       incidents: state.overview.incidents.filter(mine),
+      unproven: state.overview.unproven.filter(mine),
       in_force: state.overview.in_force.filter(mine),
     },
   };
@@ -168,7 +169,7 @@ document.addEventListener("visibilitychange", () => { if (!document.hidden && !p
 window.addEventListener("hashchange", follow);
 byId("verdicts").addEventListener("change", look);
 watchFilter(() => state.overview && show());
-fill(byId("legend"), ...Object.values(STATES).map(({ shape, word, tone, means }) =>
+fill(byId("legend"), ...LEGEND.map(({ shape, word, tone, means }) =>
   el("span", {}, el("span", { class: `shape ${tone}`, "aria-hidden": "true" }, shape), ` ${word}: ${means}`)), el("span", {}, "% or ×: how much of its limit the deciding bound takes"));
 byId("zone").textContent = `Times are in ${ZONE}`;
 follow();

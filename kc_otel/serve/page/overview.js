@@ -17,11 +17,12 @@ export function showOverview({ overview, contracts, promotions }) {
   for (const one of contracts)
     for (const [status, many] of Object.entries(overview.counts[one.name] ?? {})) totals[status] = (totals[status] ?? 0) + many;
   const all = Object.values(totals).reduce((sum, many) => sum + many, 0);
-  const [old, words] = [lateness(overview), headline(broken, contained, silent, totals, all, overview, contracts)];
-  byId("overview-title").textContent = old ? `Nothing has been judged for ${span(old, 2)}` : words;
-  byId("overview-title").className = old || broken.length ? "fail" : contained.length ? "open" : silent.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
+  const stray = promotions.filter((one) => one.seen_serving);
+  const [old, words] = [lateness(overview), headline(broken, stray, contained, silent, totals, all, overview, contracts)];
+  byId("overview-title").textContent = old ? `Nothing has been evaluated for ${span(old, 2)}` : words;
+  byId("overview-title").className = old || broken.length || stray.length ? "fail" : contained.length ? "open" : silent.length || overview.unproven.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
   byId("overview-sub").textContent = `${old && overview.at ? `At ${clock(overview.at)}: ${words}. ` : ""}${subtitle(overview, contracts, totals, all)}`;
-  sync(byId("incidents"), overview.incidents, (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
+  sync(byId("incidents"), [...overview.incidents, ...overview.unproven], (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
     (one) => card(one, contracts, stage(one, promotions)));
   for (const node of byId("incidents").querySelectorAll("[data-since]"))
     node.textContent = `${span(overview.now - Number(node.dataset.since))} ago`;
@@ -55,16 +56,18 @@ export async function showSparks({ overview }) {
 /** Contracts that no kernel has reported to: nothing is known of them. */
 const unheard = (contracts, overview) => contracts.filter(({ name, kernels: seen }) => !seen.length && overview.counts[name]?.NO_DATA);
 
-function headline(broken, contained, silent, totals, all, overview, contracts) {
+function headline(broken, stray, contained, silent, totals, all, overview, contracts) {
   if (broken.length && broken.every((one) => one.on === "invalid-input")) return "Sequences fail the input checks";
   if (broken.length) return `${promisesOf(broken)} broken on ${slicesOf(broken)}`;
+  if (stray.length) return `${kernel(contracts.find((one) => one.name === stray[0].contract), "inference", stray[0].kernel)} was measured after its rollback`;
   if (contained.length) return `${promisesOf(contained)} broken on ${slicesOf(contained)}, and contained`;
-  if (silent.length) return "A kernel has stopped reporting";
-  if (!overview.at) return "The first evaluation is still to come";
+  if (silent.length) return silent.every((one) => one.state_text === "Ended") ? "A run has ended" : "A kernel has stopped reporting";
+  if (!overview.at) return "Waiting for the first evaluation";
   if (!overview.heard) return "Waiting for the first data";
+  if (overview.unproven.length) return "Nothing measured is broken; a breach closed without proof of recovery";
   if ((totals.PASS ?? 0) === all) return "Every promise holds";
   const none = unheard(contracts, overview).length;
-  if (none) return `Nothing is broken that is measured; ${none === 1 ? "one contract is" : `${none} contracts are`} not`;
+  if (none) return `Nothing measured is broken; ${none === 1 ? "one contract is" : `${none} contracts are`} not`;
   return "Nothing is broken";
 }
 
@@ -81,16 +84,22 @@ function slicesOf(incidents) {
 }
 
 function subtitle(overview, contracts, totals, all) {
-  if (!overview.heard && overview.incidents.length) return `${count(all)} cells to judge, and nothing that can be measured has arrived yet.`;
-  if (!overview.heard) return all ? `${count(all)} cells to judge, and no kernel has reported yet.` : "";
+  if (!overview.heard && overview.incidents.length) return `${count(all)} cells to judge; no data that can be measured have arrived yet.`;
+  if (!overview.heard) return all ? `${count(all)} cells to judge; no kernel has reported yet.` : "";
   const said = [];
   if (overview.incidents.length) {
     const first = Math.min(...overview.incidents.map((one) => one.since));
     said.push(`For ${span(overview.now - first, 2)}, since ${clock(first)}.`);
   }
   const silent = unheard(contracts, overview).map((one) => one.name);
-  if (silent.length) said.push(`Nobody has reported to ${listed(silent)} yet.`);
-  const parts = Object.entries(STATES).filter(([name]) => totals[name]).map(([name, { word }]) => `${count(totals[name])} ${word.toLowerCase()}`);
+  if (silent.length) said.push(`No kernel has reported to ${listed(silent)} yet.`);
+  for (const contract of contracts) {
+    for (const one of contract.kernels) if (one.otherwise?.length) said.push(`${contract.name}, ${one.name}: ${listed(one.otherwise)}.`);
+  }
+  const away = contracts.reduce((sum, one) => sum + (overview.no_traffic[one.name] ?? 0), 0);
+  const shown = { ...totals, NO_DATA: (totals.NO_DATA ?? 0) - away };
+  const parts = Object.entries(STATES).filter(([name]) => shown[name]).map(([name, { word }]) => `${count(shown[name])} ${word.toLowerCase()}`);
+  if (away) parts.push(`${count(away)} no traffic`);
   return [...said, `Of ${count(all)} cells: ${parts.join(", ")}.`].join(" ");
 }
 
@@ -100,7 +109,11 @@ const kernels = (one, contracts) => {
 };
 
 /** Where the kernel version of an incident is on its way, when it is. */
-const stage = (one, promotions) => promotions.find((each) => each.contract === one.contract && each.kernel === one.kernel_inference)?.position;
+function stage(one, promotions) {
+  const found = promotions.find((each) => each.contract === one.contract && each.kernel === one.kernel_inference);
+  if (found?.status !== "rolled-back") return found && `in ${found.position}`;
+  return found.seen_serving ? "rolled back, and served after that" : "rolled back";
+}
 
 function card(one, contracts, place) {
   const { shape, word, tone } = badge(one);
@@ -116,7 +129,8 @@ function card(one, contracts, place) {
     el("dl", { class: "facts" },
       fact("Since", el("time", { datetime: iso(one.since) }, clock(one.since)), " · ", el("span", { "data-since": one.since }, "")),
       fact("For whom", where(one), one.growth.length > 1 && el("span", { class: "quiet" }, grown(one))),
-      fact("On kernel", inference, place ? `, in ${place},` : "", el("span", { class: "quiet" }, ` against ${train}`)),
+      fact("On kernel", inference, place ? `, ${place},` : "", el("span", { class: "quiet" }, ` against ${train}`)),
+      ordered(one) && fact("State", one.state_text),
       one.diagnoses.length > 0 && fact("What was found", diagnoses(one)),
       fact("What was done", actionsTaken(one))));
 }
@@ -124,19 +138,22 @@ function card(one, contracts, place) {
 /** How an incident is marked: by its state where users are kept from it or it is over, else by its cells' status. */
 export function badge(one) {
   if (one.state === "contained") return { shape: "◐", word: "Contained", tone: "open" };
-  if (one.state === "resolved") return { shape: "✓", word: "Resolved", tone: "pass" };
-  return STATES[one.status];
+  if (one.state === "resolved") return one.state_text === "Resolved" ? { shape: "✓", word: "Resolved", tone: "pass" } : { shape: "–", word: "Over", tone: "silent" };
+  return one.state_text === "Ended" ? { ...STATES.NO_DATA, word: "Ended" } : STATES[one.status];
 }
+
+/** True if a route is set that no router has applied. */
+export const ordered = (one) => one.state_text !== undefined && one.state_text.toLowerCase() !== one.state;
 
 const GROWN = 5;
 
-/** How many slices had broken until when. */
+/** The number of slices that had broken by each time. */
 export function grown({ growth }) {
   const steps = growth.length > GROWN ? [...growth.slice(0, GROWN - 1), growth.at(-1)] : growth;
   return steps.map(([at, many], index) => `${count(many)}${index ? "" : many === 1 ? " slice" : " slices"} at ${clock(at)}`).join(", ");
 }
 
-/** Whose it is, and what to do: the first questions at night. */
+/** Owner and runbook: the first questions at night. */
 function owner(contract, several) {
   const parts = [several && contract?.name, contract?.owner && `owner ${contract.owner}`, contract && runbook(contract)].filter(Boolean);
   return parts.length > 0 && el("span", { class: "of" }, parts.flatMap((part, index) => (index ? [" · ", part] : [part])));
@@ -172,7 +189,7 @@ export function actionsTaken(one) {
     action.in_force === false && el("span", { class: "tag over" }, "no longer"))));
 }
 
-/** What locate and remedy found out, each part on a line of its own, with what it rests on. */
+/** Findings of locate and remedy, each part on its own line, with a link to the evidence. */
 export function diagnoses(one) {
   return el("ul", { class: "actions-taken" }, one.diagnoses.map((each) => el("li", {},
     el("strong", {}, FOUND[each.kind] ?? each.kind), " ",
@@ -184,9 +201,9 @@ export function diagnoses(one) {
 const FOUND = { locate: "Which operator:", remedy: "Remedy:" };
 
 const IN_FORCE = {
-  route: ["Still routed", (one) => `kc-otel resume ${one.contract} --slice ${one.slice} --why …`],
-  pin: ["Pinned", (one) => `kc-otel unpin ${one.contract} --slice ${one.slice} --why …`],
-  silence: ["Silenced", (one) => `kc-otel unsilence ${one.id} --why …`],
+  route: ["Still routed", (one) => `kc-otel route resume ${one.contract} --slice ${one.slice} --why …`],
+  pin: ["Pinned", (one) => `kc-otel route unpin ${one.contract} --slice ${one.slice} --why …`],
+  silence: ["Silenced", (one) => `kc-otel alerts unsilence ${one.id} --why …`],
   acknowledgement: ["Acknowledged", null],
   "dry-run": ["Dry run", null],
 };
@@ -196,7 +213,7 @@ function inForce(one) {
   return el("li", {},
     el("strong", {}, `${word}: `), `${one.text}, since `, el("time", { datetime: iso(one.since) }, clock(one.since)),
     one.until && [", until ", el("time", { datetime: iso(one.until) }, clock(one.until))], ".",
-    command && el("span", { class: "quiet" }, ` A person ends it${one.until ? " before" : ""}: `, el("code", {}, command(one))));
+    command && el("span", { class: "quiet" }, ` To end it${one.until ? " earlier" : ""}: `, el("code", {}, command(one))));
 }
 
 function showEmpty(overview, contracts) {
@@ -207,10 +224,10 @@ function showEmpty(overview, contracts) {
   return fill(node, el("div", { class: "next" },
     el("h2", {}, "Send the first data"),
     el("ol", {},
-      el("li", {}, "Point OpenTelemetry at this evaluator, by the name that your program knows it by.",
+      el("li", {}, "Set the OpenTelemetry endpoint to this evaluator, under a name that your program can resolve.",
         el("pre", {}, el("code", {}, `export OTEL_EXPORTER_OTLP_ENDPOINT=${location.protocol}//${location.hostname}:${overview.otlp_port}\nexport OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf`))),
-      el("li", {}, "Hand both kernels’ log-probabilities of the sampled tokens to a recorder.",
+      el("li", {}, "Pass both kernels’ log-probabilities of the sampled tokens to a recorder.",
         el("pre", {}, el("code", {}, `import kc_otel\n\nrecorder = kc_otel.Recorder("${name}.yaml", train=kc_otel.Kernel("torch"), inference=kc_otel.Kernel("vllm"))\nrecorder.compare(train_logprobs, rollout_logprobs, mask=mask)`))),
       el("li", {}, "Watch this page: the first verdicts appear within seconds of the first export.")),
-    el("p", { class: "quiet" }, "Sent, and nothing here? “The evaluator” below counts what arrived and what was refused, with the reason.")));
+    el("p", { class: "quiet" }, "Nothing here after sending? “The evaluator” below counts the points that arrived and those that were rejected, with the reason.")));
 }

@@ -20,7 +20,7 @@ async function show({ contract, clause, slice, kernel_inference }) {
   const answer = await response?.json().catch(() => null);
   if (!body.isConnected) return;
   if (!response?.ok || !answer) return fill(body, el("p", { class: "quiet" }, answer?.detail ?? "No answer from the evaluator."));
-  if (!answer.sequences.length) return fill(body, el("p", { class: "quiet" }, "None is kept of this cell and kernel."));
+  if (!answer.sequences.length) return fill(body, el("p", { class: "quiet" }, "No sequence is stored for this cell and kernel."));
   return fill(body, el("ol", { class: "worst" }, answer.sequences.map(sequence)));
 }
 

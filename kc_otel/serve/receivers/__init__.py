@@ -2,4 +2,4 @@
 
 from kc_otel._extras import require
 
-require("serve", "the evaluator", "hpack", "uvicorn")
+require("serve", "the evaluator", "uvicorn", "httptools")

@@ -1,7 +1,10 @@
-"""OTLP over gRPC, on the event loop of the caller.
+"""OTLP over gRPC, by `grpc.aio` on the event loop of the caller.
 
-gRPC is unary calls on HTTP/2 here: whether a path, an encoding, a length, a sender are taken is decided before a
-message is read, and each refusal is a status with a message, as gRPC and OTLP have it.
+The three methods are generic handlers that receive bytes. grpcio's core does the protocol, compression with a bound on
+what it inflates to, deadlines and TLS. It takes a whole message once one is asked for, of whatever length up to the
+limit, so how many are asked for at a time is decided here: each handler begins before its message is read. Messages
+that are there at once are read one after the other; of the others, which are long or whose senders are slow or silent,
+only as many are waited for as the budget holds of the longest, and the rest is told to come back.
 """
 
 from __future__ import annotations
@@ -10,141 +13,112 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from kc_otel.judge.otlp.request_errors import BadRequestError, BindError, InternalError, ReceiveError, ThrottledError
-from kc_otel.judge.otlp.request_limits import Limits
-from kc_otel.judge.otlp.signals import SIGNALS
-from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
-from kc_otel.serve.access.access_file import Caller
-from kc_otel.serve.access.senders import Senders
+from kc_otel.judge.otlp.signals import SIGNALS, Signal
+from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.tls import Tls
-from kc_otel.serve.listening import listen
-from kc_otel.serve.receivers.decoding import decoded
-from kc_otel.serve.receivers.fair_turns import FairTurns
-from kc_otel.serve.receivers.grpc_call import Call, seconds_of
-from kc_otel.serve.receivers.http2_connection import Http2Connection
-from kc_otel.serve.receivers.http2_headers import status
-from kc_otel.serve.receivers.http2_stream import Stream
-from kc_otel.serve.receivers.in_turns import in_turns
-from kc_otel.serve.receivers.reading import LONG, Body, ReadingPlaces, Room, TooSlowError
-
-__all__ = ["GrpcServer", "retry_info", "start_grpc"]
+from kc_otel.serve.receivers.byte_budget import HeldBytes
+from kc_otel.serve.receivers.request_taker import RequestTaker
 
 _log: Final = logging.getLogger(__name__)
-_USUAL: Final = 4317
-_BACKLOG: Final = 2048
-_NAMES: Final = tuple(f"/{signal.service}/Export" for signal in SIGNALS)
-_METHODS: Final = {name.encode(): signal for name, signal in zip(_NAMES, SIGNALS, strict=True)}
-_ENCODINGS: Final = {b"": "", b"identity": "", b"gzip": "gzip", b"deflate": "deflate"}
-_CONTENT_TYPES: Final = (b"application/grpc", b"application/grpc+proto")
-_LONGEST_FAREWELL: Final = 1.0
+_DEFAULT_PORT: Final = 4317
+_METHODS: Final = {f"/{signal.service}/Export": signal for signal in SIGNALS}
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+_AT_ONCE_SECONDS: Final = 0.025
+"""Within which a message that came with its call has been read."""
+_MAX_CALLS: Final = 500
+"""Calls at a time; more are told to come back."""
+_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),  # else who comes second to a port would have a share of it
+    ("grpc.max_concurrent_streams", _MAX_CALLS),
+    ("grpc.http2.bdp_probe", 0),  # the buffer before a message is requested stays at 64 KiB a call
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.http2.settings_timeout", 10_000),
+    ("grpc.max_connection_idle_ms", 120_000),  # more than a recorder's longest interval
+    ("grpc.keepalive_time_ms", 60_000),  # finds those who are gone without a word
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
 
 
-class _UnknownMethodError(ReceiveError):
-    code = 12
-    outcome = "not_found"
+class _TooSlowError(ReceiveError):
+    """A message did not arrive in time."""
+
+    code = 4
+    outcome = "too_slow"
 
 
-class _UnknownEncodingError(ReceiveError):
-    code = 12
-    outcome = "unsupported_media"
-
-
-class _DeadlineError(TooSlowError):
-    """The time that the sender gave it has passed."""
-
-
-@dataclass(frozen=True, slots=True)
 class GrpcServer:
     """A listening server.
 
     Attributes:
-        host: Address that it listens on.
         port: Port that it listens on; the one the system chose when 0 was asked for.
     """
 
-    host: str
-    port: int
-    _server: asyncio.Server
-    _connections: set[Http2Connection]
-    _receiver: _Receiver
+    def __init__(self, server: grpc.aio.Server, port: int) -> None:
+        self.port = port
+        self._server = server
 
     async def stop(self, grace: float | None = None) -> None:
-        """Refuse new connections at once, and wait up to `grace` seconds for the requests that are running."""
-        self._server.close()
-        for connection in list(self._connections):
-            connection.go_away(at_once=not grace)
-        await self._gone(grace or 0.0)
-        await self._receiver.cancel()
-        for connection in list(self._connections):
-            connection.go_away(at_once=True)
-        await self._gone(_LONGEST_FAREWELL)
-        for connection in list(self._connections):
-            connection.abort()
-
-    async def _gone(self, seconds: float) -> None:
-        if seconds and self._connections:
-            await asyncio.wait([one.closed for one in self._connections], timeout=seconds)
+        """Refuse new calls at once, and wait up to `grace` seconds for those that are running."""
+        await self._server.stop(grace)
 
 
-async def start_grpc(
-    sink: TelemetrySink,
-    host: str = "127.0.0.1",
-    port: int = _USUAL,
-    limits: Limits | None = None,
-    counts: RequestCounts | None = None,
-    senders: Senders | None = None,
+async def serve_grpc(
+    taker: RequestTaker,
+    host: str,
+    port: int,
+    counts: RequestCounts,
     tls: Tls | None = None,
     connections: int = 4096,
-    turns: FairTurns | None = None,
-    room: Room | None = None,
 ) -> GrpcServer:
-    """Listen for metrics, traces and logs; the default address is reachable from this machine only.
+    """Listen for metrics, traces and logs.
 
     Args:
-        sink: Takes what arrives.
+        taker: Takes what arrives; shared with other ports.
         host: Address or name to listen on.
         port: Port; 0 for any free one.
-        limits: What is accepted.
         counts: Counted into, transport `grpc`.
-        senders: Who may send; None for anybody.
         tls: What to show and ask for; None speaks without TLS.
-        connections: How many there may be at a time; the oldest is closed when there would be more.
-        turns: Shared with other ports; None for turns of its own.
-        room: Shared with other ports; None for room of its own.
+        connections: How many there may be at a time.
 
     Raises:
         BindError: If the address cannot be listened on.
     """
+    server = grpc.aio.server(
+        handlers=[_Handlers(_Receiver(taker, counts))],
+        options=[
+            *_OPTIONS,
+            ("grpc.max_receive_message_length", taker.limits.max_bytes),
+            ("grpc.max_allowed_incoming_connections", connections),
+        ],
+        maximum_concurrent_rpcs=2 * _MAX_CALLS,  # grpcio's own refusal has no RetryInfo
+    )
+    name = f"[{host}]" if ":" in host else host
+    address = f"{name}:{port}"
     try:
-        sock = listen(host, port, "OTLP/gRPC", connections)
-    except BindError:
-        name = f"[{host}]" if ":" in host else host
+        if tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, tls.grpc_credentials())
+    except RuntimeError:
         msg = (
-            f"cannot listen for OTLP/gRPC on {name}:{port}: the port is taken, or the address is not this machine's; "
-            f"stop the other process{' (an OpenTelemetry Collector listens there too)' if port == _USUAL else ''} "
+            f"cannot listen for OTLP/gRPC on {address}: the port is taken, or the address is not this machine's; stop "
+            f"the other process{' (an OpenTelemetry Collector listens there too)' if port == _DEFAULT_PORT else ''} "
             "or choose another port"
         )
         raise BindError(msg) from None
-    limits, counts, senders = limits or Limits(), counts or RequestCounts(), senders or Senders()
-    receiver = _Receiver(sink, limits, counts, senders, turns or FairTurns(), room or Room())
-    made: set[Http2Connection] = set()
-    server = await asyncio.get_running_loop().create_server(
-        lambda: Http2Connection(receiver.accept, made),
-        sock=sock,
-        backlog=_BACKLOG,
-        ssl=None if tls is None else tls.listening_http2,
-        ssl_handshake_timeout=None if tls is None else Http2Connection.seconds,
-    )
-    return GrpcServer(host, sock.getsockname()[1], server, made, receiver)
+    await server.start()
+    return GrpcServer(server, bound)
 
 
 def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
@@ -164,125 +138,96 @@ def retry_info(error: ThrottledError) -> tuple[tuple[str, bytes], ...]:
     )
 
 
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """The methods that there are."""
+
+    def __init__(self, receiver: _Receiver) -> None:
+        self._handlers = {
+            # On the wire a call of one message is the same; this handler begins before the message is read.
+            method: grpc.stream_unary_rpc_method_handler(partial(receiver.export, signal))
+            for method, signal in _METHODS.items()
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """The handler of a call; None answers UNIMPLEMENTED."""
+        return self._handlers.get(handler_call_details.method)
+
+
 class _Receiver:
     """Answers the calls of all connections."""
 
-    def __init__(
-        self,
-        sink: TelemetrySink,
-        limits: Limits,
-        counts: RequestCounts,
-        senders: Senders,
-        turns: FairTurns,
-        room: Room,
-    ) -> None:
-        self._sink, self._limits, self._counts, self._senders, self._turns = sink, limits, counts, senders, turns
-        self._places, self._room = ReadingPlaces(limits, room), room
-        self._loop = asyncio.get_running_loop()
-        self._running: set[asyncio.Task[None]] = set()
+    def __init__(self, taker: RequestTaker, counts: RequestCounts) -> None:
+        self._taker, self._counts = taker, counts
+        self._limits = taker.limits
+        self._at_once = asyncio.Lock()
+        self._calls = 0
+        self._reading: set[asyncio.Future[Any]] = set()
 
-    def accept(self, stream: Stream, headers: dict[bytes, bytes]) -> Call | None:
-        """A call, by its headers; None if it is answered already: what is not gRPC is told so in HTTP's words."""
-        if headers[b":method"] != b"POST":
-            stream.answer(status(405))
-            return None
-        if headers.get(b"content-type", b"").partition(b";")[0].strip() not in _CONTENT_TYPES:
-            self._counts.add("grpc", "unsupported_media")
-            stream.answer(status(415))
-            return None
-        path, encoding = headers[b":path"], headers.get(b"grpc-encoding", b"")
-        signal, known, timeout = _METHODS.get(path), _ENCODINGS.get(encoding), None
-        error: ReceiveError | None = None
-        if signal is None:
-            error = _UnknownMethodError(f"no such method; this port has {', '.join(_NAMES)}")
-        elif known is None:
-            error = _UnknownEncodingError(
-                f"grpc-encoding {encoding[:40]!r} is not known here; use gzip, deflate or none"
-            )
-        try:
-            timeout = seconds_of(headers[b"grpc-timeout"]) if b"grpc-timeout" in headers else None
-        except BadRequestError as wrong:
-            error = error or wrong
-        authorization = headers.get(b"authorization", b"").decode("latin-1")
-        call = Call(stream, signal, known or "", timeout, authorization, self._begin, self._limits)
-        if error is not None:
-            call.fail(error)
-        return call
-
-    async def cancel(self) -> None:
-        """End what is running."""
-        running = list(self._running)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-
-    def _begin(self, call: Call) -> None:
-        call.task = task = self._loop.create_task(self._answer(call))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-
-    async def _answer(self, call: Call) -> None:
+    async def export(self, signal: Signal, _messages: AsyncIterator[bytes], context: Any) -> bytes:
+        """Answer a call."""
         began = time.perf_counter()
+        self._calls += 1
         try:
-            answer, outcome = await self._in_time(call)
-        except ReceiveError as error:
-            self._refuse(call, error, began)
+            answer = await self._answered(signal, context)
         except asyncio.CancelledError:
             self._counts.add("grpc", "disconnected")
-            call.refuse(14, "the evaluator stops")
             raise
+        finally:
+            self._calls -= 1
+        if isinstance(answer, ReceiveError):
+            # grpcio keeps what `abort` raises, and with it this frame: there is no message in it any more.
+            self._counts.add("grpc", answer.outcome, began)
+            trailers = retry_info(answer) if isinstance(answer, ThrottledError) else ()
+            await context.abort(_CODES[answer.code], str(answer), trailers)
+        message, outcome = answer
+        self._counts.add("grpc", outcome, began)
+        return message  # type: ignore[no-any-return]
+
+    async def _answered(self, signal: Signal, context: Any) -> Any:
+        """The response and its outcome, or the error to be answered."""
+        try:
+            self._taker.senders.check(_authorization(context))
+            with self._taker.budget.held() as held:
+                body = await self._message(context, held)
+                answer, outcome = await self._taker.take(signal, body, "", "grpc")
+        except ReceiveError as error:
+            return error.with_traceback(None)
         except Exception:  # noqa: BLE001 - the sender is told, and the others are still served
             _log.exception("a request could not be answered")
-            self._refuse(call, InternalError("the receiver failed on this request; its log has the cause"), began)
-        else:
-            self._counts.add("grpc", outcome, began)
-            call.answer(answer.SerializeToString())
+            return InternalError("the receiver failed on this request; its log has the cause")
+        return answer.SerializeToString(), outcome
 
-    def _refuse(self, call: Call, error: ReceiveError, began: float) -> None:
-        self._counts.add("grpc", error.outcome, began)
-        call.refuse(error.code, str(error), retry_info(error) if isinstance(error, ThrottledError) else ())
+    async def _message(self, context: Any, held: HeldBytes) -> bytes:
+        if self._calls > _MAX_CALLS:
+            raise self._taker.budget.busy("too many calls at the same time; send again")
+        reserved = 0
+        async with self._at_once:
+            # It is never cancelled: grpcio frees a message only with the task that reads it, which ends with its call.
+            reading = asyncio.ensure_future(context.read())
+            self._reading.add(reading)
+            reading.add_done_callback(self._read)
+            await asyncio.wait({reading}, timeout=_AT_ONCE_SECONDS)
+        if not reading.done():  # it is long, or its sender is slow
+            held.reserve(self._limits.max_bytes)
+            reserved = self._limits.max_bytes
+            await asyncio.wait({reading}, timeout=self._limits.read_timeout)
+            if not reading.done():
+                raise _TooSlowError("the message did not arrive in time")
+        message = reading.result()
+        if message is grpc.aio.EOF:
+            raise BadRequestError("the call ended without a message")
+        held.give_back(reserved)
+        held.add(len(message))
+        return message  # type: ignore[no-any-return]
 
-    async def _in_time(self, call: Call) -> tuple[Any, str]:
-        if call.timeout is None:
-            return await self._taken(call)
-        deadline = asyncio.timeout(call.timeout)
-        try:
-            async with deadline:
-                return await self._taken(call)
-        except TimeoutError:
-            if deadline.expired():
-                raise _DeadlineError("the time that the sender gave the request has passed") from None
-            raise
+    def _read(self, reading: asyncio.Future[Any]) -> None:
+        self._reading.discard(reading)
+        if not reading.cancelled():
+            reading.exception()  # of a call that was refused meanwhile nobody asks
 
-    async def _taken(self, call: Call) -> tuple[Any, str]:
-        sender = self._senders.known(call.authorization)
-        if call.is_there:
-            return await self._of(call, await call.message(), sender)
-        async with self._arriving(call) as body:
-            return await self._of(call, body, sender)
 
-    async def _of(self, call: Call, body: bytes, sender: Caller) -> tuple[Any, str]:
-        signal = call.signal
-        assert signal is not None  # else there is no message of it
-
-        async def decode(plain: bytes) -> Any:
-            reader = self._sink if self._senders.anybody else None
-            found = await decoded(reader, plain, signal, self._limits, self._turns.elsewhere)
-            return self._senders.admit(sender, found)
-
-        turns, peer = self._turns, call.stream.peer
-        return await in_turns(turns, peer, body, call.encoding, decode, self._sink, signal, self._limits, "grpc")
-
-    @asynccontextmanager
-    async def _arriving(self, call: Call) -> AsyncIterator[bytes]:
-        """A call's message. One that is longer than what is sent unasked has room first, and is asked for then."""
-        peer = call.stream.peer
-        async with AsyncExitStack() as held:
-            async with self._places.taken(peer):
-                size = await call.size()
-                body = await call.message() if size <= LONG else None
-            if body is None:
-                await held.enter_async_context(self._room.kept(size, peer))
-                async with self._places.taken(peer, Body(size, call.arrived, call.message)):
-                    body = await call.message()
-            yield body
+def _authorization(context: Any) -> str:
+    for name, value in context.invocation_metadata() or ():
+        if name == "authorization":
+            return value if isinstance(value, str) else ""
+    return ""

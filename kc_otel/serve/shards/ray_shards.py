@@ -20,8 +20,6 @@ from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.shards.shard import Refused, Shard, ShardReport, Stream
 from kc_otel.serve.shards.sharded_sink import ShardError
 
-__all__ = ["RayShard", "ray_cluster", "ray_start"]
-
 _log: Final = logging.getLogger(__name__)
 _LOCAL_STORE: Final = 80 * 1024 * 1024
 
@@ -66,19 +64,19 @@ def ray_cluster(address: str) -> Iterator[None]:
 
 
 def ray_start(contracts: Sequence[Contract], config: ServeConfig, limits: Limits) -> Callable[[int], RayShard]:
-    """What starts the shard of a number.
+    """Return a function that starts the shard of a given number.
 
     Args:
         contracts: Contracts that are judged.
         config: Where shards keep what they have to, and how many cores each is given.
-        limits: What an export may be.
+        limits: Limits of an export.
     """
     folder = config.shard_folder
     assert folder is not None
 
     def start(number: int) -> RayShard:
         place = folder.absolute() / f"shard-{number:03d}"
-        return RayShard(config.shard_cpus, contracts, place, limits, config.sync)
+        return RayShard(config.shard_cpus, contracts, place, limits)
 
     return start
 
@@ -112,7 +110,7 @@ class RayShard:
         await self._asked("adopt", streams, settled)
 
     def stop(self) -> None:
-        """End the actor's process; what it has taken is on disk."""
+        """End the actor's process; its exports are on disk."""
         import ray  # noqa: PLC0415 - an extra
 
         ray.kill(self._actor)

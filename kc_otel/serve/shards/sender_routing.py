@@ -1,4 +1,4 @@
-"""Which shard owns a sender's streams: all of a resource's series, of whichever contract, have one owner.
+"""Assignment of senders to shards: all series of a resource, of every contract, have one owner.
 
 A resource is one process that sends. An export is split where it is of several, as a Collector's are, and nowhere else:
 its metrics and points are not looked at, and a message for each export is all that sharding costs. Jump consistent
@@ -16,13 +16,10 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from kc_otel.judge.otlp.request_errors import BadRequestError
-from kc_otel.judge.otlp.sender_contracts import SENDER_CONTRACTS
 
-__all__ = ["SenderRouting", "owner"]
-
-_FIRST: Final = 0x0A
+_FIRST_FIELD: Final = 0x0A
 """Field 1, which says its length: of a request its resources with their metrics, of those the resource."""
-_KNOWN: Final = 65_536
+_MAX_KNOWN_RESOURCES: Final = 65_536
 """Resources whose key is remembered."""
 
 
@@ -42,8 +39,10 @@ class SenderRouting:
             return {0: body}
         parts: dict[int, list[bytes]] = {}
         for tag, begin, at, end in _fields(body, 0, len(body)):
-            if tag == _FIRST:
-                resource = b"".join(body[first:last] for one, _, first, last in _fields(body, at, end) if one == _FIRST)
+            if tag == _FIRST_FIELD:
+                resource = b"".join(
+                    body[first:last] for inner, _, first, last in _fields(body, at, end) if inner == _FIRST_FIELD
+                )
                 parts.setdefault(owner(self._key(resource), shards), []).append(body[begin:end])
         return {shard: b"".join(some) for shard, some in parts.items()}
 
@@ -54,10 +53,10 @@ class SenderRouting:
                 attributes = Resource.FromString(resource).attributes
             except DecodeError as error:
                 raise BadRequestError(f"the body is not an ExportMetricsServiceRequest in protobuf: {error}") from None
-            # As streams are told apart: a set of attributes, without what a receiver adds.
-            parts = sorted(pair.SerializeToString() for pair in attributes if pair.key != SENDER_CONTRACTS)
+            # As streams are told apart: a set of attributes.
+            parts = sorted(pair.SerializeToString() for pair in attributes)
             key = int.from_bytes(blake2b(b"\0".join(parts), digest_size=8).digest(), "little")
-            if len(self._keys) >= _KNOWN:
+            if len(self._keys) >= _MAX_KNOWN_RESOURCES:
                 self._keys.clear()
             self._keys[resource] = key
         return key

@@ -1,13 +1,12 @@
-"""A shard: some senders' streams, with a log and a state file of its own. It knows nothing of Ray.
+"""A shard: some senders' streams, in a state file of its own. It knows nothing of Ray.
 
-    export -> write-ahead log -> streams -> what was counted -> batch (in the state file) -> judge
+    export -> inbox -> streams -> what was counted -> batch -> judge
 
-What is acknowledged is in the log. A batch is written in one transaction with the streams and the position in the log
-that it goes up to, stays until the judge says that it has it in its own state, and is given again until then. So a
+Acknowledged data is in the inbox. A batch is written in one transaction with the streams, which takes what it is of
+out of the inbox; it stays until the judge says that it has it in its own state, and is given again until then. So a
 shard that ends anywhere, and is started again on another machine, gives the judge all that was acknowledged, once.
 
-Who begins on a folder begins a new segment of the log and holds the lock of the state file: what a process that was
-thought dead may yet write changes nothing that is read.
+A shard that starts on a folder holds the lock of the state file: a process presumed dead has ended by then.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import asyncio
 import json
 import logging
 import os
-import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -32,22 +30,18 @@ from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.series import SeriesKey
-from kc_otel.judge.shards.shard_batch import Counted, ShardBatch
-from kc_otel.judge.shards.shard_state import ShardState, mark_sent, unsent_batch
-from kc_otel.serve.config import Sync
+from kc_otel.judge.shard_state import Counted, ShardBatch, ShardState, mark_sent, unsent_batch
 from kc_otel.serve.durable_sink import DurableSink, recover
 from kc_otel.serve.shards.shard_health import ShardHealth
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.histogram_codec import decode_histogram, encode_histogram
-from kc_otel.serve.store.state_file import StateError, open_state
+from kc_otel.serve.store.inbox import Inbox
+from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.store.stream_codec import decode_stream, encode_stream
 from kc_otel.serve.store.unit_of_work import unit_of_work
-from kc_otel.serve.store.write_ahead_log import WriteAheadLog
-
-__all__ = ["Refused", "Shard", "ShardReport", "Stream"]
 
 _log: Final = logging.getLogger(__name__)
-_PATIENCE: Final = 20.0
+_LOCK_WAIT_SECONDS: Final = 20.0
 """Seconds that the shard waits for the lock of the process before it."""
 _TABLES: Final = {
     "shard_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
@@ -60,7 +54,7 @@ Stream = tuple[str, bytes, bytes]
 
 
 class Refused(NamedTuple):
-    """Why an export was not taken, in a form that travels.
+    """Reason why an export was refused, in a form that can be serialised.
 
     Attributes:
         kind: Name of the class of `kc_otel.judge.otlp.request_errors` that says so to the sender.
@@ -84,19 +78,18 @@ class Shard:
 
     Args:
         contracts: Contracts that are judged.
-        folder: Where its log and its state are: `log`, `state`. It has to outlive the machine.
-        limits: What an export may be.
-        sync: When what was received is forced to the disk.
+        folder: Where its state file is, `state`. It has to outlive the machine.
+        limits: Limits of an export.
 
     Raises:
         StateError: If another process holds the folder, or it cannot be written.
     """
 
-    def __init__(self, contracts: Sequence[Contract], folder: Path, limits: Limits, sync: Sync) -> None:
+    def __init__(self, contracts: Sequence[Contract], folder: Path, limits: Limits) -> None:
         self.evaluator = Evaluator(contracts, remember=ShardState)
         self.evaluator.use_columns()
         self._limits = limits
-        self._connection = open_state(folder / "state", patience=_PATIENCE)
+        self._connection = open_state(folder / "state", patience=_LOCK_WAIT_SECONDS)
         with unit_of_work(self._connection):
             self._store = EvaluatorStore(self._connection)
             self._store.restore(self.evaluator)
@@ -104,38 +97,36 @@ class Shard:
                 self._connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
             self._name = self._meta("name") or uuid.uuid4().hex
             self._save_meta("name", self._name)
-        self.position = self._saved = self._store.position
-        self.forget: Callable[[int], None] = lambda _position: None
+            self.inbox = Inbox(self._connection)
         self._batch = self._read_batch()
         self._points: dict[str, int] = {}
         self._kernels_sent = 0.0
         self._started = time.time()
-        self._log = WriteAheadLog(folder / "log", sync=sync, begin=self.position)
-        self._recovered = recover(self, self._log)
-        self._sink = DurableSink(self, self._log)
+        self._recovered = recover(self)
+        self._sink = DurableSink(self)
 
     def metrics(self, request: Any, at: float | None = None) -> ExportResult:
-        """Take an ExportMetricsServiceRequest, or its columns, that is in the log."""
+        """Take an ExportMetricsServiceRequest, or its columns, that is in the inbox."""
         return self.evaluator.ingest_metrics(request, time.time() if at is None else at)
 
     def traces(self, request: Any) -> ExportResult:
         """Take an ExportTraceServiceRequest; the judge has its own."""
         return self.evaluator.ingest_traces(request, time.time())
 
-    def logs(self, request: Any) -> ExportResult:  # noqa: ARG002 - the log's interface
-        """Logs are not ours."""
+    def logs(self, request: Any) -> ExportResult:  # noqa: ARG002 - the sink's interface
+        """Accept and drop logs."""
         return ExportResult()
 
     async def take(self, exports: Sequence[tuple[bytes, float]]) -> list[ExportResult | Refused]:
-        """Take exports in their order; what is answered with an ExportResult is on disk.
+        """Take exports in their order; an export answered with an ExportResult is on disk.
 
         Args:
             exports: Serialized ExportMetricsServiceRequests, and when each arrived, Unix seconds.
         """
         return list(await asyncio.gather(*(self._take(body, at) for body, at in exports)))
 
-    def report(self, settled: int, now: float) -> ShardReport:
-        """What the judge has not been told; the batch before again, if the judge has not written it.
+    async def report(self, settled: int, now: float) -> ShardReport:
+        """Return the batch that the judge has not been sent, or the previous one if the judge has not stored it.
 
         Args:
             settled: Number of the last batch that the judge has in its state.
@@ -147,13 +138,12 @@ class Shard:
         if self._batch.number <= settled:
             for state in self.evaluator.states.values():
                 self.evaluator.forget_silent(state, now)
-            self.evaluator.settle()
-            if self.position != self._saved or any(state.changed_streams for state in self.evaluator.states.values()):
-                self._save_batch(settled + 1)
+            if self.inbox.bytes or any(state.changed_streams for state in self.evaluator.states.values()):
+                await self._save_batch(settled + 1)
         return ShardReport(self._batch, self._health())
 
     def streams(self) -> list[Stream]:
-        """All streams, to be remembered elsewhere."""
+        """Return all streams, to move them elsewhere."""
         self.evaluator.settle()
         return [
             (name, key, encode_stream(stream))
@@ -161,11 +151,11 @@ class Shard:
             for key, stream in state.streams.items()
         ]
 
-    def adopt(self, streams: Iterable[Stream], settled: int) -> None:
+    async def adopt(self, streams: Iterable[Stream], settled: int) -> None:
         """Remember streams, unless something later is known of them here; it is on disk when this returns.
 
         Args:
-            streams: What other shards gave.
+            streams: Streams from other shards.
             settled: Number of the last batch that the judge has in its state: the last one.
 
         Raises:
@@ -180,11 +170,10 @@ class Shard:
             if state is not None and (key not in state.streams or state.streams[key].heard < stream.heard):
                 state.streams[key] = stream
                 state.changed_streams.add(key)
-        self._save_batch(settled + 1)
+        await self._save_batch(settled + 1)
 
     def close(self) -> None:
-        """Let go of the folder."""
-        self._log.close()
+        """Release the folder."""
         self._connection.close()
 
     async def _take(self, body: bytes, at: float) -> ExportResult | Refused:
@@ -196,25 +185,27 @@ class Shard:
             return Refused(type(error).__name__, str(error))
         except Exception:  # noqa: BLE001 - one export must not keep back those that came with it
             _log.exception("an export that arrived at %.3f could not be taken", at)
-            return Refused("InternalError", "the shard failed on this request; its log has the cause")
+            return Refused("InternalError", "the shard failed on this request; what it logs has the cause")
 
-    def _save_batch(self, number: int) -> None:
-        """Write streams, the position in the log, and what the judge was not told until there, in one transaction."""
+    async def _save_batch(self, number: int) -> None:
+        """Write streams, and what the judge was not told until now, in one transaction."""
         evaluator = self.evaluator
-        batch = unsent_batch(evaluator, number, self._points, self._kernels_sent)
-        with unit_of_work(self._connection) as unit:
-            self._store.save(evaluator, unit)
-            self._store.save_position(self.position)
-            self._write_batch(batch)
-        try:
-            self._connection.settle()
-        except (sqlite3.Error, OSError) as error:
-            raise StateError(f"the state cannot be forced to the disk: {error}") from error
-        self._batch, self._saved = batch, self.position
-        mark_sent(evaluator, self._points)
-        seen = (one.last_seen for name in evaluator.facts for one in evaluator.kernels(name))
-        self._kernels_sent = max(seen, default=0.0)
-        self.forget(self.position)
+        async with self._connection.turn():
+            if self._batch.number >= number:  # another call has written it
+                return
+            evaluator.settle()  # also what came while this waited: it is taken out of the inbox
+            batch = unsent_batch(evaluator, number, self._points, self._kernels_sent)
+            seen = (kernel.last_seen for name in evaluator.facts for kernel in evaluator.kernels(name))
+            kernels_sent = max(seen, default=0.0)
+            with unit_of_work(self._connection) as unit:
+                self._store.save(evaluator, unit)
+                self._write_batch(batch)
+                self.inbox.take_out(unit)
+                unit.on_rollback(mark_sent(evaluator, self._points))
+                unit.on_commit(lambda: self._adopt_batch(batch, kernels_sent))
+
+    def _adopt_batch(self, batch: ShardBatch, kernels_sent: float) -> None:
+        self._batch, self._kernels_sent = batch, kernels_sent
 
     def _health(self) -> ShardHealth:
         used = os.times()
@@ -226,7 +217,7 @@ class Shard:
             recovered=self._recovered,
             streams=self.evaluator.stream_count,
             taken=self.evaluator.counters.total(),
-            lag=self._log.waiting + max(self._log.end - self._saved, 0),
+            lag=self.inbox.bytes,
             cpu=used.user + used.system,
         )
 
@@ -234,7 +225,7 @@ class Shard:
         self._connection.execute("DELETE FROM shard_counted")
         self._connection.executemany(
             "INSERT INTO shard_counted VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [(one.contract, *one.key, one.time, one.now, encode_histogram(one.histogram)) for one in batch.counted],
+            [(row.contract, *row.key, row.time, row.now, encode_histogram(row.histogram)) for row in batch.counted],
         )
         self._save_meta("batch", json.dumps([batch.number, batch.notes, batch.points]))
 

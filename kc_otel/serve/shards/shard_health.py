@@ -1,15 +1,13 @@
-"""How shards are: what each says of itself, and what the judge sees of it."""
+"""Health of shards: their own reports, and the judge's view of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ShardHealth", "ShardSeen"]
-
 
 @dataclass(frozen=True, slots=True)
 class ShardHealth:
-    """What a shard says of itself.
+    """A shard's own report.
 
     Attributes:
         name: Of its folder; another folder begins with numbers of its own.
@@ -36,14 +34,14 @@ class ShardHealth:
 
 @dataclass(frozen=True, slots=True)
 class ShardSeen:
-    """What the judge sees of a shard.
+    """The judge's view of a shard.
 
     Attributes:
         number: From 0.
-        health: What it said last; None before it said anything.
-        answered: Unix time in seconds at which it did.
+        health: Its last report; None before the first one.
+        answered: Unix time in seconds of that report.
         waiting: Bytes of exports that wait for it.
-        trouble: Why it is not heard; empty where it is.
+        trouble: Reason why it does not answer; empty if it does.
     """
 
     number: int

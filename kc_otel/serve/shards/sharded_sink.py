@@ -12,27 +12,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
-from kc_otel.judge.otlp.request_errors import ThrottledError
+from kc_otel.judge.otlp import request_errors
+from kc_otel.judge.otlp.request_errors import ReceiveError, ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult
-from kc_otel.judge.shards.shard_batch import ShardBatch, merge
-from kc_otel.offline.replay.traffic_entries import ours
+from kc_otel.judge.otlp.traffic_entries import judged_metrics
+from kc_otel.judge.shard_state import ShardBatch, merge
 from kc_otel.serve.core import Core
+from kc_otel.serve.durable_sink import NotKeptError
 from kc_otel.serve.shards.sender_routing import SenderRouting
-from kc_otel.serve.shards.shard import ShardReport
+from kc_otel.serve.shards.shard import Refused, ShardReport, Stream
 from kc_otel.serve.shards.shard_health import ShardHealth, ShardSeen
-from kc_otel.serve.shards.shard_line import ShardHandle, ShardLine
-
-__all__ = ["ShardError", "ShardedSink"]
 
 _log: Final = logging.getLogger(__name__)
-_PATIENCE: Final = 1.0
+_SHARD_WAIT_SECONDS: Final = 1.0
 """Seconds that an evaluation waits for shards; one that is later is in the next."""
-_BEGIN: Final = 60.0
+_RESIZE_SECONDS: Final = 60.0
 """Seconds within which every shard has to answer before the number of shards is changed."""
 _SHARDS: Final = "shards"
 """Beside the names of shards in what is merged: how many there are."""
@@ -76,7 +76,7 @@ class ShardedSink(ColumnSink):
         core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
 
     def columns(self, body: bytes, limits: Limits) -> _Routed | None:  # noqa: ARG002 - shards hold them against it
-        """A serialized ExportMetricsServiceRequest by shards; what it says they read themselves."""
+        """Split a serialized ExportMetricsServiceRequest by shard; the shards decode the points."""
         return _Routed(self._routing.split(body, len(self._shards))) if self._open else None
 
     async def metrics(self, request: Any) -> ExportResult:
@@ -87,19 +87,21 @@ class ShardedSink(ColumnSink):
                 of it is known there.
         """
         if not isinstance(request, _Routed):
-            request = _Routed(self._routing.split(ours(request).SerializeToString(), max(len(self._shards), 1)))
+            request = _Routed(
+                self._routing.split(judged_metrics(request).SerializeToString(), max(len(self._shards), 1))
+            )
         at = time.time()
         if len(request.parts) == 1:
             [(shard, body)] = request.parts.items()
             return await self._take(shard, body, at)
         parts = (self._take(shard, body, at) for shard, body in request.parts.items())
         taken = await asyncio.gather(*parts, return_exceptions=True)
-        failed = [one for one in taken if isinstance(one, BaseException)]
-        for one in sorted(failed, key=lambda one: not isinstance(one, ThrottledError)):
-            raise one
-        results = [one for one in taken if isinstance(one, ExportResult)]
-        messages = dict.fromkeys(one.message for one in results if one.message)
-        return ExportResult(sum(one.rejected for one in results), "; ".join(messages))
+        failed = [result for result in taken if isinstance(result, BaseException)]
+        for error in sorted(failed, key=lambda error: not isinstance(error, ThrottledError)):
+            raise error
+        results = [result for result in taken if isinstance(result, ExportResult)]
+        messages = dict.fromkeys(result.message for result in results if result.message)
+        return ExportResult(sum(result.rejected for result in results), "; ".join(messages))
 
     async def _take(self, shard: int, body: bytes, at: float) -> ExportResult:
         if not self._open:
@@ -121,13 +123,13 @@ class ShardedSink(ColumnSink):
             StateError: If the state cannot be written.
         """
         async with self._one:
-            await self._evaluated(_PATIENCE)
+            await self._evaluated(_SHARD_WAIT_SECONDS)
 
     async def resize(self, count: int) -> None:
-        """Have another number of shards. Senders are asked to wait meanwhile; no stream loses what it knew.
+        """Change the number of shards. Senders retry meanwhile; no stream loses data.
 
         All streams are copied to shards that come, or from those that go; of a stream that a shard has already, it
-        keeps what is later. What is not sent to it is forgotten after a long window.
+        keeps what is later. Shards forget unsent counts after a long window.
 
         Raises:
             ShardError: If a shard does not answer; the number is what it was.
@@ -139,13 +141,13 @@ class ShardedSink(ColumnSink):
             before = len(self._shards) or int(self._core.merged.get(_SHARDS, count))
             try:
                 self._begin(before)
-                await asyncio.gather(*(one.line.empty() for one in self._shards))
+                await asyncio.gather(*(shard.line.empty() for shard in self._shards))
                 await self._all_told()
                 self._begin(count)
                 await self._all_told()
                 await self._move(before, count)
                 self._core.merged[_SHARDS] = count
-                await self._evaluated(_BEGIN)
+                await self._evaluated(_RESIZE_SECONDS)
                 self._end(count)
             except Exception:
                 if self._core.settled.get(_SHARDS) != count:
@@ -167,21 +169,23 @@ class ShardedSink(ColumnSink):
             self._shards.append(_Shard(ShardLine(number, self._start(number))))
 
     def _end(self, count: int) -> None:
-        for one in self._shards[count:]:
-            if one.asked is not None:
-                one.asked.cancel()
-            one.line.handle.stop()
+        for shard in self._shards[count:]:
+            if shard.asked is not None:
+                shard.asked.cancel()
+            shard.line.handle.stop()
         del self._shards[count:]
 
     async def _all_told(self) -> None:
-        """Evaluate until the judge has written all that shards know."""
-        until = time.monotonic() + _BEGIN
+        """Evaluate until the judge has written everything from the shards."""
+        until = time.monotonic() + _RESIZE_SECONDS
         while await self._evaluated(until - time.monotonic()):
-            for one in self._shards:
-                if one.line.closed:
-                    raise ShardError(f"shard {one.line.number} {one.line.closed}")
+            for shard in self._shards:
+                if shard.line.closed:
+                    raise ShardError(f"shard {shard.line.number} {shard.line.closed}")
             if time.monotonic() > until:
-                late = ", ".join(f"shard {one.line.number} {one.trouble}" for one in self._shards if one.trouble)
+                late = ", ".join(
+                    f"shard {shard.line.number} {shard.trouble}" for shard in self._shards if shard.trouble
+                )
                 if not late:
                     raise ShardError("shards have more to tell each time; send less for a minute, and try again")
                 raise ShardError(
@@ -192,64 +196,67 @@ class ShardedSink(ColumnSink):
     async def _move(self, before: int, count: int) -> None:
         if before == count:
             return
-        handles = [one.line.handle for one in self._shards]
-        known = [stream for one in await asyncio.gather(*(one.streams() for one in handles[:before])) for stream in one]
+        handles = [shard.line.handle for shard in self._shards]
+        known = [
+            stream for own in await asyncio.gather(*(handle.streams() for handle in handles[:before])) for stream in own
+        ]
         into = range(before, count) if count > before else range(count)
         await asyncio.gather(*(handles[number].adopt(known, self._settled(self._shards[number])) for number in into))
 
     async def _evaluated(self, patience: float) -> bool:
         """Ask all shards and evaluate. Returns whether there is anything that they have not told, or may not have."""
         now = time.time()
-        for one in self._shards:
-            if one.asked is None:
-                one.asked = asyncio.ensure_future(one.line.handle.report(self._settled(one), now))
-        if asked := [one.asked for one in self._shards if one.asked is not None]:
+        for shard in self._shards:
+            if shard.asked is None:
+                shard.asked = asyncio.ensure_future(shard.line.handle.report(self._settled(shard), now))
+        if asked := [shard.asked for shard in self._shards if shard.asked is not None]:
             await asyncio.wait(asked, timeout=max(patience, 0.0))
-        told = [batch for one in self._shards if (batch := self._told(one, now)) is not None]
+        told = [batch for shard in self._shards if (batch := self._told(shard, now)) is not None]
         core, now = self._core, time.time()
         merge(core.evaluator, told, now)
         core.shards = tuple(
-            ShardSeen(one.line.number, one.health, one.answered, one.line.waiting, one.trouble) for one in self._shards
+            ShardSeen(shard.line.number, shard.health, shard.answered, shard.line.waiting, shard.trouble)
+            for shard in self._shards
         )
         await core.evaluate(now)
-        return bool(told) or any(one.trouble for one in self._shards)
+        return bool(told) or any(shard.trouble for shard in self._shards)
 
-    def _told(self, one: _Shard, now: float) -> ShardBatch | None:
-        """What a shard told that the judge has not taken yet; its trouble, if it does not."""
-        assert one.asked is not None
-        where = f"shard {one.line.number}"
-        if not one.asked.done():
-            one.trouble = f"has not answered for {time.time() - (one.answered or self._core.started_at):.0f} s"
+    def _told(self, shard: _Shard, now: float) -> ShardBatch | None:
+        """Return a shard's report that the judge has not taken yet; record its trouble if it sent none."""
+        assert shard.asked is not None
+        where = f"shard {shard.line.number}"
+        if not shard.asked.done():
+            shard.trouble = f"has not answered for {time.time() - (shard.answered or self._core.started_at):.0f} s"
             error = TimeoutError("what it was sent is judged when it answers")
             self._core.evaluator.faults.report("", where, {"its reports": error})
             return None
-        asked, one.asked = one.asked, None
+        asked, shard.asked = shard.asked, None
         try:
             report = asked.result()
         except Exception as failed:  # noqa: BLE001 - whatever it is, what others told is judged
-            one.trouble = f"is not there ({type(failed).__name__})"
+            shard.trouble = f"is not there ({type(failed).__name__})"
             self._core.evaluator.faults.report("", where, {"its reports": failed})
             return None
-        one.line.closed = self._of_others(one, report)
-        if one.line.closed:
-            one.trouble = one.line.closed
-            self._core.evaluator.faults.report("", where, {"its folder": ShardError(one.trouble)})
+        shard.line.closed = self._of_others(shard, report)
+        if shard.line.closed:
+            shard.trouble = shard.line.closed
+            self._core.evaluator.faults.report("", where, {"its folder": ShardError(shard.trouble)})
             return None
         self._core.evaluator.faults.report("", where, {})
-        one.health, one.answered, one.trouble = report.health, now, ""
+        shard.health, shard.answered, shard.trouble = report.health, now, ""
         merged, name = self._core.merged, report.health.name
         if name in merged and report.batch.number <= merged[name]:
             return None
         merged[name] = report.batch.number
         return report.batch
 
-    def _of_others(self, one: _Shard, report: ShardReport) -> str:
-        """Why a shard is not the one that this state knows; with it, senders' sums would count twice, or be lost."""
+    def _of_others(self, shard: _Shard, report: ShardReport) -> str:
+        """Return the reason why a shard belongs to another state; its sums would count twice, or be lost."""
         name = report.health.name
-        known = name == one.health.name if one.health else name in self._core.merged
+        known = name == shard.health.name if shard.health else name in self._core.merged
         if known:
             return ""
-        if one.health or one.line.number < self._core.settled.get(_SHARDS, 0):
+        if shard.health or shard.line.number < self._core.settled.get(_SHARDS, 0):
             return (
                 "has not the folder that this state file knows; give --shard-folder what it was, on storage that every "
                 "node reaches, or begin with another --state as well"
@@ -258,6 +265,116 @@ class ShardedSink(ColumnSink):
             return "has a folder of another state file; give --state what it was, or --shard-folder an empty folder"
         return ""
 
-    def _settled(self, one: _Shard) -> int:
+    def _settled(self, shard: _Shard) -> int:
         """Number of a shard's last batch that is in the state; -1 while nothing is known of it."""
-        return -1 if one.health is None else self._core.settled.get(one.health.name, -1)
+        return -1 if shard.health is None else self._core.settled.get(shard.health.name, -1)
+
+
+_MAX_WAITING_BYTES: Final = 32 * 1024 * 1024
+"""Bytes that may wait for a shard; one export may always."""
+_GROUP, _GROUP_BYTES = 16, 1024 * 1024
+"""Exports that go together: less than a second's work, also point by point."""
+_IN_FLIGHT: Final = 2
+"""Groups that are on their way: while one is answered the next is read."""
+_ANSWER_SECONDS: Final = 8.0
+"""Seconds within which a group has to be on the shard's disk; senders wait 10 s themselves."""
+
+
+class ShardHandle(Protocol):
+    """A `Shard`, wherever it runs. Whatever a call raises, it may have been done."""
+
+    def take(self, exports: Sequence[tuple[bytes, float]]) -> Awaitable[list[ExportResult | Refused]]: ...  # noqa: D102
+    def report(self, settled: int, now: float) -> Awaitable[ShardReport]: ...  # noqa: D102
+    def streams(self) -> Awaitable[list[Stream]]: ...  # noqa: D102
+    def adopt(self, streams: Iterable[Stream], settled: int) -> Awaitable[None]: ...  # noqa: D102
+    def stop(self) -> None: ...  # noqa: D102
+
+
+class _Waiting(NamedTuple):
+    body: bytes
+    at: float
+    done: asyncio.Future[ExportResult]
+
+
+class ShardLine:
+    """Exports on their way to one shard. Use it from one event loop.
+
+    Args:
+        number: Of the shard.
+        handle: The shard.
+
+    Attributes:
+        waiting: Bytes that wait or are on their way.
+        closed: Why nothing is to be sent to it; empty while it is.
+    """
+
+    def __init__(self, number: int, handle: ShardHandle, answer: float = _ANSWER_SECONDS) -> None:
+        self.number, self.handle = number, handle
+        self.waiting = 0
+        self.closed = ""
+        self._answer = answer
+        self._queue: deque[_Waiting] = deque()
+        self._flying: set[asyncio.Task[None]] = set()
+        self._trouble = ""
+
+    async def take(self, body: bytes, at: float) -> ExportResult:
+        """Give an export that arrived at `at`, Unix seconds, to the shard; it is on its disk when this returns.
+
+        Raises:
+            ReceiveError: If it is not taken.
+        """
+        if self.closed:
+            raise NotKeptError(f"shard {self.number} {self.closed}")
+        if self._trouble and self._flying:
+            raise NotKeptError(f"shard {self.number} {self._trouble}")  # one group at a time asks whether it is back
+        if self.waiting and self.waiting + len(body) > _MAX_WAITING_BYTES:
+            raise ThrottledError(f"more arrives than shard {self.number} takes")
+        done: asyncio.Future[ExportResult] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(body, at, done))
+        self.waiting += len(body)
+        self._fly()
+        return await done
+
+    async def empty(self) -> None:
+        """Wait until nothing is on its way."""
+        while self._flying:
+            await asyncio.wait(self._flying)
+
+    def _fly(self) -> None:
+        while self._queue and len(self._flying) < (1 if self._trouble else _IN_FLIGHT):
+            group: list[_Waiting] = []
+            size = 0
+            while self._queue and len(group) < _GROUP and (not group or size + len(self._queue[0].body) < _GROUP_BYTES):
+                group.append(self._queue.popleft())
+                size += len(group[-1].body)
+            task = asyncio.create_task(self._send(group, size))
+            self._flying.add(task)
+            task.add_done_callback(self._landed)
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        self._flying.discard(task)
+        self._fly()
+
+    async def _send(self, group: Sequence[_Waiting], size: int) -> None:
+        try:
+            async with asyncio.timeout(self._answer):
+                answers = await self.handle.take([(request.body, request.at) for request in group])
+        except Exception as error:  # noqa: BLE001 - whatever it is, the senders keep what they have
+            late = isinstance(error, TimeoutError)
+            self._trouble = "does not answer" if late else f"is not there ({type(error).__name__}); it is started again"
+            for request in group:
+                _refuse(request, NotKeptError(f"shard {self.number} {self._trouble}"))
+        else:
+            self._trouble = ""
+            for request, answer in zip(group, answers, strict=True):
+                if isinstance(answer, Refused):
+                    _refuse(request, getattr(request_errors, answer.kind)(answer.message))
+                elif not request.done.done():
+                    request.done.set_result(answer)
+        finally:
+            self.waiting -= size
+
+
+def _refuse(waiting: _Waiting, error: ReceiveError) -> None:
+    if not waiting.done.done():
+        waiting.done.set_exception(error)

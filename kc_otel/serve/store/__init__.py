@@ -1,1 +1,1 @@
-"""What the evaluator must not forget, in one SQLite file and one unit of work, and the traffic that it records."""
+"""Durable state of the evaluator, in one SQLite file and one unit of work, and its recorded traffic."""

@@ -1,4 +1,4 @@
-"""What the escalation remembers between two evaluations, in SQLite. Nothing here commits.
+"""Alerts, routes, incidents and notifications between two evaluations, in SQLite. Nothing here commits.
 
 Alerts are saved by contract, because those of one contract change while the others' stay; the decision tables, the log
 of notifications and what people decided are single values.
@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.table import DecisionTable, apply, forget
+from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions.table import apply, forget
 from kc_otel.judge.escalation.alert_lifecycle import retire
 from kc_otel.judge.escalation.escalate import EscalationState
 from kc_otel.judge.escalation.message_groups import IncidentMessage, MessageGroup, last_messages
 from kc_otel.judge.escalation.notices import NotificationLog
 from kc_otel.judge.escalation.people import People
+from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident_lifecycle import by_urgency
 from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.serve.store.incident_store import IncidentStore, ended
 from kc_otel.serve.store.policy_store import PolicyStore
-
-__all__ = ["EscalationStore", "KeyValueStore"]
 
 _log: Final = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -36,7 +36,7 @@ _SERVED = "contracts that are served"
 
 
 class KeyValueStore:
-    """What must survive a restart and is too small for a table of its own.
+    """Values that must survive a restart and are too small for a table of their own.
 
     Args:
         connection: The state file; its owner owns the transactions.
@@ -82,7 +82,7 @@ class EscalationStore:
         self._values = KeyValueStore(connection)
 
     def begin(self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float) -> EscalationState:
-        """What held when the state was written last, without what belongs to contracts that are gone.
+        """Return the state that was last written, without that of contracts no longer served.
 
         Args:
             contracts: Contracts that are served from now on, by name.
@@ -93,13 +93,13 @@ class EscalationStore:
         state = self._changed_modes(self._without_the_gone(loaded, contracts, now), contracts, dry_run, now)
         self.save(loaded, state)
         self._values.save(_DRY_RUN, sorted(dry_run & contracts.keys()))
-        self._values.save(_SERVED, {name: one.model_dump_json(by_alias=True) for name, one in contracts.items()})
+        self._values.save(_SERVED, {name: served.model_dump_json(by_alias=True) for name, served in contracts.items()})
         return state
 
     def last_messages(
         self, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float
     ) -> Iterator[tuple[Contract, IncidentMessage]]:
-        """What is still to be said of alerts that nobody follows from now on, and of which contract; before `begin`.
+        """Yield the pending messages of alerts no longer followed, with their contract; call before `begin`.
 
         Args:
             contracts: Contracts that are served from now on, by name.
@@ -118,7 +118,7 @@ class EscalationStore:
             groups = self._values.load(_groups(name), tuple[MessageGroup, ...]) or ()
             _, resolved = retire(self._events.load(name), now)
             lasting = self.incidents.lasting(name)
-            incidents = lasting if name in contracts else [ended(one, now) for one in lasting]
+            incidents = lasting if name in contracts else [ended(incident, now) for incident in lasting]
             for message in last_messages(groups, resolved, incidents):
                 yield contract, message
 
@@ -175,15 +175,15 @@ class EscalationStore:
                 decisions, dry_run_decisions = forget(decisions, name, now), forget(dry_run_decisions, name, now)
         self.incidents.end_others(contracts, now)
         people = People(
-            tuple(one for one in people.silences if one.contract in contracts),
-            tuple(one for one in people.acknowledgements if one.contract in contracts),
+            tuple(silence for silence in people.silences if silence.contract in contracts),
+            tuple(ack for ack in people.acknowledgements if ack.contract in contracts),
         )
         return replace(state, decisions=decisions, dry_run_decisions=dry_run_decisions, people=people)
 
     def _changed_modes(
         self, state: EscalationState, contracts: Mapping[str, Contract], dry_run: frozenset[str], now: float
     ) -> EscalationState:
-        """A contract that begins or ceases to run dry starts over: what it asked for until now ends, but for routes.
+        """A contract whose dry-run mode changes starts over: its actions so far end, except for routes.
 
         Routes stay because only a person gives traffic back to a kernel that was found broken.
         """
@@ -211,3 +211,98 @@ def _notifications(contract: str) -> str:
 
 def _groups(contract: str) -> str:
     return f"message groups of {contract}"
+
+
+def ended(incident: Incident, now: float) -> Incident:
+    """An incident that is over because nobody follows it any more."""
+    cells = tuple(replace(cell, until=now if cell.until is None else cell.until) for cell in incident.cells)
+    return replace(incident, cells=cells, state=IncidentState.RESOLVED, resolved_at=now, refuted=False)
+
+
+class IncidentStore:
+    """Incidents by id.
+
+    Args:
+        connection: The state file; its owner owns the transactions.
+        keep: Incidents that are over and kept; the oldest are dropped beyond.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, *, keep: int = 1000) -> None:
+        self._connection = connection
+        self._keep = keep
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS incidents (id TEXT PRIMARY KEY, contract TEXT NOT NULL, resolved REAL, "
+            "content TEXT NOT NULL) STRICT"
+        )
+        connection.execute("CREATE INDEX IF NOT EXISTS incidents_resolved ON incidents (resolved)")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS diagnoses (incident TEXT NOT NULL, digest TEXT NOT NULL, "
+            "evidence TEXT NOT NULL, PRIMARY KEY (incident, digest)) STRICT"
+        )
+
+    def save(self, before: Sequence[Incident], after: Sequence[Incident]) -> None:
+        """Write those that are not what they were."""
+        known = {incident.id: incident.outline for incident in before}
+        self._write(incident for incident in after if known.get(incident.id) != incident.outline)
+
+    def close(self, over: Sequence[Incident]) -> None:
+        """Write those that are over."""
+        self._write(over)
+        if over:
+            self._connection.execute(
+                "DELETE FROM incidents WHERE resolved <= "
+                "(SELECT resolved FROM incidents WHERE resolved IS NOT NULL ORDER BY resolved DESC LIMIT 1 OFFSET ?)",
+                (self._keep,),
+            )
+            self._connection.execute("DELETE FROM diagnoses WHERE incident NOT IN (SELECT id FROM incidents)")
+
+    def end_others(self, contracts: Collection[str], now: float) -> None:
+        """End the open incidents of contracts that are no longer served."""
+        for (text,) in self._connection.execute("SELECT content FROM incidents WHERE resolved IS NULL").fetchall():
+            incident = read_json(Incident, text)
+            if incident.contract not in contracts:
+                self.close([ended(incident, now)])
+
+    def lasting(self, contract: str) -> tuple[Incident, ...]:
+        """A contract's incidents that are not over, as they were written last."""
+        rows = self._connection.execute(
+            "SELECT content FROM incidents WHERE resolved IS NULL AND contract = ?", (contract,)
+        )
+        return tuple(sorted((read_json(Incident, text) for (text,) in rows), key=by_urgency))
+
+    def over(self, contract: str | None, since: float, limit: int) -> tuple[Incident, ...]:
+        """Those that ended at or after a Unix time, newest first; of one contract, or of all for None."""
+        rows = self._connection.execute(
+            "SELECT content FROM incidents WHERE resolved >= :since"
+            " AND (:contract IS NULL OR contract = :contract) ORDER BY resolved DESC LIMIT :limit",
+            {"since": since, "contract": contract, "limit": limit},
+        )
+        return tuple(read_json(Incident, text) for (text,) in rows)
+
+    def find(self, id: str) -> Incident | None:
+        """Return an incident by its id, as last written; None if there is none."""
+        row = self._connection.execute("SELECT content FROM incidents WHERE id = ?", (id,)).fetchone()
+        return None if row is None else read_json(Incident, row[0])
+
+    def diagnosed(self, incident: Incident, digest: str, evidence: str) -> None:
+        """Write an incident that has a new diagnosis, and its evidence; that of diagnoses that it lost is dropped."""
+        self._write([incident])
+        self._connection.execute("INSERT OR REPLACE INTO diagnoses VALUES (?, ?, ?)", (incident.id, digest, evidence))
+        known = [diagnosis.evidence for diagnosis in incident.diagnoses]
+        self._connection.execute(
+            f"DELETE FROM diagnoses WHERE incident = ? AND digest NOT IN ({', '.join('?' * len(known))})",  # noqa: S608 - marks only
+            (incident.id, *known),
+        )
+
+    def evidence(self, id: str, digest: str) -> str | None:
+        """The evidence of one of an incident's diagnoses, JSON; None when there is none."""
+        row = self._connection.execute(
+            "SELECT evidence FROM diagnoses WHERE incident = ? AND digest = ?", (id, digest)
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def _write(self, incidents: Iterable[Incident]) -> None:
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO incidents (id, contract, resolved, content) VALUES (?, ?, ?, ?)",
+            [(incident.id, incident.contract, incident.resolved_at, to_json(incident)) for incident in incidents],
+        )

@@ -1,7 +1,7 @@
-"""The evaluator's memory in SQLite: what changed since the last save is written, and all of it is read at the start.
+"""The evaluator's state in SQLite: changes since the last save are written, and all of it is read at the start.
 
-With it goes the position in the write-ahead log up to which it has what was received: what came later is there, and is
-applied at the start. The store never begins or commits a transaction; who owns the connection does.
+Later requests are in the inbox, and are applied at the start. The store never begins or commits a transaction;
+who owns the connection does. Changes during the commit belong to the next save.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Final
 
-from kc_otel.contract.slices import ALL, OTHER
+from kc_otel.contract.slices import ALL, PLACES, UNJUDGED
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.histograms import ExplicitHistogram
-from kc_otel.judge.points import INVALID
+from kc_otel.judge.points import INVALID, metric_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.histogram_codec import check_observed, decode_histogram, encode_histogram, encode_histograms
-from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.store.stream_codec import (
     check_stream,
     decode_evidence,
@@ -31,13 +30,11 @@ from kc_otel.serve.store.stream_codec import (
     encode_evidence,
     encode_streams,
 )
-from kc_otel.serve.store.unit_of_work import UnitOfWork
+from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-__all__ = ["SCHEMA_VERSION", "EvaluatorStore"]
-
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
@@ -83,16 +80,6 @@ class EvaluatorStore:
             raise StateError(msg)
 
     @property
-    def position(self) -> int:
-        """Position in the write-ahead log up to which what was received is in the state."""
-        row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'log_position'").fetchone()
-        return int(row[0]) if row else 0
-
-    def save_position(self, position: int) -> None:
-        """Write it, in the transaction that also has `save`."""
-        self._connection.execute("INSERT OR REPLACE INTO evaluator_meta VALUES ('log_position', ?)", (str(position),))
-
-    @property
     def merged(self) -> dict[str, int]:
         """Number of the last batch in the state of each shard, by its name; and `shards`, how many there are."""
         row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'merged'").fetchone()
@@ -126,7 +113,7 @@ class EvaluatorStore:
                 self._forget_panes(name, state)
                 self._save_evidence(name, state)
                 self._save_facts(name, evaluator)
-                unit.on_commit(state.saved)
+                unit.on_rollback(state.saved())
 
     def _rolled_back(self) -> None:
         """The next save writes the same again, together with what changes until then."""
@@ -255,7 +242,7 @@ class EvaluatorStore:
             series = SeriesKey(*key)
             state = evaluator.states.get(name)
             known = state is not None and (
-                series.metric == INVALID or series.slice in (ALL, OTHER, *state.contract.slices)
+                metric_of(series.metric) == INVALID or series.slice in (ALL, *UNJUDGED, *PLACES, *state.contract.slices)
             )
             if state is None or not known:
                 orphans.append((id,))
@@ -292,7 +279,7 @@ class EvaluatorStore:
             evaluator.states[name].panes.put(number, index, of, parts)
 
     def _restore_evidence(self, evaluator: Evaluator) -> None:
-        """Where a limit is another one now, what was held against the old one is nothing, and is deleted."""
+        """Restore the evidence against cells; delete evidence against a limit that has changed."""
         for name, most in self._connection.execute("SELECT * FROM evaluator_most_cells").fetchall():
             if name in evaluator.states:
                 evaluator.states[name].evidence.most = most

@@ -12,8 +12,6 @@ from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns
 
-__all__ = ["CodecError", "check_observed", "decode_histogram", "encode_histogram", "encode_histograms"]
-
 _EXPONENTIAL: Final = struct.Struct("<BbB4dqq")
 _HEADS: Final = np.dtype(
     [
@@ -30,7 +28,7 @@ _HEADS: Final = np.dtype(
 )
 """`_EXPONENTIAL`, of many."""
 _SCALES: Final = range(-16, 21)
-_LEAST, _MOST = -1080.0, 512.0
+_LEAST_EXPONENT, _MOST_EXPONENT = -1080.0, 512.0
 """Binary exponents of what `points` lets be observed; coarser buckets reach beyond by less than one of them."""
 _EXPLICIT: Final = struct.Struct("<BB3dI")
 _RUN: Final = struct.Struct("<cqI")
@@ -116,7 +114,7 @@ def check_observed(histogram: Histogram) -> None:
         return
     base = 2.0**-histogram.scale
     for side in (histogram.positive, histogram.negative):
-        within = _LEAST - base <= side.offset * base <= side.end * base <= _MOST + base
+        within = _LEAST_EXPONENT - base <= side.offset * base <= side.end * base <= _MOST_EXPONENT + base
         if histogram.scale not in _SCALES or (side.counts.size and not within):
             raise CodecError(f"not a histogram: bucket {side.offset} at scale {histogram.scale}")
 
@@ -162,7 +160,7 @@ def _encode_runs(side: SideColumns) -> list[bytes]:
     heads["width"], heads["size"] = _NAMES[kind], side.size
     heads["offset"] = np.where(side.size > 0, side.offset, 0)
     whole = {number: side.counts.astype(_KINDS[number]).tobytes() for number in np.unique(kind).tolist()}
-    width = np.array([each.itemsize for each in _KINDS])[kind]
+    width = np.array([dtype.itemsize for dtype in _KINDS])[kind]
     begins = side.begins * width
     places = zip(_rows(heads), kind.tolist(), begins.tolist(), (begins + side.size * width).tolist(), strict=True)
     return [head + whole[number][begin:end] for head, number, begin, end in places]

@@ -17,9 +17,7 @@ from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.plain_json import read_json, to_json
 
-__all__ = ["Event", "PolicyStore"]
-
-_WOULD: Final = {What.FIRING: "would-fire", What.RESOLVED: "would-resolve"}
+_DRY_RUN_KINDS: Final = {What.FIRING: "would-fire", What.RESOLVED: "would-resolve"}
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS policy_state (
         contract TEXT PRIMARY KEY,
@@ -36,12 +34,13 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS events_contract ON events (contract, id)",
     "CREATE INDEX IF NOT EXISTS events_rare ON events (id) WHERE kind <> 'verdict'",
 )
+# As bytes: text that is damaged cannot be read as text.
 _NEWEST: Final = (
-    "SELECT id, at, contract, kind, data FROM events"
+    "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events"
     " WHERE (:contract IS NULL OR contract = :contract) ORDER BY id DESC LIMIT :limit"
 )
 _NEWEST_RARE: Final = (
-    "SELECT id, at, contract, kind, data FROM events INDEXED BY events_rare"
+    "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events INDEXED BY events_rare"
     " WHERE kind <> 'verdict' AND (:contract IS NULL OR contract = :contract) ORDER BY id DESC LIMIT :limit"
 )
 
@@ -55,7 +54,7 @@ class Event:
         at: Unix time, seconds.
         contract: metadata.name.
         kind: `firing` and `resolved` for alerts, `would-fire` and `would-resolve` for those of a contract that runs
-            dry; other boxes record kinds of their own, such as `resumed`.
+            dry; other boxes record kinds of their own, such as `resumed`; `damaged` where it cannot be read any more.
         message: One sentence; empty where nothing was said.
         data: JSON object with the details.
     """
@@ -106,26 +105,34 @@ class PolicyStore:
         self._connection.execute("DELETE FROM policy_state WHERE contract = ?", (contract,))
 
     def record(
-        self, transitions: Sequence[Transition], *, dry_run: Collection[str] = (), people: People | None = None
+        self,
+        transitions: Sequence[Transition],
+        *,
+        names: Mapping[tuple[str, str], str] | None = None,
+        dry_run: Collection[str] = (),
+        people: People | None = None,
     ) -> tuple[int, ...]:
         """Log what fired and resolved; returns the ids of the events.
 
         Args:
             transitions: In order.
-            dry_run: Names of the contracts that run dry: what they would have done is logged as `would-fire` and
+            names: `kernel_names` of their contract; kernels without one are named by their fingerprints.
+            dry_run: Names of the contracts that run dry: their actions are logged as `would-fire` and
                 `would-resolve`.
             people: Silences in force; those that mute a transition are logged with it.
         """
         ids = []
-        for one in transitions:
-            data, kind = _details(one), one.what.value
-            if one.contract in dry_run:
-                kind = _WOULD[one.what]
-                doing = f"; it would {', '.join(map(str, one.actions))}" if one.what is What.FIRING else ""
+        for transition in transitions:
+            data, kind = _details(transition, names or {}), transition.what.value
+            if transition.contract in dry_run:
+                kind = _DRY_RUN_KINDS[transition.what]
+                doing = (
+                    f"; it would {', '.join(map(str, transition.actions))}" if transition.what is What.FIRING else ""
+                )
                 data |= {"dry_run": True, "message": f"dry run: {data['message']}{doing}"}
-            elif people is not None and (muting := people.silencing(one.cell, one.at)):
+            elif people is not None and (muting := people.silencing(transition.cell, transition.at)):
                 data["silenced"] = [silence.id for silence in muting]
-            ids.append(self.record_event(one.contract, kind, data, one.at))
+            ids.append(self.record_event(transition.contract, kind, data, transition.at))
         return tuple(ids)
 
     def record_event(self, contract: str, kind: str, data: Mapping[str, Any], at: float) -> int:
@@ -142,7 +149,7 @@ class PolicyStore:
     def events(self, contract: str | None = None, after_id: int = 0, limit: int = 100) -> tuple[Event, ...]:
         """Events with ids above `after_id`, oldest first; of one contract, or of all when None."""
         rows = self._connection.execute(
-            "SELECT id, at, contract, kind, data FROM events"
+            "SELECT id, at, CAST(contract AS BLOB), CAST(kind AS BLOB), CAST(data AS BLOB) FROM events"
             " WHERE id > :after AND (:contract IS NULL OR contract = :contract) ORDER BY id LIMIT :limit",
             {"after": after_id, "contract": contract, "limit": limit},
         )
@@ -151,22 +158,27 @@ class PolicyStore:
     def newest(self, contract: str | None = None, limit: int = 100, *, verdicts: bool = True) -> tuple[Event, ...]:
         """The last events, oldest first; of one contract, or of all when None; with or without changes of verdicts.
 
-        Verdicts near a limit change often: what was done about them would be far behind.
+        Verdicts near a limit change often, and would push actions out of the list.
         """
         rows = self._connection.execute(_NEWEST if verdicts else _NEWEST_RARE, {"contract": contract, "limit": limit})
         return tuple(map(_event, rows))[::-1]
 
 
-def _event(row: tuple[int, float, str, str, str]) -> Event:
+def _event(row: tuple[int, float, bytes, bytes, bytes]) -> Event:
+    """An event; nothing is decided by the past, so that one which is damaged is said to be and keeps no other back."""
     id, at, contract, kind, text = row
-    data = json.loads(text)
-    return Event(id, at, contract, kind, data.get("message", ""), data)
+    try:
+        data = json.loads(text)
+        return Event(id, at, contract.decode(), kind.decode(), str(data.get("message", "")), data)
+    except (ValueError, AttributeError, RecursionError):
+        said = "what happened cannot be read any more: its row in the state file is damaged"
+        return Event(id, at, contract.decode(errors="replace"), "damaged", said, {})
 
 
-def _details(transition: Transition) -> dict[str, Any]:
+def _details(transition: Transition, names: Mapping[tuple[str, str], str]) -> dict[str, Any]:
     cell = transition.cell
     return {
-        "message": summary(transition),
+        "message": summary(transition, names),
         "clause": cell.clause,
         "slice": cell.slice,
         "kernel_train": cell.kernel_train,

@@ -11,8 +11,6 @@ from typing import Any, Final
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion.promotion_state import Promotion
 
-__all__ = ["EvidenceRecord", "PromotionStore"]
-
 _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS promotions (
         contract TEXT,
@@ -31,7 +29,7 @@ _TABLES: Final = (
     ) STRICT""",
     "CREATE INDEX IF NOT EXISTS promotion_evidence_of ON promotion_evidence (contract, id)",
 )
-_KEPT: Final = 1000
+_MAX_EVIDENCE_RECORDS: Final = 1000
 """Pieces of evidence of a contract that are kept; the oldest go first."""
 
 
@@ -43,7 +41,7 @@ class EvidenceRecord:
         id: Counts up.
         at: Unix time of the step, seconds.
         what: The step in words.
-        record: What `kc-otel gate verify` checks.
+        record: Record that `kc-otel gate verify` checks.
     """
 
     id: int
@@ -92,13 +90,13 @@ class PromotionStore:
         self._connection.execute(
             "DELETE FROM promotion_evidence WHERE contract = ? AND id NOT IN "
             "(SELECT id FROM promotion_evidence WHERE contract = ? ORDER BY id DESC LIMIT ?)",
-            (contract, contract, _KEPT),
+            (contract, contract, _MAX_EVIDENCE_RECORDS),
         )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
     def evidence(self, contract: str, version: str) -> list[EvidenceRecord]:
-        """What was kept of a version's steps, oldest first."""
+        """Records of a version's steps, oldest first."""
         rows = self._connection.execute(
             "SELECT id, at, what, record FROM promotion_evidence WHERE contract = ? AND version = ? ORDER BY id",
             (contract, version),

@@ -1,52 +1,48 @@
-"""A connection to the state file that never waits for the disk, and what makes its commits last.
+"""The connection to the state file: transactions whose commits wait for the disk on a thread, and reads that never do.
 
-A commit is in the file `-wal` when it returns: it outlives the process, however that ends. It outlives the machine when
-`sync` has returned, on a thread. SQLite itself would wait for a disk in two places more. One is the checkpoint, which
-copies what is in `-wal` into the file: it has a connection of its own, because a connection that waits is one that
-nobody can read from. The other is the first commit into a `-wal` that is begun anew over what was there, lest what
-follows is on the disk before the new beginning is, and is taken for a part of the old. So it is never begun over what
-was there: a third connection that holds a snapshot keeps SQLite from it, and once all is copied the file is emptied.
+SQLite in WAL mode with `synchronous=FULL`: a commit returns, and is seen by readers, once it is on the disk, and what a
+failed sync left out SQLite writes again with the next commit. Checkpoints, which sync twice, are part of commits.
+SQLite has one writer, and so has this: a `turn` is the transaction of who may write now, others queue. The event loop
+executes its statements, which touch memory and the system's cache, and a thread executes COMMIT. Meanwhile the event
+loop reads by a second connection, which shows what was committed last; so nothing is read that the disk does not have.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
 import sqlite3
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["StateConnection"]
+from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork, roll_back
 
-_LARGE: Final = 16 * 1024 * 1024
-"""Bytes of `-wal` after which they are copied into the file."""
-_MOST: Final = 8 * _LARGE
-"""Bytes of it after which it is emptied even if that waits for the disk."""
-_PART: Final = 1024 * 1024
-"""Bytes that are written again at a time."""
-_ASKED: Final = 0.02
-"""Seconds between two looks whether the file is free."""
+_CHECKPOINT_PAGES: Final = 4000
+"""Pages of 4 KiB in `-wal` after which a commit copies them into the file: 16 MiB."""
+_LOCK_POLL_SECONDS: Final = 0.02
 _LOCK_BESIDE: Final = sys.platform != "linux"
-"""Where flock is of another kind than the locks of SQLite, the file itself has it: it cannot be moved away from it."""
+"""True where flock differs from SQLite's locks: the state file itself is locked, so it cannot be moved away."""
 
 
 class StateConnection(sqlite3.Connection):
-    """A connection to the state file, which it holds, for one thread; `sync` and `checkpoint` may be on others.
+    """A connection to the state file, which it holds. Use it from one thread, and `turn` from one event loop.
 
     Args:
         database: Path of the file, or `:memory:`.
         patience: How long to wait for another that holds it, seconds.
-        kwargs: What sqlite3.connect takes besides.
 
     Attributes:
-        failed: Times that the disk did not take something.
-        mended: How many of them there were when all was last written again, and that was synced.
+        path: The file; None in memory.
+        unit: The unit of work of the turn that is under way; None outside of one.
+        join: Adds to a turn what waits for any commit, such as requests; they need none of their own then.
+        commit_seconds: How long the last commit of a turn took; None before the first, and in memory.
 
     Raises:
         BlockingIOError: If another holds it.
@@ -54,208 +50,144 @@ class StateConnection(sqlite3.Connection):
         sqlite3.Error: If it cannot be opened, or is none.
     """
 
-    def __init__(self, database: str, patience: float = 0.0, **kwargs: Any) -> None:
-        self._path = None if database == ":memory:" else Path(database).resolve()  # SQLite's `-wal` is beside that
-        self._lock = None if self._path is None else _held(self._path, time.monotonic() + patience)
-        self._snapshot: sqlite3.Connection | None = None
-        self._copier: sqlite3.Connection | None = None
-        self.failed, self.mended, self._is_copied = 1, 0, True  # what was there before may not be on the disk
+    def __init__(self, database: str, patience: float = 0.0) -> None:
+        self.path = None if database == ":memory:" else Path(database).resolve()  # SQLite's `-wal` is beside that
+        self.unit: UnitOfWork | None = None
+        self.join: Callable[[UnitOfWork], None] = lambda _unit: None
+        self.commit_seconds: float | None = None
+        self._lock = None if self.path is None else _held(self.path, time.monotonic() + patience)
+        self._writer: sqlite3.Connection | None = None
+        """None in memory, where no commit waits and this is the only connection."""
+        self._is_committing = self._is_closed = False
+        self._turns = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "kc-otel-state")  # others' work keeps no commit waiting
+        options: dict[str, Any] = {"isolation_level": None, "timeout": 0.0, "check_same_thread": False}
         try:
-            super().__init__(
-                database if self._path is None else str(self._path),
-                isolation_level=None,
-                timeout=patience,
-                check_same_thread=False,
-                **kwargs,
-            )
-            self._set_up()
+            super().__init__(database if self.path is None else str(self.path), **options)
+            if self.path is None:
+                return
+            self._writer = _set_up(sqlite3.connect(self.path, **options))
+            super().execute("PRAGMA query_only=ON")
         except BaseException:
             self.close()
             raise
 
-    def _set_up(self) -> None:
-        (mode,) = self.execute("PRAGMA journal_mode=WAL").fetchone()
-        if self._path is not None and mode != "wal":
-            raise OSError(errno.ENOTSUP, "SQLite has no write-ahead log there")
-        self.execute("PRAGMA synchronous=NORMAL")
-        self.execute("PRAGMA wal_autocheckpoint=0")
-        self.execute("PRAGMA busy_timeout=0")  # from now on nobody else writes, and who reads is not waited for
-        if self._path is not None:
-            self._snapshot = _beside(self._path)
-            self._copier = _beside(self._path)
-            self._copier.execute("PRAGMA synchronous=NORMAL")
+    @property
+    def is_committing(self) -> bool:
+        """True while a thread commits a turn, so that nothing else can be written."""
+        return self._is_committing
+
+    @property
+    def in_transaction(self) -> bool:
+        """True if a transaction has begun."""
+        return super().in_transaction if self._writer is None else self._writer.in_transaction
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Execute a statement. While a commit is under way it can only read, and reads what was committed before."""
+        if self._writer is None or self._is_committing:
+            return super().execute(sql, parameters)
+        return self._writer.execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
+        """Execute a statement for each of the parameters, see `execute`."""
+        if self._writer is None or self._is_committing:
+            return super().executemany(sql, parameters)
+        return self._writer.executemany(sql, parameters)
+
+    def set_authorizer(self, authorizer: Any) -> None:
+        """Have SQLite ask before it writes, see `sqlite3.Connection`."""
+        if self._writer is None:
+            super().set_authorizer(authorizer)
+        else:
+            self._writer.set_authorizer(authorizer)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[UnitOfWork]:
+        """Run all units of work inside in one transaction; there must be no `await`.
+
+        It is on the disk when this ends, and what was left with `on_commit` is done. Cancelling the caller does not
+        cancel the commit.
+
+        Raises:
+            StateError: If it cannot be written. Nothing of it is.
+        """
+        await self._turns.acquire()
+        unit = UnitOfWork()
+        try:
+            self._refuse_if_closed()
+            self.unit = unit
+            yield unit
+            self.join(unit)
+        except BaseException:
+            if not self._is_closed:
+                roll_back(self)
+            unit.end(committed=False)
+            self._turns.release()
+            raise
+        finally:
+            self.unit = None
+        if self._writer is None:
+            await self._end(unit)
+            return
+        self._is_committing = True  # at once: nobody else sees uncommitted data
+        ending = asyncio.create_task(self._end(unit))
+        ending.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits any more
+        await asyncio.shield(ending)
 
     def close(self) -> None:
-        """Copy what is in `-wal` into the file, and let go of it."""
-        for other in (self._snapshot, self._copier):
-            if other is not None:
-                other.close()
-        self._snapshot = self._copier = None
-        with suppress(sqlite3.Error):  # it was never opened, is closed already, or is none
-            if self.in_transaction:
-                self.execute("ROLLBACK")
-            self.execute("PRAGMA synchronous=NORMAL")
-        with suppress(sqlite3.ProgrammingError):
+        """Wait for a commit that is under way, copy what is in `-wal` into the file, and let go of it."""
+        self._is_closed = True
+        self._thread.shutdown()
+        with suppress(sqlite3.ProgrammingError):  # it was never opened, or is closed already
             super().close()
+        if self._writer is not None:
+            with suppress(sqlite3.Error):  # the disk does not take it
+                roll_back(self._writer)
+            self._writer.close()
         if self._lock is not None:  # the last: closing a file lets go of every lock on it that the process has
             os.close(self._lock)
             self._lock = None
 
-    @property
-    def changes(self) -> int:
-        """Rows that were changed so far; `total_changes` is a number of 32 bits."""
-        return int(self.execute("SELECT total_changes()").fetchone()[0])
+    async def aclose(self) -> None:
+        """Close it when those who wait for their turn have had it."""
+        async with self._turns:
+            self.close()
 
-    @property
-    def is_long(self) -> bool:
-        """Whether there is so much in `-wal` that it should be copied."""
-        return self._log_size() > _LARGE
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise StateError("the state is closed")
 
-    @property
-    def is_far_too_long(self) -> bool:
-        """Whether there is so much in it that it has to be emptied, whoever waits for the disk then."""
-        return self._log_size() > _MOST
-
-    def sync(self) -> bool:
-        """Return when all that was committed is on the disk, if that took what it was given before.
-
-        Returns:
-            Whether there is a disk.
-
-        Raises:
-            OSError: If it does not take it; `failed` counts that.
-        """
-        if self._path is None:
-            return False
-        file = os.open(_log_of(self._path), os.O_RDONLY)
+    async def _end(self, unit: UnitOfWork) -> None:
+        """Commit on the thread, and let the next have its turn."""
         try:
-            os.fdatasync(file)
-        except OSError:
-            self.failed += 1
+            if self._writer is None:
+                unit.commit(self)
+            else:
+                began = time.monotonic()
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._thread, unit.commit, self._writer)
+                finally:
+                    self._is_committing = False
+                self.commit_seconds = time.monotonic() - began
+        except BaseException as error:
+            unit.end(committed=False)
+            if isinstance(error, sqlite3.DatabaseError):
+                raise StateError(f"the state cannot be written: {error}") from error
             raise
+        else:
+            unit.end(committed=True)
         finally:
-            os.close(file)
-        return True
-
-    def write_again(self) -> Iterator[None]:
-        """Let the system take all of `-wal` for new, in parts, between which there may be commits.
-
-        What a disk has of what it did not take nobody knows, and the next sync would succeed without it. It is for the
-        thread that commits: what is behind the end that SQLite knows of it writes over.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
-        if self._path is None:
-            return
-        file = os.open(_log_of(self._path), os.O_RDWR)
-        try:
-            yield from _again(file)
-        finally:
-            os.close(file)
-
-    def hold(self) -> None:
-        """Have a snapshot of what is there now: SQLite does not begin `-wal` anew over it, and so need not wait.
-
-        Raises:
-            sqlite3.Error: If it cannot be written. SQLite may wait then.
-        """
-        snapshot = self._snapshot
-        if snapshot is None:
-            return
-        try:
-            # A snapshot holds `-wal` only if there is something in it that is in no other place.
-            (version,) = self.execute("PRAGMA user_version").fetchone()
-            self.execute(f"PRAGMA user_version={version}")
-            self.execute("PRAGMA synchronous=NORMAL")
-            if snapshot.in_transaction:
-                snapshot.execute("COMMIT")
-            snapshot.execute("BEGIN")
-            snapshot.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            self.execute("PRAGMA synchronous=OFF")
-        except sqlite3.Error:
-            if not snapshot.in_transaction:
-                self.execute("PRAGMA synchronous=NORMAL")
-            raise
-
-    def checkpoint(self) -> bool:
-        """Copy what is in `-wal` up to the snapshot into the file, and return when that is on the disk.
-
-        Returns:
-            Whether all of it was copied that was there at the beginning.
-
-        Raises:
-            OSError: If the disk does not take it.
-            sqlite3.Error: The same.
-        """
-        if self._copier is None or self._lock is None:
-            return False
-        try:
-            if not self._is_copied and not _LOCK_BESIDE:
-                deque(_again(self._lock), 0)  # closing another descriptor would unlock the file
-                os.fdatasync(self._lock)
-            self._is_copied = False
-            busy, there, copied = self._copier.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            self._is_copied = True
-        except (sqlite3.Error, OSError):
-            self.failed += 1  # it syncs `-wal` first
-            raise
-        return not busy and there == copied
-
-    def begin_anew(self) -> None:
-        """Empty `-wal`: all of it is in the file, on the disk; for what has been written since, this waits.
-
-        No `sync` may be under way, which could write again what is gone. Where another process reads `-wal` it stays.
-
-        Raises:
-            sqlite3.Error: If it cannot be written. SQLite may wait for the disk then.
-        """
-        assert self._snapshot is not None, "there is no `-wal` in memory"
-        self.execute("PRAGMA synchronous=NORMAL")
-        self._snapshot.execute("COMMIT")
-        try:
-            (stays, _, _) = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        except sqlite3.Error:
-            self.failed += 1
-            raise
-        if not stays:  # what was emptied has nothing of before that could be taken for a part of what follows
-            self.execute("PRAGMA synchronous=OFF")
-        self.hold()
-
-    def settle(self) -> None:
-        """Do all of it, where nobody else waits.
-
-        Raises:
-            OSError: If the disk does not take it.
-            sqlite3.Error: The same.
-        """
-        failed = self.failed
-        if failed != self.mended:
-            deque(self.write_again(), 0)
-        self.sync()
-        self.mended = failed
-        if self.is_long:
-            self.hold()
-            if self.checkpoint():
-                self.begin_anew()
-
-    def _log_size(self) -> int:
-        with suppress(OSError):
-            return 0 if self._path is None else _log_of(self._path).stat().st_size
-        return 0
+            self._turns.release()
 
 
-def _beside(path: Path) -> sqlite3.Connection:
-    """Another connection to the file."""
-    return sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
-
-
-def _again(file: int) -> Iterator[None]:
-    """Write a file as it is, in parts."""
-    at = 0
-    while part := os.pread(file, _PART, at):
-        at += os.pwrite(file, part, at)
-        yield
+def _set_up(writer: sqlite3.Connection) -> sqlite3.Connection:
+    (mode,) = writer.execute("PRAGMA journal_mode=WAL").fetchone()
+    if mode != "wal":
+        raise OSError(errno.ENOTSUP, "SQLite has no write-ahead log there")
+    writer.execute("PRAGMA synchronous=FULL")
+    writer.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+    writer.execute("PRAGMA cache_spill=OFF")  # else a large transaction may sync before its commit
+    return writer
 
 
 def _held(path: Path, until: float) -> int:
@@ -270,14 +202,10 @@ def _held(path: Path, until: float) -> int:
             except BlockingIOError:
                 if time.monotonic() >= until:
                     raise
-                time.sleep(_ASKED)
-        if not path.exists() or not path.stat().st_size:  # what is beside it is of one that was moved away
+                time.sleep(_LOCK_POLL_SECONDS)
+        if not path.exists() or not path.stat().st_size:  # files beside it belong to one that was moved away
             path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
     except BaseException:
         os.close(file)
         raise
     return file
-
-
-def _log_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}-wal")

@@ -1,8 +1,9 @@
 """The one SQLite file that everything the evaluator must not forget lives in, and whose holder is the one that acts.
 
 The operating system's lock on the file decides which of several evaluators is active: it is taken before anything is
-decided, there is one, and it is let go of when its holder ends in whatever way. What the next holder does goes on from
-what the last one wrote: the same alerts, the same unsent webhooks under the same ids, the next version of the table.
+decided, there is one, and it is let go of when its holder ends in whatever way. The next holder continues from the
+state that the last one wrote: the same alerts, the same unsent webhooks under the same ids, the next version of the
+table.
 """
 
 from __future__ import annotations
@@ -16,21 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from kc_otel.serve.store.state_connection import StateConnection
+from kc_otel.serve.store.unit_of_work import StateError
 
-__all__ = [
-    "DamagedStateError",
-    "StateError",
-    "StateHeldError",
-    "StatePlace",
-    "open_state",
-    "reading_state",
-    "set_aside",
-]
-
-_PATIENCE: Final = 2.0
+_LOCK_WAIT_SECONDS: Final = 2.0
 _DAMAGE: Final = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, IndexError, OverflowError)
-"""What reading raises where bytes are not what was written."""
-_DISK: Final = frozenset(
+"""Exceptions raised by reading bytes that are not what was written."""
+_DISK_ERRORS: Final = frozenset(
     {
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_CANTOPEN,
@@ -44,22 +36,18 @@ _DISK: Final = frozenset(
 )
 
 
-class StateError(Exception):
-    """The state file cannot be used; the message says what to do."""
-
-
 class StateHeldError(StateError):
     """Another evaluator holds the state file."""
 
 
 class DamagedStateError(StateError):
-    """The state file holds what no evaluator has written."""
+    """The state file contains data that no evaluator has written."""
 
 
 class StatePlace:
-    """Whether a path still leads to the file that was opened.
+    """Check that a path still leads to the file that was opened.
 
-    An evaluator whose file has been moved or replaced holds the lock of a file that no other looks at: two would act.
+    An evaluator whose file has been moved or replaced locks a file that no other process opens: two would act.
 
     Args:
         path: The state file, just opened; None for one in memory, which nobody can move.
@@ -91,7 +79,7 @@ class StatePlace:
             raise StateError(msg)
 
 
-def open_state(path: Path | None, *, patience: float = _PATIENCE) -> StateConnection:
+def open_state(path: Path | None, *, patience: float = _LOCK_WAIT_SECONDS) -> StateConnection:
     """Open or create the state file and take its lock; None gives a database in memory.
 
     Args:
@@ -107,8 +95,6 @@ def open_state(path: Path | None, *, patience: float = _PATIENCE) -> StateConnec
     try:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if _was_emptied(path):
-                raise _damaged(target, "it is empty, and beside it is the log of one that was not")
         connection = StateConnection(target, patience)
     except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise _unusable(target, error) from None
@@ -116,8 +102,6 @@ def open_state(path: Path | None, *, patience: float = _PATIENCE) -> StateConnec
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
             raise _damaged(target, found.splitlines()[-1])
-        connection.hold()  # the first that is written: what is damaged stays as it is
-        connection.settle()
     except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         connection.close()
         raise _unusable(target, error) from None
@@ -127,16 +111,9 @@ def open_state(path: Path | None, *, patience: float = _PATIENCE) -> StateConnec
     return connection
 
 
-def _was_emptied(path: Path) -> bool:
-    """Whether nothing is left of a file that an evaluator has written: the log beside it was begun after it."""
-    beside = [path, path.with_name(f"{path.name}-wal")]
-    log = path.with_name(f"{path.name}-log")
-    return path.exists() and not any(one.exists() and one.stat().st_size for one in beside) and log.is_dir()
-
-
 @contextmanager
 def reading_state(connection: sqlite3.Connection) -> Iterator[None]:
-    """Whatever is read from the state in here was written by an evaluator, or it is said that it was not.
+    """Raise `DamagedStateError` if a read inside meets data that no evaluator has written.
 
     Raises:
         DamagedStateError: If bytes are not what was written.
@@ -151,7 +128,7 @@ def reading_state(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def set_aside(path: Path, at: float) -> Path:
-    """Give a state file another name, so that the next evaluator begins anew; what belongs to it goes with it.
+    """Rename a state file and the files that belong to it, so that the next evaluator starts empty.
 
     Args:
         path: The state file, damaged.
@@ -187,14 +164,14 @@ def _unusable(target: str, error: Exception) -> StateError:
 
 
 def _of_the_disk(error: Exception) -> bool:
-    """Whether the disk is at fault, and not what is on it."""
+    """Return True if the disk is at fault, and not its content."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    return isinstance(error, OSError) or code in _DISK
+    return isinstance(error, OSError) or code in _DISK_ERRORS
 
 
 def _damaged(target: str, why: str) -> DamagedStateError:
     return DamagedStateError(
         f"{target}: the state file is damaged, or is none ({why}). Routes, pins, silences and promotions are in it: "
-        "put back a copy, or start with --set-aside-damaged to move it away and begin without them; what was received "
-        f"and still is in {target}-log is judged again"
+        "put back a copy, or start with --set-aside-damaged to move it away and begin without them; senders of "
+        "cumulative histograms fill the windows anew within one export"
     )

@@ -1,7 +1,7 @@
 """One transaction on the state file, and what takes force in memory because of it.
 
-Whoever writes is given the unit, writes into the transaction, and leaves what it will remember with `on_commit`. Memory
-therefore follows the disk: it changes after the commit, all of it, or not at all. What may fail alone is `apart`.
+A writer receives the unit, writes into the transaction, and registers its changes in memory with `on_commit`. Memory
+therefore follows the disk: it changes after the commit, all of it, or not at all. Work that may fail alone is `apart`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,27 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kc_otel.serve.store.state_file import StateError
 
-__all__ = ["UnitOfWork", "unit_of_work"]
+class StateError(Exception):
+    """The state file cannot be used; the message says what to do."""
 
 
 class UnitOfWork:
-    """What is to be done in memory when the transaction has ended; made by `unit_of_work`."""
+    """Actions to take in memory after the transaction has ended; made by `unit_of_work`.
+
+    Attributes:
+        error: Reason why it was not committed; None while there is none.
+    """
 
     def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._before: list[Callable[[sqlite3.Connection], object]] = []
         self._committed: list[Callable[[], None]] = []
         self._rolled_back: list[Callable[[], None]] = []
+
+    def before_commit(self, write: Callable[[sqlite3.Connection], object]) -> None:
+        """Execute this at the end of the transaction, by the thread that commits."""
+        self._before.append(write)
 
     def on_commit(self, adopt: Callable[[], None]) -> None:
         """Do this once everything is written, in the order of the calls; it may not fail."""
@@ -32,8 +42,8 @@ class UnitOfWork:
 
     @contextmanager
     def apart(self, connection: sqlite3.Connection) -> Iterator[None]:
-        """Everything inside is part of the transaction, or nothing of it where an error leaves it; that is raised."""
-        committed, rolled_back = len(self._committed), len(self._rolled_back)
+        """Add everything inside to the transaction, or nothing if an error leaves it; the error is raised."""
+        before, committed, rolled_back = len(self._before), len(self._committed), len(self._rolled_back)
         connection.execute("SAVEPOINT apart")
         try:
             yield
@@ -42,36 +52,79 @@ class UnitOfWork:
                 connection.execute("ROLLBACK TO apart")
                 connection.execute("RELEASE apart")
             undo = self._rolled_back[rolled_back:]
-            del self._committed[committed:], self._rolled_back[rolled_back:]
+            del self._before[before:], self._committed[committed:], self._rolled_back[rolled_back:]
             for callback in undo:
                 callback()
             raise
         connection.execute("RELEASE apart")
 
+    def commit(self, connection: sqlite3.Connection) -> None:
+        """Execute what is left of the transaction, and commit it, or take it back where that fails."""
+        try:
+            if self._before and not connection.in_transaction:
+                connection.execute("BEGIN IMMEDIATE")
+            for write in self._before:
+                write(connection)
+            if connection.in_transaction:
+                connection.execute("COMMIT")
+        except BaseException as error:
+            self.error = error
+            roll_back(connection)
+            raise
+
     def end(self, *, committed: bool) -> None:
-        """Do what was asked for."""
-        for callback in self._committed if committed else self._rolled_back:
+        """Run the callbacks and release them: they hold the unit and bodies of requests in a cycle."""
+        callbacks = self._committed if committed else self._rolled_back
+        self._before, self._committed, self._rolled_back = [], [], []
+        for callback in callbacks:
             callback()
 
 
 @contextmanager
 def unit_of_work(connection: sqlite3.Connection) -> Iterator[UnitOfWork]:
-    """Everything inside is written and then takes force, or nothing of it.
+    """Write everything inside and then apply it, or nothing of it; as a part of the turn, if there is one.
+
+    Args:
+        connection: The state. Outside of a turn of it this is a transaction by itself, and waits for the disk.
 
     Raises:
         StateError: If it cannot be written, a commit that the disk refuses included.
     """
+    turn: UnitOfWork | None = getattr(connection, "unit", None)
+    if turn is None:
+        yield from _by_itself(connection)
+        return
+    try:
+        if not connection.in_transaction:
+            connection.execute("BEGIN IMMEDIATE")
+        with turn.apart(connection):
+            yield turn
+    except sqlite3.DatabaseError as error:
+        raise _unwritten(error) from error
+
+
+def _by_itself(connection: sqlite3.Connection) -> Iterator[UnitOfWork]:
+    if getattr(connection, "is_committing", False):
+        raise RuntimeError("the state is written outside of a turn, while that of another is under way")
     unit = UnitOfWork()
     try:
         connection.execute("BEGIN IMMEDIATE")
         yield unit
-        connection.execute("COMMIT")
+        unit.commit(connection)
     except BaseException as error:
-        if connection.in_transaction:  # SQLite itself ends one for which the disk has no room
-            connection.execute("ROLLBACK")
+        roll_back(connection)
         unit.end(committed=False)
         if isinstance(error, sqlite3.DatabaseError):
-            msg = f"the state cannot be written, so nothing is decided: {error}"
-            raise StateError(msg) from error
+            raise _unwritten(error) from error
         raise
     unit.end(committed=True)
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    """Take back the transaction, unless SQLite has: one for which the disk has no room it ends itself."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _unwritten(error: sqlite3.DatabaseError) -> StateError:
+    return StateError(f"the state cannot be written, so nothing is decided: {error}")

@@ -9,30 +9,36 @@ timestamp and signature are fresh.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
-from kc_otel.serve.store.state_disk import StateDisk
-from kc_otel.serve.store.state_file import StateError
-from kc_otel.serve.webhooks.addresses import AddressError, pinned
+from kc_otel.serve.store.unit_of_work import StateError
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.formats import Outgoing, render
 from kc_otel.serve.webhooks.outbox import REFUSED, DeliveryState, Outbox, WebhookMessage
 
-__all__ = ["Dispatcher", "retry_after_seconds"]
-
 _log = logging.getLogger(__name__)
-_SET: Final = 60.0
+_CLOCK_SET_SECONDS: Final = 60.0
 """Seconds between two looks at the outbox by which two clocks do not come apart unless one is set."""
+_PORTS: Final = {"http": 80, "https": 443}
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+_6TO4: Final = ipaddress.IPv6Network("2002::/16")
+"""A relay sends what goes there to the IPv4 address within. So does Teredo's, which is not global by itself."""
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
+"""The third quarter of an address whose last one is an IPv4 address that the site's router sends to."""
 
 
 def _default_client() -> httpx.AsyncClient:
@@ -51,7 +57,7 @@ class Dispatcher:
         client_factory: Makes the client of one endpoint.
         clock: Unix time, seconds.
         steady: Seconds of a clock that nobody sets.
-        disk: What the outbox is on: nothing is sent that a crash could take back.
+        turn: Makes the context in which the outbox is written.
         timeout: Longest time for one request from connecting to the answer's headers, seconds.
         poll: Longest pause between looks at the outbox, seconds; `wake` ends it.
     """
@@ -64,7 +70,7 @@ class Dispatcher:
         client_factory: Callable[[], httpx.AsyncClient] = _default_client,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
-        disk: StateDisk | None = None,
+        turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
         timeout: float = 20.0,
         poll: float = 1.0,
     ) -> None:
@@ -73,7 +79,7 @@ class Dispatcher:
         self._outbox = outbox
         self._endpoints = dict(endpoints)
         self._client_factory = client_factory
-        self._clock, self._steady, self._disk = clock, steady, disk
+        self._clock, self._steady, self._turn = clock, steady, turn
         self._ahead = clock() - steady()
         self._timeout = timeout
         self._poll = poll
@@ -97,7 +103,7 @@ class Dispatcher:
         try:
             while True:
                 self._wake.clear()
-                self._start_due()
+                await self._start_due()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._poll):
                         await self._wake.wait()
@@ -115,14 +121,16 @@ class Dispatcher:
             await client.aclose()
         self._clients.clear()
 
-    def _start_due(self) -> int:
+    async def _start_due(self) -> int:
         started = 0
         try:
-            self._follow_clock()
-            self._outbox.expire(self._clock())
+            await self._follow_clock()
+            if self._outbox.any_expired(self._clock()):
+                async with self._turn():
+                    self._outbox.expire(self._clock())
             due = self._outbox.due(self._clock())
-        except sqlite3.OperationalError as error:  # a locked or full disk: the messages are still there
-            _log.warning("webhooks wait, the outbox cannot be read: %s", error)
+        except (StateError, sqlite3.OperationalError) as error:  # a locked or full disk: the messages are still there
+            _log.warning("webhooks wait, the outbox cannot be read or written: %s", error)
             return 0
         for message in due:
             lane = (message.endpoint, message.contract)
@@ -136,21 +144,18 @@ class Dispatcher:
                 started += 1
         return started
 
-    def _follow_clock(self) -> None:
-        """Where the clock was set by a day, nothing that has waited for a second is too old for it."""
+    async def _follow_clock(self) -> None:
+        """Follow a clock that was set: a message that has waited for a second is not too old because of the change."""
         ahead = (now := self._clock()) - self._steady()
-        if abs(ahead - self._ahead) > _SET:
-            self._outbox.clock_moved(ahead - self._ahead, now)
+        if abs(ahead - self._ahead) > _CLOCK_SET_SECONDS:
+            async with self._turn():
+                self._outbox.clock_moved(ahead - self._ahead, now)
             self._ahead = ahead
 
     async def _attempt(self, lane: tuple[str, str], endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
         try:
-            if self._disk is not None:
-                await self._disk.synced()
             await self._deliver(endpoint, message)
-        except StateError as error:
-            _log.warning("webhook %s waits: %s", message.id, error)
-        except sqlite3.OperationalError as error:
+        except (StateError, sqlite3.OperationalError) as error:
             _log.warning("webhook %s will be sent again, the outbox cannot be written: %s", message.id, error)
         else:
             self._wake.set()  # the lane's next message may be due
@@ -162,24 +167,23 @@ class Dispatcher:
         try:
             requests = self._rendered(endpoint, message)
         except Exception as unfit:  # noqa: BLE001 - a body that cannot be rendered is a failed attempt, never a lost lane
-            self._failed(endpoint, message, f"{type(unfit).__name__}: {unfit}")
+            await self._failed(endpoint, message, f"{type(unfit).__name__}: {unfit}")
             return
         for request in requests[message.answered :]:
             status, retry_after, error = await self._post(endpoint, request)
-            if self._disk is not None:
-                await self._disk.room()
             if status is not None and 200 <= status < 300:
-                state = self._outbox.accepted(message.id, len(requests))
+                async with self._turn():
+                    state = self._outbox.accepted(message.id, len(requests))
                 if state is not DeliveryState.WAITING:
                     self.attempts[endpoint.name, state.value] += 1
                 continue
-            answered = self._failed(
+            answered = await self._failed(
                 endpoint, message, error, status=status, retry_after=retry_after, requests=len(requests)
             )
             if not answered:
                 return
 
-    def _failed(
+    async def _failed(
         self,
         endpoint: WebhookEndpoint,
         message: WebhookMessage,
@@ -190,9 +194,10 @@ class Dispatcher:
         requests: int = 1,
     ) -> bool:
         """Write down what went wrong; returns whether the endpoint has judged the request, so that the next follows."""
-        state = self._outbox.failed(
-            message.id, self._clock(), error, status=status, retry_after=retry_after, requests=requests
-        )
+        async with self._turn():
+            state = self._outbox.failed(
+                message.id, self._clock(), error, status=status, retry_after=retry_after, requests=requests
+            )
         self.attempts[endpoint.name, state.value] += 1
         _log.warning("webhook %s to %r is %s: %s", message.id, endpoint.name, state.value, error)
         return status in REFUSED
@@ -250,3 +255,51 @@ def retry_after_seconds(value: str | None, now: float) -> float | None:
     except ValueError:
         return None
     return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - now)
+
+
+class AddressError(Exception):
+    """The address may not be connected to; the message names no URL."""
+
+
+async def pinned(url: str) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """A URL with its host replaced by a public address that it has.
+
+    Returns:
+        The URL, the headers and the httpx extensions that the request has to be made with.
+
+    Raises:
+        AddressError: If the host has no address, or only private, loopback or otherwise special ones.
+    """
+    parts = urlsplit(url)
+    host = str(parts.hostname)
+    port = parts.port or _PORTS[parts.scheme]
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise AddressError(f"the host's name cannot be resolved ({error.strerror or error})") from None
+    addresses = [ipaddress.ip_address(str(where[0]).partition("%")[0]) for *_, where in found]
+    public = [address for address in addresses if _is_public(address)]
+    if not public:
+        said = ", ".join(sorted({str(address) for address in addresses}))
+        raise AddressError(f"{said} is not a public address; set ..._ALLOW_PRIVATE=1 if it is meant")
+    address = public[0]
+    literal = f"[{address}]" if address.version == 6 else str(address)
+    userinfo, _, _ = parts.netloc.rpartition("@")
+    netloc = f"{userinfo}@" * bool(userinfo) + f"{literal}:{port}"
+    shown = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=netloc)), {"host": shown}, {"sni_hostname": host}
+
+
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Return whether an address is public, also by an IPv4 address inside it.
+
+    Sources: RFC 4291 (2000::/3 is what is assigned as global unicast), RFC 6052 (NAT64), RFC 3056, RFC 4380, RFC 5214.
+    """
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:  # what networks without IPv4 reach all of IPv4 by
+            return _is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+        if address not in _UNICAST or address in _6TO4:
+            return False
+        if (int(address) >> 32) & 0xFFFF_FFFF in _ISATAP:
+            return False
+    return address.is_global and not address.is_multicast

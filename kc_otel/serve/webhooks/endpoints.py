@@ -1,13 +1,13 @@
-"""Where webhooks go: endpoints with their formats and credentials, from the environment.
+"""Endpoints of webhooks with their formats and credentials, from the environment.
 
 `webhook: pager` in a contract reads these variables, each with the prefix `KC_OTEL_WEBHOOK_PAGER_`:
 
 | variable                            | meaning                                                              |
 | ----------------------------------- | -------------------------------------------------------------------- |
 | `URL`                               | where to POST                                                        |
-| `FORMAT`                            | kernel-contract (default), alertmanager, grafana, pagerduty or slack |
+| `FORMAT`                            | kernel-contract (default), alertmanager, pagerduty or slack          |
 | `SECRET`, or `SECRET_FILE`          | kernel-contract: `whsec_...`, several while one is rotated;          |
-|                                     | pagerduty: the routing key; grafana: the HMAC secret                 |
+|                                     | pagerduty: the routing key                                           |
 | `AUTHORIZATION`, or `..._FILE`      | value of the `Authorization` header, where the receiver wants one    |
 | `ALLOW_PRIVATE`                     | `1` when the address may be loopback or of a private network         |
 
@@ -28,10 +28,8 @@ from urllib.parse import urlsplit
 from kc_otel.client.signing import Secret, SecretError
 from kc_otel.serve.webhooks.formats import Format
 
-__all__ = ["Rotation", "WebhookEndpoint", "WebhookEndpointError", "credential_files", "endpoints_from_env"]
-
 _log: Final = logging.getLogger(__name__)
-_EVERY: Final = 5.0
+_CREDENTIALS_LOOK_SECONDS: Final = 5.0
 """Seconds between two looks at the credential files."""
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})
@@ -49,8 +47,8 @@ class WebhookEndpoint:
         name: Name in the contract's `webhook:`.
         url: Where to POST, http or https.
         secrets: Each one signs; only for the format kernel-contract.
-        format: What the receiver reads.
-        key: Routing key of pagerduty; HMAC secret of grafana, where it has one.
+        format: Body format of the receiver.
+        key: Routing key of pagerduty.
         authorization: Value of the `Authorization` header; empty for none.
         allow_private: Whether the address may be loopback, link-local or of a private network.
 
@@ -175,7 +173,7 @@ def _credential(variable: str, environ: Mapping[str, str]) -> str:
 
 def _secrets(prefix: str, text: str, environ: Mapping[str, str]) -> tuple[Secret, ...]:
     try:
-        return tuple(Secret.parse(one) for one in re.split(r"[\s,]+", text) if one)
+        return tuple(Secret.parse(secret) for secret in re.split(r"[\s,]+", text) if secret)
     except SecretError as error:
         suffix = "_FILE" if environ.get(f"{prefix}_SECRET_FILE") else ""
         raise WebhookEndpointError(f"{prefix}_SECRET{suffix}: {error}") from None
@@ -208,7 +206,7 @@ class Rotation:
 
         While the new content is wrong, what was there before stays in force.
         """
-        if now - self._looked < _EVERY:
+        if now - self._looked < _CREDENTIALS_LOOK_SECONDS:
             return None
         self._looked = now
         stamps = self._stamps()

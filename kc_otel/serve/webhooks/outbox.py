@@ -3,9 +3,9 @@
 A message is written in the transaction that caused it and leaves only when its endpoint has answered 2xx, so a crash at
 any point can send it twice, under the same id, but never lose it. A lane is one contract's messages to one endpoint:
 only the oldest waiting message of a lane is ever due, and lanes do not wait for each other. Where a message takes
-several requests, each answer is written down: what was accepted is not sent again.
+several requests, each answer is stored: an accepted message is not sent again.
 
-What an answer means (Standard Webhooks 1.0.0, "Delivery success and failure", except where noted):
+Meaning of an answer (Standard Webhooks 1.0.0, "Delivery success and failure", except where noted):
 
 | answer              | outcome                                                                                       |
 | ------------------- | --------------------------------------------------------------------------------------------- |
@@ -18,7 +18,7 @@ What an answer means (Standard Webhooks 1.0.0, "Delivery success and failure", e
 
 The fourth line is ours: the specification retries every failure, but with messages in order one that can never be
 accepted would hold back every later page. Retries wait a random time up to `base * 2^attempts`, at most `cap` (full
-jitter), where attempts are those since the last answer that accepted or refused. What is not delivered within
+jitter), where attempts are those since the last answer that accepted or refused. A message that is not delivered within
 `expire_after` is parked too. Parked messages stay visible and can be sent again.
 """
 
@@ -28,13 +28,12 @@ import json
 import random
 import secrets
 import sqlite3
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["REFUSED", "DeliveryState", "EndpointStatus", "Outbox", "WebhookMessage"]
+from kc_otel.serve.store.unit_of_work import unit_of_work
 
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS outbox (
@@ -65,12 +64,12 @@ _TABLES = (
 _COLUMNS: Final = "seq, id, endpoint, contract, body, created, state, attempts, error, answered"
 REFUSED: Final = frozenset({400, 413, 415, 422})
 """Statuses with which a receiver judges a request, and not the moment."""
-_GONE: Final = 410
-_THROTTLED: Final = frozenset({429, 503})
+_GONE_STATUS: Final = 410
+_THROTTLED_STATUSES: Final = frozenset({429, 503})
 
 
 class DeliveryState(StrEnum):
-    """Where a message is."""
+    """State of a message."""
 
     WAITING = "waiting"
     DELIVERED = "delivered"
@@ -90,7 +89,7 @@ class WebhookMessage:
         created: Unix time of enqueueing, seconds.
         state: waiting, delivered or parked.
         attempts: Failed attempts since it was enqueued or last made progress.
-        error: What the last failed attempt said.
+        error: Error of the last failed attempt.
         answered: How many of its requests the endpoint has accepted or refused; none of them is sent again.
     """
 
@@ -108,15 +107,16 @@ class WebhookMessage:
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """What a person asks of an endpoint.
+    """Delivery status of an endpoint.
 
     Attributes:
         endpoint: Its name.
         waiting: Messages that wait.
         parked: Messages that were given up.
         oldest: Unix time at which the oldest waiting message was enqueued, seconds; None when none waits.
-        disabled: Why nothing is sent any more; empty while it is.
-        error: What the last failed attempt of a waiting message said; empty when there was none.
+        disabled: Reason why sending has stopped; empty while it has not.
+        error: Error of the last failed attempt of a waiting message; empty if none failed.
+        given_up: Unix time at which the newest message that was given up was enqueued, seconds; None when none was.
     """
 
     endpoint: str
@@ -125,13 +125,14 @@ class EndpointStatus:
     oldest: float | None
     disabled: str
     error: str
+    given_up: float | None = None
 
 
 class Outbox:
     """Messages that wait for their endpoints.
 
-    It never commits: enqueue inside the transaction of what caused the message. The rest runs outside of one, where
-    each call is its own transaction.
+    Enqueue and renew inside the transaction of what caused the message. The rest are transactions of their own, or
+    parts of a turn.
 
     Args:
         connection: The evaluator's connection (`isolation_level=None`).
@@ -181,15 +182,14 @@ class Outbox:
         return message_id
 
     def renew(self, endpoint: str, contract: str, body: bytes, now: float) -> None:
-        """Say again what holds: one message a lane, which takes the place of the one before, sent or not."""
+        """Repeat the current state: one message a lane, which replaces the one before, sent or not."""
         message_id = f"renewal/{endpoint}/{contract}"
-        with self._together():
-            self._connection.execute("DELETE FROM outbox WHERE id = ? AND state <> 'waiting'", (message_id,))
-            self._connection.execute(
-                "INSERT INTO outbox (id, endpoint, contract, body, created, tried) VALUES (?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT (id) DO UPDATE SET body = excluded.body, created = excluded.created",
-                (message_id, endpoint, contract, body, now, now),
-            )
+        self._connection.execute("DELETE FROM outbox WHERE id = ? AND state <> 'waiting'", (message_id,))
+        self._connection.execute(
+            "INSERT INTO outbox (id, endpoint, contract, body, created, tried) VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (id) DO UPDATE SET body = excluded.body, created = excluded.created",
+            (message_id, endpoint, contract, body, now, now),
+        )
 
     def due(self, now: float) -> tuple[WebhookMessage, ...]:
         """The oldest waiting message of every lane that may be tried now, oldest first.
@@ -208,16 +208,12 @@ class Outbox:
         return tuple(_message(row) for row in rows)
 
     def accepted(self, message_id: str, requests: int = 1) -> DeliveryState:
-        """The endpoint has accepted the message's next request.
-
-        Args:
-            message_id: Which message.
-            requests: How many requests the message takes.
+        """Note that the endpoint accepted the message's next request.
 
         Returns:
-            What became of the message: it waits for its other requests, is delivered, or is parked if any was refused.
+            State of the message: it waits for its other requests, is delivered, or is parked if any was refused.
         """
-        with self._together():
+        with unit_of_work(self._connection):
             return self._answered(message_id, requests, refused=0, error="")
 
     def failed(
@@ -230,21 +226,21 @@ class Outbox:
         retry_after: float | None = None,
         requests: int = 1,
     ) -> DeliveryState:
-        """The message's next request was not accepted.
+        """Note that the message's next request failed.
 
         Args:
             message_id: Which message.
             now: Unix time, seconds.
-            error: What happened, for people; it must hold no secret.
+            error: Description for people; it must hold no secret.
             status: HTTP status of the answer; None when there was none.
-            retry_after: What the answer's `Retry-After` asks for, seconds.
+            retry_after: The answer's `Retry-After`, seconds.
             requests: How many requests the message takes.
 
         Returns:
-            What became of the message: it waits, or is parked.
+            State of the message: it waits, or is parked.
         """
         asked = min(max(0.0, retry_after or 0.0), self._cap)
-        with self._together():
+        with unit_of_work(self._connection):
             if status in REFUSED:
                 return self._answered(message_id, requests, refused=1, error=error)
             row = self._connection.execute(
@@ -258,13 +254,13 @@ class Outbox:
                 "UPDATE outbox SET attempts = attempts + 1, tried = ?, pause = ?, error = ? WHERE id = ?",
                 (now, pause, error, message_id),
             )
-            if status == _GONE:
+            if status == _GONE_STATUS:
                 self._connection.execute(
                     "INSERT INTO outbox_endpoints (endpoint, disabled, reason) VALUES (?, 1, ?)"
                     " ON CONFLICT (endpoint) DO UPDATE SET disabled = 1, reason = excluded.reason",
                     (endpoint, error),
                 )
-            elif status in _THROTTLED and asked:
+            elif status in _THROTTLED_STATUSES and asked:
                 self._connection.execute(
                     "INSERT INTO outbox_endpoints (endpoint, held, pause) VALUES (?, ?, ?)"
                     " ON CONFLICT (endpoint) DO UPDATE SET held = excluded.held, pause = excluded.pause",
@@ -292,9 +288,14 @@ class Outbox:
         self._trim(state)
         return state
 
+    def any_expired(self, now: float) -> bool:
+        """Return True if a message has waited too long."""
+        oldest = self._connection.execute("SELECT min(created) FROM outbox WHERE state = 'waiting'").fetchone()[0]
+        return oldest is not None and oldest <= now - self._expire_after
+
     def expire(self, now: float) -> int:
         """Park every message that has waited too long; returns how many."""
-        with self._together():
+        with unit_of_work(self._connection):
             expired = self._connection.execute(
                 "UPDATE outbox SET state = 'parked',"
                 " error = 'expired undelivered' || CASE error WHEN '' THEN '' ELSE '; last: ' || error END"
@@ -306,10 +307,11 @@ class Outbox:
         return expired
 
     def clock_moved(self, seconds: float, now: float) -> None:
-        """The clock was set ahead by `seconds`, or back, to `now`: what waits is no older for that."""
-        self._connection.execute(
-            "UPDATE outbox SET created = min(created + ?, ?) WHERE state = 'waiting'", (max(seconds, 0.0), now)
-        )
+        """Adjust for a clock set ahead by `seconds`, or back, to `now`: waiting messages are no older for that."""
+        with unit_of_work(self._connection):
+            self._connection.execute(
+                "UPDATE outbox SET created = min(created + ?, ?) WHERE state = 'waiting'", (max(seconds, 0.0), now)
+            )
 
     def enable(self, endpoint: str) -> None:
         """Send to an endpoint again after it answered 410."""
@@ -325,7 +327,7 @@ class Outbox:
         return tuple(_message(row) for row in rows)
 
     def status(self, contracts: Collection[str] | None = None) -> tuple[EndpointStatus, ...]:
-        """How every endpoint that ever had a message is doing, by name.
+        """Return the delivery status of every endpoint that ever had a message, by name.
 
         Args:
             contracts: Names of the contracts whose messages count, for who may know of no others; None for all.
@@ -337,7 +339,8 @@ class Outbox:
             " coalesce(max(CASE WHEN e.disabled THEN e.reason END), ''),"
             " coalesce((SELECT error FROM outbox w WHERE w.endpoint = o.endpoint AND w.state = 'waiting'"
             " AND (:whose IS NULL OR w.contract IN (SELECT value FROM json_each(:whose)))"
-            " AND w.error <> '' ORDER BY w.tried DESC LIMIT 1), '')"
+            " AND w.error <> '' ORDER BY w.tried DESC LIMIT 1), ''),"
+            " max(CASE WHEN o.state = 'parked' THEN o.created END)"
             " FROM outbox o LEFT JOIN outbox_endpoints e ON e.endpoint = o.endpoint"
             " WHERE :whose IS NULL OR o.contract IN (SELECT value FROM json_each(:whose))"
             " GROUP BY o.endpoint ORDER BY o.endpoint",
@@ -351,18 +354,6 @@ class Outbox:
             " (SELECT seq FROM outbox WHERE state = :state ORDER BY seq DESC LIMIT 1 OFFSET :keep)",
             {"state": state.value, "keep": self._keep},
         )
-
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        # A savepoint is a transaction of its own outside of one, and a part of the caller's inside.
-        self._connection.execute("SAVEPOINT outbox")
-        try:
-            yield
-        except BaseException:
-            self._connection.execute("ROLLBACK TO outbox")
-            self._connection.execute("RELEASE outbox")
-            raise
-        self._connection.execute("RELEASE outbox")
 
 
 def _message(row: tuple[int, str, str, str, bytes, float, str, int, str, int]) -> WebhookMessage:

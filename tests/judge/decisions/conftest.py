@@ -33,7 +33,7 @@ def transition_of(what: str = "firing", *, do: tuple[Any, ...] = (), at: float =
     )  # fmt: skip
     return Transition(
         contract=cell.contract, step="s", on="fail", cell=cell, what=What(what), at=at, started_at=at,
-        severity="critical", actions=tuple(Action.model_validate(one) for one in do or ({"route": "train-kernel"},)),
+        severity="critical", actions=tuple(Action.model_validate(item) for item in do or ({"route": "train-kernel"},)),
         verdict=verdict, fingerprint=f"{cell.slice}/{cell.kernel_train}/{cell.kernel_inference}",
     )  # fmt: skip
 

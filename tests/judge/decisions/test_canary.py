@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from kc_otel.client.router import Router
-from kc_otel.judge.decisions.entries import Canary, Pin
-from kc_otel.judge.decisions.table import DecisionTable, apply, forget, pin, remove_canary, set_canary
+from kc_otel.judge.decisions.entries import Canary, DecisionTable, Pin
+from kc_otel.judge.decisions.table import apply, forget, kept_since, pin, remove_canary, set_canary
 from kc_otel.judge.plain_json import to_plain
 
 TRAIN, INFERENCE = "train-kernel", "inference-kernel"
@@ -27,8 +27,8 @@ def canary(weight, slice="all", version="inferB", until=None, contract="policy-7
 def table_of(*canaries):
     """A table with these canaries."""
     table = DecisionTable()
-    for one in canaries:
-        table = set_canary(table, one)
+    for item in canaries:
+        table = set_canary(table, item)
     return table
 
 
@@ -38,9 +38,9 @@ def chosen(router, key, where=(), version="inferB"):
 
 
 @given(st.text(min_size=1) | st.binary(min_size=1), WEIGHTS, WEIGHTS)
-def test_a_key_moves_only_into_the_share_as_the_weight_grows(key, one, other):
+def test_a_key_moves_only_into_the_share_as_the_weight_grows(key, first, other):
     """Same key, same weight, same kernel; a larger weight never sends a key back."""
-    small, large = (Router.from_table(table_of(canary(weight))) for weight in sorted((one, other)))
+    small, large = (Router.from_table(table_of(canary(weight))) for weight in sorted((first, other)))
     assert chosen(small, key) == chosen(small, key)
     if chosen(small, key) == INFERENCE:
         assert chosen(large, key) == INFERENCE
@@ -91,7 +91,7 @@ def test_without_a_key_chance_decides():
 
 @given(WEIGHTS, st.sampled_from([TRAIN, INFERENCE]), st.booleans(), st.booleans(), st.text(min_size=1))
 def test_pins_and_routes_win_over_a_canary(contract, make_transition, weight, kernel, pinned, routed, key):
-    """A pin always, a route where there is no pin; what neither covers stays with the canary."""
+    """A pin to the training kernel always, a route where there is no pin; all else stays with the canary."""
     table = table_of(canary(weight))
     alone = chosen(Router.from_table(table), key, ["code"])
     if routed:
@@ -99,12 +99,22 @@ def test_pins_and_routes_win_over_a_canary(contract, make_transition, weight, ke
     if pinned:
         table = pin(table, Pin("policy-7b", "code", kernel, "ada", "known false alarm", 1.0))
     router = Router.from_table(table, contracts=[contract])
-    expected = kernel if pinned else TRAIN if routed else alone
+    away = "pin" if pinned and kernel == TRAIN else "route" if routed and not pinned else ""
+    expected = TRAIN if away else alone
     assert chosen(router, key, ["code"]) == chosen(router, key, {"task": "code"}) == expected
     assert chosen(router, key, {"task": "prose"}) == alone
-    assert router.decide("policy-7b", ["code"], "inferB", key=key).cause == (
-        "pin" if pinned else "route" if routed else "canary"
-    )
+    assert router.decide("policy-7b", ["code"], "inferB", key=key).cause == (away or "canary")
+
+
+def test_a_pin_lets_no_version_serve_that_is_tried_or_was_rolled_back(contract, make_transition):
+    """It lifts routes of the stable version; the candidate, asked first, stays where its promotion put it."""
+    table = apply(table_of(canary(0.0)), [make_transition(slice="code", inference="stable")], contract, 100.0)
+    versions = ["inferB", "stable"]
+    assert Router.from_table(table).choose_version("policy-7b", ["code"], versions) is None
+    table = pin(table, Pin("policy-7b", "code", INFERENCE, "ada", "false alarm", 200.0))
+    assert Router.from_table(table).choose_version("policy-7b", ["code"], versions) == "stable"
+    kept = kept_since(table, "policy-7b")
+    assert (kept("code", "inferB"), kept("code", "stable")) == (table.canaries[0].since, None)
 
 
 def test_only_its_version_and_slice_are_limited(contract):
@@ -164,28 +174,29 @@ def test_a_canary_that_nobody_decided_on_serves_nothing(contract, monkeypatch):
     assert apply(table, [], contract, 201.0) is table
 
 
-@pytest.mark.parametrize("on_stale", [TRAIN, INFERENCE])
-def test_a_stale_table_never_widens_a_share(on_stale):
-    """Outside stays outside; inside goes to the chosen side."""
+def test_a_canary_serves_nothing_while_nobody_watches_it():
+    """A stale table ends it; the evaluator's next answer gives its share back."""
     now = [0.0]
-    router = Router.from_table(table_of(canary(0.5)), stale_after=10.0, on_stale=on_stale, clock=lambda: now[0])
-    before = {key: chosen(router, key) for key in map(str, range(100))}
+    router = Router.from_table(table_of(canary(0.5)), stale_after=10.0, clock=lambda: now[0])
+    keys = list(map(str, range(100)))
+    assert {chosen(router, key) for key in keys} == {TRAIN, INFERENCE}
     now[0] = 11.0
-    for key, kernel in before.items():
-        assert chosen(router, key) == (TRAIN if kernel == TRAIN else on_stale)
+    assert {chosen(router, key) for key in keys} == {TRAIN}
+    router._touch()
+    assert {chosen(router, key) for key in keys} == {TRAIN, INFERENCE}
 
 
 def test_setting_again_replaces_and_removing_lifts():
     """One canary for each contract, slice and version; the table's version counts changes only."""
     table = table_of(canary(0.01), canary(0.05), canary(0.2, "code"), canary(0.3, version="inferC"))
-    assert [(one.slice, one.version, one.weight) for one in table.canaries] == [
+    assert [(share.slice, share.version, share.weight) for share in table.canaries] == [
         ("all", "inferB", 0.05), ("all", "inferC", 0.3), ("code", "inferB", 0.2),
     ]  # fmt: skip
     assert set_canary(table, canary(0.05)) is table
     assert remove_canary(table, "policy-7b", "inferZ", now=9.0) is table
-    one = remove_canary(table, "policy-7b", "inferB", "code", now=9.0)
-    assert (one.version, one.at, len(one.canaries)) == (table.version + 1, 9.0, 2)
-    assert [each.version for each in remove_canary(table, "policy-7b", "inferB", now=9.0).canaries] == ["inferC"]
+    removed = remove_canary(table, "policy-7b", "inferB", "code", now=9.0)
+    assert (removed.version, removed.at, len(removed.canaries)) == (table.version + 1, 9.0, 2)
+    assert [share.version for share in remove_canary(table, "policy-7b", "inferB", now=9.0).canaries] == ["inferC"]
     assert forget(table, "policy-7b", 9.0).canaries == ()
     assert forget(table, "other", 9.0) is table
 

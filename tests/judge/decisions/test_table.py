@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.judge.decisions.table import DecisionTable, DirectiveKind, apply, forget, resume
+from kc_otel.judge.decisions.entries import DecisionTable, DirectiveKind
+from kc_otel.judge.decisions.table import apply, forget, resume
 from kc_otel.judge.plain_json import read_json, to_json, to_plain
 
 EVERYTHING = (
@@ -79,10 +80,10 @@ def test_directives_last_as_long_as_the_alert_that_asked(contract, make_transiti
     """Each firing alert asks for itself; a directive ends with its own alert only."""
     both = [make_transition(do=EVERYTHING), make_transition(do=EVERYTHING, slice="all")]
     table = apply(DecisionTable(), both, contract, 100)
-    assert {one.kind for one in table.directives} == set(DirectiveKind)
+    assert {directive.kind for directive in table.directives} == set(DirectiveKind)
     assert len(table.directives) == 12
     table = apply(table, [make_transition("resolved", do=EVERYTHING)], contract, 200)
-    assert {one.slice for one in table.directives} == {"all"}
+    assert {directive.slice for directive in table.directives} == {"all"}
     table = apply(table, [make_transition("resolved", do=EVERYTHING, slice="all")], contract, 200)
     assert table.directives == ()
     assert len(table.routes) == 2

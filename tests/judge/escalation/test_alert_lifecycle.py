@@ -16,6 +16,7 @@ def run(contract, ticks, state=None):
     return state, edges
 
 
+PAIR = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 ONE = [{"on": "fail", "for": "60s", "clear_for": "120s", "severity": "critical", "do": ["notify"]}]
 
 
@@ -53,11 +54,30 @@ def test_firing_alert_does_not_clear_on_doubt_or_silence(make_contract, make_ver
     assert state.firing
 
 
+def test_firing_alert_clears_when_its_fault_has_ended(make_contract, make_verdict):
+    """Doubt after the end of a fault counts towards `clear_for`; silence still holds, and what waited is dropped."""
+    fail, ended, silent = make_verdict("FAIL"), make_verdict("INCONCLUSIVE", ended=True), make_verdict("NO_DATA")
+    ticks = [(0, [fail]), (60, [fail]), (70, [ended]), (130, [ended]), (140, [silent]), (200, [ended]), (260, [ended])]
+    state, edges = run(make_contract(ONE), ticks)
+    assert edges == [(60, "critical", "firing", "code"), (260, "critical", "resolved", "code")]
+    state, edges = run(make_contract(ONE), [(300, [fail]), (310, [ended]), (320, [fail]), (379, [fail])], state)
+    assert edges == []
+
+
 def test_firing_alert_clears_when_the_cell_has_gone(make_contract, make_verdict):
     """A kernel version that is no longer used stops alerting after `clear_for`."""
-    fail = [make_verdict("FAIL")]
-    _, edges = run(make_contract(ONE), [(0, fail), (60, fail), (70, []), (180, []), (190, [])])
+    fail, other = [make_verdict("FAIL")], [make_verdict("PASS", inference="c" * 12)]
+    _, edges = run(make_contract(ONE), [(0, fail), (60, fail), (70, other), (180, other), (190, other)])
     assert edges == [(60, "critical", "firing", "code"), (190, "critical", "resolved", "code")]
+
+
+@pytest.mark.parametrize("others", ["NO_DATA", None])
+def test_a_cell_that_has_gone_clears_nothing_while_no_other_kernel_is_measured(make_contract, make_verdict, others):
+    """As after a long outage of the evaluator: nobody has taken the kernel's place."""
+    fail = [make_verdict("FAIL")]
+    left = [] if others is None else [make_verdict(others, inference="c" * 12)]
+    _, edges = run(make_contract(ONE), [(0, fail), (60, fail), (70, left), (180, left), (500, left)])
+    assert edges == [(60, "critical", "firing", "code")]
 
 
 def test_one_failure_while_clearing_starts_the_wait_again(make_contract, make_verdict):
@@ -105,11 +125,13 @@ def test_inconclusive_step_waits_through_silence(make_contract, make_verdict):
 def test_invalid_input_is_an_alert_of_its_own(make_contract, make_verdict):
     """Sequences that fail input checks fire their own step, with counts and reasons, and never a clause's."""
     contract = make_contract([{"on": "invalid-input", "for": "10s", "do": ["notify"]}, *ONE])
-    state, _ = advance(contract, PolicyState(contract.name), [make_verdict("PASS")], {"nan": 2, "shift": 5, "x": 0}, 0)
-    state, (firing,) = advance(contract, state, [make_verdict("PASS")], {"nan": 2, "shift": 5}, 10)
+    found = {PAIR: {"nan": 2, "shift": 5, "x": 0}}
+    state, _ = advance(contract, PolicyState(contract.name), [make_verdict("PASS")], found, 0)
+    state, (firing,) = advance(contract, state, [make_verdict("PASS")], found, 10)
+    assert firing.cell[-2:] == PAIR
     assert (firing.cell.clause, firing.cell.slice, firing.verdict.samples) == ("input", "all", 7)
     assert "2 nan, 5 shift" in firing.verdict.reason
-    _, (resolved,) = advance(contract, state, [make_verdict("PASS")], {"nan": 0}, 20)
+    _, (resolved,) = advance(contract, state, [make_verdict("PASS")], {PAIR: {"nan": 0}}, 20)
     assert resolved.what is What.RESOLVED
 
 
@@ -184,3 +206,29 @@ def test_verdicts_of_another_contract_are_refused(make_contract, make_verdict):
         advance(contract, PolicyState(contract.name), [make_verdict("FAIL", contract="other")], {}, 0)
     with pytest.raises(ValueError, match="'other'"):
         advance(contract, PolicyState("other"), [], {}, 0)
+
+
+def test_invalid_input_does_not_end_by_silence(make_contract, make_verdict):
+    """That no sequence fails where none comes says nothing; one that is measured and valid does."""
+    contract = make_contract([{"on": "invalid-input", "do": ["notify"]}])
+    state, _ = advance(contract, PolicyState(contract.name), [make_verdict("PASS")], {PAIR: {"nan": 2}}, 0)
+    for verdicts in ([], [make_verdict("NO_DATA")]):
+        state, edges = advance(contract, state, verdicts, {}, 100)
+        assert (edges, len(state.firing)) == ((), 1)
+    others = make_verdict("PASS", inference="another")
+    state, edges = advance(contract, state, [make_verdict("NO_DATA"), others], {}, 150)
+    assert (edges, len(state.firing)) == ((), 1)
+    for verdict in (make_verdict("INCONCLUSIVE"), others):  # the pair itself, or others after it has gone
+        _, (resolved,) = advance(contract, state, [verdict], {}, 200)
+        assert resolved.what is What.RESOLVED
+
+
+def test_invalid_input_of_two_kernel_versions_is_two_alerts(make_contract, make_verdict):
+    """One that is measured and valid says nothing of the other."""
+    contract = make_contract([{"on": "invalid-input", "do": ["notify"]}])
+    found = {PAIR: {"nan": 2}, (PAIR[0], "another"): {"shift": 1}}
+    state, edges = advance(contract, PolicyState(contract.name), [], found, 0)
+    assert {edge.cell.kernel_inference for edge in edges} == {PAIR[1], "another"}
+    verdicts = [make_verdict("PASS"), make_verdict("NO_DATA", inference="another")]
+    _, (resolved,) = advance(contract, state, verdicts, {}, 9)
+    assert resolved.cell[-2:] == PAIR

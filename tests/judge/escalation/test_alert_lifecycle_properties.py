@@ -48,12 +48,18 @@ def replay(world, contract, ticks, *, state=None, now=1_000_000.0, restart=False
     return state, edges
 
 
+def said(statuses, slice):
+    """A cell that is gone while its kernels are measured nowhere else says as little as one without data."""
+    others = {status for name, status in statuses.items() if name != slice}
+    return "NO_DATA" if statuses[slice] is None and others <= {"NO_DATA", None} else statuses[slice]
+
+
 def expected(ticks, wait, clear, slice):
     """Edges of one `on: fail` step on one slice, worked out from the whole history again at every tick."""
     edges, firing, start = [], False, 0
     for index in range(len(ticks)):
         served, broken = 0, False
-        statuses = [statuses[slice] for _, statuses in ticks[: index + 1]]
+        statuses = [said(statuses, slice) for _, statuses in ticks[: index + 1]]
         towards = {"FAIL"} if not firing else {"PASS", None}
         if statuses[index] not in towards:
             continue

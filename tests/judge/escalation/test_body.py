@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, alert_body, encode, rfc3339
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState
+from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, alert_body, encode, rfc3339, summary
+from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.kernel_names import kernel_names
+from kc_otel.judge.verdict import Status
 
 AT = 1_700_000_000.0
 
@@ -61,23 +65,28 @@ def test_without_a_runbook_of_its_own_the_handbook_s_is_linked(contract, edges):
 
 
 def test_description_says_the_numbers_in_plain_words(contract, edges):
-    """A person who is woken reads the estimate, the interval, the limit, the kernels and what was done."""
-    (alert,) = alert_body(contract, edges[0][1:], receiver="pager")["alerts"]
-    assert alert["annotations"]["summary"] == "policy-7b: token-tv is broken on slice code"
+    """A person who is woken reads what users suffer, since when, what was done, what to do, and then the numbers."""
+    (alert,) = alert_body(contract, edges[0][1:], receiver="pager", done=["notified pager by webhook"])["alerts"]
+    assert alert["annotations"]["summary"] == (
+        "policy-7b: token-tv is broken on slice code for bbbbbbbbbbbb against aaaaaaaaaaaa"
+    )
     assert alert["annotations"]["description"] == (
+        "About 1.23% of the tokens on slice code would differ under the training kernel. Since 2023-11-14 22:13:20 "
+        "UTC. Done: notified pager by webhook. Now: check for invalid input and stale weights, then roll the kernel "
+        "version back or pin the slice to the training kernel. "
         "Mean of tv_token is 0.0123, between 0.0101 and 0.014 at 99% confidence, from 3,482 observations in the last "
-        "5m; the limit is 0.004. Chance alone says so once in 30d or less often, in all cells of the contract "
-        "together. Training kernel aaaaaaaaaaaa, inference kernel bbbbbbbbbbbb. Actions: webhook:pager, notify."
+        "5m; the limit is 0.004. On average, chance alone raises such an alert at most once in 30d in the whole "
+        "contract. Training kernel aaaaaaaaaaaa, inference kernel bbbbbbbbbbbb. Actions: webhook:pager, notify."
     )
 
 
 def test_a_body_says_what_its_fails_rest_on(contract, edges, make_verdict):
     """What was held against the limit, or what was seen itself; nothing where nothing fails any more."""
     said = [alert_body(contract, transitions, receiver="pager")["kernelContract"]["evidence"] for transitions in edges]
-    assert said == ["Chance alone says so once in 30d or less often, in all cells of the contract together.", ""]
+    assert said == ["On average, chance alone raises such an alert at most once in 30d in the whole contract.", ""]
     _, seen = advance(contract, PolicyState(contract.name), [make_verdict("FAIL", at=AT)], {}, AT)
     body = alert_body(contract, seen, receiver="pager")
-    assert body["kernelContract"]["evidence"].startswith("What was observed is itself above the limit")
+    assert body["kernelContract"]["evidence"].startswith("The observed value itself exceeds the limit")
     assert body["kernelContract"]["evidence"] in body["alerts"][0]["annotations"]["description"]
 
 
@@ -131,7 +140,8 @@ def test_encoding_is_strict_json_and_deterministic(make_contract, make_verdict):
     assert first == encode(alert_body(contract, edges, receiver="pager"))
     body = json.loads(first, parse_constant=pytest.fail)
     assert body["kernelContract"]["cells"][0]["estimate"] is None
-    assert body["alerts"][0]["annotations"]["description"].startswith("NO_DATA because of the numbers.")
+    assert body["alerts"][0]["annotations"]["description"].startswith("Nothing monitors slice code: ")
+    assert " NO_DATA because of the numbers." in body["alerts"][0]["annotations"]["description"]
 
 
 def test_unbounded_interval_is_said_in_words(contract, make_verdict):
@@ -148,3 +158,53 @@ def test_other_contracts_do_not_fit_in(edges, make_contract):
     for transitions in ((), edges[0]):
         with pytest.raises(ValueError, match="'other'"):
             alert_body(other, transitions, receiver="pager")
+
+
+def test_a_resolved_alert_says_of_which_kernel_and_whether_anything_refuted_it(edges):
+    """A cell that is gone with its kernel is another thing than one that passes; data that are back are no PASS."""
+    gone, passes = edges[1]
+    of = f"for {passes.cell.kernel_inference} against {passes.cell.kernel_train}"
+    assert summary(passes, {}).endswith(f"is resolved {of}")
+    assert f"is closed {of} without proof of recovery: it no longer reports while others do" in summary(gone, {})
+    assert "resolved" not in summary(gone, {})
+    assert summary(replace(passes, on="no-data"), {}).endswith(f"{of} arrive again")
+    silent = replace(passes.verdict, status=Status.NO_DATA)
+    assert summary(replace(passes, on="no-data", verdict=silent), {}).endswith("are no longer expected")
+
+
+def test_the_first_line_names_both_kernels_by_the_fields_in_which_they_differ(contract, edges):
+    """Of the alert, of the incident, and of what is said of a roll-back; a fingerprint tells nobody what changed."""
+    cell, fields = edges[0][1].cell, {"engine": "vllm", "dtype": "bfloat16"}
+    kernels = [
+        KernelInfo("train", cell.kernel_train, fields | {"kv_cache_dtype": "auto"}, AT),
+        KernelInfo("inference", cell.kernel_inference, fields | {"kv_cache_dtype": "fp8"}, AT),
+    ]
+    of = (
+        " for vllm bfloat16, kv_cache_dtype fp8 (bbbbbbbbbbbb) "
+        "against vllm bfloat16, kv_cache_dtype auto (aaaaaaaaaaaa)"
+    )
+    body = alert_body(contract, edges[0][1:], receiver="pager", kernels=kernels)
+    assert body["alerts"][0]["annotations"]["summary"] == f"policy-7b: token-tv is broken on slice code{of}"
+    rolled_back = summary(replace(edges[0][1], step=ROLLED_BACK, severity="warning"), kernel_names(kernels))
+    assert rolled_back == f"policy-7b: token-tv is broken on slice code{of}, which was rolled back"
+
+
+def test_two_steps_that_fire_on_one_cell_do_not_look_alike(contract, edges):
+    """The first line of each says what its step does."""
+    twice = [edges[0][0], replace(edges[0][0], severity="info")]
+    alerts = alert_body(contract, twice, receiver="pager")["alerts"]
+    assert len({alert["annotations"]["summary"] for alert in alerts}) == 2
+    assert alerts[0]["annotations"]["summary"].endswith("(critical: webhook:pager, notify)")
+
+
+def test_an_alert_that_fires_over_a_recovery_does_not_say_that_it_is_broken(contract, edges, make_verdict):
+    """A reminder or an update in the meantime has the numbers of now, and says that they show no breach."""
+    recovered = replace(edges[0][1], verdict=make_verdict("PASS"))
+    body = alert_body(contract, [recovered], receiver="pager")
+    (alert,) = body["alerts"]
+    assert alert["annotations"]["summary"].startswith("policy-7b: token-tv was broken on slice code")
+    assert body["kernelContract"]["impact"].startswith("The last verdict on slice code shows no breach any more")
+    silent = alert_body(contract, [replace(recovered, verdict=make_verdict("NO_DATA"))], receiver="pager")
+    assert "neither shows nor refutes the breach" in silent["kernelContract"]["impact"]
+    both = alert_body(contract, [recovered, edges[0][1]], receiver="pager")
+    assert "no breach" not in both["kernelContract"]["impact"]

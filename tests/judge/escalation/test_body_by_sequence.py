@@ -17,4 +17,4 @@ def test_the_description_says_that_sequences_were_judged(make_contract, make_ver
     )
     _, firing = advance(contract, PolicyState(contract.name), [make_verdict("FAIL", at=AT)], {}, AT)
     (alert,) = alert_body(contract, firing, receiver="pager")["alerts"]
-    assert alert["annotations"]["description"].startswith("Mean of tv_token by sequence is 0.0123, between ")
+    assert "Mean of tv_token by sequence is 0.0123, between " in alert["annotations"]["description"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState, What
 from kc_otel.judge.escalation.message_groups import AT_ONCE, GroupTiming, MessageGroup, group_messages
@@ -32,8 +32,8 @@ class Fleet:
     def tick(self, seconds, **statuses):
         """(endpoint, reason, how many fire, how many end, how many last) of every webhook after so many seconds."""
         return [
-            (one.endpoint, str(one.reason), *self.counts(one), one.lasting)
-            for one in self.messages(seconds, **statuses)
+            (message.endpoint, str(message.reason), *self.counts(message), message.lasting)
+            for message in self.messages(seconds, **statuses)
         ]
 
     def messages(self, seconds, **statuses):
@@ -42,14 +42,14 @@ class Fleet:
         self.state, edges = advance(self.contract, self.state, verdicts, {}, self.now)
         self.log, said = notices(self.contract, self.log, self.state.firing, edges, self.people, self.now)
         found = follow(self.contract.name, self.lasting, verdicts, self.state.firing, DecisionTable(), self.now)
-        self.lasting = tuple(one for one in found if one.state is not IncidentState.RESOLVED)
+        self.lasting = tuple(incident for incident in found if incident.state is not IncidentState.RESOLVED)
         groups = read_json(tuple[MessageGroup, ...], to_json(self.groups))
         self.groups, sent = group_messages(groups, said, found, self.people, self.timing, 300.0, self.now)
         return sent
 
     @staticmethod
     def counts(message):
-        kinds = Counter(one.what for one in message.alerts)
+        kinds = Counter(transition.what for transition in message.alerts)
         return kinds[What.FIRING], kinds[What.RESOLVED]
 
 
@@ -61,92 +61,94 @@ def fleet(make_contract, make_verdict):
 
 def test_an_incident_is_one_message_after_the_wait_an_update_and_an_end(fleet):
     """However many slices break within the wait, and however many follow before the interval has passed."""
-    one = fleet()
+    escalation = fleet()
     slices = {f"s{index}": "FAIL" for index in range(45)}
-    assert one.tick(0, s0="FAIL", s1="FAIL") == []
-    assert one.tick(20, **dict(list(slices.items())[:20])) == []
-    assert one.tick(10, **dict(list(slices.items())[:20])) == [("pager", "firing", 20, 0, 20)]
-    assert [one.tick(60, **slices) for _ in range(4)] == [[]] * 4
-    assert one.tick(60, **slices) == [("pager", "update", 25, 0, 45)]
-    assert [one.tick(60, **slices) for _ in range(20)] == [[]] * 20, "nothing has changed"
-    assert one.tick(1, **dict.fromkeys(slices, "PASS")) == [("pager", "resolved", 0, 45, 0)]
-    assert one.groups == ()
+    assert escalation.tick(0, s0="FAIL", s1="FAIL") == []
+    assert escalation.tick(20, **dict(list(slices.items())[:20])) == []
+    assert escalation.tick(10, **dict(list(slices.items())[:20])) == [("pager", "firing", 20, 0, 20)]
+    assert [escalation.tick(60, **slices) for _ in range(4)] == [[]] * 4
+    assert escalation.tick(60, **slices) == [("pager", "update", 25, 0, 45)]
+    assert [escalation.tick(60, **slices) for _ in range(20)] == [[]] * 20, "nothing has changed"
+    assert escalation.tick(1, **dict.fromkeys(slices, "PASS")) == [("pager", "resolved", 0, 45, 0)]
+    assert escalation.groups == ()
 
 
 def test_every_message_of_an_incident_is_about_it(fleet):
     """The id of the first is that of the last."""
-    one = fleet(timing=AT_ONCE)
+    escalation = fleet(timing=AT_ONCE)
     ids = {
         message.incident.id
         for statuses in ({"a": "FAIL"}, {"a": "FAIL", "b": "FAIL"}, {"a": "PASS", "b": "PASS"})
-        for message in one.messages(30, **statuses)
+        for message in escalation.messages(30, **statuses)
     }
     assert len(ids) == 1
 
 
 def test_a_thousand_cells_that_go_silent_are_one_message(fleet):
     """Once the wait is over."""
-    one = fleet([{"on": "no-data", "do": [{"webhook": "pager"}]}])
+    escalation = fleet([{"on": "no-data", "do": [{"webhook": "pager"}]}])
     silent = {f"s{index}": "NO_DATA" for index in range(1000)}
-    assert one.tick(0, **silent) == []
-    assert one.tick(30, **silent) == [("pager", "firing", 1000, 0, 1000)]
+    assert escalation.tick(0, **silent) == []
+    assert escalation.tick(30, **silent) == [("pager", "firing", 1000, 0, 1000)]
 
 
 def test_what_begins_and_ends_within_the_wait_is_not_said(fleet):
     """And what ends and begins again between two messages is no news either."""
-    one = fleet()
-    one.tick(0, a="FAIL")
-    assert one.tick(10, a="PASS") == []
-    assert one.groups == ()
-    one.tick(0, a="FAIL", b="FAIL")
-    assert one.tick(30, a="FAIL", b="FAIL") == [("pager", "firing", 2, 0, 2)]
-    assert one.tick(10, a="PASS", b="FAIL") == []
-    assert one.tick(10, a="FAIL", b="FAIL") == []
-    assert one.tick(300, a="FAIL", b="FAIL") == []
+    escalation = fleet()
+    escalation.tick(0, a="FAIL")
+    assert escalation.tick(10, a="PASS") == []
+    assert escalation.groups == ()
+    escalation.tick(0, a="FAIL", b="FAIL")
+    assert escalation.tick(30, a="FAIL", b="FAIL") == [("pager", "firing", 2, 0, 2)]
+    assert escalation.tick(10, a="PASS", b="FAIL") == []
+    assert escalation.tick(10, a="FAIL", b="FAIL") == []
+    assert escalation.tick(300, a="FAIL", b="FAIL") == []
 
 
 def test_a_part_that_recovers_is_in_the_next_update(fleet):
     """Which says how much lasts."""
-    one = fleet()
-    one.tick(0, a="FAIL", b="FAIL")
-    one.tick(30, a="FAIL", b="FAIL")
-    assert one.tick(10, a="PASS", b="FAIL") == []
-    assert one.tick(290, a="PASS", b="FAIL") == [("pager", "update", 0, 1, 1)]
+    escalation = fleet()
+    escalation.tick(0, a="FAIL", b="FAIL")
+    escalation.tick(30, a="FAIL", b="FAIL")
+    assert escalation.tick(10, a="PASS", b="FAIL") == []
+    assert escalation.tick(290, a="PASS", b="FAIL") == [("pager", "update", 0, 1, 1)]
 
 
 def test_a_step_that_was_not_told_waits_for_the_short_time_only(fleet):
     """What is graver now is not held back for an interval."""
-    one = fleet(
+    escalation = fleet(
         [
             {"on": "fail", "severity": "warning", "do": [{"webhook": "desk"}]},
             {"on": "fail", "for": "1m", "severity": "critical", "do": [{"webhook": "desk"}, {"webhook": "pager"}]},
         ]
     )
-    one.tick(0, a="FAIL")
-    assert one.tick(30, a="FAIL") == [("desk", "firing", 1, 0, 1)]
-    assert one.tick(30, a="FAIL") == []
-    assert one.tick(30, a="FAIL") == [("desk", "update", 1, 0, 2), ("pager", "firing", 1, 0, 1)]
+    escalation.tick(0, a="FAIL")
+    assert escalation.tick(30, a="FAIL") == [("desk", "firing", 1, 0, 1)]
+    assert escalation.tick(30, a="FAIL") == []
+    assert escalation.tick(30, a="FAIL") == [("desk", "update", 1, 0, 2), ("pager", "firing", 1, 0, 1)]
 
 
 def test_what_is_silenced_while_it_waits_does_not_speak(fleet):
     """It is said when the silence has ended; the others are said in time."""
-    one = fleet()
-    one.tick(0, a="FAIL", b="FAIL")
-    one.people = People((Silence("1", one.contract.name, None, "a", "ada", "planned", one.now, one.now + 1000),))
-    assert one.tick(30, a="FAIL", b="FAIL") == [("pager", "firing", 1, 0, 1)]
-    assert one.tick(300, a="FAIL", b="FAIL") == []
-    one.people = People()
-    assert one.tick(10, a="FAIL", b="FAIL") == [("pager", "update", 1, 0, 2)]
+    escalation = fleet()
+    escalation.tick(0, a="FAIL", b="FAIL")
+    escalation.people = People(
+        (Silence("1", escalation.contract.name, None, "a", "ada", "planned", escalation.now, escalation.now + 1000),)
+    )
+    assert escalation.tick(30, a="FAIL", b="FAIL") == [("pager", "firing", 1, 0, 1)]
+    assert escalation.tick(300, a="FAIL", b="FAIL") == []
+    escalation.people = People()
+    assert escalation.tick(10, a="FAIL", b="FAIL") == [("pager", "update", 1, 0, 2)]
 
 
 def test_an_incident_reminds_in_one_message_until_somebody_acknowledges_it(fleet):
     """Of all its alerts."""
-    one = fleet()
-    one.tick(0, a="FAIL", b="FAIL")
-    said = [message for _ in range(12) for message in one.tick(300, a="FAIL", b="FAIL")]
+    escalation = fleet()
+    escalation.tick(0, a="FAIL", b="FAIL")
+    said = [message for _ in range(12) for message in escalation.tick(300, a="FAIL", b="FAIL")]
     assert said == [("pager", "firing", 2, 0, 2), ("pager", "reminder", 2, 0, 2)]
-    one.people = acknowledge(one.people, one.state.firing, "ada", "looking", one.now)
-    assert [one.tick(300, a="FAIL", b="FAIL") for _ in range(30)] == [[]] * 30
+    escalation.people = acknowledge(escalation.people, escalation.state.firing, "ada", "looking", escalation.now)
+    assert [escalation.tick(300, a="FAIL", b="FAIL") for _ in range(30)] == [[]] * 30
 
 
 STATUS = st.sampled_from(["FAIL", "FAIL", "PASS", "INCONCLUSIVE"])
@@ -158,11 +160,11 @@ STATUS = st.sampled_from(["FAIL", "FAIL", "PASS", "INCONCLUSIVE"])
 )
 def test_nothing_is_lost_and_nothing_is_said_twice(make_contract, make_verdict, ticks, timing):
     """A receiver that adds up its messages knows what fires, once both waits are over."""
-    one = Fleet(make_contract(PAGER), make_verdict, timing)
+    escalation = Fleet(make_contract(PAGER), make_verdict, timing)
     known = set()
 
     def hear(seconds, **statuses):
-        for message in one.messages(seconds, **statuses):
+        for message in escalation.messages(seconds, **statuses):
             for alert in message.alerts:
                 if alert.what is What.FIRING:
                     assert str(message.reason) == "reminder" or alert.fingerprint not in known
@@ -177,4 +179,4 @@ def test_nothing_is_lost_and_nothing_is_said_twice(make_contract, make_verdict, 
         hear(seconds, **last)
     for _ in range(2):
         hear(300, **last)
-    assert known == {alert.fingerprint for alert in one.state.firing}
+    assert known == {alert.fingerprint for alert in escalation.state.firing}

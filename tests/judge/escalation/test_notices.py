@@ -30,7 +30,7 @@ class Pager:
         self.state, edges = advance(self.contract, self.state, [self.make_verdict(status)], {}, self.now)
         self.log = read_json(NotificationLog, to_json(self.log))
         self.log, said = notices(self.contract, self.log, self.state.firing, edges, self.people, self.now)
-        return [(str(one.reason), str(one.transition.what)) for one in said]
+        return [(str(notice.reason), str(notice.transition.what)) for notice in said]
 
     def silence(self, seconds):
         made = Silence("s", self.contract.name, None, None, "ada", "planned", self.now, self.now + seconds)
@@ -50,7 +50,7 @@ def test_reminders_come_after_every_interval(pager):
     """And an end is said once."""
     assert pager.tick(0, "FAIL") == [("firing", "firing")]
     said = [pager.tick(60, "FAIL") for _ in range(20)]
-    assert [index for index, one in enumerate(said) if one] == [9, 19]
+    assert [index for index, messages in enumerate(said) if messages] == [9, 19]
     assert said[9] == [("reminder", "firing")]
     assert pager.tick(60, "PASS") == [("resolved", "resolved")]
     assert pager.tick(600, "PASS") == []
@@ -114,7 +114,7 @@ def test_the_body_says_why_it_is_sent(pager):
     assert first["kernelContract"]["reason"] == "firing"
     assert again["kernelContract"]["reason"] == "reminder"
     assert again["alerts"][0]["annotations"]["description"].startswith(
-        "Reminder: it has fired for 1h and nobody has acknowledged it. "
+        "Reminder: the alert has fired for 1h and nobody has acknowledged it. "
     )
     for name in ("labels", "fingerprint", "startsAt", "endsAt", "status"):
         assert again["alerts"][0][name] == first["alerts"][0][name]
@@ -157,7 +157,7 @@ def test_a_receiver_hears_a_story_that_makes_sense(make_contract, make_verdict, 
                 assert counted - due >= {"1m": 60, "10m": 600}[repeat]
             open_, due = what == "firing", counted
         assert open_ == bool(firing) or (muted and not open_), "everything that fires is said, unless it is silenced"
-        pager.people, _ = current(pager.people, {one.fingerprint for one in firing}, pager.now)
+        pager.people, _ = current(pager.people, {alert.fingerprint for alert in firing}, pager.now)
 
 
 def test_what_grew_over_minutes_is_one_reminder(make_contract, make_verdict):
@@ -172,5 +172,5 @@ def test_what_grew_over_minutes_is_one_reminder(make_contract, make_verdict):
         ]
         state, edges = advance(contract, state, broken, {}, now)
         log, said = notices(contract, log, state.firing, edges, People(), now)
-        reminders.append(sum(one.reason == "reminder" for one in said))
+        reminders.append(sum(notice.reason == "reminder" for notice in said))
     assert {minute: many for minute, many in enumerate(reminders) if many} == {10: 3, 20: 3, 30: 3}

@@ -45,12 +45,12 @@ def test_a_silence_ends_by_its_time_or_by_a_person():
     """At its end it mutes nothing; ended by a person it is gone."""
     people = silence(silence(People(), silenced()), silenced("two", until=200.0))
     cell = Cell("policy-7b", "token-tv", "all")
-    assert [one.id for one in people.silencing(cell, 99.9)] == ["one", "two"]
-    assert [one.id for one in people.silencing(cell, 100.0)] == ["two"]
+    assert [entry.id for entry in people.silencing(cell, 99.9)] == ["one", "two"]
+    assert [entry.id for entry in people.silencing(cell, 100.0)] == ["two"]
     left, ended = current(people, (), 100.0)
-    assert ([one.id for one in left.silences], [one.id for one in ended]) == (["two"], ["one"])
+    assert ([entry.id for entry in left.silences], [entry.id for entry in ended]) == (["two"], ["one"])
     left, taken = unsilence(people, "one")
-    assert ([one.id for one in left.silences], taken.id) == (["two"], "one")
+    assert ([entry.id for entry in left.silences], taken.id) == (["two"], "one")
     with pytest.raises(LookupError, match="no silence 'nine' is in force; in force: one, two"):
         unsilence(people, "nine")
 
@@ -76,7 +76,7 @@ def test_an_acknowledgement_ends_with_its_alert(firing):
     people = acknowledge(People(), firing[:1], "ada", "looking", 20.0)
     assert people.acknowledged(firing[0].fingerprint).by == "ada"
     people = acknowledge(people, firing, "bob", "me too", 30.0)
-    assert [people.acknowledged(one.fingerprint).by for one in firing] == ["ada", "bob"]
+    assert [people.acknowledged(alert.fingerprint).by for alert in firing] == ["ada", "bob"]
     with pytest.raises(LookupError, match="acknowledged already, by ada, bob"):
         acknowledge(people, firing, "eve", "late", 40.0)
     left, _ = current(people, {firing[1].fingerprint}, 50.0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.table import DecisionTable, Pin, apply, kept_from, pin, resume
+from kc_otel.judge.decisions.entries import DecisionTable, Pin
+from kc_otel.judge.decisions.table import apply, kept_since, pin, resume
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState, Transition
 from kc_otel.judge.escalation.message_groups import IncidentMessage
@@ -16,7 +18,7 @@ from kc_otel.judge.escalation.notices import NoticeReason
 from kc_otel.judge.escalation.people import People, Silence
 from kc_otel.judge.incidents.actions_taken import actions_taken
 from kc_otel.judge.incidents.incident import Incident, IncidentState
-from kc_otel.judge.incidents.incident_lifecycle import follow, with_actions, with_told, with_word
+from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow, with_actions, with_told, with_word
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.verdict import Verdict
 from tests.judge.escalation.conftest import contract_with, verdict_of
@@ -33,16 +35,20 @@ class Evaluator:
         self.policy, self.table, self.people = PolicyState(self.contract.name), DecisionTable(), People()
         self.lasting: tuple[Incident, ...] = ()
         self.dry_run = dry_run
+        self.traffic = TrafficSeen(routers=float("inf"))  # somebody routes, and asks all the time
 
     def tick(self, now: float, *verdicts: Verdict, invalid: dict[str, int] | None = None) -> tuple[Incident, ...]:
         """The incidents after an evaluation, each written and read again."""
-        kept = kept_from(self.table, self.contract.name)
-        self.policy, edges = advance(self.contract, self.policy, verdicts, invalid or {}, now, kept)
+        kept = kept_since(self.table, self.contract.name)
+        self.policy, edges = advance(
+            self.contract, self.policy, verdicts, {verdicts[0].cell[-2:]: invalid} if invalid else {}, now,
+            lambda *where: self.traffic.excuses(*where, kept),
+        )  # fmt: skip
         self.table = self.table if self.dry_run else apply(self.table, edges, self.contract, now)
-        found = follow(self.contract.name, self.lasting, verdicts, self.policy.firing, self.table, now)
+        found = follow(self.contract.name, self.lasting, verdicts, self.policy.firing, self.table, now, self.traffic)
         found = with_actions(found, edges, self.people, dry_run=self.dry_run)
-        self.lasting = tuple(one for one in found if one.state is not IncidentState.RESOLVED)
-        self.lasting = tuple(read_json(Incident, to_json(one)) for one in self.lasting)
+        self.lasting = tuple(incident for incident in found if incident.state is not IncidentState.RESOLVED)
+        self.lasting = tuple(read_json(Incident, to_json(incident)) for incident in self.lasting)
         return found
 
 
@@ -54,21 +60,21 @@ def test_one_kernel_version_that_breaks_two_clauses_on_two_slices_is_one_inciden
     """Its headline names both, the worst first and all traffic last; its start is the first breach."""
     evaluator = Evaluator(QUIET)
     evaluator.tick(10.0, fail("code"))
-    (one,) = evaluator.tick(11.0, fail("code"), fail("code", clause="tail", lower=0.005), fail("all", lower=0.05))
-    assert one.headline == "token-tv and tail are above their limits on code and all traffic"
-    assert (one.since, one.state, one.status) == (10.0, IncidentState.BROKEN, "FAIL")
-    assert one.extents[0] == (
+    (incident,) = evaluator.tick(11.0, fail("code"), fail("code", clause="tail", lower=0.005), fail("all", lower=0.05))
+    assert incident.headline == "token-tv and tail are above their limits on code and all traffic"
+    assert (incident.since, incident.state, incident.status) == (10.0, IncidentState.BROKEN, "FAIL")
+    assert incident.extents[0] == (
         "token-tv",
-        "0.0123 on all traffic where 0.004 is the limit, at least 12 times that (confidence interval 0.05 to 0.014)",
+        "0.0123 on all traffic, at least 12 times the limit of 0.004 (confidence interval 0.05 to 0.014)",
     )
-    assert [clause for clause, _ in one.extents] == ["token-tv", "tail"]
+    assert [clause for clause, _ in incident.extents] == ["token-tv", "tail"]
 
 
 @pytest.mark.parametrize(("lower", "said"), [(0.01542, "3.8"), (0.016, "4"), (0.3999, "99"), (0.0041, "1")])
 def test_how_many_times_the_limit_it_is_at_least_is_rounded_down(lower: float, said: str) -> None:
-    """What is at least 3.855 times the limit is not at least 3.9 times that."""
-    (one,) = Evaluator(QUIET).tick(10.0, fail("code", lower=lower))
-    assert f", at least {said} times that" in one.extents[0][1]
+    """A lower bound of 3.855 limits is not reported as at least 3.9 of them."""
+    (incident,) = Evaluator(QUIET).tick(10.0, fail("code", lower=lower))
+    assert f", at least {said} times the limit of " in incident.extents[0][1]
 
 
 def test_other_kernels_and_silence_are_incidents_of_their_own() -> None:
@@ -77,17 +83,21 @@ def test_other_kernels_and_silence_are_incidents_of_their_own() -> None:
         verdict_of("NO_DATA", inference="c"), fail("code", inference="d", lower=0.005), fail("code", inference="b"),
     )  # fmt: skip
     found = Evaluator(QUIET).tick(10.0, *verdicts)
-    assert [(one.status, one.kernel_inference) for one in found] == [("FAIL", "b"), ("FAIL", "d"), ("NO_DATA", "c")]
+    assert [(incident.status, incident.kernel_inference) for incident in found] == [
+        ("FAIL", "b"),
+        ("FAIL", "d"),
+        ("NO_DATA", "c"),
+    ]
     assert found[2].headline == "No data for token-tv on code"
     assert found[2].extents == (("token-tv", "NO_DATA because of the numbers"),)
-    assert len({one.id for one in found}) == 3
+    assert len({incident.id for incident in found}) == 3
 
 
 def test_a_thousand_cells_that_go_silent_at_once_are_one_incident() -> None:
     """One kernel is the cause."""
-    (one,) = Evaluator(QUIET).tick(10.0, *(verdict_of("NO_DATA", slice=f"s{index}") for index in range(1000)))
-    assert len(one.cells) == 1000
-    assert one.growth == ((10.0, 1000),)
+    (incident,) = Evaluator(QUIET).tick(10.0, *(verdict_of("NO_DATA", slice=f"s{index}") for index in range(1000)))
+    assert len(incident.cells) == 1000
+    assert incident.growth == ((10.0, 1000),)
 
 
 @pytest.mark.parametrize("status", ["PASS", "INCONCLUSIVE"])
@@ -101,22 +111,22 @@ def test_a_slice_that_a_new_version_has_not_met_yet_is_not_broken() -> None:
     evaluator = Evaluator(QUIET)
     new = verdict_of("NO_DATA", observed=False)
     assert evaluator.tick(0.0, verdict_of("PASS", slice="prose"), new) == ()
-    (one,) = evaluator.tick(1.0, verdict_of("PASS", slice="prose"), replace(new, observed=True))
+    (incident,) = evaluator.tick(1.0, verdict_of("PASS", slice="prose"), replace(new, observed=True))
     (same,) = evaluator.tick(2.0, verdict_of("PASS", slice="prose"), new)  # forgotten by then, and silent still
-    assert (same.id, same.state) == (one.id, IncidentState.BROKEN)
+    assert (same.id, same.state) == (incident.id, IncidentState.BROKEN)
 
 
 def test_a_slice_that_is_routed_away_and_falls_silent_is_contained_and_no_second_incident() -> None:
     """That nothing reaches the kernel is what the route is for; nobody is alerted, and a resumed slice counts again."""
     silence = {"on": "no-data", "do": ["notify"]}
     evaluator = Evaluator([*ROUTING, silence])
-    (one,) = evaluator.tick(0.0, fail("code"))
-    for now in (10.0, 600.0):
+    (incident,) = evaluator.tick(0.0, fail("code"))
+    for now in (61.0, 600.0):
         (same,) = evaluator.tick(now, verdict_of("NO_DATA"))
-        assert (same.id, same.on, same.state) == (one.id, "fail", IncidentState.CONTAINED)
+        assert (same.id, same.on, same.state) == (incident.id, "fail", IncidentState.CONTAINED)
     assert {alert.on for alert in evaluator.policy.firing} == {"fail"}
     evaluator.table = resume(evaluator.table, evaluator.contract.name, None, "ada", "patched", 610.0)
-    assert {one.on for one in evaluator.tick(620.0, verdict_of("NO_DATA"))} == {"fail", "no-data"}
+    assert {entry.on for entry in evaluator.tick(620.0, verdict_of("NO_DATA"))} == {"fail", "no-data"}
     assert {alert.on for alert in evaluator.policy.firing} == {"fail", "no-data"}
 
 
@@ -131,16 +141,16 @@ def test_the_id_stays_while_an_incident_lasts_and_a_second_breach_has_another() 
         (40.0, [verdict_of("PASS", slice="code"), verdict_of("PASS", slice="prose")]),
         (50.0, [fail("code")]),
     ):
-        (one,) = evaluator.tick(at, *verdicts)
-        ids.append(one.id)
+        (incident,) = evaluator.tick(at, *verdicts)
+        ids.append(incident.id)
         if at == 30.0:
-            assert one.headline == "token-tv is above its limit on prose"
-            assert {(cell.slice, cell.since, cell.until) for cell in one.cells} == {
+            assert incident.headline == "token-tv is above its limit on prose"
+            assert {(cell.slice, cell.since, cell.until) for cell in incident.cells} == {
                 ("code", 10.0, 30.0), ("prose", 20.0, None),
             }  # fmt: skip
         if at == 40.0:
-            assert (one.state, one.resolved_at) == (IncidentState.RESOLVED, 40.0)
-            assert one.headline == "token-tv was above its limit on code and prose"
+            assert (incident.state, incident.resolved_at) == (IncidentState.RESOLVED, 40.0)
+            assert incident.headline == "token-tv was above its limit on code and prose"
     assert ids[0] == ids[1] == ids[2] == ids[3] != ids[4]
 
 
@@ -176,29 +186,243 @@ def test_an_incident_lasts_as_long_as_its_alerts() -> None:
     assert states == [IncidentState.BROKEN] * 3 + [IncidentState.RESOLVED]
 
 
+def test_what_only_the_alert_holds_is_told_as_it_was() -> None:
+    """While `clear_for` is served the limit is kept: the words and the time of the numbers are those of the breach."""
+    evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": ["notify"]}])
+    (incident,) = evaluator.tick(0.0, fail("code"))
+    assert (incident.state_text, incident.headline) == ("Broken", "token-tv is above its limit on code")
+    (incident,) = evaluator.tick(120.0, verdict_of("PASS"))
+    assert incident.state_text == "Was broken; its alert still fires"
+    assert incident.headline == "token-tv was above its limit on code"
+    assert incident.extents[0][1].startswith("0.0123 on code at 00:00 UTC, at least 2.5 times the limit of 0.004")
+    (incident,) = evaluator.tick(130.0, verdict_of("PASS"), fail("prose"))
+    assert incident.headline == "token-tv is above its limit on prose"
+    (incident,) = evaluator.tick(140.0, fail("code"), fail("prose"))
+    assert (incident.state_text, incident.headline) == ("Broken", "token-tv is above its limit on code and prose")
+
+
+def test_what_came_since_and_refutes_nothing_is_not_told_as_a_recovery() -> None:
+    """Doubt and silence keep the alert: the breach may last."""
+    for since in ("INCONCLUSIVE", "NO_DATA"):
+        evaluator = Evaluator([{"on": "fail", "clear_for": "5m", "do": ["notify"]}])
+        evaluator.tick(0.0, fail("code"))
+        (incident,) = (found for found in evaluator.tick(120.0, verdict_of(since)) if found.on == "fail")
+        assert incident.state_text == "Was broken; nothing has refuted it since"
+        (incident,) = (
+            found for found in evaluator.tick(130.0, verdict_of("PASS", inference="c" * 12)) if found.on == "fail"
+        )
+        assert incident.state_text == "Was broken; nothing has refuted it since", "its cells are gone"
+        (incident,) = (found for found in evaluator.tick(140.0, verdict_of("PASS")) if found.on == "fail")
+        assert incident.state_text == "Was broken; its alert still fires"
+
+
+def test_a_slice_that_nobody_has_ever_reported_to_is_not_told_as_recovered() -> None:
+    """Its alert fires, and there is no data still."""
+    evaluator = Evaluator([{"on": "no-data", "for": "3m", "do": ["notify"]}])
+    for now in (0.0, 180.0, 190.0):
+        found = evaluator.tick(now, verdict_of("NO_DATA", observed=False), verdict_of("PASS", slice="prose"))
+        assert [incident.headline for incident in found] == ["No data for token-tv on code"] * (now > 0.0)
+
+
+def test_sequences_that_fail_no_more_are_told_as_past_while_the_alert_holds() -> None:
+    """And data that have come back are not missing."""
+    ladder = [{"on": on, "clear_for": "5m", "do": ["notify"]} for on in ("invalid-input", "no-data")]
+    evaluator = Evaluator(ladder)
+    evaluator.tick(0.0, verdict_of("NO_DATA"), invalid={"nan": 2})
+    for now in (10.0, 20.0):
+        found = {incident.on: incident.headline for incident in evaluator.tick(now, verdict_of("PASS"))}
+    assert found == {
+        "invalid-input": "Sequences failed the input checks", "no-data": "There were no data for token-tv on code",
+    }  # fmt: skip
+
+
+def test_a_run_that_ended_in_order_is_not_called_no_data() -> None:
+    """Its last recorder said so; a slice whose recorder did not is no data."""
+    ended = {"reason": "the run ended: its last recorder shut down 70 s ago"}
+    evaluator = Evaluator(QUIET)
+    (incident,) = evaluator.tick(0.0, verdict_of("NO_DATA", **ended))
+    assert (incident.state_text, incident.headline) == ("Ended", "The run ended: no data for token-tv on code since")
+    (incident,) = evaluator.tick(10.0, verdict_of("NO_DATA", **ended), verdict_of("NO_DATA", slice="prose"))
+    assert (incident.state_text, incident.headline) == ("No data", "No data for token-tv on code and prose")
+
+
 def test_growth_is_told_by_the_minute_with_all_traffic_counted() -> None:
     """What broke and recovered in between counts for what it was."""
     evaluator = Evaluator(QUIET)
     evaluator.tick(0.0, fail("code"))
     evaluator.tick(30.0, fail("code"), fail("prose"), fail("all"))
-    (one,) = evaluator.tick(300.0, fail("all"), *(fail(f"s{index}") for index in range(43)))
-    assert one.growth == ((30.0, 3), (300.0, 46))
-    assert one.growth_text == "3 slices at 00:00, 46 at 00:05 UTC"
-    assert evaluator.tick(301.0, fail("all"))[0].growth == one.growth
+    (incident,) = evaluator.tick(300.0, fail("all"), *(fail(f"s{index}") for index in range(43)))
+    assert incident.growth == ((30.0, 3), (300.0, 46))
+    assert incident.growth_text == "3 slices at 00:00, 46 at 00:05 UTC"
+    assert evaluator.tick(301.0, fail("all"))[0].growth == incident.growth
 
 
 def test_a_routed_incident_is_contained_until_a_person_gives_the_traffic_back() -> None:
     """While the kernel is broken and afterwards; without routes it is over when it holds."""
     evaluator = Evaluator(ROUTING)
-    (one,) = evaluator.tick(0.0, fail("code"))
-    assert (one.state, one.contained_at) == (IncidentState.CONTAINED, 0.0)
-    (one,) = evaluator.tick(60.0, verdict_of("PASS"))
-    assert (one.state, one.contained_at, one.headline) == (
-        IncidentState.CONTAINED, 0.0, "token-tv was above its limit on code",
+    evaluator.tick(0.0, fail("code"))
+    (incident,) = evaluator.tick(61.0, fail("code"))
+    assert (incident.state, incident.contained_at) == (IncidentState.CONTAINED, 61.0)
+    (incident,) = evaluator.tick(65.0, verdict_of("PASS"))
+    assert (incident.state, incident.contained_at, incident.headline) == (
+        IncidentState.CONTAINED, 61.0, "token-tv was above its limit on code",
     )  # fmt: skip
     evaluator.table = resume(evaluator.table, evaluator.contract.name, None, "ada", "patched", 70.0)
-    (one,) = evaluator.tick(90.0, verdict_of("PASS"))
-    assert one.state is IncidentState.RESOLVED
+    (incident,) = evaluator.tick(90.0, verdict_of("PASS"))
+    assert incident.state is IncidentState.RESOLVED
+
+
+def ordered(evaluator: Evaluator, now: float, **seen: Any) -> Incident:
+    """The incident after an evaluation that still sees a FAIL, with what is known of its traffic."""
+    evaluator.traffic = TrafficSeen(**seen)
+    (incident,) = evaluator.tick(now, fail("code"))
+    return incident
+
+
+def test_an_order_that_nobody_has_taken_contains_nothing() -> None:
+    """Others are measured and this is not: its recorder may have died. An older table has not got the order."""
+    evaluator = Evaluator(ROUTING)
+    incident = ordered(evaluator, 0.0)
+    assert (incident.state, incident.ordered_at, incident.contained_at) == (IncidentState.BROKEN, 0.0, None)
+    order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
+    assert incident.state_text == f"{order} no router has taken it"
+    route = next(action for action in actions_taken(incident, evaluator.table, {}) if action.kind == "route")
+    assert route.text == "routing code to the training kernel was ordered, but no router has taken it"
+    assert ordered(evaluator, 900.0, routers=-1.0).state_text.endswith("but no router has taken it")
+
+
+def test_an_order_contains_a_heartbeat_after_a_router_took_it() -> None:
+    """Until then the old version may still answer. A router that went keeps its table, and another may never ask."""
+    evaluator = Evaluator(ROUTING)
+    ordered(evaluator, 0.0)
+    incident = ordered(evaluator, 520.0, routers=500.0, measured=lambda *_: 495.0)
+    assert incident.state_text.endswith("but a heartbeat without this kernel has yet to pass since a router took it")
+    assert ordered(evaluator, 560.0, routers=560.0, measured=lambda *_: 510.0).state is IncidentState.BROKEN
+    incident = ordered(evaluator, 561.0, measured=lambda *_: 559.0)
+    assert (incident.state, incident.contained_at, incident.ordered_at) == (IncidentState.CONTAINED, 561.0, 0.0)
+    (route, *_) = (action for action in actions_taken(incident, evaluator.table, {}) if action.kind == "route")
+    assert route.text == "routing code to the training kernel was ordered"
+    incident = ordered(evaluator, 700.0, routers=700.0, measured=lambda *_: 561.0)
+    assert incident.state_text.endswith("but this kernel was measured after a router took it")
+    (incident,) = evaluator.tick(710.0, verdict_of("PASS"))
+    assert incident.state is IncidentState.BROKEN, "its route is in force and somebody does not obey it"
+
+
+def test_a_kernel_that_is_measured_all_the_time_is_at_no_moment_contained() -> None:
+    """Neither between the end of the heartbeat and the next export, nor while the clock of its sender is behind."""
+    for behind in (0.0, 200.0):
+        evaluator = Evaluator(ROUTING)
+        for now in (float(second) for second in range(0, 400, 5)):
+            export = now - now % 10.0
+            incident = ordered(
+                evaluator, now, routers=500.0,
+                measured=lambda *_, at=export - behind: at, arrived=lambda *_, at=export: at,
+            )  # fmt: skip
+            assert incident.state is IncidentState.BROKEN, (behind, now)
+
+
+def test_a_slice_that_breaks_later_is_contained_when_its_own_order_is() -> None:
+    """A router had taken the orders before it; the first order stays the one that the incident names."""
+    evaluator = Evaluator(ROUTING)
+    evaluator.traffic = replace(evaluator.traffic, routers=200.0)
+    evaluator.tick(0.0, fail("code"))
+    states = [evaluator.tick(100.0, fail("code"))[0].state_text]
+    for now, routers in ((300.0, 200.0), (310.0, 305.0), (361.0, 305.0)):
+        evaluator.traffic = replace(evaluator.traffic, routers=routers)
+        states.append(evaluator.tick(now, fail("code"), fail("prose"))[0].state_text)
+    order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
+    recent = "a heartbeat without this kernel has yet to pass since a router took it"
+    assert states == ["Contained", f"{order} no router has taken it", f"{order} {recent}", "Contained"]
+
+
+def test_a_later_pin_does_not_move_the_order_of_an_incident() -> None:
+    """The pin is an order of its own: whether it is obeyed is measured from then on."""
+    evaluator = Evaluator(ROUTING)
+    evaluator.traffic = TrafficSeen()
+    evaluator.tick(0.0, fail("code"))
+    evaluator.table = pin(evaluator.table, Pin(evaluator.contract.name, "code", "train-kernel", "ada", "sure", 300.0))
+    (incident,) = evaluator.tick(310.0, fail("code"))
+    assert (incident.state, incident.ordered_at) == (IncidentState.BROKEN, 0.0)
+    seen = TrafficSeen(routers=301.0, measured=lambda *_: 299.0)
+    evaluator.traffic = seen
+    assert [evaluator.tick(now, fail("code"))[0].state for now in (320.0, 362.0)] == [
+        IncidentState.BROKEN, IncidentState.CONTAINED,
+    ]  # fmt: skip
+
+
+def test_an_order_for_a_slice_that_the_contract_has_no_more_contains_nothing() -> None:
+    """No router knows which requests are on it, though it has the table: renaming a slice lifts its routes."""
+    evaluator = Evaluator(ROUTING)
+    evaluator.tick(0.0, fail("code"))
+    (incident,) = evaluator.tick(61.0, fail("code"))
+    assert incident.state is IncidentState.CONTAINED
+    evaluator.traffic = replace(evaluator.traffic, slices=frozenset(("all", "coding")))
+    (incident,) = evaluator.tick(70.0)
+    assert incident.state is IncidentState.BROKEN
+
+
+def test_silence_is_not_explained_by_an_order_for_all_traffic_that_somebody_disobeys() -> None:
+    """The slice without observations may be served as others are."""
+    for newest, explained in (({}, True), ({"all": 100.0}, False)):
+        seen = TrafficSeen(routers=150.0, measured=lambda where, _, newest=newest: newest.get(where, -math.inf))
+        assert seen.excuses("code", "b", lambda *_: 0.0) is explained
+
+
+def test_an_evaluator_that_has_just_begun_knows_what_was_contained() -> None:
+    """It has heard of no router yet, and opens no incident of silence for what is routed away."""
+    for taken, explained in (({"b": 1.0}, True), ({"b": -1.0}, False), ({}, False)):
+        assert TrafficSeen(taken=taken).excuses("code", "b", lambda *_: 0.0) is explained
+
+
+def test_silence_of_everybody_alerts_whatever_is_routed() -> None:
+    """A route explains that a slice is silent, not that nobody reports any more."""
+    evaluator = Evaluator([*ROUTING, {"on": "no-data", "do": ["notify"]}])
+    evaluator.tick(0.0, fail("code"))
+    assert {incident.on for incident in evaluator.tick(10.0, verdict_of("NO_DATA"))} == {"fail"}
+    evaluator.traffic = replace(evaluator.traffic, silent=True)
+    assert {incident.on for incident in evaluator.tick(20.0, verdict_of("NO_DATA"))} == {"fail", "no-data"}
+    assert {alert.on for alert in evaluator.policy.firing} == {"fail", "no-data"}
+    evaluator.traffic = replace(evaluator.traffic, silent=False)
+    states = {incident.on: incident.state for incident in evaluator.tick(30.0, fail("code"))}
+    assert states["no-data"] is IncidentState.RESOLVED, "the route is the other incident's"
+
+
+def test_what_only_went_away_is_not_called_resolved() -> None:
+    """A FAIL of a kernel that others replaced was refuted by nobody; one whose verdicts came to PASS was."""
+    ladder = [{"on": "fail", "do": ["notify"]}]
+    for last, said in (
+        ([verdict_of("PASS", inference="c" * 12)], "Closed without proof of recovery"),
+        ([verdict_of("PASS")], "Resolved"),
+        ([verdict_of("INCONCLUSIVE", ended=True)], "Resolved"),
+    ):
+        evaluator = Evaluator(ladder)
+        evaluator.tick(0.0, fail("code"))
+        (incident,) = evaluator.tick(60.0, *last)
+        assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, said)
+
+
+def test_no_kind_of_incident_is_resolved_by_silence() -> None:
+    """Doubt, missing data and invalid input of a kernel that others replaced were settled by nobody."""
+    other = verdict_of("PASS", inference="c" * 12)
+    for on, first, invalid, settled in (
+        ("inconclusive", "INCONCLUSIVE", None, "PASS"),
+        ("no-data", "NO_DATA", None, "INCONCLUSIVE"),
+        ("invalid-input", "PASS", {"nan": 2}, "PASS"),
+    ):
+        for last, said in ((other, "Closed without proof of recovery"), (verdict_of(settled), "Resolved")):
+            evaluator = Evaluator([{"on": on, "do": ["notify"]}])
+            evaluator.tick(0.0, verdict_of(first), invalid=invalid)
+            (incident,) = (found for found in evaluator.tick(60.0, last) if found.on == on)
+            assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, said), on
+
+
+def test_silence_is_never_contained() -> None:
+    """A route keeps users from a kernel; that nobody sees what they meet is another matter."""
+    evaluator = Evaluator([*ROUTING, {"on": "no-data", "do": ["notify"]}])
+    evaluator.tick(0.0, fail("code"))
+    evaluator.traffic = replace(evaluator.traffic, silent=True)
+    states = {incident.on: incident.state for incident in evaluator.tick(200.0, verdict_of("NO_DATA"))}
+    assert states == {"fail": IncidentState.CONTAINED, "no-data": IncidentState.BROKEN}
 
 
 def test_pins_decide_who_meets_a_broken_kernel_before_routes_do() -> None:
@@ -212,36 +436,41 @@ def test_pins_decide_who_meets_a_broken_kernel_before_routes_do() -> None:
         evaluator.tick(0.0, fail("code"))
         wanted = Pin(evaluator.contract.name, "all", kernel, "ada", "planned", 5.0)
         evaluator.table = pin(evaluator.table, wanted)
-        (one,) = evaluator.tick(10.0, fail("code"))
-        assert one.state is expected
+        evaluator.tick(10.0, fail("code"))
+        (incident,) = evaluator.tick(71.0, fail("code"))
+        assert incident.state is expected
 
 
 def test_one_slice_that_users_reach_keeps_an_incident_broken() -> None:
     """A route for another slice contains nothing of it."""
     evaluator = Evaluator(ROUTING)
     evaluator.tick(0.0, fail("code"))
-    evaluator.table = replace(evaluator.table, routes=tuple(replace(one, slice="x") for one in evaluator.table.routes))
-    (one,) = evaluator.tick(10.0, fail("code"))
-    assert one.state is IncidentState.BROKEN
+    evaluator.table = replace(evaluator.table, routes=tuple(replace(old, slice="x") for old in evaluator.table.routes))
+    (incident,) = evaluator.tick(10.0, fail("code"))
+    assert incident.state is IncidentState.BROKEN
 
 
 def test_what_was_done_says_whether_it_holds() -> None:
     """A route that was lifted is no longer in force; a person's word is part of the story, on its own slices only."""
     evaluator = Evaluator(ROUTING)
-    (one,) = evaluator.tick(10.0, fail("code"))
-    held = actions_taken(one, evaluator.table, {})
+    evaluator.tick(10.0, fail("code"))
+    (incident,) = evaluator.tick(71.0, fail("code"))
+    held = actions_taken(incident, evaluator.table, {})
     assert [(action.kind, action.in_force, action.text) for action in held] == [
-        ("halt", True, "trainers told to halt"),
-        ("route", True, "code routed to the training kernel"),
+        ("halt", True, "trainers asked to halt"),
+        ("route", True, "routing code to the training kernel was ordered"),
     ]
-    message = IncidentMessage("pager", NoticeReason.FIRING, one, edges_of(fail("code")), 1)
-    (one,) = with_told([one], [message], 12.0)
-    assert "told pager by webhook" in {action.text for action in actions_taken(one, evaluator.table, {})}
-    late = actions_taken(one, DecisionTable(), {"pager": 9.0})
+    message = IncidentMessage("pager", NoticeReason.FIRING, incident, edges_of(fail("code")), 1)
+    (incident,) = with_told([incident], [message], 12.0)
+    assert "notified pager by webhook" in {action.text for action in actions_taken(incident, evaluator.table, {})}
+    late = actions_taken(incident, DecisionTable(), {"pager": 9.0})
     assert {(action.kind, action.in_force) for action in late} >= {("route", False), ("halt", False)}
-    assert "pager is still to be told: its webhook waits" in {action.text for action in late}
+    assert "the webhook to pager is still waiting" in {action.text for action in late}
+    for at, told in ((11.0, True), (12.0, False)):
+        texts = {action.text for action in actions_taken(incident, evaluator.table, {}, {"pager": at})}
+        assert ("notified pager by webhook" in texts, any("was given up" in text for text in texts)) == (told, not told)
     for slice, heard in (("code", True), (None, True), ("all", True), ("prose", False)):
-        (after,) = with_word([one], "resumed", {"slice": slice, "message": "ada resumed"}, 20.0)
+        (after,) = with_word([incident], "resumed", {"slice": slice, "message": "ada resumed"}, 20.0)
         assert [word.text for word in after.words] == ["ada resumed"] * heard
 
 
@@ -249,8 +478,8 @@ def test_an_action_is_done_once_however_many_slices_it_is_about() -> None:
     """Its time is the first, its slices are all."""
     evaluator = Evaluator(ROUTING)
     evaluator.tick(10.0, fail("code"))
-    (one,) = evaluator.tick(20.0, fail("code"), fail("prose"))
-    assert [(action.kind, action.at, action.slices) for action in one.actions] == [
+    (incident,) = evaluator.tick(20.0, fail("code"), fail("prose"))
+    assert [(action.kind, action.at, action.slices) for action in incident.actions] == [
         ("route", 10.0, ("code", "prose")), ("halt", 10.0, ("code", "prose")),
     ]  # fmt: skip
 
@@ -258,9 +487,9 @@ def test_an_action_is_done_once_however_many_slices_it_is_about() -> None:
 def test_a_dry_run_says_what_it_would_do() -> None:
     """Nothing of it is said to have been done, and nothing is contained."""
     evaluator = Evaluator(ROUTING, dry_run=True)
-    (one,) = evaluator.tick(10.0, fail("code"), fail("prose"))
-    assert one.state is IncidentState.BROKEN
-    assert [action.text for action in actions_taken(one, evaluator.table, {})] == [
+    (incident,) = evaluator.tick(10.0, fail("code"), fail("prose"))
+    assert incident.state is IncidentState.BROKEN
+    assert [action.text for action in actions_taken(incident, evaluator.table, {})] == [
         "dry run: it would halt", "dry run: it would route train-kernel", "dry run: it would webhook pager",
     ]  # fmt: skip
 
@@ -269,14 +498,78 @@ def test_nobody_is_told_of_what_is_silenced() -> None:
     """The route of a silenced alert is an action, its announcement is not."""
     evaluator = Evaluator([{"on": "fail", "do": [{"route": "train-kernel"}, "notify", "halt"]}])
     evaluator.people = People((Silence("1", evaluator.contract.name, None, None, "ada", "planned", 0.0, 99.0),))
-    (one,) = evaluator.tick(10.0, fail("code"))
-    assert [action.kind for action in one.actions] == ["route", "halt"]
+    (incident,) = evaluator.tick(10.0, fail("code"))
+    assert [action.kind for action in incident.actions] == ["route", "halt"]
 
 
 def test_failed_input_checks_and_long_doubt_are_incidents_where_an_alert_fires_on_them() -> None:
     """With headlines of their own."""
     ladder = [{"on": "invalid-input", "do": ["notify"]}, {"on": "inconclusive", "do": ["notify"]}]
     found = Evaluator(ladder).tick(10.0, verdict_of("INCONCLUSIVE"), invalid={"nan": 2})
-    assert [(one.on, one.headline) for one in found] == [
+    assert [(incident.on, incident.headline) for incident in found] == [
         ("invalid-input", "Sequences fail the input checks"), ("inconclusive", "token-tv is undecided on code"),
     ]  # fmt: skip
+
+
+def test_an_incident_of_invalid_input_tells_the_reasons_as_they_arrive() -> None:
+    """Not the first for ever; with what to do about the most frequent."""
+    evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
+    evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 2})
+    (incident,) = evaluator.tick(20.0, verdict_of("PASS"), invalid={"nan_logprob": 2, "token_mismatch": 9})
+    ((_, said),) = incident.extents
+    assert (incident.kernel_train, incident.kernel_inference) == verdict_of("PASS").cell[-2:]
+    assert said.startswith(
+        "11 sequences failed an input check and were not measured (2 nan_logprob, 9 token_mismatch). "
+    )
+
+
+def test_an_incident_of_invalid_input_ends_with_valid_input_whatever_was_routed() -> None:
+    """The route is the other incident's, and lasts until somebody lifts it."""
+    evaluator = Evaluator([*ROUTING, {"on": "invalid-input", "do": ["notify"]}])
+    evaluator.tick(0.0, fail("code"))
+    evaluator.tick(10.0, fail("code"), invalid={"nan_logprob": 2})
+    states = {incident.on: incident.state for incident in evaluator.tick(20.0, fail("code"))}
+    assert states["invalid-input"] is IncidentState.RESOLVED
+    assert states["fail"] is not IncidentState.RESOLVED
+
+
+def test_a_breach_whose_cells_are_gone_is_not_told_as_over() -> None:
+    """Its kernel is not measured any more, and its route is in force."""
+    evaluator = Evaluator(ROUTING)
+    evaluator.tick(10.0, fail("code"))
+    evaluator.tick(20.0, verdict_of("PASS", slice="code", inference="healthy"))
+    (incident,) = evaluator.tick(30.0, verdict_of("PASS", slice="code", inference="healthy"))
+    assert incident.broken == ()
+    assert incident.state_text.startswith("No longer measured as broken; routing to the training kernel was ordered")
+
+
+def test_what_nobody_measures_is_not_called_broken() -> None:
+    """Users may suffer or not: before the first data, after the last, and while sequences fail the input checks."""
+    ladder = [{"on": "no-data", "do": ["notify"]}]
+    evaluator = Evaluator(ladder)
+    (incident,) = evaluator.tick(10.0, verdict_of("NO_DATA", inference=""))
+    assert (incident.state_text, incident.headline) == (
+        "Waiting for first data", "No kernel has reported token-tv on code yet",
+    )  # fmt: skip
+    (incident,) = evaluator.tick(20.0, verdict_of("PASS"))
+    assert incident.headline == "No kernel had reported token-tv on code yet"
+    (incident,) = Evaluator(ladder).tick(10.0, verdict_of("NO_DATA"))
+    assert incident.state_text == "No data"
+    evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
+    (incident,) = evaluator.tick(10.0, verdict_of("PASS"), invalid={"nan_logprob": 1})
+    assert incident.state_text == "Invalid input"
+    assert incident.extents[0][1].startswith("1 sequence failed an input check and was not measured (1 nan_logprob). ")
+
+
+def test_a_breach_is_told_as_it_was_and_then_as_it_is() -> None:
+    """What fills the window afterwards hides nothing while the incident lasts."""
+    evaluator = Evaluator(QUIET)
+    evaluator.tick(60.0, fail("code", estimate=0.0374, lower=0.03, at=60.0))
+    (incident,) = evaluator.tick(140.0, fail("code", estimate=0.00406, lower=0.0041, upper=0.006, at=140.0))
+    ((_, said),) = incident.extents
+    assert said == (
+        "0.0374 on code at 00:01 UTC against a limit of 0.004; 0.00406 in what is measured now "
+        "(confidence interval 0.0041 to 0.006)"
+    )
+    (incident,) = evaluator.tick(150.0, fail("code", estimate=0.05, lower=0.04, at=150.0))
+    assert incident.extents[0][1].startswith("0.05 on code, at least 10 times the limit of 0.004")

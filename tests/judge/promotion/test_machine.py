@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from kc_otel.contract.model import Contract
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.promotion import orders
+from kc_otel.judge.promotion.gate_evidence import step_evidence
 from kc_otel.judge.promotion.machine import advance, begin, replaced, share_of
 from kc_otel.judge.promotion.promotion_state import MoveKind, OrderError, Position, Promotion, PromotionStatus, path_of
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Evaluation
-from kc_otel.offline.gate.evidence import step_evidence, verify_evidence
+from kc_otel.offline.gate.evidence import verify_evidence
 
 V = "inferB"
 
@@ -37,8 +38,8 @@ def round_of(make_verdict):
 
     def make(contract, now, status="PASS", **changes):
         verdicts = (
-            make_verdict(one, slice=slice, at=now, contract_hash=contract.hash, **changes)
-            for slice, one in (("all", "PASS"), ("code", status))
+            make_verdict(own, slice=slice, at=now, contract_hash=contract.hash, **changes)
+            for slice, own in (("all", "PASS"), ("code", status))
         )
         return Evaluation(now, tuple(verdicts))
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 from kc_otel.judge.promotion import orders
+from kc_otel.judge.promotion.gate_evidence import checksum_of
 from kc_otel.judge.promotion.machine import advance, begin
+from kc_otel.judge.promotion.orders import admit
 from kc_otel.judge.promotion.promotion_state import OrderError
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Evaluation
-from kc_otel.offline.gate.admission import admit
-from kc_otel.offline.gate.evidence import _checksum, offline_evidence
+from kc_otel.offline.gate.evidence import offline_evidence, section_problems
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings import Recording, save_recording
+from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.recording_files import save_recording
 
 TEXT = """\
 apiVersion: kernel-contract/v1
@@ -42,7 +45,7 @@ def evidence(contract, tmp_path_factory):
     def make(sigma):
         rng = np.random.default_rng(0)
         inference = np.log(rng.uniform(0.1, 0.9, 4000))
-        train = np.minimum(inference + rng.normal(-sigma * sigma / 2, sigma, 4000), 0.0)
+        train = -np.abs(inference + rng.normal(-sigma * sigma / 2, sigma, 4000))
         file = tmp_path_factory.mktemp("recording") / "recording.npz"
         save_recording(Recording(train, inference, np.full(100, 40), ({},) * 100), file)
         gate = gate_recordings(contract, [read_input(file)], (TRAIN, INFERENCE), GateTerms(), 1e9)
@@ -59,14 +62,14 @@ def promotion(contract):
 def sealed(record, **changes):
     changed = {**record, **changes}
     del changed["checksum"]
-    return changed | {"checksum": _checksum(changed)}
+    return changed | {"checksum": checksum_of(changed)}
 
 
 def test_sound_evidence_opens_the_offline_gate(contract, promotion, evidence):
     """The version is in shadow with the next evaluation, and the step names what it rests on."""
     record = evidence(0.01)
-    admitted = admit(promotion, contract, record)
-    assert admitted.offline == record["checksum"]
+    admitted = admit(replace(promotion, missing=("no evidence yet",)), contract, record, section_problems)
+    assert (admitted.offline, admitted.missing) == (record["checksum"], ())
     after, (move,) = advance(admitted, contract, Evaluation(1.0), ())
     assert (after.position.stage, str(move.before), move.decision.stage) == (Stage.SHADOW, "offline-ci", "shadow")
     held, moves = advance(admitted, contract, Evaluation(1.0), ["prose is silent"])
@@ -78,7 +81,7 @@ def test_a_gate_that_refused_opens_nothing(contract, promotion, evidence):
     with pytest.raises(
         OrderError, match=r"the offline gate says rollback: token-tv on all: FAIL.*a person has to force"
     ):
-        admit(promotion, contract, evidence(0.5))
+        admit(promotion, contract, evidence(0.5), section_problems)
 
 
 def test_a_gate_that_was_asked_about_a_part_opens_nothing(tmp_path):
@@ -92,7 +95,7 @@ def test_a_gate_that_was_asked_about_a_part_opens_nothing(tmp_path):
     assert gate.decision.outcome == "advance"
     new = begin(made, INFERENCE.fingerprint, "ada", 0.0)[0]
     with pytest.raises(OrderError, match=r"asked about a part .* and token-tv on code did not pass; run it"):
-        admit(new, made, offline_evidence(gate, text))
+        admit(new, made, offline_evidence(gate, text), section_problems)
 
 
 def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence):
@@ -100,23 +103,36 @@ def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence)
     record = evidence(0.01)
     other = dataclasses.replace(promotion, version="0123456789ab")
     with pytest.raises(OrderError, match=f"about kernel {INFERENCE.fingerprint}, not about 0123456789ab"):
-        admit(other, contract, record)
+        admit(other, contract, record, section_problems)
     looser = load_text(TEXT.replace("0.05", "0.06"))
     with pytest.raises(OrderError, match=r"of another contract .* run the gate again"):
-        admit(promotion, looser, record)
+        admit(promotion, looser, record, section_problems)
     with pytest.raises(OrderError, match=r"not sound: .*checksum"):
-        admit(promotion, contract, {**record, "kernel": "x"})
+        admit(promotion, contract, {**record, "kernel": "x"}, section_problems)
     plain = {name: value for name, value in record.items() if name != "offline"}
     with pytest.raises(OrderError, match="is of stage offline-ci; give what the offline"):
-        admit(promotion, contract, sealed(plain))
+        admit(promotion, contract, sealed(plain), section_problems)
     forced, _ = orders.force(promotion, contract, Stage.SHADOW, "ada", "hurry", Evaluation(1.0), 1.0)
     with pytest.raises(OrderError, match="is not in offline-ci but in shadow"):
-        admit(forced, contract, record)
+        admit(forced, contract, record, section_problems)
+
+
+def test_evidence_from_before_a_roll_back_opens_nothing(contract, promotion, evidence):
+    """What it shows did not keep the version from failing; what the gate finds afterwards counts."""
+    record = evidence(0.01)  # of 1e9
+    for rolled_at in (1e9 - 1.0, 1e9 + 1.0):
+        back, _ = orders.roll_back(promotion, "ada", "broken tables", rolled_at)
+        again, _ = begin(contract, promotion.version, "ada", rolled_at + 5.0, previous=back)
+        if rolled_at < 1e9:
+            assert admit(again, contract, record, section_problems).offline
+            continue
+        with pytest.raises(OrderError, match=r"rolled back at 2001-09-09 01:46:41 UTC; run the gate again"):
+            admit(again, contract, record, section_problems)
 
 
 def test_a_changed_contract_asks_for_the_gate_again(contract, promotion, evidence):
     """What was admitted under other limits is not carried over."""
-    admitted = admit(promotion, contract, evidence(0.01))
+    admitted = admit(promotion, contract, evidence(0.01), section_problems)
     after, moves = advance(admitted, load_text(TEXT.replace("0.05", "0.06")), Evaluation(1.0), ())
     assert (moves, after.offline) == ((), "")
     assert "no evidence of the offline stage" in after.missing[0]

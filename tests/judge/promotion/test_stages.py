@@ -53,6 +53,12 @@ def test_failure_rolls_back_whatever_came_after(rounds):
     )
 
 
+def test_a_failure_that_no_interval_shows_is_told_by_its_reason(rounds):
+    """It rests on what was held against the limit; an interval below the limit would contradict it."""
+    history = rounds((0, "FAIL", {"lower": 0.001, "upper": 0.003, "estimate": 0.002, "reason": "a part is above"}))
+    assert decide(GATE, "inferB", history, (), 0).missing == ("token-tv on code: FAIL, a part is above",)
+
+
 def test_failure_of_another_version_is_not_ours(rounds):
     """Verdicts of other kernel versions do not count, for or against."""
     history = rounds((0, "FAIL", {"version": "old"}))

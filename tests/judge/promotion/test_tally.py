@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.judge.plain_json import read_json, to_json
-from kc_otel.judge.promotion.tally import Tally
+from kc_otel.judge.promotion.stages import Tally
 
 
 def test_windows_that_share_data_count_once():

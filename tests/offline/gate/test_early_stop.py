@@ -12,7 +12,7 @@ from kc_otel.judge.typical_sizes import typical_size
 from kc_otel.offline.gate.early_stop import decides, stops_after
 from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, gate_recordings
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings import Recording
+from kc_otel.recordings.recording import Recording
 from kc_otel.stats import Binned
 
 LIMIT = 0.004
@@ -114,15 +114,15 @@ def test_a_clause_that_no_recording_can_tell_does_not_hold_it_up():
 def test_the_plan_says_what_it_typically_takes(clause, truth):
     """Within a third of the median of simulated gates on one cell of two."""
     made = contract(clause)
-    (one,) = made.clauses
-    planned, rng = typical_size(made, one, "all", truth), np.random.default_rng(4)
+    (typical,) = made.clauses
+    planned, rng = typical_size(made, typical, "all", truth), np.random.default_rng(4)
     taken = []
     for _ in range(15):
-        if one.parsed_statistic.kind == "fraction":
+        if typical.parsed_statistic.kind == "fraction":
             drift = np.where(rng.random(8 * planned) < truth * 0.02, 0.03, 0.001)
         else:
             drift = np.minimum(gammas(rng, truth, 1.0, 8 * planned), 0.99)
-        taken.append(_first_decided(made, one, drift, passes=truth < 1.0))
+        taken.append(_first_decided(made, typical, drift, passes=truth < 1.0))
     assert planned / 1.5 <= np.median(taken) <= 1.5 * planned
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of, make_evidence
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
-from kc_otel.offline.gate.evidence import EvidenceError, _checksum, make_evidence, verify_evidence
+from kc_otel.offline.gate.evidence import verify_evidence
 
 ADVANCE = Decision(GateOutcome.ADVANCE, Stage.FULL, 3)
 
@@ -68,7 +69,7 @@ def test_any_change_is_found(record, data):
 def sealed(record, **changes):
     changed = {**record, **changes}
     del changed["checksum"]
-    return changed | {"checksum": _checksum(changed)}
+    return changed | {"checksum": checksum_of(changed)}
 
 
 def test_verdict_that_contradicts_its_numbers_is_found(record):
@@ -95,9 +96,9 @@ def test_a_pass_of_what_none_may_be_needs_none_and_no_bound(contract, make_verdi
     decision = Decision(GateOutcome.ADVANCE, Stage.SHADOW, 0)
     none = dataclasses.replace(make_verdict("PASS"), limit=0.0, estimate=0.0, lower=0.0, upper=0.001)
     verify_evidence(make_evidence(contract, Stage.CANARY, "inferB", decision, [none], 0.0))
-    one = dataclasses.replace(none, estimate=0.0001)
+    some = dataclasses.replace(none, estimate=0.0001)
     with pytest.raises(EvidenceError, match="is PASS, but its upper bound"):
-        verify_evidence(make_evidence(contract, Stage.CANARY, "inferB", decision, [one], 0.0))
+        verify_evidence(make_evidence(contract, Stage.CANARY, "inferB", decision, [some], 0.0))
 
 
 @pytest.mark.parametrize("outcome", ["advance", "rollback"])

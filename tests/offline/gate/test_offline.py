@@ -11,12 +11,14 @@ import pytest
 from kc_otel.contract.load import load_text
 from kc_otel.judge.promotion.stages import GateOutcome, Stage
 from kc_otel.offline.gate.findings import notes
+from kc_otel.offline.gate.markdown import headline
 from kc_otel.offline.gate.observations import RecordingObservations
 from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, gate_recordings, read_input
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.sampled import TOKEN, log_ratio
-from kc_otel.recordings import Recording, save_recording
+from kc_otel.recordings.recording import Recording, RecordingError
+from kc_otel.recordings.recording_files import load_recording, save_recording
 
 TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -31,7 +33,7 @@ observability: {min_samples: 500, min_sequences: 50}
 """
 CONTRACT = load_text(TEXT)
 KERNELS = (Kernel("torch"), Kernel("vllm", version="1"))
-TOLERANT = GateTerms(allow_unjudged=True)
+EXACT = TEXT.replace("runtime:", "numerical: [{id: exact, metric: tv_exact, unit: token, limit: 0.05}]\nruntime:")
 
 
 def recording(noise=0.01, *, sequences=200, seed=0, code=0.01, tasks=("code", "prose"), logits=False):
@@ -40,25 +42,32 @@ def recording(noise=0.01, *, sequences=200, seed=0, code=0.01, tasks=("code", "p
     task = [tasks[i % len(tasks)] for i in range(sequences)]
     n = int(lengths.sum())
     z = rng.standard_normal((n, 12))
-    size = np.repeat([code if each == "code" else noise for each in task], lengths)
+    size = np.repeat([code if kind == "code" else noise for kind in task], lengths)
     other = z + size[:, None] * rng.standard_normal((n, 12))
-    p, q = (each - np.log(np.exp(each).sum(1, keepdims=True)) for each in (z, other))
+    p, q = (scores - np.log(np.exp(scores).sum(1, keepdims=True)) for scores in (z, other))
     y = np.minimum((np.exp(q).cumsum(1) < rng.random((n, 1))).sum(1), 11)
     made = Recording(
-        p[np.arange(n), y], q[np.arange(n), y], lengths, tuple({"task": each} for each in task), token_ids=y
+        p[np.arange(n), y], q[np.arange(n), y], lengths, tuple({"task": kind} for kind in task), token_ids=y
     )
     return replace(made, train_logits=z, inference_logits=other) if logits else made
 
 
+def some(made, numbers):
+    """Those sequences of a recording, in that order."""
+    at = np.concatenate([made.starts[index] + np.arange(made.lengths[index]) for index in numbers])
+    attributes = tuple(made.attributes[index] for index in numbers)
+    return Recording(made.train[at], made.inference[at], made.lengths[list(numbers)], attributes)
+
+
 def given(*recordings):
     return [
-        (GatedRecording(f"{at}.npz", f"{at:064d}", 1, each.lengths.size, each.train.size, False), each)
-        for at, each in enumerate(recordings)
+        (GatedRecording(f"{at}.npz", f"{at:064d}", 1, content.lengths.size, content.train.size, False), content)
+        for at, content in enumerate(recordings)
     ]
 
 
-def gated(*recordings, terms=TOLERANT, contract=CONTRACT):
-    return gate_recordings(contract, given(*recordings), KERNELS, terms, 1_700_000_000.0)
+def gated(*recordings, terms=None, contract=CONTRACT):
+    return gate_recordings(contract, given(*recordings), KERNELS, terms or GateTerms(), 1_700_000_000.0)
 
 
 def statuses(gate, place=0):
@@ -89,13 +98,21 @@ def test_too_short_a_recording_waits():
     assert any("more samples are needed" in said for said in gate.decision.missing)
 
 
-def test_what_no_recording_can_tell_holds_the_gate_until_it_is_allowed():
-    """Lag is measured where the kernels run: it waits, unless one says that it may be left out."""
-    gate = gated(recording(), terms=GateTerms())
+def test_a_clause_holds_the_gate_if_a_recording_could_have_its_columns():
+    """Lag is measured where the kernels run and is only named; logits that were not recorded hold the gate."""
+    gate = gated(recording())
+    assert gate.decision.outcome is GateOutcome.ADVANCE
+    assert [clause.clause for clause in gate.unjudged] == ["lag"]
+    assert headline(gate).endswith("; not judged: lag")
+    gate = gated(recording(), contract=load_text(EXACT))
     assert gate.decision.outcome is GateOutcome.WAIT
-    assert [each.clause for each in gate.unjudged] == ["lag"]
-    assert gate.decision.missing == (
-        "held: lag: weights_lag cannot be told from this recording; --allow-unjudged leaves it out",
+    (missing,) = gate.decision.missing
+    assert missing == (
+        "held: exact: this recording lacks tv_exact: record a .npz with train_logits and inference_logits; or "
+        "--require the other clauses"
+    )
+    assert gated(recording(), terms=GateTerms(require=("by-seq",)), contract=load_text(EXACT)).decision.outcome == (
+        GateOutcome.ADVANCE
     )
 
 
@@ -103,7 +120,7 @@ def test_only_required_clauses_have_to_pass_and_any_failure_refuses():
     """--require narrows what must PASS, never what may FAIL; a required clause that cannot be told waits."""
     assert gated(recording(), terms=GateTerms(require=("token-tv",))).decision.outcome is GateOutcome.ADVANCE
     assert gated(recording(code=0.8), terms=GateTerms(require=("by-seq",))).decision.outcome is GateOutcome.ROLLBACK
-    waits = gated(recording(), terms=GateTerms(require=("lag",), allow_unjudged=True))
+    waits = gated(recording(), terms=GateTerms(require=("lag",)))
     assert waits.decision.outcome is GateOutcome.WAIT
     assert "lag on all: no verdict yet" in waits.decision.missing
 
@@ -113,7 +130,7 @@ def test_a_slice_without_sequences_waits_unless_only_others_are_asked_for():
     prose = recording(tasks=("prose",))
     assert statuses(gated(prose))["token-tv", "code"] == "NO_DATA"
     assert gated(prose).decision.outcome is GateOutcome.WAIT
-    assert gated(prose, terms=replace(TOLERANT, slices=("all",))).decision.outcome is GateOutcome.ADVANCE
+    assert gated(prose, terms=GateTerms(slices=("all",))).decision.outcome is GateOutcome.ADVANCE
 
 
 def test_every_recording_is_a_window_and_has_to_pass():
@@ -123,8 +140,36 @@ def test_every_recording_is_a_window_and_has_to_pass():
     assert gated(recording(sequences=10), good).decision.outcome is GateOutcome.WAIT
     assert gated(good, recording(sequences=10)).decision.outcome is GateOutcome.WAIT
     assert gated(recording(code=0.8), good).decision.outcome is GateOutcome.ROLLBACK
-    few = gated(good, more, terms=replace(TOLERANT, windows=3)).decision
+    few = gated(good, more, terms=GateTerms(windows=3)).decision
     assert (few.outcome, few.missing) == (GateOutcome.WAIT, ("2 of 3 consecutive windows have passed",))
+
+
+def test_windows_that_share_sequences_count_them_once(tmp_path):
+    """In whatever order they are: a copy is no second window, and what another one has is not judged again."""
+    made, inputs = recording(sequences=300), {}
+    for name, numbers in (
+        ("all", range(300)),
+        ("shuffled", np.random.default_rng(1).permutation(300)),
+        ("first", range(100)),
+        ("more", [*range(100), *range(200, 300)]),
+    ):
+        save_recording(some(made, numbers), tmp_path / f"{name}.npz")
+        inputs[name] = read_input(tmp_path / f"{name}.npz")
+
+    def judged(*names):
+        return gate_recordings(CONTRACT, [inputs[name] for name in names], KERNELS, GateTerms(), 0.0)
+
+    with pytest.raises(ValueError, match=r"shuffled\.npz: has the same content as .*all\.npz"):
+        judged("all", "shuffled")
+    with pytest.raises(
+        ValueError, match=r"first\.npz: has only sequences that are others .* again; windows that share"
+    ):
+        judged("all", "first")
+    both = judged("first", "more")
+    assert [(about.sequences, about.repeated) for about in both.inputs] == [(100, 0), (100, 100)]
+    assert "more.npz: 100 of 200 sequences are others again" in "".join(notes(both))
+    tokens = {verdict.samples for verdict in both.judged[1].verdicts if verdict.cell.clause == "token-tv"}
+    assert max(tokens) == both.inputs[1].tokens == made.lengths[200:].sum()
 
 
 def test_the_same_file_twice_is_no_second_window():
@@ -132,7 +177,7 @@ def test_the_same_file_twice_is_no_second_window():
     [first, (about, made)] = given(recording(), recording())
     twice = [first, (replace(about, sha256=first[0].sha256), made)]
     with pytest.raises(ValueError, match=r"1\.npz: has the same content as 0\.npz"):
-        gate_recordings(CONTRACT, twice, KERNELS, TOLERANT, 0.0)
+        gate_recordings(CONTRACT, twice, KERNELS, GateTerms(), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -190,36 +235,25 @@ def test_the_mass_outside_of_a_truncation_is_judged_where_a_recording_has_it():
     observations = RecordingObservations(kept).of("outside_mass_by_sequence")
     assert observations.count.sum() == 200
     assert observations.upper.max() == pytest.approx(0.05)
-    left_out = {each.clause: each.why for each in judge(contract, by_contract(plain, contract), 0.0).left_out}
+    left_out = {lost.clause: lost.why for lost in judge(contract, by_contract(plain, contract), 0.0).left_out}
     assert "train_kept_logprobs" in left_out["outside"]
     judged = judge(contract, by_contract(kept, contract), 0.0).verdicts
-    assert {each.cell.slice: each.status for each in judged if each.cell.clause == "outside"} == {
+    assert {verdict.cell.slice: verdict.status for verdict in judged if verdict.cell.clause == "outside"} == {
         "all": "PASS", "code": "PASS",
     }  # fmt: skip
 
 
 def test_logits_are_judged_where_a_recording_has_them_and_asked_for_where_not():
     """A clause on full logits says which file it takes."""
-    contract = load_text(
-        TEXT.replace(
-            "statistical:", "numerical: [{id: exact, metric: tv_exact, unit: token, limit: 0.05}]\nstatistical:"
-        )
-    )
+    contract = load_text(EXACT)
     assert statuses(gated(recording(logits=True), contract=contract))["exact", "code"] == "PASS"
     [exact, _] = gated(recording(), contract=contract).unjudged
-    assert (
-        str(exact)
-        == "exact: tv_exact cannot be told from this recording; it takes a .npz with train_logits and inference_logits"
-    )
+    assert str(exact) == "exact: this recording lacks tv_exact: record a .npz with train_logits and inference_logits"
 
 
 def test_logits_that_are_no_numbers_hold_the_gate():
     """They are left out of every verdict, so that the verdicts alone would not tell."""
-    contract = load_text(
-        TEXT.replace(
-            "statistical:", "numerical: [{id: exact, metric: tv_exact, unit: token, limit: 0.05}]\nstatistical:"
-        )
-    )
+    contract = load_text(EXACT)
     made = recording(logits=True)
     made.inference_logits[7] = np.nan
     gate = gated(made, contract=contract)
@@ -235,12 +269,12 @@ def test_a_gate_judges_the_drift_of_the_rewards_that_a_recording_has():
     contract = load_text(head + "  - {id: reward, metric: reward_drift, limit: 0.1}\n")
     made = recording(sequences=4000)
     (left,) = judge(contract, by_contract(made, contract), 0.0).left_out
-    assert "it takes one whose rows have a reward" in str(left)
+    assert "record a reward in each row" in str(left)
     rewards = np.random.default_rng(0).integers(0, 2, 4000)
-    attributes = [{**each, "score": int(reward)} for each, reward in zip(made.attributes, rewards, strict=True)]
+    attributes = [{**known, "score": int(reward)} for known, reward in zip(made.attributes, rewards, strict=True)]
     attributes[0] = {"task": "code"}
     found = judge(contract, by_contract(replace(made, attributes=tuple(attributes)), contract), 0.0)
-    verdict = next(one for one in found.verdicts if one.cell.clause == "reward" and one.cell.slice == "all")
+    verdict = next(other for other in found.verdicts if other.cell.clause == "reward" and other.cell.slice == "all")
     assert (verdict.status, verdict.samples) == ("PASS", 4000)
     assert "E_P[r] - E_Q[r] is" in verdict.reason
 
@@ -253,14 +287,14 @@ def test_rewards_outside_of_their_range_are_told_of_and_no_number_of_them_is_ask
     rewards = [5.0, float("nan"), 1.0] * 700
 
     def with_rewards(values):
-        attributes = [{**each, "reward": one} for each, one in zip(made.attributes, values, strict=False)]
+        attributes = [{**known, "reward": value} for known, value in zip(made.attributes, values, strict=False)]
         gate = gated(replace(made, attributes=tuple(attributes)), contract=contract)
         reward = next(v for v in gate.judged[0].verdicts if v.cell.clause == "reward" and v.cell.slice == "all")
-        return reward, [each for each in notes(gate) if "rewards" in each]
+        return reward, [note for note in notes(gate) if "rewards" in note]
 
     undecided, said = with_rewards(rewards)
     assert undecided.status == "INCONCLUSIVE"
-    assert "with 2,000 sequences: more of the same would not decide it; E_P[r] - E_Q[r] is" in undecided.reason
+    assert "with 2,000 prompts: more of the same would not decide it; E_P[r] - E_Q[r] is" in undecided.reason
     assert len(said) == 1
     assert said[0].startswith("0.npz: 1,334 of 2,000 rewards are missing or outside of assumptions.reward_range [0, 1]")
     assert with_rewards([0.0, 1.0] * 1000)[1] == []
@@ -275,11 +309,11 @@ def test_a_column_that_cannot_be_read_is_named_where_it_is_missed(tmp_path):
 
     def said(**others):
         np.savez(tmp_path / "a.npz", **columns, **others)
-        gate = gate_recordings(contract, [read_input(tmp_path / "a.npz")], KERNELS, TOLERANT, 0.0)
+        gate = gate_recordings(contract, [read_input(tmp_path / "a.npz")], KERNELS, GateTerms(), 0.0)
         absent = next(v for v in gate.judged[0].verdicts if v.cell.slice == "code")
-        return absent, [str(each) for each in gate.judged[0].left_out]
+        return absent, [str(clause) for clause in gate.judged[0].left_out]
 
-    tasks = np.array([each["task"] for each in made.attributes])
+    tasks = np.array([attributes["task"] for attributes in made.attributes])
     absent, (left,) = said(task=tasks[:50], reward=np.zeros((2, 200)))
     assert absent.status == "NO_DATA"
     assert "`task` holds text of shape (50,), not a plain value for each of 200 rows" in absent.reason
@@ -291,43 +325,26 @@ def test_a_column_that_cannot_be_read_is_named_where_it_is_missed(tmp_path):
     assert (absent.samples, left) == (made.train.size, [])
 
 
-def test_tokens_that_the_inference_kernel_did_not_sample_hold_the_gate():
+def test_tokens_that_the_inference_kernel_did_not_sample_are_no_recording_of_it(tmp_path):
     """Their mean ratio is above 1, which no sample of it has: the trainer's own tokens, or the sides swapped."""
     rng = np.random.default_rng(0)
     p, q = np.array([0.55, 0.15, 0.15, 0.15]), np.array([0.4, 0.2, 0.2, 0.2])
     contract = load_text(TEXT.replace("limit: 0.05", "limit: 0.5"))
 
-    def found(sampler, train, inference):
+    def saved(sampler, train, inference):
         tokens = rng.choice(4, 8000, p=sampler)
-        made = Recording(np.log(train)[tokens], np.log(inference)[tokens], np.full(400, 20), ({"task": "code"},) * 400)
-        gate = gated(made, contract=contract)
-        return gate.decision.outcome, " ".join(gate.decision.missing)
+        sides = {"train_logprobs": np.log(train)[tokens], "inference_logprobs": np.log(inference)[tokens]}
+        np.savez(tmp_path / "a.npz", **sides, lengths=np.full(400, 20), task=np.full(400, "code"))
+        return tmp_path / "a.npz"
 
-    assert found(q, p, q) == (GateOutcome.ADVANCE, "")
+    assert gated(load_recording(saved(q, p, q)), contract=contract).decision.outcome is GateOutcome.ADVANCE
     for sampler, sides in ((p, (p, q)), (q, (q, p))):
-        outcome, missing = found(sampler, *sides)
-        assert outcome is GateOutcome.WAIT
-        assert "held: the mean of P(y)/Q(y) is at least 1.0" in missing
-
-
-@pytest.mark.slow
-def test_a_mean_ratio_is_not_called_above_one_by_chance():
-    """Of honest samples, of any drift, few or many, rounded or not."""
-    rng = np.random.default_rng(1)
-    for _ in range(300):
-        n = int(rng.choice([200, 2000, 20_000]))
-        p, q = rng.dirichlet(np.full(50, rng.uniform(0.1, 2.0)), 2)
-        q = (1 - (mix := rng.uniform(0.0, 1.0))) * p + mix * q
-        tokens = rng.choice(50, n, p=q)
-        train, inference = np.log(np.maximum(p, 1e-300))[tokens], np.log(q)[tokens]
-        if rng.random() < 0.5:
-            inference = inference.astype(np.float16).astype(np.float64)
-        made = Recording(train, np.minimum(inference, 0.0), np.full(n // 20, 20), ({},) * (n // 20))
-        assert RecordingObservations(made).mean_ratio < 1.0
+        with pytest.raises(RecordingError, match=r"INVALID INPUT, not_sampled: .* the mean of P/Q .* is 1\.[01]"):
+            load_recording(saved(sampler, *sides))
 
 
 def test_sequences_that_occur_again_are_no_new_evidence(tmp_path):
-    """In one file they are told of; a file that was saved in another way is the same window."""
+    """They count once, and it is said; a file that was saved in another way is the same window."""
     made = recording(sequences=30)
     many = Recording(
         np.tile(made.train, 20), np.tile(made.inference, 20), np.tile(made.lengths, 20), made.attributes * 20
@@ -335,11 +352,15 @@ def test_sequences_that_occur_again_are_no_new_evidence(tmp_path):
     save_recording(many, tmp_path / "many.npz")
     save_recording(many, tmp_path / "many.jsonl")
     inputs = [read_input(tmp_path / name) for name in ("many.npz", "many.jsonl")]
-    gate = gate_recordings(CONTRACT, inputs[:1], KERNELS, TOLERANT, 0.0)
-    (said,) = [each for each in notes(gate) if "again" in each]
-    assert "570 of 600 sequences are others of it again, number for number" in said
+    gate = gate_recordings(CONTRACT, inputs[:1], KERNELS, GateTerms(), 0.0)
+    (said,) = [note for note in notes(gate) if "again" in note]
+    assert "570 of 600 sequences are others again" in said
+    assert "the gate decides on 30" in said
+    save_recording(made, tmp_path / "once.npz")
+    once = gate_recordings(CONTRACT, [read_input(tmp_path / "once.npz")], KERNELS, GateTerms(), 0.0)
+    assert (gate.judged, gate.decision) == (once.judged, once.decision)
     with pytest.raises(ValueError, match=r"many\.jsonl: has the same content as .*many\.npz"):
-        gate_recordings(CONTRACT, inputs, KERNELS, TOLERANT, 0.0)
+        gate_recordings(CONTRACT, inputs, KERNELS, GateTerms(), 0.0)
     save_recording(recording(sequences=600), tmp_path / "own.npz")
-    sound = gate_recordings(CONTRACT, [read_input(tmp_path / "own.npz")], KERNELS, TOLERANT, 0.0)
-    assert not [each for each in notes(sound) if "again" in each]
+    sound = gate_recordings(CONTRACT, [read_input(tmp_path / "own.npz")], KERNELS, GateTerms(), 0.0)
+    assert not [note for note in notes(sound) if "again" in note]

@@ -11,11 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kc_otel.contract.load import load_text
-from kc_otel.offline.gate.evidence import EvidenceError, _checksum, offline_evidence, verify_evidence, verify_recordings
+from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of
+from kc_otel.offline.gate.evidence import offline_evidence, verify_evidence, verify_recordings
 from kc_otel.offline.gate.evidence_files import beside_problems, recording_beside, write_evidence
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings import Recording, save_recording
+from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.recording_files import save_recording
 
 TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -35,7 +37,7 @@ def make(path, seed, scale=0.01, sequences=60):
     rng = np.random.default_rng(seed)
     lengths = rng.integers(20, 40, sequences)
     q = -rng.exponential(1.0, lengths.sum()) - 0.5
-    p = np.minimum(q + scale * rng.standard_normal(q.size), 0.0)
+    p = -np.abs(q + scale * rng.standard_normal(q.size) - scale**2 / 2)
     save_recording(Recording(p, q, lengths, tuple({"task": "code"} for _ in lengths)), path)
     return path
 
@@ -46,7 +48,7 @@ def files(tmp_path_factory):
     return [make(folder / "one.npz", 1), make(folder / "two.npz", 2)]
 
 
-def evidence(files, terms=GateTerms(allow_unjudged=True)):  # noqa: B008
+def evidence(files, terms=GateTerms()):  # noqa: B008
     kernels = Kernel("torch", dtype="float32"), Kernel("vllm", version="0.32.0", extra={"patch": 3})
     gate = gate_recordings(load_text(TEXT), [read_input(path) for path in files], kernels, terms, 1_700_000_000.125)
     return json.loads(json.dumps(offline_evidence(gate, TEXT), allow_nan=False))
@@ -59,7 +61,7 @@ def record(files):
 
 def sealed(record):
     changed = {name: value for name, value in record.items() if name != "checksum"}
-    return changed | {"checksum": _checksum(changed)}
+    return changed | {"checksum": checksum_of(changed)}
 
 
 def leaves(value, path=()):
@@ -93,8 +95,8 @@ def test_record_holds_what_is_needed_to_judge_again(record, files):
     assert record["decision"]["outcome"] == "advance"
     assert record["offline"]["contract"] == TEXT
     assert record["offline"]["kernels"]["inference"] == {"engine": "vllm", "version": "0.32.0", "extra": {"patch": 3}}
-    assert [each["name"] for each in record["offline"]["recordings"]] == [path.as_posix() for path in files]
-    assert all(each["sequences"] == 60 for each in record["offline"]["recordings"])
+    assert [entry["name"] for entry in record["offline"]["recordings"]] == [path.as_posix() for path in files]
+    assert all(entry["sequences"] == 60 for entry in record["offline"]["recordings"])
     assert [row["recording"] for row in record["verdicts"]] == [0] * 4 + [1] * 4
     verify_evidence(record)
 
@@ -155,9 +157,13 @@ def test_any_number_that_was_changed_and_sealed_again_is_found_from_the_recordin
         (("kernel",), "0" * 12, "do not make the fingerprint"),
         (("offline", "kernels", "train", "dtype"), "float16", "is about other kernels"),
         (("verdicts", 0, "limit"), 0.9, "the contract sets no such limit"),
-        (("verdicts", 0, "about"), "population", "is said to be about the population"),
+        (
+            ("verdicts", 0, "about"),
+            "population",
+            "`about` is population, and the contract's clause is about the traffic",
+        ),
+        (("verdicts", 0, "samples"), 3, "is a PASS with 3 observations, and the contract asks for"),
         (("verdicts", 0, "status"), "INCONCLUSIVE", "the verdicts lead to 'wait'"),
-        (("offline", "terms", "allow_unjudged"), False, "the verdicts lead to 'wait'"),
         (("offline", "terms", "windows"), 5, "the verdicts lead to 'wait'"),
         (("offline", "recordings", 0, "unreadable"), 5, "the verdicts lead to 'wait'"),
         (("offline", "terms"), {}, "another shape"),
@@ -171,9 +177,28 @@ def test_what_does_not_follow_is_found_without_the_recordings(record, path, valu
         verify_evidence(sealed(changed(record, path, value)))
 
 
+def test_a_clause_whose_rows_were_removed_holds_the_gate(record):
+    """A recording could have its columns, so that its absence is no permission to advance."""
+    rows = [row for row in record["verdicts"] if row["clause"] != "token-tv"]
+    assert 0 < len(rows) < len(record["verdicts"])
+    with pytest.raises(EvidenceError, match="the verdicts lead to 'wait'"):
+        verify_evidence(sealed(changed(record, ("verdicts",), rows)))
+
+
+def test_a_slice_without_a_verdict_is_found_without_the_recordings(record):
+    """A clause that was judged on a recording has a verdict on each slice of the contract."""
+    for left_out in range(len(record["verdicts"])):
+        verdicts = [row for number, row in enumerate(record["verdicts"]) if number != left_out]
+        clause, slice = (record["verdicts"][left_out][name] for name in ("clause", "slice"))
+        others = [row for row in verdicts if (row["recording"], row["clause"]) == (0, clause)]
+        if others and record["verdicts"][left_out]["recording"] == 0:
+            with pytest.raises(EvidenceError, match=f"{clause} on {slice} has no verdict"):
+                verify_evidence(sealed(record | {"verdicts": verdicts}))
+
+
 def test_a_gate_that_waits_or_refuses_has_sound_evidence_too(files, tmp_path):
     """Evidence is kept of every decision; bounds that do not exist come back as such."""
-    waiting = evidence(files, GateTerms())
+    waiting = evidence(files, GateTerms(windows=3))
     assert waiting["decision"]["outcome"] == "wait"
     verify_recordings(waiting, files)
     bad = make(tmp_path / "bad.npz", 4, scale=0.8)
@@ -190,7 +215,7 @@ def test_evidence_of_a_gate_that_waits_is_sound_whatever_the_order_of_slices(fil
     """Reasons come in the contract's order of slices, rows in the alphabet's."""
     text = TEXT.replace("slices: {code:", "slices: {zebra: {where: {task: zebra}}, ant: {where: {task: ant}}, code:")
     kernels = Kernel("torch"), Kernel("vllm")
-    gate = gate_recordings(load_text(text), [read_input(files[0])], kernels, GateTerms(allow_unjudged=True), 1.0)
+    gate = gate_recordings(load_text(text), [read_input(files[0])], kernels, GateTerms(), 1.0)
     found = json.loads(json.dumps(offline_evidence(gate, text)))
     assert len(found["decision"]["missing"]) > 2
     verify_recordings(found, files)
@@ -215,8 +240,8 @@ def test_files_beside_the_record_are_its_own(record, files, tmp_path):
 
 def test_online_evidence_has_no_recordings(contract, make_verdict):
     """Asking for them is answered, and not with silence."""
+    from kc_otel.judge.promotion.gate_evidence import make_evidence
     from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
-    from kc_otel.offline.gate.evidence import make_evidence
 
     online = make_evidence(
         contract, Stage.CANARY, "inferB", Decision(GateOutcome.ADVANCE, Stage.FULL, 3), [make_verdict()], 0

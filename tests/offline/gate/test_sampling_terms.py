@@ -7,15 +7,18 @@ import json
 import numpy as np
 import pytest
 
-from kc_otel.contract import ContractError, diff
+from kc_otel.contract.diff import diff
+from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
 from kc_otel.contract.promotion import SAMPLING_PARAMETERS
 from kc_otel.integrations.vllm.completion import _RESTRICTIONS
-from kc_otel.offline.gate.evidence import EvidenceError, _checksum, offline_evidence, verify_evidence, verify_recordings
+from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of
+from kc_otel.offline.gate.evidence import offline_evidence, verify_evidence, verify_recordings
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings import Recording, save_recording
 from kc_otel.recordings.comparable import NEUTRAL
+from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.recording_files import save_recording
 
 BARE = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -69,7 +72,7 @@ def test_what_was_in_force_is_in_the_evidence_and_cannot_be_changed(tmp_path):
     verify_recordings(record, [path])
     for wrong in ({**said, "top_p": [0.9]}, {**said, "top_p": []}, {**said, "bad_words": [True]}):
         record["offline"]["recordings"][0]["sampling"] = wrong
-        record["checksum"] = _checksum({name: value for name, value in record.items() if name != "checksum"})
+        record["checksum"] = checksum_of({name: value for name, value in record.items() if name != "checksum"})
         with pytest.raises(EvidenceError, match=r"top_p|bad_words"):
             verify_evidence(record)
     assert "sampling" not in offline_evidence(gated(path, SOUND, BARE), BARE)["offline"]["recordings"][0]
@@ -83,9 +86,9 @@ def test_every_parameter_that_engines_record_is_known():
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("tempreature: [1]", "'tempreature' is no sampling parameter; there are temperature, top_p"),
-        ("temperature: [0]", "temperature: 0 samples nothing"),
-        ("top_p: [1.5]", "top_p: 1.5 samples nothing"),
+        ("tempreature: [1]", "'tempreature' is not a sampling parameter; write one of temperature, top_p"),
+        ("temperature: [0]", "temperature: drift cannot be measured at 0"),
+        ("top_p: [1.5]", "top_p: drift cannot be measured at 1.5"),
         ("bad_words: [1]", "bad_words: 1.0 is not true or false"),
         ("top_k: []", "is empty"),
     ],
@@ -102,7 +105,7 @@ def test_a_longer_list_and_a_shorter_demand_loosen():
     """More values, a parameter that need not be said any more, and one that might not be used before."""
 
     def kinds(old, new):
-        return {each.kind for each in diff(load_text(old), load_text(new)) if each.field == "promotion.sampling"}
+        return {change.kind for change in diff(load_text(old), load_text(new)) if change.field == "promotion.sampling"}
 
     longer, fewer = LISTED.replace("[0.7, 1.0]", "[0.7, 1.0, 2.0]"), LISTED.replace(", top_k: [-1]", "")
     assert [kinds(LISTED, new) for new in (longer, fewer, BARE)] == [{"loosens"}] * 3

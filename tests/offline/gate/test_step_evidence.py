@@ -9,10 +9,11 @@ import pytest
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.promotion import orders
+from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of, step_evidence
 from kc_otel.judge.promotion.machine import advance, begin
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Evaluation
-from kc_otel.offline.gate.evidence import EvidenceError, _checksum, step_evidence, verify_evidence
+from kc_otel.offline.gate.evidence import verify_evidence
 
 V = "inferB"
 
@@ -27,8 +28,8 @@ def terms(contract):
 def round_of(make_verdict, terms):
     def make(now, status="PASS"):
         return [
-            make_verdict(one, slice=slice, at=now, contract_hash=terms.hash)
-            for slice, one in (("all", "PASS"), ("code", status))
+            make_verdict(own, slice=slice, at=now, contract_hash=terms.hash)
+            for slice, own in (("all", "PASS"), ("code", status))
         ]
 
     return make
@@ -62,7 +63,7 @@ def test_it_says_from_where_to_where_and_who_decided(records, terms):
     assert (step["kind"], step["from"], step["to"]) == (
         "advance", {"stage": "shadow", "share": 0.0}, {"stage": "canary", "share": 0.05},
     )  # fmt: skip
-    assert [(one["slice"], one["status"]) for one in records["advance"]["verdicts"]] == [
+    assert [(row["slice"], row["status"]) for row in records["advance"]["verdicts"]] == [
         ("all", "PASS"),
         ("code", "PASS"),
     ]
@@ -81,7 +82,7 @@ def changed(record, *path_and_value):
         inner = inner[name]
     inner[last] = value
     del copied["checksum"]
-    return copied | {"checksum": _checksum(copied)}
+    return copied | {"checksum": checksum_of(copied)}
 
 
 @pytest.mark.parametrize(

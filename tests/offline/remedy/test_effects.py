@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.offline.remedy.corrections import Correction, Ratios, Rejection, Weight, weights
-from kc_otel.offline.remedy.effects import effects
+from kc_otel.offline.remedy.promises import effects
 from kc_otel.offline.remedy.trainers import catalogue
-from kc_otel.recordings import Recording
+from kc_otel.recordings.recording import Recording
 
 V, T = 3, 3
 
@@ -29,14 +29,14 @@ class Policies:
             if dropped:
                 q[rng.integers(V)] = 1e-300
             self.tables[prefix] = np.exp(z) / np.exp(z).sum(), q / q.sum()
-        steps = [[tuple(each[y[t]] for each in self.tables[y[:t]]) for t in range(len(y))] for y in self.rows]
-        self.p = np.array([math.prod(a for a, _ in each) for each in steps])
-        self.q = np.array([math.prod(b for _, b in each) for each in steps])
+        steps = [[tuple(table[y[t]] for table in self.tables[y[:t]]) for t in range(len(y))] for y in self.rows]
+        self.p = np.array([math.prod(a for a, _ in pairs) for pairs in steps])
+        self.q = np.array([math.prod(b for _, b in pairs) for pairs in steps])
         self.advantage = rng.uniform(-1.0, 1.0, len(self.rows))
         lengths = np.array([len(y) for y in self.rows])
         self.recording = Recording(
-            np.log([a for each in steps for a, _ in each]),
-            np.log([b for each in steps for _, b in each]),
+            np.log([a for pairs in steps for a, _ in pairs]),
+            np.log([b for pairs in steps for _, b in pairs]),
             lengths,
             ({},) * len(self.rows),
             advantages=np.repeat(self.advantage, lengths),
@@ -80,7 +80,7 @@ def test_no_bias_of_a_gradient_is_beyond_its_bound(seed):
     of = Policies(seed, 0.5, dropped=seed % 2 == 0)
     ratios = Ratios(of.recording)
     scores = list(of.scores())
-    longest = max(np.linalg.norm(each, axis=1).max() for each in scores)
+    longest = max(np.linalg.norm(score, axis=1).max() for score in scores)
     spend = []
     for correction, found in zip(CORRECTIONS, effects(ratios, CORRECTIONS), strict=True):
         c = np.split(weights(ratios, correction), of.recording.starts[1:])
@@ -140,9 +140,9 @@ def recorded(rows):
 
 @settings(max_examples=60, deadline=None)
 @given(log_ratios, st.floats(1.0, 50.0), st.floats(1.0, 50.0))
-def test_a_wider_range_drops_no_more(rows, one, other):
+def test_a_wider_range_drops_no_more(rows, first, other):
     """Masks are monotone in their thresholds: what a wider range drops, a narrower one drops too."""
-    narrow, wide = sorted((one, other))
+    narrow, wide = sorted((first, other))
     ratios = Ratios(recorded(rows))
     for level in ("token", "sequence", "geometric"):
         kept = [weights(ratios, Correction(Weight(level, "mask", 1 / cap, cap))) > 0.0 for cap in (narrow, wide)]
@@ -187,4 +187,4 @@ def test_masking_sequences_by_their_advantage_takes_advantages():
     bare = Recording(of.train, of.inference, of.lengths, of.attributes)
     with pytest.raises(ValueError, match="has no advantages; off_policy looks at their sign"):
         weights(Ratios(bare), Correction(None, Rejection("off_policy", -math.inf, 0.1)))
-    assert not [each for each in catalogue(advantages=False) if "off_policy" in each.name]
+    assert not [correction for correction in catalogue(advantages=False) if "off_policy" in correction.name]

@@ -9,11 +9,13 @@ from examples.rl_bias.exact import joint
 from examples.rl_bias.kernels import FAMILIES, train_log_probs
 from examples.rl_bias.policy import Policy
 from examples.rl_bias.rollouts import SEED, record
+from kc_otel.cli.remedy_command import remedy_sentence
 from kc_otel.contract.load import load_text
+from kc_otel.judge.sample_sizes import rounded
 from kc_otel.offline.remedy import remedy as module
 from kc_otel.offline.remedy.corrections import Correction, Rejection, Weight
 from kc_otel.offline.remedy.remedy import as_data, remedy
-from kc_otel.recordings import Recording
+from kc_otel.recordings.recording import Recording
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -50,14 +52,14 @@ def contract(*clauses):
 
 
 def found(of, correction, clause, slice):
-    (each,) = [one for one in of.replayed if one.correction == correction]
-    (one,) = [one for one in each.findings if (one.promise.clause, one.promise.slice) == (clause, slice)]
-    return one
+    (replay,) = [candidate for candidate in of.replayed if candidate.correction == correction]
+    (finding,) = [row for row in replay.findings if (row.promise.clause, row.promise.slice) == (clause, slice)]
+    return finding
 
 
 def test_what_is_left_of_enumerated_kernels_lies_in_the_intervals(rollouts):
     """TV_seq of tables, and half the L1 distance that truncation at 1.5 leaves, times the width of the rewards."""
-    kernel = next(each for each in FAMILIES if each.label == "int4 per channel")
+    kernel = next(family for family in FAMILIES if family.label == "int4 per channel")
     policy = Policy.random(SEED)
     p = np.exp(joint(train_log_probs(policy, 8)))
     q = np.exp(joint(kernel.log_probs(policy, 8, kernel.reference)))
@@ -67,14 +69,14 @@ def test_what_is_left_of_enumerated_kernels_lies_in_the_intervals(rollouts):
         truth = 2 * 0.5 * np.abs(c * q - p).sum()
         assert interval.lower <= truth <= interval.upper
         assert interval.upper - interval.lower < 0.06
-        (each,) = [one for one in of.replayed if one.correction == correction]
-        assert each.costs["tables"].variance == pytest.approx((q @ c**2) / (q @ c) ** 2, rel=0.02)
+        (replay,) = [candidate for candidate in of.replayed if candidate.correction == correction]
+        assert replay.costs["tables"].variance == pytest.approx((q @ c**2) / (q @ c) ** 2, rel=0.02)
 
 
 def test_the_least_variance_that_keeps_every_promise_is_chosen_for_each_trainer(rollouts):
     """Ratios of tokens leave the prefixes of tables where they are; slime has no others."""
     of = remedy(rollouts, contract(REWARD))
-    states = {each.correction: each.meets for each in of.replayed}
+    states = {replay.correction: replay.meets for replay in of.replayed}
     assert not states[SOME[0]]
     assert not states[SOME[1]]
     assert states[SOME[2]]
@@ -88,13 +90,13 @@ def test_the_least_variance_that_keeps_every_promise_is_chosen_for_each_trainer(
 def test_no_correction_is_chosen_where_none_is_needed(rollouts):
     """The contract is kept as it is: nothing else has less variance."""
     of = remedy(rollouts, contract("  - {id: tv, metric: tv_token, limit: 0.2}\n"))
-    assert {each.correction for each in of.chosen.values()} == {SOME[0]}
+    assert {replay.correction for replay in of.chosen.values()} == {SOME[0]}
 
 
 def test_a_promise_on_tokens_is_kept_by_ratios_of_tokens_or_of_sequences(rollouts):
     """Uncorrected it is the clause as it is judged by sequence; both kinds bring it near 0, each in its own way."""
     of = remedy(rollouts, contract("  - {id: tv, metric: tv_token, limit: 0.02}\n"))
-    tables = rollouts.only(np.array([each["task"] == "tables" for each in rollouts.attributes]), np.zeros(0, bool))
+    tables = rollouts.only(np.array([labels["task"] == "tables" for labels in rollouts.attributes]), np.zeros(0, bool))
     plain = np.maximum(-np.expm1(tables.train - tables.inference), 0.0).mean()
     assert found(of, SOME[0], "tv", "tables").interval.estimate == pytest.approx(plain, rel=1e-6)
     assert found(of, SOME[0], "tv", "tables").state == "broken"
@@ -106,8 +108,8 @@ def test_a_cost_can_be_promised_too(rollouts):
     """chi2_token limits what the weights that are used take from the effective sample size."""
     of = remedy(rollouts, contract(REWARD, "  - {id: ess, metric: chi2_token, limit: 0.01}\n"))
     assert found(of, SOME[0], "ess", "tables").interval.estimate == 0.0
-    each = found(of, SOME[2], "ess", "tables")
-    assert each.interval.estimate == pytest.approx(1 / 0.944 - 1, rel=0.05)
+    finding = found(of, SOME[2], "ess", "tables")
+    assert finding.interval.estimate == pytest.approx(1 / 0.944 - 1, rel=0.05)
     assert of.chosen["verl"] is None
 
 
@@ -120,7 +122,7 @@ def test_the_push_that_is_missing_is_judged_by_sign_of_the_advantage(rollouts):
     positive = rollouts.advantages > 0
     push = (np.expm1(rollouts.train - rollouts.inference) * rollouts.advantages)[positive].reshape(-1, 8).mean()
     assert found(of, SOME[0], "positive", "all").interval.estimate == pytest.approx(push, abs=1e-7)
-    costs = next(each for each in of.replayed if each.correction == SOME[4]).costs["tables"]
+    costs = next(replay for replay in of.replayed if replay.correction == SOME[4]).costs["tables"]
     assert costs.dropped > 0.0
     assert costs.dropped == pytest.approx(costs.dropped_sequences)
     assert min(costs.dropped_positive, costs.dropped_negative) <= costs.dropped
@@ -132,10 +134,46 @@ def test_few_sequences_meet_nothing(rollouts):
     kept = np.zeros(rollouts.lengths.size, dtype=bool)
     kept[:50] = True  # of prose, where the kernels hardly differ
     of = remedy(rollouts.only(kept, np.zeros(0, bool)), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n"))
-    one = found(of, SOME[0], "tv", "all")
-    assert one.interval.upper < 0.9
-    assert one.state == "open"
+    finding = found(of, SOME[0], "tv", "all")
+    assert finding.interval.upper < 0.9
+    assert finding.state == "open"
     assert of.chosen == {"verl": None, "trl": None, "slime": None}
+
+
+def test_answers_to_one_prompt_count_as_one(rollouts):
+    """Four hundred answers to eight prompts are eight observations: too few for any limit, however loose."""
+    kept = np.zeros(rollouts.lengths.size, bool)
+    kept[:400] = True
+    few, clause = rollouts.only(kept, np.zeros(0, bool)), contract("  - {id: tv, metric: tv_token, limit: 0.9}\n")
+    assert found(remedy(few, clause), SOME[0], "tv", "all").state == "met"
+    named = tuple({**row, "group": number % 8} for number, row in enumerate(few.attributes))
+    of = remedy(Recording(few.train, few.inference, few.lengths, named), clause)
+    finding = found(of, SOME[0], "tv", "all")
+    assert (finding.state, finding.interval.samples, of.unit) == ("open", 8, "prompt")
+    assert "more prompts like these" in remedy_sentence(of)
+
+
+def test_what_is_not_decided_says_how_many_more_sequences_decide_it(rollouts, monkeypatch):
+    """As many of the same do; what is broken needs none, and of what is at its limit no number does."""
+    monkeypatch.setattr(module, "catalogue", lambda **_: SOME[:1])
+    tables = np.array([row["task"] == "tables" for row in rollouts.attributes])
+    few = rollouts.only(tables & (tables.cumsum() <= 400), np.zeros(0, bool))
+
+    def of(recording, limit):
+        return remedy(recording, contract(f"  - {{id: tv, metric: tv_token, limit: {limit!r}}}\n"))
+
+    near = of(few, 0.9).closest("verl").worst.interval
+    between = float(near.estimate + near.upper) / 2
+    undecided = of(few, between)
+    more = undecided.lacking["verl"]
+    assert (more > 0, more % 400) == (True, 0)
+    said = remedy_sentence(undecided)
+    assert f"this recording does not decide it, but at most {rounded(more):,} more sequences like these would" in said
+    times = more // 400 + 1
+    rows = (np.tile(column, times) for column in (few.train, few.inference, few.lengths))
+    assert of(Recording(*rows, few.attributes * times), between).chosen["verl"] is not None
+    assert of(few, float(near.estimate)).lacking["verl"] is None
+    assert of(few, 1e-9).lacking == {}
 
 
 def test_clauses_that_no_weight_changes_are_said_and_not_asked(rollouts):
@@ -176,7 +214,7 @@ def test_kernels_that_share_nothing_are_numbers_all_the_same(log_w):
 
 def test_a_repeated_draw_stays_below_the_bound():
     """Of 40 recordings of 300 sequences none has an upper bound below the distance that is really left."""
-    kernel = next(each for each in FAMILIES if each.label == "int4 per channel")
+    kernel = next(family for family in FAMILIES if family.label == "int4 per channel")
     policy = Policy.random(SEED)
     p = np.exp(joint(train_log_probs(policy, 3)))
     q = np.exp(joint(kernel.log_probs(policy, 3, kernel.reference)))

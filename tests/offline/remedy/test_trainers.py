@@ -9,7 +9,7 @@ import pytest
 
 from kc_otel.offline.remedy.corrections import Correction, Ratios, Weight, weights
 from kc_otel.offline.remedy.trainers import TRAINERS, catalogue, line
-from kc_otel.recordings import Recording
+from kc_otel.recordings.recording import Recording
 
 VERL = json.loads((Path(__file__).parents[2] / "data" / "verl-rollout-correction.json").read_text())
 
@@ -27,7 +27,7 @@ def recording():
 def test_every_line_for_verl_gives_the_weights_that_verl_gives(recording):
     """143 of them, by their sum, their squares and what is dropped; there is no line that was not tried."""
     rows = {row[0]: row[1:] for row in VERL["rows"]}
-    mine = {line("verl", each): each for each in catalogue(advantages=True) if line("verl", each) is not None}
+    mine = {line("verl", entry): entry for entry in catalogue(advantages=True) if line("verl", entry) is not None}
     assert set(mine) == set(rows)
     for text, (total, squares, dropped) in rows.items():
         found = weights(Ratios(recording), mine[text])
@@ -53,7 +53,7 @@ def test_every_line_for_slime_is_its_truncation_or_its_icepop(recording):
         words = shlex.split(text)
         low, high = (float(words[words.index(name) + 1]) for name in ("--tis-clip-low", "--tis-clip"))
         w = np.exp(ratios.log_w)
-        popped = any(each.endswith("icepop_function") for each in words)
+        popped = any(word.endswith("icepop_function") for word in words)
         expected = np.where((w >= low) & (w <= high), w, 0.0) if popped else np.clip(w, low, high)
         assert weights(ratios, correction) == pytest.approx(expected, rel=1e-6), text
         tried += 1
@@ -62,8 +62,8 @@ def test_every_line_for_slime_is_its_truncation_or_its_icepop(recording):
 
 def test_a_trainer_is_offered_only_what_it_has():
     """Rejection is verl's, masks by advantage TRL's, whole sequences not slime's; geometric ratios none's to weigh."""
-    by_family = {each.family: each for each in catalogue(advantages=True)}
-    has = {name: {f for f, each in by_family.items() if line(name, each) is not None} for name in TRAINERS}
+    by_family = {correction.family: correction for correction in catalogue(advantages=True)}
+    has = {name: {f for f, correction in by_family.items() if line(name, correction) is not None} for name in TRAINERS}
     assert "off_policy" in has["trl"] - has["verl"] - has["slime"]
     assert "seq_mean_k1" in has["verl"] - has["trl"] - has["slime"]
     assert {"sequence truncate", "sequence mask"} <= has["verl"] & has["trl"]

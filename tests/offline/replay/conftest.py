@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import json_format
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
-from kc_otel.offline.replay.traffic_entries import TrafficEntry
+from kc_otel.judge.otlp.traffic_entries import TrafficEntry
 
 START = 1_800_000_000.0
 SAMPLES = 500
@@ -101,12 +100,10 @@ def arrivals(
         yield at, traffic.request(at, drift(index * every / 60))
 
 
-def as_lines(requests: Sequence[ExportMetricsServiceRequest]) -> str:
-    """OTLP/JSON with one request per line, as the Collector's file exporter writes it."""
-    return "".join(
-        json.dumps(json_format.MessageToDict(one, use_integers_for_enums=True), separators=(",", ":")) + "\n"
-        for one in requests
-    )
+def as_written(requests: Sequence[ExportMetricsServiceRequest]) -> bytes:
+    """Each behind its length, as the Collector's file exporter writes with `format: proto`."""
+    messages = [request.SerializeToString() for request in requests]
+    return b"".join(struct.pack(">I", len(message)) + message for message in messages)
 
 
 @pytest.fixture
@@ -128,14 +125,8 @@ def entries() -> Callable[..., list[TrafficEntry]]:
 
 
 @pytest.fixture
-def lines() -> Callable[[Sequence[ExportMetricsServiceRequest]], str]:
-    """Requests as the Collector writes them."""
-    return as_lines
-
-
-@pytest.fixture
 def collector_file(tmp_path: Path) -> Path:
     """Twenty minutes as the Collector's file exporter has them."""
-    path = tmp_path / "metrics.json"
-    path.write_text(as_lines([request for _, request in arrivals()]))
+    path = tmp_path / "metrics.proto"
+    path.write_bytes(as_written([request for _, request in arrivals()]))
     return path

@@ -41,8 +41,8 @@ def test_alerts_further_apart_than_a_window_are_two() -> None:
 def test_the_nearest_of_several_is_the_same() -> None:
     """Three short alerts under the old contract are one under the new one, and two of them are gone."""
     three = [replace(ALERT, start=start, end=start + 5) for start in (10.0, 20.0, 30.0)]
-    one = replace(ALERT, start=21.0, end=40.0)
-    found = differences(timeline(*three), timeline(one), apart=60.0)
+    near = replace(ALERT, start=21.0, end=40.0)
+    found = differences(timeline(*three), timeline(near), apart=60.0)
     assert found.alerts_dropped == (three[0], three[2])
     ((pair),) = found.alerts_moved
     assert (pair.old, pair.later, pair.ends_later) == (three[1], 1.0, 15.0)
@@ -100,8 +100,8 @@ def test_each_alert_is_told_of_once_and_pairs_belong_together(
         assert (pair.old.clause, pair.old.slice) == (pair.new.clause, pair.new.slice)
         assert together(pair.old, pair.new, apart)
     assert not any(
-        one.slice == other.slice and together(one, other, apart)
-        for one in found.alerts_dropped
+        span.slice == other.slice and together(span, other, apart)
+        for span in found.alerts_dropped
         for other in found.alerts_added
     )
 
@@ -112,6 +112,6 @@ def test_a_timeline_does_not_differ_from_itself(alerts: list[AlertSpan]) -> None
     assert not differences(timeline(*alerts), timeline(*alerts), apart=0.0)
 
 
-def together(one: AlertSpan, other: AlertSpan, apart: float) -> bool:
-    ends = [math.inf if span.end is None else span.end for span in (one, other)]
-    return max(one.start, other.start) - min(ends) <= apart
+def together(alert: AlertSpan, other: AlertSpan, apart: float) -> bool:
+    ends = [math.inf if span.end is None else span.end for span in (alert, other)]
+    return max(alert.start, other.start) - min(ends) <= apart

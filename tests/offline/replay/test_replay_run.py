@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.message_groups import GroupTiming
-from kc_otel.offline.replay.replay_files import replay_recordings
-from kc_otel.offline.replay.replay_run import replay
-from kc_otel.offline.replay.traffic_entries import EVALUATED, TrafficEntry, sealed_frame
+from kc_otel.judge.otlp.traffic_entries import EVALUATED, TrafficEntry, marked_frame
+from kc_otel.offline.replay.replay_files import replay, replay_recordings
 from kc_otel.offline.replay.traffic_reading import TrafficFileError, read_recordings
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
@@ -36,7 +37,7 @@ def live(
 
     def judge() -> None:
         core.tick(tick)
-        frames.append(sealed_frame(b"", tick, EVALUATED))
+        frames.append(marked_frame(b"", tick, EVALUATED))
 
     for at, request in traffic():
         while tick < at:
@@ -45,7 +46,7 @@ def live(
         if not silence[0] <= at - START < silence[1]:
             monkeypatch.setattr(time, "time", lambda at=at: at + 0.0123)
             core.metrics(request)
-            frames.append(sealed_frame(request.SerializeToString(), at + 0.0123))
+            frames.append(marked_frame(request.SerializeToString(), at + 0.0123))
     judge()
     path.write_bytes(b"".join(frames))
     return core
@@ -60,12 +61,12 @@ def test_the_same_contract_does_what_the_live_evaluator_did(
     damage: list[str] = []
     timeline = replay(contract, read_recordings([path], damage), None, GroupTiming())
     edges = [
-        (one.start, "firing", one.clause, one.slice, one.kernel_inference, one.on, one.reason)
-        for one in timeline.alerts
+        (alert.start, "firing", alert.clause, alert.slice, alert.kernel_inference, alert.on, alert.reason)
+        for alert in timeline.alerts
     ] + [
-        (one.end, "resolved", one.clause, one.slice, one.kernel_inference, one.on, "")
-        for one in timeline.alerts
-        if one.end is not None
+        (alert.end, "resolved", alert.clause, alert.slice, alert.kernel_inference, alert.on, "")
+        for alert in timeline.alerts
+        if alert.end is not None
     ]
     happened = [
         (
@@ -78,11 +79,11 @@ def test_the_same_contract_does_what_the_live_evaluator_did(
     assert len(happened) == 8
     assert {edge[5] for edge in edges} == {"fail", "no-data"}
     assert sorted(edges) == sorted(happened)
-    assert {(one.slice, one.avoid, one.start) for one in timeline.decisions if one.what.startswith("route")} == {
+    assert {(span.slice, span.avoid, span.start) for span in timeline.decisions if span.what.startswith("route")} == {
         (route.slice, route.avoid, route.since) for route in core.decisions.routes
     }
-    halts = [(one.slice, one.start, one.end) for one in timeline.decisions if one.what == "halt"]
-    assert halts == [(one.slice, one.start, one.end) for one in timeline.alerts if one.on == "fail"]
+    halts = [(span.slice, span.start, span.end) for span in timeline.decisions if span.what == "halt"]
+    assert halts == [(alert.slice, alert.start, alert.end) for alert in timeline.alerts if alert.on == "fail"]
     assert None not in {end for _, _, end in halts}
     assert len(timeline.messages) == len(core.outbox.messages()) == 2
     assert timeline.evaluations > 300
@@ -124,7 +125,7 @@ def test_a_large_recording_is_replayed_in_two_processes(
     """With the same result as in one."""
     new, old = make_contract(limit=0.01, version=2), make_contract()
     alone = replay_recordings([collector_file], new, old)
-    monkeypatch.setattr("kc_otel.offline.replay.replay_files._LARGE", 0)
+    monkeypatch.setattr("kc_otel.offline.replay.replay_files._SECOND_PROCESS_BYTES", 0)
     assert replay_recordings([collector_file], new, old) == alone
 
 
@@ -135,7 +136,7 @@ def test_a_limit_that_nothing_reaches_takes_the_alerts_away(
     found = replay_recordings([collector_file], make_contract(limit=0.5, version=2), make_contract())
     assert found.changed is not None
     assert len(found.changed.alerts_dropped) == 2
-    assert {one.what for one in found.changed.decisions_dropped} == {"route:train-kernel", "halt"}
+    assert {span.what for span in found.changed.decisions_dropped} == {"route:train-kernel", "halt"}
     assert found.changed.messages == {("pager", "firing"): (1, 0), ("pager", "resolved"): (1, 0)}
     assert found.new.alerts == ()
 
@@ -150,18 +151,18 @@ def test_an_action_that_changes_is_the_same_alert(make_contract: Callable[..., C
     (first, _) = found.changed.alerts_moved
     assert (first.later, first.ends_later) == (0, 0)
     assert set(first.new.actions) == {"webhook:pager", "sample-more"}
-    assert {one.what for one in found.changed.decisions_added} == {"sample-more"}
+    assert {span.what for span in found.changed.decisions_added} == {"sample-more"}
 
 
 def test_silence_is_judged_without_anything_arriving(make_contract: Callable[..., Contract], traffic: Callable) -> None:
     """The clock of a replay goes on between two entries, and stops at the last one."""
     entries = [TrafficEntry(at, request) for at, request in traffic(lambda _: 0.004) if not 300 <= at - START < 900]
     timeline = replay(make_contract(), entries, 10.0, GroupTiming())
-    assert {(one.on, one.slice) for one in timeline.alerts} == {("no-data", "all"), ("no-data", "code")}
-    for one in timeline.alerts:
-        assert START + 390 <= one.start <= START + 460
-        assert one.end is not None
-        assert START + 900 <= one.end <= START + 920
+    assert {(alert.on, alert.slice) for alert in timeline.alerts} == {("no-data", "all"), ("no-data", "code")}
+    for alert in timeline.alerts:
+        assert START + 390 <= alert.start <= START + 460
+        assert alert.end is not None
+        assert START + 900 <= alert.end <= START + 920
     assert timeline.end == START + 1210
     assert timeline.evaluations == 120
 
@@ -188,13 +189,14 @@ def test_sequences_that_failed_input_checks_are_escalated(
         metric.sum.is_monotonic, metric.sum.aggregation_temporality = True, 2
         point = metric.sum.data_points.add(start_time_unix_nano=round(START * 1e9), time_unix_nano=round(at * 1e9))
         point.as_int = 5 if number >= 6 else 0
-        for name, value in (("kc.contract", "policy"), ("kc.reason", "shifted")):
+        of = {"kc.kernel.train": "aa", "kc.kernel.inference": "bb"}
+        for name, value in {"kc.contract": "policy", "kc.reason": "shifted", **of}.items():
             point.attributes.add(key=name).value.string_value = value
         entries.append(TrafficEntry(at, request))
     timeline = replay(contract.model_copy(update={"escalation": (step,)}), entries, 10.0, GroupTiming())
-    (one,) = timeline.alerts
-    assert (one.on, one.clause, one.kernel_inference, one.start) == ("invalid-input", "input", "", START + 80)
-    assert one.reason.startswith("5 sequences failed an input check")
+    (alert,) = timeline.alerts
+    assert (alert.on, alert.clause, alert.kernel_inference, alert.start) == ("invalid-input", "input", "bb", START + 80)
+    assert alert.reason.startswith("5 sequences failed an input check")
 
 
 @pytest.mark.parametrize("every", [0.0, -1.0, float("nan"), float("inf")])
@@ -230,7 +232,7 @@ def test_what_the_recording_cannot_tell_is_named(make_contract: Callable[..., Co
         "sampling: 0.5 instead of 1 acts on recorders; the recording has the samples of the time",
     )
     assert found.changed is not None
-    assert {one.clause for one in found.changed.alerts_added} == {"kl", "token-tv"}
+    assert {alert.clause for alert in found.changed.alerts_added} == {"kl", "token-tv"}
 
 
 def test_a_recording_of_another_contract_is_refused(
@@ -245,11 +247,14 @@ def test_a_recording_of_another_contract_is_refused(
 
 def test_a_recording_without_metrics_is_refused(make_contract: Callable[..., Contract], tmp_path: Path) -> None:
     """An empty file, or one of other signals."""
-    path = tmp_path / "metrics.json"
-    for content in ("", '{"resourceSpans":[]}\n'):
-        path.write_text(content)
+    path = tmp_path / "metrics.proto"
+    spans = ExportTraceServiceRequest()
+    spans.resource_spans.add().scope_spans.add().spans.add(trace_id=bytes(16), name="kc.compare")
+    message = spans.SerializeToString()
+    for content in (b"", struct.pack(">I", len(message)) + message):
+        path.write_bytes(content)
         with pytest.raises(
-            TrafficFileError, match=r"metrics\.json: holds no metrics; give the recording of a pipeline"
+            TrafficFileError, match=r"metrics\.proto: holds no metrics.*; give the recording of a pipeline"
         ):
             replay_recordings([path], make_contract())
 
@@ -262,5 +267,5 @@ def test_a_clock_that_steps_back_is_followed(make_contract: Callable[..., Contra
         entries += [TrafficEntry(at + shift, request), TrafficEntry(at + shift)]
     timeline = replay(make_contract(), entries, None, GroupTiming())
     assert timeline.evaluations == 120
-    assert all(one.end is None or one.end >= one.start for one in timeline.alerts)
-    assert [one.at for one, other in pairwise(entries) if other.at < one.at] == [START + 600]
+    assert all(alert.end is None or alert.end >= alert.start for alert in timeline.alerts)
+    assert [entry.at for entry, other in pairwise(entries) if other.at < entry.at] == [START + 600]

@@ -7,12 +7,15 @@ import math
 import re
 import struct
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import kc_otel
 from kc_otel.offline.run_log.read_run_log import RunLogError, read_run_log
-from kc_otel.offline.run_log.run_rules import ROLES, RULES, diagnose_run, roles_of
+from kc_otel.offline.run_log.run_rules import RULES, diagnose_run, roles_of
+from kc_otel.offline.run_log.trainer_names import ROLES, TRAINERS, UNITS
 
 STEPS = np.arange(1, 301)
 
@@ -40,13 +43,14 @@ def sound(seed):
         "entropy": 0.8 - 0.5 * progress + correlated(rng, 0.03),
         "reward": 0.2 + 0.5 * progress + correlated(rng, 0.03),
         "lag": rng.integers(0, 4, STEPS.size).astype(float),
+        "ratio": 1.0 + correlated(rng, 0.01),
     }
 
 
 def said(values):
     """What is found, by rule."""
     log = {ROLES[role][0]: (STEPS, series) for role, series in values.items()}
-    return {each.rule: each.said for each in diagnose_run(log, roles_of(log)) if each.found}
+    return {finding.rule: finding.said for finding in diagnose_run(log, roles_of(log)) if finding.found}
 
 
 @pytest.mark.slow
@@ -69,6 +73,12 @@ COLLAPSED = np.where(STEPS < 200, 0.2 + 0.6 * STEPS / 200, np.clip(0.8 - (STEPS 
         ({"ess": np.linspace(0.95, 0.3, 300)}, {"ess-falls"}),
         ({"clipped": np.linspace(0.02, 0.5, 300)}, {"clipping-saturates"}),
         ({"drift": np.where(STEPS == 70, np.nan, 1e-3)}, {"not-finite"}),
+        ({"drift": np.full(300, 0.07)}, {"level-absurd"}),
+        ({"drift": np.where(np.isin(STEPS, (80, 131)), 60.0, 1e-3)}, {"spikes"}),
+        ({"drift": np.where(STEPS <= 4, 0.02, 1e-3)}, {"first-steps-high"}),
+        ({"largest": np.linspace(0.05, 0.7, 300)}, {"tail-grows"}),
+        ({"ratio": np.linspace(0.994, 0.02, 300)}, {"ratio-falls"}),
+        ({"ratio": np.full(300, 1.6)}, {"ratio-above-one"}),
     ],
 )
 def test_each_sickness_is_found_and_nothing_else(sick, rules):
@@ -120,10 +130,45 @@ def test_the_order_of_drift_and_collapse_is_not_invented():
     )
 
 
+@pytest.mark.parametrize("cadence", [1, 5])
+def test_steps_that_a_logger_left_out_are_told(cadence):
+    """A number that is logged each step, or each fifth, and is missing at some of these: where, and how many."""
+    at = np.arange(0, 200, cadence)
+    here = at[(at < 150) | (at >= 190)]
+    log = {"loss": (np.arange(200), np.ones(200)), "mismatch_kl/all/mean": (here, np.full(here.size, 1e-3))}
+    (found,) = (finding for finding in diagnose_run(log, roles_of(log)) if finding.rule == "steps-missing")
+    assert f"at {40 // cadence} of {200 // cadence} steps at which others have one, first at step 150:" in found.said
+    log["mismatch_kl/all/mean"] = (at, np.full(at.size, 1e-3))
+    (found,) = (finding for finding in diagnose_run(log, roles_of(log)) if finding.rule == "steps-missing")
+    assert found.found is False
+
+
+def test_a_level_is_judged_in_its_numbers_unit():
+    """0.1 is absurd as a KL divergence and honest as a mean |log ratio|; of a name of one's own nothing is said."""
+
+    def level(name, value, given=None):
+        log = {name: (np.arange(20), np.full(20, value))}
+        return next(e.found for e in diagnose_run(log, roles_of(log, given)) if e.rule == "level-absurd")
+
+    assert level("rollout_corr/k3_kl", 0.1)
+    assert not level("train/train_rollout_logprob_abs_diff", 0.1)
+    assert not level("train/token_mult_prob_error", 1.1)
+    assert level("train/token_mult_prob_error", 1.4)
+    assert level("mine", 0.9, {"drift": "mine"}) is None
+    assert UNITS.keys() == {*ROLES["drift"]}
+
+
+def test_a_name_that_may_be_meant_is_offered():
+    """What a log calls otherwise is offered with the option to write, and nothing of a reference model is."""
+    log = {"actor/rollout_logprob_diff": (STEPS, STEPS / 300), "actor/ref_kl": (STEPS, STEPS / 300)}
+    said = next(finding.said for finding in diagnose_run(log, roles_of(log)) if finding.rule == "drift-rises")
+    assert said.endswith("if actor/rollout_logprob_diff is it: --name drift=actor/rollout_logprob_diff)")
+
+
 def test_what_is_missing_is_said():
     """A log without rewards, or too short, cannot tell, and says what it would take."""
     log = {"rollout_corr/k3_kl": (STEPS[:20], RISING[:20])}
-    found = {each.rule: each for each in diagnose_run(log, roles_of(log))}
+    found = {finding.rule: finding for finding in diagnose_run(log, roles_of(log))}
     assert found.keys() == RULES.keys()
     assert found["ess-falls"].found is None
     assert "rollout_corr/rollout_is_eff_sample_size" in found["ess-falls"].said
@@ -188,6 +233,17 @@ FILES = {
     "history.csv": b"Step,run a - reward,run a - reward__MIN\n1,0.25,9\n2,0.5,9\n3,0.75,\n4,,\n",
     "trainer_state.json": b'{"log_history": [{"step": 1, "reward": 0.25}, {"step": 2, "reward": 0.5, "loss": NaN},'
     b' {"step": 3, "reward": "0.75"}, {"eval": 1}]}',
+    "trl.log": b"  1%|1         | 1/300 [00:09<, 9s/it]\r{'loss': 0.1, 'reward': 0.25, 'epoch': 0.1}\n"
+    b"  2/300 [00:18<, 9s/it]\n{'loss': '0.1', 'reward': '0.5', 'kl': nan}\n{'eval_reward': 9.0}\n"
+    b"{'reward': 0.75, 'sampling/sampling_logp_difference/mean': 1e-3}\n{'train_runtime': 5.0, 'reward': 7.0}\n",
+    "slime.log": b"".join(
+        b"(pid=7) model.py:900 - step %d: {'reward': %f, 'a': None}\n" % (s, s / 4) for s in (1, 2, 3)
+    ),
+    "slime.jsonl": b"".join(
+        b'{"_step": %d, "rollout/step": 9, "rollout/x": 1}\n{"_step": %d, "reward": %f, "train/step": %d}\n'
+        % (7 * s, 7 * s + 1, s / 4, s)
+        for s in (1, 2, 3)
+    ),
     "console.log": b"".join(
         b"\x1b[36m(TaskRunner pid=1)\x1b[0m step:%d - reward:%f - a/b:np.float64(2.5)\n" % (s, s / 4) for s in (1, 2, 3)
     ),
@@ -241,7 +297,7 @@ def test_drift_that_rises_at_once_is_found_and_dated(onset, factor):
         drift = 0.002 * np.exp(0.15 * rng.standard_normal(300)) * np.where(steps >= onset, factor, 1)
         reward = np.where(steps > onset + 15, 0.05, 0.2 + 0.5 * np.minimum(steps / onset, 1))
         log = {"d": (steps, drift), "r": (steps, reward + 0.02 * rng.standard_normal(300))}
-        found = {one.rule: one for one in diagnose_run(log, {"drift": "d", "reward": "r"})}
+        found = {finding.rule: finding for finding in diagnose_run(log, {"drift": "d", "reward": "r"})}
         assert found["drift-rises"].found
         assert found["drift-before-collapse"].found
         said = int(re.search(r"for good from step (\d+)", found["drift-rises"].said)[1])
@@ -255,8 +311,8 @@ def test_level_drift_rises_neither_step_by_step_nor_at_once():
         rng = np.random.default_rng(seed)
         size = int(rng.choice([30, 60, 300]))
         drift = 0.002 * np.exp(rng.choice([0.3, 1.0]) * rng.standard_normal(size))
-        (found, *_) = diagnose_run({"d": (np.arange(size), drift)}, {"drift": "d"})
-        assert (found.rule, found.found) == ("drift-rises", False)
+        found = {row.rule: row.found for row in diagnose_run({"d": (np.arange(size), drift)}, {"drift": "d"})}
+        assert (found["drift-rises"], found["first-steps-high"], found["spikes"]) == (False, False, False)
 
 
 def rows(*, runs=("",), metric="rewards/mean", steps=40):
@@ -312,7 +368,77 @@ def test_drift_that_is_no_number_when_the_reward_falls_is_found():
     drift = np.where(STEPS >= 200, np.nan, 1e-3 * (1.0 + 0.05 * np.random.default_rng(0).standard_normal(300)))
     reward = np.where(STEPS > 215, 0.0, 0.2 + 0.5 * np.minimum(STEPS / 200, 1)) + 0.0
     log = {"d": (STEPS, drift), "r": (STEPS, reward + 0.01 * np.random.default_rng(1).standard_normal(300))}
-    found = {one.rule: one for one in diagnose_run(log, {"drift": "d", "reward": "r"})}
+    found = {finding.rule: finding for finding in diagnose_run(log, {"drift": "d", "reward": "r"})}
     assert found["not-finite"].found
     assert found["drift-before-collapse"].found, found["drift-before-collapse"].said
     assert re.search("to inf, .* for good from step 20[0-4]$", found["drift-rises"].said)
+
+
+# Rows as each trainer's logger writes them of a step, with its drift.
+LOGGED = {
+    "verl": lambda step, drift: [{"step": step, "data": {
+        "rollout_corr/k3_kl": drift, "rollout_corr/kl": drift, "rollout_corr/rollout_is_mean": 1,
+        "training/rollout_probs_diff_max": 0.5, "rollout_corr/rollout_is_eff_sample_size": 0.9, "actor/pg_clipfrac": 0,
+        "actor/entropy": 1, "critic/score/mean": 1, "training/global_step": step,
+        "training/off_policy/trajectory_staleness/mean": 0}}],
+    "TRL and Unsloth": lambda step, drift: [{
+        "loss": 0.0, "reward": 0.5, "entropy": 0.4, "clip_ratio/region_mean": 0.0, "epoch": step / 200,
+        "sampling/sampling_logp_difference/mean": drift, "sampling/sampling_logp_difference/max": 0.5,
+        "sampling/importance_sampling_ratio/mean": 1.0}],
+    "prime-rl": lambda step, drift: [
+        {"step": step, "time": 1.5e9, "train/all/math/reward/mean": 1, "off_policy/mean": 1},
+        {"step": step, "time": 1.6e9, "mismatch_kl/all/mean": drift, "mismatch_kl/all/max": 1, "is_masked/mean": 0,
+         "entropy/all/mean": 1}],
+    "NeMo-RL": lambda step, drift: [{
+        "_step": step, "train/gen_kl_error": drift, "train/token_mult_prob_error": 1.01, "train/reward": 1,
+        "train/sampling_importance_ratio": 1, "train/approx_entropy": 1}],
+    "slime": lambda step, drift: [
+        {"_step": 2 * step, "rollout/step": step // 2, "rollout/raw_reward": 1},
+        {"_step": 2 * step + 1, "train/step": step, "train/train_rollout_logprob_abs_diff": drift, "train/tis": 1,
+         "train/pg_clipfrac": 0, "train/entropy_loss": 1}],
+    "SkyRL": lambda step, drift: [{
+        "_step": 5, "trainer/global_step": step, "policy/rollout_train_logprobs_abs_diff_mean": drift,
+        "policy/rollout_train_logprobs_abs_diff_max": 1, "policy/loss_metrics/is_ratio_mean": 1,
+        "policy/loss_metrics/clip_ratio": 0, "policy/policy_entropy": 1, "reward/avg_raw_reward": 1}],
+    "AReaL": lambda step, drift: [{
+        "_step": step, "ppo_actor/update/behave_approx_kl/avg": -drift, "ppo_actor/update/behave_imp_weight/avg": 1,
+        "ppo_actor/update/clip_ratio/avg": 0, "ppo_actor/update/entropy/avg": 1, "ppo_actor/task_reward/avg": 1,
+        "ppo_actor/update/version_stats/sample_staleness_proximal_avg": 1}],
+    "OpenRLHF": lambda step, drift: [{
+        "_step": 5, "train/global_step": step, "train/vllm_kl": drift, "train/ppo_kl": 0, "train/ppo_clip_ratio": 0,
+        "train/entropy_loss": 1, "train/reward": 1}],
+    "ROLL": lambda step, drift: [{
+        "_step": step, "actor/train_infer_diff_token_mean": -drift, "actor/train_infer_ratio_token_mean": 1,
+        "actor/ppo_ratio_clipfrac": 0, "critic/entropy/mean": 1, "critic/score/mean": 1}],
+    "Open-Instruct": lambda step, drift: [{
+        "_step": 5, "training_step": step, "global_step": 90, "episode": 90, "scores": 1, "val/rho_weight": 1,
+        "debug/vllm_vs_local_logprob_diff_mean": drift, "debug/vllm_vs_local_logprob_diff_max": 1,
+        "policy/clipfrac_avg": 0, "policy/entropy_avg": 1}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trainer", [trainer.trainer for trainer in TRAINERS])
+def test_every_trainers_names_and_steps_are_known(tmp_path, trainer):
+    """All roles of its table are found in rows of its form, each at the trainer's own step."""
+    (names,) = (candidate.names for candidate in TRAINERS if candidate.trainer == trainer)
+    rows = [row for step in range(1, 201) for row in LOGGED[trainer](step, 9e-3 if step > 100 else 1e-3)]
+    printed = trainer.startswith("TRL")
+    file = tmp_path / ("run.log" if printed else "run.jsonl")
+    file.write_text("".join((str(row) if printed else json.dumps(row)) + "\n" for row in rows))
+    log = read_run_log(file)
+    roles = roles_of(log)
+    assert {*names, "drift"} <= roles.keys()
+    for role, known in names.items():
+        assert any(roles[role] == name or roles[role].endswith("/" + name) for name in known)
+    assert log[roles["drift"]][0].tolist() == list(range(1, 201))
+    rises = next(finding for finding in diagnose_run(log, roles) if finding.rule == "drift-rises")
+    assert int(re.search(r"from step (\d+)$", rises.said)[1]) in range(101, 105)
+
+
+def test_the_handbook_has_each_tables_source():
+    """Repository and commit of every trainer's names are on the page."""
+    page = (Path(kc_otel.__file__).parent / "handbook/pages/reference/run-log.md").read_text()
+    for trainer in TRAINERS:
+        for repository, commit in re.findall(r"(\S+/\S+) at ([0-9a-f]{12})", trainer.source):
+            assert f"{repository} at {commit}" in page
+    assert {*re.findall(r"^\| ([a-z-]+) \|", page, re.MULTILINE)} - {"rule"} >= RULES.keys()

@@ -6,8 +6,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kc_otel.record.measure.checks import InvalidReason, check, counted
-from kc_otel.record.measure.reasons import REASONS, remedy
+from kc_otel.contract.input_reasons import REASONS, remedy
+from kc_otel.record.measure.checks import InvalidReason, check, failed
 
 SHAPE = (6, 40)
 
@@ -22,7 +22,7 @@ def logprobs(noise: float = 0.01, seed: int = 0, shape: tuple[int, int] = SHAPE)
 
 def only(row: int, reason: InvalidReason, rows: int = SHAPE[0]) -> list[int]:
     """Codes where one row has a reason."""
-    return [int(reason) if each == row else 0 for each in range(rows)]
+    return [int(reason) if index == row else 0 for index in range(rows)]
 
 
 @given(st.floats(0, 0.5), st.integers(0, 1000))
@@ -70,20 +70,21 @@ def test_a_buffer_nobody_wrote_to_is_noticed(side: int) -> None:
     mask = np.ones(SHAPE, dtype=bool)
     mask[2, 30:] = False
     pair[side][2, :30] = 0
-    assert check(*pair, mask=mask).tolist() == only(2, InvalidReason.ZERO_FILLED)
+    assert check(*pair, mask=mask).tolist() == only(2, InvalidReason.PLACEHOLDER)
 
 
 def test_being_sure_is_not_a_fault() -> None:
-    """Both sides zero, or one zero and the other nearly so, is a confident model."""
+    """Both sides zero here and there, or one zero and the other nearly so, is a confident model."""
     train, inference = logprobs()
-    train[1], inference[1] = 0, 0
-    train[2], inference[2] = -1e-4, 0
+    sure = -1e-4 * np.random.default_rng(1).uniform(0, 1, SHAPE[1])
+    train[1] = inference[1] = np.where(np.arange(SHAPE[1]) % 9 < 6, 0, sure)
+    train[2], inference[2] = sure, 0
     assert not check(train, inference).any()
 
 
 @pytest.mark.parametrize("by", [1, -1])
 @pytest.mark.parametrize("noise", [1e-5, 0.05])
-def test_a_one_token_shift_is_noticed(by: int, noise: float) -> None:
+def test_a_not_same_tokens_is_noticed(by: int, noise: float) -> None:
     """A side that is a token ahead or behind is a fault, between padding too, and only in the row where it is so."""
     train, inference = logprobs(noise)
     mask = np.ones(SHAPE, dtype=bool)
@@ -91,7 +92,7 @@ def test_a_one_token_shift_is_noticed(by: int, noise: float) -> None:
     train[3] = np.roll(train[3], by)
     train[3, :5], train[3, 35:] = np.nan, np.nan
     train[3, 5 if by > 0 else 34] = -1.0
-    assert check(train, inference, mask=mask).tolist() == only(3, InvalidReason.ONE_TOKEN_SHIFT)
+    assert check(train, inference, mask=mask).tolist() == only(3, InvalidReason.NOT_SAME_TOKENS)
 
 
 def test_neighbouring_rows_do_not_hide_a_shift() -> None:
@@ -100,7 +101,7 @@ def test_neighbouring_rows_do_not_hide_a_shift() -> None:
     train[3:5] = np.roll(train[3:5], 1, axis=1)
     train[4, 0], train[3, 0] = -60.0, -1.0
     train[4, 0], inference[3, -1] = -60.0, -1e-3
-    assert check(train, inference).tolist()[3] == InvalidReason.ONE_TOKEN_SHIFT
+    assert check(train, inference).tolist()[3] == InvalidReason.NOT_SAME_TOKENS
 
 
 def test_short_sequences_are_not_called_shifted() -> None:
@@ -119,7 +120,7 @@ def test_different_tokens_are_not_compared(as_tensor: bool) -> None:
     other[1, 3], other[2, 3], mask[2, 3] = -1, -1, 0
     arrays = [train, inference, mask, ids, other]
     if as_tensor:
-        arrays = [torch.from_numpy(each) for each in arrays]
+        arrays = [torch.from_numpy(array) for array in arrays]
     train, inference, mask, ids, other = arrays
     codes = check(train, inference, mask=mask, train_token_ids=ids, inference_token_ids=other)
     assert codes.tolist() == only(1, InvalidReason.TOKEN_MISMATCH)
@@ -141,10 +142,15 @@ def test_processing_has_to_agree() -> None:
     assert not check(*pair, processing=({"temperature": 1.0}, {"temperature": 1})).any()
 
 
+def counted(codes: np.ndarray) -> dict[str, int]:
+    """Sequences that failed, by the name of the reason."""
+    return {reason: rows.size for reason, rows in failed(codes).items()}
+
+
 def test_reasons_are_counted_by_name() -> None:
     """Counts are by the name that the metric's attribute has, and valid sequences are not among them."""
     codes = np.array([0, 4, 4, 8], dtype=np.int8)
-    assert counted(codes) == {"nan_logprob": 2, "one_token_shift": 1}
+    assert counted(codes) == {"nan_logprob": 2, "not_same_tokens": 1}
 
 
 def test_a_sequence_has_the_first_reason() -> None:
@@ -159,7 +165,7 @@ def test_a_sequence_has_the_first_reason() -> None:
 def test_half_precision_is_checked_like_any_other() -> None:
     """bfloat16 and float16 tensors are read as what they hold."""
     for dtype in (torch.bfloat16, torch.float16):
-        train, inference = (torch.from_numpy(each).to(dtype) for each in logprobs())
+        train, inference = (torch.from_numpy(side).to(dtype) for side in logprobs())
         train[2, 2] = float("nan")
         assert check(train, inference).tolist() == only(2, InvalidReason.NAN_LOGPROB)
 
@@ -242,7 +248,7 @@ def uneven(change, seed: int = 0, shape: tuple[int, int] = (100, 16)):
     rng = np.random.default_rng(seed)
     sharp = np.where(rng.random(shape) < 0.6, rng.uniform(5, 9, shape), rng.uniform(0.5, 2, shape))
     logits = rng.standard_normal((*shape, 60)) * sharp[..., None]
-    sides = [each - np.logaddexp.reduce(each, axis=-1, keepdims=True) for each in (logits, change(logits, rng))]
+    sides = [side - np.logaddexp.reduce(side, axis=-1, keepdims=True) for side in (logits, change(logits, rng))]
     token = np.argmax(sides[1] + rng.gumbel(size=logits.shape), axis=-1)[..., None]
     return [np.take_along_axis(side, token, -1)[..., 0].astype(np.float32) for side in sides]
 
@@ -335,11 +341,11 @@ def test_no_drift_of_a_kernel_is_taken_for_a_setting(
     rng = np.random.default_rng(seed)
     logits = rng.standard_normal((max(4, 400 // tokens), tokens, 20)) * 3
     noise = rng.standard_t(tails, logits.shape) * size * (1 + sharp * (logits < 0))
-    train, inference = (each - np.logaddexp.reduce(each, axis=-1, keepdims=True) for each in (logits, logits + noise))
+    train, inference = (side - np.logaddexp.reduce(side, axis=-1, keepdims=True) for side in (logits, logits + noise))
     token = np.argmax(inference + rng.gumbel(size=inference.shape), axis=-1)[..., None]
     codes = check(*(np.take_along_axis(side, token, -1)[..., 0] for side in (train, inference)))
     assert not np.isin(
-        codes, [InvalidReason.TEMPERATURE_MISMATCH, InvalidReason.TRUNCATED_SAMPLING, InvalidReason.PADDING_COUNTED]
+        codes, [InvalidReason.TEMPERATURE_MISMATCH, InvalidReason.TRUNCATED_SAMPLING, InvalidReason.PLACEHOLDER]
     ).any()
 
 
@@ -351,15 +357,23 @@ def test_padding_that_counts_is_noticed(filler: float, side: int) -> None:
     pair[side][2, 60:] = filler
     mask = np.ones((6, 80), dtype=bool)
     mask[2, 60:] = False
-    assert check(*pair).tolist() == only(2, InvalidReason.PADDING_COUNTED)
+    assert check(*pair).tolist() == only(2, InvalidReason.PLACEHOLDER)
     assert not check(*pair, mask=mask).any()
+
+
+def test_padding_that_training_scores_is_not_taken_for_means_over_tokens() -> None:
+    """Every answer is padded: what training gives to padding lies far below the answer, and changes little."""
+    train, inference = logprobs(shape=(12, 96))
+    for row, end in enumerate(np.linspace(40, 72, 12).astype(int)):
+        train[row, end:], inference[row, end:] = -9.0 - 0.01 * np.arange(96 - end), 0.0
+    assert (check(train, inference) == InvalidReason.PLACEHOLDER).all()
 
 
 def test_padding_of_short_sequences_is_noticed_too() -> None:
     """A filler needs fewer tokens than a temperature does."""
     train, inference = logprobs(shape=(6, 18))
     inference[4, 10:] = 0.0
-    assert check(train, inference).tolist() == only(4, InvalidReason.PADDING_COUNTED)
+    assert check(train, inference).tolist() == only(4, InvalidReason.PLACEHOLDER)
 
 
 @pytest.mark.parametrize("side", [0, 1, None])
@@ -368,19 +382,19 @@ def test_a_short_filler_is_noticed_where_others_have_a_long_one(side: int | None
     pair = logprobs(shape=(7, 40))
     ends = {1: 20, 2: 30, 4: 37, 5: 39}
     for row, end in ends.items():
-        for one in pair if side is None else (pair[side],):
-            one[row, end:] = -1.0
+        for array in pair if side is None else (pair[side],):
+            array[row, end:] = -1.0
     codes = check(*pair)
-    assert np.flatnonzero(codes == InvalidReason.PADDING_COUNTED).tolist() == list(ends)
+    assert np.flatnonzero(codes == InvalidReason.PLACEHOLDER).tolist() == list(ends)
     assert np.flatnonzero(codes).tolist() == list(ends)
-    alone = [one[3:] for one in pair]  # neither of these tells it
+    alone = [array[3:] for array in pair]  # neither of these tells it
     assert not check(*alone).any()
 
 
 def test_an_end_that_both_kernels_are_sure_of_is_no_padding() -> None:
     """Zeros of one side where the other is nearly zero too are a confident end."""
     train, inference = logprobs(0.1, shape=(6, 80))
-    inference[2, 60:], train[2, 60:] = 0.0, -0.004
+    inference[2, 60:], train[2, 60:] = 0.0, -0.008 * np.random.default_rng(1).uniform(0, 1, 20)
     assert not check(train, inference).any()
 
 
@@ -393,7 +407,7 @@ def test_a_forgotten_mask_is_noticed_at_any_drift(drift: float, filler: float) -
         for side in pair:
             side[row, end:] = filler
     codes = check(*pair)
-    assert np.flatnonzero(codes == InvalidReason.PADDING_COUNTED).tolist() == [1, 2, 4]
+    assert np.flatnonzero(codes == InvalidReason.PLACEHOLDER).tolist() == [1, 2, 4]
     assert not np.delete(codes, [1, 2, 4]).any()
 
 
@@ -410,29 +424,29 @@ def test_kernels_that_are_often_sure_are_not_taken_for_padding(sure: float, toke
 def test_prompts_have_to_agree() -> None:
     """A prompt that was encoded again is another one wherever an id or its length differs."""
     train, inference = logprobs()
-    prompts = [np.arange(each + 1) for each in range(6)]
+    prompts = [np.arange(length + 1) for length in range(6)]
     again = [*prompts[:3], np.array([0, 1, 9, 3]), prompts[4], np.arange(5)]
     codes = check(train, inference, prompt_ids=(again, prompts))
     assert codes.tolist() == [0, 0, 0, InvalidReason.PROMPT_MISMATCH, 0, InvalidReason.PROMPT_MISMATCH]
-    assert not check(train, inference, prompt_ids=(prompts, [each.tolist() for each in prompts])).any()
+    assert not check(train, inference, prompt_ids=(prompts, [prompt.tolist() for prompt in prompts])).any()
     with pytest.raises(ValueError, match="prompt_ids: 5 train prompts for 6 sequences"):
         check(train, inference, prompt_ids=(prompts[:5], prompts))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_a_kernel_that_says_the_same_of_every_token_has_no_temperature(noise: float) -> None:
-    """There is no line in a log Q that does not change: what a fit would find there is rounding."""
+    """There is no line in a log Q that does not change: where both are so it is measured, else it is one value."""
     inference = np.full((4, 100), -1.1)
     train = inference + 0.1 + noise * np.random.default_rng(0).standard_normal((4, 100)).clip(-2, 1)
-    assert not check(train, inference).any()
-    assert not check(inference, train).any()
+    expected = {InvalidReason.ONE_VALUE} if noise else {InvalidReason.VALID}
+    assert set(check(train, inference)) == set(check(inference, train)) == expected
 
 
 def test_every_reason_says_what_it_means_and_what_to_do() -> None:
-    """The table that `kc-otel checks` prints has each of them, and a line for a log."""
-    assert {each.name.lower() for each in InvalidReason} - {"valid"} <= set(REASONS)
-    assert all(each.meaning.endswith(".") and each.remedy.endswith(".") for each in REASONS.values())
-    assert remedy("one_token_shift") == f"{REASONS['one_token_shift'].meaning} {REASONS['one_token_shift'].remedy}"
+    """The table that `kc-otel reference invalid-input` prints has each of them, and a line for a log."""
+    assert {reason.name.lower() for reason in InvalidReason} - {"valid"} <= set(REASONS)
+    assert all(reason.meaning.endswith(".") and reason.remedy.endswith(".") for reason in REASONS.values())
+    assert remedy("not_same_tokens") == f"{REASONS['not_same_tokens'].meaning} {REASONS['not_same_tokens'].remedy}"
     assert "not measured" in remedy("something else")
 
 
@@ -446,10 +460,10 @@ def test_text_that_is_nearly_certain_shows_no_pattern_by_chance(open_share, toge
     logits = rng.standard_normal((*shape, 32))
     logits[..., 0] += np.where(rng.random(shape) < open_share, 0.0, 12.0)
     train, inference = (
-        each - np.log(np.exp(each).sum(-1, keepdims=True))
-        for each in (logits + 0.6 * rng.standard_normal(logits.shape), logits)
+        side - np.log(np.exp(side).sum(-1, keepdims=True))
+        for side in (logits + 0.6 * rng.standard_normal(logits.shape), logits)
     )
     tokens = (np.exp(inference).cumsum(-1) < rng.random((*shape, 1))).sum(-1, keepdims=True).clip(max=31)
-    p, q = (np.take_along_axis(each, tokens, -1)[..., 0] for each in (train, inference))
+    p, q = (np.take_along_axis(side, tokens, -1)[..., 0] for side in (train, inference))
     found = [check(p[at : at + together], q[at : at + together]) for at in range(0, 500, together)]
     assert not np.concatenate(found).any()

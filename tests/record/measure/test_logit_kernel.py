@@ -17,8 +17,7 @@ pytest.importorskip("triton")
 from kc_otel.record.measure import logit_device, logit_passes
 from kc_otel.record.measure.logit_device import LogitCounts, device_drift, hidden_drift, merged
 from kc_otel.record.measure.logits import SATURATION, logit_drift
-from kc_otel.record.telemetry.groups import in_groups
-from kc_otel.record.telemetry.log_ratio_cells import cells
+from kc_otel.record.telemetry.groups import cells, in_groups
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [
@@ -98,13 +97,17 @@ def test_whatever_the_logits_are_the_kernel_says_what_float64_says(sides):
 
 
 @pytest.mark.slow
+@example(1e-5, 4, 1)
 @given(st.sampled_from([1e-5, 0.01, 0.5, 4.0]), st.integers(1, 200), st.integers(0, 999))
 @settings(max_examples=12, deadline=None)
 def test_float32_is_enough(drift, vocab, seed):
     """Quantities that are sums of squares of small differences keep five digits of themselves."""
     train, inference = pair(drift, 2, vocab, seed)
     found, expected = device_drift(train, inference).values.numpy(), exact(train, inference)
-    np.testing.assert_allclose(found[:, 1:5], expected[:, 1:5], rtol=2e-5 + 2e-7 / drift, atol=1e-7 * drift)
+    digits = 2e-5 + 2e-7 / drift
+    # Rounded to float32, probabilities put half of the sum of their distances off by half a unit in the last place.
+    np.testing.assert_allclose(found[:, 1], expected[:, 1], rtol=digits, atol=2.0**-24)
+    np.testing.assert_allclose(found[:, 2:5], expected[:, 2:5], rtol=digits, atol=1e-7 * drift)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -158,6 +161,7 @@ def test_rows_are_counted_in_their_slices_buckets(failed, monkeypatch):
     np.testing.assert_array_equal(counters.log_counts.sum(0).numpy(), expected)
 
 
+@pytest.mark.slow
 @PASSES
 def test_shards_of_the_vocabulary_merge_into_the_whole(failed, monkeypatch):
     """Parts of any width, one of them without a token that has mass, give what the whole gives."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 
 from kc_otel import machine_code
-from kc_otel.contract.registry import QUANTITIES, Origin
+from kc_otel.contract.registry.clause_metrics import QUANTITIES, Origin
 from kc_otel.record.measure import logit_passes
 from kc_otel.record.measure.logits import LOGITS, SATURATION, logit_drift
 
@@ -97,7 +97,7 @@ def test_kernels_that_differ_in_the_fifth_digit_are_resolved(path) -> None:
 @PATHS
 def test_float64_keeps_its_precision(path) -> None:
     """Float64 logits are worked on in float64."""
-    train, inference = (each.astype(np.float64) for each in pair(0.1))
+    train, inference = (side.astype(np.float64) for side in pair(0.1))
     values = compared(path, torch.from_numpy(train), torch.from_numpy(inference)).values
     np.testing.assert_allclose(values, reference(train, inference), rtol=1e-10, atol=1e-14)
 
@@ -107,7 +107,7 @@ def test_float64_keeps_its_precision(path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_means_what_it_holds(path, dtype) -> None:
     """Half-precision logits give exactly what their float32 copies give."""
-    train, inference = (torch.from_numpy(each).to(dtype) for each in pair(0.1))
+    train, inference = (torch.from_numpy(side).to(dtype) for side in pair(0.1))
     half = compared(path, train, inference).values
     full = compared(path, train.float(), inference.float()).values
     assert half.tolist() == full.tolist()
@@ -174,7 +174,7 @@ def test_rows_that_are_not_distributions_are_not_valid(path) -> None:
 @PATHS
 def test_rows_are_chosen_and_targets_scored(path) -> None:
     """Only the rows asked for are read, also from a view with gaps, and their targets are scored."""
-    train, inference = (torch.from_numpy(each.reshape(4, 5, -1)) for each in pair(0.1, rows=20, vocab=50))
+    train, inference = (torch.from_numpy(side.reshape(4, 5, -1)) for side in pair(0.1, rows=20, vocab=50))
     train[0, 0], inference[3, 4] = float("nan"), float("nan")
     at = np.array([0, 2, 2, 3]), np.array([1, 0, 3, 2])
     targets = np.array([7, 0, 49, 3])
@@ -190,7 +190,7 @@ def test_rows_are_chosen_and_targets_scored(path) -> None:
 @PATHS
 def test_no_rows_are_no_error(path) -> None:
     """An empty selection gives empty results."""
-    train, inference = (torch.from_numpy(each) for each in pair(0.1))
+    train, inference = (torch.from_numpy(side) for side in pair(0.1))
     found = compared(path, train, inference, at=(np.zeros(0, dtype=int),), targets=[])
     assert found.values.shape == (0, 7)
     assert found.train_logprob.shape == (0,)
@@ -220,7 +220,7 @@ def test_shapes_that_differ_are_refused() -> None:
 def test_targets_are_one_for_each_row(path, targets) -> None:
     """Too few would have been read beyond their end."""
     with pytest.raises(ValueError, match="is not one token for each of 5 rows"):
-        compared(path, *(torch.from_numpy(each) for each in pair(0.1)), targets=targets)
+        compared(path, *(torch.from_numpy(side) for side in pair(0.1)), targets=targets)
 
 
 @pytest.mark.parametrize("token", [-100, 300])

@@ -56,7 +56,7 @@ def test_torch_and_numpy_agree(dtype):
     """The same numbers from tensors, rounded to their own dtype."""
     torch.manual_seed(0)
     train, inference = torch.randn(7, 3, 16), torch.randn(7, 3, 16)
-    train, inference = (each.to(dtype) for each in (train, train + 1e-2 * inference))
+    train, inference = (side.to(dtype) for side in (train, train + 1e-2 * inference))
     ours = compare_outputs(train, inference)
     if dtype is torch.bfloat16:
         assert ours.steps.max() > 0

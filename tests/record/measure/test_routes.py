@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.record.measure import routes
-from kc_otel.record.measure.routes import route_disagreement
+from kc_otel.record import operator_rows
+from kc_otel.record.operator_rows import as_unrelated, route_disagreement
 
 
 def test_it_is_the_share_of_experts_that_the_other_did_not_choose(monkeypatch):
     """Against sets, one token and layer at a time, whatever the order and however many blocks it takes."""
-    monkeypatch.setattr(routes, "_BLOCK", 100)
+    monkeypatch.setattr(operator_rows, "_BLOCK", 100)
     numbers = np.random.default_rng(0)
     ours, theirs = (np.argsort(numbers.random((50, 3, 16)), axis=-1)[..., :4].astype(np.uint8) for _ in range(2))
     expected = [
@@ -44,3 +44,19 @@ def test_what_says_of_each_expert_whether_it_was_chosen_is_refused():
     with pytest.raises(ValueError, match="train: names an expert twice for one token; give the ids of the k"):
         route_disagreement(ours, ours[..., ::-1])
     assert np.isnan(route_disagreement([[[-1, -1]]], [[[-1, -1]]])).all()
+
+
+@pytest.mark.parametrize("shift", ["token", "layer"])
+def test_routes_of_another_token_or_layer_differ_as_chance_does(shift):
+    """1 - k/E, also where some experts are busier; a tenth of the choices that differ is drift."""
+    numbers = np.random.default_rng(1)
+    scores = numbers.gumbel(size=(400, 3, 16)) + numbers.normal(size=(1, 3, 16))
+    ours = np.argsort(-scores, axis=-1)[..., :2]
+    theirs = np.argsort(-scores - 0.3 * numbers.normal(size=scores.shape), axis=-1)[..., :2]
+    apart = route_disagreement(ours, theirs)
+    assert 0.02 < apart.mean() < 0.3
+    assert not as_unrelated(ours, theirs, apart).any()
+    other = np.roll(theirs, 1, axis=0 if shift == "token" else 1)
+    assert as_unrelated(ours, other, route_disagreement(ours, other)).all()
+    few = slice(0, 20)
+    assert not as_unrelated(ours[few], other[few], route_disagreement(ours[few], other[few])).any()

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.contract.registry import QUANTITIES, Origin, Unit
+from kc_otel.contract.registry.clause_metrics import QUANTITIES, Origin, Unit
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, SEQUENCE, TOKEN, advantage_drift, log_ratio
 
 LOG_RATIOS = st.floats(-60, 15, width=32)
@@ -80,7 +80,7 @@ def test_log_ratios_are_float32_differences() -> None:
     assert log_ratio(train, inference).tolist() == [-0.25, 1.25]
     close = np.array([-1.0]), np.array([-1.0 - 1e-9])
     assert log_ratio(*close)[0] == pytest.approx(1e-9, rel=1e-6)
-    assert log_ratio(*(each.astype(np.float32) for each in close))[0] == 0
+    assert log_ratio(*(side.astype(np.float32) for side in close))[0] == 0
 
 
 def test_log_ratios_stay_finite() -> None:

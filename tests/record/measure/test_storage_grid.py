@@ -35,10 +35,18 @@ def test_the_side_that_was_rounded_is_named_with_its_grid_and_what_that_costs(ro
     given = {"train": full, "inference": full, side: rounded(full)}
     found = coarse_side(**given)
     assert (found.side, found.grid) == (side, grid)
-    large = full < -0.5
-    assert found.rounding == pytest.approx(np.abs(rounded(full)[large] - full[large]).mean(), rel=0.15)
+    assert found.rounding == pytest.approx(np.abs(rounded(full) - full).mean(), rel=0.15)
     assert f"the {side} side all lie on {grid}'s grid" in str(found)
     assert "float32 on both sides" in str(found)
+
+
+@pytest.mark.parametrize("step", [1 / 32, 1 / 16, 1 / 8])
+def test_a_log_softmax_in_bfloat16_has_the_spacing_of_its_logits(step):
+    """Logits of 4 to 32 are multiples of that, and so are their differences, near 0 too."""
+    full = logprobs(np.random.default_rng(5), 1000)
+    found = coarse_side(full, np.minimum(np.round(full / step) * step, 0).astype(np.float32))
+    assert found.side == "inference"
+    assert found.rounding == pytest.approx(step / 4, rel=0.05)
 
 
 def test_of_two_grids_the_coarser_is_named():

@@ -51,7 +51,7 @@ class Memory(MetricExporter):
 
     def count(self, slice="all", export=-1):
         """Tokens recorded for a slice, over all kernel pairs."""
-        return sum(point.count for point in self.points("kc.drift.log_ratio", export, kc_slice=slice))
+        return sum(point.count for point in self.points("kc.drift.tv_token", export, kc_slice=slice))
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def held(monkeypatch):
     release, handle = threading.Event(), Measurer.handle
 
     def wait(measurer, work, now):
-        release.wait(5)
+        release.wait(120)
         return handle(measurer, work, now)
 
     monkeypatch.setattr(Measurer, "handle", wait)
@@ -135,7 +135,7 @@ def held(monkeypatch):
 
 @pytest.fixture
 def wait_until():
-    def wait(condition, seconds=30.0):
+    def wait(condition, seconds=120.0):
         deadline = time.monotonic() + seconds
         while not condition() and time.monotonic() < deadline:
             time.sleep(0.002)

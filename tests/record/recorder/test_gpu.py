@@ -32,7 +32,7 @@ def test_histograms_and_checks_say_what_the_host_says():
     found = []
     for device in ("cpu", "cuda"):
         accumulator = Accumulator(("all",))
-        p, q, kept = (torch.from_numpy(each).to(device) for each in (train, inference, mask))
+        p, q, kept = (torch.from_numpy(array).to(device) for array in (train, inference, mask))
         found.append((accumulator.add_sampled(p, q, mask=kept), accumulator.snapshot()))
     (host, expected), (device, snapshot) = found
     assert device.invalid == host.invalid != {}

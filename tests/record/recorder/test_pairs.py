@@ -22,7 +22,7 @@ def test_sides_are_compared_when_both_are_there(recorders, memory, logprobs, ids
     mask[2, 15:] = False
     recorder = recorders()
     sides = {
-        "sampled": lambda: recorder.sampled(key, token_ids=ids, logprobs=inference, mask=mask, weights=4,
+        "sampled": lambda: recorder.sampled(key, token_ids=ids, logprobs=inference, mask=mask, weights=6,
                                             attributes=[{"task": "code"}, {}, {}]),
         "scored": lambda: recorder.scored(key, token_ids=ids, logprobs=train, mask=mask, weights=6,
                                           attributes={"prompt_tokens": 200}, advantages=np.ones(3)),
@@ -36,7 +36,7 @@ def test_sides_are_compared_when_both_are_there(recorders, memory, logprobs, ids
     assert (memory.count(), memory.count("code"), memory.count("long")) == (55, 20, 55)
     (point,) = memory.points("kc.drift.log_ratio", kc_slice="all")
     assert point.sum == pytest.approx((train - inference)[mask].sum(), abs=1e-5)
-    assert memory.points("kc.weights.lag", kc_slice="all")[0].sum == 2.0
+    assert memory.points("kc.weights.lag", kc_slice="all")[0].sum == 0.0
     assert sum(p.count for p in memory.points("kc.drift.advantage_drift_positive", kc_slice="all")) == 55
     assert recorder.stats().unpaired == recorder.stats().unpaired_tokens == 0
     assert recorder.stats().dropped == recorder.stats().invalid == {}

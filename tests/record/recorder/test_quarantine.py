@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel import Contract
-from kc_otel.record import quarantine
+from kc_otel.record.rollout_quarantine import quarantine
 
 CLAUSES = [
     {"id": "tv", "metric": "tv_token", "unit": "token", "statistic": "mean", "limit": 0.05},
@@ -140,6 +140,14 @@ def test_sequences_that_cannot_be_compared_are_kept_out_by_name(make):
     assert found.reasons == ("nan_logprob", "impossible_token", "", "")
     assert found.before.statistics == found.after.statistics == {"tv": 0.0}
     assert (found.before.sequences, found.before.tokens, found.after.tokens) == (3, 11, 3)
+
+
+def test_densities_are_no_reason_where_the_contract_has_them():
+    """Logarithms above 0 on both sides."""
+    inference = np.linspace(-3.0, 3.0, 40).reshape(4, 10)
+    for density, reason in ((True, ""), (False, "positive_logprob")):
+        found = quarantine(inference + 0.001, inference, contract(assumptions={"density": density}))
+        assert found.reasons[-1] == reason
 
 
 def test_rows_are_dropped_from_arrays_tensors_and_lists():

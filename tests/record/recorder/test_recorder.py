@@ -9,9 +9,12 @@ import pytest
 import torch
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
-from kc_otel.contract.registry import OPERATORS, QUANTITIES
+from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.telemetry.accumulate import Accumulator
+
+NOT_HUNG = 30.0
+"""What hangs in these tests hangs until it is let go; all else is done by then, on a busy machine too."""
 
 
 def test_what_is_exported_is_what_was_compared(recorders, memory, logprobs):
@@ -47,6 +50,8 @@ def test_kernel_info_spells_out_the_fingerprints(recorders, memory):
     assert point.attributes["kc.kernel.dtype"] == "fp8"
     assert point.attributes["kc.kernel.engine.version"] == "0.32"
     assert len(memory.points("kc.kernel.info")) == 2
+    assert recorder.shutdown()
+    assert {point.value for point in memory.points("kc.kernel.info")} == {0}
 
 
 def test_the_trainers_step_is_that_of_the_newest_weights(recorders, memory, logprobs):
@@ -102,7 +107,10 @@ def test_what_was_handed_over_is_in_the_log(recorders, caplog):
     recorder = recorders()
     recorder.compare(np.zeros((2, 3)), np.zeros((3, 2)), mask=np.ones((2, 3)))
     recorder.force_flush()
-    assert "train (2, 3), inference (3, 2), mask (2, 3). The two sides" in caplog.text
+    assert "train (2, 3), inference (3, 2), mask (2, 3). The two sides, the mask or the token ids have different" in (
+        caplog.text
+    )
+    assert "Pass one log-probability per sampled token on both sides" in caplog.text
     recorder = recorders()
     recorder.compare([np.zeros(4), np.zeros(3)], [np.zeros(4), np.zeros(5)])
     recorder.force_flush()
@@ -132,7 +140,65 @@ def test_invalid_input_is_counted_by_reason_and_not_measured(recorders, memory, 
     recorder.force_flush()
     assert recorder.stats().invalid == {"nan_logprob": 1, "processing_mismatch": 2, "shape_mismatch": 2}
     assert memory.count() == 30
-    assert {p.attributes["kc.reason"]: p.value for p in memory.points("kc.input.invalid")} == recorder.stats().invalid
+    points = memory.points("kc.input.invalid", kc_slice="all")
+    assert {p.attributes["kc.reason"]: p.value for p in points} == recorder.stats().invalid
+
+
+def test_invalid_input_is_counted_on_its_slices(recorders, memory, logprobs):
+    """On `all` and on each slice of the sequence; without one where the caller does not say of which it is."""
+    train, inference = logprobs(3, 10)
+    train[0, 3] = np.nan
+    recorder = recorders()
+    recorder.compare(train, inference, attributes=[{"task": "code"}, {}, {"task": "code"}])
+    attributes = [{"task": "code"}, {}]
+    recorder.compare([train[0], train[1][:7]], [inference[0][:7], inference[1][:7]], attributes=attributes)
+    recorder.sampled("a", token_ids=[1, 2], logprobs=[-1.0, -1.0], attributes={"task": "code"})
+    recorder.scored("a", token_ids=[1, 3], logprobs=[-1.0, -1.0])
+    recorder.refuse("greedy", "sampled without a temperature", 3)
+    recorder.force_flush()
+    points = memory.points("kc.input.invalid")
+    assert {(p.attributes["kc.reason"], p.attributes.get("kc.slice")): p.value for p in points} == {
+        ("nan_logprob", "all"): 1,
+        ("nan_logprob", "code"): 1,
+        ("shape_mismatch", "all"): 1,
+        ("shape_mismatch", "code"): 1,
+        ("token_mismatch", "all"): 1,
+        ("token_mismatch", "code"): 1,
+        ("greedy", None): 3,
+    }
+
+
+def test_invalid_input_names_the_pair_of_kernels_that_it_came_from(recorders, memory, logprobs):
+    """Also after a roll-out: what failed of the old version stays its own."""
+    train, inference = logprobs(1, 10)
+    recorder = recorders()
+    before = recorder._process.pair
+    recorder.compare(np.full_like(train, np.nan), inference)
+    recorder.rollout(inference=Kernel("vllm", version="99"))
+    after = recorder._process.pair
+    recorder.compare(np.full_like(train, np.nan), inference)
+    recorder.refuse("greedy", "sampled without a temperature", 3)
+    recorder.force_flush()
+    assert {
+        (p.attributes["kc.reason"], p.attributes["kc.kernel.train"], p.attributes["kc.kernel.inference"]): p.value
+        for p in memory.points("kc.input.invalid")
+    } == {
+        ("nan_logprob", before.train.fingerprint, before.inference.fingerprint): 1,
+        ("nan_logprob", before.train.fingerprint, after.inference.fingerprint): 1,
+        ("greedy", before.train.fingerprint, after.inference.fingerprint): 3,
+    }
+
+
+def test_a_kernel_that_is_not_what_the_contract_declares_is_said_once(recorders, contract, caplog):
+    """At the start, and where a roll-out brings another: what is measured is judged all the same."""
+    inference = {"engine": "vllm", "kv_cache_dtype": "fp8"}
+    declared = contract(kernels={"train": {"engine": "torch"}, "inference": inference})
+    recorder = recorders(contract=declared)
+    assert caplog.records == []
+    for cache in ("auto", "fp8", "auto"):
+        recorder.rollout(inference=Kernel("vllm", kv_cache_dtype=cache))
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert f"is not what contract {declared.name} declares: kv_cache_dtype fp8 is declared, and auto reported" in said
 
 
 def test_the_caller_may_change_its_arrays_at_once(recorders, memory, held, logprobs):
@@ -155,7 +221,7 @@ def test_a_full_queue_drops_and_counts(recorders, memory, held, caplog, logprobs
         began = time.monotonic()
         for _ in range(10):
             recorder.compare(train, inference)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < NOT_HUNG
         stats = recorder.stats()
         assert stats.dropped == {"queue-full": 8}
         assert stats.queued_batches == 2
@@ -313,7 +379,7 @@ def test_weights_lag_is_measured_on_the_slices_that_the_batch_touched(recorders,
     assert (everything.count, everything.sum, everything.max) == (2, 2.0, 2.0)
     (code,) = memory.points("kc.weights.lag", kc_slice="code")
     assert code.count == 1
-    (said,) = [one for one in caplog.messages if "(weights)" in one]
+    (said,) = [message for message in caplog.messages if "(weights)" in message]
     assert "tokens of step 9 beside a training kernel of an earlier one, which it cannot be; weights= takes" in said
 
 
@@ -343,7 +409,7 @@ def test_a_rollout_ends_the_old_pair_and_starts_the_new(recorders, memory, logpr
         for i in range(len(memory.exports))
     ]
     assert counts[0][old.fingerprint] == 5
-    assert sum(old.fingerprint in each for each in counts) == 1
+    assert sum(old.fingerprint in by_kernel for by_kernel in counts) == 1
     assert counts[-1] == {new.fingerprint: 7}
     assert {p.attributes["kc.kernel.version"] for p in memory.points("kc.kernel.info")} == {
         Kernel("torch").fingerprint,
@@ -368,6 +434,7 @@ def test_rolling_back_starts_the_old_pair_anew(recorders, memory, logprobs):
     assert point.start_time_unix_nano > first
 
 
+@pytest.mark.slow
 def test_a_dead_endpoint_and_many_rollouts_keep_memory_bounded(recorders, memory, logprobs):
     """Pairs that could not be exported are kept for a while, then counted as lost; the current one is never lost."""
     memory.result = MetricExportResult.FAILURE
@@ -432,18 +499,9 @@ def test_shutdown_keeps_its_deadline(recorders, held, logprobs):
     recorder.compare(*logprobs(1, 5))
     began = time.monotonic()
     assert not recorder.shutdown(0.1)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < NOT_HUNG
     assert recorder.stats().dropped == {"shutdown": 2}
     held.set()
-
-
-def test_a_recorder_is_a_context_manager(contract, memory, logprobs):
-    """Leaving the block shuts it down."""
-    from kc_otel.record.recorder import Recorder
-
-    with Recorder(contract(), metric_exporter=memory) as recorder:
-        recorder.compare(*logprobs(1, 5))
-    assert memory.count() == 5
 
 
 def test_two_recorders_of_one_contract_are_two_writers(recorders, memory, logprobs):
@@ -511,25 +569,27 @@ def test_a_side_in_half_precision_is_said_once_and_measured(recorders, caplog):
     for train in (full, full * np.float32(1.001)):
         recorder.compare(train, full, mask=mask)
     assert recorder.force_flush()
-    assert not [one for one in caplog.messages if "input doubtful" in one]
+    assert not [message for message in caplog.messages if "input doubtful" in message]
     for _ in range(3):
         recorder.compare(full, full.astype(np.float16), mask=mask)
     assert recorder.force_flush()
-    (said,) = [one for one in caplog.messages if "input doubtful" in one]
+    (said,) = [message for message in caplog.messages if "input doubtful" in message]
     assert "input doubtful (inference)" in said
     assert "float16's grid" in said
     assert recorder.stats().batches == 5
     assert recorder.stats().invalid == {"no_tokens": 5}
 
 
-def test_shapes_that_differ_are_printed(recorders, logprobs, caplog):
-    """Of a batch as of ragged sequences: which side has which, and what to hand over."""
-    train, inference = logprobs(3, 8)
+def test_what_could_not_be_checked_is_said_once_and_measured(recorders, caplog):
+    """Of three tokens nobody can say that both sides score the same ones."""
+    inference = np.log(np.array([[0.3, 0.9, 0.05]], dtype=np.float32))
     recorder = recorders()
-    recorder.compare(train[:2], inference)
+    for _ in range(3):
+        recorder.compare(inference - np.float32(0.3), inference)
     assert recorder.force_flush()
-    assert "train (2, 8), inference (3, 8). The two sides, the mask or the token ids have different" in caplog.text
-    assert "Hand over one log-probability per sampled token on both sides" in caplog.text
+    (said,) = [text for text in caplog.messages if "input doubtful" in text]
+    assert "not checked whether both sides score the same tokens" in said
+    assert recorder.stats().sequences == 3
 
 
 def test_the_mass_that_truncation_kept_is_compared_over(recorders, memory, logprobs):
@@ -539,7 +599,7 @@ def test_the_mass_that_truncation_kept_is_compared_over(recorders, memory, logpr
     recorder = recorders()
     recorder.compare(train, train - np.log(0.9), kept=(mass, None))
     ragged = [train[0], train[1][:7]]
-    recorder.compare(ragged, [each - np.log(0.9) for each in ragged], kept=[[mass[0], mass[1][:7]], None])
+    recorder.compare(ragged, [row - np.log(0.9) for row in ragged], kept=[[mass[0], mass[1][:7]], None])
     for wrong in (mass, (mass, None, None), 0.9):
         recorder.compare(train, train, kept=wrong)
     recorder.compare(train, train, kept=(mass[:, :5], None))

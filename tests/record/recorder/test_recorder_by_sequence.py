@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.contract.registry import OPERATORS, QUANTITIES
+from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES, SAMPLING
 from kc_otel.record.slice_table import SliceTable
 
 CLAUSES = [
@@ -22,13 +22,16 @@ def test_a_clause_by_sequence_makes_the_recorder_send_means(recorders, contract,
     recorder.compare(train, inference, mask=mask, attributes=[{"task": "code"}, {}, {}, {}])
     assert recorder.force_flush()
     log_ratio = (train - inference).astype(np.float32).astype(np.float64)
-    for name, of in (("tv_token", lambda x: np.maximum(-np.expm1(x), 0)), ("abs_log_ratio", np.abs)):
+    for name, unit, of in (
+        ("tv_token", "sequence", lambda x: np.maximum(-np.expm1(x), 0)),
+        ("abs_log_ratio", "prompt", np.abs),
+    ):
         means = [of(log_ratio[row][mask[row]]).mean() for row in range(3)]
-        (point,) = memory.points(f"kc.drift.{name}_by_sequence", kc_slice="all")
+        (point,) = memory.points(f"kc.drift.{name}_by_{unit}", kc_slice="all")
         assert (point.count, point.sum) == (3, pytest.approx(sum(means), abs=1e-6))
-        (point,) = memory.points(f"kc.drift.{name}_by_sequence", kc_slice="code")
+        (point,) = memory.points(f"kc.drift.{name}_by_{unit}", kc_slice="code")
         assert (point.count, point.sum) == (1, pytest.approx(means[0], abs=1e-6))
-    assert not memory.points("kc.drift.ratio_by_sequence")
+    assert not memory.points("kc.drift.ratio_by_prompt")
     assert memory.count() == 71
 
 
@@ -45,7 +48,7 @@ def test_nothing_is_sent_by_sequence_unless_a_clause_asks(recorders, contract, m
         for scope in resource.scope_metrics
         for metric in scope.metrics
     }
-    assert not [name for name in names if name.endswith("_by_sequence")]
+    assert not [name for name in names if "_by_" in name]
 
 
 def test_streams_by_sequence_need_room_under_the_cap(contract):
@@ -54,9 +57,9 @@ def test_streams_by_sequence_need_room_under_the_cap(contract):
         made = contract(
             statistical=CLAUSES,
             assumptions={"clip": 0.2},
-            observability={"max_series": 3 * ((len(QUANTITIES) - len(OPERATORS)) + 2) + more},
+            observability={"max_series": 4 * ((len(QUANTITIES) + len(SAMPLING) - len(OPERATORS)) + 2) + more},
         )
-        assert SliceTable.of(made).names == names
+        assert SliceTable.of(made).judged == names
 
 
 def test_sides_that_meet_are_compared_over_what_truncation_kept(recorders, memory, logprobs):

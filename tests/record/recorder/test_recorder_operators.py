@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.contract.registry import OPERATORS, QUANTITIES
+from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES, SAMPLING
+from kc_otel.contract.slices import PLACES
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.operator_drift import compare_outputs
 from kc_otel.record.slice_table import SliceTable
@@ -106,9 +107,9 @@ def test_nothing_is_raised_and_everything_is_counted(recorders, memory):
 def test_sampling_applies_unless_the_caller_has_sampled(recorders, memory):
     """A share of zero measures nothing but what is presampled."""
     recorder = recorders(sampling=lambda: 0.0)
-    one = np.ones((2, 4))
-    recorder.compare_operator("a", one, one)
-    recorder.compare_operator("b", one, one, presampled=True)
+    ones = np.ones((2, 4))
+    recorder.compare_operator("a", ones, ones)
+    recorder.compare_operator("b", ones, ones, presampled=True)
     assert recorder.force_flush()
     assert {point.attributes["kc.operator"] for point in memory.points("kc.drift.operator_ulp")} == {"b"}
     assert recorder.stats().unsampled == 1
@@ -116,13 +117,13 @@ def test_sampling_applies_unless_the_caller_has_sampled(recorders, memory):
 
 def test_operators_that_no_clause_names_are_recorded_while_there_is_room(recorders, contract, memory):
     """The contract's operator always fits; of the others as many as max_series leaves room for."""
-    plain = len(QUANTITIES) - len(OPERATORS)
-    made = contract(numerical=[ULP], observability={"max_series": 3 * (plain + 3 * len(OPERATORS))})
+    plain = len(QUANTITIES) + len(SAMPLING) - len(OPERATORS)
+    made = contract(numerical=[ULP], observability={"max_series": 8 * plain + 14 * len(OPERATORS) + len(PLACES)})
     assert SliceTable.of(made).more_operators == 2
     recorder = recorders(contract=made)
-    one = np.ones((2, 4))
+    ones = np.ones((2, 4))
     for name in ("a", "b", "c", "attention", "a"):
-        recorder.compare_operator(name, one, one)
+        recorder.compare_operator(name, ones, ones)
     assert recorder.force_flush()
     counts = {p.attributes["kc.operator"]: p.count for p in memory.points("kc.drift.operator_ulp", kc_slice="all")}
     assert counts == {"a": 4, "b": 2, "attention": 2}
@@ -132,19 +133,19 @@ def test_operators_that_no_clause_names_are_recorded_while_there_is_room(recorde
 
 def test_operators_of_clauses_take_room_from_slices(contract):
     """Each needs a stream per quantity and slice, so that fewer slices fit under max_series."""
-    plain = len(QUANTITIES) - len(OPERATORS)
+    plain = len(QUANTITIES) + len(SAMPLING) - len(OPERATORS)
     for room, names in ((plain + len(OPERATORS), ("all", "code", "long")), (plain, ("all", "other"))):
-        made = contract(numerical=[ULP], observability={"max_series": 3 * room})
-        assert SliceTable.of(made).names == names
+        made = contract(numerical=[ULP], observability={"max_series": 4 * room})
+        assert SliceTable.of(made).judged == names
 
 
 def test_a_roll_out_starts_streams_of_its_own(recorders, memory):
     """Operators of another kernel version are counted apart, and those of the old one are exported to the end."""
     recorder = recorders()
-    one = np.ones((2, 4))
-    recorder.compare_operator("a", one, one)
+    ones = np.ones((2, 4))
+    recorder.compare_operator("a", ones, ones)
     recorder.rollout(inference=Kernel("vllm", version="2"))
-    recorder.compare_operator("a", one, one + 1)
+    recorder.compare_operator("a", ones, ones + 1)
     assert recorder.force_flush()
     found = {
         point.attributes["kc.kernel.inference"]: point.max

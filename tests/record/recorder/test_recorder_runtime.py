@@ -60,3 +60,17 @@ def test_routes_are_recorded_of_all_layers_and_of_each(recorders, contract, memo
     recorder.compare_routes(train, inference[:1])
     assert recorder.force_flush()
     assert recorder.stats().dropped == {"measure-failed": 1}
+
+
+def test_routes_that_nobody_recorded_or_of_another_layer_are_no_agreement(recorders):
+    """A layer of -1 on one side is missing; routes of another layer differ as chance does, and are not measured."""
+    ours = np.argsort(-np.random.default_rng(1).gumbel(size=(4, 100, 3, 16)), axis=-1)[..., :2]
+    lacking = ours.copy()
+    lacking[:, :, 1] = -1
+    recorder = recorders()
+    recorder.compare_routes(ours, lacking)
+    recorder.force_flush()
+    assert recorder.stats().invalid == {"no_routes": 4}
+    recorder.compare_routes(ours, np.roll(ours, 1, axis=2))
+    recorder.force_flush()
+    assert recorder.stats().invalid == {"no_routes": 4, "unrelated_routes": 4}

@@ -68,7 +68,7 @@ class _Text(StrEnum):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("key", "other"),
     [
         (np.int64(7), 7),
         (np.str_("code-7"), "code-7"),
@@ -77,7 +77,7 @@ class _Text(StrEnum):
         (("a", np.int32(3), (np.str_("b"),)), ("a", 3, ("b",))),
     ],
 )
-def test_keys_that_are_equal_are_decided_alike(one, other):
+def test_keys_that_are_equal_are_decided_alike(key, other):
     """Or each side of a pair would take another part of the sequences, and wait in vain."""
-    assert one == other
-    assert position_of(one) == position_of(other)
+    assert key == other
+    assert position_of(key) == position_of(other)

@@ -6,7 +6,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from kc_otel.contract.registry import ATTRIBUTES
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES
 from kc_otel.record.kernel import Kernel
 
 
@@ -17,7 +17,7 @@ def test_a_batch_has_a_span_with_its_worst_token(recorders, tracing, contract, l
     train, inference = logprobs(3, 10)
     train[1, 4] = inference[1, 4] - 2.0
     ids = np.arange(30).reshape(3, 10)
-    recorder.compare(train, inference, token_ids=ids, attributes={"task": "code"}, weights=(7, 6))
+    recorder.compare(train, inference, token_ids=ids, attributes={"task": "code"}, weights=(7, 7))
     recorder.force_flush()
     (span,) = spans.get_finished_spans()
     assert span.name == "kc.compare"
@@ -40,7 +40,7 @@ def test_a_batch_has_a_span_with_its_worst_token(recorders, tracing, contract, l
         "kc.compare.worst.position": 4,
         "kc.compare.worst.token_id": 14,
         "kc.weights.train": 7,
-        "kc.weights.inference": 6,
+        "kc.weights.inference": 7,
     }
 
 

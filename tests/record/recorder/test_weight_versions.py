@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from kc_otel.record.weight_versions import batch_versions
+from kc_otel.record.weight_versions import batch_versions, parts_by_lag
 
 
 def test_each_version_has_its_lag_in_the_slices_that_hold_its_tokens(recorders, memory, tracing, logprobs):
@@ -22,11 +23,74 @@ def test_each_version_has_its_lag_in_the_slices_that_hold_its_tokens(recorders, 
     lags = {point.attributes["kc.slice"]: point for point in memory.points("kc.weights.lag")}
     assert (lags["all"].count, lags["all"].max, lags["all"].sum) == (3, 4.0, 7.0)
     assert (lags["code"].count, lags["code"].max, lags["code"].sum) == (2, 2.0, 3.0)
-    (drift,) = memory.points("kc.drift.tv_seq", kc_slice="all")
+    assert not memory.points("kc.drift.tv_seq", kc_slice="all")
+    (drift,) = memory.points("kc.drift.tv_seq", kc_slice="stale")
     assert drift.count == 3
-    (span,) = (each for each in spans.get_finished_spans() if each.name == "kc.compare")
+    (span,) = (candidate for candidate in spans.get_finished_spans() if candidate.name == "kc.compare")
     assert span.attributes["kc.weights.inference"] == "1,3,4"
     assert span.attributes["kc.compare.straddling"] == 1
+
+
+def test_a_sequence_of_both_ages_is_measured_in_two_parts(recorders, memory, contract, logprobs):
+    """Each token is where its own weights put it, with its advantage; the prompt counts once on each side."""
+    train, inference = logprobs(3, 10)
+    versions = np.array([[4] * 6 + [5] * 4, [5] * 10, [3] * 10])
+    mask = np.ones((3, 10), dtype=bool)
+    mask[0, 0] = mask[0, 9] = False
+    slices = {"older": {"where": {"lag": ">= 2"}}, "code": {"where": {"task": "code"}}}
+    recorder = recorders(contract=contract(slices=slices))
+    recorder.compare(
+        train,
+        inference,
+        mask=mask,
+        weights=(5, versions),
+        advantages=np.ones(3),
+        groups=["a", "a", "b"],
+        attributes={"task": "code"},
+        group_size=[2, 2, 1],
+        token_ids=np.arange(30).reshape(3, 10),
+    )
+    assert recorder.force_flush()
+    counts = {point.attributes["kc.slice"]: point for point in memory.points("kc.drift.log_ratio")}
+    ratio = train - inference
+    assert {name: point.count for name, point in counts.items()} == {
+        "all": 13, "code": 13, "stale": 15, "stale-1": 5, "stale-2": 10, "older": 10
+    }  # fmt: skip
+    assert counts["all"].sum == pytest.approx(ratio[0, 6:9].sum() + ratio[1].sum(), abs=1e-5)
+    assert counts["stale"].sum == pytest.approx(ratio[0, 1:6].sum() + ratio[2].sum(), abs=1e-5)
+    lags = {point.attributes["kc.slice"]: point.sum for point in memory.points("kc.weights.lag")}
+    assert lags == {"all": 3.0, "code": 3.0}
+    assert recorder.stats().dropped == {}
+
+
+@pytest.mark.parametrize("to", [np.asarray, torch.as_tensor])
+def test_kernels_that_agree_bit_by_bit_drift_on_older_weights_alone(recorders, logprobs, to):
+    """Rows at lag 0 are no copies for being equal where those of older weights are not; among their own they are."""
+    train, inference = logprobs(60, 40, drift=0.09)
+    train[:20] = inference[:20]
+    recorder = recorders()
+    recorder.compare(
+        to(train), to(inference), weights=(5, np.repeat([5, 3], [20, 40])[:, None] * np.ones((1, 40), dtype=int))
+    )
+    assert recorder.force_flush()
+    assert recorder.stats().invalid == {}
+    recorder.compare(to(train), to(inference), weights=(5, 5))
+    assert recorder.force_flush()
+    assert set(recorder.stats().invalid) == {"placeholder"}
+
+
+@pytest.mark.parametrize("torch_rows", [False, True])
+def test_parts_are_the_same_of_torch_and_numpy(torch_rows):
+    """Masks of any kind; a version ahead of the trainer's is no lag."""
+    versions, mask = np.array([[1, 2, 3], [3, 3, 9], [1, 1, 1]]), np.array([[1, 1, 1], [1, 1, 1], [0, 0, 0]])
+    given = (torch.tensor(versions), torch.tensor(mask)) if torch_rows else (versions, mask)
+    found = parts_by_lag(3, None, *given, (3, 3))
+    assert found.row.tolist() == [0, 1, 2, 0]
+    assert found.lag == [0, 0, 0, 2]
+    assert found.mask.tolist() == [[False, False, True], [True] * 3, [False] * 3, [True, True, False]]
+    assert found.again.tolist() == [False, False, False, True]
+    assert parts_by_lag("a", 3, None, None, (2, 3)) is None
+    assert parts_by_lag(3, 1, None, None, (2, 3)).lag == [2, 2]
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -35,7 +99,7 @@ def test_sides_that_come_apart_keep_the_versions_of_their_tokens(recorders, memo
     train, inference = logprobs(2, 6)
     ids, versions = np.arange(12).reshape(2, 6), np.array([[7] * 6, [7, 7, 8, 8, 9, 9]])
     given = [ids, inference, versions, train]
-    ids, inference, versions, train = ([each[0], each[1][:5]] for each in given) if ragged else given
+    ids, inference, versions, train = ([column[0], column[1][:5]] for column in given) if ragged else given
     recorder = recorders()
     recorder.sampled(["a", "b"], token_ids=ids, logprobs=inference, weights=versions)
     recorder.sampled("c", token_ids=ids[0], logprobs=inference[0], weights=9)

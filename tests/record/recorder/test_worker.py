@@ -13,6 +13,9 @@ import pytest
 from kc_otel.record import capture
 from kc_otel.record.worker import BoundedWorker, ReasonCounts
 
+NOT_HUNG = 30.0
+"""What hangs in these tests hangs until it is let go; all else is done by then, on a busy machine too."""
+
 
 @pytest.fixture
 def workers():
@@ -36,7 +39,7 @@ class Held:
 
     def __call__(self, items):
         self.begun.set()
-        self.release.wait(5)
+        self.release.wait(120)
         self.taken += items
 
 
@@ -48,7 +51,7 @@ def test_items_are_handled_in_order_on_a_thread_of_its_own(workers):
     assert threading.active_count() == threads
     for number in range(20):
         assert worker.put(lambda number=number: number, 1)
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert [item for item, _ in seen] == list(range(20))
     (thread,) = {thread for _, thread in seen}
     assert (thread.name, thread.daemon) == ("test-worker", True)
@@ -60,17 +63,17 @@ def test_overload_is_bounded_by_bytes_until_they_are_handled(workers):
     held = Held()
     worker, counts = workers(held, max_bytes=10)
     assert worker.put(lambda: "a", 6)
-    assert held.begun.wait(5)
+    assert held.begun.wait(60)
     made = []
     began = time.monotonic()
     assert not worker.put(lambda: made.append(1), 5)
     assert worker.put(lambda: "b", 4)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < NOT_HUNG
     assert (made, worker.depth(), counts.values()) == ([], (2, 10), {"queue-full": 1})
     held.release.set()
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert worker.put(lambda: "c", 10)
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert (held.taken, worker.depth()) == (["a", "b", "c"], (0, 0))
 
 
@@ -81,7 +84,7 @@ def test_overload_is_bounded_by_number_too(workers):
     assert [worker.put(lambda: "x", 1) for _ in range(4)] == [True, True, False, False]
     assert worker.put(lambda: "message", 0)
     held.release.set()
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert held.taken == ["x", "x", "message"]
     assert counts.values() == {"queue-full": 2}
 
@@ -123,7 +126,7 @@ def test_a_handler_that_fails_ends_nothing(workers, caplog):
     with caplog.at_level(logging.WARNING, "kc_otel"):
         for item in ("good", "bad", "bad", "better"):
             worker.put(lambda item=item: item, 1)
-        assert worker.flush(5)
+        assert worker.flush(60)
     assert seen == ["good", "better"]
     assert counts.values() == {"failed": 2}
     assert [record.getMessage() for record in caplog.records] == [
@@ -143,11 +146,11 @@ def test_batches_are_of_what_waits(workers):
 
     worker, counts = workers(handle, batch=4)
     worker.put(lambda: 0, 1)
-    assert held.begun.wait(5)
+    assert held.begun.wait(60)
     for number in range(1, 8):
         worker.put(lambda number=number: number, 1)
     held.release.set()
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert (batches, held.taken) == ([1, 4, 3], list(range(8)))
     assert counts.values() == {"failed": 3}
     assert worker.depth() == (0, 0)
@@ -165,7 +168,7 @@ def test_flush_waits_for_what_was_there_and_not_for_what_comes(workers):
     thread = threading.Thread(target=produce)
     thread.start()
     try:
-        assert worker.flush(5)
+        assert worker.flush(60)
     finally:
         stop.set()
         thread.join()
@@ -178,7 +181,7 @@ def test_flush_keeps_its_deadline(workers):
     worker.put(lambda: "x", 1)
     began = time.monotonic()
     assert not worker.flush(0.05)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < NOT_HUNG
     held.release.set()
 
 
@@ -188,8 +191,8 @@ def test_closing_handles_what_waits_and_refuses_what_comes(workers):
     worker, counts = workers(seen.extend)
     for number in range(50):
         worker.put(lambda number=number: number, 1)
-    assert worker.close(5)
-    assert worker.close(5)
+    assert worker.close(60)
+    assert worker.close(60)
     assert seen == list(range(50))
     assert not worker.put(lambda: "late", 1)
     assert counts.values() == {"closed": 1}
@@ -203,14 +206,14 @@ def test_closing_keeps_its_deadline_and_counts_what_it_lost(workers):
     worker, counts = workers(held)
     for item in "abc":
         worker.put(lambda item=item: item, 1)
-    assert held.begun.wait(5)
+    assert held.begun.wait(60)
     began = time.monotonic()
     assert not worker.close(0.05)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < NOT_HUNG
     assert not worker.close(0.0)
     assert counts.values() == {"closed": 3}
     held.release.set()
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert worker.depth() == (0, 0)
     assert held.taken == ["a"]
 
@@ -231,7 +234,7 @@ def test_nothing_is_lost_or_counted_twice_when_many_put_while_one_closes(workers
         for thread in threads:
             thread.start()
         start.wait()
-        assert worker.close(5)
+        assert worker.close(60)
         for thread in threads:
             thread.join()
         assert len(seen) == len(set(seen))
@@ -246,14 +249,14 @@ def test_an_item_that_is_being_made_while_it_closes_is_still_handled(workers):
 
     def slow():
         making.set()
-        go.wait(5)
+        go.wait(120)
         return "slow"
 
     thread = threading.Thread(target=lambda: worker.put(slow, 1))
     thread.start()
-    assert making.wait(5)
+    assert making.wait(60)
     found = []
-    closing = threading.Thread(target=lambda: found.append((worker.close(5), list(seen))))
+    closing = threading.Thread(target=lambda: found.append((worker.close(60), list(seen))))
     closing.start()
     while worker.open:
         time.sleep(0.001)
@@ -268,7 +271,7 @@ def test_the_handler_is_woken_where_it_asks_for_it(workers):
     calls = []
     worker, _ = workers(calls.append, wake=lambda: 0.01 if len(calls) < 3 else None)
     worker.put(lambda: "x", 1)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(calls) < 3 and time.monotonic() < deadline:
         time.sleep(0.005)
     time.sleep(0.05)
@@ -282,19 +285,19 @@ def test_a_forked_child_begins_with_an_empty_queue_and_a_thread_of_its_own(worke
     for item in "ab":
         worker.put(lambda item=item: item, 1)
     counts.add("failed", "in the parent")
-    assert held.begun.wait(5)
+    assert held.begun.wait(60)
     with worker._changed, counts._lock:
         child = os.fork()
     if child == 0:
         held.release = threading.Event()
         held.release.set()
         ok = worker.depth() == (0, 0) and counts.values() == {}
-        ok = ok and worker.put(lambda: "child", 1) and worker.flush(5) and held.taken == ["child"]
-        os._exit(0 if ok and worker.close(5) else 1)
+        ok = ok and worker.put(lambda: "child", 1) and worker.flush(60) and held.taken == ["child"]
+        os._exit(0 if ok and worker.close(60) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert worker.depth()[0] == 2
     held.release.set()
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert held.taken == ["a", "b"]
     assert counts.values() == {"failed": 1}
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import LogarithmMapping
 from scipy.special import log_softmax
 
-from kc_otel.contract.registry import QUANTITIES, Origin
+from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
+from kc_otel.contract.registry.clause_metrics import QUANTITIES, Origin
 from kc_otel.record.measure import logit_passes
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, SEQUENCE, TOKEN
 from kc_otel.record.telemetry import accumulate
 from kc_otel.record.telemetry import groups as _groups
 from kc_otel.record.telemetry.accumulate import Accumulator
-from kc_otel.record.telemetry.buckets import ZERO_THRESHOLD
 
 SLICES = ("all", "code", "prose", "long")
 PATHS = pytest.mark.parametrize("as_device", [False, True], ids=["numpy", "torch"])
@@ -102,7 +102,7 @@ def test_a_forgotten_mask_is_noticed_where_the_tensors_are(as_device, filler) ->
     for side in ("train", "inference"):
         given_batch[side][2, 20:] = given_batch[side][4, 10:25] = given_batch[side][5, 35:] = filler
     arrays = {key: torch.from_numpy(value) for key, value in given_batch.items()} if as_device else given_batch
-    assert Accumulator(SLICES).add_sampled(**arrays, _tensors=as_device).invalid == {"padding_counted": 3}
+    assert Accumulator(SLICES).add_sampled(**arrays, _tensors=as_device).invalid == {"placeholder": 3}
     alone = {key: value[[0, 1, 3, 5]] for key, value in arrays.items()}
     assert Accumulator(SLICES).add_sampled(**alone, _tensors=as_device).invalid == {}
 
@@ -148,11 +148,11 @@ def test_torch_counts_what_numpy_counts(seed, faults) -> None:
     assert (first.sequences, first.tokens, first.worst, first.slices, first.invalid) == (
         (second.sequences, second.tokens, second.worst, second.slices, second.invalid)
     )
-    assert not faults or {"temperature_mismatch", "padding_counted"} <= set(first.invalid)
+    assert not faults or {"temperature_mismatch", "placeholder"} <= set(first.invalid)
     assert first.tv_token == pytest.approx(second.tv_token, rel=1e-12, nan_ok=True)
-    one, two = numpy.snapshot(), tensors.snapshot()
-    assert set(one) == set(two)
-    for key, histogram in one.items():
+    expected, two = numpy.snapshot(), tensors.snapshot()
+    assert set(expected) == set(two)
+    for key, histogram in expected.items():
         assert counts(histogram) == counts(two[key])
         assert histogram.sum == pytest.approx(two[key].sum, rel=1e-9, abs=1e-12)
         assert histogram.minimum == pytest.approx(two[key].minimum, rel=1e-12, abs=1e-15)
@@ -195,8 +195,8 @@ def test_both_ways_of_counting_agree(monkeypatch, as_device, groups) -> None:
 def test_large_batches_take_the_same_path_in_blocks() -> None:
     """A batch of many blocks, and rows longer than a block, accumulate like small ones."""
     rng = np.random.default_rng(1)
-    inference = -rng.random((5, 70_000), dtype=np.float32)
-    train = inference - np.float32(0.125)
+    inference = -0.25 - rng.random((5, 70_000), dtype=np.float32)
+    train = inference + rng.normal(0.0, 0.05, inference.shape).astype(np.float32)
     accumulator = Accumulator(SLICES)
     result = accumulator.add_sampled(train, inference)
     exact = (train.astype(np.float64) - inference).sum()
@@ -237,7 +237,8 @@ def test_invalid_sequences_are_counted_and_recorded_nowhere(as_device) -> None:
     """A sequence that fails a check leaves no trace in any histogram, and its neighbours are all there."""
     arrays = batch(noise=0.01)
     arrays["mask"][:] = True
-    arrays["train"] = np.minimum(np.nan_to_num(arrays["train"], nan=-1), -0.01)
+    drawn = np.log(np.random.default_rng(1).uniform(0.02, 0.9, arrays["train"].shape)).astype(np.float32)
+    arrays["train"] = np.where(np.isnan(arrays["train"]), drawn, np.minimum(arrays["train"], -0.01))
     arrays["inference"] = arrays["train"] + np.float32(0.001)
     arrays["train"][2, 5] = np.nan
     arrays["inference"][5, 5] = 2.0
@@ -275,14 +276,14 @@ def test_advantages_may_be_per_token() -> None:
     """Advantages [sequences, tokens] say the same as [sequences] where they are constant; a bad one is invalid."""
     arrays, advantages = batch(), np.linspace(-1, 1, 9)
     advantages[4] = 0
-    one, two = Accumulator(SLICES), Accumulator(SLICES)
-    one.add_sampled(**arrays, advantages=advantages)
+    first, two = Accumulator(SLICES), Accumulator(SLICES)
+    first.add_sampled(**arrays, advantages=advantages)
     two.add_sampled(**arrays, advantages=torch.from_numpy(advantages)[:, None].expand(9, 70))
-    for key, histogram in one.snapshot().items():
+    for key, histogram in first.snapshot().items():
         assert counts(histogram) == counts(two.snapshot()[key])
         assert histogram.sum == two.snapshot()[key].sum
     advantages[2] = np.nan
-    assert one.add_sampled(**arrays, advantages=advantages).invalid == {"nan_advantage": 1}
+    assert first.add_sampled(**arrays, advantages=advantages).invalid == {"nan_advantage": 1}
 
 
 def logits(seed=0, shape=(4, 6, 50)):

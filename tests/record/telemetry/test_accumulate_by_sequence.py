@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.contract.registry import BY_SEQUENCE, QUANTITIES, RECORDED, Unit
+from kc_otel.contract.registry.clause_metrics import AVERAGED, QUANTITIES, RECORDED, Unit
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, TOKEN
 from kc_otel.record.telemetry.accumulate import Accumulator
@@ -58,6 +58,14 @@ def expected(train, inference, mask, membership, advantages):
     return found
 
 
+BY_SEQUENCE = {key: quantity for (key, unit), quantity in AVERAGED.items() if unit is Unit.SEQUENCE}
+
+
+def by_sequence(keys):
+    """Keys of the means over sequences of some quantities."""
+    return [f"{key}_by_sequence" for key in keys]
+
+
 def recorded(accumulator):
     """What of a snapshot was recorded by sequence."""
     keys = {quantity.key for quantity in BY_SEQUENCE.values()}
@@ -71,7 +79,7 @@ def recorded(accumulator):
 def test_each_sequence_is_recorded_once_per_slice_with_its_mean(as_device, seed, noise, sequences, tokens) -> None:
     """Count, sum and extremes are those of one float64 mean per sequence with tokens; padding never counts."""
     arrays = ragged(seed, sequences, tokens, noise)
-    accumulator = Accumulator(SLICES, by_sequence=ASKED)
+    accumulator = Accumulator(SLICES, averaged=by_sequence(ASKED))
     given_arrays = {key: torch.from_numpy(value) for key, value in arrays.items()} if as_device else arrays
     for _ in range(2):
         result = accumulator.add_sampled(**given_arrays, _tensors=as_device)
@@ -94,7 +102,7 @@ def test_advantages_per_sequence_leave_the_other_side_without_an_observation(as_
     advantages = np.float32([2.0, 0.0, -1.0])
     if as_device:
         arrays, advantages = {k: torch.from_numpy(v) for k, v in arrays.items()}, torch.from_numpy(advantages)
-    accumulator = Accumulator(("all",), by_sequence=list(SIDES))
+    accumulator = Accumulator(("all",), averaged=by_sequence(list(SIDES)))
     accumulator.add_sampled(**arrays, advantages=advantages, _tensors=as_device)
     found = {key: (histogram.count, histogram.sum) for (key, _), histogram in recorded(accumulator).items()}
     assert found == {
@@ -114,7 +122,7 @@ def test_logits_are_averaged_over_each_sequence_s_tokens(as_device) -> None:
     train[~mask] = np.nan
     train[1, 0, 0] = np.nan
     membership = np.array([[1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1], [1, 1, 1]], dtype=bool)
-    accumulator = Accumulator(SLICES, by_sequence=LOGITS)
+    accumulator = Accumulator(SLICES, averaged=by_sequence(LOGITS))
     accumulator.add_logits(
         torch.from_numpy(train), torch.from_numpy(inference), mask=mask, membership=membership, _tensors=as_device
     )
@@ -132,7 +140,7 @@ def test_logits_are_averaged_over_each_sequence_s_tokens(as_device) -> None:
 def test_rows_of_logits_know_nothing_of_sequences() -> None:
     """Logits [rows, vocab] record nothing by sequence: a row is a token of nobody knows which sequence."""
     train = np.random.default_rng(0).standard_normal((4, 30))
-    accumulator = Accumulator(SLICES, by_sequence=ASKED + LOGITS)
+    accumulator = Accumulator(SLICES, averaged=by_sequence(ASKED + LOGITS))
     accumulator.add_logits(train, train, targets=np.zeros(4, dtype=int))
     assert recorded(accumulator) == {}
 
@@ -140,9 +148,9 @@ def test_rows_of_logits_know_nothing_of_sequences() -> None:
 def test_only_what_is_asked_for_is_recorded_by_sequence() -> None:
     """Without a request there is no such histogram, and one request changes nothing else."""
     arrays = ragged(1, 8, 30, 0.05)
-    plain, asked = Accumulator(SLICES), Accumulator(SLICES, by_sequence=["tv_token"])
-    for each in (plain, asked):
-        each.add_sampled(**arrays)
+    plain, asked = Accumulator(SLICES), Accumulator(SLICES, averaged=by_sequence(["tv_token"]))
+    for accumulator in (plain, asked):
+        accumulator.add_sampled(**arrays)
     assert recorded(plain) == {}
     assert {key for key, _ in recorded(asked)} == {"tv_token_by_sequence"}
     rest = {key: histogram for key, histogram in asked.snapshot().items() if key[0] != "tv_token_by_sequence"}
@@ -155,7 +163,7 @@ def test_a_mean_stays_within_the_quantity_s_range() -> None:
     """51 tokens at a Jensen-Shannon divergence of log 2 sum to more than 51 log 2 in float64; their mean does not."""
     train, inference = np.full((2, 1, 51, 3), -np.inf)
     train[..., 0], inference[..., 1] = 0.0, 0.0
-    accumulator = Accumulator(("all",), by_sequence=["js"])
+    accumulator = Accumulator(("all",), averaged=by_sequence(["js"]))
     accumulator.add_logits(train, inference)
     histogram = accumulator.snapshot()["js_by_sequence", "all"]
     assert (histogram.count, histogram.sum, histogram.maximum) == (1, math.log(2), math.log(2))
@@ -164,8 +172,8 @@ def test_a_mean_stays_within_the_quantity_s_range() -> None:
 @pytest.mark.parametrize("key", ["tv_seq", "weights_lag", "nothing"])
 def test_what_is_not_of_tokens_has_no_mean_by_sequence(key) -> None:
     """A quantity of sequences or batches is refused by name."""
-    with pytest.raises(ValueError, match=f"by_sequence: '{key}' is not one of log_ratio, "):
-        Accumulator(SLICES, by_sequence=[key])
+    with pytest.raises(ValueError, match=f"averaged: '{key}_by_sequence' is not one of log_ratio_by_sequence, "):
+        Accumulator(SLICES, averaged=by_sequence([key]))
 
 
 def test_the_registry_has_each_token_quantity_by_sequence_with_its_range() -> None:

@@ -7,7 +7,7 @@ from kc_otel.record.telemetry.accumulate import Accumulator
 
 SHARES = np.array([16, 8, 4, 2, 1, 1])
 """Of the tokens that are kept, in 32nds: every one is sampled exactly as often as it is probable."""
-SAMPLED = np.repeat(np.arange(SHARES.size), SHARES)
+SAMPLED = np.random.default_rng(0).permutation(np.repeat(np.arange(SHARES.size), SHARES))
 
 
 def case(seed, vocabulary=40):
@@ -30,11 +30,11 @@ def test_drift_is_that_of_the_truncated_policies_and_the_mass_outside_is_measure
     p, q_kept, truncated = case(seed)
     log_p, log_q = np.log(p[SAMPLED]), np.log(truncated[SAMPLED] * q_kept)
     kept = np.log(p[: SHARES.size].sum())
-    given = [each[None] for each in (log_p, log_q, np.full(32, kept), np.full(32, np.log(q_kept)))]
+    given = [array[None] for array in (log_p, log_q, np.full(32, kept), np.full(32, np.log(q_kept)))]
     if form == "torch":
         torch = pytest.importorskip("torch")
-        given = [torch.from_numpy(each) for each in given]
-    accumulator = Accumulator(["all"], by_sequence=["outside_mass", "tv_token"])
+        given = [torch.from_numpy(array) for array in given]
+    accumulator = Accumulator(["all"], averaged=["outside_mass_by_sequence", "tv_token_by_sequence"])
     batch = accumulator.add_sampled(given[0], given[1], train_kept=given[2], inference_kept=given[3])
     assert batch.invalid == {}
     found = {quantity: histogram for (quantity, _), histogram in accumulator.snapshot().items()}

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.exponent_mapping import ExponentMapping
 from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import LogarithmMapping
 
+from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, TOKEN
-from kc_otel.record.telemetry.buckets import MAX_SCALE, ZERO_THRESHOLD, Partition, Slots, slots
-from kc_otel.record.telemetry.log_ratio_cells import cells
+from kc_otel.record.telemetry.buckets import MAX_SCALE, Partition, Slots, slots
+from kc_otel.record.telemetry.groups import cells
 
 SCALES = pytest.mark.parametrize("scale", range(MAX_SCALE + 1))
 LARGEST = float(np.finfo(np.float32).max)
@@ -75,7 +76,7 @@ def test_powers_of_two_close_their_bucket(exponent, negative) -> None:
     values = np.array([np.nextafter(value, np.float32(0)), value, np.nextafter(value, np.float32(sign * np.inf))])
     closing = (exponent + 30) * 16  # buckets from the zero bucket outwards
     outward = [closing, closing, closing + 1] if closing else [0, 0, 1]
-    assert of.locate(values).tolist() == [of.center + sign * each for each in outward]
+    assert of.locate(values).tolist() == [of.center + sign * offset for offset in outward]
 
 
 def test_what_is_close_to_zero_is_zero() -> None:

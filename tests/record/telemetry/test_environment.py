@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 import pytest
 
@@ -86,15 +85,6 @@ def test_sdk_disabled(monkeypatch, text, disabled):
     """OTEL_SDK_DISABLED is true only for true."""
     monkeypatch.setenv("OTEL_SDK_DISABLED", text)
     assert environment.sdk_disabled() is disabled
-
-
-def test_a_configuration_file_takes_a_package_to_read(monkeypatch):
-    """OTEL_CONFIG_FILE without opentelemetry-configuration is refused with the remedy, and times are the defaults."""
-    monkeypatch.setenv("OTEL_CONFIG_FILE", "otel.yaml")
-    monkeypatch.setitem(sys.modules, "opentelemetry.configuration", None)
-    with pytest.raises(ValueError, match="pip install opentelemetry-configuration"):
-        environment.exporter_names()
-    assert environment.export_interval(20.0) == 20.0
 
 
 def test_what_the_program_knows_of_itself_comes_after_what_people_say(monkeypatch):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from kc_otel.contract.model import KernelSpec
-from kc_otel.contract.registry import ATTRIBUTES
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES
 from kc_otel.record.kernel import Kernel
 
 
@@ -31,9 +31,9 @@ def test_false_is_a_fact():
                                    "compile", "hardware"])  # fmt: skip
 def test_every_field_changes_the_version(field):
     """A kernel that differs in any field is another version."""
-    one, other = Kernel("vllm", **{field: "a"}), Kernel("vllm", **{field: "b"})
-    assert len({one.fingerprint, other.fingerprint, Kernel("vllm").fingerprint}) == 3
-    assert one != other
+    kernel, other = Kernel("vllm", **{field: "a"}), Kernel("vllm", **{field: "b"})
+    assert len({kernel.fingerprint, other.fingerprint, Kernel("vllm").fingerprint}) == 3
+    assert kernel != other
 
 
 def test_extra_fields_change_the_version_whatever_their_order():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.contract.registry import OPERATORS
+from kc_otel.contract.registry.clause_metrics import OPERATORS
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.telemetry.operator_histograms import OperatorAccumulator
 from kc_otel.record.telemetry.pair_streams import KernelPair, PairStreams, drift_metrics
@@ -49,13 +49,13 @@ def test_each_operator_and_slice_counts_its_own_rows(rows):
 def test_there_is_room_for_named_operators_and_a_few_more():
     """An operator that was recorded goes on being recorded; one more is refused, the contract's never."""
     made = OperatorAccumulator(SLICES, named=["attention"], more=2)
-    one = {"operator_ulp": np.ones(1)}, np.ones((1, 3), bool)
+    batch = {"operator_ulp": np.ones(1)}, np.ones((1, 3), bool)
     for name in ("mlp", "norm", "attention"):
         assert made.has_room(name)
-        made.add(name, *one)
+        made.add(name, *batch)
     assert [made.has_room(name) for name in ("mlp", "norm", "attention", "head")] == [True, True, True, False]
     with pytest.raises(ValueError, match="operator: 'head' is one more than the 2"):
-        made.add("head", *one)
+        made.add("head", *batch)
     assert {operator for _, operator, _ in made.snapshot()} == {"attention", "mlp", "norm"}
 
 

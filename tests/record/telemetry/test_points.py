@@ -6,7 +6,8 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricsData
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from kc_otel.contract.registry import METRICS, QUANTITIES
+from kc_otel.contract.registry.clause_metrics import QUANTITIES
+from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.record.telemetry import sdk_points as points
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 

@@ -15,12 +15,11 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve import people_orders
 from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.guarded_site import GuardedSite
-from kc_otel.serve.access.tenant_view import TenantView
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.documented import PUBLIC
@@ -33,10 +32,9 @@ from tests.serve.conftest import POLICY
 
 TOKENS = {name: f"kc_{name}_" + "r4nd0m" * 7 for name in ("acts", "reads")}
 ACCESS = {
-    "tenants": {"all": "all"},
     "tokens": [
-        {"name": "acts", "tenant": "all", "may": ["read", "act"], "sha256": digest_of(TOKENS["acts"])},
-        {"name": "reads", "tenant": "all", "may": ["read"], "sha256": digest_of(TOKENS["reads"])},
+        {"name": "acts", "may": ["read", "act"], "sha256": digest_of(TOKENS["acts"])},
+        {"name": "reads", "may": ["read"], "sha256": digest_of(TOKENS["reads"])},
     ],
 }
 METHODS = ("get", "post", "put", "patch", "delete", "options")
@@ -55,12 +53,8 @@ def make_core() -> Core:
 def make_site(core: Core, path: Path) -> OwnSite:
     """As `kc-otel serve --access` has it."""
     path.write_text(yaml.safe_dump(ACCESS))
-
-    def make(contracts: frozenset[str] | None) -> Any:
-        view = core if contracts is None else TenantView(core, contracts)
-        return make_api(view, lambda: read(view, RequestCounts(), Counter()), Changes(), "0")
-
-    return OwnSite(GuardedSite(AccessFile(path, core.contracts), make, RequestCounts(), secure=False), ("testserver",))
+    api = make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0")
+    return OwnSite(GuardedSite(AccessFile(path), api, RequestCounts(), secure=False), ("testserver",))
 
 
 def operations() -> list[tuple[str, str]]:
@@ -98,12 +92,12 @@ class Documented:
     def address(self, path: str, method: str, values: dict[str, str]) -> tuple[str, dict[str, str]]:
         """Path and query with these values, and known ones where something has to be said."""
         query = {}
-        for each in self.document["paths"][path].get(method, {}).get("parameters", []):
-            value = values.get(each["name"], KNOWN.get(each["name"]) if each["required"] else None)
-            if each["in"] == "path":
-                path = path.replace("{" + each["name"] + "}", str(value).replace("%", "%25").replace("\0", "%00"))
+        for parameter in self.document["paths"][path].get(method, {}).get("parameters", []):
+            value = values.get(parameter["name"], KNOWN.get(parameter["name"]) if parameter["required"] else None)
+            if parameter["in"] == "path":
+                path = path.replace("{" + parameter["name"] + "}", str(value).replace("%", "%25").replace("\0", "%00"))
             elif value is not None:
-                query[each["name"]] = value
+                query[parameter["name"]] = value
         return path.format_map(KNOWN), query
 
     def check(self, responses: dict[str, Any], answer: Any) -> None:
@@ -140,7 +134,7 @@ def busy(drift: Callable[[float], object], tmp_path: Path) -> Iterator[Documente
 @pytest.mark.slow
 def test_what_there_is_has_the_shape_that_is_documented(busy: Documented) -> None:
     """Every path, of an evaluator that has verdicts, alerts, an incident, routes and a promotion."""
-    answers = {each: busy.ask(*each).status_code for each in OPERATIONS}
+    answers = {operation: busy.ask(*operation).status_code for operation in OPERATIONS}
     assert answers["/api/v1/decisions/pin", "post"] == 200
     promotion = "/api/v1/promotions/{contract}/{kernel}"
     assert busy.ask(promotion, "post", json={"order": "start", "by": "ada"}).status_code == 200
@@ -181,7 +175,7 @@ def test_other_methods_are_refused_with_those_that_there_are(asked: Documented, 
             continue  # an order about a kernel of that name
         answer = asked.ask(path, method)
         assert answer.status_code == 405
-        allowed = {one.strip().lower() for one in answer.headers["allow"].split(",")}
+        allowed = {name.strip().lower() for name in answer.headers["allow"].split(",")}
         assert allowed >= there_are
         assert method not in allowed
         asked.check({"405": asked.document["paths"][path][next(iter(there_are))]["responses"]["413"]}, answer)
@@ -191,12 +185,12 @@ def test_other_methods_are_refused_with_those_that_there_are(asked: Documented, 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_no_parameter_leads_to_what_is_not_documented(asked: Documented, path: str, method: str) -> None:
     """Every parameter with values that are none, one after the other."""
-    for each in asked.document["paths"][path][method].get("parameters", []):
+    for parameter in asked.document["paths"][path][method].get("parameters", []):
         for value in HOSTILE:
-            if each["in"] == "path" and value in {"", "%ff"}:
+            if parameter["in"] == "path" and value in {"", "%ff"}:
                 continue
-            answer = asked.ask(path, method, values={each["name"]: value})
-            assert answer.status_code < 500, (each["name"], value, answer.text)
+            answer = asked.ask(path, method, values={parameter["name"]: value})
+            assert answer.status_code < 500, (parameter["name"], value, answer.text)
 
 
 @pytest.mark.parametrize("path", GOOD)

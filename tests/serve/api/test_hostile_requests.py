@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
@@ -243,8 +243,8 @@ def test_a_contract_that_is_not_served_is_no_empty_list(client):
     narrowed = [
         path
         for path, methods in paths.items()
-        for one in methods.get("get", {}).get("parameters", ())
-        if (one["name"], one["in"], one["required"]) == ("contract", "query", False)
+        for parameter in methods.get("get", {}).get("parameters", ())
+        if (parameter["name"], parameter["in"], parameter["required"]) == ("contract", "query", False)
     ]
     assert {"/api/v1/verdicts", "/api/v1/alerts", "/api/v1/incidents"} < set(narrowed)
     for path in narrowed:

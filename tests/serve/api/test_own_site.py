@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 from starlette.testclient import TestClient
 
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.api import own_site
 from kc_otel.serve.api.app import make_api
@@ -122,7 +122,7 @@ def test_a_page_without_an_origin_of_its_own_changes_nothing(origin: str) -> Non
 @pytest.mark.slow
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
     """To the API its sender has hung up; who has said everything, and waits for an answer, may wait on."""
-    monkeypatch.setattr(own_site, "_SLOWEST", 0.05)
+    monkeypatch.setattr(own_site, "_MAX_BODY_SECONDS", 0.05)
     heard = []
 
     async def app(_scope, receive, _send):

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.internal.encoder import _VarintBytes
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from kc_otel.judge.otlp import ExportResult
+from kc_otel.judge.otlp.sink import ExportResult
 
 
 class RecordingSink:
@@ -32,6 +33,13 @@ class RecordingSink:
 
     def logs(self, request: Any) -> ExportResult:
         return self._take("logs", request)
+
+
+def wrapped(content: bytes, *fields: int) -> bytes:
+    """A protobuf message within others, from inside out."""
+    for number in fields:
+        content = bytes((number << 3 | 2,)) + _VarintBytes(len(content)) + content
+    return content
 
 
 @pytest.fixture

@@ -17,9 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kc_otel.judge.otlp.sink import DURATION_BOUNDS, ExportResult, RequestCounts
 from kc_otel.serve.core import Core
-from kc_otel.serve.receivers.grpc_server import start_grpc
-from kc_otel.serve.receivers.http_server import http_app
 from kc_otel.serve.self_metrics import exposition, read
+from tests.tools.receivers import http_app, start_grpc
 
 TAKES = 0.12
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -66,7 +65,7 @@ def test_each_request_is_timed_by_transport_and_outcome(make_core: Callable[...,
         if sample.name.endswith("_bucket"):
             buckets.setdefault(of, {})[float(sample.labels["le"])] = sample.value
         elif sample.name.endswith("_sum"):
-            assert sample.value == pytest.approx(next(seconds for *one, seconds in told if tuple(one) == of))
+            assert sample.value == pytest.approx(next(seconds for *labels, seconds in told if tuple(labels) == of))
             assert sample.value < took
     assert buckets.keys() == outcomes
     for (_, outcome), counted in buckets.items():

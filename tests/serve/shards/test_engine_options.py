@@ -13,7 +13,7 @@ import typer
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
-from kc_otel.cli import shards_command
+from kc_otel.cli import register, status_command
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.serve import server
 from kc_otel.serve.api.app import make_api
@@ -33,7 +33,7 @@ RAY = ServeConfig(engine=StreamEngine.RAY, state=Path("state"), shard_folder=Pat
     [
         (replace(RAY, state=None), "give --state FILE"),
         (replace(RAY, shard_folder=None), "--shard-folder DIR"),
-        (replace(RAY, record=True), "shards have a log each"),
+        (replace(RAY, record=True), "shards take each for itself"),
     ],
 )
 def test_what_it_needs_is_asked_for(config: ServeConfig, said: str) -> None:
@@ -65,7 +65,7 @@ def test_an_evaluator_without_shards_says_so(make_core: Any) -> None:
     assert client.post("/api/v1/shards", json={"shards": 0}).status_code == 422
 
 
-def test_shards_are_shown_and_changed_from_a_terminal(make_core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_shown_in_a_terminal_and_changed_over_http(make_core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line for each, with what is wrong in its place; 1 where one is not heard; a move that fails says why."""
     core = make_core()
     client = api(core)
@@ -79,26 +79,26 @@ def test_shards_are_shown_and_changed_from_a_terminal(make_core: Any, monkeypatc
             raise ShardError("not every shard answers: shard 1 has not answered for 9 s")
 
     core.resize = resize
-    monkeypatch.setattr(shards_command, "get", lambda _url, path: client.get(path).json())
-    monkeypatch.setattr(shards_command, "post", lambda _url, path, body, **_: client.post(path, json=body).json())
+    monkeypatch.setattr(status_command, "get", lambda _url, path: client.get(path).json())
     app = typer.Typer()
-    shards_command.register(app)
-    found = CliRunner().invoke(app, ["3"], env={"COLUMNS": "120"})
+    register(app, "status")
+    found = CliRunner().invoke(app, ["--shards"], env={"COLUMNS": "120"})
     assert found.exit_code == 1
-    assert asked == [3]
     lines = [" ".join(line.split()) for line in found.output.splitlines()]
     assert lines[1].startswith("0 node-7 (42) 1,234 99 2,049")
     assert lines[2] == "1 0 0 0 has not answered for 9 s"
+    assert client.post("/api/v1/shards", json={"shards": 3}).status_code == 200
+    assert asked == [3]
     refused = client.post("/api/v1/shards", json={"shards": 9})
     assert (refused.status_code, "shard 1" in refused.json()["detail"]) == (503, True)
 
 
-def test_a_state_file_stays_with_the_engine_that_began_it(make_core: Any, tmp_path: Path) -> None:
+def test_a_state_file_stays_with_the_engine_that_began_it(make_core: Any, drift: Any, tmp_path: Path) -> None:
     """Whose streams the other has not, so that every sum would count again."""
 
     async def begun(core: Core, config: ServeConfig) -> None:
-        async with sink_of(core, config, Limits()):
-            pass
+        async with sink_of(core, config, Limits()) as sink:
+            await sink.metrics(drift(0.3))
 
     process = ServeConfig(state=tmp_path / "state")
     ray = replace(process, engine=StreamEngine.RAY, shard_folder=tmp_path / "shards")

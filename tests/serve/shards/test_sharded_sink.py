@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import random
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -17,19 +17,19 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel import machine_code
-from kc_otel.contract import load_text
+from kc_otel.contract.load import load_text
 from kc_otel.judge.otlp.decode import quickly
 from kc_otel.judge.otlp.request_errors import BadRequestError, InternalError, ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.judge.otlp.sink import ExportResult
+from kc_otel.judge.series import SeriesKey
+from kc_otel.judge.shard_state import ShardBatch
 from kc_otel.judge.verdict import Status
-from kc_otel.serve.config import Sync
 from kc_otel.serve.core import Core
-from kc_otel.serve.shards import shard_line
+from kc_otel.serve.shards import sharded_sink
 from kc_otel.serve.shards.shard import Shard
 from kc_otel.serve.shards.sharded_sink import ShardedSink, ShardError
-from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import StateError, open_state
 from tests.tools.exact_senders import CONTRACT, rounds
 from tests.tools.full_disk import refuse_commits, relieve
@@ -51,12 +51,11 @@ class LocalShard:
         with pytest.MonkeyPatch.context() as patch:
             if not self._columns:
                 patch.setattr(machine_code, "is_available", lambda: False)
-            return Shard([POLICY], self._folder, Limits(), Sync.NEVER)
+            return Shard([POLICY], self._folder, Limits())
 
     def lose(self) -> None:
         """Nothing more is written; another one begins."""
         assert self.shard is not None
-        self.shard._log._worker.close(1.0)
         self.shard._connection.close()
         self.shard, self.lost = self._begun(), self.lost + 1
 
@@ -143,21 +142,21 @@ def sharded(clock: Clock, tmp_path: Path) -> Iterator[Callable[..., Sharded]]:  
         return made[-1]
 
     yield make
-    for one in made:
-        one.crash()
+    for process in made:
+        process.crash()
 
 
 def said(core: Core) -> dict[str, Any]:
     """All that a core says: verdicts, incidents, events, messages, windows, kernels."""
     return {
         "verdicts": [repr(cell) for cell in core.history.cells()],
-        "incidents": [repr(replace(one, id="")) for one in core.incidents()],
+        "incidents": [repr(replace(incident, id="")) for incident in core.incidents()],
         "events": [repr(event) for event in core.events.events(limit=10_000)],
         "held": {cell: repr(held) for cell, held in core.evaluator.states["policy"].evidence.cells.items()},
-        "windows": {one: repr(core.evaluator.distribution(one, 300.0, time.time())) for one in core.evaluator.series()},
+        "windows": {key: repr(core.evaluator.distribution(key, 300.0, time.time())) for key in core.evaluator.series()},
         "invalid": core.evaluator.invalid_input("policy", time.time(), 60.0),
         "kernels": core.evaluator.kernels("policy"),
-        "messages": [one.waiting for one in core.outbox.status()],
+        "messages": [endpoint.waiting for endpoint in core.outbox.status()],
     }
 
 
@@ -192,7 +191,7 @@ def test_verdicts_incidents_and_counts_are_those_of_one_process(
     sharded: Callable[..., Sharded], clock: Clock, seconds: Any, shards: int, columns: bool
 ) -> None:
     """The same exports at the same times: byte for byte the same verdicts, windows, evidence, events and counters."""
-    one = alone(seconds, clock)
+    single = alone(seconds, clock)
     several = sharded(columns=columns)
 
     async def run() -> None:
@@ -200,10 +199,10 @@ def test_verdicts_incidents_and_counts_are_those_of_one_process(
         await told(several, seconds, clock)
 
     asyncio.run(run())
-    assert said(several.core) == said(one)
-    assert several.core.evaluator.counters == one.evaluator.counters
-    assert several.core.evaluator.events == one.evaluator.events
-    assert {verdict.status for verdict, _, _ in one.history.cells()} >= {Status.FAIL}
+    assert said(several.core) == said(single)
+    assert several.core.evaluator.counters == single.evaluator.counters
+    assert several.core.evaluator.events == single.evaluator.events
+    assert {verdict.status for verdict, _, _ in single.history.cells()} >= {Status.FAIL}
     assert sum(bool(shard.shard.evaluator.stream_count) for shard in several.shards.values()) == shards
     columns &= machine_code.is_available()
     assert [shard.shard.evaluator._columns is not None for shard in several.shards.values()] == [columns] * shards
@@ -216,7 +215,7 @@ def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(
 ) -> None:
     """Shards are lost after whatever call, the judge before and after it writes: what is said is the same."""
     rng = random.Random(seed)
-    one, several = alone(seconds, clock), sharded()
+    single, several = alone(seconds, clock), sharded()
     lost: list[LocalShard] = []
 
     async def run() -> None:
@@ -239,18 +238,18 @@ def test_a_crash_anywhere_loses_nothing_and_counts_nothing_twice(
                 await several.sink.resize(3)
             for shard in several.shards.values():
                 shard.lose_after.discard("take")
-            while any(one.trouble for one in several.core.shards) or not several.core.shards:
+            while any(shard.trouble for shard in several.core.shards) or not several.core.shards:
                 await several.sink.tick()
             await several.sink.tick()
 
     asyncio.run(run())
     assert sum(shard.lost for shard in [*lost, *several.shards.values()]) > 5
-    expected, found = said(one), said(several.core)
+    expected, found = said(single), said(several.core)
     for what in ("windows", "invalid", "kernels"):
         assert found[what] == expected[what], what
     verdicts = {(v.cell, v.status, v.estimate, v.samples) for v, _, _ in several.core.history.cells()}
-    assert verdicts == {(v.cell, v.status, v.estimate, v.samples) for v, _, _ in one.history.cells()}
-    assert len(several.core.incidents()) == len(one.incidents())
+    assert verdicts == {(v.cell, v.status, v.estimate, v.samples) for v, _, _ in single.history.cells()}
+    assert len(several.core.incidents()) == len(single.incidents())
 
 
 @pytest.mark.slow
@@ -259,7 +258,7 @@ def test_shards_that_come_and_go_while_exports_arrive_change_nothing(
 ) -> None:
     """1, 2, 4, 2, 3 shards: streams go with their senders, stale copies give way, and what is said is the same."""
     seconds = list(rounds(16, 20, START))
-    one, several = alone(seconds, clock), sharded()
+    single, several = alone(seconds, clock), sharded()
 
     async def run() -> None:
         await several.sink.resize(1)
@@ -273,11 +272,11 @@ def test_shards_that_come_and_go_while_exports_arrive_change_nothing(
             await several.sink.tick()
 
     asyncio.run(run())
-    expected, found = said(one), said(several.core)
+    expected, found = said(single), said(several.core)
     for what in ("windows", "invalid", "kernels"):
         assert found[what] == expected[what], what
-    assert [v.status for v, _, _ in several.core.history.cells()] == [v.status for v, _, _ in one.history.cells()]
-    assert several.core.evaluator.counters == one.evaluator.counters
+    assert [v.status for v, _, _ in several.core.history.cells()] == [v.status for v, _, _ in single.history.cells()]
+    assert several.core.evaluator.counters == single.evaluator.counters
     assert several.core.settled["shards"] == len(several.core.shards) == 3
 
 
@@ -286,7 +285,7 @@ def test_another_number_of_shards_at_the_next_start_is_a_move_too(
     sharded: Callable[..., Sharded], clock: Clock, seconds: Any
 ) -> None:
     """The judge remembers how many shards had the streams, and asks them all before it serves."""
-    one, several = alone(seconds, clock), sharded()
+    single, several = alone(seconds, clock), sharded()
 
     async def run() -> None:
         await several.sink.resize(2)
@@ -297,7 +296,7 @@ def test_another_number_of_shards_at_the_next_start_is_a_move_too(
         await told(several, seconds[8:], clock)
 
     asyncio.run(run())
-    assert said(several.core)["windows"] == said(one)["windows"]
+    assert said(several.core)["windows"] == said(single)["windows"]
 
 
 def test_what_a_shard_cannot_take_waits_with_its_sender(
@@ -319,7 +318,7 @@ def test_what_a_shard_cannot_take_waits_with_its_sender(
             return await real(exports)
 
         several.shards[0].take = slow
-        monkeypatch.setattr(shard_line, "_WAITING", 1)
+        monkeypatch.setattr(sharded_sink, "_MAX_WAITING_BYTES", 1)
         first = asyncio.create_task(several.sink.metrics(quickly(several.sink, bodies[0], METRICS, Limits())))
         await asyncio.sleep(0)
         with pytest.raises(ThrottledError, match="more arrives than shard 0 takes"):
@@ -345,8 +344,8 @@ def test_a_shard_that_does_not_answer_is_said_and_keeps_no_other_from_being_judg
     sharded: Callable[..., Sharded], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`/readyz` and `status` name it; its batch comes when it is back. The number of shards stays meanwhile."""
-    monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._PATIENCE", 0.05)
-    monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._BEGIN", 0.2)
+    monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._SHARD_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("kc_otel.serve.shards.sharded_sink._RESIZE_SECONDS", 0.2)
     [(_, bodies)] = rounds(6, 1, START)
     several = sharded()
     stopped = asyncio.Event()
@@ -401,7 +400,7 @@ def test_an_export_that_a_shard_fails_on_is_refused_alone(
         sent = (several.sink.metrics(quickly(several.sink, body, METRICS, Limits())) for body in bodies[:3])
         return await asyncio.gather(*sent, return_exceptions=True)
 
-    assert [type(one) for one in asyncio.run(run())] == [ExportResult, InternalError, ExportResult]
+    assert [type(result) for result in asyncio.run(run())] == [ExportResult, InternalError, ExportResult]
 
 
 def test_what_is_no_export_is_refused_by_whoever_reads_it(sharded: Callable[..., Sharded]) -> None:
@@ -472,20 +471,51 @@ def test_a_shard_that_begins_again_without_its_folder_takes_nothing(
     asyncio.run(run())
 
 
-def test_what_a_shard_says_is_on_its_disk(
-    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: Any
-) -> None:
+def test_what_a_shard_says_is_on_its_disk(clock: Clock, tmp_path: Path, seconds: Any) -> None:
     """The judge counts what it is told, and the shard forgets it: a batch that is not on the disk is not told."""
     clock.now, bodies = seconds[0]
-    shard = Shard([POLICY], tmp_path / "shard", Limits(), Sync.NEVER)
+    shard = Shard([POLICY], tmp_path / "shard", Limits())
     with closing(shard):
         asyncio.run(shard.take([(body, clock.now) for body in bodies]))
 
-        def failing(_connection: StateConnection) -> None:
-            raise OSError(errno.EIO, "Input/output error")
+        refuse_commits(shard._connection)
+        with pytest.raises(StateError, match="cannot be written"):
+            asyncio.run(shard.report(0, clock.now))
+        relieve(shard._connection)
+        assert asyncio.run(shard.report(0, clock.now)).batch.counted
 
-        with monkeypatch.context() as patch:
-            patch.setattr(StateConnection, "sync", failing)
-            with pytest.raises(StateError, match="cannot be forced to the disk"):
-                shard.report(0, clock.now)
-        assert shard.report(0, clock.now).batch.counted
+
+def observations(*batches: ShardBatch) -> Counter[SeriesKey]:
+    """How many each series has in batches, of which one may be there twice."""
+    counts = Counter[SeriesKey]()
+    for batch in {batch.number: batch for batch in batches}.values():
+        for counted in batch.counted:
+            counts[counted.key] += counted.histogram.count
+    return counts
+
+
+@pytest.mark.parametrize("passes", range(6))
+def test_what_comes_while_a_batch_waits_for_the_disk_is_told(
+    clock: Clock, tmp_path: Path, seconds: Any, passes: int
+) -> None:
+    """What a batch takes out of the inbox is in it, also where the shard ends before the next one."""
+    known, new = ([(body, at) for body in bodies] for at, bodies in seconds[:2])
+    clock.now = seconds[1][0]
+
+    async def later(shard: Shard) -> ShardBatch:
+        for _ in range(passes):  # of the event loop, while exports are written and applied
+            await asyncio.sleep(0)
+        return (await shard.report(0, clock.now)).batch
+
+    async def told(shard: Shard) -> ShardBatch:
+        await shard.take(known)
+        return (await asyncio.gather(shard.take(new), later(shard)))[1]
+
+    with closing(Shard([POLICY], tmp_path / "shard", Limits())) as shard:
+        first = asyncio.run(told(shard))
+    with closing(Shard([POLICY], tmp_path / "shard", Limits())) as again:
+        second = asyncio.run(again.report(first.number, clock.now)).batch
+    with closing(Shard([POLICY], tmp_path / "calm", Limits())) as calm:
+        asyncio.run(calm.take(known + new))
+        expected = asyncio.run(calm.report(0, clock.now)).batch
+    assert observations(first, second) == observations(expected)

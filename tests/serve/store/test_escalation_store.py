@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from kc_otel.judge.decisions.table import INFERENCE_KERNEL, DecisionTable, Pin, pin
+from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, DecisionTable, Pin
+from kc_otel.judge.decisions.table import pin
 from kc_otel.judge.escalation.escalate import EscalationState
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.policy_store import PolicyStore

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.point_streams import LatestValue, PointStream
-from kc_otel.serve.store.evaluator_store import EvaluatorStore
+from kc_otel.serve.store.evaluator_store import SCHEMA_VERSION, EvaluatorStore
 from kc_otel.serve.store.histogram_codec import CodecError, decode_histogram, encode_histogram, encode_histograms
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, reading_state
 from kc_otel.serve.store.stream_codec import check_stream, decode_stream, encode_stream, encode_streams
@@ -74,9 +74,7 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3, 8])
-def test_restart_at_any_point_equals_no_restart(
-    contract: Any, sender: Any, merged: Any, now: float, connection: sqlite3.Connection, every: int
-) -> None:
+def test_restart_at_any_point_equals_no_restart(contract, sender, merged, now, connection, every):
     """An evaluator that is saved and restored again and again says what one that never stopped says."""
     made = contract()
     steady = restarted = Evaluator([made])
@@ -94,9 +92,7 @@ def test_restart_at_any_point_equals_no_restart(
     assert restarted.series() == steady.series()
 
 
-def test_who_was_silent_before_a_restart_still_is(
-    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
-) -> None:
+def test_who_was_silent_before_a_restart_still_is(contract, sender, now, connection):
     """The hours in which nobody listened do not count as silence; those before do, so that NO_DATA never becomes PASS.
 
     Who was heard until the end has all its patience again.
@@ -108,24 +104,22 @@ def test_who_was_silent_before_a_restart_still_is(
     for step in range(5):
         first.ingest_metrics(source.request(now + step, np.full(2000, 1e-4)), now + step)
     for later, status in ((5.0, "PASS"), (5.0 + 3 * heartbeat, "NO_DATA")):
-        before = {one.status for one in verdicts_of(first, now + later) if one.cell.slice == "all"}
+        before = {verdict.status for verdict in verdicts_of(first, now + later) if verdict.cell.slice == "all"}
         assert before == {status}
         written(store, first, connection)
         down = now + later + 120.0
         again = Evaluator([made])
         EvaluatorStore(connection).restore(again)
         again.listen(down)
-        after = [one for one in verdicts_of(again, down + 1.0) if one.cell.slice == "all"]
-        assert {one.status for one in after} == {status}
+        after = [verdict for verdict in verdicts_of(again, down + 1.0) if verdict.cell.slice == "all"]
+        assert {verdict.status for verdict in after} == {status}
         if status == "NO_DATA":
             assert "no report for" in after[0].reason
         again.ingest_metrics(source.request(down + 2.0, np.full(2000, 1e-4)), down + 2.0)
-        assert {one.status for one in verdicts_of(again, down + 2.0) if one.cell.slice == "all"} == {"PASS"}
+        assert {verdict.status for verdict in verdicts_of(again, down + 2.0) if verdict.cell.slice == "all"} == {"PASS"}
 
 
-def test_what_a_crash_loses_a_cumulative_sender_says_again(
-    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
-) -> None:
+def test_what_a_crash_loses_a_cumulative_sender_says_again(contract, sender, now, connection):
     """Points taken after the last save are found again in the difference that the next point makes."""
     made, source = contract(), sender()
     evaluator = Evaluator([made])
@@ -159,9 +153,7 @@ def test_only_what_changed_is_written(contract: Any, sender: Any, now: float, co
 
 
 @pytest.mark.slow
-def test_the_file_does_not_grow_with_time(
-    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
-) -> None:
+def test_the_file_does_not_grow_with_time(contract, sender, now, connection):
     """Panes and streams that are no longer needed leave the database too."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     for step in range(200):
@@ -178,9 +170,7 @@ def test_the_file_does_not_grow_with_time(
     assert streams == evaluator.stream_count <= 6
 
 
-def test_contracts_and_slices_that_are_gone_are_left_out(
-    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
-) -> None:
+def test_contracts_and_slices_that_are_gone_are_left_out(contract, sender, now, connection):
     """A store that remembers more than the contracts of today is read for what is still judged."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     for slice in ("all", "code"):
@@ -194,9 +184,7 @@ def test_contracts_and_slices_that_are_gone_are_left_out(
     assert stranger.series() == ()
 
 
-def test_windows_of_another_length_keep_their_content(
-    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
-) -> None:
+def test_windows_of_another_length_keep_their_content(contract, sender, now, connection):
     """After a change of window lengths, what is still inside the new ones is still there."""
     evaluator, store, source = Evaluator([contract()]), EvaluatorStore(connection), sender()
     for step in range(10):
@@ -218,14 +206,14 @@ def test_another_schema_version_is_refused(connection: sqlite3.Connection, versi
     """State of an older or a newer program is not guessed at."""
     EvaluatorStore(connection)
     connection.execute("UPDATE evaluator_meta SET value = ?", (str(version),))
-    with pytest.raises(StateError, match=f"version {version}, this program reads 5; use the program that wrote it"):
+    with pytest.raises(
+        StateError, match=f"version {version}, this program reads {SCHEMA_VERSION}; use the program that wrote it"
+    ):
         EvaluatorStore(connection)
 
 
 @pytest.mark.parametrize("table", ["streams", "panes", "facts"])
-def test_damaged_rows_are_refused(
-    contract: Any, sender: Any, now: float, connection: sqlite3.Connection, table: str
-) -> None:
+def test_damaged_rows_are_refused(contract, sender, now, connection, table):
     """Bytes that no encoder wrote give an error that says what to do, and no half-read evaluator goes unnoticed."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     evaluator.ingest_metrics(sender().request(now, [0.5]), now)
@@ -255,9 +243,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(counts, counts, st.integers(-(2**31), 2**31), st.integers(-10, 20), finite, st.booleans(), st.integers(0, 2**53))
-def test_histograms_survive_encoding(
-    positive: Any, negative: Any, offset: int, scale: int, total: float, observed: bool, zero: int
-) -> None:
+def test_histograms_survive_encoding(positive, negative, offset, scale, total, observed, zero):
     """Every number of a histogram comes back as it was."""
     value = ExponentialHistogram(
         scale, int(positive.sum() + negative.sum()) + zero, total, zero, Buckets(offset, positive),
@@ -292,16 +278,16 @@ histograms = st.builds(
 def test_many_histograms_are_encoded_as_each_of_them(values: list[ExponentialHistogram]) -> None:
     """Columns give the same bytes, whatever widths their buckets need and whichever have none."""
     columns = HistogramColumns.of(values)
-    assert encode_histograms(columns) == [encode_histogram(one) for one in columns.objects()]
+    assert encode_histograms(columns) == [encode_histogram(histogram) for histogram in columns.objects()]
     explicit = ExplicitHistogram((1.0, 2.0), np.array([1, 2, 3]), 5.0, -1.0, 9.0)
-    writers = [LatestValue(number, 4, one) for number, one in enumerate(values)]
+    writers = [LatestValue(number, 4, histogram) for number, histogram in enumerate(values)]
     kinds = [LatestValue(1, 2, explicit), *writers[:2]], writers[2:], []
-    streams = [PointStream(1.5, each, [number], 9) for number, each in enumerate(kinds)]
-    assert [decode_stream(one).times for one in encode_streams(streams)] == [[0], [1], [2]]
-    for one, stream in zip(encode_streams(streams), streams, strict=True):
-        assert encode_stream(decode_stream(one)) == one
-        latest = [encode_histogram(last.histogram) for last in decode_stream(one).writers]
-        assert [decode_histogram(each).sum for each in latest] == [last.histogram.sum for last in stream.writers]
+    streams = [PointStream(1.5, kind, [number], 9) for number, kind in enumerate(kinds)]
+    assert [decode_stream(encoded).times for encoded in encode_streams(streams)] == [[0], [1], [2]]
+    for encoded, stream in zip(encode_streams(streams), streams, strict=True):
+        assert encode_stream(decode_stream(encoded)) == encoded
+        latest = [encode_histogram(last.histogram) for last in decode_stream(encoded).writers]
+        assert [decode_histogram(raw).sum for raw in latest] == [last.histogram.sum for last in stream.writers]
 
 
 @settings(max_examples=200, deadline=None)
@@ -315,9 +301,7 @@ def test_random_bytes_are_no_state(data: bytes) -> None:
             continue
 
 
-def test_what_was_rolled_back_is_written_again(
-    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
-) -> None:
+def test_what_was_rolled_back_is_written_again(contract, sender, now, connection):
     """A full disk in the middle of a save costs nothing once there is room."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     evaluator.ingest_metrics(sender().request(now, [0.5, 0.25]), now)
@@ -333,9 +317,7 @@ def test_what_was_rolled_back_is_written_again(
         assert again.distribution(series, 300, now).total == evaluator.distribution(series, 300, now).total > 0
 
 
-def test_evidence_survives_a_restart_where_the_limit_is_the_same(
-    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
-) -> None:
+def test_evidence_survives_a_restart_where_the_limit_is_the_same(contract, sender, now, connection):
     """What is held, the most cells, and what came after the peak; what was held against another limit is gone."""
     made, source = contract(), sender()
     evaluator, store = Evaluator([made]), EvaluatorStore(connection)
@@ -363,9 +345,7 @@ def test_evidence_survives_a_restart_where_the_limit_is_the_same(
 
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data[:80] + bytes([255] * 8) + data[88:]])
-def test_damaged_evidence_is_said_to_be_damaged(
-    contract: Any, sender: Any, now: float, connection: sqlite3.Connection, spoil: Any
-) -> None:
+def test_damaged_evidence_is_said_to_be_damaged(contract, sender, now, connection, spoil):
     """Bytes that are missing, and a number that is none."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     evaluator.ingest_metrics(sender().request(now, RNG.beta(1, 100, 400)), now)
@@ -377,9 +357,7 @@ def test_damaged_evidence_is_said_to_be_damaged(
         EvaluatorStore(connection).restore(Evaluator([contract()]))
 
 
-def test_a_clock_that_went_back_while_nobody_ran_is_noticed(
-    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
-) -> None:
+def test_a_clock_that_went_back_while_nobody_ran_is_noticed(contract, sender, now, connection):
     """What was saved under a clock that was ahead counts once after the restart, as of then, also in the next one."""
     source, evaluator, store = sender(), Evaluator([contract()]), EvaluatorStore(connection)
     evaluator.ingest_metrics(source.request(now + 3000, [0.2] * 200), now + 3000)
@@ -397,9 +375,7 @@ def test_a_clock_that_went_back_while_nobody_ran_is_noticed(
     assert panes <= at
 
 
-def test_buckets_that_others_replaced_are_saved_when_the_clock_goes_back(
-    contract: Any, sender: Any, now: float, connection: sqlite3.Connection
-) -> None:
+def test_buckets_that_others_replaced_are_saved_when_the_clock_goes_back(contract, sender, now, connection):
     """A pane that was emptied for a series of other buckets, of which nothing moves with the clock."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
     source, other = sender(), sender(instance="1", cumulative=False, edges=(0.01, 0.1))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
-from kc_otel.serve.store.incident_store import IncidentStore
+from kc_otel.serve.store.escalation_store import IncidentStore
 
 ONE = Incident(
     "a" * 12, "policy", "fail", "t", "b", IncidentState.BROKEN, (BrokenCell("tv", "code", 1.0, None, 0.02, 0.1),)
@@ -46,8 +46,8 @@ def test_of_those_that_are_over_the_newest_are_kept_and_what_lasts_always(store)
     store.close(
         [replace(ONE, id=f"{index:012d}", state=IncidentState.RESOLVED, resolved_at=10.0 * index) for index in range(5)]
     )
-    assert [one.resolved_at for one in store.over(None, 0.0, 10)] == [40.0, 30.0]
-    assert [one.resolved_at for one in store.over("policy", 35.0, 10)] == [40.0]
+    assert [incident.resolved_at for incident in store.over(None, 0.0, 10)] == [40.0, 30.0]
+    assert [incident.resolved_at for incident in store.over("policy", 35.0, 10)] == [40.0]
     assert store.over("other", 0.0, 10) == ()
     assert store.lasting("policy") == (ONE,)
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import sqlite3
 
+import pytest
+
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.plain_json import to_json
@@ -57,3 +59,15 @@ def test_nothing_is_kept_of_a_transaction_that_rolls_back(tmp_path):
     assert store.contracts() == ()
     assert store.events() == ()
     connection.close()
+
+
+@pytest.mark.parametrize("data", ["'{'", "'[1]'", "'null'", "CAST(x'7bff7d' AS TEXT)", "CAST(x'00' AS TEXT)"])
+def test_an_event_that_is_damaged_keeps_no_other_back(connection, data):
+    """It is said to be; those before and after it are read."""
+    store = PolicyStore(connection)
+    ids = [store.record_event("policy", "resumed", {"message": f"word {number}"}, 5.0) for number in range(3)]
+    connection.execute(f"UPDATE events SET data = {data} WHERE id = ?", (ids[1],))
+    for found in (store.events(), store.newest(), store.newest("policy", verdicts=False)):
+        assert [event.kind for event in found] == ["resumed", "damaged", "resumed"]
+        assert [event.message for event in found][::2] == ["word 0", "word 2"]
+        assert (found[1].data, "damaged" in found[1].message) == ({}, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sqlite3
 import time
@@ -81,9 +82,7 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.slow
-def test_damage_is_said_at_the_start_or_does_no_harm(
-    state: bytes, tmp_path: Path, make_core: Callable[..., Core], going_on: Callable
-) -> None:
+def test_damage_is_said_at_the_start_or_does_no_harm(state, tmp_path, make_core, going_on):
     """Whatever a file has become, an evaluator goes on with it, or says which file is damaged and what to do."""
     chance = random.Random(7)
     said: list[bool] = []
@@ -105,20 +104,18 @@ def test_damage_is_said_at_the_start_or_does_no_harm(
 
 
 @pytest.mark.slow
-def test_damage_among_the_last_commits_takes_the_later_ones_with_it_and_nothing_else(
-    tmp_path: Path, make_core: Callable[..., Core], going_on: Callable
-) -> None:
+def test_damage_among_the_last_commits_takes_the_later_ones_with_it_and_nothing_else(tmp_path, make_core, going_on):
     """What an evaluator that was killed has left in `-wal` counts as far as it is whole, wherever it is damaged."""
     path = tmp_path / "killed" / "state.sqlite"
     log = path.with_name("state.sqlite-wal")
-    commits: list[int] = []
+    commits, ticks = list[int](), [-math.inf]
     with closing(open_state(path)) as connection:
         core = make_core(connection, now=time.time())
-        for position, sigma in enumerate((0.3, 0.4, 0.4), 1):
+        for sigma in (0.3, 0.4, 0.4):
             core.metrics(going_on(sigma))
-            core.position = position
             core.tick(time.time())
             commits.append(log.stat().st_size)
+            ticks.append(core.evaluator.judged_at)
         left = path.read_bytes(), log.read_bytes()
     chance, found, said = random.Random(5), list[int](), 0
     for number in range(120):
@@ -134,9 +131,9 @@ def test_damage_among_the_last_commits_takes_the_later_ones_with_it_and_nothing_
         try:
             with closing(open_state(again)) as connection:
                 core = make_core(connection, now=time.time())
+                found.append(ticks.index(core.evaluator.judged_at))
+                assert found[-1] == sum(commit <= at for commit in commits)
                 core.tick(time.time())
-                found.append(core.saved_position)
-                assert core.saved_position == sum(commit <= at for commit in commits)
         except DamagedStateError:
             said += 1
     assert set(found) == {0, 1, 2}
@@ -144,9 +141,7 @@ def test_damage_among_the_last_commits_takes_the_later_ones_with_it_and_nothing_
 
 
 @pytest.mark.parametrize("table", ["evaluator_streams", "evaluator_panes"])
-def test_buckets_where_nothing_can_be_are_damage(
-    state: bytes, table: str, tmp_path: Path, make_core: Callable[..., Core]
-) -> None:
+def test_buckets_where_nothing_can_be_are_damage(state, table, tmp_path, make_core):
     """Held against what comes next they would be an array of every bucket between, and its sender refused for ever."""
     path = tmp_path / "state.sqlite"
     path.write_bytes(state)
@@ -167,23 +162,10 @@ def test_a_damaged_file_is_set_aside_with_what_belongs_to_it(tmp_path: Path) -> 
     path.write_bytes(b"no database" * 100)
     path.with_name("state.sqlite-wal").write_bytes(b"nor its log")
     aside = set_aside(path, 0.0)
-    assert sorted(one.name for one in tmp_path.iterdir()) == [
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
         "state.sqlite.damaged-19700101T000000Z",
         "state.sqlite.damaged-19700101T000000Z-wal",
     ]
     assert aside.read_bytes() == b"no database" * 100
     with closing(open_state(path)) as connection:
         assert isinstance(connection, sqlite3.Connection)
-
-
-def test_a_file_that_was_emptied_is_damaged_where_there_is_a_log_of_it(tmp_path: Path) -> None:
-    """Pins and silences are lost with it, which has to be said; an empty file without one is a new one."""
-    path = tmp_path / "state.sqlite"
-    path.touch()
-    open_state(path).close()
-    path.write_bytes(b"")
-    (tmp_path / "state.sqlite-log").mkdir()
-    with pytest.raises(DamagedStateError, match="it is empty, and beside it is the log of one that was not"):
-        open_state(path)
-    set_aside(path, time.time())
-    open_state(path).close()

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
-from kc_otel.serve.history import CellHistory
+from kc_otel.serve.history import KEPT, CellHistory
 from kc_otel.serve.store.state_file import StateError
-from kc_otel.serve.store.thinned_history import KEPT
 from kc_otel.serve.store.unit_of_work import unit_of_work
 from tests.tools.full_disk import refuse_commits, relieve
 
@@ -33,7 +32,7 @@ def tick(history: CellHistory, connection: sqlite3.Connection, *verdicts: Verdic
 
 
 def past(history: CellHistory, end: float) -> list[tuple[float, int]]:
-    return [(one.at, one.status) for one in history.past("policy", "token-tv", "code", 0.0, end).get(CELL, [])]
+    return [(point.at, point.status) for point in history.past("policy", "token-tv", "code", 0.0, end).get(CELL, [])]
 
 
 def test_a_step_is_remembered_by_its_worst_evaluation(open_file: Callable, tmp_path: Path) -> None:

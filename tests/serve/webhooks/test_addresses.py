@@ -8,8 +8,7 @@ import socket
 import pytest
 
 from kc_otel.client.signing import Secret, new_secret
-from kc_otel.serve.webhooks.addresses import AddressError, pinned
-from kc_otel.serve.webhooks.deliver import Dispatcher
+from kc_otel.serve.webhooks.deliver import AddressError, Dispatcher, pinned
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 from tests.tools.deliveries import drain

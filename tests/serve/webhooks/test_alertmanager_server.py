@@ -137,7 +137,8 @@ def test_an_alert_fires_and_resolves_through_a_real_alertmanager(
     assert active["labels"]["clause"] == "token-tv"
     until(lambda: bodies)
     assert (bodies[0]["version"], bodies[0]["status"]) == ("4", "firing")
-    assert bodies[0]["alerts"][0]["annotations"]["summary"] == "policy-7b: token-tv is broken on slice code"
+    said = f"policy-7b: token-tv is broken on slice code for {'b' * 12} against {'a' * 12}"
+    assert bodies[0]["alerts"][0]["annotations"]["summary"] == said
 
     deliver(resolved)
     until(lambda: any(body["status"] == "resolved" for body in bodies))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
 
-from kc_otel.judge.decisions.table import DecisionTable
+from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import follow
 from kc_otel.serve.webhooks.formats import Format, render
 
@@ -27,8 +27,8 @@ def stored(make_contract, make_verdict):
     state, fired = advance(contract, PolicyState(contract.name), [make_verdict("FAIL")], {}, AT)
     _, resolved = advance(contract, state, [make_verdict("PASS")], {}, AT + 60)
     return [
-        encode(alert_body(contract, each, receiver="pager", external_url="https://kc.example/"))
-        for each in (fired, resolved)
+        encode(alert_body(contract, transition, receiver="pager", external_url="https://kc.example/"))
+        for transition in (fired, resolved)
     ]
 
 
@@ -40,7 +40,7 @@ def sent(format, stored, *, now=AT, **options):
 
 def test_alertmanager_gets_alerts_that_last_until_they_resolve(stored):
     """A firing alert ends minutes after it is posted, whenever that is; a resolved one has its real end."""
-    ((firing,),), ((resolved,),) = (sent(Format.ALERTMANAGER, each) for each in stored)
+    ((firing,),), ((resolved,),) = (sent(Format.ALERTMANAGER, body) for body in stored)
     assert firing["labels"] == resolved["labels"]
     assert firing["labels"]["alertname"] == "KernelContractBroken"
     assert datetime.fromisoformat(firing["startsAt"]).timestamp() == AT
@@ -67,46 +67,81 @@ def test_alertmanager_is_named_by_its_server(stored, url, expected):
 
 def test_pagerduty_gets_an_event_per_alert_with_one_key_for_start_and_end(stored):
     """The routing key is in the body, the numbers are in the details, and resolving closes the same incident."""
-    (trigger,), (resolve,) = (sent(Format.PAGERDUTY, each, key="R" * 32) for each in stored)
+    (trigger,), (resolve,) = (sent(Format.PAGERDUTY, body, key="R" * 32) for body in stored)
     assert (trigger["event_action"], resolve["event_action"]) == ("trigger", "resolve")
     assert trigger["dedup_key"] == resolve["dedup_key"]
     assert trigger["routing_key"] == "R" * 32
     payload = trigger["payload"]
     assert payload["severity"] in {"critical", "error", "warning", "info"}
-    assert payload["summary"] == "policy-7b: token-tv is broken on slice code"
+    of = f"for {'b' * 12} against {'a' * 12}"
+    assert payload["summary"] == f"policy-7b: token-tv is broken on slice code {of}"
     assert payload["custom_details"]["lower"] == 0.0101
     assert {link["text"] for link in trigger["links"]} == {"cell", "runbook"}
     assert "payload" not in resolve
 
 
-def test_grafana_signs_the_body_as_grafana_does(stored):
-    """Hex HMAC-SHA256 of the body in the header of its name, and nothing where there is no secret."""
-    (request,) = render(Format.GRAFANA, "https://h", stored[0], "msg_1", now=AT, key="s3cret")
-    digest = hmac.new(b"s3cret", request.body, hashlib.sha256).hexdigest()
-    assert request.headers == {"x-grafana-alerting-signature": digest}
-    assert render(Format.GRAFANA, "https://h", stored[0], "msg_1", now=AT)[0].headers == {}
-
-
-def test_grafanas_body_has_every_field_of_version_1(stored):
-    """Receivers written for Grafana find what they read, and the numbers as its `values`."""
-    (body,) = sent(Format.GRAFANA, stored[0])
-    assert body["version"] == "1"
-    assert (body["state"], sent(Format.GRAFANA, stored[1])[0]["state"]) == ("alerting", "ok")
-    assert body["title"] == "[FIRING:1] policy-7b"
-    (alert,) = body["alerts"]
-    assert alert["values"] == {"estimate": 0.0123, "lower": 0.0101, "upper": 0.014, "limit": 0.004}
-    assert {"silenceURL", "dashboardURL", "panelURL", "fingerprint", "startsAt", "endsAt"} <= alert.keys()
-
-
 def test_slack_gets_a_message_whose_names_cannot_ping_anybody(stored):
     """Colours follow severity and end; what looks like Slack's markup is escaped."""
-    (firing,), (resolved,) = (sent(Format.SLACK, each) for each in stored)
-    assert firing["text"] == "[firing] policy-7b: token-tv is broken on slice code"
+    (firing,), (resolved,) = (sent(Format.SLACK, body) for body in stored)
+    of = f"for {'b' * 12} against {'a' * 12}"
+    assert firing["text"] == f"[firing] policy-7b: token-tv is broken on slice code {of}"
     assert firing["attachments"][0]["color"] != resolved["attachments"][0]["color"]
     assert firing["attachments"][0]["ts"] == int(AT)
     hostile = json.loads(stored[0])
     hostile["alerts"][0]["annotations"]["summary"] = "<!channel> & all"
     assert "<!channel>" not in json.dumps(sent(Format.SLACK, encode(hostile)))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:4320", "http://[::1]:4320", "http://0.0.0.0:4320", "http://localhost"]
+)
+def test_links_that_open_nowhere_else_say_which_option_is_missing(make_contract, make_verdict, url):
+    """In Slack's message of an incident and in every alert; an address that others know is left alone."""
+    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
+    verdicts = [make_verdict("FAIL")]
+    state, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
+    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    for base, said in ((url, True), ("https://kc.example", False)):
+        body = alert_body(contract, fired, receiver="pager", external_url=base, incident=begun, lasting=1)
+        assert ("--external-url" in body["alerts"][0]["annotations"]["description"]) == said
+        assert ("--external-url" in json.dumps(sent(Format.SLACK, encode(body)))) == said
+        assert ".;" not in json.dumps(sent(Format.SLACK, encode(body)))
+
+
+def test_an_update_in_which_nothing_new_fires_still_begins_with_its_headline(make_contract, make_verdict):
+    """One slice recovers while another is broken: nothing is said of users, and no gap is left."""
+    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
+    verdicts = [make_verdict("FAIL", slice="a"), make_verdict("FAIL", slice="b")]
+    state, _ = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
+    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    later = [make_verdict("PASS", slice="a"), make_verdict("FAIL", slice="b")]
+    _, ended = advance(contract, state, later, {}, AT + 60)
+    body = alert_body(contract, ended, receiver="pager", reason="update", incident=begun, lasting=1)
+    (event,) = sent(Format.PAGERDUTY, encode(body), key="R" * 32)
+    assert event["payload"]["summary"].startswith("policy-7b: token-tv is above its limit on ")
+
+
+def test_an_alert_says_since_when_its_cell_is_broken_not_since_when_its_step_fires(make_contract, make_verdict):
+    """A step with `for: 5m` fires five minutes after the onset, which is what the incident says too."""
+    pager = {"on": "fail", "for": "5m", "severity": "critical", "do": [{"webhook": "pager"}]}
+    contract = make_contract([{"on": "fail", "do": ["notify"]}, pager])
+    verdicts = [make_verdict("FAIL")]
+    state, _ = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
+    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    _, fired = advance(contract, state, verdicts, {}, AT + 300)
+    body = alert_body(contract, fired, receiver="pager", incident=begun, lasting=1)
+    assert "Since 2023-11-14 22:13:20 UTC." in body["alerts"][0]["annotations"]["description"]
+
+
+def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(make_contract, make_verdict):
+    """Its window still holds the breach; no request that anybody measures reaches the kernel."""
+    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
+    state, fired = advance(contract, PolicyState(contract.name), [make_verdict("FAIL")], {}, AT)
+    (begun,) = follow(contract.name, (), [make_verdict("FAIL")], state.firing, DecisionTable(), AT)
+    for incident, answered in ((begun, True), (replace(begun, state=IncidentState.CONTAINED), False)):
+        body = alert_body(contract, fired, receiver="pager", incident=incident, lasting=1)
+        for text in (body["kernelContract"]["impact"], body["alerts"][0]["annotations"]["description"]):
+            assert text.startswith("A router keeps requests on slice code from the kernel") is not answered
 
 
 def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(make_contract, make_verdict):
@@ -134,25 +169,31 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(mak
     assert [event["event_action"] for event in events] == ["trigger", "trigger", "resolve"]
     assert {event["dedup_key"] for event in events} == {f"kc-otel/policy-7b/{begun.id}"}
     payload = events[1]["payload"]
-    assert payload["summary"] == "policy-7b: token-tv is above its limit on s0, s1, s10 and 42 more"
+    where = f"on s0, s1, s10 and 42 more for vllm 0.32 fp8 ({'b' * 12}) against {'a' * 12}"
+    suffered = (
+        "policy-7b: Requests on slices s0, s1, s10 and 42 more are answered by a kernel that has drifted too far from "
+        "the trained one."
+    )
+    assert payload["summary"] == (f"{suffered} token-tv is above its limit {where}, since 2023-11-14 22:13 UTC.")
     assert (payload["source"], payload["severity"]) == (f"vllm 0.32 fp8 ({'b' * 12})", "critical")
     assert events[0]["links"][0] == {"href": f"https://kc.example/#/incident/{begun.id}", "text": "incident"}
     whole = [json.loads(body) for body in bodies]
     assert {body["groupKey"] for body in whole} == {f'{{}}:{{contract="policy-7b", incident="{begun.id}"}}'}
     assert [body["notification_reason"] for body in whole] == ["firing", "update", "resolved"]
     (first,), (update,), (last,) = (sent(Format.SLACK, body) for body in bodies)
-    assert first["text"] == "Broken: policy-7b: token-tv is above its limit on s0, s1, s10 and 42 more"
+    assert first["text"] == f"Broken: {suffered}"
     assert update["text"].startswith("Update: policy-7b: ")
-    assert last["text"] == "Resolved: policy-7b: token-tv was above its limit on s0, s1, s10 and 42 more"
+    assert last["text"] == f"Resolved: policy-7b: token-tv was above its limit {where}"
     (attachment,) = first["attachments"]
     assert f"<https://kc.example/#/incident/{begun.id}|Incident>" in json.dumps(attachment["blocks"])
-    assert "vllm 0.32 fp8" in json.dumps(attachment["blocks"])
+    said = json.dumps(attachment["blocks"])
+    order = ["drifted too far", "is above its limit", "Since", "*Now*: ", "|Incident>", "confidence interval"]
+    assert [said.index(part) for part in order] == sorted(said.index(part) for part in order)
+    assert "vllm 0.32 fp8" in said
     evidence = whole[0]["kernelContract"]["evidence"]
     assert evidence
     assert evidence in json.dumps(attachment["blocks"])
     assert payload["custom_details"]["evidence"] == evidence
-    (grafana,) = sent(Format.GRAFANA, bodies[1])
-    assert grafana["title"].startswith("[FIRING:45] policy-7b: token-tv is above")
 
 
 def test_many_alerts_are_each_there_where_the_format_has_room(make_contract, make_verdict):

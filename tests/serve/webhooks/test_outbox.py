@@ -137,6 +137,9 @@ def test_status_shows_what_is_stuck(outbox):
     chat, pager = outbox.status()
     assert (chat.waiting, chat.oldest, chat.error) == (0, None, "")
     assert (pager.waiting, pager.parked, pager.oldest, pager.error) == (2, 0, 5, "ConnectError")
+    outbox.failed(message_id, 9, "HTTP 400", status=400)
+    chat, pager = outbox.status()
+    assert (pager.waiting, pager.parked, pager.given_up, chat.given_up) == (1, 1, 5, None)
 
 
 def test_clock_that_jumps_back_does_not_delay(outbox):
@@ -178,7 +181,6 @@ def test_enqueued_message_shares_the_fate_of_its_transaction(tmp_path):
     outbox = Outbox(connection)
     connection.execute("BEGIN IMMEDIATE")
     outbox.enqueue("pager", "a", b"1", 0)
-    outbox.expire(0)
     connection.execute("ROLLBACK")
     assert outbox.messages() == ()
     connection.close()

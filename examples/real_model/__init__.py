@@ -1,0 +1,1 @@
+"""How far apart today's kernels are on a real pretrained model: `make study`."""

@@ -1,0 +1,265 @@
+"""`kc-otel compare`: log-probabilities of both kernels from a file, by slice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kc_otel.cli.terminal import PrintJson, columns_of, together, unusable
+from kc_otel.contract.plain_text import plain
+from kc_otel.contract.words import did_you_mean, listed
+
+if TYPE_CHECKING:
+    from kc_otel.judge.verdict import Verdict
+    from kc_otel.offline.gate.observations import RecordingSlice
+    from kc_otel.offline.log_comparison import LogComparison, SliceReport
+    from kc_otel.stats import Interval
+
+_STYLE: Final = {
+    "PASS": "green",
+    "INCONCLUSIVE": "yellow",
+    "NO_DATA": "magenta",
+    "FAIL": "bold red",
+}
+_WIDE_TERMINAL: Final = 110
+_COLUMN_GAP: Final = 2
+_TABLE_STYLE: Final[dict[str, Any]] = {
+    "box": SIMPLE_HEAD,
+    "title_justify": "left",
+    "show_edge": False,
+    "pad_edge": False,
+    "padding": (0, _COLUMN_GAP, 0, 0),
+}
+_TITLE: Final = "kc-otel"
+_Row = tuple[str, list[str]]
+"""A name, and a cell per slice."""
+_VERDICT_HEADS: Final = ("clause", "slice", "estimate", "interval", "limit", "samples")
+
+
+def compare(
+    recording: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECORDING",
+            help="Of both kernels: .npz, .jsonl, .parquet, what `import` reads, a folder of it, or two servers' saved "
+            "responses as train=SCORED,inference=SAMPLED.",
+        ),
+    ],
+    contract: Annotated[str | None, typer.Option(help="Contract that defines and judges the slices.")] = None,
+    by: Annotated[list[str] | None, typer.Option(help="Attribute whose values are slices; repeatable.")] = None,
+    slice: Annotated[list[str] | None, typer.Option("--slice", help="Only this slice; repeatable.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Names of columns: train=A,inference=B.")] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence of each interval.", min=0.5, max=1 - 1e-9)] = 0.99,
+    clip: Annotated[float | None, typer.Option(help="PPO clip range; the contract's, else 0.2.", min=1e-9)] = None,
+    as_json: PrintJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """Print how far the two kernels of a recording are apart, by slice.
+
+    With a contract it prints the verdicts too; they do not change the exit code. Exits with 2 when the recording or an
+    option cannot be used.
+
+    Examples:
+      kc-otel compare rollouts.npz --by task
+      kc-otel compare rollouts.npz --contract policy.yaml --markdown
+      kc-otel compare train=scored.jsonl,inference=sampled.jsonl
+    """
+    # Everything below needs NumPy, rich or more; --help does not.
+    from kc_otel.contract.load import load  # noqa: PLC0415
+    from kc_otel.offline.gate.recorded_verdicts import by_contract, judge  # noqa: PLC0415
+    from kc_otel.offline.log_comparison import LogComparison, as_data, by_attributes, report  # noqa: PLC0415
+    from kc_otel.record.measure.storage_grid import coarse_side  # noqa: PLC0415
+    from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
+
+    with unusable():
+        _one_of(contract=contract is not None, by=bool(by))
+        _one_of(json=as_json, markdown=markdown)
+        promise = load(contract) if contract is not None else None
+        log = load_recording(recording, columns=columns_of(columns))
+        parts = by_contract(log, promise) if promise is not None else by_attributes(log, by or [])
+        judged = judge(promise, parts, time.time()) if promise is not None else None
+        parts = _chosen(slice or [], parts)
+    width = clip or (promise.assumptions.clip if promise is not None else None) or 0.2
+    slices = [report(part, confidence=confidence, clip=width) for part in parts]
+    if judged is not None and slice:
+        judged = judged.on(slice)
+    comparison = LogComparison(
+        log.source,
+        log.lengths.size,
+        log.train.size,
+        len(log.masked),
+        confidence,
+        width,
+        slices,
+        judged,
+        coarse_side(log.train, log.inference),
+    )
+    if as_json:
+        typer.echo(json.dumps(as_data(comparison), indent=2, allow_nan=False))
+    elif markdown:
+        typer.echo(as_markdown(comparison))
+    else:
+        from rich.console import Console  # noqa: PLC0415
+
+        print_tables(comparison, Console())
+
+
+def _one_of(**given: bool) -> None:
+    if all(given.values()):
+        msg = f"{' and '.join('--' + name for name in given)} exclude each other; give one of them"
+        raise ValueError(msg)
+
+
+def _chosen(names: list[str], parts: list[RecordingSlice]) -> list[RecordingSlice]:
+    known = [part.name for part in parts]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        msg = f"--slice: there is no slice {unknown[0]!r}; {did_you_mean(unknown[0], known, 'there are')}"
+        raise ValueError(msg)
+    return [part for part in parts if not names or part.name in names]
+
+
+def as_markdown(comparison: LogComparison) -> str:
+    """A heading, a table of quantities, a table of verdicts."""
+    shown = _shown(comparison)
+    lines = [f"## {plain(_headline(comparison))}", ""]
+    lines += [f"### {_TITLE}", "", *_markdown_head(["metric", *(part.name for part in shown)])]
+    lines += [*(_markdown_row([name, *cells]) for name, cells in _rows(shown)), ""]
+    if comparison.judged is not None:
+        lines += ["### Verdicts", "", *_markdown_head(["verdict", *_VERDICT_HEADS])]
+        lines += map(_markdown_row, _verdict_rows(comparison.judged.verdicts))
+        lines.append("")
+    return "\n".join([*lines, *(f"- {plain(note)}" for note in _notes(comparison))])
+
+
+def print_tables(comparison: LogComparison, console: Console) -> None:
+    """Tables that fit the console: where slices do not fit beside each other, they follow below each other."""
+    shown = _shown(comparison)
+    console.print(_text(_headline(comparison), style="bold"))
+    for table in _tables(_rows(shown), [part.name for part in shown], console.width):
+        console.print(Text(), table)
+    if comparison.judged is not None:
+        console.print(Text(), *_verdict_tables(comparison.judged.verdicts, console.width), sep="\n")
+    for note in _notes(comparison):
+        console.print(_text(note, style="dim"))
+
+
+def _text(said: str, style: str = "") -> Text:
+    """Make text from a recording, a file name or a contract safe to show in a terminal."""
+    return Text(plain(said), style=style)
+
+
+def _shown(comparison: LogComparison) -> list[SliceReport]:
+    return [part for part in comparison.slices if part.tokens]
+
+
+def _headline(comparison: LogComparison) -> str:
+    masked = f"; {comparison.masked:,} more have no token that counts" if comparison.masked else ""
+    return f"{comparison.source}: {comparison.sequences:,} sequences, {comparison.tokens:,} tokens{masked}"
+
+
+def _rows(parts: Sequence[SliceReport]) -> list[_Row]:
+    own = [(name, [_interval(part.own.get(name)) for part in parts]) for name in _union(part.own for part in parts)]
+    counts = [
+        ("sequences", [f"{part.sequences:,}" for part in parts]),
+        ("tokens", [f"{part.tokens:,}" for part in parts]),
+    ]
+    return [*counts, *own]
+
+
+def _union(mappings: Any) -> list[str]:
+    """Every key once, in the order of first sight."""
+    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
+
+
+def _tables(rows: Sequence[_Row], slices: Sequence[str], width: int) -> Iterator[Table]:
+    room = max(width - max(len(name) for name, _ in rows) - _COLUMN_GAP, 1)
+    first = 0
+    while first < len(slices):
+        last, used = first, 0
+        while last < len(slices):
+            used += max(len(slices[last]), *(len(cells[last]) for _, cells in rows)) + _COLUMN_GAP
+            if used > room and last > first:
+                break
+            last += 1
+        table = Table(title=_TITLE, **_TABLE_STYLE)
+        table.add_column("metric", overflow="fold")
+        for name in slices[first:last]:
+            table.add_column(_text(name), justify="right", overflow="fold")
+        for name, cells in rows:
+            table.add_row(_text(name), *map(_text, cells[first:last]))
+        yield table
+        first = last
+
+
+def _verdict_tables(verdicts: Sequence[Verdict], width: int) -> Iterator[RenderableType]:
+    table = Table(title="Verdicts", **_TABLE_STYLE)
+    table.add_column("verdict", min_width=max(map(len, _STYLE)))
+    kept = [place for place, head in enumerate(_VERDICT_HEADS) if head != "interval" or width >= _WIDE_TERMINAL]
+    for place in kept:
+        table.add_column(_VERDICT_HEADS[place], justify="left" if place < 2 else "right", overflow="fold")
+    for status, *cells in _verdict_rows(verdicts):
+        table.add_row(_text(status, style=_STYLE[status]), *(_text(cells[place]) for place in kept))
+    yield table
+    for verdict in verdicts:
+        if verdict.status in {"FAIL", "INCONCLUSIVE"}:
+            yield _text(f"{verdict.cell.clause} on {verdict.cell.slice}: {verdict.reason}")
+
+
+def _verdict_rows(verdicts: Sequence[Verdict]) -> Iterator[list[str]]:
+    """Yield the status and the cells of `_VERDICT_HEADS`; slices of a clause that have no data share a row."""
+
+    def cells(verdict: Verdict) -> tuple[str, ...]:
+        interval = f"[{_bound(verdict.lower)}, {_bound(verdict.upper)}]"
+        numbers = (_digits(verdict.estimate), interval) if verdict.samples else ("", "")
+        return (*numbers, f"{verdict.limit:.4g}", f"{verdict.samples:,}")
+
+    rows = (((str(v.status), v.cell.clause, v.samples and v.cell.slice, *cells(v)), v.cell.slice) for v in verdicts)
+    for (status, clause, _, *numbers), slices in together(rows).items():
+        yield [status, clause, listed(slices), *numbers]
+
+
+def _notes(comparison: LogComparison) -> Iterator[str]:
+    if empty := [part.name for part in comparison.slices if not part.tokens]:
+        yield f"no sequence of this recording is in slice{'s' * (len(empty) > 1)} {listed(empty)}"
+    if comparison.judged is not None:
+        yield from (f"not judged: {sentence}" for sentence in comparison.judged.left_out)
+    if comparison.coarse is not None:
+        yield str(comparison.coarse)
+    yield (
+        f"Each interval holds with {100 * comparison.confidence:g}% confidence and takes tokens as independent; that "
+        f"of tv_seq takes sequences. A bound of inf is none: it needs more observations, or one was beyond the cap. "
+        f"clip_budget_share is for a clip range of {comparison.clip:g}."
+    )
+
+
+def _interval(of: Interval | None) -> str:
+    if of is None:
+        return "-"
+    if of.lower == of.upper == of.estimate:
+        return _digits(of.estimate)
+    return f"{of.estimate:.3g} [{_bound(of.lower)}, {_bound(of.upper)}]"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.4g}"  # as many as tell two kernels apart; JSON has all of them
+
+
+def _bound(number: float) -> str:
+    return f"{number:.3g}"
+
+
+def _markdown_head(heads: Sequence[str]) -> list[str]:
+    return [_markdown_row(heads), _markdown_row(["---"] * len(heads))]
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(plain(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,264 @@
+"""Both kernels' log-probabilities out of the loss of verl's workers, where the trainer scores nothing before it trains.
+
+In bypass mode, which verl's separate and fully asynchronous trainers use, `old_log_probs` are the engine's, and the
+policy loss is the first to see the training kernel's. Until the first optimizer step of an update these are at the
+weights that the update began with: that mini-batch is what is compared, at no extra forward. Later mini-batches compare
+policies, not kernels, and are left out.
+
+A worker knows which version its weights are from `update_weights`, which numbers what it sends to the engines, and from
+its own optimizer steps since. Of the ranks that hold the same sequences one records. verl spreads the rollouts of a
+prompt over its data-parallel ranks, whose drift is one observation: each prompt is counted by one rank, which its name
+decides, so that one of `dp` tokens of the first mini-batch counts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+
+from kc_otel.contract.model import Contract
+from kc_otel.integrations.verl.audit import audited, share_of_audits
+from kc_otel.integrations.verl.guard import Guarded
+from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, column, padded, record
+from kc_otel.integrations.verl.run_configuration import kernels, processings, run_resource
+from kc_otel.record.recorder import Recorder
+from kc_otel.record.work import Weights
+
+__all__ = ["WORKER_MODULES", "FirstPassWatch"]
+
+_log: Final = logging.getLogger("kc_otel")
+_LOSSES: Final = "verl.workers.utils.losses"
+_WORKERS: Final = "verl.workers.engine_workers"
+WORKER_MODULES: Final = (_LOSSES, _WORKERS)
+"""Modules that `FirstPassWatch.attach` puts wrappers into."""
+_OF_TENSORS: Final = {"prompt_tokens", "completion_tokens"}
+_MEASURED_MESSAGE: Final = (
+    "kc-otel: verl trains without scoring rollouts before (bypass mode): the first mini-batch of each update is "
+    "measured, here %d of %d sequences%s"
+)
+_RANKS_NOTE: Final = "; of %d data-parallel ranks one counts each prompt"
+
+
+class FirstPassWatch(Guarded):
+    """Records the first mini-batch of every update that a worker of this process makes. Nothing is raised into verl.
+
+    Args:
+        contract: The contract.
+        make: Makes the recorder from the two kernels, when there is first something to record.
+    """
+
+    watched = "mini-batch"
+
+    def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
+        super().__init__()
+        self._contract = contract
+        self._make = make
+        self._audits = share_of_audits()
+        self._columns = {name for spec in contract.slices.values() for name in spec.conditions}
+        self._worker: Any = None
+        self._synced: int | None = None
+        self._stepped = False
+        self._update: int | None = None
+        self._rollouts: Counter[str] | None = None
+        self._rank: tuple[int, int] = (0, 1)
+        self._micro_batch: Any = None
+        self._said = False
+
+    def attach(self, module: Any) -> None:
+        """Wrap what is watched in one of `WORKER_MODULES`, by plain functions: workers are pickled by reference.
+
+        Raises:
+            AttributeError: If the module lacks one of them.
+        """
+        if module.__name__ == _LOSSES:
+            _replace(module, "ppo_loss", self._around_loss)
+            _replace(module, "get_policy_loss_fn", self._around_choice)
+        elif module.__name__ == _WORKERS:
+            _replace(module.TrainingWorker, "train_mini_batch", self._around_update)
+            _replace(module.TrainingWorker, "train_batch", self._around_mini_batch)
+            _replace(module.ActorRolloutRefWorker, "update_actor", self._around_actor)
+            _replace(module.ActorRolloutRefWorker, "update_weights", self._around_sync)
+
+    def _around_actor(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def update_actor(worker: Any, *args: Any, **kwargs: Any) -> Any:
+            self._worker = worker
+            return original(worker, *args, **kwargs)
+
+        return update_actor
+
+    def _around_sync(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        async def update_weights(worker: Any, *args: Any, **kwargs: Any) -> Any:
+            sent = await original(worker, *args, **kwargs)
+            step = kwargs.get("global_steps", args[0] if args else None)
+            if step is not None:
+                self._synced, self._stepped = int(step), False
+            return sent
+
+        return update_weights
+
+    def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def train_mini_batch(worker: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+            self._update = self._guarded(_bypassed, data) if self._is_actor(worker) else None
+            try:
+                return original(worker, data, *args, **kwargs)
+            finally:
+                self._update = None
+
+        return train_mini_batch
+
+    def _around_mini_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def train_batch(worker: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._is_actor(worker):
+                return original(worker, data, *args, **kwargs)
+            try:
+                if self._update:
+                    self._rollouts = self._guarded(self._counted, worker.engine, data)
+                return original(worker, data, *args, **kwargs)
+            finally:
+                self._stepped, self._update, self._rollouts = True, None, None
+
+        return train_batch
+
+    def _around_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+            with self._micro_batch_of(data):
+                return original(config, model_output, data, dp_group)
+
+        return ppo_loss
+
+    def _around_choice(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_policy_loss_fn(name: Any) -> Any:
+            chosen = original(name)
+            if self._micro_batch is None:
+                return chosen
+
+            def policy_loss(*args: Any, **kwargs: Any) -> Any:
+                self._guarded(self._record, kwargs)
+                return chosen(*args, **kwargs)
+
+            return policy_loss
+
+        return get_policy_loss_fn
+
+    @contextmanager
+    def _micro_batch_of(self, data: Any) -> Iterator[None]:
+        self._micro_batch = data if self._rollouts else None
+        try:
+            yield
+        finally:
+            self._micro_batch = None
+
+    def _is_actor(self, worker: Any) -> bool:
+        return self._worker is not None and worker is self._worker.actor
+
+    def _counted(self, engine: Any, data: Any) -> Counter[str] | None:
+        """Rollouts of each prompt that this rank counts, of a mini-batch; None where another rank records it."""
+        if not engine.is_mp_src_rank_with_outputs():
+            return None
+        self._rank = (int(engine.get_data_parallel_rank()), int(engine.get_data_parallel_size()))
+        # Rows that verl makes up to fill a batch have no token that counts.
+        filled = [bool(row.any()) for row in data["response_mask"].unbind()]
+        rollouts = Counter(name for name, some in zip(_names(data), filled, strict=True) if some and self._counts(name))
+        if not self._said:
+            self._said = True
+            spread = _RANKS_NOTE % self._rank[1] if self._rank[1] > 1 else ""
+            _log.warning(_MEASURED_MESSAGE, rollouts.total(), self._update, spread)
+        return rollouts
+
+    def _counts(self, prompt: str) -> bool:
+        rank, ranks = self._rank
+        if audited(prompt, self._audits):  # the driver scores it, and it counts once
+            return False
+        return zlib.crc32(prompt.encode()) % ranks == rank
+
+    def _record(self, given: Any) -> None:
+        data, rollouts = self._micro_batch, self._rollouts or Counter()
+        names = _names(data)
+        kept = np.array([name in rollouts for name in names], dtype=np.bool_)
+        mask = given["response_mask"]
+        logged = LoggedBatch(
+            given["log_prob"].detach(),
+            given["old_log_prob"],
+            mask,
+            padded(data["responses"], mask.shape),
+            self._attributes(data, len(names)),
+            versions=_versions(data),
+            kept=kept,
+            prompts=names,
+        )
+        scores = None
+        if self._contract.assumptions.reward_range is not None:
+            scores = next((data[name] for name in ("token_level_scores", "rm_scores") if name in data), None)
+        logged.rewarded(None if scores is None else padded(scores, mask.shape), given.get("advantages"))
+        recorder = self._recorder = self._recorder or self._made()
+        processing = processings(self._described)
+        record(recorder, logged, processing=processing, trained=self._trained, rollouts=rollouts)
+
+    def _attributes(self, data: Any, rows: int) -> list[dict[str, Any]]:
+        found = attributes_of(
+            {name: column(data, name) for name in sorted(self._columns - _OF_TENSORS) if name in data}, rows
+        )
+        if "prompt_tokens" in self._columns:
+            prompts = data["prompts"]
+            if prompts.is_nested:
+                lengths = prompts.offsets().diff()
+            else:
+                lengths = data["attention_mask"][:, : prompts.shape[1]].sum(1)
+            for row, length in zip(found, lengths.tolist(), strict=True):
+                row["prompt_tokens"] = int(length)
+        return found
+
+    @property
+    def _trained(self) -> Weights:
+        """Version of the weights that the update began with; once they have moved on from what was sent, the next."""
+        return None if self._synced is None else self._synced + self._stepped
+
+    @property
+    def _described(self) -> Any:
+        return SimpleNamespace(actor_rollout_ref=self._worker.config, get={}.get)
+
+    def _made(self) -> Recorder:
+        train, inference = kernels(self._described)
+        recorder = self._make(self._contract, train=train, inference=inference, resource=run_resource(self._described))
+        atexit.register(recorder.force_flush)
+        return recorder
+
+
+def _replace(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(around(original)))
+
+
+def _bypassed(data: Any) -> int | None:
+    """Sequences of an update whose old log-probabilities are the engine's; None where the trainer scored them."""
+    if "rollout_log_probs" not in data or "old_log_probs" not in data or "entropy" in data:
+        return None
+    old, said = (data[name] for name in ("old_log_probs", "rollout_log_probs"))
+    old, said = (tensor.values() if tensor.is_nested else tensor for tensor in (old, said))
+    return len(data) if old.shape == said.shape and bool((old == said).all()) else None
+
+
+def _names(data: Any) -> list[str]:
+    """Name of each sequence's prompt."""
+    return [str(name) for name in column(data, "uid")]
+
+
+def _versions(data: Any) -> list[Weights]:
+    """Steps of the oldest weights that sampled each sequence, from their column or from what the agent loop adds."""
+    name = "min_global_steps"
+    if name in data:
+        given = column(data, name)
+    elif "extra_fields" in data:
+        given = [fields.get(name) for fields in column(data, "extra_fields")]
+    else:
+        return []
+    return [None if version is None else int(version) for version in given]

@@ -1,0 +1,139 @@
+"""Two causes of one difference: the kernels, and the age of the weights that sampled.
+
+Tokens that the training kernel's own weights sampled show the kernels' drift, and slice `all` has them alone; those of
+older weights, slice `stale`, show it and the change of the policy since then together. With a share s of stale
+observations, means m of the former and n of the latter, the total is (1 - s) m + s n, of which m is the kernels' and
+s (n - m) is the staleness'. Four one-sided bounds at a quarter of alpha bound all three at 1 - alpha, for the share
+that the window saw. The means by lag each have bounds of that level.
+
+A prompt whose rollouts are of several ages is an observation at each of them. The shares of a clause by prompt are
+therefore those of tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry.clause_metrics import QUANTITIES, Unit
+from kc_otel.contract.slices import ALL, STALE, STALE_BY_LAG
+from kc_otel.judge.contract_state import ContractState
+from kc_otel.judge.series import LONG, SHORT, Pair
+from kc_otel.judge.statistics import clause_interval, metric_name
+from kc_otel.judge.verdict import Causes, Cell, OfLag, Part
+from kc_otel.stats import Binned, Interval
+
+TOKENS: Final = "tv_token"
+"""Key of the quantity that has an observation for each token, whatever a contract limits."""
+_UNITS = frozenset({Unit.TOKEN, Unit.SEQUENCE, Unit.PROMPT})
+_LAGS = dict(zip((ALL, *STALE_BY_LAG), ("0", "1", "2-3", "4-7", "8+"), strict=True))
+
+
+def causes_of(state: ContractState, now: float) -> dict[Cell, Causes]:
+    """The causes of each clause that limits a mean, where anything stale was observed, by its cell on all traffic.
+
+    A clause on the weights' lag has those of the first such clause.
+
+    Args:
+        state: State of the contract.
+        now: Unix time in seconds.
+    """
+    contract, found = state.contract, dict[Cell, Causes]()
+    tokens = QUANTITIES[TOKENS].name
+
+    def sample(metric: str, pair: Pair, window: int, slice: str) -> Binned | None:
+        series = state.pairs(metric, slice).get(pair)
+        return None if series is None else series.histories[window].binned(now)
+
+    for clause in contract.clauses:
+        if not _additive(clause):
+            continue
+        metric = metric_name(clause)
+        for pair in state.pairs(metric, STALE):
+            for window in (SHORT, LONG):
+                split = split_by_cause(
+                    contract, clause, partial(sample, metric, pair, window), partial(sample, tokens, pair, window)
+                )
+                if split is not None:
+                    found[Cell(contract.name, clause.id, ALL, *pair)] = split
+                    break
+    first = {cell[-2:]: of for cell, of in reversed(found.items())}
+    for clause in contract.clauses:
+        if clause.metric == "weights_lag":
+            found |= {Cell(contract.name, clause.id, ALL, *pair): of for pair, of in first.items()}
+    return found
+
+
+def split_by_cause(
+    contract: Contract,
+    clause: Clause,
+    sample: Callable[[str], Binned | None],
+    tokens: Callable[[str], Binned | None],
+) -> Causes | None:
+    """Split a clause's mean into its causes; None where it is no mean, or older weights sampled none of it.
+
+    Args:
+        contract: The contract.
+        clause: A clause of it.
+        sample: Returns what was observed on a slice: `all`, `stale`, or one of `STALE_BY_LAG`.
+        tokens: Returns an observation for each token of a slice; None where tokens were not recorded.
+    """
+    if not _additive(clause):
+        return None
+    alpha = (1.0 - contract.observability.confidence) / 4.0
+
+    def within(slice: str) -> Interval:
+        of = sample(slice)
+        if of is None:
+            return Interval(math.nan, -math.inf, math.inf, 0, "")
+        return clause_interval(clause, contract.assumptions, of, alpha_lower=alpha, alpha_upper=alpha)
+
+    stale = within(STALE)
+    if not stale.samples:
+        return None
+    by_lag = {slice: within(slice) for slice in _LAGS}
+    own = by_lag[ALL]
+    weight = {slice: of.samples for slice, of in (*by_lag.items(), (STALE, stale))}
+    if clause.quantity is not None and clause.quantity.per is Unit.PROMPT:
+        of_tokens = {slice: tokens(slice) if samples else None for slice, samples in weight.items()}
+        if of_tokens[STALE] is not None:
+            weight = {slice: 0 if of is None else of.total for slice, of in of_tokens.items()}
+    observed = max(weight[ALL] + weight[STALE], 1)
+    lags = tuple(
+        OfLag(_LAGS[slice], weight[slice] / observed, of.estimate, of.lower, of.upper)
+        for slice, of in by_lag.items()
+        if of.samples
+    )
+    limit, share = clause.limit_for(ALL), weight[STALE] / observed
+    if not own.samples:
+        unknown = Part(math.nan, -math.inf, math.inf)
+        return Causes(clause.id, limit, 1.0, Part(stale.estimate, stale.lower, stale.upper), unknown, unknown, lags)
+
+    def total(fresh: float, old: float) -> float:
+        return (1.0 - share) * fresh + share * old
+
+    return Causes(
+        clause.id,
+        limit,
+        share,
+        Part(total(own.estimate, stale.estimate), total(own.lower, stale.lower), total(own.upper, stale.upper)),
+        Part(own.estimate, own.lower, own.upper),
+        Part(
+            share * (stale.estimate - own.estimate),
+            share * (stale.lower - own.upper),
+            share * (stale.upper - own.lower),
+        ),
+        lags,
+    )
+
+
+def _additive(clause: Clause) -> bool:
+    """Return whether a clause limits a mean, of which the parts of a sample have shares."""
+    of = clause.quantity
+    if of is None or clause.opposite is not None or clause.metric == "support_deficit":
+        return False
+    return clause.parsed_statistic.kind == "mean" and of.per in _UNITS

@@ -1,0 +1,153 @@
+"""Format of a recording: requests with their arrival times, and the times of evaluations.
+
+One format: that of the OpenTelemetry Collector's file exporter with `format: proto`, which is an
+ExportMetricsServiceRequest behind its length in 4 bytes, big-endian, and again. `kc-otel serve --record` adds to each
+message a resource without any metrics, of which an attribute says when the request arrived; one that only says when the
+evaluator judged is a message by itself. Whatever reads OTLP reads past both.
+Source: README of opentelemetry-collector-contrib, exporter/fileexporter, "File Format".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.judge.otlp.decode import from_protobuf
+from kc_otel.judge.otlp.request_errors import BadRequestError
+from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.signals import METRICS
+
+RECEIVED: Final = "kc.recording.received"
+"""Attribute of the resource that says when the request arrived, Unix time in seconds."""
+EVALUATED: Final = "kc.recording.verdicts"
+"""In its place where nothing arrived, but the evaluator judged; as long, so that every mark has one length."""
+MOST_BYTES: Final = 64 * 1024 * 1024
+"""Longest message that is written or believed; a longer one is a length that is none."""
+
+_JUDGED_PREFIXES: Final = ("kc.", "gen_ai.")
+"""Prefixes of the metrics that contracts are about."""
+OWN_FILES: Final = Limits(max_items=10**9)
+"""Limits for a recording: its reader chose the file, so only the bytes of a request are bounded."""
+
+
+def _nobody(_: str) -> None:
+    """Is told, and does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficEntry:
+    """One message of a recording.
+
+    Attributes:
+        at: Unix time in seconds at which it arrived, or at which the evaluator judged.
+        request: ExportMetricsServiceRequest; None for an evaluation, and where there is a `body`.
+        body: The same serialized, where an evaluator has taken it: it may be read as columns. Else empty.
+        damaged: Is told why `body` is no such request, if it is none.
+    """
+
+    at: float
+    request: Any = None
+    body: bytes = b""
+    damaged: Callable[[str], object] = field(default=_nobody, compare=False)
+
+    @property
+    def is_evaluation(self) -> bool:
+        """True if nothing arrived and the entry marks an evaluation."""
+        return self.request is None and not self.body
+
+    def read(self) -> Any:
+        """The request; an empty one where it is damaged, which is said."""
+        if self.request is not None:
+            return self.request
+        try:
+            return from_protobuf(self.body, METRICS, OWN_FILES)
+        except BadRequestError as error:
+            self.damaged(str(error))
+            return ExportMetricsServiceRequest()
+
+
+def entry_of(request: Any) -> TrafficEntry | None:
+    """The entry that a message is; None when there is nothing in it.
+
+    Where the message does not say when it arrived, the newest of its points does.
+    """
+    last = request.resource_metrics[-1] if request.resource_metrics else None
+    if last is not None and not last.scope_metrics and len(last.resource.attributes) == 1:
+        mark = last.resource.attributes[0]
+        if mark.key == EVALUATED:
+            return TrafficEntry(mark.value.double_value)
+        if mark.key == RECEIVED:
+            return TrafficEntry(mark.value.double_value, request)
+    newest = _newest(request)
+    return TrafficEntry(newest / 1e9, request) if newest else None
+
+
+def judged_metrics(request: Any) -> Any:
+    """The request without metrics that no contract can be about: a Collector may send everything that it has."""
+    metrics = [
+        metric.name.startswith(_JUDGED_PREFIXES)
+        for resource in request.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    ]
+    if metrics and all(metrics):
+        return request
+    kept = ExportMetricsServiceRequest()
+    for resource in request.resource_metrics:
+        scopes = [
+            scope for scope in resource.scope_metrics if any(m.name.startswith(_JUDGED_PREFIXES) for m in scope.metrics)
+        ]
+        if not scopes:
+            continue
+        into = kept.resource_metrics.add(resource=resource.resource, schema_url=resource.schema_url)
+        for scope in scopes:
+            wanted = [metric for metric in scope.metrics if metric.name.startswith(_JUDGED_PREFIXES)]
+            into.scope_metrics.add(scope=scope.scope, metrics=wanted, schema_url=scope.schema_url)
+    return kept
+
+
+def marked_frame(message: bytes, at: float, what: str = RECEIVED) -> bytes:
+    """A message behind its length, with a mark at its end that says when it arrived.
+
+    Args:
+        message: A serialized ExportMetricsServiceRequest; empty for an evaluation.
+        at: When it arrived, or was judged, Unix seconds.
+        what: RECEIVED or EVALUATED.
+    """
+    # Concatenated messages are one message: a protobuf parser appends to what it has.
+    return b"".join((struct.pack(">I", len(message) + _MARK_BYTES), message, _HEADS[what], struct.pack("<d", at)))
+
+
+def unmarked(message: bytes) -> tuple[str, float, bytes] | None:
+    """RECEIVED or EVALUATED, when that was, and the serialized request; None where no mark is at its end."""
+    mark = message[-_MARK_BYTES:]
+    for what, head in _HEADS.items():
+        if mark.startswith(head) and len(mark) == _MARK_BYTES:
+            return what, struct.unpack("<d", mark[len(head) :])[0], message[:-_MARK_BYTES]
+    return None
+
+
+def _head_of_mark(name: str) -> bytes:
+    """Return the bytes of a mark up to its time, which comes last."""
+    request = ExportMetricsServiceRequest()
+    request.resource_metrics.add().resource.attributes.add(key=name).value.double_value = 1.0
+    return request.SerializeToString().removesuffix(struct.pack("<d", 1.0))
+
+
+def _newest(request: Any) -> int:
+    times = [0]
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                field = metric.WhichOneof("data")
+                if field:
+                    times += [point.time_unix_nano for point in getattr(metric, field).data_points]
+    return max(times)
+
+
+_HEADS: Final = {name: _head_of_mark(name) for name in (RECEIVED, EVALUATED)}
+_MARK_BYTES: Final = len(_HEADS[RECEIVED]) + 8

@@ -1,0 +1,276 @@
+"""Evidence of a promotion step: promises, measurements, kernels, and a checksum over all of it.
+
+The checksum shows that a record has not been damaged or edited by accident. It is not a signature: anyone who can
+rewrite the record can rewrite the checksum, so keep records where the people they bind cannot write.
+
+A step's record says beyond its verdicts from where to where it goes, on which terms, and who decided. The record of the
+offline stage has a section of its own, which the offline gate writes and checks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version as installed_version
+from typing import Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.contract.promotion import PromotionTerms
+from kc_otel.judge.escalation.webhook_body import rfc3339
+from kc_otel.judge.plain_json import finite_or_none, read_plain, to_plain
+from kc_otel.judge.promotion.promotion_state import MoveKind, Position, Promotion, PromotionMove
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
+from kc_otel.judge.verdict import Status, Verdict
+
+SectionProblems = Callable[[Mapping[str, Any]], list[str]]
+"""Says what does not follow in a record's section `offline`: `section_problems` of the offline gate."""
+
+_FORMAT: Final = "kernel-contract-evidence/v1"
+_FIELDS: Final = frozenset(
+    {"format", "time", "tool", "contract", "kernel", "stage", "decision", "verdicts", "checksum"}
+)
+OFFLINE_SECTION: Final = "offline"
+"""Section with the inputs needed to judge the same files again; only in records of the offline stage."""
+_STEP: Final = "step"
+"""Section that only the records of a promotion's steps have: from where to where, and who decided it."""
+_STEP_FIELDS: Final = {"kind", "attempt", "from", "to", "terms", "failed_windows", "by", "why"}
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def unchecked_offline(_record: Mapping[str, Any]) -> list[str]:
+    """Refuse every section of the offline stage: for programs that have no offline gate."""
+    return ["this program has no offline gate and cannot check the section of the offline stage"]
+
+
+class EvidenceError(ValueError):
+    """A record is not what a gate wrote; the message lists everything that is wrong with it."""
+
+
+def make_evidence(
+    contract: Contract, stage: Stage, version: str, decision: Decision, verdicts: Sequence[Verdict], now: float
+) -> dict[str, Any]:
+    """The record of one step.
+
+    Args:
+        contract: The contract in force.
+        stage: Stage that the kernel version was in.
+        version: Short fingerprint of the inference kernel version.
+        decision: Decision of the gate.
+        verdicts: The verdicts it rests on.
+        now: Unix time, seconds.
+
+    Returns:
+        A JSON object that `verify_evidence` accepts; numbers that are not finite are null.
+
+    Raises:
+        ValueError: If there is no verdict, or one was made under another contract.
+    """
+    if not verdicts:
+        raise ValueError("evidence without verdicts proves nothing; pass those that the decision rests on")
+    if {verdict.contract_hash for verdict in verdicts} != {contract.hash}:
+        raise ValueError(f"a verdict was made under another contract than {contract.name!r} {contract.hash[:12]}")
+    ordered = sorted(verdicts, key=lambda verdict: (verdict.cell, verdict.at))
+    return sealed(contract, stage, version, decision, [verdict_row(verdict) for verdict in ordered], now)
+
+
+def step_evidence(
+    contract: Contract, promotion: Promotion, move: PromotionMove, verdicts: Sequence[Verdict], now: float
+) -> dict[str, Any]:
+    """The record of a step that the evaluator or a person took.
+
+    Args:
+        contract: The contract in force.
+        promotion: The promotion, before the step.
+        move: The step.
+        verdicts: The evaluation that the gate's decision rests on, of any kernel versions; a person may force a version
+            on that has no verdict yet.
+        now: Unix time, seconds.
+
+    Returns:
+        A JSON object that `verify_evidence` accepts.
+    """
+    own = [verdict for verdict in verdicts if verdict.cell.kernel_inference == promotion.version]
+    if move.decision.outcome is GateOutcome.ADVANCE:
+        asked = {(clause.id, slice) for clause in contract.clauses for slice in contract.slices_for(clause)}
+        own = [verdict for verdict in own if (verdict.cell.clause, verdict.cell.slice) in asked]
+    rows = [verdict_row(verdict) for verdict in sorted(own, key=lambda verdict: (verdict.cell, verdict.at))]
+    more = {_STEP: _step_section(contract.promotion, promotion, move)}
+    return sealed(contract, move.before.stage, promotion.version, move.decision, rows, now, more)
+
+
+def verify_record(record: Mapping[str, Any], offline_problems: SectionProblems) -> None:
+    """Accept a record, or say what is wrong with it.
+
+    Checked: the checksum; that every field is there and no other; that each verdict follows from its own bound and
+    limit, a FAIL that was followed over time excepted; that the decision does not contradict the verdicts. Of the
+    offline stage, too: that the contract's text has the contract's hash and sets the limits; that the kernels' fields
+    make the fingerprints; that the decision is the one that its terms and the verdicts lead to. Of a step: that it
+    follows from the decision, or names a person and their reason.
+
+    Args:
+        record: The record, as JSON was read.
+        offline_problems: Checks the section of the offline stage, where there is one.
+
+    Raises:
+        EvidenceError: If anything does not hold.
+    """
+    if not isinstance(record, Mapping) or record.get("format") != _FORMAT:
+        raise EvidenceError(f"this is not a record of the format {_FORMAT}")
+    problems = [f"{name} is missing" for name in sorted(_FIELDS - set(record))]
+    problems += [
+        f"{name} is not a field of this format" for name in sorted(set(record) - _FIELDS - {OFFLINE_SECTION, _STEP})
+    ]
+    if not problems:
+        try:
+            problems = _problems(record, offline_problems)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            problems = [f"a field has another shape than kc-otel writes ({error!r})"]
+    if problems:
+        raise EvidenceError("; ".join(problems))
+
+
+def _problems(record: Mapping[str, Any], offline_problems: SectionProblems) -> list[str]:
+    problems = []
+    if record["checksum"] != checksum_of({name: value for name, value in record.items() if name != "checksum"}):
+        problems.append("the checksum does not match: the record was changed after it was written")
+    if not _HASH.fullmatch(record["contract"]["hash"]):
+        problems.append("contract.hash is not 64 hex digits")
+    statuses = set()
+    for verdict in record["verdicts"]:
+        status, limit = Status(verdict["status"]), verdict["limit"]
+        statuses.add(status)
+        where = f"{verdict['clause']} on {verdict['slice']}"
+        none_seen = limit == verdict["estimate"] == 0  # of what none may be: how many there can be is no limit's matter
+        within = verdict["upper"] is not None and verdict["upper"] <= limit
+        if status is Status.PASS and not (within or none_seen):
+            problems.append(f"{where} is PASS, but its upper bound is not at or below the limit")
+        # What the evaluator follows over time fails by what it holds against the limit, not by one window's bound.
+        followed = verdict["evidence"] is not None
+        if status is Status.FAIL and not (followed or (verdict["lower"] is not None and verdict["lower"] > limit)):
+            problems.append(f"{where} is FAIL, but its lower bound is not above the limit")
+    if OFFLINE_SECTION in record:
+        return problems + offline_problems(record)
+    outcome = GateOutcome(record["decision"]["outcome"])
+    if outcome is GateOutcome.ADVANCE and statuses != {Status.PASS}:
+        problems.append("the decision is to advance, but not every verdict is PASS")
+    if outcome is GateOutcome.ROLLBACK and Status.FAIL not in statuses:
+        problems.append("the decision is to roll back, but no verdict is FAIL")
+    return problems + (_step_problems(record) if _STEP in record else [])
+
+
+def sealed(
+    contract: Contract,
+    stage: Stage,
+    version: str,
+    decision: Decision,
+    rows: Sequence[Mapping[str, Any]],
+    now: float,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return a record of these verdicts' rows and sections, with its checksum."""
+    record = {
+        "format": _FORMAT,
+        "time": rfc3339(now),
+        "tool": {"name": "kc-otel", "version": installed_version("kc-otel")},
+        "contract": {"name": contract.name, "version": contract.metadata.version, "hash": contract.hash},
+        "kernel": version,
+        "stage": stage.value,
+        "decision": to_plain(decision),
+        "verdicts": list(rows),
+        **(more or {}),
+    }
+    return record | {"checksum": checksum_of(record)}
+
+
+def _step_section(terms: PromotionTerms, promotion: Promotion, move: PromotionMove) -> dict[str, Any]:
+    """The section of a step, a JSON object.
+
+    Args:
+        terms: Terms of the contract.
+        promotion: The promotion, before the step.
+        move: The step.
+    """
+    return {
+        "kind": move.kind.value,
+        "attempt": promotion.attempt,
+        "from": to_plain(move.before),
+        "to": to_plain(move.after),
+        "terms": {"windows": terms.windows, "failure_limit": terms.failure_limit},
+        "failed_windows": move.failed,
+        "by": move.by or None,
+        "why": move.why or None,
+    }
+
+
+def _step_problems(record: Mapping[str, Any]) -> list[str]:
+    """Check a record with such a section, and list what does not follow.
+
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError: If the section has another shape.
+    """
+    step = record["step"]
+    if set(step) != _STEP_FIELDS:
+        raise ValueError(f"step has the fields {', '.join(sorted(step))}")
+    kind, before, after = MoveKind(step["kind"]), read_plain(Position, step["from"]), read_plain(Position, step["to"])
+    outcome = GateOutcome(record["decision"]["outcome"])
+    problems = []
+    if before.stage != record["stage"]:
+        problems.append(f"the step leaves {before}, and the record is of stage {record['stage']}")
+    if kind is MoveKind.ADVANCE:
+        problems += _advanced(record, step, after)
+    elif kind is MoveKind.ROLLBACK:
+        problems += _rolled_back(outcome, step, after)
+    elif kind is not MoveKind.FORCE:
+        problems.append(f"{kind} is not a step that evidence is written of")
+    if kind is not MoveKind.ROLLBACK and after.rank <= before.rank:
+        problems.append(f"the step goes from {before} to {after}, which is not onward")
+    if (kind is MoveKind.FORCE or step["by"]) and not (step["by"] and step["why"]):
+        problems.append("a person decided the step, and the record does not say who and why")
+    return problems
+
+
+def _rolled_back(outcome: GateOutcome, step: Mapping[str, Any], after: Position) -> list[str]:
+    problems = [] if after.stage is Stage.OFFLINE_CI else [f"the step rolls back to {after}"]
+    if not step["by"] and outcome is not GateOutcome.ROLLBACK:
+        problems.append("the step rolls back, but neither the decision nor a person does")
+    if not step["by"] and step["failed_windows"] < step["terms"]["failure_limit"]:
+        problems.append("the step rolls back after fewer failing windows than its terms say")
+    return problems
+
+
+def _advanced(record: Mapping[str, Any], step: Mapping[str, Any], after: Position) -> list[str]:
+    problems, decision = [], record["decision"]
+    if decision["outcome"] != GateOutcome.ADVANCE or decision["stage"] != after.stage:
+        problems.append("the step goes on, but the decision is another")
+    if decision["windows"] < step["terms"]["windows"]:
+        problems.append(f"the step goes on after {decision['windows']} windows; its terms ask for more")
+    return problems
+
+
+def verdict_row(verdict: Verdict) -> dict[str, Any]:
+    """Return what a record says of a verdict."""
+    cell = verdict.cell
+    return {
+        "clause": cell.clause,
+        "slice": cell.slice,
+        "kernels": {"train": cell.kernel_train, "inference": cell.kernel_inference},
+        "status": verdict.status.value,
+        "time": rfc3339(verdict.at),
+        "limit": finite_or_none(verdict.limit),
+        "estimate": finite_or_none(verdict.estimate),
+        "lower": finite_or_none(verdict.lower),
+        "upper": finite_or_none(verdict.upper),
+        "evidence": finite_or_none(verdict.evidence),
+        "samples": verdict.samples,
+        "window": verdict.window,
+        "method": verdict.method,
+        "about": verdict.about,
+    }
+
+
+def checksum_of(record: Mapping[str, Any]) -> str:
+    """Return the checksum of a record without its field `checksum`."""
+    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()

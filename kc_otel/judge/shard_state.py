@@ -1,0 +1,247 @@
+"""A shard's state of a contract, and the part of it that the judge has not been sent yet.
+
+A shard takes points by the same rules as one process: streams, resets, duplicates, layouts, caps. It keeps a second
+copy of its counts, merged by series and pane, until the judge asks. The judge counts that into panes of its own, so
+that a series may have senders on several shards, and what is held against a limit is held once, by one judge.
+
+Nothing here decides anything: the code that counts in one process counts arrivals here, too. Two rules are the whole
+contract's and not a shard's, and are kept here once more: the cap on series, which `ContractState.count` has, and that
+nobody's bucket bounds throw away what others sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from kc_otel.contract.model import Contract
+from kc_otel.judge.contract_state import ContractState
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.histograms import Histogram, layout, union
+from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
+from kc_otel.stats.histogram_columns import HistogramColumns
+
+_PARTS: Final = 8
+_OF_STREAMS: Final = ("reset", "gap", "streams_evicted")
+"""Events that only who has the streams can count; the judge counts the others itself."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Counts of a series in one short and one long pane since the judge last asked."""
+
+    parts: list[Histogram] = field(default_factory=list)
+    time: float = 0.0
+    now: float = 0.0
+
+    def add(self, increment: Histogram, time: float, now: float) -> None:
+        self.parts.append(increment)
+        self.time, self.now = max(self.time, time), max(self.now, now)
+        if len(self.parts) >= _PARTS:
+            self.parts = [union(self.parts)]
+
+
+class ShardState(ContractState):
+    """A shard's state of a contract.
+
+    Attributes:
+        slots: Counts that the judge has not been sent, by series, short pane, long pane and layout.
+        sent_heard: When the judge was last sent each kernel pair, Unix seconds.
+        sent_events: Events that the judge was sent.
+        sent_unjudged: Series without room that the judge was sent, by when.
+    """
+
+    def __init__(self, contract: Contract) -> None:
+        super().__init__(contract, weighed=False)
+        self.slots: dict[tuple[SeriesKey, int, int, tuple[float, ...] | None], _Slot] = {}
+        self.sent_heard: dict[Pair, float] = {}
+        self.sent_events: dict[str, int] = {}
+        self.sent_unjudged: dict[SeriesKey, float] = {}
+
+    def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
+        """Count it here, and keep it for the judge, which has the whole contract's caps."""
+        at = min(time, now)
+        short, long = self.grids[SHORT].index(at), self.grids[LONG].index(at)
+        self.slots.setdefault((key, short, long, layout(increment)), _Slot()).add(increment, at, now)
+        judged = super().count(key, increment, time, now)
+        self.arrived.clear()  # held against the limits by the judge alone
+        return judged
+
+    def count_all(
+        self, keys: Sequence[SeriesKey], columns: HistogramColumns, times: Sequence[float], now: Sequence[float]
+    ) -> None:
+        """`count` of many."""
+        for key, counted, time, when in zip(keys, columns.objects(), times, now, strict=True):
+            self.count(key, counted, time, when)
+
+    def heard_since(self) -> dict[Pair, list[float]]:
+        """Return the reports of each pair since the judge was sent one: at least the newest times, oldest first."""
+        found = {}
+        for pair, heard in self.heard.items():
+            told = self.sent_heard.get(pair, -1.0)
+            if heard.last > told:
+                found[pair] = [time for time in _times(heard) if time > told]
+        return found
+
+
+def unsent_batch(evaluator: Evaluator, number: int, counters: dict[str, int], kernels_since: float) -> ShardBatch:
+    """Return the batch that the judge has not been sent; it stays unsent until `mark_sent`.
+
+    Args:
+        evaluator: Of ShardStates; settled.
+        number: Number of the batch.
+        counters: Points by outcome that the judge was sent.
+        kernels_since: Unix time in seconds after which kernel versions were seen that it was not told of.
+    """
+    counted, notes = [], {}
+    for name, state in evaluator.states.items():
+        assert isinstance(state, ShardState)
+        for (key, _, _, _), slot in state.slots.items():
+            counted.append(Counted(name, key, slot.time, slot.now, union(slot.parts)))
+        said: dict[str, Any] = {
+            "heard": [[*pair, times] for pair, times in state.heard_since().items()],
+            "events": {kind: state.events[kind] - state.sent_events.get(kind, 0) for kind in _OF_STREAMS},
+            "unjudged": [[*key, at] for key, at in state.unjudged.items() if at > state.sent_unjudged.get(key, -1.0)],
+            "kernels": [asdict(kernel) for kernel in _seen(evaluator, name, kernels_since)],
+        }
+        said["events"] = {kind: count for kind, count in said["events"].items() if count}
+        if said := {what: value for what, value in said.items() if value}:
+            notes[name] = said
+    points = {kind: count - counters.get(kind, 0) for kind, count in evaluator.counters.items()}
+    return ShardBatch(number, counted, notes, {kind: count for kind, count in points.items() if count})
+
+
+def mark_sent(evaluator: Evaluator, counters: dict[str, int]) -> Callable[[], None]:
+    """The judge will be sent all that `unsent_batch` said. Returns what to call where it cannot be."""
+    before = dict(counters)
+    counters.clear()
+    counters.update(evaluator.counters)
+    undone = [_marked_sent(state) for state in evaluator.states.values()]
+
+    def unsent() -> None:
+        counters.clear()
+        counters.update(before)
+        for undo in undone:
+            undo()
+
+    return unsent
+
+
+def _marked_sent(state: ContractState) -> Callable[[], None]:
+    assert isinstance(state, ShardState)
+    slots, sent = state.slots, (state.sent_heard, state.sent_events, state.sent_unjudged)
+    state.slots = {}
+    state.sent_heard = {pair: heard.last for pair, heard in state.heard.items()}
+    state.sent_events = dict(state.events)
+    state.sent_unjudged = dict(state.unjudged)
+
+    def unsent() -> None:
+        for key, later in state.slots.items():
+            for part in later.parts:
+                slots.setdefault(key, _Slot()).add(part, later.time, later.now)
+        state.slots = slots
+        state.sent_heard, state.sent_events, state.sent_unjudged = sent
+
+    return unsent
+
+
+def _seen(evaluator: Evaluator, contract: str, since: float) -> list[KernelInfo]:
+    return [kernel for kernel in evaluator.facts[contract][0].known.values() if kernel.last_seen > since]
+
+
+def _times(heard: Heard) -> list[float]:
+    times = [heard.last]
+    for gap in reversed(heard.gaps):
+        times.append(times[-1] - gap)
+    return times[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Counts of a series within one pane of each grid.
+
+    Attributes:
+        contract: metadata.name.
+        key: The series.
+        time: Unix time in seconds of its newest observation.
+        now: Unix time in seconds at which the last of it arrived.
+        histogram: The counted observations.
+    """
+
+    contract: str
+    key: SeriesKey
+    time: float
+    now: float
+    histogram: Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBatch:
+    """Everything a shard took since the previous batch.
+
+    Attributes:
+        number: Of the batch; the judge takes each number of a shard once.
+        counted: The counts.
+        notes: By contract, as JSON has it: `heard` [train, inference, [times]], `events` by kind, `unjudged`
+            [metric, slice, train, inference, time], and the fields of `kernels`.
+        points: Points by outcome.
+    """
+
+    number: int
+    counted: list[Counted] = field(default_factory=list)
+    notes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    points: Mapping[str, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """True if the batch has any content."""
+        return bool(self.counted or self.notes or self.points)
+
+
+def merge(evaluator: Evaluator, batches: Iterable[ShardBatch], now: float) -> None:
+    """Count what shards took.
+
+    Args:
+        evaluator: The judge's.
+        batches: Each that it has not taken yet.
+        now: Unix time in seconds.
+    """
+    batches = list(batches)
+    evaluator.clock(now)
+    heard: dict[tuple[str, Pair], list[float]] = {}
+    for batch in batches:
+        evaluator.counters.update(batch.points)
+        for counted in batch.counted:
+            if (state := evaluator.states.get(counted.contract)) is not None:
+                _count(evaluator, state, counted)
+        for name, notes in batch.notes.items():
+            if (state := evaluator.states.get(name)) is not None:
+                for train, inference, times in notes.get("heard", ()):
+                    heard.setdefault((name, (train, inference)), []).extend(times)
+                _note(evaluator, state, notes)
+    for (name, pair), times in heard.items():
+        state = evaluator.states[name]
+        for time in sorted(times):
+            state.heard.setdefault(pair, Heard(time)).hear(time, state.contract.observability.heartbeat)
+
+
+def _count(evaluator: Evaluator, state: ContractState, counted: Counted) -> None:
+    series = state.series.get(counted.key)
+    window = state.contract.observability.window
+    if series is not None and counted.now - series.newest <= window and not series.accepts(counted.histogram):
+        evaluator.counters["other_buckets"] += 1  # shards hear of the layout in use from their own senders alone
+    elif not state.count(counted.key, counted.histogram, counted.time, counted.now):
+        evaluator.counters["unjudged"] += 1
+
+
+def _note(evaluator: Evaluator, state: ContractState, notes: Mapping[str, Any]) -> None:
+    state.events.update(notes.get("events", {}))
+    for *key, at in notes.get("unjudged", ()):
+        state.leave_unjudged(SeriesKey(*key), at)
+    versions = evaluator.facts[state.contract.name][0]
+    for fields in notes.get("kernels", ()):
+        info = KernelInfo(**fields)
+        known = versions.known.get((info.role, info.version))
+        if known is None or known.last_seen < info.last_seen:  # a shard that begins tells all that it remembers
+            versions.know(info)

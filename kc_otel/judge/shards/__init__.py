@@ -1,1 +1,0 @@
-"""One judge over several shards: what a shard tells, and how the judge takes it."""

@@ -1,1 +1,0 @@
-"""One recording in every tool's terms and in ours."""

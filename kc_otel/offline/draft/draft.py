@@ -1,0 +1,315 @@
+"""A new contract from a reward budget: which clauses, which limits, and how each limit follows.
+
+The budget itself is one clause, measured from rewards where they are known and bounded from whole sequences elsewhere.
+The conditions on tokens are explanations: each would guarantee the budget at the horizon by itself, and real kernels
+break them while the measured budget holds, so that a gate must not ask for them. A baseline makes them clauses with
+limits of its own.
+
+The noise floor is the limited statistics on a recording of an accepted pair, or of the best pair there is, such as the
+training kernel against itself in another batch, or the real pair at a learning rate of 0. A limit that this recording
+already breaks would fail forever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.measuring_paths import MeasuringPath
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry.clause_metrics import Unit
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import rounded, rounded_down
+from kc_otel.judge.statistics import clause_interval
+from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
+from kc_otel.recordings.recording import Recording
+from kc_otel.stats import Binned, Interval
+from kc_otel.stats.rewards import mean_token_tv_for_sequence_tv, token_kl_for_sequence_tv, tv_for_reward_budget
+
+CAP_IN_LIMITS: Final = 5.0
+"""Cap of a capped mean, in limits: it needs a fiftieth of the prompts, and kernels within the limit seldom reach it."""
+_TAIL: Final = 0.01
+_FAR: Final = 0.5
+"""(1-w)+ above which a token is another one more often than not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Inputs of a new contract.
+
+    Attributes:
+        name: metadata.name.
+        owner: metadata.owner.
+        train: Fields of the training kernel, such as `{"engine": "torch", "dtype": "bfloat16"}`.
+        inference: Fields of the inference kernel.
+        reward_budget: Largest drift of the mean reward that is acceptable, in the reward's unit.
+        reward_range: Smallest and largest reward of a sequence.
+        horizon: T, longest sequence in generated tokens.
+        clip: PPO clip range; None where there is none.
+        slices: Name of each slice, and its conditions by attribute.
+        confidence: Confidence of verdicts.
+        data: How the kernels are measured; clauses that this cannot measure are left out.
+        rewards: Whether sequences come with rewards.
+    """
+
+    name: str
+    owner: str
+    train: Mapping[str, str]
+    inference: Mapping[str, str]
+    reward_budget: float
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    horizon: int = 4096
+    clip: float | None = None
+    slices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    confidence: float = 0.99
+    data: MeasuringPath = MeasuringPath.LOOP
+    rewards: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftClause:
+    """One clause of a new contract.
+
+    Attributes:
+        id: Its id.
+        metric: Its metric.
+        statistic: Its statistic; empty for the metric's default.
+        unit: Its unit; empty for the metric's default.
+        limit: Its limit.
+        derivation: How the limit follows, with numbers.
+        breaks: Consequence of exceeding it: the clause's description.
+        slices: Limits of single slices, where they differ.
+        cap: Where what is observed is cut; None where it is not.
+        explains: Whether it is a sufficient condition that the contract explains and does not ask for.
+    """
+
+    id: str
+    metric: str
+    statistic: str
+    unit: str
+    limit: float
+    derivation: str
+    breaks: str
+    slices: Mapping[str, float] = field(default_factory=dict)
+    cap: float | None = None
+    explains: bool = False
+
+
+def clauses_of(draft: Draft, *, capped: bool = False) -> tuple[DraftClause, ...]:
+    """The statistical clauses of a new contract, the budget first. Limits are cut to three digits, never raised.
+
+    Args:
+        draft: Inputs of the contract.
+        capped: Whether the mean of tv_token is judged by prompt and cut at five limits, with a clause on what is above,
+            so that a gate can decide it.
+
+    Raises:
+        ValueError: If the budget is not positive or not below the width of the reward range, the range is not one, or
+            the horizon is not a number of steps.
+    """
+    budget, (low, high), horizon = draft.reward_budget, draft.reward_range, draft.horizon
+    tv = tv_for_reward_budget(budget, draft.reward_range)
+    if not 0.0 < tv < 1.0:
+        msg = (
+            f"reward budget: {budget!r} is not above 0 and below the width of the reward range, {high - low:g}; write "
+            f"the largest acceptable loss, such as {0.02 * (high - low):g}"
+        )
+        raise ValueError(msg)
+    mean = mean_token_tv_for_sequence_tv(tv, horizon)
+    kl = token_kl_for_sequence_tv(tv, horizon)
+    width = f"{high:g} - {low:g}" if low >= 0 else f"{high:g} - ({low:g})"
+    kl_formula = "2 TV^2 / T" if kl.name == "Pinsker" else "-log(1 - TV^2) / T"
+    b_tv = rounded(tv)
+    return (
+        _budget(draft, f"{budget:g} / ({width}) = {b_tv}"),
+        DraftClause(
+            "token-kl",
+            "k3",
+            "",
+            "token",
+            cut(kl.value),
+            f"Enough for the budget by itself, P << Q: KL adds up over tokens, then {kl.name}: {kl_formula} = "
+            f"{rounded(kl.value)} nat.",
+            "The tokens' KL divergences no longer guarantee the budget; KL weighs rare tokens more than TV does.",
+            explains=True,
+        ),
+        *_token_tv(mean, f"{b_tv} / {horizon} = {rounded(mean)}", capped=capped),
+        DraftClause(
+            "tail",
+            "tv_token",
+            f"fraction > {_FAR:g}",
+            "token",
+            cut(mean / 2.0),
+            f"Tokens that probably differ may use half of the token budget: a share f of them adds at most f to the "
+            f"mean, so f <= {rounded(mean)} / 2 = {rounded(mean / 2.0)}.",
+            "Single tokens are far off: suspect an expert, a mask, a cached prefix or a quantisation scale.",
+            explains=True,
+        ),
+    )
+
+
+def _budget(draft: Draft, formula: str) -> DraftClause:
+    """The budget itself: measured where rewards are known, else its bound."""
+    if draft.rewards:
+        derivation = (
+            "The budget itself, measured from the rewards of the sampled sequences: |E_P r - E_Q r| = |E_Q[(W-1) r]|. "
+            "It needs no horizon and no worst case."
+        )
+    else:
+        derivation = (
+            f"The budget itself: |E_P r - E_Q r| <= (r_max - r_min) TV_seq, so TV_seq <= {formula}. Measured on whole "
+            "sequences, TV_seq = E_Q[(1-W)+]: this needs no horizon and no worst case."
+        )
+    metric = "reward_drift" if draft.rewards else "reward_drift_bound"
+    breaks = "The mean reward under the two kernels may differ by more than the budget."
+    return DraftClause("reward", metric, "", "", draft.reward_budget, derivation, breaks)
+
+
+def _token_tv(mean: float, formula: str, *, capped: bool) -> Iterator[DraftClause]:
+    """The mean total variation of a token; capped, with what it leaves open."""
+    breaks = "Token limits no longer guarantee the budget at this horizon; check whether reward still holds."
+    limit = cut(mean)
+    cap = CAP_IN_LIMITS * limit
+    if not capped or cap >= 1.0:
+        derivation = f"Enough for the budget by itself: TV_seq <= T x mean (on policy), so mean <= {formula}."
+        yield DraftClause("token-tv", "tv_token", "", "token", limit, derivation, breaks, explains=True)
+        return
+    yield DraftClause(
+        "token-tv",
+        "tv_token",
+        "",
+        "",
+        limit,
+        f"TV_seq <= T x mean (on policy), so mean <= {formula} is enough for the budget if none is above the cap. "
+        f"A prompt counts with at most {rounded(cap)}, {CAP_IN_LIMITS:g} limits, so a few hundred are enough.",
+        breaks,
+        cap=cap,
+    )
+    yield DraftClause(
+        "token-tv-tail",
+        "tv_token",
+        f"fraction > {exact(cap)}",
+        "prompt",
+        _TAIL,
+        f"The share of prompts above the cap of token-tv, which that clause does not limit. {100 * _TAIL:g} % "
+        "is a choice.",
+        "More prompts than that drift by more than five limits; see which.",
+    )
+
+
+def cut(value: float) -> float:
+    """A limit cut to three significant digits, so that it is still enough."""
+    return float(rounded_down(value).replace(",", ""))
+
+
+def exact(value: float) -> str:
+    """A number as YAML reads back the same one, without an exponent.
+
+    >>> exact(4.88e-06), exact(0.02), exact(1.0)
+    ('0.00000488', '0.02', '1')
+    """
+    if not math.isfinite(value):
+        msg = f"value: {value!r} cannot be written as a limit; give a finite number"
+        raise ValueError(msg)
+    text = format(Decimal(repr(float(value))), "f")
+    return text.removesuffix(".0")
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseFloor:
+    """A clause's statistic on a recording.
+
+    Attributes:
+        clause: Id of the clause.
+        slice: The slice.
+        limit: The clause's limit there.
+        estimate: The statistic on the recording.
+        lower: Lower confidence bound.
+        upper: Upper confidence bound: the floor.
+        samples: Observations that it rests on.
+        unit: Unit of an observation: token or sequence.
+    """
+
+    clause: str
+    slice: str
+    limit: float
+    estimate: float
+    lower: float
+    upper: float
+    samples: int
+    unit: str
+
+    @property
+    def breaks_limit(self) -> bool:
+        """Return whether the recording surely exceeds the limit, so that it could never pass."""
+        return self.lower > self.limit
+
+
+def floors(contract: Contract, recording: Recording) -> tuple[NoiseFloor, ...]:
+    """The floor of each clause that log-probabilities decide, on every slice of which the recording has sequences.
+
+    Args:
+        contract: The contract: clauses, slices, confidence.
+        recording: Log-probabilities of both sides.
+    """
+    return tuple(_floors(contract, recording))
+
+
+def _floors(contract: Contract, recording: Recording) -> Iterable[NoiseFloor]:
+    alpha = (1.0 - contract.observability.confidence) / 2.0
+    log_w = np.asarray(log_ratio(recording.train, recording.inference))
+    members = [contract.slices_of(attributes) for attributes in recording.attributes]
+    for slice in (ALL, *contract.slices):
+        chosen = np.array([slice in names for names in members], dtype=bool)
+        if not chosen.any():
+            continue
+        for clause in contract.clauses:
+            values = _values(clause, log_w, recording, chosen)
+            if values is None:
+                continue
+            interval: Interval = clause_interval(
+                clause, contract.assumptions, Binned.of_samples(values), alpha_lower=alpha, alpha_upper=alpha
+            )
+            yield NoiseFloor(
+                clause.id,
+                slice,
+                clause.limit_for(slice),
+                interval.estimate,
+                interval.lower,
+                interval.upper,
+                interval.samples,
+                str(clause.quantity.per) if clause.quantity else "",
+            )
+
+
+def _values(
+    clause: Clause, log_w: NDArray[np.float64], recording: Recording, chosen: NDArray[np.bool_]
+) -> NDArray[np.float64] | None:
+    """Observations of a clause's quantity in the chosen sequences; None where log-probabilities do not give it."""
+    if clause.quantity is None:
+        return None
+    key = clause.quantity.base or clause.quantity.key
+    if key in TOKEN:
+        tokens = np.asarray(TOKEN[key](log_w), dtype=np.float64)
+        if clause.quantity.per is Unit.TOKEN:
+            return tokens[np.repeat(chosen, recording.lengths)]
+        values = np.add.reduceat(tokens, recording.starts) / recording.lengths
+    elif key in SEQUENCE:
+        sums = np.add.reduceat(log_w, recording.starts)
+        values = np.asarray(SEQUENCE[key](sums, recording.lengths), dtype=np.float64)
+    else:
+        return None
+    if clause.quantity.per is Unit.STEP:  # a recording is of one
+        return np.array([values[chosen].mean()])
+    prompts = recording.prompts
+    if clause.quantity.per is Unit.SEQUENCE or prompts is None:
+        return values[chosen]
+    _, of = np.unique(prompts[chosen], return_inverse=True)
+    return np.asarray(np.bincount(of, values[chosen]) / np.bincount(of), dtype=np.float64)

@@ -1,0 +1,370 @@
+"""A draft as a commented contract: YAML in which every limit says where it comes from and what breaks beyond it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from kc_otel.contract.clause import Clause
+from kc_otel.contract.load import load_text
+from kc_otel.contract.measuring_paths import TRAINERS, MeasuringPath, why_not
+from kc_otel.contract.model import Contract
+from kc_otel.contract.registry.clause_metrics import Unit
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import rounded
+from kc_otel.judge.sample_sizes import Needed, observations_to_pass
+from kc_otel.judge.typical_sizes import typical_size
+from kc_otel.offline.draft.draft import CAP_IN_LIMITS, Draft, DraftClause, NoiseFloor, clauses_of, cut, exact, floors
+from kc_otel.recordings.recording import Recording
+
+_WIDTH: Final = 112
+BUDGET: Final = "reward"
+"""The clause that is the budget itself: no baseline changes it."""
+_TAIL_OF_TV: Final = "token-tv-tail"
+PROMPTS_OF_A_GATE: Final = 400
+"""Prompts that a gate may take by default."""
+_MOST_RAISED: Final = 10.0
+_LEAST_TRUTH: Final = 0.05
+"""In limits: a smaller value is decided no sooner."""
+_LEAST_LIMIT: Final = 1e-6
+"""A pair that is the same to the last bit keeps any limit; below this one rounding alone is a breach."""
+_LAG: Final = Clause(id="weights-lag", metric="weights_lag", limit=1)
+_REWARD_DRIFT: Final = Clause(id=BUDGET, metric="reward_drift", limit=1)
+_REWARD_PATHS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.VERL})
+"""Measuring paths on which sequences have rewards without further setup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A contract as text, and what is to be said of it.
+
+    Attributes:
+        text: YAML.
+        contract: The contract that it reads as.
+        needed: Observations that each clause needs before it can PASS, on all traffic.
+        floors: Limits that the baseline keeps, beside those of the budget; empty without a recording.
+        measured: Ids of clauses whose limits come from the baseline.
+    """
+
+    text: str
+    contract: Contract
+    needed: tuple[Needed, ...]
+    floors: tuple[NoiseFloor, ...] = ()
+    measured: tuple[str, ...] = ()
+
+
+def write(
+    draft: Draft, baseline: Recording | None = None, *, margin: float = 2.0, prompts: int = PROMPTS_OF_A_GATE
+) -> Written:
+    """The contract of a draft.
+
+    Without a recording the budget is a clause, and comments explain what would guarantee it token by token. With one,
+    limits on tokens are what this pair keeps with room, the mean of tv_token is judged by prompt and capped, and a
+    bound of the budget that the pair itself breaks is explained and not asked for.
+
+    Args:
+        draft: Inputs of the contract.
+        baseline: Both kernels of a pair that is accepted, or as good as it gets.
+        margin: Factor above what the baseline surely keeps, at least 1.
+        prompts: Prompts that a gate may take; limits are raised until a pair like the baseline typically passes then.
+
+    Raises:
+        ValueError: If the draft's numbers make no contract, or one with a clause that can never PASS, or the margin is
+            below 1.
+        ContractError: If its names, kernels or slices make none.
+    """
+    if not margin >= 1.0:
+        msg = f"margin: {margin!r} is below 1, so the limit would be below the pair's own drift; write 2"
+        raise ValueError(msg)
+    rewarded = draft.data in _REWARD_PATHS or (baseline is not None and baseline.rewards is not None)
+    draft = replace(draft, rewards=rewarded and not why_not(_REWARD_DRIFT, draft.data))
+    clauses = clauses_of(draft)
+    contract = load_text("\n".join(_lines(draft, clauses)), f"{draft.name}.yaml")
+    found: tuple[NoiseFloor, ...] = ()
+    measured: tuple[str, ...] = ()
+    if baseline is not None:
+        # A cap that follows from the budget would cut the baseline.
+        uncapped = [replace(clause, explains=False) for clause in clauses]
+        found = floors(load_text("\n".join(_lines(draft, uncapped)), f"{draft.name}.yaml"), baseline)
+        capped, name = clauses_of(draft, capped=True), Path(baseline.source).name
+        clauses, measured = _measured(capped, found, dict.fromkeys([clause.id for clause in capped], margin), name)
+        contract = load_text("\n".join(_lines(draft, clauses)), f"{draft.name}.yaml")
+        clauses, measured = _measured(capped, found, _margins(contract, found, margin, baseline, prompts), name)
+        clauses = tuple(_passable_tail(contract, clause, prompts) for clause in clauses)
+        contract = load_text("\n".join(_lines(draft, clauses)), f"{draft.name}.yaml")
+    needed = tuple(observations_to_pass(contract, clause, ALL) for clause in contract.clauses)
+    if never := [cell.clause for cell in needed if cell.observations is None]:
+        msg = f"{', '.join(never)}: no number of observations can PASS it, even of identical kernels; raise the budget"
+        raise ValueError(msg)
+    text = "\n".join(_lines(draft, clauses, needed, baseline.source if baseline is not None else ""))
+    return Written(text, load_text(text, f"{draft.name}.yaml"), needed, found, measured)
+
+
+def _measured(
+    clauses: Sequence[DraftClause], found: Sequence[NoiseFloor], margins: Mapping[str, float], source: str
+) -> tuple[tuple[DraftClause, ...], tuple[str, ...]]:
+    """Clauses with limits that the baseline keeps by their margins, and the ids of those that it decides."""
+    by = {(bound.clause, bound.slice): bound for bound in found if math.isfinite(bound.upper)}
+    result, ids = [], []
+    cap: float | None = None
+    for clause in clauses:
+        floor = by.get((clause.id, ALL))
+        if clause.id == _TAIL_OF_TV and cap is not None:
+            result.append(replace(clause, statistic=f"fraction > {exact(cap)}"))
+        elif clause.id == BUDGET:
+            result.append(clause if floor is None or not floor.breaks_limit else _explained(clause, floor, source))
+        elif floor is None:
+            result.append(clause)
+        else:
+            ids.append(clause.id)
+            margin = margins[clause.id]
+            limit = _above(floor, margin)
+            slices = {
+                slice: above
+                for (name, slice), bound in by.items()
+                if name == clause.id and slice != ALL and (above := _above(bound, margin)) > limit
+            }
+            if clause.cap is not None:
+                cap = cut(CAP_IN_LIMITS * max(limit, *slices.values(), 0.0))
+                cap = cap if cap < 1.0 else None
+            result.append(
+                replace(
+                    clause, limit=limit, slices=slices, explains=False, cap=cap if clause.cap is not None else None,
+                    derivation=f"{margin:.3g} x the drift of {source}: {_figure(floor)}. The budget alone would give "
+                    f"{rounded(floor.limit)}: this limit does not guarantee it.",
+                    breaks="The kernels are further apart than the accepted pair, by more than the margin.",
+                )
+            )  # fmt: skip
+    if cap is None:
+        result = [clause for clause in result if clause.id != _TAIL_OF_TV]
+    return tuple(result), tuple(ids)
+
+
+def _explained(clause: DraftClause, floor: NoiseFloor, source: str) -> DraftClause:
+    """The bound of a budget that the baseline breaks."""
+    derivation = (
+        f"{clause.derivation} The pair of {source} breaks it: {_figure(floor)}. It covers the worst possible reward: "
+        "record rewards to limit reward_drift itself."
+    )
+    return replace(clause, derivation=derivation, explains=True)
+
+
+def _margins(
+    contract: Contract, found: Sequence[NoiseFloor], margin: float, baseline: Recording, prompts: int
+) -> dict[str, float]:
+    """Per clause the margin with which a pair like the baseline typically passes with so many prompts, this or more."""
+    named = baseline.prompts
+    there = baseline.lengths.size if named is None else int(named.max()) + 1
+    most = {Unit.TOKEN: prompts * int(baseline.lengths.sum()) // there}
+    estimates = {floor.clause: floor.estimate for floor in found if floor.slice == ALL}
+    margins = {}
+    for clause in contract.clauses:
+        limit, raised = clause.limit_for(ALL), 1.0
+        while clause.quantity is not None and clause.id in estimates and raised < _MOST_RAISED:
+            tried = {"limit": limit * raised, "cap": None if clause.cap is None else clause.cap * raised}
+            truth = max(estimates[clause.id] / (limit * raised), _LEAST_TRUTH)
+            size = typical_size(contract, clause.model_copy(update=tried), ALL, truth)
+            if size is None or size <= most.get(clause.quantity.per, prompts):
+                break
+            raised *= 1.25
+        margins[clause.id] = margin * raised
+    return margins
+
+
+def _passable_tail(contract: Contract, clause: DraftClause, prompts: int) -> DraftClause:
+    """The clause on what is above the cap, with a limit that so many prompts without any can PASS."""
+    known = next((candidate for candidate in contract.clauses if candidate.id == clause.id == _TAIL_OF_TV), None)
+    if known is None:
+        return clause
+    limit = clause.limit
+    while limit < 1.0:
+        needed = observations_to_pass(contract, known.model_copy(update={"limit": limit}), ALL).observations
+        if needed is not None and needed <= prompts:
+            break
+        limit *= 1.1
+    if limit == clause.limit:
+        return clause
+    said = "The share of prompts above the cap of token-tv, which that clause does not limit. The smallest share that "
+    return replace(clause, limit=cut(min(limit, 0.999)), derivation=f"{said}{prompts:,} prompts can confirm.")
+
+
+def _above(floor: NoiseFloor, margin: float) -> float:
+    """A limit of three digits that is `margin` times the floor or a little more, within what a share can be."""
+    return max(min(cut(margin * floor.upper * 1.005), 0.999), _LEAST_LIMIT)
+
+
+def _figure(floor: NoiseFloor) -> str:
+    """A baseline's figure: its estimate, its upper bound, and what it rests on."""
+    return f"{rounded(floor.estimate)}, at most {rounded(floor.upper)}, from {floor.samples:,} {floor.unit}s"
+
+
+def _lines(
+    draft: Draft,
+    clauses: Sequence[DraftClause],
+    needed: Sequence[Needed] = (),
+    source: str = "",
+) -> Iterator[str]:
+    yield from _head(draft, source)
+    yield "statistical:  # from the log-probabilities of sampled tokens"
+    for clause in clauses:
+        yield from _clause(clause, needed)
+    yield from _foot(draft, [clause.id for clause in clauses if not clause.explains])
+
+
+def _head(draft: Draft, source: str) -> Iterator[str]:
+    low, high = draft.reward_range
+    yield from _comment(
+        f"{draft.name}: how far {draft.inference['engine']} may be from {draft.train['engine']} so that the mean "
+        f"reward, in [{low:g}, {high:g}], moves by at most {draft.reward_budget:g} over answers of up to "
+        f"{draft.horizon} tokens."
+    )
+    yield "#"
+    if source:
+        yield from _comment(
+            f"Limits on tokens are the drift of the accepted pair in {Path(source).name}, times a margin. "
+            "`kc-otel gate plan` says how much traffic decides them."
+        )
+        yield "#"
+    explained = (
+        "Comments below it name token limits that would guarantee it. They are no clauses, because real kernels "
+        "exceed them while the measured budget holds."
+    )
+    yield from _comment(
+        "P is train, Q inference, w = P/Q of a sampled token, W of a sequence. "
+        f"{'' if source else 'Clause reward is the budget. ' + explained}"
+    )
+    yield "apiVersion: kernel-contract/v1"
+    yield "kind: KernelContract"
+    yield "metadata:"
+    yield f"  name: {_text(draft.name)}"
+    yield "  version: 1"
+    yield f"  owner: {_text(draft.owner)}"
+    yield "kernels:"
+    for role, fields in (("train", draft.train), ("inference", draft.inference)):
+        yield f"  {role}: {_inline(fields)}"
+    yield from _comment(
+        "Measurements that contradict these prevent a PASS: in longer answers the same drift costs more."
+    )
+    yield "assumptions:"
+    yield f"  reward_range: [{exact(low)}, {exact(high)}]"
+    yield f"  horizon: {draft.horizon}"
+    if draft.clip is not None:
+        yield f"  clip: {exact(draft.clip)}  # PPO's epsilon"
+    if draft.slices:
+        yield "slices:"
+        for name, where in draft.slices.items():
+            yield f"  {_text(name)}: {{where: {_inline(where)}}}"
+
+
+def _foot(draft: Draft, asked: Sequence[str]) -> Iterator[str]:
+    """Yield the observability section and the escalation policy."""
+    lag = not why_not(_LAG, draft.data)
+    if lag:
+        yield "runtime:"
+        yield from _comment(
+            "With older weights, drift includes the policy's own change. Asynchronous recipes run at 1; write 0 if "
+            "rollouts wait for the sync.",
+            "  ",
+        )
+        yield f"  - id: {_LAG.id}"
+        yield f"    metric: {_LAG.metric}"
+        yield "    limit: 1"
+        yield "    description: Rollouts come from older weights than the recipe allows; look at the weight sync first."
+    yield from _comment(
+        "A PASS needs the whole confidence interval below the limit. A kernel pair that reports nothing for a "
+        "heartbeat is NO_DATA, which is not a PASS."
+    )
+    yield "observability:"
+    yield "  window: 5m"
+    yield "  long_window: 1h"
+    yield f"  confidence: {exact(draft.confidence)}"
+    yield "  min_samples: 2000"
+    yield "  min_sequences: 100"
+    yield "  sampling: 0.25  # sample-more raises it to 1"
+    yield "  heartbeat: 60s"
+    yield "escalation:"
+    yield from _comment("Any clause: notify, and measure more.", "  ")
+    yield "  - {on: fail, severity: warning, do: [notify, sample-more]}"
+    critical, what = ([BUDGET], "The budget") if BUDGET in asked else (asked, "The kernels' distance")
+    what = f"{what} or the weights" if lag else what
+    # Only a service has a router; a trainer can leave rollouts out, send its weights again and stop.
+    serves = draft.data not in TRAINERS
+    done = "route to the training kernel" if serves else "leave its rollouts out of the loss"
+    yield from _comment(f"{what}: {done}, and page.", "  ")
+    clauses = ", ".join([*critical, *([_LAG.id] if lag else [])])
+    first = "{route: train-kernel}" if serves else "quarantine-rollouts, resync-weights"
+    yield from _step("2m", f"[{first}, {{webhook: pager}}]", clauses)
+    later = "notify, hold-promotion" if serves else "halt, hold-promotion"
+    ends = "notify again, and hold promotions" if serves else "stop training"
+    yield from _comment(f"After half an hour: {ends}.", "  ")
+    yield from _step("30m", f"[{later}]", clauses)
+    yield from _comment("Neither silence nor unusable input is a PASS.", "  ")
+    yield "  - {on: no-data, for: 3m, severity: warning, do: [notify, hold-promotion]}"
+    yield "  - {on: invalid-input, severity: warning, do: [notify]}"
+    yield ""
+
+
+def _step(after: str, actions: str, clauses: str) -> Iterator[str]:
+    yield "  - on: fail"
+    yield f"    for: {after}"
+    yield "    clear_for: 10m"
+    yield "    severity: critical"
+    yield f"    do: {actions}"
+    yield f"    clauses: [{clauses}]"
+
+
+def _clause(clause: DraftClause, needed: Sequence[Needed]) -> Iterator[str]:
+    explained = f"Not a clause, {clause.id}: " if clause.explains else ""
+    yield from _comment(explained + clause.derivation, "  ")
+    for cell in needed:
+        if cell.clause == clause.id and cell.observations is not None:
+            count = f"{cell.observations:,} {cell.unit}s"
+            yield from _comment(f"A PASS takes at least {count}, even from identical kernels.", "  ")
+    if clause.explains:
+        return
+    yield f"  - id: {clause.id}"
+    yield f"    metric: {clause.metric}"
+    if clause.statistic:
+        yield f"    statistic: {clause.statistic}"
+    if clause.unit:
+        yield f"    unit: {clause.unit}"
+    if clause.cap is not None:
+        yield f"    cap: {exact(clause.cap)}"
+    yield f"    limit: {exact(clause.limit)}"
+    if clause.slices:
+        yield f"    slices: {_inline({name: exact(limit) for name, limit in clause.slices.items()}, quoted=False)}"
+    yield f"    description: {_text(clause.breaks)}"
+
+
+def _comment(text: str, indent: str = "") -> Iterable[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_long_words=False
+    )
+
+
+def _inline(fields: Mapping[str, str], *, quoted: bool = True) -> str:
+    shown = ((key, _text(value) if quoted else value) for key, value in fields.items())
+    return "{" + ", ".join(f"{_text(key)}: {value}" for key, value in shown) + "}"
+
+
+def _text(value: str) -> str:
+    """Text as YAML reads it back, quoted where it would be anything else."""
+    plain = value.replace("-", "").replace("_", "").replace(".", "").replace(" ", "")
+    if re.fullmatch(r"\d{1,15}(\.\d{1,15})?", value):
+        return value
+    words = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+    if (
+        plain.isascii()
+        and plain.isalnum()
+        and plain[0].isalpha()
+        and value.lower() not in words
+        and value == value.strip()
+    ):
+        return value
+    return json.dumps(value, ensure_ascii=False)

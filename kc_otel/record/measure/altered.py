@@ -1,0 +1,320 @@
+"""Numbers that a program changed after the kernels computed them: copied, cut, averaged, summed, or no log-probability.
+
+Numbers in float32 are told from those on a coarse grid (`fine`): of them no two are equal by chance, so that equality,
+within a row or across the sides, is a program's doing. A transformer's tokens are no exception: once a token of a row
+differs between two kernels, so do, by their last bits, all that attend to it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.contract.input_reasons import InvalidReason
+from kc_otel.record.measure.packing import Block
+from kc_otel.record.measure.pairing_faults import (
+    CHANCE,
+    FLOOR_NATS,
+    NUCLEUS,
+    RUN,
+    UNSURE,
+    Floats,
+    Found,
+    Mask,
+    PairingFault,
+    equal_numbers,
+    fault_at,
+    fine,
+    improbable,
+    of_all,
+    placeholder_at,
+    row_of,
+    runs_of,
+    same_numbers,
+    surely_more,
+)
+
+_LOOK_TOKENS: Final = 1024
+"""Tokens of a block that are looked at first for what a program does to all of them."""
+_FEW: Final = 256
+_SMOOTH_RATIO: Final = 0.15
+"""Squared steps from token to token over squared distances from the row's mean (von Neumann's ratio): 2 for numbers in
+any order, 0.5 for means over 4 tokens, 0.05 for means over all tokens so far, less for sums. How improbable a sampled
+token is does not follow from the one before, so that half of what varies is between neighbours in any honest row."""
+_SMOOTH_FROM: Final = 8
+"""Token from which means over all tokens so far are smooth."""
+_SMOOTH_TOKENS: Final = 64
+_SMOOTH_PART: Final = 16
+"""Tokens of a part whose ratio is at most 1 in a smooth row: of numbers in any order one part in fifty has that."""
+_TWICE: Final = (64, -4.0, 0.3, 1.001, 0.25)
+"""A softmax of probabilities: different values at least, log-probability below which all lie, least and largest range
+in nats, and share of tokens in the outer tenths of the range: sure tokens at one end, improbable ones at the other. Of
+a model that was never trained, whose log-probabilities lie as close, 6 % do; a quarter of 64 by chance: 1e-6."""
+_SCALE: Final = 5e-3
+"""Median |l| from which a thousandth of it is several steps of float32's grid."""
+_COPY_DRIFT: Final = 0.03
+"""Mean |l| of the rows that drift from which others that are equal bit for bit are told: as in `same_tokens`."""
+_TELLING_TOKENS: Final = 64
+_EDGE_TOKENS: Final = 32
+_EDGE_SHARE: Final = 0.01
+"""Tokens, and share of them, with |l| within a tenth of the largest from which that is where l was cut; of any tail a
+handful are."""
+_EDGE_NATS: Final = (0.3, 3.0)
+"""Largest |l| from which such an edge is no storage grid's: less than that is rounded off bfloat16 logits up to 64;
+and up to which it is where somebody cuts: tokens from nowhere differ by more, up to where P ends."""
+_SURE_SIDE: Final = (-1e-3, 32, 0.02, 0.25)
+"""log-probability of a sure token, tokens like that, nats below which 95 % of them lie on the other side, and range of
+nine tenths of them in shares of their median. Of real kernels from bfloat16 to int8 the median is below 1e-4,
+and as many are above as below; of a log-softmax that lacks log 2, or of labels smoothed by 0.1, the range is 0.02."""
+_LAST_BITS: Final = 4e-6
+"""Nats by which differences of two float32 log-probabilities above -16 that should be equal differ."""
+_REPEATED_TOKENS: Final = 4
+"""Odd tokens of the sample from which all are looked at."""
+_IN_ROW: Final = 16
+"""Times that a number on no coarse grid is there in a row from which it may be a constant."""
+_FILLED_SHARE: Final = 0.05
+"""Share of tokens that have such numbers."""
+_DRIFTING_ROWS: Final = 4
+"""Rows that drift, at least, where others are called copies: of equal kernels a single one may go wrong."""
+
+
+def looks_altered(block: Block, log_w: Floats, edges: tuple[Floats, ...]) -> bool:
+    """Return True if numbers look changed enough for the checks here and in `fillers`, however small the drift.
+
+    Args:
+        block: The rows.
+        log_w: l = log P - log Q of each token.
+        edges: Largest log P and log Q of each row, and smallest ones.
+    """
+    some = slice(0, _LOOK_TOKENS)
+    for number, (side, other) in enumerate(((block.train, block.inference), (block.inference, block.train))):
+        low = edges[2 + number]
+        if np.count_nonzero(low == (lowest := low.min())) >= max(2, block.rows.size // 10):
+            near = np.count_nonzero(side[some] <= lowest + FLOOR_NATS)
+            if 4 * np.count_nonzero(side[some] == lowest) > 3 * near >= 3 * _REPEATED_TOKENS:
+                return True
+        zero = edges[number] == 0.0
+        if zero.any() and 4 * np.count_nonzero(zero & (edges[1 - number] < 0.0)) > block.rows.size:
+            inside = side[some][(other[some] < -NUCLEUS) & (other[some] > -10.0 * NUCLEUS)]
+            if inside.size >= 2 * RUN and np.mean(inside == 0.0) > 0.8:
+                return True
+    apart = np.abs(log_w)
+    if _edge(apart):
+        return True
+    few, apart = np.sort(block.inference[some]), apart[some]
+    pile, again = block.inference[some][apart >= apart.max() - _LAST_BITS], few[1:][few[1:] == few[:-1]]
+    where = log_w if (size := float(apart.sum()) / apart.size) > _COPY_DRIFT else log_w[some]
+    same = block.inference[np.flatnonzero(where == 0.0)[:_LOOK_TOKENS]] if size > _SCALE else few[:0]
+    return any(
+        log_w.size > odd.size >= least and np.count_nonzero(fine(odd[odd < -UNSURE][:_FEW])) >= least
+        for odd, least in ((same, 2), (pile, 2), (again, _FEW // 10))
+    )
+
+
+def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> list[PairingFault]:
+    """Sides whose numbers are sums or means over tokens, or went through a softmax twice.
+
+    Args:
+        block: The rows.
+        edges: As in `looks_altered`.
+        apart: Whether the sides differ by nats, so that the inference side may be sound where the other is not.
+    """
+    found: list[PairingFault] = []
+    sides = ((1, block.inference, "inference"), (0, block.train, "training"))
+    for number, side, name in sides:
+        if number == 0 and not (apart or found):
+            break
+        said, some = "", side[:_LOOK_TOKENS]
+        step, off = some[1:] - some[:-1], some - some.sum() / some.size
+        if step @ step < 2.0 * _SMOOTH_RATIO * (off @ off) and _smooth(block, side):
+            said = "change less from token to token than along the sequence: they are sums, or means, over tokens"
+        elif (high := edges[number].max()) < _TWICE[1] and (span := high - edges[2 + number].min()) < _TWICE[3]:
+            outer = np.abs(side - (high - span / 2.0)) > 0.4 * span
+            if span > _TWICE[2] and np.mean(outer) > _TWICE[4] and np.unique(side).size >= _TWICE[0]:
+                said = f"lie within {span:.2g} nats around {side.mean():.3g}: a softmax of probabilities"
+        if said:
+            every = np.arange(block.rows.size)
+            found.append(PairingFault(InvalidReason.NOT_LOGPROBS, every, f"numbers of the {name} side {said}"))
+    return found
+
+
+def shifted(block: Block) -> list[PairingFault]:
+    """Sides that give one number less to all tokens that the other is sure of: what they add up to is not 1."""
+    for side, other, name in ((block.train, block.inference, "training"), (block.inference, block.train, "inference")):
+        sure = other > _SURE_SIDE[0]
+        if np.count_nonzero(sure) < _SURE_SIDE[1]:
+            continue
+        low, middle, high = np.quantile(side[sure].astype(np.float64), (0.05, 0.5, 0.95))
+        if high < -_SURE_SIDE[2] and high - low < -_SURE_SIDE[3] * middle:
+            said = f"gives {middle:.3g} to every token that the other is sure of: its probabilities add up to "
+            said += f"{np.exp(middle):.3g} (labels smoothed, or the log-sum-exp of more than the logits)"
+            every = np.arange(block.rows.size)
+            return [PairingFault(InvalidReason.NOT_LOGPROBS, every, f"the {name} side {said}")]
+    return []
+
+
+def _smooth(block: Block, side: Floats) -> bool:
+    """Return True if most rows that are long enough change little from token to token."""
+    long = block.lengths >= _SMOOTH_TOKENS
+    ratios = []
+    for start, length in zip(block.starts[long].tolist(), block.lengths[long].tolist(), strict=True):
+        row = side[start + _SMOOTH_FROM : start + length].astype(np.float64)
+        steps, far = _steps_and_distances(row)
+        # Padding that one side scores lies apart from the answer: smooth as a whole, and not within the answer.
+        parts = _steps_and_distances(row[: row.size // _SMOOTH_PART * _SMOOTH_PART].reshape(-1, _SMOOTH_PART))
+        smooth = far > 1e-4 * row.size and bool((parts[0] <= parts[1]).all())
+        ratios.append(float(steps / far) if smooth else 2.0)
+    return 2 * int(np.count_nonzero(np.array(ratios) < _SMOOTH_RATIO)) > len(ratios)
+
+
+def _steps_and_distances(rows: Floats) -> tuple[Floats, Floats]:
+    """Return the sums of squared steps from token to token, and of squared distances from the mean, of each row."""
+    apart = rows - rows.mean(-1, keepdims=True)
+    return np.square(np.diff(rows)).sum(-1), np.square(apart).sum(-1)
+
+
+def repeated_in_rows(block: Block, known: Mask) -> Found:
+    """Numbers on no coarse grid that a row has again and again, on both sides at the same tokens, amid others."""
+    telling = np.flatnonzero(_telling(block) & ~known)
+    row, value = row_of(block, telling), block.inference[telling]
+    order = np.lexsort((block.train[telling], value, row))
+    telling, row, value = telling[order], row[order], value[order]
+    keys = (row, value, block.train[telling])
+    begins = np.flatnonzero(np.logical_or.reduce([np.diff(key, prepend=2.0) != 0 for key in keys]))
+    often = np.diff(begins, append=telling.size)
+    many = often >= _IN_ROW
+    others, tokens_many = value[begins[~many]], int(often[many].sum())
+    # A policy with few states repeats several numbers in a row; who fills in writes one.
+    if tokens_many < _FILLED_SHARE * telling.size or np.unique(row[begins[many]]).size < np.count_nonzero(many):
+        return []
+    if not many.any() or others.size < _TELLING_TOKENS or np.unique(others).size < 0.5 * others.size:
+        return []
+    tokens = np.zeros(block.train.size, dtype=np.bool_)
+    tokens[telling[np.repeat(many, often)]] = True
+    said = f"{tokens.sum():,} tokens have a number of their sequence that is there up to {often.max():,} times"
+    finding, _ = placeholder_at(block, tokens, f"{said}, on both sides")
+    return [(of_all(block, finding), tokens)]
+
+
+def copied_runs(block: Block, known: Mask) -> Found:
+    """Runs in which both sides are one number, after tokens of the row that drift: copied, and not computed."""
+    equal = equal_numbers(block)
+    begin, length = runs_of(equal, opening=False)
+    fresh = ~known[begin]
+    begin, length = begin[fresh], length[fresh]
+    if not begin.size:
+        return []
+    row = row_of(block, begin)
+    differ = np.concatenate([[0], np.cumsum(~same_numbers(block))])
+    before = differ[begin] - differ[block.starts[row]]
+    # Kernels that agree bit for bit up to some length, or over short rows, are a fact of their own.
+    begin, length = begin[before >= RUN], length[before >= RUN]
+    if not begin.size:
+        return []
+    tokens = improbable(block, equal, begin, length, sure=True)
+    if tokens is None:
+        return []
+    said = f"{tokens.sum():,} tokens are the same number on both sides, up to {length.max():,} in a row, where others "
+    return [placeholder_at(block, tokens, said + "differ: one side is a copy of the other there")]
+
+
+def copied_tokens(block: Block, known: Mask) -> Found:
+    """Tokens of which one side is a copy of the other, after some of the row that drift and among others that do."""
+    equal, telling, after, apart = _agreement(block, known)
+    telling &= after
+    others, count = telling & ~equal, np.count_nonzero(telling)
+    if np.count_nonzero(others) < _TELLING_TOKENS or (median := float(np.median(apart[others]))) < _SCALE:
+        return []
+    tokens = telling & equal
+    near = np.count_nonzero(apart[others] < 1e-3 * median)
+    if not surely_more(np.unique(block.inference[tokens]).size, count, (near + 1) / (count + 2)):
+        return []
+    above = np.mean(block.train[others] > block.inference[others])
+    # Kernels that agree but for single tokens are bit for bit the same at most, and those others lie anywhere.
+    largest = apart[others].max()
+    cut = np.count_nonzero(apart[others] > 0.9 * largest) > max(_EDGE_TOKENS, _EDGE_SHARE * np.count_nonzero(others))
+    if (2 * np.count_nonzero(tokens) > count and not cut) or not 0.05 < above < 0.95:
+        return []
+    said = f"{tokens.sum():,} tokens among others are the same number on both sides, where those differ by {median:.2g}"
+    said += f" and by {largest:.3g} at most" if cut else ""
+    return [(of_all(block, placeholder_at(block, tokens, f"{said}: one side is a copy of the other there")[0]), tokens)]
+
+
+def copied_rows(block: Block, known: Mask) -> Found:
+    """Whole rows in which one side is a copy of the other, where all others drift, and do so from early on."""
+    whole = np.logical_and.reduceat(same_numbers(block), block.starts)
+    if not whole.any():
+        return []
+    _, telling, after, apart = _agreement(block, known)
+    tokens = np.add.reduceat(telling, block.starts, dtype=np.intp)
+    drifting = ~whole & (tokens > 0)
+    of_drifting = np.repeat(drifting, block.lengths) & telling
+    if drifting.sum() < _DRIFTING_ROWS or not np.mean(apart[of_drifting]) > _COPY_DRIFT:
+        return []
+    # Kernels that agree up to some length do so in the other rows as well.
+    share = np.count_nonzero(of_drifting & ~after) / (np.count_nonzero(of_drifting & ~after) + drifting.sum())
+    copies = whole & (-tokens * np.log(max(share, 0.1)) > CHANCE)
+    if not copies.any():
+        return []
+    said = "both sides are the same number in every token, where other sequences differ by "
+    which = np.repeat(copies, block.lengths)
+    said += f"{np.mean(apart[of_drifting]):.2g}: one side is a copy of the other, or those came from another kernel"
+    return [placeholder_at(block, which, said)]
+
+
+def clipped(block: Block, known: Mask) -> Found:
+    """Differences of the sides of which many have the largest size that there is, while hardly any come near it."""
+    log_w = block.train.astype(np.float64) - block.inference
+    # A constant that was added to a row is that row's drift.
+    ends = np.minimum.reduceat(log_w, block.starts), np.maximum.reduceat(log_w, block.starts)
+    varies = np.repeat(ends[1] - ends[0] > _LAST_BITS, block.lengths)
+    telling = _telling(block) & fine(block.train) & varies & ~known
+    for sign in (1.0, -1.0):
+        size = sign * log_w[telling]
+        if size.size < _TELLING_TOKENS or (largest := float(size.max())) < _SCALE:
+            continue
+        pile = np.unique(block.inference[telling][size >= largest - _LAST_BITS]).size - 1
+        near = np.count_nonzero(size >= 0.95 * largest) - np.count_nonzero(size >= largest - _LAST_BITS)
+        if surely_more(pile, pile + near, max(1e-3, 2.0 * _LAST_BITS / (0.05 * largest))):
+            tokens = telling & (sign * log_w >= largest - _LAST_BITS)
+            said = f"{tokens.sum():,} tokens differ by {sign * largest:.6g}, and none by more: cut there"
+            return [(of_all(block, fault_at(block, tokens, InvalidReason.NOT_LOGPROBS, said)), tokens)]
+    return []
+
+
+def left_out(block: Block) -> list[PairingFault]:
+    """Differences of the sides of which many lie next to the largest one, where the tail of a drift has a handful."""
+    log_w = block.train.astype(np.float64) - block.inference
+    telling = _telling(block) & fine(block.train)
+    for sign in (1.0, -1.0):
+        size = np.where(telling, sign * log_w, 0.0)
+        largest = float(size.max())
+        tokens = size > 0.9 * largest
+        if _edge(size) and np.unique(block.inference[tokens]).size > _EDGE_TOKENS:
+            spread = f"{0.9 * sign * largest:.3g} to {sign * largest:.3g}"
+            said = f"{tokens.sum():,} tokens differ by {spread}, and none by more: those were left out, or masked"
+            return [of_all(block, fault_at(block, tokens, InvalidReason.NOT_LOGPROBS, said))]
+    return []
+
+
+def _edge(size: Floats) -> bool:
+    """Return True if many differences lie next to the largest one, where a tail has a handful."""
+    largest = float(size.max())
+    return bool(_EDGE_NATS[0] < largest < _EDGE_NATS[1] and np.count_nonzero(size > 0.9 * largest) > _EDGE_TOKENS)
+
+
+def _telling(block: Block) -> Mask:
+    """Tokens of which neither side is sure, with numbers that no two kernels and no two tokens share by chance."""
+    telling: Mask = (block.train < -UNSURE) & (block.inference < -UNSURE) & fine(block.inference)
+    return telling
+
+
+def _agreement(block: Block, known: Mask) -> tuple[Mask, Mask, Mask, NDArray[np.float64]]:
+    """Tokens that are equal, that tell something, that come after one that differs; and |l|."""
+    equal = same_numbers(block)
+    differ = np.cumsum(~equal)
+    after = differ > np.repeat(differ[block.starts] - ~equal[block.starts], block.lengths)
+    apart = np.abs(block.train.astype(np.float64) - block.inference).clip(max=1e3)
+    return equal, _telling(block) & ~known, after, apart

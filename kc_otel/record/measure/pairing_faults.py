@@ -1,0 +1,210 @@
+"""One fault of a pairing, and how runs and places are found among packed rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.contract.input_reasons import InvalidReason
+from kc_otel.record.measure.packing import Block
+
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.floating]
+Found = list[tuple["PairingFault", Mask]]
+
+RUN: Final = 8
+"""Tokens in a row from which a constant is looked at."""
+CHANCE: Final = math.log(1e8)
+"""Minus log of the chance of what is called a fault, by the (generous) estimate of how often it comes by itself."""
+_CHANCE_UNSURE: Final = math.log(1e6)
+"""The same where no side is sure of the tokens, so that nothing but coarse numbers repeats itself."""
+_MIN_OTHER_SHARE: Final = 0.01
+"""Share of other tokens that a run of one value on both sides is compared with, at least."""
+_NEIGHBOURS: Final = 8
+"""Tokens on each side of a run that say how sure the text is there."""
+UNSURE: Final = 0.1
+"""Nats from which a side is not sure of a token whose other side is exactly 0: half precision rounds 0.06 to 0."""
+
+FLOOR_NATS: Final = 0.25
+"""Nats above a floor in which a tail that goes on would have as many tokens as at its end; two steps of bfloat16."""
+NUCLEUS: Final = 1e-3
+"""Nats that the other side's surest token of a nucleus costs, at least, where it is the only one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairingFault:
+    """One fault of a block.
+
+    Attributes:
+        reason: Which one.
+        rows: Rows of the block that have it.
+        what: Finding, in words.
+    """
+
+    reason: InvalidReason
+    rows: NDArray[np.intp]
+    what: str
+
+    def of(self, sequences: int) -> str:
+        """The finding as a sentence; `sequences` are those that were looked at."""
+        return f"{self.rows.size:,} of {sequences:,} sequences: {self.what}"
+
+
+def repeated_numbers(block: Block) -> tuple[Mask, Mask]:
+    """Mark the tokens of each side whose number equals the one before it in the row."""
+    found = []
+    for side in (block.train, block.inference):
+        same = np.zeros(side.size, dtype=np.bool_)
+        np.equal(side[1:], side[:-1], out=same[1:])
+        same[block.starts] = False
+        found.append(same)
+    return found[0], found[1]
+
+
+def equal_numbers(block: Block) -> Mask:
+    """Tokens in which both sides are the same number, and not 0, of which both kernels may be sure."""
+    equal: Mask = same_numbers(block) & (block.inference != 0.0)
+    return equal
+
+
+def same_numbers(block: Block) -> Mask:
+    """Tokens in which both sides are the same number, as float32: either may have been kept as that."""
+    same: Mask = block.train.astype(np.float32, copy=False) == block.inference.astype(np.float32, copy=False)
+    return same
+
+
+def eroded(mask: Mask, times: int) -> Mask:
+    """Mask of positions where `times` neighbours in a row are set; shorter by times - 1, and empty if none is left."""
+    width = 1
+    while width < times and mask.any():
+        step = min(width, times - width)
+        mask, width = mask[step:] & mask[:-step], width + step
+    return mask if width >= times else mask[:0]
+
+
+def runs_of(same: Mask, *, opening: bool = True) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """First token and length of each run of `RUN` tokens or more.
+
+    Args:
+        same: Whether a token belongs to a run: with the one before it (`opening`), or by itself.
+        opening: Whether the token before the first one that is set belongs to the run.
+    """
+    if not eroded(same, RUN - opening).any():
+        return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+    begin, end = edges[::2] - opening, edges[1::2]
+    long = end - begin >= RUN
+    return begin[long], (end - begin)[long]
+
+
+def row_of(block: Block, tokens: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Row of each token."""
+    return np.searchsorted(block.starts, tokens, side="right") - 1
+
+
+def spread(begin: NDArray[np.intp], length: NDArray[np.intp], size: int) -> Mask:
+    """Tokens of runs, bool [size]."""
+    steps = np.zeros(size + 1, dtype=np.int64)
+    np.add.at(steps, begin, 1)
+    np.add.at(steps, begin + length, -1)
+    return np.asarray(np.cumsum(steps[:-1]) > 0)
+
+
+def next_to(block: Block, begin: NDArray[np.intp], length: NDArray[np.intp]) -> Mask:
+    """Tokens next to runs, in the same row."""
+    row, end = row_of(block, begin), begin + length
+    low = np.maximum(begin - _NEIGHBOURS, block.starts[row])
+    high = np.minimum(end + _NEIGHBOURS, block.starts[row] + block.lengths[row])
+    return spread(low, begin - low, block.train.size) | spread(end, high - end, block.train.size)
+
+
+def without(block: Block, tokens: Mask) -> tuple[Block, NDArray[np.intp]]:
+    """The block without some tokens and without rows that are left empty; `rows` number those of `block`."""
+    kept = ~tokens
+    lengths = np.add.reduceat(kept, block.starts, dtype=np.intp)
+    rows = np.flatnonzero(lengths)
+    lengths = lengths[rows]
+    starts = np.cumsum(lengths) - lengths
+    return Block(rows, starts, lengths, block.train[kept], block.inference[kept]), np.flatnonzero(kept)
+
+
+def placeholder_at(block: Block, tokens: Mask, said: str) -> tuple[PairingFault, Mask]:
+    """Constants at some tokens, and the tokens."""
+    return fault_at(block, tokens, InvalidReason.PLACEHOLDER, said), tokens
+
+
+def fault_at(block: Block, tokens: Mask, reason: InvalidReason, said: str) -> PairingFault:
+    """A fault of the rows that have these tokens, and where the first of them has it."""
+    places = np.flatnonzero(tokens)
+    of = row_of(block, places)
+    rows = np.unique(of)
+    here = places[of == rows[0]] - block.starts[rows[0]]
+    where = f"tokens {here[0]} to {here[-1]}" if here.size > 1 else f"token {here[0]}"
+    return PairingFault(reason, rows, f"{said} ({where} of the first)")
+
+
+def of_all(block: Block, fault: PairingFault) -> PairingFault:
+    """The fault of every row: a program that chooses tokens by their numbers leaves the others a biased choice."""
+    return PairingFault(fault.reason, np.arange(block.rows.size), fault.what)
+
+
+def surely_more(count: np.intp | int, of: np.intp | int, share: float) -> bool:
+    """Return True if `count` of `of` is more than `share` allows (Chernoff)."""
+    if of == 0 or count <= share * of or count < 3:
+        return False
+    part = count / of
+    gain = part * math.log(part / share)
+    if part < 1.0:
+        gain += (1.0 - part) * math.log((1.0 - part) / (1.0 - share))
+    return bool(of * gain > CHANCE)
+
+
+def fine(side: Floats) -> Mask:
+    """Numbers on no coarse grid: no multiples of 1e-4, and with more bits of significand than float16 has.
+
+    A log-softmax in float32 has such numbers but one in thirty, and none of them twice.
+    """
+    decimals = np.maximum(side, -16.0).astype(np.float64) * 1e4
+    off = np.abs(decimals - np.rint(decimals)) > 0.02
+    found: Mask = off & (side > -16.0) & (side.astype(np.float32).view(np.uint32) & 0x1FFF != 0)
+    return found
+
+
+def improbable(
+    block: Block, equal: Mask, begin: NDArray[np.intp], length: NDArray[np.intp], *, sure: bool
+) -> Mask | None:
+    """Tokens of the runs that are too long for how often such tokens come elsewhere, and next to the runs.
+
+    Args:
+        block: The rows.
+        equal: Tokens with what the runs repeat.
+        begin: First token of each run.
+        length: Its tokens.
+        sure: Whether both kernels may be sure of these tokens, which come in stretches then: how often they come is
+            taken to be far more than it is on average.
+    """
+    inside = spread(begin, length, equal.size)
+    outside = ~inside
+    # Where there is hardly anything else, it is what these kernels say of their tokens.
+    if np.count_nonzero(outside) < max(RUN, _MIN_OTHER_SHARE * np.count_nonzero(inside)):
+        return None
+    open_ended = outside & ~trailing(block, equal)
+    share = (np.count_nonzero(equal & open_ended) + 1) / (np.count_nonzero(open_ended) + 2)
+    beside = ~inside & next_to(block, begin, length)
+    # Neighbours that lie in another run count as well: a sure text is interrupted, and goes on.
+    close = next_to(block, begin, length)
+    local = (np.count_nonzero(equal & close) + 1) / (np.count_nonzero(close) + 2) if beside.any() else share
+    rate = math.sqrt(max(math.sqrt(share), local)) if sure else max(share, local)
+    wrong = -length * math.log(rate) > (CHANCE if sure else _CHANCE_UNSURE)
+    return spread(begin[wrong], length[wrong], equal.size) if wrong.any() else None
+
+
+def trailing(block: Block, equal: Mask) -> Mask:
+    """Tokens of `equal` after which nothing else comes in their row."""
+    place = np.where(equal, -1, np.arange(equal.size))
+    last = np.maximum.reduceat(place, block.starts)
+    return np.arange(equal.size) > np.repeat(last, block.lengths)

@@ -1,0 +1,72 @@
+"""Probabilities of the first tokens of rollouts that answer one prompt: together they are no more than 1.
+
+Different tokens after one prompt have one distribution, whatever it is. Where both sides are too sure of all tokens (in
+another base, divided by the length, at another temperature) nothing between the sides contradicts it, and of texts with
+many alternatives nothing along a sequence does; but five first tokens with a third of the mass each do. And n rollouts
+all begin with one token of probability q at most once in q^(1 - n) prompts: with the prompt's own they always do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+TOO_SURE: Final = (
+    "there are far fewer tokens with less than half of the mass than these probabilities would give: they are the "
+    "sampled tokens' of a colder or greedy sampler, or multiplied by less than 1 on both sides (base 10, the length)"
+)
+"""Message for a finding of `stats.sureness`."""
+_MAX_MASS: Final = 1.15
+"""Mass of the different tokens of a prompt from which it is too much; rounding to bfloat16 adds 0.01, and weights that
+change between the rollouts of a prompt what they drift."""
+_SAME_NATS: Final = 0.05
+"""Nats up to which a token that came twice has one log-probability, so that both came after the same tokens."""
+_LOG_WEALTH: Final = math.log(1e6)
+"""Log of the wealth of a bet, half of it at each prompt, that all rollouts of a prompt begin alike."""
+_PROMPTS: Final = 3
+"""Prompts that show it, at least, and at least every fourth of those that could: one may be named wrongly."""
+
+
+def more_than_all(logprobs: NDArray[np.floating], token_ids: NDArray[np.integer], prompts: Sequence[Hashable]) -> str:
+    """Return the reason where first tokens of prompts have more mass than there is; empty where they have not.
+
+    Only prompts count of which a token came more than once and had one log-probability each time: turns of one
+    conversation, and rollouts of other weights, come after other tokens.
+
+    Args:
+        logprobs: log Q of each sequence's first token, nats [sequences].
+        token_ids: Which token it is.
+        prompts: Name of each sequence's prompt.
+    """
+    names: dict[Hashable, int] = {}
+    prompt = np.array([names.setdefault(name, len(names)) for name in prompts], dtype=np.int64)
+    ids = token_ids.astype(np.int64)
+    pair, place, count = np.unique(prompt * (int(ids.max()) + 1) + ids, return_inverse=True, return_counts=True)
+    highest, lowest = np.full(pair.size, -np.inf), np.full(pair.size, np.inf)
+    np.maximum.at(highest, place, logprobs)
+    np.minimum.at(lowest, place, logprobs)
+    of = np.zeros(pair.size, dtype=np.int64)
+    of[place] = prompt
+    rollouts = np.bincount(prompt)[of]
+    alone = (count == rollouts) & (count > 1) & (highest - lowest <= _SAME_NATS)
+    bets = np.logaddexp(0.0, -(count[alone] - 1.0) * np.minimum(highest[alone], 0.0)) - math.log(2.0)
+    several = np.unique(of[count < rollouts]).size
+    if bets.sum() - several * math.log(2.0) > _LOG_WEALTH:
+        return (
+            f"all rollouts of {bets.size:,} prompts begin with the same token, which has a probability of "
+            f"{np.exp(highest[alone].min()):.2g} at least: it is the prompt's, or they are one rollout"
+        )
+    again = np.bincount(of[count > 1], minlength=len(names)) > 0
+    other = np.bincount(of[highest - lowest > _SAME_NATS], minlength=len(names)) > 0
+    mass = np.bincount(of, weights=np.exp(lowest), minlength=len(names))[again & ~other]
+    over = np.count_nonzero(mass > _MAX_MASS)
+    if over < max(_PROMPTS, 0.25 * mass.size):
+        return ""
+    return (
+        f"different first tokens of {over:,} of {mass.size:,} prompts have probabilities that add up to more than 1, "
+        f"{mass.max():.3g} at most: they are other tokens', or all too large by a base, a length or a temperature"
+    )

@@ -1,0 +1,285 @@
+"""Means over what depends on each other: the rollouts of a prompt, and the prompts of a training step.
+
+Rollouts of one prompt share its drift, so a prompt is one observation: the mean over its rollouts. They may come in
+different batches. Where the number of rollouts of a prompt is known it is waited for, in a bounded buffer and for a
+bounded time; where it is not, a batch is taken to hold all rollouts of its prompts. Where nobody knows the prompts,
+each sequence is taken to be one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+_Key = tuple[Hashable, Hashable]
+"""Step and name of a prompt."""
+
+_MOST_OPEN: Final = 16_384
+"""Prompts that wait for more rollouts; beyond that the oldest counts with those that came."""
+_MAX_REMEMBERED_PROMPTS: Final = 16_384
+"""Prompts that have counted, by which it is noticed that more of their rollouts come."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollouts:
+    """Grouping of a batch's sequences by prompt.
+
+    Attributes:
+        prompts: Name of the prompt of each sequence [sequences]; None where nobody knows it.
+        size: Rollouts that each prompt has, or that of each sequence has [sequences]; None where a batch holds all.
+        step: The training step of the batch; None where it is not known, and each batch is one.
+        at: When the batch was measured, monotonic seconds.
+        again: Which rows are a further part of a sequence that has a row already, bool [sequences]; None for none.
+    """
+
+    prompts: Sequence[Hashable] | None = None
+    size: int | Sequence[int] | None = None
+    step: Hashable = None
+    at: float = 0.0
+    again: NDArray[np.bool_] | None = None
+
+    def repeated(self, times: int, sequences: int) -> Rollouts:
+        """Append, so many times, a further part of each sequence."""
+        again = np.ones((1 + times) * sequences, dtype=np.bool_)
+        again[:sequences] = False if self.again is None else self.again
+        names = None if self.prompts is None else [*self.prompts] * (1 + times)
+        size = self.size if self.size is None or isinstance(self.size, int) else [*self.size] * (1 + times)
+        return Rollouts(names, size, self.step, self.at, again)
+
+
+class Finished(NamedTuple):
+    """Prompts and steps that are complete and counted.
+
+    Attributes:
+        prompts: Mean of each quantity over each prompt's rollouts in a slice [quantities, prompts, slices]; NaN where
+            it has none there. None where nobody knows the prompts.
+        steps: The same over each step's prompts [quantities, steps, slices].
+        rollouts: Rollouts of each prompt, in any slice [prompts].
+    """
+
+    prompts: Floats | None
+    steps: Floats
+    rollouts: Floats
+
+
+@dataclass(slots=True, eq=False)
+class _Sums:
+    """Partial sums of a prompt or a step: sums and counts [quantities, slices]."""
+
+    totals: Floats
+    counts: Floats
+    since: float = 0.0
+    arrived: int = 0
+    squares: float = 0.0
+
+    def add(self, other: _Sums) -> None:
+        self.totals = self.totals + other.totals
+        self.counts = self.counts + other.counts
+        self.squares += other.squares
+        self.arrived += other.arrived
+        self.since = min(self.since, other.since)
+
+
+@dataclass(slots=True)
+class _Variance:
+    """Sums of a one-way analysis of variance of the first quantity in the first slice, rollouts by prompt."""
+
+    prompts: float = 0.0
+    rollouts: float = 0.0
+    sizes_squared: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+    between: float = 0.0
+
+    def add(self, totals: Floats, counts: Floats, squares: Floats) -> None:
+        """Add prompts [n]."""
+        some = counts > 0
+        totals, counts, squares = totals[some], counts[some], squares[some]
+        self.prompts += counts.size
+        self.rollouts += float(counts.sum())
+        self.sizes_squared += float((counts * counts).sum())
+        self.total += float(totals.sum())
+        self.squares += float(squares.sum())
+        self.between += float((totals * totals / counts).sum())
+
+    @property
+    def design_effect(self) -> float:
+        """1 + (m - 1) rho, m rollouts a prompt, rho their intra-class correlation; NaN while it is not known."""
+        if self.prompts < 2 or self.rollouts <= self.prompts:
+            return np.nan
+        within = max(self.squares - self.between, 0.0) / (self.rollouts - self.prompts)
+        among = max(self.between - self.total * self.total / self.rollouts, 0.0) / (self.prompts - 1)
+        size = (self.rollouts - self.sizes_squared / self.rollouts) / (self.prompts - 1)
+        whole = among + (size - 1.0) * within
+        if size <= 1.0 or whole <= 0.0:
+            return np.nan
+        return float(max(1.0, 1.0 + (size - 1.0) * (among - within) / whole))
+
+
+class PromptMeans:
+    """Counts prompts and steps once. Not thread-safe.
+
+    Args:
+        quantities: Keys of what is averaged.
+        slices: Number of slices.
+        patience: Seconds for which a prompt, or a step, is waited for.
+
+    Attributes:
+        outcomes: Prompts that counted, by how: `whole`; `part` where some rollouts did not come in time, or came after
+            it had counted; `assumed`, sequences that were taken for prompts of their own.
+    """
+
+    def __init__(self, quantities: Sequence[str], slices: int, *, patience: float = 900.0) -> None:
+        self.quantities: Final = tuple(quantities)
+        self.outcomes: Counter[str] = Counter()
+        self._shape = (len(self.quantities), slices)
+        self._patience = patience
+        self._open: OrderedDict[_Key, _Sums] = OrderedDict()
+        self._counted: OrderedDict[_Key, None] = OrderedDict()
+        self._step: tuple[Hashable, _Sums] | None = None
+        self._variance = _Variance()
+
+    @property
+    def design_effect(self) -> float:
+        """Factor by which a prompt's rollouts tell less than independent sequences; NaN while unknown."""
+        return self._variance.design_effect
+
+    @property
+    def waiting(self) -> int:
+        """Prompts and steps that wait for more."""
+        return len(self._open) + (self._step is not None)
+
+    def add(self, values: Mapping[str, Floats], membership: NDArray[np.bool_], of: Rollouts) -> Finished:
+        """Take a batch.
+
+        Args:
+            values: Of each quantity, its value in each sequence [n]; NaN where it has none.
+            membership: Slices of each sequence, bool [n, slices].
+            of: Its prompts.
+        """
+        given = np.stack([values[key] for key in self.quantities])
+        if of.prompts is None:
+            found = np.where(membership, given[..., None], np.nan)
+            some = ~np.isnan(given).all(0)
+            self.outcomes["assumed"] += int(np.count_nonzero(some if of.again is None else some & ~of.again))
+            return Finished(None, self._in_steps(found[:, some], of), np.zeros(0))
+        number: dict[Hashable, int] = {}
+        prompt = np.fromiter((number.setdefault(name, len(number)) for name in of.prompts), np.intp)
+        totals, counts = _summed(given, prompt, membership, len(number))
+        squares, _ = _summed(given[:1] * given[:1], prompt, membership[:, :1], len(number))
+        expected = np.zeros(len(number), np.int64)
+        if of.size is not None:
+            np.maximum.at(expected, prompt, of.size)
+        keys = [(of.step, name) for name in number]
+        whole = prompt if of.again is None else prompt[~of.again]
+        arrived = np.bincount(whole, minlength=len(number))
+        parts = [
+            _Sums(totals[:, place], counts[:, place], of.at, count, float(squares[0, place, 0]))
+            for place, count in enumerate(arrived.tolist())
+        ]
+        return self._counting(keys, parts, expected.tolist(), of)
+
+    def expire(self, now: float) -> Finished:
+        """Count incomplete prompts that waited long enough."""
+        late = [key for key, sums in self._open.items() if now - sums.since > self._patience]
+        found = self._done([(key, self._open.pop(key), False) for key in late])
+        if self._step is None:
+            return found
+        assert found.prompts is not None
+        steps = [self._in_steps(found.prompts, Rollouts(step=self._step[0], at=self._step[1].since))]
+        if self._step is not None and now - self._step[1].since > self._patience:
+            steps.append(self._end_step())
+        return found._replace(steps=np.concatenate(steps, axis=1))
+
+    def close(self) -> Finished:
+        """Count everything that waits: nothing more will come."""
+        return self.expire(np.inf)
+
+    def _counting(
+        self, keys: Sequence[_Key], parts: Sequence[_Sums], expected: Sequence[int], of: Rollouts
+    ) -> Finished:
+        """Return the prompts that these parts complete, and those evicted for lack of room."""
+        ready: list[tuple[_Key, _Sums, bool]] = []
+        for key, part, size in zip(keys, parts, expected, strict=True):
+            if key in self._counted:
+                ready.append((key, part, False))
+                continue
+            if (known := self._open.pop(key, None)) is not None:
+                part.add(known)
+            if part.arrived >= size:
+                ready.append((key, part, True))
+                if of.size is None and of.step is not None:
+                    self._remember(key)
+            else:
+                self._open[key] = part
+        while len(self._open) > _MOST_OPEN:
+            ready.append((*self._open.popitem(last=False), False))
+        found = self._done(ready)
+        assert found.prompts is not None
+        return found._replace(steps=self._in_steps(found.prompts, of))
+
+    def _done(self, ready: Sequence[tuple[_Key, _Sums, bool]]) -> Finished:
+        """Count these prompts as finished, and return their means."""
+        for key, _, whole in ready:
+            self.outcomes["whole" if whole else "part"] += 1
+            if not whole:
+                self._remember(key)
+        quantities, slices = self._shape
+        none = np.zeros((quantities, 0, slices))
+        if not ready:
+            return Finished(none, none, np.zeros(0))
+        totals = np.stack([prompt.totals for _, prompt, _ in ready], axis=1)
+        counts = np.stack([prompt.counts for _, prompt, _ in ready], axis=1)
+        self._variance.add(totals[0, :, 0], counts[0, :, 0], np.array([prompt.squares for _, prompt, _ in ready]))
+        return Finished(_ratio(totals, counts), none, np.array([float(prompt.arrived) for _, prompt, _ in ready]))
+
+    def _remember(self, key: _Key) -> None:
+        self._counted[key] = None
+        if len(self._counted) > _MAX_REMEMBERED_PROMPTS:
+            self._counted.popitem(last=False)
+
+    def _in_steps(self, found: Floats, of: Rollouts) -> Floats:
+        """Add prompts to their step; returns the means of the steps that ended with that."""
+        ended = []
+        if self._step is not None and self._step[0] != of.step:
+            ended.append(self._end_step())
+        if found.shape[1]:
+            if self._step is None:
+                self._step = of.step, _Sums(np.zeros(self._shape), np.zeros(self._shape), of.at)
+            there = ~np.isnan(found)
+            self._step[1].totals += np.where(there, found, 0.0).sum(1)
+            self._step[1].counts += there.sum(1)
+            self._step[1].since = max(self._step[1].since, of.at)
+        if of.step is None and self._step is not None:
+            ended.append(self._end_step())
+        return np.concatenate(ended, axis=1) if ended else np.zeros((self._shape[0], 0, self._shape[1]))
+
+    def _end_step(self) -> Floats:
+        assert self._step is not None
+        (_, sums), self._step = self._step, None
+        return _ratio(sums.totals, sums.counts)[:, None]
+
+
+def _summed(
+    values: Floats, prompt: NDArray[np.intp], membership: NDArray[np.bool_], prompts: int
+) -> tuple[Floats, Floats]:
+    """Sums and counts of values [quantities, n] over the sequences of each prompt [quantities, prompts, slices]."""
+    if not prompt.size:
+        none = np.zeros((values.shape[0], prompts, membership.shape[1]))
+        return none, none
+    order = np.argsort(prompt, kind="stable")
+    starts = np.flatnonzero(np.diff(prompt[order], prepend=-1))
+    values, there = values[:, order, None], ~np.isnan(values)[:, order, None] & membership[order]
+    totals = np.add.reduceat(np.where(there, values, 0.0), starts, axis=1)
+    return totals, np.add.reduceat(there, starts, axis=1, dtype=np.float64)
+
+
+def _ratio(totals: Floats, counts: Floats) -> Floats:
+    found: Floats = np.divide(totals, counts, out=np.full(totals.shape, np.nan), where=counts > 0)
+    return found

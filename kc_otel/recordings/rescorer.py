@@ -1,0 +1,323 @@
+"""The loop between spool and recorder: take, score, record, export, and only then forget.
+
+    spool -> take -> refuse what cannot be compared
+                  -> batches by kernel and length -> score -> Recorder.compare -> export -> done
+
+A crash repeats what was not confirmed. A request that makes the score function fail by itself is counted and left
+behind; when everything fails, the loop stops and the spool keeps it all. Scored together are requests of one kernel,
+one processing, one weight version and about one length, as fast as a budget allows beside what must not be disturbed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from kc_otel.record.measure.arrays import host_rows
+from kc_otel.record.pairing import content_key
+from kc_otel.record.recorder import Recorder
+from kc_otel.recordings.comparable import effective, refusal
+from kc_otel.recordings.request import SampledRequest, versions_per_token
+from kc_otel.recordings.scoring import Scorer
+from kc_otel.recordings.spool.spool_reader import SpoolReader
+
+_log: Final = logging.getLogger("kc_otel")
+_ABOVE_ZERO_TOLERANCE: Final = 1e-3
+"""Tolerance for a log-probability above 0, as in `measure.checks`."""
+_TRACES: Final = TraceContextTextMapPropagator()
+
+
+class RescoreError(Exception):
+    """Rescoring cannot go on; the spool keeps what was not confirmed."""
+
+
+@dataclass(slots=True)
+class RescoreTotals:
+    """Counts of the rescoring so far.
+
+    Attributes:
+        requests: Requests scored and handed to the recorder.
+        tokens: Sampled tokens among them.
+        prefilled: Tokens that the training kernel had to read for it.
+        confirmed: Requests that left the spool.
+        refused: Requests that could not be compared or scored, by reason.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    prefilled: int = 0
+    confirmed: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class Rescorer:
+    """Scores what a spool holds.
+
+    Args:
+        reader: The spool.
+        recorder: Where drift goes. Sampling was done when the requests were kept; everything is measured.
+        score: The training kernel: log P of given tokens after given prompts. The sequences of one call have the same
+            processing. Where it has an argument `kept`, what the engine says of its truncation is used.
+        weights: Weight version of the training kernel.
+        adapter: Name of the LoRA adapter that the training kernel has; requests of others are refused.
+        batch_tokens: Most tokens of a batch, padding included.
+        budget: How fast it may go; None for as fast as it can.
+        idle: Whether now is a good moment for a batch.
+        seen: Called with what was scored and its log P, such as `WorstSequences.add` with the time; what it raises is
+            logged, and costs nothing else.
+        take: Requests taken from the spool at a time; they are confirmed together.
+        poll: Seconds between looks at an empty spool, a busy device or an endpoint that does not answer.
+    """
+
+    def __init__(
+        self,
+        reader: SpoolReader,
+        recorder: Recorder,
+        score: Scorer,
+        *,
+        weights: int | str | None = None,
+        adapter: str = "",
+        batch_tokens: int = 16_384,
+        budget: TokenBudget | None = None,
+        idle: Callable[[], bool] = lambda: True,
+        seen: Callable[[Sequence[SampledRequest], Sequence[Any]], None] | None = None,
+        take: int = 256,
+        poll: float = 1.0,
+    ) -> None:
+        self.totals: Final = RescoreTotals()
+        self._reader = reader
+        self._recorder = recorder
+        self._score = score
+        self._takes_kept = "kept" in inspect.signature(score).parameters
+        self._weights = weights
+        self._adapter = adapter
+        self._batch_tokens = batch_tokens
+        self._budget = budget
+        self._idle = idle
+        self._seen = seen
+        self._take = take
+        self._poll = poll
+
+    def run(self, stop: threading.Event, *, follow: bool = False) -> RescoreTotals:
+        """Score until the spool is empty, or with `follow` until `stop` is set.
+
+        Raises:
+            RescoreError: If the score function fails on everything, or returns something else than log-probabilities.
+            SpoolError: If the spool cannot be read or written.
+        """
+        while not stop.is_set():
+            taken = self._reader.take(self._take)
+            if taken:
+                self._confirm(self._rescore(taken, stop), stop)
+            elif not follow:
+                break
+            else:
+                stop.wait(self._poll)
+        return self.totals
+
+    def _rescore(self, taken: Sequence[tuple[int, SampledRequest]], stop: threading.Event) -> list[int]:
+        """Numbers of the requests that are finished with: recorded, or refused."""
+        finished, kept = [], []
+        for number, request in taken:
+            why = refusal(request, self._weights, self._adapter)
+            if why is None:
+                kept.append((number, request))
+            else:
+                self._refuse(*why)
+                finished.append(number)
+        prompts = [content_key((), request.prompt_ids) for _, request in kept]
+        rollouts = Counter(prompts)
+        for batch in batches([request for _, request in kept], self._batch_tokens):
+            requests = [kept[index][1] for index in batch]
+            self._wait(sum(map(length, requests)), stop)
+            if stop.is_set():
+                break
+            groups = {id(kept[index][1]): (prompts[index], rollouts[prompts[index]]) for index in batch}
+            self._record(*self._scored(requests), groups)
+            finished += [kept[index][0] for index in batch]
+        return finished
+
+    def _wait(self, tokens: int, stop: threading.Event) -> None:
+        while not self._idle() and not stop.wait(self._poll):
+            pass
+        if self._budget is not None:
+            stop.wait(self._budget.spend(tokens))
+
+    def _scored(self, requests: Sequence[SampledRequest]) -> tuple[list[SampledRequest], list[Any]]:
+        """The requests that could be scored, and their log-probabilities."""
+        try:
+            return list(requests), self._logprobs(requests)
+        except Exception as error:
+            if len(requests) == 1:
+                raise RescoreError(f"scoring request {requests[0].request_id} failed: {_described(error)}") from error
+            failure = error
+        found: list[tuple[SampledRequest, Any]] = []
+        for request in requests:
+            try:
+                found.append((request, self._logprobs([request])[0]))
+            except Exception as error:  # noqa: BLE001
+                failure = error
+        if not found:
+            raise RescoreError(
+                f"scoring failed on each of {len(requests)} requests: {_described(failure)}"
+            ) from failure
+        for _ in range(len(requests) - len(found)):
+            self._refuse("scoring_failed", f"the score function failed: {_described(failure)}")
+        return [request for request, _ in found], [logprobs for _, logprobs in found]
+
+    def _logprobs(self, requests: Sequence[SampledRequest]) -> list[Any]:
+        kept = [request.kept for request in requests if request.kept is not None] if self._takes_kept else []
+        found = self._score(
+            [request.prompt_ids for request in requests],
+            [request.token_ids for request in requests],
+            effective(requests[0].processing),
+            **({"kept": kept} if kept else {}),
+        )
+        return _checked(requests, found, 2 if kept else 1)
+
+    def _record(
+        self, requests: Sequence[SampledRequest], logprobs: Sequence[Any], groups: Mapping[int, tuple[str, int]]
+    ) -> None:
+        """Record requests; of each, by its identity, the name of its prompt and how many rollouts that has."""
+        first = requests[0]
+        processing = effective(first.processing)
+        self._recorder.rollout(inference=first.kernel)
+        masses = [logprob[1] for logprob in logprobs] if np.ndim(logprobs[0]) == 2 else None
+        versions = [versions_per_token(request) for request in requests]
+        self._recorder.compare(
+            list(logprobs) if masses is None else [logprob[0] for logprob in logprobs],
+            [request.logprobs for request in requests],
+            token_ids=[request.token_ids for request in requests],
+            attributes=[request.attributes for request in requests],
+            processing=(processing, processing),
+            kept=None if masses is None else (masses, None),
+            weights=(self._weights, first.weights if versions[0] is None else versions),
+            groups=[groups[id(request)][0] for request in requests],
+            group_size=[groups[id(request)][1] for request in requests],
+            links=[link for request in requests if (link := _link(request.traceparent)) is not None],
+            presampled=True,
+        )
+        if self._seen is not None:
+            try:
+                self._seen(requests, logprobs)
+            except Exception as error:  # noqa: BLE001 - drift is measured whether or not anybody can look at it
+                _log.warning("%s", _described(error))
+                self._seen = None
+        self.totals.requests += len(requests)
+        self.totals.tokens += sum(int(request.token_ids.size) for request in requests)
+        self.totals.prefilled += sum(length(request) for request in requests)
+
+    def _confirm(self, numbers: Sequence[int], stop: threading.Event) -> None:
+        """Export, and then let go of the requests; while nobody takes the export, they stay where they are."""
+        while True:
+            failures = self._recorder.stats().export_failures
+            if self._recorder.force_flush() and self._recorder.stats().export_failures == failures:
+                self._reader.done(numbers)
+                self.totals.confirmed += len(numbers)
+                return
+            if stop.wait(self._poll):
+                return
+
+    def _refuse(self, reason: str, why: str) -> None:
+        self.totals.refused[reason] += 1
+        self._recorder.refuse(reason, why)
+
+
+def _checked(requests: Sequence[SampledRequest], logprobs: Sequence[Any], rows: int) -> list[Any]:
+    if len(logprobs) != len(requests):
+        raise RescoreError(f"the score function returned {len(logprobs)} arrays for {len(requests)} requests")
+    for request, scores in zip(requests, logprobs, strict=True):
+        if np.shape(scores) != (request.token_ids.shape if rows == 1 else (rows, request.token_ids.size)):
+            more = "" if rows == 1 else ", and below these the log of the mass of the tokens that were kept"
+            raise RescoreError(
+                f"request {request.request_id}: the score function returned shape {np.shape(scores)} for "
+                f"{request.token_ids.size} sampled tokens; return one log-probability per sampled token{more}"
+            )
+        values = host_rows(scores).read(...)
+        wrong = values[~(values <= _ABOVE_ZERO_TOLERANCE)]
+        if wrong.size:
+            raise RescoreError(
+                f"request {request.request_id}: the score function returned {wrong[0]:g}, which is no log-probability"
+            )
+    return list(logprobs)
+
+
+def _link(traceparent: str) -> trace.SpanContext | None:
+    if not traceparent:
+        return None
+    span = trace.get_current_span(_TRACES.extract({"traceparent": traceparent})).get_span_context()
+    return span if span.is_valid else None
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def length(request: SampledRequest) -> int:
+    """Prompt and sampled tokens of a request."""
+    return int(request.prompt_ids.size + request.token_ids.size)
+
+
+def batches(requests: Sequence[SampledRequest], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of the requests of each batch: alike, the longest first, at most `batch_tokens` when padded.
+
+    The longest come first so that a batch that does not fit the device fails at once and not after hours. A request
+    that is longer than `batch_tokens` is a batch of its own.
+    """
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for index, request in enumerate(requests):
+        groups[_alike(request)].append(index)
+    for members in groups.values():
+        members.sort(key=lambda index: -length(requests[index]))
+        batch: list[int] = []
+        for index in members:
+            if batch and (len(batch) + 1) * length(requests[batch[0]]) > batch_tokens:
+                yield batch
+                batch = []
+            batch.append(index)
+        yield batch
+
+
+def _alike(request: SampledRequest) -> Hashable:
+    several = isinstance(request.weights, tuple)
+    processing = tuple(sorted(effective(request.processing).items()))
+    return request.kernel, several or request.weights, several, processing, request.kept is None
+
+
+class TokenBudget:
+    """A token bucket: on average `rate` tokens a second, with at most `burst_seconds` of them saved up.
+
+    Args:
+        rate: Tokens a second.
+        clock: Monotonic seconds.
+        burst_seconds: How long unused budget is kept.
+
+    Raises:
+        ValueError: If the rate is not a positive number.
+    """
+
+    def __init__(self, rate: float, clock: Callable[[], float], burst_seconds: float = 10.0) -> None:
+        if not rate > 0.0:
+            raise ValueError(f"tokens per second: {rate!r} is not above 0; leave it out for no limit")
+        self._rate = rate
+        self._burst = rate * burst_seconds
+        self._clock = clock
+        self._saved = 0.0
+        self._seen = clock()
+
+    def spend(self, tokens: int) -> float:
+        """Take tokens; returns the seconds to wait before using them. Debt is allowed, or a large batch never ran."""
+        now = self._clock()
+        self._saved = min(self._burst, self._saved + (now - self._seen) * self._rate)
+        self._seen = now
+        self._saved -= tokens
+        return max(0.0, -self._saved / self._rate)

@@ -1,0 +1,223 @@
+"""Decode a request and hand it to the sink, for both transports, without blocking the event loop.
+
+Most requests are a few kilobytes that become columns: they are taken at once. Slow requests go through one slow lane,
+one at a time: a long body is inflated and decoded on a thread, and points that have to be taken one by one are handed
+to the sink in chunks, after each of which the loop is left to others for as long as the chunk took. The sink keeps
+chunks one after the other; the sender is answered once all of them are kept. Where one is refused, all of it is sent
+again, and what was counted is known by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.judge.column_message import ColumnMessage
+from kc_otel.judge.otlp.decode import from_json, from_protobuf
+from kc_otel.judge.otlp.request_errors import TooLargeError
+from kc_otel.judge.otlp.request_limits import Limits, inflate
+from kc_otel.judge.otlp.signals import METRICS, Signal, deliver
+from kc_otel.judge.otlp.sink import ColumnSink, ExportResult, TelemetrySink
+from kc_otel.serve.access.access_file import Senders
+from kc_otel.serve.receivers.byte_budget import ByteBudget
+
+_QUICK_BYTES: Final = 256 * 1024
+"""Longest protobuf that is read on the event loop; the messages that it can be made of take a tenth of a second."""
+_QUICK_JSON_BYTES: Final = 64 * 1024
+_QUICK_POINTS: Final = 50
+"""Points that are taken one by one at once, and in the smallest chunk: some ten milliseconds."""
+_CHUNK_SECONDS: Final = 0.02
+_REPEATED_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of resources and scopes that chunks may repeat."""
+_SLOW_WAIT_SECONDS: Final = 5.0
+"""Time a request waits for the slow lane; exporters time out after ten seconds."""
+_LONGEST_PAUSE_SECONDS: Final = 0.05
+_MESSAGES: Final = 3
+"""Different reasons for rejected points that one answer says."""
+
+
+class RequestTaker:
+    """Takes requests for all ports of an event loop.
+
+    Args:
+        sink: Takes what they hold.
+        limits: Limits of one request.
+        senders: Permitted senders.
+        budget: Bytes that all requests may hold together.
+    """
+
+    def __init__(self, sink: TelemetrySink, limits: Limits, senders: Senders, budget: ByteBudget) -> None:
+        self.limits, self.senders, self.budget = limits, senders, budget
+        self._sink = sink
+        self._columns = sink if isinstance(sink, ColumnSink) else None
+        self._slow = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "decoding")
+
+    async def take(
+        self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool = False
+    ) -> tuple[Any, str]:
+        """Take a request.
+
+        Args:
+            signal: Signal of the request.
+            body: As it was received.
+            encoding: How it is compressed.
+            transport: For the log.
+            json: Whether it is JSON, and not protobuf.
+
+        Returns:
+            The response message, and the outcome that is counted.
+
+        Raises:
+            ReceiveError: If it is refused.
+        """
+        most = _QUICK_JSON_BYTES if json else _QUICK_BYTES
+        if (plain := self._inflated_at_once(body, encoding, most)) is not None:
+            request = self._decoded(signal, plain, json=json)
+            if _one_by_one(request, signal) <= _QUICK_POINTS:
+                return _answered(signal, [await deliver(self._sink, signal, request, transport)])
+            del request, plain  # while it waits there are only its bytes
+        try:
+            async with asyncio.timeout(_SLOW_WAIT_SECONDS):
+                await self._slow.acquire()
+        except TimeoutError:
+            raise self.budget.busy("requests that take long are waiting for each other; send again") from None
+        try:
+            return await self._take_slowly(signal, body, encoding, transport, json=json)
+        finally:
+            self._slow.release()
+
+    def _inflated_at_once(self, body: bytes, encoding: str, most: int) -> bytes | None:
+        """A request's body where it is short, also inflated; None where it is not."""
+        if len(body) > most:
+            return None
+        try:
+            return inflate(body, encoding, replace(self.limits, max_bytes=min(most, self.limits.max_bytes)))
+        except TooLargeError:
+            return None
+
+    def _decoded(self, signal: Signal, plain: bytes, *, json: bool) -> Any:
+        if not json and (found := self._in_columns(signal, plain)) is not None:
+            return found
+        request = from_json(plain, signal, self.limits) if json else from_protobuf(plain, signal, self.limits)
+        return self._columns_of(request)
+
+    def _in_columns(self, signal: Signal, plain: bytes) -> Any | None:
+        """Read a message as columns; None where protobuf has to read it."""
+        if self._columns is None or signal is not METRICS:
+            return None
+        return self._columns.columns(plain, self.limits)
+
+    def _columns_of(self, request: Any) -> Any:
+        """A decoded request, as columns where the sink reads them."""
+        if self._columns is None or not isinstance(request, ExportMetricsServiceRequest):
+            return request
+        found = self._columns.columns(request.SerializeToString(), self.limits)
+        return request if found is None else found
+
+    async def _take_slowly(
+        self, signal: Signal, body: bytes, encoding: str, transport: str, *, json: bool
+    ) -> tuple[Any, str]:
+        def read() -> Any:
+            plain = inflate(body, encoding, self.limits)
+            return from_json(plain, signal, self.limits) if json else from_protobuf(plain, signal, self.limits)
+
+        request = None if json or encoding else self._in_columns(signal, body)
+        if request is None or _one_by_one(request, signal) > _QUICK_POINTS:
+            request = await asyncio.get_running_loop().run_in_executor(self._thread, read)
+        results, sizes = list[ExportResult](), [_QUICK_POINTS]
+        for part in parts_of(request, signal, lambda: sizes[-1]):
+            result = await deliver(self._sink, signal, self._columns_of(part), transport)
+            results.append(result)
+            # Once streams are known their points are taken as columns, a hundred times as many in the same time.
+            fitting = sizes[-1] * _CHUNK_SECONDS / max(result.seconds, 1e-6)
+            sizes.append(int(min(max(fitting, _QUICK_POINTS), 4 * sizes[-1])))
+            await asyncio.sleep(min(result.seconds, _LONGEST_PAUSE_SECONDS))
+        return _answered(signal, results)
+
+
+def _answered(signal: Signal, results: list[ExportResult]) -> tuple[Any, str]:
+    rejected = sum(result.rejected for result in results)
+    messages = list(dict.fromkeys(result.message for result in results if result.message))
+    answer = signal.answer(ExportResult(rejected, "; ".join(messages[:_MESSAGES])))
+    return answer, "partial" if rejected else "accepted"
+
+
+def _one_by_one(request: Any, signal: Signal) -> int:
+    """Return the number of points of a request that the sink takes one by one."""
+    if isinstance(request, ColumnMessage):
+        if request.plain:
+            return 0
+        if request.request is not None:
+            return int(request.rows.size)
+        return int(np.count_nonzero((request.rows < 0) | (request.wire.points["plain"] == 0)))
+    if signal is not METRICS or not isinstance(request, ExportMetricsServiceRequest):  # or shards take the points
+        return 0
+    return sum(
+        len(_points(metric))
+        for resource in request.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    )
+
+
+def parts_of(request: Any, signal: Signal, most: Callable[[], int]) -> Iterator[Any]:
+    """A request as it is, or as requests of at most so many points where it has more to be taken one by one.
+
+    Together they hold the same streams, and their points in the same order. `most` is asked before each.
+    """
+    if _one_by_one(request, signal) <= most():
+        yield request
+        return
+    points, copied = 0, 0
+    for resource in request.resource_metrics:
+        copied += resource.resource.ByteSize()
+        for scope in resource.scope_metrics:
+            copied += scope.scope.ByteSize()
+            points += sum(len(_points(metric)) for metric in scope.metrics)
+    least = points * copied // _REPEATED_BYTES
+    yield from _cut(request, lambda: max(most(), least))
+
+
+def _cut(whole: Any, most: Callable[[], int]) -> Iterator[Any]:
+    part, room = ExportMetricsServiceRequest(), most()
+    for resource in whole.resource_metrics:
+        of_resource = None
+        for scope in resource.scope_metrics:
+            of_scope = None
+            for metric in scope.metrics:
+                points, at = _points(metric), 0
+                while at < len(points):
+                    if of_resource is None:
+                        of_resource = part.resource_metrics.add(resource=resource.resource)
+                    if of_scope is None:
+                        of_scope = of_resource.scope_metrics.add(scope=scope.scope)
+                    _add(of_scope, metric, points[at : at + room])
+                    taken = min(room, len(points) - at)
+                    at, room = at + taken, room - taken
+                    if not room:
+                        yield part
+                        part, room, of_resource, of_scope = ExportMetricsServiceRequest(), most(), None, None
+    if part.resource_metrics:
+        yield part
+
+
+def _add(scope: Any, metric: Any, points: Any) -> None:
+    kind = metric.WhichOneof("data")
+    made = scope.metrics.add(name=metric.name, unit=metric.unit)
+    data, own = getattr(made, kind), getattr(metric, kind)
+    for said in ("aggregation_temporality", "is_monotonic"):
+        if said in own.DESCRIPTOR.fields_by_name:
+            setattr(data, said, getattr(own, said))
+    data.data_points.extend(points)
+
+
+def _points(metric: Any) -> Any:
+    kind = metric.WhichOneof("data")
+    return getattr(metric, kind).data_points if kind else ()

@@ -1,0 +1,111 @@
+"""Evidence that tokens were not sampled with the inference kernel's probabilities, of two kinds.
+
+Of tokens that Q sampled, E_Q[P/Q] <= 1. And a token that has m > 1/2 of the mass is sampled with probability m, any
+other one of its place with 1 - m: with f = (1 - q)/q where q > 1/2 and -1 elsewhere, E_Q[f] <= 0 at every place,
+whatever the rest of Q is. Where improbable tokens are too few for how sure Q says it was, f adds up to more.
+
+Three bets, each with a third of the stake, put a share of their wealth on each token. By Ville's inequality the wealth
+reaches a million by chance at most once in a million runs, whenever one looks (Waudby-Smith and Ramdas 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Floats = NDArray[np.floating]
+
+_BET_SHARES: Final = np.array([0.05, 0.2, 0.5])
+BET_COUNT: Final = 3
+"""Bets against E_Q[P/Q] <= 1, each a share of the wealth."""
+RATIO_CUT: Final = 10.0
+"""Largest P/Q of a token that counts."""
+_ROUNDING: Final = 0.02
+"""Mean P/Q above 1 that rounding, or a kernel that computes its own tokens anew, explains."""
+_ALARM_LOG_WEALTH: Final = math.log(1e6)
+LIKELY: Final = math.log(2.0)
+"""-log q below which a token has more than half of the mass."""
+_TOO_FEW: Final = 1.1
+"""Improbable tokens that each one counts for: a tenth of them may be missing, by masks and by rounding."""
+
+
+class Surplus:
+    """Evidence against E_Q[P/Q] <= 1, added up over batches: a window that begins anew whenever there is none."""
+
+    def __init__(self) -> None:
+        self._logs = np.zeros((2, BET_COUNT))
+
+    def add(self, more: NDArray[np.float64], mean: float) -> tuple[bool, bool]:
+        """Add a batch's evidence; whether its P/Q are too large, and whether Q is too sure of its tokens.
+
+        It is kept from growing so far that a run which was mended would stay accused.
+
+        Args:
+            more: Log of the wealth that each bet of either kind makes of the batch, [2, bets].
+            mean: The batch's mean of P/Q.
+        """
+        self._logs = np.clip(self._logs + more, 0.0, _ALARM_LOG_WEALTH + math.log(BET_COUNT) + 1.0)
+        return surely_surplus(self._logs[0]) and mean > 1.0 + _ROUNDING, surely_surplus(self._logs[1])
+
+
+def surplus(changes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log of the wealth that each bet against E_Q[P/Q] <= 1.02 makes of tokens with these P/Q - 1, [bets].
+
+    A bet of a share lam multiplies by 1 + lam (min(P/Q, 10) - 1.02) at each token, so that its expectation stays at
+    most 1 whatever the tokens before were (Ville; Waudby-Smith and Ramdas 2024).
+    """
+    over = np.minimum(changes, RATIO_CUT - 1.0) - _ROUNDING
+    return np.array([np.log1p(bet * over).sum() for bet in _BET_SHARES])
+
+
+def sureness(logprobs: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Log of the wealth, at least, that each bet makes of sampled tokens with these log q, in nats, [bets]."""
+    capped = -float(np.maximum(logprobs, -LIKELY).sum())
+    return sureness_of_sums(capped, int(np.count_nonzero(logprobs <= -LIKELY)))
+
+
+def sureness_of_sums(capped: float, improbable: int) -> NDArray[np.float64]:
+    """The same from sums: (1 - q)/q >= x = -log q, log(1 + y) >= y - y^2/2, and x^2 <= LIKELY x of a likely token.
+
+    Args:
+        capped: Sum of -log q, each at most `LIKELY`.
+        improbable: Tokens with half of the mass, or less.
+    """
+    likely = max(capped - LIKELY * improbable, 0.0)
+    return np.asarray(
+        (_BET_SHARES - _BET_SHARES**2 * LIKELY / 2.0) * likely + improbable * np.log1p(-_BET_SHARES * _TOO_FEW)
+    )
+
+
+def surely_surplus(logs: NDArray[np.float64]) -> bool:
+    """Return whether three bets, each with a third of the stake, won more than chance does; see `surplus`."""
+    return float(np.logaddexp.reduce(logs)) - math.log(BET_COUNT) > _ALARM_LOG_WEALTH
+
+
+def surplus_of_sums(total: float, squares: float, tokens: int) -> NDArray[np.float64]:
+    """A lower bound of `surplus` without the cut, from sum and sum of squares of P/Q - 1: log(1+y) >= y - y^2."""
+    over = total - _ROUNDING * tokens
+    return np.asarray(
+        _BET_SHARES * over - _BET_SHARES**2 * (squares + _ROUNDING**2 * tokens + 2 * _ROUNDING * abs(total))
+    )
+
+
+def is_surplus(lower: _Floats, upper: _Floats, count: NDArray[np.integer], total: float) -> bool:
+    """Return whether the mean of P/Q is surely above 1, given bins and their sum.
+
+    Args:
+        lower: P/Q of the tokens of each bin is no smaller, [bins].
+        upper: And no larger.
+        count: Tokens of each [bins].
+        total: Sum of P/Q over all of them.
+    """
+    tokens = int(count.sum())
+    if not tokens or not total > (1.0 + _ROUNDING) * tokens:
+        return False
+    over = np.minimum(lower, RATIO_CUT) - (1.0 + _ROUNDING)
+    logs = np.array([float(count @ np.log1p(bet * over)) for bet in _BET_SHARES])
+    squares = float(count @ np.maximum(np.square(lower - 1.0), np.square(upper - 1.0)))
+    return surely_surplus(np.maximum(logs, surplus_of_sums(total - tokens, squares, tokens)))

@@ -1,0 +1,324 @@
+"""`kc-otel compare`: the same numbers as the functions behind it, by slice, for people and for programs."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kc_otel.cli import register
+from kc_otel.record.measure.sampled import TOKEN, log_ratio
+from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.recording_files import load_recording, save_recording
+from kc_otel.stats import Binned, mean_interval
+
+CONTRACT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: rl}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+assumptions: {reward_range: [0, 1], horizon: 200, clip: 0.4}
+slices: {code: {where: {task: code}}, tables: {where: {task: tables}}, long: {where: {prompt_tokens: ">= 99999"}}}
+numerical: [{id: exact, metric: tv_exact, unit: token, limit: 0.5}]
+statistical:
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.05}
+  - {id: reward, metric: reward_drift_bound, limit: 0.9}
+runtime: [{id: lag, metric: weights_lag, limit: 1}]
+observability: {min_samples: 500}
+"""
+TASKS = ("code", "prose", "tables")
+
+
+def make(seed=3, sequences=90, vocab=12):
+    """Tokens sampled from the inference kernel; on tables the kernels differ by far more."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(10, 60, size=sequences)
+    task = rng.integers(3, size=sequences)
+    n = int(lengths.sum())
+    z = rng.standard_normal((n, vocab))
+    other = z + np.repeat(np.where(task == 2, 0.6, 0.02), lengths)[:, None] * rng.standard_normal((n, vocab))
+    p, q = (logits - np.log(np.exp(logits).sum(1, keepdims=True)) for logits in (z, other))
+    y = np.minimum((np.exp(q).cumsum(1) < rng.random((n, 1))).sum(1), vocab - 1)
+    every = np.arange(n)
+    return Recording(
+        p[every, y],
+        q[every, y],
+        lengths,
+        tuple(
+            {"task": TASKS[t], "prompt_tokens": int(c)} for t, c in zip(task, rng.integers(1, 9000, n), strict=False)
+        ),
+        token_ids=y,
+        advantages=np.repeat(rng.standard_normal(sequences), lengths),
+        train_logits=z,
+        inference_logits=other,
+    )
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A recording with everything in it."""
+    path = tmp_path / "log.npz"
+    save_recording(make(), path)
+    return path
+
+
+@pytest.fixture
+def contract(tmp_path):
+    """A contract whose token-tv breaks on tables and holds elsewhere."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(CONTRACT)
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """The exit code, standard output and standard error of the command, on a terminal so many columns wide."""
+    app = typer.Typer()
+    register(app, "compare")
+
+    def invoke(*arguments, width=80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return invoke
+
+
+def slices(answer):
+    return {part["slice"]: part for part in answer["slices"]}
+
+
+def test_a_pickle_that_is_no_trainers_batch_says_what_to_write(run, tmp_path):
+    """Those of trainers are read without running what they name."""
+    path = tmp_path / "batch.pkl"
+    path.write_bytes(pickle.dumps({"old_log_probs": [1.0]}))
+    code, out, err = run(path)
+    assert (code, out) == (2, "")
+    assert "batch.pkl: holds dict, not a DataProto; save the batch with DataProto.save_to_disk" in err
+
+
+def test_a_side_in_half_precision_is_noted(run, tmp_path):
+    """Below the tables, and in JSON with its side, grid and size; null where both sides are whole."""
+    rng = np.random.default_rng(0)
+    inference = -rng.exponential(1.0, (20, 30)) - 0.1
+    for name, train in (("half", inference.astype(np.float16)), ("whole", inference * 1.001)):
+        np.savez(tmp_path / f"{name}.npz", train_logprobs=train, inference_logprobs=inference)
+    found = json.loads(run(tmp_path / "half.npz", "--json")[1])["rounded"]
+    assert (found["side"], found["grid"]) == ("train", "float16")
+    assert 1e-4 < found["rounding"] < 1e-3
+    assert "the train side all lie on float16's grid" in run(tmp_path / "half.npz", "--markdown")[1]
+    assert json.loads(run(tmp_path / "whole.npz", "--json")[1])["rounded"] is None
+
+
+def test_json_has_the_numbers_exactly(run, log):
+    """Per slice, with unit and interval."""
+    code, out, err = run(log, "--by", "task", "--json")
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    whole = load_recording(log)
+    assert answer["tokens"] == whole.train.size
+    assert list(slices(answer)) == ["all", "task=code", "task=prose", "task=tables"]
+    for name, part in slices(answer).items():
+        of = (
+            whole
+            if name == "all"
+            else whole.only(
+                np.array([f"task={a['task']}" == name for a in whole.attributes]),
+                np.zeros(len(whole.masked), dtype=bool),
+            )
+        )
+        assert (part["sequences"], part["tokens"]) == (of.lengths.size, of.train.size)
+        tv = mean_interval(
+            Binned.of_samples(TOKEN["tv_token"](log_ratio(of.train, of.inference))),
+            low=0.0,
+            high=1.0,
+            alpha_lower=0.005,
+            alpha_upper=0.005,
+        )
+        ours = part["kc"]["tv_token"]
+        # A side is found by a search: its last digit depends on the order in which NumPy's version adds.
+        sides = pytest.approx((tv.lower, tv.upper), rel=1e-14)
+        assert (ours["estimate"], ours["unit"], (ours["lower"], ours["upper"])) == (tv.estimate, "1", sides)
+
+
+def test_quantities_agree_with_each_other(run, log):
+    """k1, k3, support deficit, ESS and the clip share obey their rules."""
+    part = slices(json.loads(run(log, "--json", "--clip", "0.3")[1]))["all"]
+    ours = {name: interval["estimate"] for name, interval in part["kc"].items()}
+    assert ours["k1"] - ours["k3"] == pytest.approx(ours["support_deficit"], abs=1e-9)
+    assert ours["ess_token"] == pytest.approx(1 / (1 + ours["chi2_token"]))
+    assert ours["clip_budget_share"] == pytest.approx(ours["abs_log_ratio mean"] / np.log(1.3))
+    ess = part["kc"]["ess_token"]
+    chi2 = part["kc"]["chi2_token"]
+    assert ess["lower"] == pytest.approx(0.0 if chi2["upper"] is None else 1 / (1 + chi2["upper"]))
+    assert ess["upper"] == pytest.approx(1 / (1 + chi2["lower"]))
+
+
+def test_a_contract_gives_slices_clip_range_and_verdicts(run, log, contract):
+    """Its slices, its clip range, a verdict for each clause and slice, and what a recording cannot tell."""
+    code, out, _ = run(log, "--contract", contract, "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert list(slices(answer)) == ["all", "code", "tables", "long"]
+    assert slices(answer)["long"]["tokens"] == 0
+    assert answer["clip"] == 0.4
+    status = {(v["clause"], v["slice"]): v["status"] for v in answer["verdicts"]}
+    assert status["token-tv", "code"] == "PASS"
+    assert status["token-tv", "tables"] == "FAIL"
+    assert status["exact", "all"] == "PASS"
+    assert status["reward", "all"] == "INCONCLUSIVE"
+    assert status["token-tv", "long"] == "NO_DATA"
+    assert answer["not_judged"] == ["lag: no recording holds weights_lag; the evaluator judges live traffic by it"]
+    reason = next(v["reason"] for v in answer["verdicts"] if (v["clause"], v["slice"]) == ("token-tv", "tables"))
+    assert reason.startswith("lower bound")
+    assert reason.endswith("samples")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_tables_fit_the_terminal(run, log, contract, width):
+    """No line is wider than the terminal, no name or number is cut, and verdicts come with their reasons."""
+    code, out, err = run(log, "--contract", contract, width=width)
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= width
+    assert "…" not in out
+    lines = out.splitlines()
+    assert any(line.startswith("FAIL") and "token-tv" in line and "tables" in line for line in lines)
+    assert any(line.startswith("token-tv on tables: lower bound") for line in lines)
+    assert "no sequence of this recording is in slice long" in out
+
+
+def test_markdown_has_tables(run, log, contract):
+    """Headings, rows of equally many cells, and the verdicts."""
+    code, out, _ = run(log, "--contract", contract, "--markdown")
+    assert code == 0
+    headings = [line for line in out.splitlines() if line.startswith("###")]
+    assert headings == ["### kc-otel", "### Verdicts"]
+    for block in out.split("\n\n"):
+        cells = {line.count(" | ") for line in block.splitlines() if line.startswith("|")}
+        assert len(cells) <= 1
+    assert "| k3 |" in out
+
+
+def test_one_slice(run, log, contract):
+    """--slice leaves the rest out; verdicts of other slices go too."""
+    answer = json.loads(run(log, "--contract", contract, "--slice", "tables", "--json")[1])
+    assert list(slices(answer)) == ["tables"]
+    assert {v["slice"] for v in answer["verdicts"]} == {"tables"}
+
+
+def test_numbers_with_many_values_become_ranges(run, log):
+    """Quarters of an attribute, which together hold every sequence once."""
+    answer = slices(json.loads(run(log, "--by", "prompt_tokens", "--json")[1]))
+    assert len(answer) == 5
+    assert all(name.startswith("prompt_tokens in [") for name in list(answer)[1:])
+    assert sum(part["sequences"] for name, part in answer.items() if name != "all") == answer["all"]["sequences"] == 90
+
+
+def test_rare_values_are_together(run, tmp_path):
+    """Twenty values of an attribute get a slice each; the rest is `other`, and nobody is lost."""
+    lengths = np.ones(60, dtype=np.int64)
+    values = -np.ones(60)
+    names = [f"v{min(row, 59 - row):02d}" for row in range(60)]
+    save_recording(Recording(values, values, lengths, tuple({"k": k} for k in names)), tmp_path / "a.jsonl")
+    answer = slices(json.loads(run(tmp_path / "a.jsonl", "--by", "k", "--json")[1]))
+    assert len(answer) == 22
+    assert answer["k=other"]["sequences"] == 20
+
+
+def test_identical_kernels_have_no_number_that_is_not_one(run, tmp_path):
+    """Two equal sides: zeros and ones, no NaN in the JSON, and a bound that nobody claims is null."""
+    values = -np.ones(5)
+    save_recording(Recording(values, values, np.array([2, 3]), ({}, {})), tmp_path / "a.npz")
+    answer = json.loads(run(tmp_path / "a.npz", "--json")[1])
+    own = answer["slices"][0]["kc"]
+    assert own["tv_token"]["estimate"] == 0.0
+    assert own["abs_log_ratio p99.9"]["upper"] is None
+    assert run(tmp_path / "a.npz")[0] == 0
+
+
+@pytest.mark.slow
+def test_many_tokens_keep_exact_means_and_valid_intervals(run, tmp_path):
+    """Beyond 32,768 distinct values the mean stays exact, and its interval contains the one of all values, barely."""
+    rng = np.random.default_rng(5)
+    values = -rng.exponential(size=60_000) - 1.0
+    log = Recording(values + 0.05 * rng.standard_normal(values.size), values, np.full(600, 100), ({},) * 600)
+    save_recording(log, tmp_path / "a.npz")
+    found = json.loads(run(tmp_path / "a.npz", "--json")[1])["slices"][0]["kc"]["k3"]
+    k3 = TOKEN["k3"](log_ratio(log.train, log.inference))
+    assert np.unique(k3).size > 32_768
+    whole = mean_interval(Binned.of_samples(k3), low=0.0, high=5.0, alpha_lower=0.005, alpha_upper=0.005)
+    assert found["estimate"] == whole.estimate
+    assert found["lower"] <= whole.lower < whole.upper <= found["upper"]
+    assert found["upper"] - found["lower"] == pytest.approx(whole.upper - whole.lower, rel=0.01)
+
+
+def test_columns_are_named_on_the_command_line(run, tmp_path):
+    """ROLE=COLUMN pairs, separated by commas."""
+    np.savez(tmp_path / "a.npz", left=[-1.0, -2.0], right=[-1.0, -2.5])
+    assert run(tmp_path / "a.npz", "--columns", "train=left, inference=right", "--json")[0] == 0
+    code, out, err = run(tmp_path / "a.npz", "--columns", "train")
+    assert (code, out) == (2, "")
+    assert "--columns: 'train' is not ROLE=COLUMN" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--by", "colour"], "no sequence has an attribute 'colour'; there are completion_tokens, prompt_tokens, task"),
+        (["--slice", "code"], "--slice: there is no slice 'code'; there are all"),
+        (["--contract", "c.yaml", "--by", "task"], "--contract and --by exclude each other"),
+        (["--json", "--markdown"], "--json and --markdown exclude each other"),
+        (["--contract", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_bad_options_end_with_2_and_a_remedy(run, log, options, message):
+    """The option is named on standard error; nothing is printed."""
+    code, out, err = run(log, *options)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_a_bad_recording_ends_with_2_and_each_kind_of_problem(run, tmp_path):
+    """File, line, field and remedy on standard error, and how many rows have it."""
+    row = json.dumps({"train_logprobs": [0.5], "inference_logprobs": [-1.0]})
+    Path(tmp_path / "a.jsonl").write_text(f"{row}\n{row}")
+    code, out, err = run(tmp_path / "a.jsonl")
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert ": line 1: train_logprobs: token 0 is 0.5; " in line
+    assert line.endswith("(1 more like this)")
+
+
+@pytest.mark.slow
+def test_the_command_is_there():
+    """`kc-otel compare --help` names its options, and asking for help loads no NumPy."""
+    script = (
+        "import sys; sys.argv = ['kc-otel', 'compare', '--help']\n"
+        "from kc_otel.cli import register; import typer\n"
+        "app = typer.Typer(); register(app, 'compare'); app.callback()(lambda: None)\n"
+        "try: app()\nexcept SystemExit: pass\n"
+        "assert 'numpy' not in sys.modules"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "--contract" in told
+    listed = subprocess.run(
+        [sys.executable, "-m", "kc_otel", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "compare" in listed
+
+
+def test_a_token_that_the_training_kernel_rules_out_is_shown(run, tmp_path):
+    """A log P of -inf is a disagreement, not a fault: it saturates."""
+    rows = {"train_logprobs": [-np.inf, -1.0, -1.0], "inference_logprobs": [-1.0, -1.0, -1.5], "lengths": [2, 1]}
+    np.savez(tmp_path / "a.npz", **{name: np.array(values) for name, values in rows.items()}, advantages=[1.0, -1.0])
+    code, out, err = run(tmp_path / "a.npz", "--json")
+    assert (code, err) == (0, "")
+    part = json.loads(out)["slices"][0]
+    assert part["kc"]["abs_log_ratio max"]["estimate"] == 64.0
+    assert part["kc"]["tv_token"]["estimate"] == pytest.approx(1 / 3)

@@ -1,0 +1,189 @@
+"""Drift of the kernels and staleness of the weights, told apart on small real training loops with either planted."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+
+from kc_otel import Contract, Recorder, TrainingLog
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.verdict import Causes, Part
+
+WORDS, PROMPTS, ROLLOUTS, TOKENS, STEPS = 16, 48, 4, 12, 6
+LIMIT = 0.03
+SLICES = {"older": {"where": {"lag": ">= 2"}}}
+
+
+def contract(**changes):
+    return Contract.model_validate(
+        {
+            "apiVersion": "kernel-contract/v1",
+            "kind": "KernelContract",
+            "metadata": {"name": "policy", "version": 1, "owner": "rl"},
+            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
+            "statistical": [{"id": "token-tv", "metric": "tv_token", "limit": LIMIT}],
+            "runtime": [{"id": "lag", "metric": "weights_lag", "statistic": "max", "limit": 1}],
+            "observability": {"window": "5m", "long_window": "10m", "min_samples": 100, "sampling": 1.0},
+            "escalation": [{"on": "fail", "severity": "warning", "do": ["notify"]}],
+            **changes,
+        }
+    )
+
+
+class Judge(MetricExporter):
+    """The evaluator in this process."""
+
+    def __init__(self, of):
+        super().__init__()
+        self.evaluator = Evaluator([of])
+
+    def export(self, metrics_data, *_, **__):
+        self.evaluator.ingest_metrics(encode_metrics(metrics_data), time.time())
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, *_):
+        return True
+
+    def shutdown(self, *_, **__):
+        pass
+
+    def evaluation(self, name="policy"):
+        return self.evaluator.evaluate(time.time())[name]
+
+
+class Policy(torch.nn.Module):
+    """The next word from the last two."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(WORDS, 8)
+        self.head = torch.nn.Linear(16, WORDS)
+
+    def forward(self, row, dtype=torch.float32):
+        x = torch.cat([self.words(row[:, :-1]), self.words(row[:, 1:])], -1).to(dtype)
+        return torch.nn.functional.linear(x, self.head.weight.to(dtype), self.head.bias.to(dtype)).float()
+
+
+def sampled(policy, prompts, *, drift, lagging, rng):
+    """Sequences and the engine's log-probabilities; half of each sequence's tokens are of the lagging weights."""
+    row, said = prompts.repeat_interleave(ROLLOUTS, 0), []
+    for place in range(TOKENS):
+        logits = (lagging if place < TOKENS // 2 else policy)(row[:, -2:], torch.bfloat16)[:, -1]
+        scores = (logits + drift * torch.randn(logits.shape, generator=rng)).log_softmax(-1)
+        word = scores.exp().multinomial(1, generator=rng)
+        said.append(scores.gather(-1, word))
+        row = torch.cat([row, word], 1)
+    return row, torch.cat(said, 1)
+
+
+def train(recorder, seed, *, drift, rate, lag=3):
+    """A loop of policy gradients whose engine is sent the weights while it samples, `lag` steps late."""
+    torch.manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
+    policy, history = Policy(), []
+    optimizer = torch.optim.SGD(policy.parameters(), lr=rate)
+    for step in range(STEPS):
+        history.append({name: value.clone() for name, value in policy.state_dict().items()})
+        lagging, version = Policy(), max(step - lag, 0)
+        lagging.load_state_dict(history[version])
+        prompts = torch.randint(WORDS, (PROMPTS, 2), generator=rng)
+        with torch.no_grad():
+            row, said = sampled(policy, prompts, drift=drift, lagging=lagging, rng=rng)
+        scores = policy(row[:, :-1]).log_softmax(-1).gather(-1, row[:, 2:, None])[..., 0]
+        rewards = (row[:, 2:] == 7).float().mean(1)
+        versions = np.repeat([[version] * (TOKENS // 2) + [step] * (TOKENS // 2)], len(row), 0)
+        recorder.compare(
+            scores.detach(), said, weights=(step, versions), groups=np.repeat(np.arange(PROMPTS), ROLLOUTS).tolist()
+        )
+        optimizer.zero_grad()
+        (-(scores.sum(1) * (rewards - rewards.mean())).mean()).backward()
+        optimizer.step()
+    assert recorder.force_flush()
+
+
+def run(seed, *, drift=0.0, rate=0.01, **changes):
+    of = contract(**changes)
+    judge = Judge(of)
+    recorder = Recorder(of, metric_exporter=judge, export_interval=1000.0, log=TrainingLog())
+    try:
+        train(recorder, seed, drift=drift, rate=rate)
+        recorder.force_flush()
+        return judge.evaluation(), dict(recorder.log.scalars())
+    finally:
+        recorder.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_planted_drift_and_planted_staleness_are_told_apart(seed):
+    """Each alone and both; the clause on the kernels fails for the kernels alone, whatever the weights' age."""
+    for drift, rate, said in ((0.5, 0.01, "the kernels' drift grew"), (0.0, 8.0, "staleness grew, not the kernels'"),
+                              (0.5, 8.0, "both grew")):  # fmt: skip
+        evaluation, scalars = run(seed, drift=drift, rate=rate)
+        verdicts = {verdict.cell.clause: verdict.status.value for verdict in evaluation.verdicts}
+        (cell,) = (cause for cause in evaluation.causes if cause.clause == "token-tv")
+        causes = evaluation.causes[cell]
+        assert causes.text.startswith(said), (drift, rate, causes.text)
+        assert verdicts["token-tv"] == ("FAIL" if drift else "PASS")
+        assert evaluation.causes[cell._replace(clause="lag")] == causes
+        assert causes.total.estimate == pytest.approx(causes.kernel.estimate + causes.staleness.estimate)
+        assert 0.3 < causes.share < 0.6
+        assert scalars["kc/token-tv/kernel"] == pytest.approx(causes.kernel.estimate)
+        assert scalars["kc/token-tv/staleness/lower"] == pytest.approx(causes.staleness.lower)
+        assert [of.lag for of in causes.by_lag] == ["0", "1", "2-3"]
+        for of in causes.by_lag:
+            assert scalars[f"kc/token-tv/lag/{of.lag}"] == pytest.approx(of.estimate)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "staleness", "total", "said"),
+    [
+        ((0.04, 0.06), (0.001, 0.01), (0.04, 0.07), "the kernels' drift grew: "),
+        ((0.04, 0.06), (0.04, 0.05), (0.08, 0.1), "both grew: "),
+        ((0.01, 0.02), (0.02, 0.04), (0.035, 0.06), "staleness grew, not the kernels' drift: "),
+        ((0.01, 0.05), (0.02, 0.04), (0.035, 0.09), "staleness grew, and the kernels' drift is undecided: "),
+        ((0.01, 0.02), (0.001, 0.005), (0.01, 0.025), "kernel drift "),
+        ((0.01, 0.02), (-0.01, 0.04), (0.01, 0.06), "kernel drift "),
+    ],
+)
+def test_a_cause_is_blamed_for_what_its_bounds_show(kernel, staleness, total, said):
+    """The kernels above the limit, staleness above it or above what they leave; neither by an interval that is wide."""
+    parts = (Part(sum(bounds) / 2, *bounds) for bounds in (total, kernel, staleness))
+    assert Causes("token-tv", LIMIT, 0.5, *parts).text.startswith(said)
+
+
+def test_nothing_is_said_of_causes_where_nothing_is_stale():
+    """Weights of one version, and versions that nobody knows."""
+    of = contract()
+    judge = Judge(of)
+    with Recorder(of, metric_exporter=judge, export_interval=1000.0) as recorder:
+        said = np.log(np.full((20, 10), 0.5))
+        recorder.compare(said, said - 0.01, weights=(3, 3))
+        recorder.compare(said, said - 0.01)
+        recorder.compare(said, said - 0.01, weights=("a", 2))
+        assert recorder.force_flush()
+    assert judge.evaluation().causes == {}
+    assert recorder.stats().tokens == 600
+
+
+def test_a_prompt_of_several_ages_counts_at_each_by_its_tokens():
+    """Three of the four rollouts of every prompt are older, and drift by more: so is the total, and shares sum to 1."""
+    of, rng = contract(), np.random.default_rng(0)
+    judge = Judge(of)
+    lags = np.tile([0, 1, 2, 3], 400)[:, None].repeat(TOKENS, 1)
+    inference = -1 - rng.random(lags.shape)
+    train = inference + np.where(lags, 0.2, 0.02) * rng.standard_normal(lags.shape)
+    with Recorder(of, metric_exporter=judge, export_interval=1000.0) as recorder:
+        recorder.compare(train, inference, weights=(9, 9 - lags), groups=np.repeat(np.arange(400), 4).tolist())
+        assert recorder.force_flush()
+    causes = judge.evaluation().causes
+    (found,) = (causes[cell] for cell in causes if cell.clause == "token-tv")
+    assert found.share == 0.75
+    assert {row.lag: row.share for row in found.by_lag} == {"0": 0.25, "1": 0.25, "2-3": 0.5}
+    truth = np.maximum(1 - np.exp(train - inference), 0).mean()
+    assert found.total.estimate == pytest.approx(truth, rel=1e-6)

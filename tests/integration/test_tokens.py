@@ -1,0 +1,101 @@
+"""Recorder, router and commands with tokens, against real ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import yaml
+
+import kc_otel
+from kc_otel.client.router import Router
+from kc_otel.contract.load import load
+from tests.integration.conftest import Evaluator, logprobs
+
+
+def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """`kc-otel` as a person starts it."""
+    return subprocess.run(
+        [sys.executable, "-m", "kc_otel", *words], env=os.environ | environ, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def guarded(serve: Callable[..., Evaluator], tmp_path: Path):
+    """An evaluator that asks for tokens, the files of its tokens, and the file that lets them in."""
+    tokens, files = [], {}
+    for name, may in (("sender", ("send",)), ("person", ("read", "act"))):
+        files[name] = tmp_path / f"{name}.token"
+        words = [word for role in may for word in ("--may", role)]
+        done = command("token", name, *words, "--out", str(files[name]))
+        assert done.returncode == 0, done.stderr
+        tokens += yaml.safe_load(done.stdout)
+    access = tmp_path / "access.yaml"
+    access.write_text(yaml.safe_dump({"tokens": tokens}))
+    evaluator = serve("--no-webhooks", "--access", str(access))
+    yield evaluator, files, access
+    for file in files.values():
+        assert file.read_text().strip() not in evaluator.log
+
+
+def _bearer(file: Path) -> str:
+    return f"Bearer {file.read_text().strip()}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_token_sends_reads_and_acts(guarded, contract_file, monkeypatch, protocol):
+    """Recorder, router and commands all take one, and events say whose it was."""
+    evaluator, files, _ = guarded
+    for name, value in {
+        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{evaluator.grpc}" if protocol == "grpc" else evaluator.http,
+        "OTEL_EXPORTER_OTLP_HEADERS": f"authorization={_bearer(files['sender']).replace(' ', '%20')}",
+        "OTEL_METRIC_EXPORT_INTERVAL": "200",
+    }.items():
+        monkeypatch.setenv(name, value)
+    train, inference = logprobs(np.random.default_rng(0), 128, 32, 0.3)
+    with kc_otel.Recorder(load(contract_file), sampling=1.0) as recorder:
+        recorder.compare(train, inference, attributes={"task": "code"})
+    me = {"KC_OTEL_URL": evaluator.api, "KC_OTEL_TOKEN_FILE": str(files["person"])}
+    end = time.monotonic() + 60
+    while not any(
+        alert["on"] == "fail" for alert in json.loads(command("alerts", "list", "--json", **me).stdout)["alerts"]
+    ):
+        assert time.monotonic() < end, evaluator.log
+        time.sleep(0.1)
+    assert command("route", "pin", "policy", "train-kernel", "--why", "because", "--by", "eve", **me).returncode == 0
+    assert "person (as eve) pinned" in command("events", **me).stdout
+    with Router(evaluator.api, token_file=files["person"], wait=0.2, refresh=0.1) as router:
+        assert router.wait_for_table(10)
+        assert router.choose("policy", "all") == "train-kernel"
+
+
+@pytest.mark.slow
+def test_without_a_token_there_is_nothing_to_be_had(guarded):
+    """Neither on the API, nor over OTLP; the command says what to give, and a token that ends is out within a tick."""
+    evaluator, files, access = guarded
+    assert httpx.get(f"{evaluator.api}/metrics").status_code == 401
+    assert httpx.get(f"{evaluator.api}/healthz").status_code == 200
+    empty = {"content": b"", "headers": {"content-type": "application/x-protobuf"}}
+    assert httpx.post(f"{evaluator.http}/v1/metrics", **empty).status_code == 401
+    done = command("status", "--url", evaluator.api)
+    assert done.returncode == 2
+    assert "KC_OTEL_TOKEN" in done.stderr
+    person = {"authorization": _bearer(files["person"])}
+    assert httpx.get(f"{evaluator.api}/api/v1/contracts", headers=person).status_code == 200
+    document = yaml.safe_load(access.read_text())
+    document["tokens"] = [token for token in document["tokens"] if token["name"] != "person"]
+    access.write_text(yaml.safe_dump(document))
+    end = time.monotonic() + 10
+    while httpx.get(f"{evaluator.api}/api/v1/contracts", headers=person).status_code != 401:
+        assert time.monotonic() < end
+        time.sleep(0.1)

@@ -1,0 +1,226 @@
+"""Cells of which what arrives is no sample of two kernels' scores are INVALID INPUT, and not judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.judge.escalation.alert_lifecycle import advance
+from kc_otel.judge.escalation.alerts import PolicyState, What
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.verdict import Status
+from kc_otel.stats.surplus import is_surplus
+from tests.judge.conftest import NOW, Sender, make_contract, merge
+from tests.tools.verdicts import verdicts_of
+
+LADDER = [{"on": "fail", "do": ["notify"]}, {"on": "invalid-input", "do": ["halt"]}]
+
+
+def ratios(surplus: float, size: int, rng: Any) -> Any:
+    """P/Q of tokens, with a mean of 1 + surplus."""
+    return (1.0 + surplus) * rng.lognormal(-0.02, 0.2, size)
+
+
+class Kernels:
+    """What recorders send of a pair: the ratio and the total variation, on all traffic and on a slice."""
+
+    def __init__(self) -> None:
+        self.senders = [
+            (Sender("kc.drift.ratio", slice=slice), Sender(slice=slice), slice) for slice in ("all", "code")
+        ]
+
+    def send(self, evaluator: Evaluator, now: float, surplus: dict[str, float], rng: Any, size: int = 400) -> None:
+        """An export with `size` tokens of each slice."""
+        for ratio, variation, slice in self.senders:
+            w = ratios(surplus.get(slice, 0.0), size, rng)
+            request = merge(ratio.request(now, w), variation.request(now, np.maximum(1.0 - w, 0.0)))
+            evaluator.ingest_metrics(request, now)
+
+
+def counted(
+    contract: str,
+    reason: str,
+    sequences: int,
+    start: float,
+    now: float,
+    pair: tuple[str, str] | None = None,
+    slice: str = "",
+) -> Any:
+    """An export of sequences that failed an input check."""
+    message = ExportMetricsServiceRequest()
+    metric = message.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.input.invalid")
+    metric.sum.aggregation_temporality, metric.sum.is_monotonic = 2, True
+    point = metric.sum.data_points.add(start_time_unix_nano=int(start * 1e9), time_unix_nano=int(now * 1e9))
+    point.as_int = sequences
+    said = [("kc.contract", contract), ("kc.reason", reason)]
+    said += zip(("kc.kernel.train", "kc.kernel.inference"), pair or (), strict=False)
+    for name, value in [*said, *([("kc.slice", slice)] if slice else [])]:
+        point.attributes.add(key=name).value.string_value = value
+    return message
+
+
+def judged(evaluator: Evaluator, now: float) -> dict[str, Any]:
+    return {verdict.cell.slice: verdict for verdict in verdicts_of(evaluator, now)}
+
+
+@pytest.mark.slow
+def test_tokens_that_were_not_sampled_are_invalid_input_on_their_slice() -> None:
+    """The mean of P/Q over the window is above 1 on a slice: no verdict there, the cause first, and the step acts."""
+    contract, rng = make_contract(escalation=LADDER), np.random.default_rng(0)
+    evaluator, kernels, state = Evaluator([contract]), Kernels(), PolicyState("policy")
+    fired = []
+    for step in range(30):
+        now = NOW + 10.0 * step
+        kernels.send(evaluator, now, {"code": 0.2}, rng)
+        verdicts = evaluator.evaluate(now)["policy"].verdicts
+        state, edges = advance(contract, state, verdicts, evaluator.invalid_input("policy", now, 300.0), now)
+        fired += [(edge.on, edge.cell.slice) for edge in edges if edge.what is What.FIRING]
+    found = judged(evaluator, now)
+    assert found["code"].status is Status.INVALID_INPUT
+    assert found["code"].reason.startswith("INVALID INPUT, not_sampled: the mean of P/Q over 12,000 tokens is 1.2. ")
+    assert found["all"].status is Status.FAIL
+    assert ("invalid-input", "code") in fired
+
+
+@pytest.mark.slow
+def test_what_was_invalid_is_not_held_against_the_kernel_afterwards() -> None:
+    """Once the window holds samples only, the cell is judged by these, and what was said of it resolves."""
+    contract, rng = make_contract(escalation=LADDER[1:], slices={}), np.random.default_rng(0)
+    evaluator, kernels, state = Evaluator([contract]), Kernels(), PolicyState("policy")
+    edges, seen = [], []
+    for step in range(80):
+        now = NOW + 10.0 * step
+        kernels.send(evaluator, now, {"all": 0.3 if step < 30 else 0.0}, rng)
+        verdicts = evaluator.evaluate(now)["policy"].verdicts
+        state, more = advance(contract, state, verdicts, {}, now)
+        edges += [edge.what for edge in more]
+        seen.append(verdicts[0].status)
+    assert {*seen[3:30]} == {Status.INVALID_INPUT}
+    assert Status.INVALID_INPUT not in seen[65:]
+    assert edges == [What.FIRING, What.RESOLVED]
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.3, 1.0, 2.0])
+def test_samples_of_any_drift_are_judged(spread: float) -> None:
+    """Ratios with a mean of 1, or of less, are never called a surplus."""
+    rng = np.random.default_rng(1)
+    for size in (200, 5000, 40_000) * 4:
+        w = rng.lognormal(-(spread**2) / 2, spread, size)
+        edges = np.exp2(np.floor(np.log2(w) * 16) / 16)
+        assert not is_surplus(edges, edges * 2 ** (1 / 16), np.ones(size, dtype=np.int64), float(w.sum()))
+
+
+def test_a_surplus_is_seen_in_bins() -> None:
+    """Also where the ratios lie near 1, and where few of them are very large."""
+    rng = np.random.default_rng(1)
+    for w in (ratios(0.05, 20_000, rng), np.where(rng.random(5000) < 0.05, 1e6, 0.99)):
+        edges = np.exp2(np.floor(np.log2(w) * 16) / 16)
+        assert is_surplus(edges, edges * 2 ** (1 / 16), np.ones(w.size, dtype=np.int64), float(w.sum()))
+    none = np.zeros(0)
+    assert not is_surplus(none, none, none.astype(np.int64), 0.0)
+
+
+def test_where_all_that_comes_fails_the_checks_the_cell_is_invalid_input() -> None:
+    """Newer by a heartbeat than what was measured; a single bad sequence beside others is no such thing."""
+    contract, rng = make_contract(slices={}), np.random.default_rng(0)
+    evaluator, kernels = Evaluator([contract]), Kernels()
+    statuses = []
+    for step in range(40):
+        now = NOW + 10.0 * step
+        kernels.send(evaluator, now, {}, rng, 400 if step < 20 or step > 35 else 0)
+        evaluator.ingest_metrics(counted("policy", "placeholder", step, NOW, now), now)
+        statuses.append(judged(evaluator, now)["all"].status)
+    assert Status.INVALID_INPUT not in statuses[1:20]
+    assert {*statuses[27:36]} == {Status.INVALID_INPUT}
+    assert Status.INVALID_INPUT not in statuses[36:]
+    assert statuses[-1] is not Status.NO_DATA
+
+
+def test_a_contract_of_which_nothing_was_ever_measured_says_which_check_fails() -> None:
+    """Of a kernel that only sends invalid sequences the cell is INVALID INPUT from the start."""
+    evaluator = Evaluator([make_contract(slices={})])
+    evaluator.ingest_metrics(counted("policy", "not_same_tokens", 40, NOW - 10, NOW), NOW)
+    verdict = judged(evaluator, NOW + 1)["all"]
+    assert verdict.status is Status.INVALID_INPUT
+    assert verdict.reason.startswith("INVALID INPUT, not_same_tokens: 40 sequences were not measured. The two sides do")
+
+
+def test_what_fails_one_check_on_several_kernels_is_added_up() -> None:
+    """The reason counts all that came, whichever pair it is of."""
+    evaluator = Evaluator([make_contract(slices={})])
+    for name, sequences in (("b", 40), ("c", 2)):
+        message = counted("policy", "not_same_tokens", sequences, NOW - 10, NOW, ("a" * 12, name * 12))
+        evaluator.ingest_metrics(message, NOW)
+    assert "not_same_tokens: 42 sequences were not measured" in judged(evaluator, NOW + 1)["all"].reason
+
+
+@pytest.mark.slow
+def test_a_kernel_of_which_nothing_is_valid_keeps_its_cells_and_its_alerts_beside_others() -> None:
+    """It is there, and was refuted by nobody, though another version is measured: what fired goes on, on each slice."""
+    contract = make_contract(escalation=LADDER[:1])
+    evaluator, state, rng = Evaluator([contract]), PolicyState("policy"), np.random.default_rng(0)
+    broken, sound = (
+        [Sender(slice=slice, inference=name * 12, instance=name) for slice in ("all", "code")] for name in "bc"
+    )
+    edges, statuses = [], []
+    for step in range(240):
+        now = NOW + 10.0 * step
+        if step >= 40:
+            evaluator.ingest_metrics(counted("policy", "placeholder", step, NOW, now, ("a" * 12, "b" * 12)), now)
+        for sender in (*broken, *sound) if step < 40 else sound:
+            scale = 0.5 if sender in broken else 0.001
+            evaluator.ingest_metrics(sender.request(now, rng.exponential(scale, 400).clip(0, 1)), now)
+        verdicts = evaluator.evaluate(now)["policy"].verdicts
+        state, more = advance(contract, state, verdicts, {}, now)
+        edges += [(edge.what, edge.cell.slice) for edge in more]
+        statuses.append({(verdict.cell.slice, verdict.cell.kernel_inference): verdict.status for verdict in verdicts})
+    assert sorted(edges) == [(What.FIRING, "all"), (What.FIRING, "code")]
+    for slice in ("all", "code"):
+        assert statuses[39][slice, "b" * 12] is Status.FAIL
+        assert {by_cell[slice, "b" * 12] for by_cell in statuses[60:]} == {Status.INVALID_INPUT}
+        assert statuses[-1][slice, "c" * 12] is Status.PASS
+
+
+def test_a_cell_is_invalid_only_by_its_own_sequences() -> None:
+    """All sequences of chat fail, those of code are measured, nothing comes on math: one INVALID INPUT, one NO_DATA."""
+    slices = {name: {"where": {"task": name}} for name in ("chat", "code", "math")}
+    evaluator, rng, pair = Evaluator([make_contract(slices=slices)]), np.random.default_rng(0), ("a" * 12, "b" * 12)
+    senders = {slice: Sender(slice=slice, instance=slice) for slice in ("all", *slices)}
+    for step in range(40):
+        now = NOW + 10.0 * step
+        for slice, sender in senders.items():
+            if slice in {"all", "code"} or (slice == "chat" and not step):
+                evaluator.ingest_metrics(sender.request(now, rng.exponential(0.001, 400).clip(0, 1)), now)
+        if step:
+            for slice in ("all", "chat"):
+                message = counted("policy", "placeholder", step, NOW, now, pair, slice)
+                evaluator.ingest_metrics(message, now)
+    found = judged(evaluator, NOW + 400.0)
+    assert {slice: found[slice].status for slice in slices} == {
+        "chat": Status.INVALID_INPUT,
+        "code": Status.PASS,
+        "math": Status.NO_DATA,
+    }
+    assert evaluator.invalid_input("policy", NOW + 400.0, 3600.0) == {pair: {"placeholder": 39}}
+
+
+def test_tokens_that_were_not_sampled_on_one_slice_say_nothing_of_another() -> None:
+    """The mean of P/Q is above 1 on all traffic because of chat: code is judged by its own tokens."""
+    evaluator, kernels, rng = Evaluator([make_contract()]), Kernels(), np.random.default_rng(0)
+    for step in range(30):
+        kernels.send(evaluator, NOW + 10.0 * step, {"all": 0.2}, rng)
+    found = judged(evaluator, NOW + 300.0)
+    assert found["all"].status is Status.INVALID_INPUT
+    assert found["code"].status is not Status.INVALID_INPUT
+
+
+def test_sequences_whose_slices_nobody_knows_are_of_every_cell() -> None:
+    """A sender that names no slice says it of all of them."""
+    evaluator, kernels, rng = Evaluator([make_contract()]), Kernels(), np.random.default_rng(0)
+    kernels.send(evaluator, NOW, {}, rng)
+    message = counted("policy", "placeholder", 7, NOW, NOW + 200.0, ("a" * 12, "b" * 12))
+    evaluator.ingest_metrics(message, NOW + 200.0)
+    assert {verdict.status for verdict in judged(evaluator, NOW + 201.0).values()} == {Status.INVALID_INPUT}

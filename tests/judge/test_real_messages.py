@@ -1,0 +1,91 @@
+"""What real Recorders send, and what becomes of it."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from kc_otel.contract.bucket_layouts import MOST_BUCKETS
+from kc_otel.contract.registry.clause_metrics import RECORDED, SAMPLING, TV_PLACE
+from kc_otel.judge.columns.stream_columns import SeriesSlots
+from kc_otel.judge.evaluator import Evaluator
+from tests.tools.real_messages import CASES, CONTRACTS, INTERVAL, Case, Sender, contract, exponential_points, messages
+
+NOW = 1_790_000_000.0
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_a_senders_messages_are_a_recorders_at_other_times_and_under_another_name(name: str) -> None:
+    """Two processes have the same counts and no stream in common; after the last message a process starts anew."""
+    bodies = messages(Case(name, 10), exports=2)
+    first, second = (Sender(bodies, number, NOW) for number in range(2))
+    exported = [first.export() for _ in range(3)]
+    assert second.export() != exported[0]
+    for number, body in enumerate(exported):
+        assert {point.time_unix_nano / 1e9 for point in exponential_points(body)} == {NOW + number * INTERVAL}
+        counts = [point.count for point in exponential_points(body)]
+        assert counts == [point.count for point in exponential_points(bodies[number % 2])]
+    starts = [{point.start_time_unix_nano for point in exponential_points(body)} for body in exported]
+    assert starts[0] == starts[1] != starts[2]
+
+
+def test_deltas_are_differences_of_what_is_exported_cumulatively() -> None:
+    """The Collector's cumulativetodelta processor counts what came since the message before."""
+    cumulative, delta = (messages(Case("rl-rollouts", 1_000, delta=delta), exports=2) for delta in (False, True))
+    counted = sum(point.count for body in delta for point in exponential_points(body))
+    whole = sum(point.count for point in exponential_points(messages(Case("rl-rollouts", 1_000), exports=3)[-1]))
+    before = sum(point.count for point in exponential_points(cumulative[0]))
+    assert counted == whole - before
+
+
+def test_all_kinds_of_messages_are_there() -> None:
+    """Of each contract: three sizes, cumulative and delta, with and without rewards, advantages and full logits."""
+    assert len(CASES) == len(CONTRACTS) * (3 * 2 * 2 + 2 * 2)
+    name = {"rewards": "rl-rollouts", "advantages": "rl-rollouts", "logits": "serving-int8"}
+    sizes = {what: len(messages(Case(of, 1_000, **{what: True}))[-1]) for what, of in name.items()}
+    assert sizes["logits"] > len(messages(Case("serving-int8", 1_000))[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_recorder_sends_what_clauses_are_computed_from_in_at_most_160_buckets_a_side(case: Case) -> None:
+    """Whatever the program hands over: no quantity that the contract does not ask for, and no long tails."""
+    body = messages(case)[-1]
+    promised = contract(case.contract)
+    names = {RECORDED[key].name for key in {*promised.recorded, *promised.averaged, *SAMPLING}} | {TV_PLACE.name}
+    [resource] = ExportMetricsServiceRequest.FromString(body).resource_metrics
+    sent = {metric.name for metric in resource.scope_metrics[0].metrics if metric.HasField("exponential_histogram")}
+    assert sent <= names
+    clauses = {clause.quantity.name for clause in promised.statistical if clause.quantity is not None}
+    assert clauses <= sent
+    for point in exponential_points(body):
+        assert max(len(point.positive.bucket_counts), len(point.negative.bucket_counts)) <= MOST_BUCKETS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTRACTS)
+@pytest.mark.parametrize("tokens", [1_000, 100_000])
+def test_points_of_streams_that_go_on_are_taken_as_columns_and_put_into_panes_once(
+    name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least 99 of 100; and what eight processes said settles together, not by message."""
+    bodies = messages(Case(name, tokens, rewards=True, advantages=True), exports=6)
+    evaluator = Evaluator([contract(name)])
+    evaluator.use_columns()
+    senders = [Sender(bodies, number, NOW) for number in range(8)]
+    settled = []
+    settle = SeriesSlots.settle
+    monkeypatch.setattr(SeriesSlots, "settle", lambda self: (settled.append(self.used), settle(self))[1])
+    for number in range(6):
+        exported = [sender.export() for sender in senders]
+        before, known = evaluator.taken_as_columns, len(senders) * len(exponential_points(bodies[number - 1]))
+        settled.clear()
+        for body in exported:
+            message = evaluator.columns_of(body, 10**6)
+            assert message is not None
+            evaluator.ingest_metrics(message, NOW + number * INTERVAL)
+        if number:
+            assert evaluator.taken_as_columns - before >= 0.99 * known
+        if number > 1:
+            assert not any(settled)
+        evaluator.evaluate(NOW + number * INTERVAL)

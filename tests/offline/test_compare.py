@@ -1,0 +1,122 @@
+"""`kc_otel.compare`: verdicts from arrays, without an evaluator."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import kc_otel
+from kc_otel.contract.load import load_text
+from kc_otel.judge.verdict import Status
+from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
+from kc_otel.recordings.recording import RecordingError
+from kc_otel.recordings.recording_files import load_recording
+
+CONTRACT = """apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 2, owner: rl}
+kernels: {train: {engine: torch}, inference: {engine: vllm}}
+slices: {code: {where: {task: code}}}
+statistical: [{id: token-tv, metric: tv_token, unit: token, limit: 0.05}]
+numerical: [{id: kl, metric: kl_train_inference, unit: token, limit: 0.1}]
+observability: {min_samples: 500}
+"""
+
+
+@pytest.fixture
+def contract():
+    return load_text(CONTRACT)
+
+
+@pytest.fixture
+def sides():
+    """Two kernels of which the second half of the sequences, task code, has drifted."""
+    rng = np.random.default_rng(0)
+    inference = -rng.exponential(1.0, (120, 40)) - 1.0
+    train = inference + 0.01 * rng.standard_normal(inference.shape)
+    train[60:] -= np.abs(0.6 * rng.standard_normal((60, 40)))
+    return train, inference, ["prose"] * 60 + ["code"] * 60
+
+
+def test_verdicts_are_those_of_a_recording(contract, sides, tmp_path):
+    """The same numbers as from a file with the same arrays; the worst first."""
+    train, inference, task = sides
+    found = kc_otel.compare(train, inference, contract=contract, slices={"task": task})
+    assert (found.status, found.sequences, found.tokens) == (Status.FAIL, 120, 4800)
+    assert (found.verdicts[0].cell.clause, found.verdicts[0].status) == ("token-tv", Status.FAIL)
+    np.savez(tmp_path / "log.npz", train_logprobs=train, inference_logprobs=inference, task=np.array(task))
+    recording = load_recording(tmp_path / "log.npz")
+    same = judge(contract, by_contract(recording, contract), time.time())
+    numbers = {(row.cell.slice, row.estimate, row.lower, row.upper, row.status) for row in same.verdicts}
+    assert {(row.cell.slice, row.estimate, row.lower, row.upper, row.status) for row in found.verdicts} == numbers
+
+
+def test_a_side_in_half_precision_is_noted(contract, sides):
+    """Its text says what the difference partly is, and what to do; nothing where both sides are whole."""
+    train, inference, task = sides
+    rounded = train.astype(np.float16).astype(np.float64)
+    found = kc_otel.compare(rounded, inference, contract=contract, slices={"task": task})
+    assert "log-probabilities of the train side all lie on float16's grid" in repr(found)
+    assert "grid" not in repr(kc_otel.compare(train, inference, contract=contract, slices={"task": task}))
+
+
+def test_its_text_has_every_verdict_and_what_is_not_judged(contract, sides):
+    """The worst first, what each is about, and the clauses that log-probabilities cannot tell."""
+    train, inference, task = sides
+    text = repr(kc_otel.compare(train, inference, contract=contract, slices={"task": task}))
+    assert "FAIL under policy v2: 120 sequences, 4,800 tokens" in text
+    assert "  verdicts that cover only the measured traffic: token-tv" in text
+    assert text.startswith("FAIL under policy v2")
+    assert "not judged: kl" in text
+
+
+@pytest.mark.parametrize("form", ["lists", "torch", "rows", "bfloat16"])
+def test_arrays_of_every_kind(contract, sides, form):
+    """Lists of different lengths with a mask, tensors of any dtype, one mapping for each sequence."""
+    train, inference, task = sides
+    mask = np.ones(train.shape, dtype=bool)
+    mask[0, 20:] = False
+    slices = {"task": task}
+    if form == "lists":
+        lengths = mask.sum(1)
+        train, inference = ([row[:n] for row, n in zip(side, lengths, strict=True)] for side in (train, inference))
+        mask = None
+    elif form == "rows":
+        slices = [{"task": name} for name in task]
+    else:
+        dtype = torch.float64 if form == "torch" else torch.bfloat16
+        train, inference, mask = (torch.as_tensor(column) for column in (train, inference, mask))
+        train, inference = (side.to(dtype).requires_grad_() for side in (train, inference))
+    found = kc_otel.compare(train, inference, contract=contract, slices=slices, mask=mask)
+    assert (found.sequences, found.tokens, found.status) == (120, 4780, Status.FAIL)
+    assert {verdict.cell.slice for verdict in found.verdicts} == {"all", "code"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"inference": np.zeros((3, 40))}, "inference: 3 sequences, but train has 120"),
+        (
+            {"inference": np.zeros((120, 39))},
+            "sequence 0: inference_logprobs: has 39 numbers where train_logprobs",
+        ),
+        ({"mask": np.zeros((120, 40))}, "mask leaves no token of any row"),
+        ({"slices": {"task": ["code"]}}, "slices: task has 1 values for 120 sequences"),
+        ({"slices": [{"task": "code"}]}, "slices: 1 mappings for 120 sequences"),
+        ({"train": np.zeros((2, 3, 4))}, r"train: shape \(2, 3, 4\) is neither"),
+    ],
+)
+def test_what_does_not_fit_is_said(contract, sides, change, said):
+    """By argument and sequence, with numbers."""
+    train, inference, _ = sides
+    with pytest.raises((RecordingError, ValueError), match=said):
+        kc_otel.compare(**{"train": train, "inference": inference, "contract": contract} | change)
+
+
+def test_a_path_is_no_array(contract):
+    """Files have a command of their own."""
+    with pytest.raises(TypeError, match="compare takes arrays, and `kc-otel compare` files"):
+        kc_otel.compare("a.npz", "b.npz", contract=contract)

@@ -1,0 +1,209 @@
+"""A contract from a budget, and the noise that it has to stand above."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kc_otel.contract.diff import diff
+from kc_otel.contract.load import check_text
+from kc_otel.contract.measuring_paths import MeasuringPath
+from kc_otel.judge.sample_sizes import observations_to_pass
+from kc_otel.judge.typical_sizes import typical_size
+from kc_otel.offline.draft.draft import Draft, clauses_of, exact
+from kc_otel.offline.draft.draft_yaml import write
+from kc_otel.recordings.recording import Recording
+from kc_otel.stats.rewards import mean_token_tv_for_sequence_tv, token_kl_for_sequence_tv, tv_for_reward_budget
+
+
+def draft(**changes):
+    given = {
+        "name": "policy",
+        "owner": "rl",
+        "train": {"engine": "torch", "dtype": "bfloat16"},
+        "inference": {"engine": "vllm", "dtype": "fp8"},
+        "reward_budget": 0.1,
+        "horizon": 32,
+        "slices": {"code": {"task": "code"}, "long": {"prompt_tokens": ">= 8192"}},
+    }
+    return Draft(**(given | changes))
+
+
+def recording(deviation, sequences=400, length=32, *, code=1.0, seed=0):
+    """Log-probabilities whose log ratios are normal; every other sequence is code, `code` times as noisy."""
+    rng = np.random.default_rng(seed)
+    scale = np.where(np.arange(sequences) % 2, 1.0, code)
+    q = -rng.exponential(1.0, sequences * length) - 1.0
+    noise = deviation * np.repeat(scale, length) * rng.normal(size=q.size)
+    return Recording(
+        train=q + noise,
+        inference=q,
+        lengths=np.full(sequences, length, dtype=np.int64),
+        attributes=tuple({"task": "chat" if index % 2 else "code"} for index in range(sequences)),
+        source="noise.npz",
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(
+    st.floats(0.001, 0.9),
+    st.integers(1, 100_000),
+    st.sampled_from([-5.0, -0.5, 0.0, 2.0]),
+    st.floats(0.1, 10),
+    st.sampled_from([None, 0.2]),
+)
+def test_every_draft_is_sound_and_meets_its_budget(share, horizon, low, width, clip):
+    """No error or warning, the limits are those of the inverses, cut and not rounded up."""
+    budget = share * width
+    made = draft(reward_budget=budget, reward_range=(low, low + width), horizon=horizon, clip=clip)
+    written = write(made)
+    assert check_text(written.text).problems == ()
+    assert all(cell.observations is not None for cell in written.needed)
+    assert "token-kl" not in {clause.id for clause in written.contract.clauses}
+    limits = {clause.id: clause.limit for clause in clauses_of(made)}
+    tv = tv_for_reward_budget(budget, (low, low + width))
+    assert limits["reward"] == budget
+    for name, derived in (
+        ("token-tv", mean_token_tv_for_sequence_tv(tv, horizon)),
+        ("token-kl", token_kl_for_sequence_tv(tv, horizon).value),
+        ("tail", mean_token_tv_for_sequence_tv(tv, horizon) / 2),
+    ):
+        assert derived * 0.99 <= limits[name] <= derived * (1 + 1e-8)
+
+
+def test_the_text_says_how_each_limit_follows_and_what_breaks():
+    """A formula with its numbers before each clause, and a description in it."""
+    text = write(draft()).text
+    assert "TV_seq <= 0.1 / (1 - 0) = 0.1" in text
+    assert "mean <= 0.1 / 32 = 0.00313" in " ".join(text.replace("#", " ").split())
+    assert "2 TV^2 / T = 0.000625 nat" in " ".join(text.replace("#", " ").split())
+    assert text.count("A PASS takes at least") == 1
+    assert text.count("description:") == 2
+    assert text.count("# Not a clause, ") == 3
+    assert max(map(len, text.splitlines())) <= 120
+    assert diff(write(draft()).contract, write(draft()).contract) == []
+
+
+def of(written, clause, slice="all"):
+    """A clause, its limit on a slice, and what the baseline keeps there."""
+    (found,) = [candidate for candidate in written.contract.clauses if candidate.id == clause]
+    floor = next((other for other in written.floors if (other.clause, other.slice) == (clause, slice)), None)
+    return found, found.limit_for(slice), floor
+
+
+@pytest.mark.parametrize("deviation", [0.003, 0.03, 0.3])
+def test_limits_are_what_the_baseline_keeps_with_room(deviation):
+    """Whether the budget would give more or less; the budget itself stays; and the baseline breaks none of them."""
+    written = write(draft(reward_budget=0.3), recording(deviation), margin=1.5)
+    assert set(written.measured) == {"token-tv", "token-kl", "tail"}
+    clause, limit, floor = of(written, "token-tv")
+    assert limit >= 1.5 * floor.upper * 0.999
+    assert floor.lower <= deviation * np.sqrt(1 / (2 * np.pi)) * 1.02
+    assert clause.cap == pytest.approx(5 * max(limit, clause.limit_for("code")), rel=0.01)
+    assert of(written, "token-tv-tail")[0].parsed_statistic.argument == clause.cap
+    assert of(written, "reward")[1] == 0.3
+    assert check_text(written.text).problems == ()
+
+
+def test_the_comment_beside_a_limit_names_the_figure_that_it_comes_from():
+    """The recording, its estimate and bound, what they rest on, and what the budget would have given."""
+    written = write(draft(), recording(0.03))
+    text = " ".join(written.text.replace("#", " ").split())
+    assert "2 x the drift of noise.npz: 0.0116, at most 0.0122, from 12,800 tokens." in text
+    assert "The budget alone would give 0.00312: this limit does not guarantee it." in text
+
+
+@pytest.mark.parametrize(
+    ("path", "rewarded", "metric"),
+    [
+        ("trl", False, "reward_drift"),
+        ("verl", False, "reward_drift"),
+        ("loop", True, "reward_drift"),
+        ("gate", True, "reward_drift"),
+        ("loop", False, "reward_drift_bound"),
+        ("vllm", True, "reward_drift_bound"),
+    ],
+)
+def test_the_budget_is_measured_where_rewards_are_known(path, rewarded, metric):
+    """TRL and verl always have them, other ways where the baseline has; elsewhere a bound stands for them."""
+    baseline = recording(0.001)
+    if rewarded:
+        baseline = replace(baseline, attributes=tuple({**labels, "reward": 1.0} for labels in baseline.attributes))
+    assert of(write(draft(data=MeasuringPath(path)), baseline), "reward")[0].metric == metric
+
+
+def test_a_bound_of_the_budget_that_the_baseline_breaks_is_explained_and_not_asked_for():
+    """The accepted pair would fail by it for ever; the policy's critical steps rest on the limits that it keeps."""
+    written = write(draft(reward_budget=0.05), recording(0.1))
+    assert "reward" not in {clause.id for clause in written.contract.clauses}
+    assert "# Not a clause, reward: " in written.text
+    text = " ".join(written.text.replace("#", " ").split())
+    assert "The pair of noise.npz breaks it: 0." in text
+    critical = [step for step in written.contract.escalation if step.severity == "critical"]
+    assert all({"token-tv", "token-kl", "tail"} <= set(step.clauses) for step in critical)
+    assert check_text(written.text).problems == ()
+
+
+def test_a_slice_that_is_worse_than_the_rest_gets_a_limit_of_its_own():
+    """A slice on which the accepted pair drifts three times as far would fail for ever by the average's limit."""
+    written = write(draft(), recording(0.03, code=3.0))
+    _, limit, floor = of(written, "token-tv", "code")
+    assert limit >= 2 * floor.upper * 0.999
+    assert limit > 1.3 * of(written, "token-tv")[1]
+
+
+@pytest.mark.parametrize("prompts", [60, 400])
+def test_a_pair_like_the_baseline_typically_passes_with_the_prompts_that_there_are(prompts):
+    """Fewer prompts take more room; the clause on what is above the cap is passed by as many without any."""
+    written = write(draft(), recording(0.03), margin=1.05, prompts=prompts)
+    contract = written.contract
+    clause, limit, floor = of(written, "token-tv")
+    assert typical_size(contract, clause, "all", floor.estimate / limit) <= max(prompts, 100)  # min_sequences
+    tail = of(written, "token-tv-tail")[0]
+    assert observations_to_pass(contract, tail, "all").observations <= prompts
+    if prompts == 400:
+        assert limit <= of(write(draft(), recording(0.03), margin=1.05, prompts=60), "token-tv")[1]
+
+
+def test_a_pair_that_is_the_same_to_the_last_bit_gets_limits_above_nothing():
+    """A limit of 0 would fail by the first rounding."""
+    written = write(draft(), recording(0.0))
+    assert all(clause.limit_for("all") > 0 for clause in written.contract.clauses)
+    assert check_text(written.text).problems == ()
+
+
+def test_a_pair_far_apart_has_no_cap_where_a_total_variation_cannot_be_as_large():
+    """Five limits above one are no cap, and there is nothing above it."""
+    written = write(draft(), recording(1.0))
+    assert of(written, "token-tv")[0].cap is None
+    assert all(clause.id != "token-tv-tail" for clause in written.contract.clauses)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"reward_budget": 0.0}, "reward budget: 0.0"),
+        ({"reward_budget": 1.0}, "reward budget: 1.0"),
+        ({"horizon": 0}, "horizon"),
+    ],
+)
+def test_a_budget_that_is_none_is_refused(changes, named):
+    """Nothing to lose and everything to lose leave nothing to write."""
+    with pytest.raises(ValueError, match=named):
+        write(draft(**changes))
+
+
+def test_a_margin_below_one_is_refused():
+    """The limit would be below what the pair does."""
+    with pytest.raises(ValueError, match=r"margin: 0\.5"):
+        write(draft(), recording(0.1), margin=0.5)
+
+
+@given(st.floats(1e-12, 1e6))
+def test_a_number_is_written_without_an_exponent_and_exactly(value):
+    """YAML 1.1 reads 5e-06 as text."""
+    assert "e" not in exact(value)
+    assert float(exact(value)) == value

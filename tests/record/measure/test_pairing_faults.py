@@ -1,0 +1,177 @@
+"""Faults of the pairing, each planted in healthy rollouts, and drift of every kind that must not be accused."""
+
+import numpy as np
+import pytest
+
+from kc_otel.record.measure.checks import InvalidReason, check, check_block, difference, failed, held_together
+from kc_otel.record.measure.packing import Block
+from kc_otel.stats.surplus import surely_surplus, surplus, surplus_of_sums
+from tests.tools.planted_faults import FAULTS, FAULTS_OF_BATCHES, HONEST, healthy, honest
+
+
+def block_of(rows):
+    """A block of pairs of rows."""
+    lengths = np.array([train.size for train, _ in rows])
+    train, inference = (np.concatenate(side) for side in zip(*rows, strict=True))
+    return Block(np.arange(lengths.size), np.cumsum(lengths) - lengths, lengths, train, inference)
+
+
+def checked(rows):
+    """What the checks say of rows: counts by reason, and words by reason."""
+    block = block_of(rows)
+    found = check_block(block, difference(block))
+    counted = {reason: rows.size for reason, rows in failed(found.codes).items()}
+    return counted, {reason.name.lower(): words for reason, words in found.why.items()}
+
+
+def test_healthy_rollouts_are_measured():
+    """Drift of a bfloat16 kernel is no fault."""
+    assert checked(healthy()) == ({}, {})
+
+
+@pytest.mark.parametrize("name", sorted(set(FAULTS) - set(FAULTS_OF_BATCHES)))
+@pytest.mark.parametrize("sequences", [150, 16])
+def test_each_planted_fault_is_named(name, sequences):
+    """Reason and words say what it is, on most of the rows that have it, in a small batch too."""
+    plant, reason, words = FAULTS[name]
+    counts, why = checked(plant(healthy(sequences), np.random.default_rng(1)))
+    assert reason in counts
+    assert sum(counts.values()) >= (0.02 if name in {"a sentinel", "the lowest float"} else 0.9) * sequences, counts
+    for part in words:
+        assert part in why[reason], why[reason]
+
+
+@pytest.mark.parametrize("kind", HONEST)
+@pytest.mark.parametrize(("rows", "tokens", "sure"), [(16, 128, 0.5), (8, 300, 0.97), (48, 5, 0.8), (12, 90, 0.9)])
+def test_honest_drift_is_never_accused(kind, rows, tokens, sure):
+    """Rounding, formats of 8 and 4 bits, stale weights, coarse storage; very sure texts, and very short ones."""
+    for seed in range(5):
+        train, inference = honest(kind, np.random.default_rng(seed), (rows, tokens), sure)
+        assert not check(train, inference).any(), seed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HONEST)
+@pytest.mark.parametrize(("rows", "tokens", "sure"), [(16, 128, 0.5), (8, 300, 0.97), (48, 5, 0.8), (12, 90, 0.9)])
+def test_honest_drift_is_never_accused_in_a_thousand_batches(kind, rows, tokens, sure):
+    """The same over many seeds."""
+    for seed in range(1000):
+        train, inference = honest(kind, np.random.default_rng(seed), (rows, tokens), sure)
+        assert not check(train, inference).any(), seed
+
+
+@pytest.mark.parametrize("share", [0.15, 0.5])
+def test_a_kernel_that_is_broken_is_measured(share):
+    """Tokens from nowhere at some positions are that kernel's own: P/Q is small there, and its verdict is FAIL."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        train, inference = honest("garbage", rng, (40, 128), 0.5, share)
+        assert not check(train, inference).any(), seed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.002, 0.02, 0.2, 0.45])
+def test_kernels_that_are_equal_but_at_some_tokens_are_measured(share):
+    """A fault behind the last layer changes single tokens and leaves the others bit for bit: that is the kernel's."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        train, inference = honest("garbage", rng, (40, 128), 0.5, 1.0)
+        train = np.where(rng.random(train.shape) < share, train, inference)
+        assert not check(train, inference).any(), seed
+
+
+def begun_otherwise(rng, tokens, share, scatter):
+    """Log P and log Q where new weights begin answers otherwise: of each of the first tokens they give away a share."""
+    train, inference = honest("bf16", rng, (40, 128), 0.5)
+    kept = np.clip(1.0 - share + rng.normal(0.0, 0.3 * (1.0 - share), (40, tokens)), 0.002, 1.0)
+    train[:, :tokens] += np.log(kept)
+    train[:, tokens : 2 * tokens] += rng.normal(0.0, scatter, (40, tokens)).astype("f4")
+    return np.minimum(train, 0.0), inference
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("tokens", [1, 2, 4, 8])
+def test_weights_that_begin_answers_otherwise_are_measured(tokens, share):
+    """A large drift of the first few tokens is staleness as well as another prompt: nothing is accused."""
+    for seed in range(10):
+        rows = list(zip(*begun_otherwise(np.random.default_rng(seed), tokens, share, 0.1), strict=True))
+        counts, why = checked(rows)
+        assert counts == {}, (seed, why)
+        if tokens == 8:
+            assert "not checked whether the prompts are the same: the first 8 tokens differ by" in why["valid"]
+
+
+def test_what_could_not_be_checked_is_told():
+    """Of a handful of tokens nobody can say that they are the same; nor where P misses mass that Q has."""
+    rows = healthy(40)
+    few = [(train[:3] - 0.3, inference[:3]) for train, inference in rows[:2]]
+    assert "not checked whether both sides score the same tokens" in checked(few)[1]["valid"]
+    drifting = list(zip(*honest("int4", np.random.default_rng(0), (200, 128), 0.5), strict=True))
+    assert checked(drifting) == ({}, {})
+    averaged = [((train + inference) / 2, inference) for train, inference in drifting]
+    counts, why = checked(averaged)
+    assert counts == {}
+    assert "surely below 1" in why["valid"]
+
+
+def test_text_that_is_copied_is_no_placeholder():
+    """Stretches of which both kernels are entirely sure, exact zeros among numbers that are nearly 0, are honest."""
+    for seed in range(20):
+        train, inference = honest("copied", np.random.default_rng(seed), (16, 256), 0.5)
+        assert not check(train, inference).any(), seed
+
+
+def test_a_template_of_a_sure_model_is_no_placeholder():
+    """Every sequence begins with tokens of which both kernels are entirely sure, as they are of some others."""
+    for seed in range(5):
+        train, inference = honest("copied", np.random.default_rng(seed), (16, 256), 0.5)
+        train[:, :4] = inference[:, :4] = 0.0
+        assert not check(train, inference).any(), seed
+
+
+def test_a_shift_of_the_second_half_is_told_from_which_token_on():
+    """The finding says from where and by how much."""
+    rows = healthy(40, tokens=160)
+    rows = [(train, np.concatenate([q[:96], np.roll(q[96:], -3)])) for train, q in rows]
+    _, why = checked(rows)
+    assert "(lag 3)" in why["not_same_tokens"]
+    first = int(why["not_same_tokens"].split("from token ")[1].split()[0])
+    assert abs(first - 96) <= 4
+
+
+def test_a_sampler_set_up_for_many_rows_is_one_of_the_whole_batch():
+    """Where a sixth of the rows show a truncation, the others have it and do not show it: nothing is drift."""
+    code = InvalidReason.TRUNCATED_SAMPLING
+    some = np.zeros(150, dtype=np.int8)
+    some[:26] = code
+    assert set(held_together(some)) == {code}
+    some[3:] = 0
+    assert held_together(some) is some
+
+
+def test_a_pairing_that_is_wrong_in_most_rows_is_so_in_all():
+    """Rows that do not show it are too short, or too sure; a few bad rows are the others' no fault."""
+    code = InvalidReason.NOT_SAME_TOKENS
+    most = np.full(150, code, dtype=np.int8)
+    most[:40] = 0
+    assert set(held_together(most)) == {code}
+    most[:100] = 0
+    assert held_together(most) is most
+
+
+@pytest.mark.slow
+def test_a_mean_ratio_is_not_called_above_one_by_chance():
+    """Of honest samples, of any drift, few or many, rounded or not."""
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        n = int(rng.choice([200, 2000, 20_000]))
+        p, q = rng.dirichlet(np.full(50, rng.uniform(0.1, 2.0)), 2)
+        q = (1 - (mix := rng.uniform(0.0, 1.0))) * p + mix * q
+        tokens = rng.choice(50, n, p=q)
+        train, inference = np.log(np.maximum(p, 1e-300))[tokens], np.log(q)[tokens]
+        if rng.random() < 0.5:
+            inference = inference.astype(np.float16).astype(np.float64)
+        changes = np.expm1((train - np.minimum(inference, 0.0)).clip(-64, 16))
+        assert not surely_surplus(surplus(changes))
+        bound = surplus_of_sums(float(changes.sum()), float(np.square(changes).sum()), n)
+        assert (bound <= np.array([np.log1p(bet * (changes - 0.02)).sum() for bet in (0.05, 0.2, 0.5)]) + 1e-6).all()

@@ -1,0 +1,309 @@
+"""Faults planted in recordings of a real model, of which none may hide a kernel that fails, and cuts of honest ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kc_otel.record.measure.checks import check_block, difference
+from kc_otel.record.measure.packing import Block
+from kc_otel.record.measure.same_prompt import more_than_all
+from kc_otel.record.telemetry.accumulate import Accumulator, Rollouts
+from kc_otel.recordings.recording import RecordingError
+from kc_otel.recordings.recording_files import load_recording
+from kc_otel.stats.surplus import surely_surplus, sureness
+from tests.handbook.snippets import ROOT
+
+RECORDINGS = ROOT / "examples" / "real_model" / "recordings"
+VOCABULARY = 49_152
+
+
+def read(name):
+    """The arrays of a recording."""
+    with np.load(RECORDINGS / f"{name}.npz") as arrays:
+        return dict(arrays)
+
+
+def by_row(change):
+    """A fault of each row: from log P, log Q, a generator and the row's number to both."""
+
+    def planted(arrays, rng):
+        ends = np.cumsum(arrays["lengths"])[:-1]
+        sides = [np.split(arrays[key].astype(float), ends) for key in ("train_logprobs", "inference_logprobs")]
+        rows = [change(p, q, rng, row) for row, (p, q) in enumerate(zip(*sides, strict=True))]
+        return [np.concatenate(side) for side in zip(*rows, strict=True)]
+
+    return planted
+
+
+def both(change):
+    """The same change of either side."""
+    return by_row(lambda p, q, _rng, _row: (change(p), change(q)))
+
+
+def again(values):
+    """Log-softmax of probabilities."""
+    return np.exp(values) - np.log(VOCABULARY + 0.7)
+
+
+def running(values):
+    """Mean of all so far."""
+    return np.cumsum(values) / np.arange(1, values.size + 1)
+
+
+def moving(values):
+    """Mean of four."""
+    sums = np.concatenate([np.zeros(4), np.cumsum(values)])
+    return (sums[4:] - sums[:-4]) / np.minimum(np.arange(1, values.size + 1), 4)
+
+
+def chunks(values):
+    """One token twice at the end of each 64."""
+    parts = [np.append(values[at : at + 64], values[at : at + 64][-1]) for at in range(0, values.size, 64)]
+    return np.concatenate(parts)[: values.size]
+
+
+def broadcast(arrays, _rng):
+    """The first row of each eight, in the place of all."""
+    rows = np.split(np.arange(arrays["lengths"].sum()), np.cumsum(arrays["lengths"])[:-1])
+    at = np.concatenate([np.resize(rows[n - n % 8], row.size) for n, row in enumerate(rows)])
+    return [arrays[f"{side}_logprobs"][at] for side in ("train", "inference")]
+
+
+def penalty(arrays, rng):
+    """A presence penalty of 1 on the inference side: of all that came before in their row."""
+    rows = np.repeat(np.arange(arrays["lengths"].size), arrays["lengths"])
+    _, first = np.unique(rows * VOCABULARY + arrays["token_ids"], return_index=True)
+    before = np.ones(rows.size)
+    before[first] = 0.0
+    kept = -np.log1p(np.expm1(-1.0) * rng.beta(1, 2, rows.size))
+    return arrays["train_logprobs"], np.minimum(arrays["inference_logprobs"] + kept - before, 0.0)
+
+
+def nucleus(mass):
+    """Top-p on the inference side: one token is left where it has more than that."""
+
+    def cut(p, q, rng, _row):
+        kept = np.clip(mass + (1 - mass) * rng.random(q.size), np.exp(q), 1.0)
+        return p, np.where(q > np.log(mass), 0.0, np.minimum(q - np.log(kept), 0.0))
+
+    return by_row(cut)
+
+
+def one_in(share, change):
+    """A fault of the training side in every so many rows."""
+    return by_row(lambda p, q, _rng, row: (change(p, q) if row % share == 0 else p, q))
+
+
+def training(change):
+    """A fault of the training side that may know the other."""
+    return one_in(1, change)
+
+
+def elsewhere(p, q, rng, _row):
+    """The training side after another prompt, which matters the less the longer the answer gets."""
+    return np.minimum(p + rng.normal(0.0, 1.5, p.size) * np.exp(-np.arange(p.size) / 12), -1e-4), q
+
+
+def last(p, q, rng, _row):
+    """The next sequence's first token, in the place of the last one, where rows were packed."""
+    return np.append(p[:-1], -rng.uniform(6, 20)), q
+
+
+def attempts(p, q, _rng, row):
+    """What an aborted request had, before all of the next one, in every third row."""
+    return p, np.append(q[: q.size // 3], q)[: q.size] if row % 3 == 0 else q
+
+
+def streamed(p, q, _rng, _row):
+    """Answers of a stream, each with all tokens so far, one after the other."""
+    return p, np.concatenate([q[:size] for size in range(16, q.size + 16, 16)])[: q.size]
+
+
+def left_out(p, q, _rng, _row):
+    """Tokens whose log ratio is large are left out; others of the row come in their place."""
+    kept = np.abs(p - q) < 0.6
+    return tuple(np.resize(side[kept], p.size) for side in (p, q)) if kept.any() else (q, q)
+
+
+def padded(p, q, rng, row):
+    """Padding after the last token of every fourth row, which both sides score."""
+    if row % 4 or q.size < 32:
+        return p, q
+    padding = -rng.uniform(9, 18, 16)
+    return np.append(p[:-16], padding + rng.normal(0.0, 0.3, 16)), np.append(q[:-16], padding)
+
+
+def before(p, q, _rng, _row):
+    """The first token of each chunk has the number of the one before it."""
+    q = q.copy()
+    q[32::32] = q[31:-1:32]
+    return p, q
+
+
+def drafts(p, q, rng, _row):
+    """Accepted tokens have the draft model's log-probability."""
+    accepted = (q > -1.2) & (rng.random(q.size) < 0.8)
+    of_draft = np.minimum(q + np.minimum(1.0, 0.2 - q) * rng.normal(-0.3, 0.8, q.size), -1e-5)
+    return p, np.where(accepted, of_draft, q)
+
+
+def filled(p, q, _rng, row):
+    """Padding in the place of all of a row, in most rows."""
+    return (np.full(p.size, -11.3) if row % 8 else p), q
+
+
+FAULTS = {
+    "the number of the token before": (by_row(before), "placeholder: .*number of the token before them"),
+    "numbers of the draft model": (by_row(drafts), "^[^;]*INVALID INPUT, not_sampled"),
+    "padding for whole rows": (by_row(filled), "one value at each token of .*padding or a filler"),
+    "divided by the length": (both(lambda x: x / x.size), "not_sampled"),
+    "base 10 on both sides": (both(lambda x: x / np.log(10)), "not_sampled"),
+    "softmax twice on both sides": (both(again), "not_logprobs"),
+    "softmax twice on one side": (training(lambda p, _: again(p)), "not_logprobs"),
+    "sums on one side": (training(lambda p, _: np.cumsum(p)), "not_logprobs"),
+    "sums on both sides": (both(np.cumsum), "not_logprobs"),
+    "a floor on both sides": (both(lambda x: np.maximum(x, -5.0)), "placeholder"),
+    "a high floor on one side": (by_row(lambda p, q, _rng, _row: (p, np.maximum(q, -2.0))), "placeholder"),
+    "log ratios that were cut": (training(lambda p, q: q + np.clip(p - q, -0.5, 0.5)), "not_logprobs"),
+    "a small cut": (training(lambda p, q: q + np.clip(p - q, -0.02, 0.02)), "not_logprobs"),
+    "large log ratios masked": (training(lambda p, q: np.where(np.abs(p - q) > 0.2, q, p)), "placeholder"),
+    "nearly all masked": (training(lambda p, q: np.where(np.abs(p - q) > 0.05, q, p)), "placeholder"),
+    "a copy in a third of the rows": (one_in(3, lambda _, q: q), "placeholder"),
+    "the last token 0 on both sides": (both(lambda x: np.append(x[:-1], 0.0)), "placeholder"),
+    "top-p 0.99 on one side": (nucleus(0.99), "truncated_sampling"),
+    "a presence penalty": (penalty, "penalised_sampling"),
+    "likely tokens cleared on both sides": (
+        by_row(lambda p, q, _rng, _row: tuple(np.where(q > -0.7, 0.0, side) for side in (p, q))),
+        "placeholder",
+    ),
+    "bits on one side": (training(lambda p, _: p / np.log(2)), "temperature_mismatch"),
+    "probabilities in some rows": (one_in(5, lambda p, _: np.exp(p)), "is it a logit or a probability"),
+    "one row for its group": (broadcast, "not_sampled: .* different first tokens"),
+    "means of four tokens": (training(lambda p, _: moving(p)), "not_same_tokens"),
+    "normalised over a shard": (
+        by_row(lambda p, q, rng, _row: (p - np.log(np.exp(p) - np.expm1(p) * rng.beta(2, 2, p.size)), q)),
+        "not_sampled",
+    ),
+    "stripes of context parallelism": (training(lambda p, _: np.append(p[::2], p[1::2])), "not_same_tokens"),
+    "a token twice at each chunk": (training(lambda p, _: chunks(p)), "not_same_tokens"),
+    "means of all tokens so far": (both(running), "not_logprobs"),
+    "improbable tokens averaged away": (
+        by_row(lambda p, q, _rng, _row: tuple(np.where(q < -3.0, side.mean(), side) for side in (p, q))),
+        "placeholder",
+    ),
+    "after another prompt": (by_row(elsewhere), "prompt_mismatch"),
+    "the next sequence's token at the end": (by_row(last), "not_same_tokens: .*only the last token"),
+    "an aborted attempt before the next": (by_row(attempts), "not_same_tokens"),
+    "all so far in each chunk of a stream": (by_row(streamed), "not_same_tokens"),
+    "large log ratios left out": (by_row(left_out), "not_logprobs: .*none by more"),
+    "padding on both sides": (by_row(padded), "not_sampled: .*mask padding"),
+    "log 2 less": (training(lambda p, _: p - np.log(2)), "not_logprobs: .*add up to 0.5"),
+    "label smoothing": (training(lambda p, _: np.log(0.9 * np.exp(p) + 0.1 / VOCABULARY)), "not_logprobs: .*0.9"),
+}
+"""Name -> how to plant it, and what names it."""
+UNNAMED = {
+    "bits on both sides": both(lambda x: x / np.log(2)),
+    "one decimal": both(lambda x: np.round(x, 1)),
+}
+"""Faults that nothing in the numbers contradicts, or that are measured as the drift that they are."""
+
+
+def planted(arrays, plant):
+    """The recording with a fault, as float32."""
+    train, inference = plant(arrays, np.random.default_rng(0))
+    return arrays | {"train_logprobs": np.float32(train), "inference_logprobs": np.float32(inference)}
+
+
+def tv(arrays):
+    """Mean of (1 - P/Q)+."""
+    return np.maximum(-np.expm1(arrays["train_logprobs"].astype(float) - arrays["inference_logprobs"]), 0.0).mean()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_a_real_recording_is_named(name, tmp_path: Path):
+    """The kernel is int8, and fails at TV 0.05; most of the faults would let it pass."""
+    plant, reason = FAULTS[name]
+    np.savez(tmp_path / "a.npz", **planted(read("vllm-w8a8"), plant))
+    with pytest.raises(RecordingError, match=reason):
+        load_recording(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("name", UNNAMED)
+def test_a_fault_that_is_not_named_hides_no_drift(name):
+    """The kernel looks as bad as it is, or worse."""
+    arrays = read("vllm-w8a8")
+    assert tv(planted(arrays, UNNAMED[name])) > 0.99 * tv(arrays)
+
+
+def test_tokens_of_the_prompt_are_told_from_rollouts():
+    """All rollouts of a prompt begin with them, as improbable as they are."""
+    arrays = read("vllm-bf16")
+    first = np.cumsum(arrays["lengths"]) - arrays["lengths"]
+    logprobs, groups = arrays["inference_logprobs"][first], arrays["group"].tolist()
+    ids = arrays["token_ids"][first].astype(int)
+    assert not more_than_all(logprobs, ids, groups)
+    assert "the same token" in more_than_all(np.full(logprobs.size, -4.0), 7 + 0 * ids, groups)
+
+
+def test_rows_that_were_rounded_are_no_fillers(tmp_path: Path):
+    """One decimal in a third of the rows is coarse storage: their zeros are those of sure tokens."""
+    coarse = by_row(lambda p, q, _rng, row: (np.round(p, 1), np.round(q, 1)) if row % 3 == 0 else (p, q))
+    arrays = planted(read("vllm-w8a8"), coarse)
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert load_recording(tmp_path / "a.npz").lengths.size == arrays["lengths"].size
+
+
+@pytest.mark.parametrize("name", ["divided by the length", "base 10 on both sides", "large log ratios masked"])
+@pytest.mark.parametrize("tensors", [False, True])
+def test_both_paths_of_the_recorder_hold_the_batch(name, tensors):
+    """In host memory and as tensors, from padded batches."""
+    torch = pytest.importorskip("torch")
+    arrays = planted(read("vllm-w8a8"), FAULTS[name][0])
+    mask = np.arange(arrays["lengths"].max()) < arrays["lengths"][:, None]
+    sides = [np.zeros(mask.shape, arrays[key].dtype) for key in ("train_logprobs", "inference_logprobs", "token_ids")]
+    for side, key in zip(sides, ("train_logprobs", "inference_logprobs", "token_ids"), strict=True):
+        side[mask] = arrays[key]
+    train, inference, ids = (torch.as_tensor(side.astype(side.dtype.kind + "4")) for side in sides)
+    batch = Accumulator(["all"]).add_sampled(
+        train, inference, mask=torch.as_tensor(mask), token_ids=ids, _tensors=tensors,
+        rollouts=Rollouts(arrays["group"].tolist()),
+    )  # fmt: skip
+    assert batch.invalid == {FAULTS[name][1]: arrays["lengths"].size}, batch
+
+
+def test_no_cut_of_a_real_recording_is_accused():
+    """All pairs of kernels: few rows and many, beginnings of rows, single tasks; as float32, float16 or rounded."""
+    for path in sorted(RECORDINGS.glob("*.npz")):
+        arrays = read(path.stem)
+        train, inference, lengths = (arrays[key] for key in ("train_logprobs", "inference_logprobs", "lengths"))
+        starts, count = np.cumsum(lengths) - lengths, lengths.size
+        cuts = [
+            (np.arange(at, min(at + rows, count)), 10**6) for rows in (1, 8, 24, count) for at in range(0, count, 24)
+        ]
+        cuts += [(np.arange(count), tokens) for tokens in (2, 5, 16, 64)]
+        cuts += [(np.flatnonzero(arrays["task"] == task), 10**6) for task in np.unique(arrays["task"])]
+        for rows, tokens in cuts:
+            n = np.minimum(lengths[rows], tokens).astype(np.intp)
+            at = np.concatenate([np.arange(start, start + size) for start, size in zip(starts[rows], n, strict=True)])
+            for kept in (np.asarray, np.float16, lambda side: np.round(side, 1), lambda side: np.round(side, 3)):
+                sides = [np.float32(kept(side[at])) for side in (train, inference)]
+                block = Block(np.arange(n.size), np.cumsum(n) - n, n, *sides)
+                assert not check_block(block, difference(block)).codes.any(), (path, rows, tokens)
+                assert not surely_surplus(sureness(sides[1]))
+                first = (sides[1][block.starts], arrays["token_ids"][at][block.starts])
+                assert not more_than_all(*first, arrays["group"][rows].tolist())
+
+
+@pytest.mark.slow
+def test_probabilities_of_sampled_tokens_are_not_called_too_sure_by_chance():
+    """Of any distributions, one for each token, sure and open; of greedy tokens and of a cold sampler's they are."""
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        size, hot = int(rng.choice([200, 2000, 20_000])), rng.choice([0.5, 3.0, 10.0], 3)
+        logits = rng.standard_normal((size, 20)) * rng.choice(hot, (size, 1))
+        logits -= np.log(np.exp(logits).sum(1, keepdims=True))
+        token = np.argmax(logits + rng.gumbel(size=logits.shape), 1)
+        assert not surely_surplus(sureness(logits[np.arange(size), token]))
+        if size > 200 and hot.min() == 10.0:
+            assert surely_surplus(sureness(logits.max(1)))

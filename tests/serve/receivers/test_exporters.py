@@ -1,0 +1,333 @@
+"""Real servers and the SDK's real exporters."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+
+from kc_otel.judge.otlp.request_errors import BindError, ThrottledError
+from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.sink import ExportResult, RequestCounts
+from kc_otel.serve.receivers.grpc_server import retry_info
+from kc_otel.serve.receivers.http_listener import BoundedProtocol
+from tests.tools.receivers import http_app, start_grpc
+
+EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+
+
+@contextmanager
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """An event loop in a thread of its own."""
+    made = asyncio.new_event_loop()
+    thread = threading.Thread(target=made.run_forever, daemon=True)
+    thread.start()
+    yield made
+    made.call_soon_threadsafe(made.stop)
+    thread.join(10)
+    made.close()
+
+
+@contextmanager
+def grpc_server(sink: Any, limits: Limits | None = None, counts: RequestCounts | None = None) -> Iterator[int]:
+    """A listening gRPC server."""
+    with loop() as running:
+        made = start_grpc(sink, port=0, limits=limits, counts=counts)
+        server = asyncio.run_coroutine_threadsafe(made, running).result(10)
+        yield server.port
+        asyncio.run_coroutine_threadsafe(server.stop(0), running).result(10)
+
+
+@contextmanager
+def http_server(sink: Any, limits: Limits | None = None) -> Iterator[int]:
+    """A listening HTTP server."""
+    import uvicorn
+
+    app, http = http_app(sink, limits), BoundedProtocol
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", http=http))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(10)
+
+
+def export(channel: Any, body: bytes, timeout: float = 10.0) -> Any:
+    return channel.unary_unary(EXPORT)(body, timeout=timeout)
+
+
+def metrics_data() -> Any:
+    """What a program that records a histogram hands to an exporter."""
+    from opentelemetry.sdk.metrics import Histogram, MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation
+
+    reader = InMemoryMetricReader(preferred_aggregation={Histogram: ExponentialBucketHistogramAggregation()})
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    histogram = provider.get_meter("m").create_histogram("kc.drift.k3")
+    for value in range(1, 200):
+        histogram.record(value / 7, {"kc.contract": "policy"})
+    data = reader.get_metrics_data()
+    provider.shutdown()
+    return data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_the_sdks_metric_exporters_are_served(sink: Any, protocol: str, compressed: bool) -> None:
+    """The SDK's own exporter delivers its histogram, with and without gzip, over both transports."""
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as Grpc
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as Http
+    from opentelemetry.sdk.metrics.export import MetricExportResult
+
+    with grpc_server(sink) if protocol == "grpc" else http_server(sink) as port:
+        if protocol == "grpc":
+            gzip = grpc.Compression.Gzip if compressed else grpc.Compression.NoCompression
+            exporter: Any = Grpc(endpoint=f"127.0.0.1:{port}", insecure=True, compression=gzip)
+        else:
+            how = Compression.Gzip if compressed else Compression.NoCompression
+            exporter = Http(endpoint=f"http://127.0.0.1:{port}/v1/metrics", compression=how)
+        assert exporter.export(metrics_data()) is MetricExportResult.SUCCESS
+        exporter.shutdown()
+    ((name, request),) = sink.requests
+    (metric,) = request.resource_metrics[0].scope_metrics[0].metrics
+    assert (name, metric.name, metric.exponential_histogram.data_points[0].count) == ("metrics", "kc.drift.k3", 199)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_the_sdks_span_and_log_exporters_are_served(sink: Any, protocol: str) -> None:
+    """Spans and log records arrive over both transports."""
+    from opentelemetry._logs import LogRecord
+    from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter as GrpcLogs
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpans
+    from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter as HttpLogs
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpans
+    from opentelemetry.sdk._logs import LoggerProvider
+    from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    with grpc_server(sink) if protocol == "grpc" else http_server(sink) as port:
+        if protocol == "grpc":
+            spans: Any = GrpcSpans(endpoint=f"127.0.0.1:{port}", insecure=True)
+            logs: Any = GrpcLogs(endpoint=f"127.0.0.1:{port}", insecure=True)
+        else:
+            spans = HttpSpans(endpoint=f"http://127.0.0.1:{port}/v1/traces")
+            logs = HttpLogs(endpoint=f"http://127.0.0.1:{port}/v1/logs")
+        tracing, logging = TracerProvider(shutdown_on_exit=False), LoggerProvider(shutdown_on_exit=False)
+        tracing.add_span_processor(SimpleSpanProcessor(spans))
+        logging.add_log_record_processor(SimpleLogRecordProcessor(logs))
+        with tracing.get_tracer("t").start_as_current_span("kc.compare"):
+            logging.get_logger("l").emit(LogRecord(body="hello"))
+        tracing.shutdown()
+        logging.shutdown()
+    found = dict(sink.requests)
+    assert found["traces"].resource_spans[0].scope_spans[0].spans[0].name == "kc.compare"
+    assert found["logs"].resource_logs[0].scope_logs[0].log_records[0].body.string_value == "hello"
+
+
+def test_grpc_throttling_carries_retry_info_in_both_trailers(sink: Any) -> None:
+    """A throttled sender gets UNAVAILABLE with RetryInfo where the specification has it and where the SDK reads it."""
+    sink.answer = ThrottledError("busy", 1.25)
+    with grpc_server(sink) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            export(channel, b"")
+        trailers = dict(caught.value.trailing_metadata())
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    info = RetryInfo.FromString(trailers["google.rpc.retryinfo-bin"])
+    assert (info.retry_delay.seconds, info.retry_delay.nanos) == (1, 250_000_000)
+    nested = RetryInfo()
+    details = Status.FromString(trailers["grpc-status-details-bin"]).details
+    assert details[0].Unpack(nested)
+    assert nested == info
+    assert dict(retry_info(ThrottledError("busy", 1.25))) == trailers | {}
+
+
+@pytest.mark.slow
+def test_the_sdks_exporter_comes_back_after_throttling(sink: Any) -> None:
+    """The SDK waits as long as RetryInfo says and delivers then."""
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics.export import MetricExportResult
+
+    sink.answer = ThrottledError("busy", 0.2)
+    with grpc_server(sink) as port:
+        exporter = OTLPMetricExporter(endpoint=f"127.0.0.1:{port}", insecure=True)
+        threading.Timer(0.1, lambda: setattr(sink, "answer", ExportResult())).start()
+        began = time.monotonic()
+        assert exporter.export(metrics_data()) is MetricExportResult.SUCCESS
+        assert 0.2 <= time.monotonic() - began < 5
+        exporter.shutdown()
+    assert len(sink.requests) == 2
+
+
+def resident() -> int:
+    """Bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own count of memory")
+def test_a_message_that_is_refused_takes_no_memory_any_more() -> None:
+    """Also before the collector has looked for cycles: it seldom does, and a hundred senders have a gigabyte."""
+
+    class Busy:
+        def metrics(self, _: Any) -> ExportResult:
+            raise ThrottledError("busy", 0.1)
+
+        traces = logs = metrics
+
+    request = ExportMetricsServiceRequest()
+    request.resource_metrics.add().resource.attributes.add(key="text").value.string_value = "x" * 8 * 2**20
+    body = request.SerializeToString()
+    with grpc_server(Busy()) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        before = 0
+        gc.disable()
+        try:
+            for number in range(30):
+                with pytest.raises(grpc.RpcError):
+                    export(channel, body)
+                if number == 4:
+                    before = resident()
+            after = resident()
+        finally:
+            gc.enable()
+    assert after - before < 64 * 2**20
+
+
+def test_a_call_without_a_message_is_a_bad_request(sink: Any) -> None:
+    """A call that ends before it has said anything is answered, and nothing is delivered."""
+    with (
+        grpc_server(sink) as port,
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        channel.stream_unary(EXPORT)(iter(()), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert sink.requests == []
+
+
+@pytest.mark.slow
+def test_a_connection_that_sends_no_headers_is_closed(sink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a silent connection nor one with half a header stays, also after a request that was answered."""
+    monkeypatch.setattr(BoundedProtocol, "seconds", 0.3)
+    ask = b"POST /v1/metrics HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n"
+    with http_server(sink) as port, ExitStack() as stack:
+        silent, half, after = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(3)
+        )
+        half.sendall(ask[:20])
+        after.sendall(ask)
+        assert after.recv(1000).startswith(b"HTTP/1.1 200 ")
+        after.sendall(ask[:20])
+        assert silent.recv(100) == b""
+        assert b" 200 " not in half.recv(100)
+        assert b" 200 " not in after.recv(100)
+
+
+@pytest.mark.slow
+def test_a_connection_is_kept_between_the_exports_of_a_recorder(sink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is quiet after an answer is not who begins a request and does not end it."""
+    monkeypatch.setattr(BoundedProtocol, "seconds", 0.1)
+    ask = b"POST /v1/metrics HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n"
+    with http_server(sink) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        for _ in range(3):
+            connection.sendall(ask)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+            time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_headers_that_do_not_end_are_cut_off(sink: Any) -> None:
+    """After 64 KiB, also after a request that was answered."""
+    ask = b"POST /v1/metrics HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n"
+    with http_server(sink) as port:
+        for begin in (b"", ask):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as sent:
+                sent.sendall(begin)
+                if begin:
+                    assert sent.recv(1000).startswith(b"HTTP/1.1 200 ")
+                sent.sendall(b"POST /v1/metrics HTTP/1.1\r\n")
+                with pytest.raises(ConnectionError):
+                    sent.sendall(b"".join(b"x-%06d: %s\r\n" % (number, b"v" * 8000) for number in range(10_000)))
+
+
+@pytest.mark.slow
+def test_grpc_refuses_large_messages_and_bombs() -> None:
+    """A message over the limit is RESOURCE_EXHAUSTED, as sent or inflated, and inflating stops at the limit."""
+    script = """
+import asyncio, resource, sys
+from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.sink import ExportResult
+from tests.tools.receivers import start_grpc
+class Sink:
+    def metrics(self, request): return ExportResult()
+    traces = logs = metrics
+async def main():
+    server = await start_grpc(Sink(), port=0, limits=Limits(max_bytes=100_000))
+    print(server.port, flush=True)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await asyncio.to_thread(sys.stdin.readline)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, flush=True)
+    await server.stop(0)
+asyncio.run(main())
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        for body, compression in ((bytes(100_001), None), (bytes(200 << 20), grpc.Compression.Gzip)):
+            options = [("grpc.max_send_message_length", -1)]
+            with grpc.insecure_channel(f"127.0.0.1:{port}", options, compression) as channel:
+                with pytest.raises(grpc.RpcError) as caught:
+                    export(channel, body, timeout=60)
+                assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert int(process.stdout.readline()) < 20
+
+
+def test_a_taken_port_says_what_to_do(sink: Any) -> None:
+    """A second evaluator on the same port is refused with a remedy; it does not share the port in silence."""
+    with (
+        grpc_server(sink) as port,
+        pytest.raises(BindError, match=f"127.0.0.1:{port}.*other process or choose another"),
+    ):
+        asyncio.run(start_grpc(sink, port=port))
+
+
+def test_grpc_stops_and_frees_its_port(sink: Any) -> None:
+    """After stop the port can be listened on again."""
+
+    async def twice() -> tuple[int, int]:
+        first = await start_grpc(sink, port=0)
+        await first.stop(0)
+        second = await start_grpc(sink, port=first.port)
+        await second.stop(0)
+        return first.port, second.port
+
+    first, second = asyncio.run(twice())
+    assert first == second > 0

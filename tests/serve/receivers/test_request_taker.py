@@ -1,0 +1,291 @@
+"""A request that takes long is taken in chunks, between which the event loop is left to others."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from kc_otel.judge.otlp.decode import to_json
+from kc_otel.judge.otlp.request_errors import ReceiveError, TooLargeError
+from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.signals import METRICS, TRACES
+from kc_otel.judge.otlp.sink import ColumnSink, ExportResult, RequestCounts
+from kc_otel.judge.points import walk
+from kc_otel.serve.access.access_file import Senders
+from kc_otel.serve.core import Core
+from kc_otel.serve.receivers import request_taker
+from kc_otel.serve.receivers.byte_budget import BusyError, ByteBudget
+from kc_otel.serve.receivers.request_taker import RequestTaker, parts_of
+from tests.benchmarks.bench_overload import message
+from tests.serve.receivers.conftest import wrapped
+from tests.tools.receivers import http_app
+
+PROTOBUF = {"content-type": "application/x-protobuf"}
+
+
+def mixed() -> ExportMetricsServiceRequest:
+    """Resources, scopes and metrics of every kind with points, and some without any."""
+    request, number = ExportMetricsServiceRequest(), 0
+    for instance in range(3):
+        resource = request.resource_metrics.add()
+        resource.resource.attributes.add(key="service.instance.id").value.string_value = str(instance)
+        for name in ("kc_otel", "other")[: 1 + instance % 2]:
+            scope = resource.scope_metrics.add()
+            scope.scope.name = name
+            for kind, metric in (
+                ("exponential_histogram", "kc.drift.tv_token"),
+                ("histogram", "kc.drift.k3"),
+                ("sum", "kc.input.invalid"),
+                ("gauge", "kc.train.step"),
+                ("gauge", "somebody.elses"),
+            ):
+                data = getattr(scope.metrics.add(name=metric, unit="1"), kind)
+                data.SetInParent()
+                if kind != "gauge":
+                    data.aggregation_temporality = 2
+                if kind == "sum":
+                    data.is_monotonic = True
+                for _ in range(7 * (instance != 1)):
+                    number += 1
+                    point = data.data_points.add(time_unix_nano=10**18 + number)
+                    point.attributes.add(key="kc.contract").value.string_value = "policy"
+                    point.attributes.add(key="kc.reason").value.string_value = f"r{number}"
+                    if kind in {"sum", "gauge"}:
+                        point.as_int = number
+                    else:
+                        point.count = 0
+                        point.sum = 0.0
+        resource.scope_metrics[0].metrics.add(name="kc.drift.tv_token")
+    return request
+
+
+def read(request: Any) -> list[Any]:
+    """Every point as the judge reads it."""
+    said: list[Any] = []
+    points = [
+        (point.kind, point.metric, point.stream, point.time, point.attributes)
+        for point in walk(request, (), lambda *of: said.append(of))
+    ]
+    return [*points, *sorted(said)]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 6, 7, 13, 34])
+def test_parts_hold_the_same_points_of_the_same_streams_in_order(most: int) -> None:
+    """Wherever it is cut."""
+    whole = mixed()
+    parts = list(parts_of(whole, METRICS, lambda: most))
+    counts = [sum(METRICS.items(part)) for part in parts]
+    assert len(parts) > 1
+    assert min(counts) > 0
+    points = [point for part in parts for point in read(part) if len(point) == 5]
+    assert points == [point for point in read(whole) if len(point) == 5]
+    ignored = [sum(point[1] for point in read(part) if point[0] == "ignored") for part in parts]
+    assert sum(ignored) == sum(point[1] for point in read(whole) if point[0] == "ignored")
+
+
+def test_what_is_small_stays_whole() -> None:
+    """As do spans, and what would repeat large resources again and again."""
+    whole, spans = mixed(), ExportTraceServiceRequest()
+    assert list(parts_of(whole, METRICS, lambda: 200)) == [whole]
+    assert next(parts_of(spans, TRACES, lambda: 1)) is spans
+    whole.resource_metrics[0].resource.attributes.add(key="large").value.string_value = "x" * 2**24
+    parts = list(parts_of(whole, METRICS, lambda: 1))
+    assert sum(part.ByteSize() for part in parts) < 100 * 2**20
+
+
+@pytest.mark.slow
+def test_a_request_of_many_points_holds_nobody_up(make_core: Callable[..., Core]) -> None:
+    """Eight thousand new streams in one message: who sends one point meanwhile is answered long before they are."""
+    core, counts = make_core(), RequestCounts()
+    app = http_app(core, counts=counts)
+    began = time.time_ns() - 10**9
+    large = message([f"v{number:09d}" for number in range(8000)], began, 1000)
+    waits: list[float] = []
+
+    async def send() -> tuple[Any, float]:
+        finished = asyncio.Event()
+
+        async def flood() -> Any:
+            answer = await client("a").post("/v1/metrics", content=large, headers=PROTOBUF)
+            finished.set()
+            return answer
+
+        def client(name: str) -> httpx.AsyncClient:
+            transport = httpx.ASGITransport(app, client=(name, 1))
+            return httpx.AsyncClient(transport=transport, base_url="http://evaluator")
+
+        async def report() -> None:
+            async with client("b") as own:
+                total = 0
+                while not finished.is_set():
+                    total, first = total + 1000, time.monotonic()
+                    body = message(["honest"], began, total)
+                    assert (await own.post("/v1/metrics", content=body, headers=PROTOBUF)).status_code == 200
+                    waits.append(time.monotonic() - first)
+                    await asyncio.sleep(0)
+
+        first = time.monotonic()
+        answer, _ = await asyncio.gather(flood(), report())
+        return answer, time.monotonic() - first
+
+    answer, took = asyncio.run(send())
+    assert answer.status_code == 200
+    said = ExportMetricsServiceResponse.FromString(answer.content).partial_success
+    counted = core.evaluator.counters
+    assert sum(counted.values()) == 8000 + len(waits)
+    assert said.rejected_data_points == counted["over_cap"] + counted["unknown_contract"]
+    assert said.error_message
+    assert len(waits) > 10
+    *_, long, longest = sorted(waits)  # once a busy machine may have had something else to do
+    assert long < took / 5, (long, longest, took)
+
+
+@pytest.mark.slow
+def test_decoding_goes_on_one_request_at_a_time() -> None:
+    """Thirty bombs of sixteen megabytes: others are taken meanwhile, and one is inflated at a time."""
+    bomb = gzip.compress(wrapped(wrapped(b"", 1) * 8_000_000, 10, 2, 2, 1))
+    budget = ByteBudget(Limits())
+    sink = Everything()
+
+    async def attacked() -> tuple[list[Any], list[float]]:
+        taker, waits = RequestTaker(sink, Limits(), Senders(), budget), list[float]()
+
+        async def explode() -> Any:
+            try:
+                return await taker.take(METRICS, bomb, "gzip", "http")
+            except ReceiveError as error:
+                return error.with_traceback(None)  # as ports do: else it keeps what was inflated
+
+        bombs = [asyncio.create_task(explode()) for _ in range(30)]
+        while not all(task.done() for task in bombs):
+            began = time.monotonic()
+            await taker.take(METRICS, message(["honest"], 1, 1), "", "http")
+            waits.append(time.monotonic() - began)
+            await asyncio.sleep(0.01)
+        return await asyncio.gather(*bombs), waits
+
+    tracemalloc.start()
+    answers, waits = asyncio.run(attacked())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert {type(answer) for answer in answers} <= {TooLargeError, BusyError}
+    assert sum(isinstance(answer, TooLargeError) for answer in answers) >= 1
+    assert peak < 100 * 2**20
+    assert statistics.median(waits) < 0.05
+
+
+def test_what_takes_long_is_told_to_come_back_where_others_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporters give up after ten seconds: who would wait for longer is told when to come again."""
+    monkeypatch.setattr(request_taker, "_SLOW_WAIT_SECONDS", 0.05)
+    body = message([f"v{number}" for number in range(300)], 1, 1)
+    released = asyncio.Event()
+
+    class Stuck(Everything):
+        async def metrics(self, _: Any) -> ExportResult:
+            await released.wait()
+            return ExportResult()
+
+    async def scenario() -> list[Any]:
+        taker = RequestTaker(Stuck(), Limits(), Senders(), ByteBudget(Limits()))
+        asked = [asyncio.create_task(taker.take(METRICS, body, "", "http")) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        released.set()
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, *others = asyncio.run(scenario())
+    assert first[1] == "accepted"
+    assert [type(answer) for answer in others] == [BusyError] * 2
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_the_sink_reads_columns_of_whatever_arrives(json: bool) -> None:
+    """JSON is written anew for it; other fields stay as they are."""
+    request = ExportMetricsServiceRequest.FromString(message(["b"], 1, 1))
+    body = to_json(request) if json else request.SerializeToString()
+    sink = Columns()
+
+    async def scenario() -> None:
+        taker = RequestTaker(sink, Limits(), Senders(), ByteBudget(Limits()))
+        await taker.take(METRICS, body, "", "http", json=json)
+
+    asyncio.run(scenario())
+    [read] = sink.read
+    assert read == request
+
+
+class Everything:
+    """Takes everything."""
+
+    def metrics(self, _: Any) -> Any:
+        return ExportResult()
+
+    traces = logs = metrics
+
+
+class Columns(Everything, ColumnSink):
+    """Reads requests by itself."""
+
+    def __init__(self) -> None:
+        self.read: list[Any] = []
+
+    def columns(self, body: bytes, limits: Limits) -> Any:  # noqa: ARG002 - the sink's interface
+        self.read.append(ExportMetricsServiceRequest.FromString(body))
+        return self
+
+
+def test_a_part_that_is_refused_refuses_the_request() -> None:
+    """Its sender sends all of it again; nothing is told to be taken that is not."""
+
+    class Full:
+        taken = 0
+
+        def metrics(self, request: Any) -> ExportResult:
+            from kc_otel.judge.otlp.request_errors import ThrottledError
+
+            if self.taken:
+                raise ThrottledError("full", 1.0)
+            self.taken += sum(METRICS.items(request))
+            return ExportResult()
+
+    sink, counts = Full(), RequestCounts()
+
+    async def send() -> int:
+        transport = httpx.ASGITransport(http_app(sink, counts=counts))  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client:
+            body = message([f"v{number}" for number in range(900)], time.time_ns(), 1)
+            return (await client.post("/v1/metrics", content=body, headers=PROTOBUF)).status_code
+
+    assert asyncio.run(send()) == 503
+    assert 0 < sink.taken < 900
+    assert counts.snapshot() == {("http", "throttled"): 1}
+
+
+def test_what_a_sink_reads_itself_is_handed_over_once_however_long() -> None:
+    """Two megabytes go to the sink as the columns that it made of them, as a router to shards does."""
+    sink, body = Columns(), b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16) + b"\xfa\x01\x80\x80\x3c" + bytes(15 * 2**16)
+
+    async def scenario() -> Any:
+        taker = RequestTaker(sink, Limits(), Senders(), ByteBudget(Limits()))
+        return await taker.take(METRICS, body, "", "http")
+
+    assert asyncio.run(scenario())[1] == "accepted"
+    assert len(sink.read) == 1
+
+
+def test_what_a_sink_has_divided_itself_is_whole() -> None:
+    """A sink's own reading of a body, such as one by shards, has no points to be counted here."""
+    divided = object()
+    assert list(parts_of(divided, METRICS, lambda: 1)) == [divided]

@@ -1,0 +1,40 @@
+"""The evaluator's receivers by themselves: one sink, a budget of their own, no TLS."""
+
+from __future__ import annotations
+
+from kc_otel.judge.otlp.request_limits import Limits
+from kc_otel.judge.otlp.sink import RequestCounts, TelemetrySink
+from kc_otel.serve.access.access_file import Senders
+from kc_otel.serve.api.own_site import HostNames
+from kc_otel.serve.receivers.byte_budget import ByteBudget
+from kc_otel.serve.receivers.grpc_server import GrpcServer, serve_grpc
+from kc_otel.serve.receivers.http_server import HttpReceiver
+from kc_otel.serve.receivers.request_taker import RequestTaker
+
+__all__ = ["http_app", "start_grpc"]
+
+
+def http_app(
+    sink: TelemetrySink,
+    limits: Limits | None = None,
+    counts: RequestCounts | None = None,
+    names: HostNames | None = None,
+    senders: Senders | None = None,
+) -> HttpReceiver:
+    """Return OTLP over HTTP as an ASGI application."""
+    limits = limits or Limits()
+    taker = RequestTaker(sink, limits, senders or Senders(), ByteBudget(limits))
+    return HttpReceiver(taker, counts or RequestCounts(), names)
+
+
+async def start_grpc(
+    sink: TelemetrySink,
+    port: int = 0,
+    limits: Limits | None = None,
+    counts: RequestCounts | None = None,
+    senders: Senders | None = None,
+) -> GrpcServer:
+    """Listen for OTLP over gRPC on the loopback address."""
+    limits = limits or Limits()
+    taker = RequestTaker(sink, limits, senders or Senders(), ByteBudget(limits))
+    return await serve_grpc(taker, "127.0.0.1", port, counts or RequestCounts())
