@@ -123,6 +123,20 @@ class Recording:
                     return f"{name} of sequence {row} is {attributes[name]!r}, not a number"
         return ""
 
+    @property
+    def age_unknown(self) -> NDArray[np.bool_]:
+        """Mask of the sequences that were scored at a trainer's step and sampled by weights that nothing tells of."""
+        known = {LAG, "inference_weights"}
+        return np.array([
+            self.versions is None and not math.isnan(_step(row.get("train_weights"))) and known.isdisjoint(row)
+            for row in self.attributes
+        ])  # fmt: skip
+
+    def with_attributes(self, given: Mapping[str, Scalar]) -> Recording:
+        """The recording with attributes that every sequence gets besides its own; these win."""
+        rows, masked = (tuple({**row, **given} for row in of) for of in (self.attributes, self.masked))
+        return replace(self, attributes=rows, masked=masked)
+
     def only(self, kept: NDArray[np.bool_], masked: NDArray[np.bool_]) -> Recording:
         """The sequences that are kept, bool [S], and those of `masked` that are, bool."""
         if kept.all() and masked.all():

@@ -81,6 +81,7 @@ class ImportTotals:
         sequences: Sequences handed to the recorder; those that fail an input check are counted there.
         tokens: Tokens among them.
         identical: Sequences whose two sides are the same numbers, bit by bit.
+        age_unknown: Sequences of a trainer's step of which nothing says which weights sampled them.
         refusals: Records that could not become sequences.
         failed: Files that could not be imported, with the reason.
     """
@@ -89,6 +90,7 @@ class ImportTotals:
     sequences: int = 0
     tokens: int = 0
     identical: int = 0
+    age_unknown: int = 0
     refusals: Refusals = field(default_factory=Refusals)
     failed: dict[Path, str] = field(default_factory=dict)
 
@@ -200,6 +202,8 @@ class Importer:
     def _compare(self, chunk: Sequence[Imported]) -> None:
         first = chunk[0]
         self.totals.identical += sum(bool(np.array_equal(sequence.train, sequence.inference)) for sequence in chunk)
+        if first.weights[0] is not None and first.weights[1] is None and first.versions is None:
+            self.totals.age_unknown += len(chunk)
         step = self._step(first)
         masses = [sequence.train_kept for sequence in chunk if sequence.train_kept is not None]
         # A recorder takes what is from before truncation, and renormalises it again.
