@@ -32,6 +32,10 @@ def group_of(attributes: Mapping[str, Scalar]) -> Scalar | None:
     return next((attributes[name] for name in GROUPS if name in attributes), None)
 
 
+DENSITY: Final = "density"
+"""Attribute that is true where both sides are log-densities, which may exceed 0."""
+
+
 def prompt_id(token_ids: NDArray[np.int64]) -> str:
     """A name for a prompt that has none, made of its tokens: equal prompts have equal names."""
     return hashlib.blake2b(token_ids.tobytes(), digest_size=8).hexdigest()
@@ -106,6 +110,11 @@ class Recording:
             return None
         number: dict[Scalar | None, int] = {}
         return np.array([number.setdefault(name, len(number)) for name in names], dtype=np.int64)
+
+    @property
+    def density(self) -> bool:
+        """Whether both sides are log-densities: every sequence says so."""
+        return all(row.get(DENSITY) is True for row in self.attributes)
 
     @property
     def starts(self) -> NDArray[np.int64]:

@@ -163,7 +163,9 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
         coarse_side(recording.train, recording.inference),
         content=_content(recording),
         repeated=int(first.size - first.sum()),
-        unchecked=not_checked(
+        unchecked=""
+        if recording.density
+        else not_checked(
             Block(
                 np.arange(recording.lengths.size),
                 recording.starts,

@@ -26,7 +26,7 @@ from kc_otel.recordings.importers import slime_files as slime
 from kc_otel.recordings.importers import verl_files as verl
 from kc_otel.recordings.importers.detect import Format, format_of
 from kc_otel.recordings.importers.imported import Imported, Refusals
-from kc_otel.recordings.recording import RecordingError, reward_of
+from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
 from kc_otel.recordings.recording_files import load_own
 
 _UNFLUSHED: Final = 2_000_000
@@ -230,6 +230,7 @@ class Importer:
                     weights=first.weights if first.versions is None else (first.weights[0], versions),
                     groups=None if None in prompts else prompts,
                     presampled=True,
+                    density=first.attributes.get(DENSITY) is True or None,
                 )
 
     def _step(self, sequence: Imported) -> int | None:
@@ -264,6 +265,7 @@ def _alike(sequence: Imported) -> Hashable:
         sequence.advantages is None,
         sequence.train_kept is None,
         sequence.versions is None,
+        sequence.attributes.get(DENSITY) is True,
     )
 
 
