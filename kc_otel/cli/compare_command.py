@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kc_otel.cli.terminal import PrintJson, columns_of, together, unusable
+from kc_otel.cli.terminal import PrintJson, SequenceAttributes, attributes_of, columns_of, together, unusable
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.words import did_you_mean, listed
 
@@ -57,6 +57,7 @@ def compare(
     by: Annotated[list[str] | None, typer.Option(help="Attribute whose values are slices; repeatable.")] = None,
     slice: Annotated[list[str] | None, typer.Option("--slice", help="Only this slice; repeatable.")] = None,
     columns: Annotated[str | None, typer.Option(help="Names of columns: train=A,inference=B.")] = None,
+    attribute: SequenceAttributes = None,
     confidence: Annotated[float, typer.Option(help="Confidence of each interval.", min=0.5, max=1 - 1e-9)] = 0.99,
     clip: Annotated[float | None, typer.Option(help="PPO clip range; the contract's, else 0.2.", min=1e-9)] = None,
     as_json: PrintJson = False,
@@ -83,7 +84,7 @@ def compare(
         _one_of(contract=contract is not None, by=bool(by))
         _one_of(json=as_json, markdown=markdown)
         promise = load(contract) if contract is not None else None
-        log = load_recording(recording, columns=columns_of(columns))
+        log = load_recording(recording, columns=columns_of(columns)).with_attributes(attributes_of(attribute or []))
         parts = by_contract(log, promise) if promise is not None else by_attributes(log, by or [])
         judged = judge(promise, parts, time.time()) if promise is not None else None
         parts = _chosen(slice or [], parts)
@@ -232,6 +233,8 @@ def _notes(comparison: LogComparison) -> Iterator[str]:
         yield f"no sequence of this recording is in slice{'s' * (len(empty) > 1)} {listed(empty)}"
     if comparison.judged is not None:
         yield from (f"not judged: {sentence}" for sentence in comparison.judged.left_out)
+        if note := comparison.judged.age_note:
+            yield note
     if comparison.coarse is not None:
         yield str(comparison.coarse)
     yield (

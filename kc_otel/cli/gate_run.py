@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
-from kc_otel.cli.terminal import columns_of, pairs, refuse, together, unusable
+from kc_otel.cli.terminal import SequenceAttributes, attributes_of, columns_of, pairs, refuse, together, unusable
 from kc_otel.contract.words import listed
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Options:
     windows: int = 1
     sequential: bool = False
     url: str = DEFAULT_URL
+    attribute: Sequence[str] = ()
 
 
 def run(
@@ -87,6 +88,7 @@ def run(
     slice: RequiredSlices = None,
     windows: Annotated[int, typer.Option(min=1, help="Minimum number of recordings; each one given must PASS.")] = 1,
     columns: Annotated[str | None, typer.Option(help="Names of columns: train=A,inference=B.")] = None,
+    attribute: SequenceAttributes = None,
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Use bounds that hold however often you record more and judge again.")
     ] = False,
@@ -106,7 +108,7 @@ def run(
     """
     options = Options(
         contract, kernel or (), require or (), slice or (), junit, markdown, evidence,
-        columns, windows, sequential, url,
+        columns, windows, sequential, url, attribute or (),
     )  # fmt: skip
     gate_offline(options, lambda _kernels, _decided: recordings)
 
@@ -131,13 +133,13 @@ def gate_offline(
 
     with unusable():
         contract, text = load_source(options.contract)
-        columns = columns_of(options.columns)
         terms = GateTerms(
             options.windows,
             tuple(options.require),
             tuple(options.slices),
-            columns,
+            columns_of(options.columns),
             options.sequential,
+            attributes_of(options.attribute),
         )
         kernels = _kernels(contract, options.kernel, options.url)
         check_terms(contract, terms)
@@ -146,7 +148,7 @@ def gate_offline(
             for path in recordings(kernels, lambda so_far: decides(contract, so_far, kernels, terms))
             for file in (files_of([Path(path)]) if Path(path).is_dir() else [path])
         ]
-        inputs = [read_input(path, columns) for path in paths]
+        inputs = [read_input(path, terms) for path in paths]
         # Evidence keeps milliseconds, and is judged again at the time that it keeps.
         gate = gate_recordings(contract, inputs, kernels, terms, round(time.time(), 3))
     with unusable():

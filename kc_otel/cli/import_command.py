@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kc_otel.cli.terminal import columns_of, log_to_terminal, pairs, refuse, stopped_by_signals, together, unusable
+from kc_otel.cli.terminal import (
+    SequenceAttributes,
+    attributes_of,
+    columns_of,
+    log_to_terminal,
+    refuse,
+    stopped_by_signals,
+    together,
+    unusable,
+)
 from kc_otel.contract.plain_text import plain, plain_lines
 from kc_otel.contract.words import listed
 
@@ -24,9 +32,7 @@ def import_files(
     contract: Annotated[Path, typer.Option(help="The contract.", envvar="KC_OTEL_CONTRACT")],
     format: Annotated[str, typer.Option(help="auto, verl, slime, skyrl, roll, prime-rl, nemo-rl or generic.")] = "auto",
     columns: Annotated[str | None, typer.Option(help="Columns of generic files: train=A,inference=B.")] = None,
-    attribute: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE to set on every sequence, for slices; repeatable.")
-    ] = None,
+    attribute: SequenceAttributes = None,
     follow: Annotated[bool, typer.Option(help="Keep importing files as they appear, until stopped.")] = False,
     poll: Annotated[float, typer.Option(help="Seconds between scans of the folders.", min=0.05)] = 5.0,
     done: Annotated[
@@ -74,7 +80,7 @@ def import_files(
                 recorder,
                 format=next((known for known in FORMATS if known == format), None),
                 columns=columns_of(columns) or None,
-                attributes={name: _scalar(value) for name, value in pairs("--attribute", attribute or []).items()},
+                attributes=attributes_of(attribute or []),
                 trust=trust,
                 patience=patience,
                 stopped=stop.is_set,
@@ -123,6 +129,11 @@ def _summarise(importer: Importer, stats: RecorderStats) -> None:
         typer.echo(plain(f"  refused: {count:,} {reason}: {totals.refusals.first[reason]}"))
     for reason, count in sorted(stats.invalid.items()):
         typer.echo(f"  not measured: {count:,} {reason}: {remedy(reason)}")
+    if totals.age_unknown:
+        typer.echo(
+            f"  nothing says which weights sampled {totals.age_unknown:,} sequences: their figures are drift and "
+            f"staleness together"
+        )
     if totals.identical:
         typer.echo(
             f"  the two sides are the same numbers in {totals.identical:,} sequences: unless the kernels are bit by "
@@ -139,11 +150,3 @@ def _summarise_steps(steps: StepScalars, log: Path | None) -> None:
         typer.echo(plain(f"  {log}: {len(steps.unjudged):,} steps hold too little for any verdict"))
     if steps.late:
         typer.echo(f"  {log}: {steps.late:,} batches came after their step was written, and are not in it")
-
-
-def _scalar(text: str) -> str | int | float | bool:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, bool | int | float) else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import signal
@@ -137,6 +138,29 @@ def pairs(option: str, texts: Iterable[str], form: str = "NAME=VALUE") -> dict[s
             )
         found[name.strip()] = value.strip()
     return found
+
+
+SequenceAttributes = Annotated[
+    list[str] | None,
+    typer.Option("--attribute", metavar="NAME=VALUE", help="Attribute of every sequence, for slices; repeatable."),
+]
+
+
+def attributes_of(texts: Iterable[str]) -> dict[str, str | int | float | bool]:
+    """Attributes written as NAME=VALUE; a value that is a number or a truth value in JSON is one.
+
+    Raises:
+        ValueError: If a text has another form, or a name comes twice.
+    """
+
+    def scalar(text: str) -> str | int | float | bool:
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return text
+        return value if isinstance(value, bool | int | float) else text
+
+    return {name: scalar(value) for name, value in pairs("--attribute", texts).items()}
 
 
 def columns_of(text: str | None) -> dict[str, str]:

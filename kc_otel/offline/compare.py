@@ -25,7 +25,7 @@ with extra("stats", "kc_otel.compare"):
     from kc_otel.record.capture import on_host, taken
     from kc_otel.record.measure.storage_grid import CoarseSide, coarse_side
     from kc_otel.recordings.assemble import assembled
-    from kc_otel.recordings.recording import RecordingError
+    from kc_otel.recordings.recording import DENSITY, RecordingError
     from kc_otel.recordings.rows import Ragged, RaggedTable
 
 _NAMES: Final = {"train": "train_logprobs", "inference": "inference_logprobs"}
@@ -119,9 +119,10 @@ def compare(
     for name, part in ragged.items():
         if part.lengths.size != sequences:
             raise RecordingError(f"{name}: {part.lengths.size} sequences, but train has {sequences}")
-    table = RaggedTable(
-        "compare", ragged, {name: _NAMES.get(name, name) for name in ragged}, _attributes(slices, sequences), _row
-    )
+    attributes = _attributes(slices, sequences)
+    if promise.assumptions.density:
+        attributes = tuple({**row, DENSITY: True} for row in attributes)
+    table = RaggedTable("compare", ragged, {name: _NAMES.get(name, name) for name in ragged}, attributes, _row)
     recording = assembled(table)
     judged = judge(promise, by_contract(recording, promise), time.time())
     ordered = sorted(judged.verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.status))

@@ -18,7 +18,7 @@ from kc_otel.record.measure.same_prompt import TOO_SURE, more_than_all
 from kc_otel.record.measure.sampled import saturated
 from kc_otel.record.measure.truncation import renormalised
 from kc_otel.recordings.columns import FLOATS, LOGITS, MASK
-from kc_otel.recordings.recording import Recording, RecordingError, group_of
+from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of
 from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
 from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
@@ -180,9 +180,10 @@ def _check(
                 times=np.unique(row_of[wrong]).size,
             )
 
+    density = all(table.attributes[row].get(DENSITY) is True for row in numbers)
     for role in (name for name in FLOATS if name in given):
         note(role, np.isnan(given[role]), "mask the token, leave the row out, or find out why")
-        note(role, *_impossible(role, given[role]))
+        note(role, *_impossible(role, given[role], density=density))
     if problems.all():
         return
     _renormalise(given, note)
@@ -192,7 +193,7 @@ def _check(
         np.arange(lengths.size), starts.astype(np.intp), lengths.astype(np.intp), given["train"], given["inference"]
     )
     log_w = difference(block)
-    checked = check_block(block, log_w)
+    checked = check_block(block, log_w, density=density)
     sides = " and ".join(table.names.get(side, side) for side in ("train", "inference"))
     sound = checked.codes == InvalidReason.VALID
     tokens = np.repeat(sound, lengths)
@@ -200,7 +201,7 @@ def _check(
     parts = {role: given[role][tokens] for role in roles if role in given}
     said = (
         _not_sampled(table, parts, lengths[sound], numbers[sound], log_w[tokens])
-        if 2 * sound.sum() > sound.size
+        if not density and 2 * sound.sum() > sound.size
         else None
     )
     found = []
@@ -242,19 +243,24 @@ def _not_sampled(
     return None
 
 
-def _impossible(role: str, values: NDArray[np.float64]) -> tuple[NDArray[np.bool_], str]:
+def _impossible(role: str, values: NDArray[np.float64], *, density: bool) -> tuple[NDArray[np.bool_], str]:
     """Return a mask of values that are impossible in their column, and the reason."""
     if role == "advantages":
         return np.isinf(values), "an advantage is a finite number"
     if role == "versions":
         return values % 1 != 0, "the weights' version of a token is a step, an integer"
+    if density:
+        return values == np.inf, "a log-density is finite"
     over = float(np.max(values, initial=0.0, where=np.isfinite(values)))
     if role in {"train", "inference"} and over == 1.0 and (values[values > _TOLERANCE] == over).all():
         return np.zeros(values.shape, dtype=np.bool_), ""  # a placeholder, for `check_block` to tell
     if role in {"train", "inference"} and over <= _HALF_PRECISION:
         why = "above 0 by the rounding of a log-sum-exp in half precision; compute the log-softmax in float32"
         return values > _TOLERANCE, why
-    return values > _TOLERANCE, "a log-probability is at most 0: is it a logit or a probability? A loss is positive"
+    return values > _TOLERANCE, (
+        "a log-probability is at most 0: is it a logit or a probability? A loss is positive, and rows of log-densities "
+        "say density: true"
+    )
 
 
 def _renormalise(given: dict[str, NDArray[Any]], note: Callable[[str, NDArray[np.bool_], str], None]) -> None:

@@ -32,6 +32,10 @@ def group_of(attributes: Mapping[str, Scalar]) -> Scalar | None:
     return next((attributes[name] for name in GROUPS if name in attributes), None)
 
 
+DENSITY: Final = "density"
+"""Attribute that is true where both sides are log-densities, which may exceed 0."""
+
+
 def prompt_id(token_ids: NDArray[np.int64]) -> str:
     """A name for a prompt that has none, made of its tokens: equal prompts have equal names."""
     return hashlib.blake2b(token_ids.tobytes(), digest_size=8).hexdigest()
@@ -108,6 +112,11 @@ class Recording:
         return np.array([number.setdefault(name, len(number)) for name in names], dtype=np.int64)
 
     @property
+    def density(self) -> bool:
+        """Whether both sides are log-densities: every sequence says so."""
+        return all(row.get(DENSITY) is True for row in self.attributes)
+
+    @property
     def starts(self) -> NDArray[np.int64]:
         """Start of each sequence, int64 [S]."""
         return np.cumsum(self.lengths) - self.lengths
@@ -122,6 +131,20 @@ class Recording:
                 if isinstance(attributes.get(name), str):
                     return f"{name} of sequence {row} is {attributes[name]!r}, not a number"
         return ""
+
+    @property
+    def age_unknown(self) -> NDArray[np.bool_]:
+        """Mask of the sequences that were scored at a trainer's step and sampled by weights that nothing tells of."""
+        known = {LAG, "inference_weights"}
+        return np.array([
+            self.versions is None and not math.isnan(_step(row.get("train_weights"))) and known.isdisjoint(row)
+            for row in self.attributes
+        ])  # fmt: skip
+
+    def with_attributes(self, given: Mapping[str, Scalar]) -> Recording:
+        """The recording with attributes that every sequence gets besides its own; these win."""
+        rows, masked = (tuple({**row, **given} for row in of) for of in (self.attributes, self.masked))
+        return replace(self, attributes=rows, masked=masked)
 
     def only(self, kept: NDArray[np.bool_], masked: NDArray[np.bool_]) -> Recording:
         """The sequences that are kept, bool [S], and those of `masked` that are, bool."""

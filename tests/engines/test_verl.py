@@ -167,6 +167,17 @@ def test_an_audit_scores_whole_prompts_before_the_step(watched):
     assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("PASS", 0)
 
 
+def test_where_an_audit_is_skipped_the_workers_leave_nothing_out(watched):
+    """Without a budget one step is audited and three are not; each of 128 sequences counts once all the same."""
+    contract = BY_SEQUENCE.replace("slices: {", "slices: {audited: {where: {audit: true}}, ")
+    found, output = watched(
+        HERE / "_verl_bypass_run.py", "sync", contract=contract, KC_OTEL_AUDIT_SHARE="0.5", KC_OTEL_AUDIT_BUDGET="0",
+    )  # fmt: skip
+    assert "kc/audit/skipped_steps:3" in output
+    assert 4 <= found["token-tv", "audited"].samples <= 28
+    assert found["token-tv", "all"].samples == 128
+
+
 def test_the_trainer_before_v1_is_watched_too(watched):
     """Its step by verl's own functions on a real DataProto; what a correction rejects later on counts."""
     found, _ = watched("-c", LEGACY)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kc_otel.contract.load import load_text
-from kc_otel.integrations.verl.audit import audited
+from kc_otel.integrations.verl.audit import audited, pop_audited
 from kc_otel.integrations.verl.first_pass import FirstPassWatch
 from kc_otel.integrations.verl.watch import TrainerWatch
 from tests.integrations.test_verl_watch import CONTRACT, Recorded, config
@@ -151,13 +151,21 @@ def run(monkeypatch):
         for name, value in changed.items():
             setattr(trainer, name, value)
         assert watch.audits.around_old_log_prob(lambda *_, **__: meta, trainer, (meta,), {"metrics": metrics}) is meta
+        watch.audits.around_update(lambda *_, **__: None, trainer, (meta,), {"metrics": metrics})
         return names, meta, metrics
 
     step.trainer, step.queue, step.made, step.settings = trainer, queue, made, settings
     return step
 
 
-def test_whole_prompts_are_scored_at_the_weights_of_the_step(run, monkeypatch):
+def counted_by_a_worker(names, meta):
+    """Names of the sequences that a worker counts of an update whose meta has gone to it."""
+    worker = FirstPassWatch(load_text(CONTRACT))
+    worker._audited = pop_audited(dict(meta.extra_info))
+    return [name for name in names if worker._counts(name)]
+
+
+def test_whole_prompts_are_scored_at_the_weights_of_the_step(run):
     """By their names; with the model's own log-probabilities, versions and columns; the workers leave these out."""
     names, meta, metrics = run()
     chosen = [row for row, name in enumerate(names) if audited(name, 0.5)]
@@ -180,37 +188,38 @@ def test_whole_prompts_are_scored_at_the_weights_of_the_step(run, monkeypatch):
             count = int(kept.sum())
             torch.testing.assert_close(row[:count], truth[-count:].detach())
         assert inference.shape == train.shape
-    worker = FirstPassWatch(load_text(CONTRACT))
-    assert [name for name in names if worker._counts(name)] == [names[row] for row in range(ROWS) if row not in chosen]
-    monkeypatch.delenv("KC_OTEL_AUDIT_SHARE")
-    assert all(map(FirstPassWatch(load_text(CONTRACT))._counts, names))
+    assert counted_by_a_worker(names, meta) == [names[row] for row in range(ROWS) if row not in chosen]
 
 
 def test_verls_batch_stays_as_it_was_and_every_rank_has_as_many_copies(run):
-    """What was put into the queue is cleared, also where the forward fails; nothing is raised."""
+    """What was put into the queue is cleared, also where the forward fails; then no worker leaves anything out."""
     _, meta, _ = run()
     assert run.queue.partitions["kc-otel-audit"] == {}
     assert not any("log_probs" in run.queue.partitions["train"][key] for key in meta.keys)
     assert run.trainer.actor_rollout_wg.sizes[0] % (3 * MICRO_BATCH) == 0
     run.trainer.actor_rollout_wg.fails = True
     for number in range(1, 6):
-        run(number)
+        _, meta, _ = run(number)
+        assert not meta.extra_info
     assert len(run.trainer.actor_rollout_wg.sizes) == 2
     assert run.queue.partitions["kc-otel-audit"] == {}
 
 
 def test_time_is_capped_and_skips_depend_on_earlier_steps_alone(run):
-    """Forwards of 2 s within 0.5 s a step: one in four steps, when the account is paid up."""
-    metrics = [run(number)[2] for number in range(24)]
+    """Forwards of 2 s within 0.5 s a step: one in four steps; in the others the workers leave no prompt out."""
+    steps = [run(number) for number in range(24)]
+    metrics = [scalars for *_, scalars in steps]
     pattern = [scalars["kc/audit/sequences"] > 0 for scalars in metrics]
     assert pattern == [True, False, False, *([True, False, False, False] * 5), True]
+    assert [bool(meta.extra_info) for _, meta, _ in steps] == pattern
     assert metrics[-1]["kc/audit/skipped_steps"] == 17
     assert sum(scalars["kc/audit/ms"] for scalars in metrics) <= 24 * 500 + 2000
 
 
 def test_only_the_first_update_of_a_step_in_bypass_mode_is_audited(run):
     """Later local updates are at other weights, and where the trainer scores, it has scored everything."""
-    run(0, local_trigger_step=1)
+    _, meta, _ = run(0, local_trigger_step=1)
+    assert not meta.extra_info
     run.settings["algorithm"]["rollout_correction"]["bypass_mode"] = False
     run(1, local_trigger_step=0)
     assert run.made == []

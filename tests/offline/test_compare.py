@@ -54,6 +54,17 @@ def test_verdicts_are_those_of_a_recording(contract, sides, tmp_path):
     assert {(row.cell.slice, row.estimate, row.lower, row.upper, row.status) for row in found.verdicts} == numbers
 
 
+def test_a_contract_on_densities_judges_densities(sides):
+    """What is above 0 is refused under any other."""
+    train, inference, _ = sides
+    dense = load_text(CONTRACT.replace("slices:", "assumptions: {density: true}\nslices:"))
+    found = kc_otel.compare(train + 3.0, inference + 3.0, contract=dense)
+    plain = kc_otel.compare(train, inference, contract=load_text(CONTRACT))
+    assert found.verdicts[0].estimate == pytest.approx(plain.verdicts[0].estimate)
+    with pytest.raises(RecordingError, match="a log-probability is at most 0"):
+        kc_otel.compare(train + 3.0, inference + 3.0, contract=load_text(CONTRACT))
+
+
 def test_a_side_in_half_precision_is_noted(contract, sides):
     """Its text says what the difference partly is, and what to do; nothing where both sides are whole."""
     train, inference, task = sides

@@ -94,11 +94,14 @@ def test_slime_samples_that_cannot_be_compared_are_counted(tmp_path, slime_dump)
 
 @pytest.fixture
 def skyrl_dump(tmp_path, sides, monkeypatch):
-    """As `TensorBatch.save` pickles it: one field in bfloat16, one list of tensors, one that is not there."""
+    """As `TensorBatch.save` pickles it, its device included: a field in bfloat16, a list of tensors, one not there."""
 
     class TrainingInputBatch(dict):
         def __reduce__(self):
-            return module._rebuild_tensor_batch, (type(self), {"batch_dict": dict(self), "metadata": {}})
+            return module._rebuild_tensor_batch, (type(self), self.state())
+
+        def state(self):
+            return {"batch_dict": dict(self), "batch_size": 3, "device": torch.device("cpu"), "metadata": {}}
 
     def _rebuild_tensor_batch(*_):
         raise AssertionError("SkyRL's own code ran")

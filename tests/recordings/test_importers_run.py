@@ -101,6 +101,16 @@ def test_advantages_are_measured_with_the_drift(recorders, memory, write):
 
 
 @pytest.mark.slow
+def test_log_densities_are_measured_as_such(recorders, memory, write):
+    """Where the rows say that they are."""
+    lines = [sequence(seed=n, density=True) for n in range(3)]
+    for line in lines:
+        line |= {side: [value + 2.0 for value in line[side]] for side in SIDES}
+    made = recorders()
+    assert Importer(made).file(write("log.jsonl", lines))
+    assert (made.stats().invalid, memory.count("all")) == ({}, 60)
+
+
 def test_a_file_is_not_done_while_nobody_takes_the_export(recorders, memory, write):
     """An endpoint that refuses leaves the file undone, with what to do, and the next one succeeds."""
     memory.result = MetricExportResult.FAILURE

@@ -228,6 +228,23 @@ def test_text_under_a_name_of_token_ids_is_an_attribute_or_nothing(tmp_path):
         assert load_recording(tmp_path / name).token_ids is None
 
 
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_log_densities_may_exceed_0_where_every_row_says_so(tmp_path, ending):
+    """They are read as they are; one row that does not say so, or an infinite density, is refused."""
+    plain, path = recording((8,) * 6), tmp_path / f"a.{ending}"
+    rows = tuple({**row, "density": True} for row in plain.attributes)
+    dense = replace(plain, train=plain.train + 3.0, inference=plain.inference + 3.0, attributes=rows)
+    save_recording(dense, path)
+    same(load_recording(path), dense)
+    assert load_recording(path).density
+    save_recording(replace(dense, attributes=(*rows[1:], {"task": "code"})), path)
+    with pytest.raises(RecordingError, match="rows of log-densities say density: true"):
+        load_recording(path)
+    save_recording(replace(dense, train=np.where(np.arange(48) == 5, np.inf, dense.train)), path)
+    with pytest.raises(RecordingError, match="token 5 is inf; a log-density is finite"):
+        load_recording(path)
+
+
 def test_the_format_may_be_said(tmp_path):
     """A file whose name says nothing is read when the format is given, else refused."""
     save_recording(recording(), tmp_path / "log.dump", format="jsonl")

@@ -9,6 +9,8 @@ audit's own time is taken from, and no audit begins while the account is overdra
 alone, so that a skip selects none of the step's prompts. Skips are counted in verl's metrics, beside the time.
 
 The sequences are scored as copies in a partition of their own, which is cleared again: verl's batch stays as it was.
+The names of the prompts that were scored go to the workers with the update, which leave these prompts out: each counts
+once, and none is lost where an audit is skipped or fails.
 """
 
 from __future__ import annotations
@@ -24,24 +26,16 @@ from kc_otel._extras import extra
 from kc_otel.integrations.verl.guard import Guarded
 from kc_otel.integrations.verl.logged_batch import column
 
-__all__ = ["Audit", "audited", "share_of_audits"]
+__all__ = ["Audit", "audited", "pop_audited"]
 
 _log: Final = logging.getLogger("kc_otel")
 _PARTITION: Final = "kc-otel-audit"
+_AUDITED_PROMPTS: Final = "kc_otel_audited_prompts"
 _AUDITED: Final = (
     "kc-otel: audit forwards: %d of the step's %d sequences were scored in %.0f ms; KC_OTEL_AUDIT_BUDGET allows "
     "%.0f ms a step on average"
 )
 _LEFT_OUT: Final = frozenset({"entropy", "log_probs", "old_log_probs"})
-
-
-def share_of_audits() -> float:
-    """Share of the prompts that are audited, by `KC_OTEL_AUDIT_SHARE`; 0 where it is not set.
-
-    Raises:
-        ValueError: If it is no share.
-    """
-    return _number("KC_OTEL_AUDIT_SHARE", 0.0, 1.0)
 
 
 def audited(prompt: str, share: float) -> bool:
@@ -50,40 +44,59 @@ def audited(prompt: str, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * 2.0**64
 
 
+def pop_audited(data: Any) -> frozenset[str]:
+    """Take the names of the prompts that the driver has scored out of the batch of an update."""
+    found = data.pop(_AUDITED_PROMPTS, None)
+    return frozenset() if found is None else getattr(found, "data", found)
+
+
 class Audit(Guarded):
     """Audits of a trainer. Nothing here raises into verl.
 
     Args:
-        share: Share of the prompts.
         record: Records scored sequences: of a trainer, their fields, the training kernel's log-probabilities, and tags.
         clock: Monotonic seconds.
 
     Raises:
-        ValueError: If the budget is no number.
+        ValueError: If the share or the budget is no number that it can be.
+
+    Attributes:
+        share: Share of the prompts, by `KC_OTEL_AUDIT_SHARE`; 0 where it is not set.
     """
 
     watched = "forward"
 
     def __init__(
-        self, share: float, record: Callable[[Any, Any, Any, Any], None], clock: Callable[[], float] = time.monotonic
+        self, record: Callable[[Any, Any, Any, Any], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__()
-        self.share = share
+        self.share = _number("KC_OTEL_AUDIT_SHARE", 0.0, 1.0)
         self._record = record
         self._clock = clock
         self._budget = _number("KC_OTEL_AUDIT_BUDGET", 500.0) / 1000.0
         self._account = 0.0
         self._skipped = 0
+        self._scored: frozenset[str] = frozenset()
         self._said = False
 
     def around_old_log_prob(self, wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
         """The trainer of v1 takes the engine's log-probabilities for its own: before the step's first update."""
         batch = wrapped(*args, **kwargs)
+        self._scored = frozenset()
         correction = trainer.config.algorithm.get("rollout_correction") or {}
         if correction.get("bypass_mode") and not getattr(trainer, "local_trigger_step", 0):
             metrics = kwargs.get("metrics", args[1] if len(args) > 1 else {})
             self._guarded(self._step, trainer, batch, metrics)
         return batch
+
+    def around_update(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+        """Send the names of the prompts that were scored along with the update."""
+        self._guarded(self._mark, kwargs.get("batch", args[0] if args else None))
+        return wrapped(*args, **kwargs)
+
+    def _mark(self, batch: Any) -> None:
+        if self._scored:
+            batch.extra_info[_AUDITED_PROMPTS] = self._scored
 
     def _step(self, trainer: Any, batch: Any, metrics: MutableMapping[str, Any]) -> None:
         begun, scored = self._clock(), 0
@@ -138,6 +151,7 @@ class Audit(Guarded):
         finally:
             queue.kv_clear(keys=keys, **place)
         self._record(trainer, data, response_from_nested(found["log_probs"], found["response_mask"]), chosen.tags)
+        self._scored = frozenset(str(name) for name in names if audited(str(name), self.share))
         return len(chosen)
 
 

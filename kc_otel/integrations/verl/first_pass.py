@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from kc_otel.contract.model import Contract
-from kc_otel.integrations.verl.audit import audited, share_of_audits
+from kc_otel.integrations.verl.audit import pop_audited
 from kc_otel.integrations.verl.guard import Guarded
 from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, column, padded, record
 from kc_otel.integrations.verl.run_configuration import kernels, processings, run_resource
@@ -62,12 +62,12 @@ class FirstPassWatch(Guarded):
         super().__init__()
         self._contract = contract
         self._make = make
-        self._audits = share_of_audits()
         self._columns = {name for spec in contract.slices.values() for name in spec.conditions}
         self._worker: Any = None
         self._synced: int | None = None
         self._stepped = False
         self._update: int | None = None
+        self._audited: frozenset[str] = frozenset()
         self._rollouts: Counter[str] | None = None
         self._rank: tuple[int, int] = (0, 1)
         self._micro_batch: Any = None
@@ -107,7 +107,9 @@ class FirstPassWatch(Guarded):
 
     def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def train_mini_batch(worker: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-            self._update = self._guarded(_bypassed, data) if self._is_actor(worker) else None
+            if self._is_actor(worker):
+                self._audited = self._guarded(pop_audited, data) or frozenset()
+                self._update = self._guarded(_bypassed, data)
             try:
                 return original(worker, data, *args, **kwargs)
             finally:
@@ -176,7 +178,7 @@ class FirstPassWatch(Guarded):
 
     def _counts(self, prompt: str) -> bool:
         rank, ranks = self._rank
-        if audited(prompt, self._audits):  # the driver scores it, and it counts once
+        if prompt in self._audited:  # the driver has scored it, and it counts once
             return False
         return zlib.crc32(prompt.encode()) % ranks == rank
 

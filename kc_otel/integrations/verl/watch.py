@@ -18,7 +18,7 @@ import numpy as np
 from kc_otel._extras import extra
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
-from kc_otel.integrations.verl.audit import Audit, share_of_audits
+from kc_otel.integrations.verl.audit import Audit
 from kc_otel.integrations.verl.first_pass import WORKER_MODULES, FirstPassWatch
 from kc_otel.integrations.verl.guard import Guarded
 from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, record
@@ -31,7 +31,6 @@ __all__ = ["TrainerWatch", "watch"]
 _log: Final = logging.getLogger("kc_otel")
 _V1: Final = "verl.trainer.ppo.v1.trainer_base"
 _LEGACY: Final = "verl.trainer.ppo.ray_trainer"
-_OLD_LOG_PROB: Final = "PPOTrainer._compute_old_log_prob"
 _OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}
 _REWARD_COLUMNS: Final = ("rm_scores", "advantages")
 _NO_LOGPROBS: Final = (
@@ -54,7 +53,7 @@ class TrainerWatch(Guarded):
         self._make = make
         self._pending: LoggedBatch | None = None
         self._trainer: Any = None
-        self.audits = Audit(share_of_audits(), self._audited)
+        self.audits = Audit(self._audited)
 
     def around_fit(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Wrap a trainer's fit: read the kernels from its configuration, and record pending batches at its end."""
@@ -212,7 +211,10 @@ def watch(path: str) -> TrainerWatch:
             _log.error("kc-otel: %s is not as expected, and is not watched: %s", module.__name__, error)
 
     if found.audits.share:
-        wrappers[_V1][_OLD_LOG_PROB] = found.audits.around_old_log_prob
+        wrappers[_V1] |= {
+            "PPOTrainer._compute_old_log_prob": found.audits.around_old_log_prob,
+            "PPOTrainer._update_actor": found.audits.around_update,
+        }
 
     for module in (*wrappers, *WORKER_MODULES):
         register_post_import_hook(wrap, module)

@@ -104,6 +104,7 @@ def _section(gate: OfflineGate, text: str) -> dict[str, Any]:
             "slices": list(terms.slices),
             "columns": dict(terms.columns),
             "sequential": terms.sequential,
+            "attributes": dict(terms.attributes),
         },
         "recordings": [
             {
@@ -241,7 +242,7 @@ def _gate_again(record: Mapping[str, Any], files: Sequence[Path]) -> tuple[Offli
         if path is None:
             problems.append(f"no file has the checksum of {wanted['name']}: it was changed, or is not there")
             continue
-        about, recording = read_input(path, terms.columns)
+        about, recording = read_input(path, terms)
         found.append(
             (
                 GatedRecording(
@@ -279,6 +280,7 @@ def _terms(offline: Mapping[str, Any]) -> GateTerms:
         tuple(terms["slices"]),
         terms["columns"],
         terms["sequential"],
+        terms["attributes"],
     )
 
 

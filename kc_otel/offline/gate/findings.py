@@ -108,6 +108,11 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
         for rec, judged in zip(gate.inputs, gate.judged, strict=True)
         for of in judged.causes
     ]
+    said += [
+        f"{rec.name}: {judged.age_note}"
+        for rec, judged in zip(gate.inputs, gate.judged, strict=True)
+        if judged.age_note
+    ]
     if any(clause.averaged in {Unit.PROMPT, Unit.STEP} for clause in gate.contract.clauses):
         said += [
             f"{rec.name}: assumes that sequences are independent, for it names no prompts; where some share one, a "

@@ -61,6 +61,7 @@ class GateTerms:
         columns: Names of the recordings' columns, by role, where they are others than tools use.
         sequential: Whether somebody looks as a recording grows and stops when it suits, so that the bounds have to
             hold at every number of sequences at once.
+        attributes: Attributes that every sequence gets besides its own; these win.
     """
 
     windows: int = 1
@@ -68,6 +69,7 @@ class GateTerms:
     slices: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     sequential: bool = False
+    attributes: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +136,19 @@ class OfflineGate:
         return not_judged(self.judged)
 
 
-def read_input(path: str | Path, columns: Mapping[str, str] | None = None) -> tuple[GatedRecording, Recording]:
+def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedRecording, Recording]:
     """A recording without what it repeats, and what identifies its file.
 
     A sequence that is another one again, in whole or as a part of it, is no further observation: it counts once.
 
+    Args:
+        path: The file.
+        terms: Names of its columns, and attributes that its sequences get.
+
     Raises:
         RecordingError: If the file cannot be used.
     """
-    whole = load_recording(path, columns=columns or None)
+    whole = load_recording(path, columns=terms.columns or None).with_attributes(terms.attributes)
     (first,) = first_of_each(whole)
     recording = whole.only(first, np.ones(len(whole.masked), dtype=np.bool_))
     digest, size = digest_of(Path(path))
@@ -157,7 +163,9 @@ def read_input(path: str | Path, columns: Mapping[str, str] | None = None) -> tu
         coarse_side(recording.train, recording.inference),
         content=_content(recording),
         repeated=int(first.size - first.sum()),
-        unchecked=not_checked(
+        unchecked=""
+        if recording.density
+        else not_checked(
             Block(
                 np.arange(recording.lengths.size),
                 recording.starts,

@@ -16,7 +16,7 @@ from kc_otel.contract.slices import ALL, OLDER, STALE
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.causes import TOKENS, split_by_cause
 from kc_otel.judge.cell_evidence import Evidence, Window
-from kc_otel.judge.verdict import Causes, Cell, Verdict
+from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 from kc_otel.judge.verdicts import decide
 from kc_otel.offline.gate.observations import RecordingObservations, RecordingSlice
 from kc_otel.record.measure.places import Places
@@ -27,6 +27,7 @@ from kc_otel.stats import Binned, estimated_reward_drift
 
 _NOBODY_IN = "no sequence of this recording is in slice {}"
 _OLDER_ONLY = ", but for what older weights sampled, whose drift is staleness, too"
+_TOGETHER = "drift and staleness together, for nothing says which weights sampled"
 _PADDED_BLOCK = 1 << 20
 """Tokens, padding included, whose places are looked at at a time."""
 _MAX_LISTED_VALUES = 5
@@ -63,6 +64,7 @@ class RecordingVerdicts:
             nothing; empty where no clause is about it, or rewards or prompts are not known.
         causes: Split of the mean of each clause between the kernels and the weights' age, where older weights sampled
             some of it. At a fixed size, also where the verdicts hold at all sizes.
+        age_unknown: Share of the sequences of which nothing says which weights of the trainer sampled them.
     """
 
     verdicts: tuple[Verdict, ...] = ()
@@ -72,6 +74,17 @@ class RecordingVerdicts:
     prompts: int | None = None
     reward_estimate: str = ""
     causes: tuple[Causes, ...] = ()
+    age_unknown: float = 0.0
+
+    @property
+    def age_note(self) -> str:
+        """What follows where nothing says which weights sampled; empty where that is known."""
+        if not self.age_unknown:
+            return ""
+        return (
+            f"nothing says which weights sampled {100 * self.age_unknown:.3g} % of the sequences: drift and staleness "
+            f"together, which no kernel fails by; if the trainer's own weights sampled all, add --attribute lag=0"
+        )
 
     def on(self, slices: Sequence[str]) -> RecordingVerdicts:
         """The verdicts on some slices; they were reached together with those on the others."""
@@ -134,7 +147,8 @@ def judge(
     """Verdicts as an evaluator would give them, if the recording were what both of its windows hold.
 
     The intervals come from the values themselves, not from histograms. Holm's procedure counts the cells that can be
-    judged from a recording.
+    judged from a recording. Where nothing says which weights of a trainer sampled, what exceeds a limit may be their
+    age, and is INCONCLUSIVE: the limit is on the kernels.
 
     Args:
         contract: The contract.
@@ -185,7 +199,13 @@ def judge(
             evidence.append(
                 Evidence(cell, clause, partial(on_either_window, sample), absence, anytime=anytime, broken=broken)
             )
-    verdicts = without_windows(contract, evidence, now)
+    unknown = {part.name for part in parts if part.recording is not None and part.recording.age_unknown.any()}
+    verdicts = tuple(
+        replace(verdict, status=Status.INCONCLUSIVE, reason=f"{verdict.reason}; {_TOGETHER}")
+        if verdict.status is Status.FAIL and verdict.cell.slice in unknown
+        else verdict
+        for verdict in without_windows(contract, evidence, now)
+    )
     return RecordingVerdicts(
         verdicts,
         tuple(left_out),
@@ -194,6 +214,7 @@ def judge(
         None if (prompts := known.recording.prompts) is None else int(prompts.max()) + 1,
         _reward_estimate(contract, known.recording),
         tuple(causes),
+        float(known.recording.age_unknown.mean()),
     )
 
 

@@ -26,7 +26,7 @@ from kc_otel.recordings.importers import slime_files as slime
 from kc_otel.recordings.importers import verl_files as verl
 from kc_otel.recordings.importers.detect import Format, format_of
 from kc_otel.recordings.importers.imported import Imported, Refusals
-from kc_otel.recordings.recording import RecordingError, reward_of
+from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
 from kc_otel.recordings.recording_files import load_own
 
 _UNFLUSHED: Final = 2_000_000
@@ -81,6 +81,7 @@ class ImportTotals:
         sequences: Sequences handed to the recorder; those that fail an input check are counted there.
         tokens: Tokens among them.
         identical: Sequences whose two sides are the same numbers, bit by bit.
+        age_unknown: Sequences of a trainer's step of which nothing says which weights sampled them.
         refusals: Records that could not become sequences.
         failed: Files that could not be imported, with the reason.
     """
@@ -89,6 +90,7 @@ class ImportTotals:
     sequences: int = 0
     tokens: int = 0
     identical: int = 0
+    age_unknown: int = 0
     refusals: Refusals = field(default_factory=Refusals)
     failed: dict[Path, str] = field(default_factory=dict)
 
@@ -200,6 +202,8 @@ class Importer:
     def _compare(self, chunk: Sequence[Imported]) -> None:
         first = chunk[0]
         self.totals.identical += sum(bool(np.array_equal(sequence.train, sequence.inference)) for sequence in chunk)
+        if first.weights[0] is not None and first.weights[1] is None and first.versions is None:
+            self.totals.age_unknown += len(chunk)
         step = self._step(first)
         masses = [sequence.train_kept for sequence in chunk if sequence.train_kept is not None]
         # A recorder takes what is from before truncation, and renormalises it again.
@@ -226,6 +230,7 @@ class Importer:
                     weights=first.weights if first.versions is None else (first.weights[0], versions),
                     groups=None if None in prompts else prompts,
                     presampled=True,
+                    density=first.attributes.get(DENSITY) is True or None,
                 )
 
     def _step(self, sequence: Imported) -> int | None:
@@ -260,6 +265,7 @@ def _alike(sequence: Imported) -> Hashable:
         sequence.advantages is None,
         sequence.train_kept is None,
         sequence.versions is None,
+        sequence.attributes.get(DENSITY) is True,
     )
 
 

@@ -325,6 +325,19 @@ def test_a_column_that_cannot_be_read_is_named_where_it_is_missed(tmp_path):
     assert (absent.samples, left) == (made.train.size, [])
 
 
+def test_a_recording_of_log_densities_is_judged_by_its_ratios(tmp_path):
+    """As the same one of log-probabilities is; nothing is looked for that only tokens have."""
+    plain = recording()
+    rows = tuple({**row, "density": True} for row in plain.attributes)
+    dense = replace(plain, train=plain.train + 4.0, inference=plain.inference + 4.0, attributes=rows, token_ids=None)
+    save_recording(dense, tmp_path / "dense.npz")
+    about, read = read_input(tmp_path / "dense.npz")
+    assert (about.unchecked, about.repeated) == ("", 0)
+    gate = gate_recordings(CONTRACT, [(about, read)], KERNELS, GateTerms(), 1e9)
+    assert gate.decision.outcome is GateOutcome.ADVANCE
+    assert statuses(gate) == statuses(gated(plain))
+
+
 def test_tokens_that_the_inference_kernel_did_not_sample_are_no_recording_of_it(tmp_path):
     """Their mean ratio is above 1, which no sample of it has: the trainer's own tokens, or the sides swapped."""
     rng = np.random.default_rng(0)
