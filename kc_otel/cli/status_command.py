@@ -63,8 +63,8 @@ def status(
 
     Exits with 1 when any cell is FAIL, such an incident is not contained or a version was measured after its rollback,
     3 when any has no data, another incident is broken, one closed without proof of recovery within the contract's long
-    window or nothing has been judged for 30 s, else 0. With --shards it exits with 1 when a shard does not answer;
-    --watch exits with 0.
+    window, points arrive that are not judged or nothing has been judged for 30 s, else 0. With --shards it exits with 1
+    when a shard does not answer; --watch exits with 0.
 
     Examples:
       kc-otel status
@@ -81,6 +81,7 @@ def status(
         return
     cells, late = _cells(url, contract), lateness(url)
     overview, stray = get(url, "/api/v1/overview"), _stray(url, contract)
+    missing = [row for row in overview["missing"] if contract in {None, row["contract"]}]
     if as_json:
         typer.echo(json.dumps(cells, indent=2))
     else:
@@ -89,7 +90,7 @@ def status(
         now = time.time()
         contracts = get(url, "/api/v1/contracts")["contracts"]
         broken = _incidents(overview, contract, now, contracts)
-        broken += stray
+        broken += [*stray, *map(_missing, missing)]
         broken += [
             Text(f"{entry['name']}, {kernel['name']}: {said}", style="bold yellow")
             for entry in contracts
@@ -103,17 +104,29 @@ def status(
         console.print(*old, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
     incidents = [incident for incident in overview["incidents"] if contract in {None, incident["contract"]}]
     incidents += [incident for incident in overview["unproven"] if contract in {None, incident["contract"]}]
-    raise typer.Exit(_exit_code(cells, incidents, stray, late))
+    raise typer.Exit(_exit_code(cells, incidents, stray, unknown=bool(late or missing)))
 
 
-def _exit_code(cells: list[dict[str, Any]], incidents: list[dict[str, Any]], stray: Sequence[object], late: str) -> int:
+def _missing(row: Mapping[str, Any]) -> Text:
+    """Line for points that arrive and are not judged."""
+    pair = [row[side] for side in ("kernel_inference", "kernel_train") if row[side]]
+    of = f" of {' against '.join(pair)}" if pair else ""
+    return Text(
+        f"{row['contract']}: points{of} are not judged, since {_clock(row['since'])}: {row['text']}",
+        style="bold magenta",
+    )
+
+
+def _exit_code(
+    cells: list[dict[str, Any]], incidents: list[dict[str, Any]], stray: Sequence[object], *, unknown: bool
+) -> int:
     """Return the exit code: a broken kernel that fell silent beside others has no cell any more, but its incident."""
     found = {cell["verdict"]["status"] for cell in cells}
     broken = {incident["on"] for incident in incidents if incident["state"] == "broken"}
     if "FAIL" in found or "fail" in broken or stray:
         return 1
     unproven = any(incident["state"] == "resolved" for incident in incidents)
-    return 3 if late or broken or unproven or found & {"NO_DATA", "INVALID_INPUT"} else 0
+    return 3 if unknown or broken or unproven or found & {"NO_DATA", "INVALID_INPUT"} else 0
 
 
 def _stray(url: str, contract: str | None) -> list[Text]:
@@ -142,10 +155,12 @@ def _watch(url: str, contract: str | None, interval: float, count: int) -> None:
                 recent = [_event_line(group) for group in _together(events) if contract in {None, group[0]["contract"]}]
                 now, most = time.time(), max(5, console.height - 28)
                 contracts = get(url, "/api/v1/contracts")["contracts"]
-                incidents = _incidents(get(url, "/api/v1/overview"), contract, now, contracts)
+                overview = get(url, "/api/v1/overview")
+                incidents = _incidents(overview, contract, now, contracts)
                 recent = recent[-_RECENT:]
                 old = [Text(late, style="bold red")] if late else []
                 old += _stray(url, contract)
+                old += [_missing(row) for row in overview["missing"] if contract in {None, row["contract"]}]
                 live.update(Group(*old, *incidents, *_tables(cells, now, console.width, most=most), Text(), *recent))
                 looks += 1
                 if looks == count:

@@ -25,12 +25,13 @@ from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import RUN_ENDED
 from kc_otel.judge.assumptions import broken_assumption, measurable
 from kc_otel.judge.cell_evidence import Alarm, Evidence, Window
-from kc_otel.judge.contract_state import PAIRS, ContractState
+from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.input_faults import of_sequences, speaks_of
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
-from kc_otel.judge.series import LONG, SHORT, Heard, Listening, Pair, Series
+from kc_otel.judge.refused_points import OF_CLOCKS
+from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series
 from kc_otel.judge.statistics import opposite_name
 from kc_otel.judge.verdict import Cell
 from kc_otel.stats import Binned, ExponentialHistogram
@@ -318,9 +319,10 @@ def _why_nothing(state: ContractState, now: float) -> str:
 
 
 def _untimely(state: ContractState, now: float) -> str:
-    age, at = state.untimely
-    if now - at > state.timely:
+    ages = [refused.age for refused in state.refused.present(now) if refused.outcome in OF_CLOCKS]
+    if not ages:
         return ""
+    age = max(ages, key=abs)
     where = f"{_span(age)} old when they arrive" if age > 0.0 else f"{_span(-age)} ahead of this clock"
     return f"points are {where}: check the sender's clock"
 

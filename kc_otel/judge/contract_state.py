@@ -31,7 +31,8 @@ from kc_otel.judge.input_faults import InputFaults
 from kc_otel.judge.panes import PaneColumns
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
-from kc_otel.judge.series import LONG, SHORT, Heard, Pair, Series, SeriesKey, SeriesTable, grids
+from kc_otel.judge.refused_points import RefusedPoints
+from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.window_rows import WindowRows
 from kc_otel.stats import ExponentialHistogram
@@ -41,8 +42,6 @@ STREAMS_PER_SERIES: Final = 16
 """Processes that may report the same series before streams are refused."""
 _MOST_TAKEN: Final = 2**56
 """Observations that are taken point by point in a pane of the long window; those of all panes fit an int64."""
-PAIRS: Final = 64
-"""Kernel pairs of a metric that are judged at a time."""
 _MORE: Final = 2
 """Times as many observations with which a pair without room takes that of another."""
 _MAX_REMEMBERED_PAIRS: Final = 8
@@ -150,7 +149,7 @@ class ContractState:
         unjudged: Series that clauses are about and that found no room, by the Unix time in seconds of their last point.
         timely: Seconds up to which a point may be old when it comes.
         input_faults: Observations that are no sample of the inference kernel.
-        untimely: Age in seconds of the last point that was older when it came, or was ahead, and when that was.
+        refused: Points that are not judged.
     """
 
     def __init__(self, contract: Contract, *, weighed: bool = True) -> None:
@@ -183,7 +182,7 @@ class ContractState:
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
         self._window = contract.observability.window
         self.timely = max(self._window, _MAX_DELAY_SECONDS)
-        self.untimely = 0.0, -math.inf
+        self.refused = RefusedPoints(self.timely)
         self.input_faults = InputFaults()
         self._heartbeat = contract.observability.heartbeat
         self._long = max(contract.observability.long_window, self._window)
@@ -229,7 +228,7 @@ class ContractState:
             self.events[step.event] += 1
         if step.outcome in {"accepted", "two_writers", "baseline"} and point.metric != INVALID:
             self.heard.setdefault(pair, Heard(now)).hear(now, self._heartbeat)
-        outcome = self._timed(step.outcome, now - point.time / 1e9, now)
+        behind = step.outcome in {"accepted", "baseline"} and now - point.time / 1e9 > self.timely
         if step.increment is not None and step.increment.count:
             if not self._believes(step.increment.count, now):
                 return "malformed"
@@ -237,14 +236,7 @@ class ContractState:
             counted = [self.count(key, step.increment, point.time / 1e9, now) for key in keys]
             if not all(counted):
                 return "unjudged"
-        return outcome
-
-    def _timed(self, outcome: str, age: float, now: float) -> str:
-        """Return the outcome of a point whose time lies so many seconds before its arrival."""
-        behind = outcome in {"accepted", "baseline"} and age > self.timely
-        if behind or outcome in {"future", "late"}:
-            self.untimely = age, now
-        return "behind" if behind else outcome
+        return "behind" if behind else step.outcome
 
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
         """Count what a series' streams have observed.
@@ -573,6 +565,7 @@ class ContractState:
             stream.heard = min(stream.heard, now)
         for heard in self.heard.values():
             heard.last = min(heard.last, now)
+        self.refused.turn_back(now)
         for pairs in self.newest.values():
             for pair in pairs:
                 pairs[pair] = min(pairs[pair], now)

@@ -22,14 +22,15 @@ from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.cells import Place, evidence_of
 from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.columns.stream_columns import StreamColumns
-from kc_otel.judge.contract_state import PAIRS, ContractState
+from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.drift_by_place import drift_by_place
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
 from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
-from kc_otel.judge.point_streams import REMEMBERED, Horizon
+from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import INVALID, Point, PointKind, metric_of, walk
+from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
@@ -51,27 +52,12 @@ _REJECTED: Final = frozenset(
     }
 )
 """Outcomes that the sender is told of; the others need nobody's attention."""
-_OUTCOME_SENTENCES: Final = {
-    "malformed": "points count more observations than there can be",
-    "future": "points are from the future; check the sender's clock",
-    "late": "points are older than the long window; check the sender's clock",
-    "behind": "points are older than the short window when they arrive; check the sender's clock, unless it sends what "
-    "it kept while nothing answered",
-    "other_buckets": "points have other bucket bounds than those in use for their series; give all senders of a "
-    "metric the same bounds, or wait a short window after the last with the old ones",
-    "contradictory": "cumulative points contradict those before them; later ones decide which of them count",
-    "unordered": f"delta points are older than the {REMEMBERED} newest of their stream, so they cannot be told from "
-    "repeated ones; send them in the order of their times",
-    "two_writers": "cumulative points go back and forth between the counts of two senders that are one stream; give "
-    "each its own service.instance.id",
-    "unjudged": "points of new series are counted as slice `other` and not judged: their contract has all the series, "
-    f"or {PAIRS} kernel pairs, that it may have; give kernels fewer versions, or raise observability.max_series",
-    "over_cap": "too many streams; raise observability.max_series, or give the senders fewer identities",
-}
 _REPORTED_OUTCOMES: Final = frozenset({"behind", "two_writers", "unjudged"})
 """Outcomes that the sender is told of as well, although the points count as far as they can."""
 _REMEMBERED_OUTCOMES: Final = frozenset({"accepted", "behind", "two_writers", "baseline"})
 """Outcomes of points that the next ones of their stream are held against."""
+_MISSING_OUTCOMES: Final = _REJECTED | {"behind"}
+"""Outcomes of points that no verdict on the short window has in it."""
 _MESSAGES: Final = 3
 _NO_PAIR: Final[Pair] = ("", "")
 _MOST_PAIRS: Final = 256
@@ -234,11 +220,11 @@ class Evaluator:
             taken, behind = self._columns.fold(columns, horizons, now)
             counts["accepted"] += taken - behind
             if behind:
-                count("behind", behind, _OUTCOME_SENTENCES["behind"])
+                count("behind", behind, OUTCOME_SENTENCES["behind"])
         for part, numbers in columns.left() if columns is not None else ((request, ()),):
             for point in walk(part, self._gen_ai, count):
                 outcome, message = self._take(point, horizons, now)
-                count(outcome, 1, message or _OUTCOME_SENTENCES.get(outcome, ""))
+                count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
                 if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
                     self._learn(self._columns, columns, numbers, point)
         self.counters.update(counts)
@@ -281,6 +267,10 @@ class Evaluator:
                 reasons = found.setdefault(key.pair, {})
                 reasons[key.slice] = reasons.get(key.slice, 0) + content.count
         return found
+
+    def missing(self, contract: str, now: float) -> list[Missing]:
+        """Points that are not judged now, one row by outcome and kernel pair; the oldest first."""
+        return missing(self.states[contract].refused.present(now))
 
     def newest(self, contract: str) -> dict[tuple[str, str], tuple[float, float]]:
         """Unix times of the newest observation of each slice and inference version, and of the last arrival of one."""
@@ -436,10 +426,14 @@ class Evaluator:
                 return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")
             if point.kind is PointKind.STEP:
                 return self._take_step(point, self.steps[name]), ""
-            slice, pair = self._place(point, name)
         except _RefusedError as refused:
             return refused.args[0], refused.args[1]
-        return state.take(point, (slice,), pair, horizons[name], now), ""
+        try:
+            slice, pair = self._place(point, name)
+        except _RefusedError as refused:
+            outcome, message = refused.args
+            return _noted(state, outcome, point, now, message), message
+        return _noted(state, state.take(point, (slice,), pair, horizons[name], now), point, now), ""
 
     def _take_step(self, point: Point, steps: dict[Pair, int]) -> str:
         assert point.histogram is not None
@@ -481,7 +475,7 @@ class Evaluator:
             if only in {None, state.contract.name}:
                 slices = state.contract.slices_of({**point.resource, **point.attributes})
                 pair = _pair(point.attributes)
-                outcome = state.take(point, slices, pair, horizons[state.contract.name], now)
+                outcome = _noted(state, state.take(point, slices, pair, horizons[state.contract.name], now), point, now)
         return outcome
 
 
@@ -495,6 +489,14 @@ def without_collector() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def _noted(state: ContractState, outcome: str, point: Point, now: float, message: str = "") -> str:
+    """Return what became of a point, after noting that it is missing where it is."""
+    if outcome in _MISSING_OUTCOMES:
+        sender = sender_of(point.resource)
+        state.refused.add(outcome, _pair(point.attributes), sender, now - point.time / 1e9, now, message)
+    return outcome
 
 
 def _nothing(_: str) -> Binned:

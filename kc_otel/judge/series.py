@@ -26,6 +26,8 @@ LONG: Final = 1
 _SHORT_PANES: Final = 10
 _LONG_PANES: Final = 12
 _GAPS: Final = 8
+PAIRS: Final = 64
+"""Kernel pairs of a metric that are judged at a time."""
 
 Pair = tuple[str, str]
 """Short fingerprints of the training and the inference kernel."""

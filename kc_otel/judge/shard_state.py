@@ -11,6 +11,7 @@ nobody's bucket bounds throw away what others sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -20,6 +21,7 @@ from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.histograms import Histogram, layout, union
+from kc_otel.judge.refused_points import Refused
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
 
@@ -51,6 +53,7 @@ class ShardState(ContractState):
         sent_heard: When the judge was last sent each kernel pair, Unix seconds.
         sent_events: Events that the judge was sent.
         sent_unjudged: Series without room that the judge was sent, by when.
+        sent_until: Unix time in seconds of what the judge was last sent of refused points and of recorders that end.
     """
 
     def __init__(self, contract: Contract) -> None:
@@ -59,6 +62,7 @@ class ShardState(ContractState):
         self.sent_heard: dict[Pair, float] = {}
         self.sent_events: dict[str, int] = {}
         self.sent_unjudged: dict[SeriesKey, float] = {}
+        self.sent_until = -math.inf
 
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
         """Count it here, and keep it for the judge, which has the whole contract's caps."""
@@ -104,6 +108,8 @@ def unsent_batch(evaluator: Evaluator, number: int, counters: dict[str, int], ke
             "heard": [[*pair, times] for pair, times in state.heard_since().items()],
             "events": {kind: state.events[kind] - state.sent_events.get(kind, 0) for kind in _OF_STREAMS},
             "unjudged": [[*key, at] for key, at in state.unjudged.items() if at > state.sent_unjudged.get(key, -1.0)],
+            "refused": [asdict(refused) for refused in state.refused.found.values() if refused.last > state.sent_until],
+            "ended": {version: at for version, at in state.ended.items() if at > state.sent_until},
             "kernels": [asdict(kernel) for kernel in _seen(evaluator, name, kernels_since)],
         }
         said["events"] = {kind: count for kind, count in said["events"].items() if count}
@@ -131,18 +137,20 @@ def mark_sent(evaluator: Evaluator, counters: dict[str, int]) -> Callable[[], No
 
 def _marked_sent(state: ContractState) -> Callable[[], None]:
     assert isinstance(state, ShardState)
-    slots, sent = state.slots, (state.sent_heard, state.sent_events, state.sent_unjudged)
+    slots, sent = state.slots, (state.sent_heard, state.sent_events, state.sent_unjudged, state.sent_until)
     state.slots = {}
     state.sent_heard = {pair: heard.last for pair, heard in state.heard.items()}
     state.sent_events = dict(state.events)
     state.sent_unjudged = dict(state.unjudged)
+    said = [refused.last for refused in state.refused.found.values()] + [*state.ended.values()]
+    state.sent_until = max(said, default=state.sent_until)
 
     def unsent() -> None:
         for key, later in state.slots.items():
             for part in later.parts:
                 slots.setdefault(key, _Slot()).add(part, later.time, later.now)
         state.slots = slots
-        state.sent_heard, state.sent_events, state.sent_unjudged = sent
+        state.sent_heard, state.sent_events, state.sent_unjudged, state.sent_until = sent
 
     return unsent
 
@@ -185,7 +193,8 @@ class ShardBatch:
         number: Of the batch; the judge takes each number of a shard once.
         counted: The counts.
         notes: By contract, as JSON has it: `heard` [train, inference, [times]], `events` by kind, `unjudged`
-            [metric, slice, train, inference, time], and the fields of `kernels`.
+            [metric, slice, train, inference, time], when recorders `ended` by version, and the fields of `refused`
+            points and `kernels`.
         points: Points by outcome.
     """
 
@@ -239,6 +248,9 @@ def _note(evaluator: Evaluator, state: ContractState, notes: Mapping[str, Any]) 
     state.events.update(notes.get("events", {}))
     for *key, at in notes.get("unjudged", ()):
         state.leave_unjudged(SeriesKey(*key), at)
+    for fields in notes.get("refused", ()):
+        state.refused.merge(Refused(**{**fields, "pair": tuple(fields["pair"])}))
+    state.ended |= notes.get("ended", {})
     versions = evaluator.facts[state.contract.name][0]
     for fields in notes.get("kernels", ()):
         info = KernelInfo(**fields)

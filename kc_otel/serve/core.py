@@ -48,6 +48,7 @@ from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, 
 from kc_otel.judge.kernel_names import kernel_names
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
+from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
 from kc_otel.serve.gate_history import GateHistory
@@ -179,6 +180,10 @@ class Core:
         found = self.escalation.incidents
         names = found.keys() if contract is None else {contract} & found.keys()
         return tuple(sorted((incident for name in names for incident in found[name]), key=by_urgency))
+
+    def missing(self, contract: str) -> list[Missing]:
+        """Points of a contract that arrive and are not judged, as of the last evaluation; the oldest first."""
+        return self.evaluator.missing(contract, self.evaluated_at or self.started_at)
 
     def by_place(self, incident: Incident) -> dict[str, Interval]:
         """Return the drift of an incident's kernels by position and turn at the last evaluation."""
@@ -319,7 +324,13 @@ class Core:
             contract, before, evaluation, invalid, now, dry_run=dry_run, timing=self._timing, traffic=traffic
         )
         decisions, moved, rolled = self.promotions.write(
-            step.state.decisions, {name: evaluation}, now, unit, self.evaluator.newest_of, self.evaluator.kernels
+            step.state.decisions,
+            {name: evaluation},
+            now,
+            unit,
+            self.evaluator.newest_of,
+            self.evaluator.kernels,
+            lambda name: self.evaluator.missing(name, now),
         )
         step = replace(step, state=replace(step.state, decisions=decisions))
         if rolled:

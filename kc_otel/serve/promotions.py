@@ -24,6 +24,7 @@ from kc_otel.judge.promotion.gate_evidence import SectionProblems, step_evidence
 from kc_otel.judge.promotion.machine import Moved, share_of
 from kc_otel.judge.promotion.promotion_state import MoveKind, OrderError, Promotion, PromotionMove, PromotionStatus
 from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.serve.announcements import Announcement
 from kc_otel.serve.store.policy_store import PolicyStore
@@ -102,6 +103,7 @@ class Promotions:
         unit: UnitOfWork,
         newest: Callable[[str, str], float] = lambda _contract, _version: -math.inf,
         kernels: Callable[[str], Iterable[KernelInfo]] = lambda _contract: (),
+        missing: Callable[[str], Iterable[Missing]] = lambda _contract: (),
     ) -> tuple[DecisionTable, list[Announcement], list[Promotion]]:
         """Step every promotion of some contracts with an evaluation.
 
@@ -112,6 +114,7 @@ class Promotions:
             unit: The transaction.
             newest: Unix time of the newest observation of a contract and a version, seconds.
             kernels: Reports of a contract's kernels: a version is promoted only as declared.
+            missing: Points of a contract that are not judged: while there are some of a version, it waits.
 
         Returns:
             The decision table with every such version's share, what is to be announced, and the versions that are
@@ -130,6 +133,11 @@ class Promotions:
                 continue
             own = evaluations[contract.name]
             holds = _holds(decisions, contract.name) + _otherwise(contract, before, kernels(contract.name))
+            holds += [
+                f"points of it are not judged: {row.text}"
+                for row in missing(contract.name)
+                if row.pair[1] == before.version
+            ]
             after, moves = machine.advance(before, contract, own, holds)
             known[key] = after
             if after != before:

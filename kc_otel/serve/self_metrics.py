@@ -87,6 +87,19 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     metrics["kc.evaluator.points"] = [
         ({"kc.outcome": outcome}, count) for outcome, count in sorted(core.evaluator.counters.items())
     ]
+    metrics["kc.evaluator.missing"] = [
+        (
+            {
+                "kc.contract": name,
+                "kc.outcome": row.outcome,
+                "kc.kernel.train": row.pair[0],
+                "kc.kernel.inference": row.pair[1],
+            },
+            row.senders,
+        )
+        for name in core.contracts
+        for row in core.missing(name)
+    ]
     metrics |= _of_requests(requests)
     metrics["kc.evaluator.series"] = [({}, core.evaluator.series_count)]
     metrics["kc.evaluator.series.limit"] = [

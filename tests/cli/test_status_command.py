@@ -92,14 +92,17 @@ def test_status_is_not_0_while_an_incident_is_broken() -> None:
     """The cells of a broken kernel are gone once it falls silent beside others, and theirs pass."""
     cells = [{"verdict": {"status": "PASS"}}]
     codes = {
-        (on, state): _exit_code(cells, [{"on": on, "state": state}], [], "")
+        (on, state): _exit_code(cells, [{"on": on, "state": state}], [], unknown=False)
         for on in ("fail", "no-data")
         for state in ("broken", "contained")
     }
     assert codes == {
         ("fail", "broken"): 1, ("fail", "contained"): 0, ("no-data", "broken"): 3, ("no-data", "contained"): 0,
     }  # fmt: skip
-    assert _exit_code(cells, [], [], "") == 0
-    assert _exit_code(cells, [{"on": "fail", "state": "resolved"}], [], "") == 3, "closed without proof of recovery"
-    assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], "") == 1
-    assert _exit_code([{"verdict": {"status": "FAIL"}}], [], [], "") == 1
+    assert _exit_code(cells, [], [], unknown=False) == 0
+    assert _exit_code(cells, [{"on": "fail", "state": "resolved"}], [], unknown=False) == 3, (
+        "closed without proof of recovery"
+    )
+    assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], unknown=False) == 1
+    assert _exit_code([{"verdict": {"status": "FAIL"}}], [], [], unknown=True) == 1
+    assert _exit_code(cells, [], [], unknown=True) == 3, "points that are not judged, or a late evaluation"

@@ -305,6 +305,45 @@ def test_clock_that_is_ahead_is_told(contract: Any, sender: Any, now: float) -> 
     assert "clock" in outcome.message
 
 
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(("ahead", "outcome"), [(2460.0, "future"), (-600.0, "behind")])
+def test_points_that_no_verdict_has_are_said_while_they_come(contract, sender, now, columns, ahead, outcome):
+    """Of whom, of which kernels, since when and why, though others of the same kernels pass; until a window is over."""
+    evaluator, right, wrong = Evaluator([contract(slices={})]), sender(), sender(instance="gpu-7", start=now - 900)
+    if columns:
+        evaluator.use_columns()
+
+    def take(request: Any, at: float) -> None:
+        message = evaluator.columns_of(request.SerializeToString(), 1000) if columns else None
+        evaluator.ingest_metrics(request if message is None else message, at)
+
+    for step in range(12):
+        at = now + 10.0 * step
+        take(right.request(at, small(5000)), at)
+        take(wrong.request(at + ahead, large(500)), at)
+    assert statuses(evaluator, at) == {cell(): Status.PASS}
+    (row,) = evaluator.missing("policy", at)
+    assert (row.outcome, row.pair, row.senders, row.since) == (outcome, cell()[-2:], 1, now)
+    assert row.text.endswith(f"({'41m ahead' if ahead > 0 else '10m old'}); from gpu-7")
+    assert "check the sender's clock" in row.text
+    window = evaluator.states["policy"].contract.observability.window
+    assert evaluator.missing("policy", at + window) == [row]
+    assert evaluator.missing("policy", at + window + 1.0) == []
+
+
+def test_points_that_are_refused_have_their_own_reason_and_many_senders_one_row(contract, sender, now):
+    """A slice that is not there is named; of senders without end only the first have names."""
+    evaluator = Evaluator([contract()])
+    evaluator.ingest_metrics(sender(slice="poetry").request(now, [0.1]), now)
+    for instance in range(200):
+        evaluator.ingest_metrics(sender(instance=f"i{instance}").request(now + 100, [0.1]), now + 1)
+    strange, future, others = evaluator.missing("policy", now + 2)
+    assert strange.text == "contract policy has no slice 'poetry'; from 0"
+    assert (future.pair, future.senders) == (cell()[-2:], 63)
+    assert future.text.endswith("(1m39s ahead); from i0; i1; i2; 60 more")
+    assert (others.pair, others.senders, others.outcome) == (("", ""), 1, "future")
+
+
 def test_series_over_the_cap_go_to_other(contract: Any, sender: Any, now: float) -> None:
     """Kernel versions without end fill the cap and no more; what is over it is still counted, as slice `other`."""
     evaluator = Evaluator([contract(observability={"max_series": 5})])

@@ -207,6 +207,22 @@ def test_a_breach_that_only_went_away_is_shown(core: Core, monkeypatch: pytest.M
     assert shown(later=301.0) == [], "a long window later"
 
 
+def test_points_that_are_not_judged_are_shown(make_core: Callable[..., Core], drift: Callable) -> None:
+    """On the page, and as a metric, as of the last evaluation; health counts them without end."""
+    core, now = make_core(), time.time()
+    core.metrics(drift(0.3), now - 7200.0)
+    core.tick(now - 7200.0)
+    client = client_of(core)
+    (row,) = client.get("/api/v1/overview").json()["missing"]
+    assert (row["contract"], row["outcome"], row["senders"]) == ("policy", "future", 1)
+    kernels = {kernel["version"] for kernel in client.get("/api/v1/contracts").json()["contracts"][0]["kernels"]}
+    assert {row["kernel_train"], row["kernel_inference"]} <= kernels
+    assert "(2h" in row["text"]
+    (line,) = [line for line in client.get("/metrics").text.splitlines() if line.startswith("kc_evaluator_missing{")]
+    assert 'kc_outcome="future"' in line
+    assert line.endswith(" 1.0")
+
+
 def test_a_route_that_outlives_its_cause_is_still_shown(make_core: Callable[..., Core], drift: Callable) -> None:
     """When the cells are gone with their kernel version, the route is in force all the same."""
     core, now = make_core(), time.time()

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kc_otel.judge.incidents.actions_taken import actions_taken
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.promotion.promotion_state import OrderError
 from kc_otel.judge.promotion.stages import Stage
+from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.serve.api.app import make_api
@@ -465,6 +467,21 @@ def test_a_version_that_does_not_say_what_it_is_is_not_promoted(driven: Driven) 
     assert waiting.position.stage is Stage.SHADOW
     assert waiting.missing[0].startswith("held: it has not said what it is")
     driven.core.evaluator.kernels = said  # type: ignore[method-assign]
+    driven.tick(62, v2="PASS")
+    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
+
+
+def test_a_version_of_which_points_are_not_judged_is_not_promoted(driven: Driven) -> None:
+    """What the refused part of its fleet measures may be the breach."""
+    row = Missing("future", ("trainA", "v2"), 1, 0.0, "points are from the future")
+    driven.core.evaluator.missing = lambda *_: [row]  # type: ignore[method-assign]
+    driven.core.promotions.start("policy", "v2", "ada", 0.0)
+    driven.tick(1, v2="PASS")
+    driven.tick(61, v2="PASS")
+    waiting = driven.core.promotions.of("policy", "v2")
+    assert waiting.position.stage is Stage.SHADOW
+    assert waiting.missing[0] == "held: points of it are not judged: points are from the future"
+    driven.core.evaluator.missing = lambda *_: [replace(row, pair=("trainA", "v1"))]  # type: ignore[method-assign]
     driven.tick(62, v2="PASS")
     assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
 

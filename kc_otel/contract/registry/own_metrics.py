@@ -133,6 +133,11 @@ _METRICS: Final = (
         "Metric data points received, by outcome.",
     ),
     Metric(
+        "kc.evaluator.missing", "{sender}", Instrument.GAUGE,
+        ("kc.contract", "kc.outcome", "kc.kernel.train", "kc.kernel.inference"),
+        "Senders whose points arrived within a window and are not judged, by outcome of the points.",
+    ),
+    Metric(
         "kc.evaluator.requests", "{request}", Instrument.COUNTER, ("kc.transport", "kc.outcome"),
         "OTLP requests received, by transport and outcome; with transport `api`, rejected actions.",
     ),

@@ -33,6 +33,7 @@ from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.judge.otlp.wire_columns import read_columns
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import DRIFT_NAMES, Point, PointKind, walk
+from kc_otel.judge.refused_points import sender_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
 
@@ -164,12 +165,20 @@ class StreamColumns:
         taken = np.flatnonzero(message.taken)
         contracts, found = self._rows.rows["contract"][message.rows[taken]], 0
         for number in np.unique(contracts).tolist():
-            state, old = self._states[number], ages[taken][contracts == number]
-            old = old[old > state.timely]
-            if old.size:
-                state.untimely = float(old[-1]), now
-                found += old.size
+            state, old = self._states[number], taken[contracts == number]
+            old = old[ages[old] > state.timely]
+            for place in {self._rows.names[message.rows[number]][1].pair: number for number in old}.values():
+                self._refuse(state, message, place, float(ages[place]), now)
+            found += old.size
         return found
+
+    def _refuse(self, state: ContractState, message: ColumnMessage, number: int, age: float, now: float) -> None:
+        """Note whose point came too late to be in a short window."""
+        metrics = message.wire.metrics
+        metric = int(np.flatnonzero((metrics["first"] <= number) & (number < metrics["last"]))[0])
+        for point in walk(message.wire.request_of(metric, [number]), (), lambda *_: None):
+            pair = self._rows.names[message.rows[number]][1].pair
+            state.refused.add("behind", pair, sender_of(point.resource), age, now)
 
     def _known(self) -> Known:
         """Rows and slots as they are now."""

@@ -13,7 +13,7 @@ from kc_otel.judge.escalation.people import People
 from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.serve.api.routes_incidents import incident_views
-from kc_otel.serve.api.views import InForceView, Overview, kept_away
+from kc_otel.serve.api.views import InForceView, MissingView, Overview, kept_away
 from kc_otel.serve.core import Core
 
 _KERNELS: Final = {"train-kernel": "training kernel", "inference-kernel": "inference kernel"}
@@ -61,6 +61,7 @@ class Overviews:
             no_traffic=dict(silent),
             incidents=incident_views(core, lasting),
             unproven=incident_views(core, _unproven(core)),
+            missing=list(_missing(core)),
             in_force=_in_force(core, lasting),
         )
 
@@ -85,6 +86,16 @@ def _ended(core: Core, incident: Incident) -> bool:
     state, version = core.evaluator.states[incident.contract], incident.kernel_inference
     heard = state.heard.get((incident.kernel_train, version))
     return heard is not None and state.ended.get(version, -math.inf) >= heard.last
+
+
+def _missing(core: Core) -> Iterator[MissingView]:
+    """Points that no verdict is about, by contract, kernel pair and reason."""
+    for name in core.contracts:
+        for row in core.missing(name):
+            yield MissingView(
+                contract=name, kernel_train=row.pair[0], kernel_inference=row.pair[1], outcome=row.outcome,
+                senders=row.senders, since=row.since, text=row.text,
+            )  # fmt: skip
 
 
 def _in_force(core: Core, lasting: Sequence[Incident]) -> list[InForceView]:

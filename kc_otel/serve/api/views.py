@@ -265,6 +265,22 @@ class InForceView(View):
     text: str
 
 
+class MissingView(View):
+    """Points of a kernel pair that arrive and are not judged, for one reason."""
+
+    contract: str
+    kernel_train: str
+    """Short fingerprint; empty where the points do not say."""
+    kernel_inference: str
+    """Short fingerprint; empty where the points do not say."""
+    outcome: str
+    """As in `kc.evaluator.points`."""
+    senders: int
+    since: float
+    text: str
+    """Reason, remedy and senders."""
+
+
 class Overview(View):
     """Current faults, and the decisions in force."""
 
@@ -288,6 +304,8 @@ class Overview(View):
     unproven: list[IncidentView]
     """Breaches that closed without proof of recovery within their contract's long window, of kernels that nothing has
     judged since, that nobody rolled back and that did not shut down in order; newest first."""
+    missing: list[MissingView]
+    """Points that arrive and are not judged: verdicts say nothing about them. Ends a window after the last."""
     in_force: list[InForceView]
 
 

@@ -77,6 +77,7 @@ function show(news = "") {
       ...state.overview,
       incidents: state.overview.incidents.filter(mine),
       unproven: state.overview.unproven.filter(mine),
+      missing: state.overview.missing.filter(mine),
       in_force: state.overview.in_force.filter(mine),
     },
   };

@@ -20,7 +20,7 @@ export function showOverview({ overview, contracts, promotions }) {
   const stray = promotions.filter((one) => one.seen_serving);
   const [old, words] = [lateness(overview), headline(broken, stray, contained, silent, totals, all, overview, contracts)];
   byId("overview-title").textContent = old ? `Nothing has been evaluated for ${span(old, 2)}` : words;
-  byId("overview-title").className = old || broken.length || stray.length ? "fail" : contained.length ? "open" : silent.length || overview.unproven.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
+  byId("overview-title").className = old || broken.length || stray.length ? "fail" : contained.length ? "open" : silent.length || overview.unproven.length || overview.missing.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
   byId("overview-sub").textContent = `${old && overview.at ? `At ${clock(overview.at)}: ${words}. ` : ""}${subtitle(overview, contracts, totals, all)}`;
   sync(byId("incidents"), [...overview.incidents, ...overview.unproven], (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
     (one) => card(one, contracts, stage(one, promotions)));
@@ -64,6 +64,7 @@ function headline(broken, stray, contained, silent, totals, all, overview, contr
   if (silent.length) return silent.every((one) => one.state_text === "Ended") ? "A run has ended" : "A kernel has stopped reporting";
   if (!overview.at) return "Waiting for the first evaluation";
   if (!overview.heard) return "Waiting for the first data";
+  if (overview.missing.length) return "Nothing measured is broken; points arrive that are not judged";
   if (overview.unproven.length) return "Nothing measured is broken; a breach closed without proof of recovery";
   if ((totals.PASS ?? 0) === all) return "Every promise holds";
   const none = unheard(contracts, overview).length;

@@ -20,6 +20,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.points import INVALID, metric_of
+from kc_otel.judge.refused_points import Refused
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.histogram_codec import check_observed, decode_histogram, encode_histogram, encode_histograms
@@ -34,7 +35,7 @@ from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
@@ -214,6 +215,8 @@ class EvaluatorStore:
         data = json.dumps(
             {
                 "heard": [[*pair, heard.last, heard.gaps, heard.since] for pair, heard in state.heard.items()],
+                "ended": state.ended,
+                "refused": [asdict(refused) for refused in state.refused.found.values()],
                 "newest": [
                     [metric, *pair, time] for metric, pairs in state.newest.items() for pair, time in pairs.items()
                 ],
@@ -302,6 +305,10 @@ class EvaluatorStore:
             state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
             content = json.loads(data)
             state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
+            state.ended = content["ended"]
+            for fields in content["refused"]:
+                refused = Refused(**{**fields, "pair": tuple(fields["pair"])})
+                state.refused.found[refused.outcome, refused.pair, refused.sender] = refused
             for metric, train, inference, time in content["newest"]:
                 state.newest.setdefault(metric, {})[train, inference] = time
             for fields in content["kernels"]:

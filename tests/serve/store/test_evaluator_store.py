@@ -119,6 +119,21 @@ def test_who_was_silent_before_a_restart_still_is(contract, sender, now, connect
         assert {verdict.status for verdict in verdicts_of(again, down + 2.0) if verdict.cell.slice == "all"} == {"PASS"}
 
 
+def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender, now, connection):
+    """An orderly end does not become a silence that alarms, and a wrong clock is said with the time since when."""
+    first, store, source = Evaluator([contract(slices={})]), EvaluatorStore(connection), sender()
+    first.ingest_metrics(source.request(now, np.full(2000, 1e-4)), now)
+    first.states["policy"].ended["bbbbbbbbbbbb"] = now
+    first.ingest_metrics(sender(instance="gpu-7").request(now + 3600, [0.1]), now)
+    written(store, first, connection)
+    again = Evaluator([contract(slices={})])
+    EvaluatorStore(connection).restore(again)
+    assert again.missing("policy", now + 1.0) == first.missing("policy", now + 1.0) != []
+    again.listen(now + 1.0)
+    (verdict,) = verdicts_of(again, now + 500.0)
+    assert verdict.reason.startswith("the run ended"), verdict.reason
+
+
 def test_what_a_crash_loses_a_cumulative_sender_says_again(contract, sender, now, connection):
     """Points taken after the last save are found again in the difference that the next point makes."""
     made, source = contract(), sender()

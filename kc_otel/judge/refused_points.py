@@ -1,0 +1,158 @@
+"""Points of a contract that are not judged: for which reason, of whom, and since when.
+
+A point that is refused leaves no verdict behind, and others of its kernels may pass: that it is missing has to be said
+beside them. It is said until a window has passed in which no such point came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kc_otel.contract.slices import Scalar
+from kc_otel.contract.units import format_duration
+from kc_otel.judge.point_streams import REMEMBERED
+from kc_otel.judge.series import PAIRS, Pair
+
+OUTCOME_SENTENCES: Final = {
+    "malformed": "points count more observations than there can be",
+    "future": "points are from the future; check the sender's clock",
+    "late": "points are older than the long window; check the sender's clock",
+    "behind": "points are older than the short window when they arrive; check the sender's clock, unless it sends what "
+    "it kept while nothing answered",
+    "other_buckets": "points have other bucket bounds than those in use for their series; give all senders of a "
+    "metric the same bounds, or wait a short window after the last with the old ones",
+    "contradictory": "cumulative points contradict those before them; later ones decide which of them count",
+    "unordered": f"delta points are older than the {REMEMBERED} newest of their stream, so they cannot be told from "
+    "repeated ones; send them in the order of their times",
+    "two_writers": "cumulative points go back and forth between the counts of two senders that are one stream; give "
+    "each its own service.instance.id",
+    "unjudged": "points of new series are counted as slice `other` and not judged: their contract has all the series, "
+    f"or {PAIRS} kernel pairs, that it may have; give kernels fewer versions, or raise observability.max_series",
+    "over_cap": "too many streams; raise observability.max_series, or give the senders fewer identities",
+}
+"""What a sender is told of its points, by outcome."""
+OF_CLOCKS: Final = frozenset({"future", "late", "behind"})
+"""Outcomes of points whose time cannot be right."""
+_MAX_KEPT: Final = 64
+"""Senders, kernel pairs and outcomes of a contract that are told apart; further senders have no name."""
+_SENDER_ATTRIBUTES: Final = ("service.name", "host.name", "service.instance.id")
+_MAX_SENDER_CHARACTERS: Final = 120
+_MAX_NAMED: Final = 3
+"""Senders that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Points of one sender that are not judged for one reason.
+
+    Attributes:
+        outcome: As in kc.evaluator.points.
+        pair: Short fingerprints of the kernels; empty where the points do not say.
+        sender: Attributes of its resource, as text; empty for not known.
+        since: Unix time of the first arrival, seconds.
+        last: Unix time of the last arrival, seconds.
+        age: Seconds by which the last point was older than its arrival; negative where it was ahead.
+        said: What the sender was told beyond the outcome.
+    """
+
+    outcome: str
+    pair: Pair
+    sender: str
+    since: float
+    last: float
+    age: float
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Points of a kernel pair that are not judged for one reason.
+
+    Attributes:
+        outcome: As in kc.evaluator.points.
+        pair: Short fingerprints of the kernels; empty where the points do not say.
+        senders: Number of senders.
+        since: Unix time of the first arrival, seconds.
+        text: Reason, remedy and senders, as the end of a sentence.
+    """
+
+    outcome: str
+    pair: Pair
+    senders: int
+    since: float
+    text: str
+
+
+@dataclass(slots=True)
+class RefusedPoints:
+    """Points of one contract that are not judged.
+
+    Attributes:
+        lasting: Seconds after the last of them for which they are missing: the window that they belong to.
+        found: Those that arrived, by outcome, kernel pair and sender.
+    """
+
+    lasting: float
+    found: dict[tuple[str, Pair, str], Refused] = field(default_factory=dict)
+
+    def add(self, outcome: str, pair: Pair, sender: str, age: float, now: float, said: str = "") -> None:
+        """Note a point that arrived at `now`, Unix seconds."""
+        key = outcome, pair, sender
+        if key not in self.found and len(self.found) >= _MAX_KEPT:
+            self.found = {key: known for key, known in self.found.items() if self._lasts(known, now)}
+            if len(self.found) >= _MAX_KEPT:
+                key = outcome, ("", ""), ""
+        known = self.found.get(key)
+        since = known.since if known is not None and self._lasts(known, now) else now
+        self.found[key] = Refused(*key, since, now, age, said)
+
+    def merge(self, refused: Refused) -> None:
+        """Note what another process has noted."""
+        self.add(refused.outcome, refused.pair, refused.sender, refused.age, refused.last, refused.said)
+
+    def present(self, now: float) -> list[Refused]:
+        """Return those that are missing at a Unix time, seconds; the oldest first."""
+        lasting = (known for known in self.found.values() if self._lasts(known, now))
+        return sorted(lasting, key=lambda known: known.since)
+
+    def turn_back(self, now: float) -> None:
+        """The clock went back: none arrived later than now."""
+        self.found = {
+            key: replace(known, since=min(known.since, now), last=min(known.last, now))
+            for key, known in self.found.items()
+        }
+
+    def _lasts(self, known: Refused, now: float) -> bool:
+        return now - known.last <= self.lasting
+
+
+def missing(refused: Iterable[Refused]) -> list[Missing]:
+    """Return the points that are missing, one row for all senders of a kernel pair with one reason."""
+    rows: dict[tuple[str, Pair], list[Refused]] = {}
+    for found in refused:
+        rows.setdefault((found.outcome, found.pair), []).append(found)
+    return [
+        Missing(outcome, pair, len(found), min(sender.since for sender in found), _text(outcome, found))
+        for (outcome, pair), found in rows.items()
+    ]
+
+
+def _text(outcome: str, found: Sequence[Refused]) -> str:
+    worst = max(found, key=lambda refused: abs(refused.age))
+    said = worst.said or OUTCOME_SENTENCES[outcome]
+    if outcome in OF_CLOCKS:
+        said = f"{said} ({format_duration(round(abs(worst.age)))} {'ahead' if worst.age < 0.0 else 'old'})"
+    senders = [refused.sender for refused in found if refused.sender]
+    names = [*senders[:_MAX_NAMED], *([f"{len(senders) - _MAX_NAMED} more"] if len(senders) > _MAX_NAMED else [])]
+    return f"{said}; from {'; '.join(names)}" if names else said
+
+
+def sender_of(resource: Mapping[str, Scalar]) -> str:
+    """Return who sends, by the attributes of its resource.
+
+    >>> sender_of({"service.name": "rollout", "service.instance.id": "gpu-3"})
+    'rollout, gpu-3'
+    """
+    return ", ".join(str(resource[name]) for name in _SENDER_ATTRIBUTES if name in resource)[:_MAX_SENDER_CHARACTERS]
