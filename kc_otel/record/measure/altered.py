@@ -7,6 +7,7 @@ differs between two kernels, so do, by their last bits, all that attend to it.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -61,13 +62,17 @@ _EDGE_TOKENS: Final = 32
 _EDGE_SHARE: Final = 0.01
 """Tokens, and share of them, with |l| within a tenth of the largest from which that is where l was cut; of any tail a
 handful are."""
+_LAST_SHARE: Final = 0.13
+"""Share of those within a tenth that lie within a fiftieth where a tail was cut: a fifth of an even tail, 0.17 to 0.2
+of int8's cut at 0.3 to 1 nats; of mixtures of models that are alike less than 0.12."""
 _EDGE_NATS: Final = (0.3, 3.0)
 """Largest |l| from which such an edge is no storage grid's: less than that is rounded off bfloat16 logits up to 64;
 and up to which it is where somebody cuts: tokens from nowhere differ by more, up to where P ends."""
-_SURE_SIDE: Final = (-1e-3, 32, 0.02, 0.25)
+_SURE_SIDE: Final = (-1e-3, 32, 0.02, 0.5)
 """log-probability of a sure token, tokens like that, nats below which 95 % of them lie on the other side, and range of
 nine tenths of them in shares of their median. Of real kernels from bfloat16 to int8 the median is below 1e-4,
-and as many are above as below; of a log-softmax that lacks log 2, or of labels smoothed by 0.1, the range is 0.02."""
+and as many are above as below; of a log-softmax that lacks log 2, or of probabilities smoothed by 0.1, the range is
+0.02, and 0.34 of SmolLM's loss with labels smoothed by 0.1."""
 _LAST_BITS: Final = 4e-6
 """Nats by which differences of two float32 log-probabilities above -16 that should be equal differ."""
 _REPEATED_TOKENS: Final = 4
@@ -277,6 +282,10 @@ def clipped(block: Block, known: Mask) -> Found:
             continue
         pile = np.unique(block.inference[telling][size >= largest - _LAST_BITS]).size - 1
         near = np.count_nonzero(size >= 0.95 * largest) - np.count_nonzero(size >= largest - _LAST_BITS)
+        beside = np.count_nonzero(size >= largest - 100.0 * _LAST_BITS) - np.count_nonzero(size >= largest - _LAST_BITS)
+        # Mixtures of two models approach the largest ratio of their weights, and a program cuts at it.
+        if 4 * beside > pile:
+            continue
         if surely_more(pile, pile + near, max(1e-3, 2.0 * _LAST_BITS / (0.05 * largest))):
             tokens = telling & (sign * log_w >= largest - _LAST_BITS)
             said = f"{tokens.sum():,} tokens differ by {sign * largest:.6g}, and none by more: cut there"
@@ -285,14 +294,22 @@ def clipped(block: Block, known: Mask) -> Found:
 
 
 def left_out(block: Block) -> list[PairingFault]:
-    """Differences of the sides of which many lie next to the largest one, where the tail of a drift has a handful."""
+    """Differences of the sides of which many lie next to the largest one, where the tail of a drift has a handful.
+
+    Two mixtures of the same two models differ by no more than the ratio of their weights either: they come to a pile
+    there where the models differ much, and to hardly any where they differ little. A tail that was cut goes on evenly.
+    """
     log_w = block.train.astype(np.float64) - block.inference
     telling = _telling(block) & fine(block.train)
-    for sign in (1.0, -1.0):
-        size = np.where(telling, sign * log_w, 0.0)
+    sides = [(sign, np.where(telling, sign * log_w, 0.0)) for sign in (1.0, -1.0)]
+    tails = [[np.count_nonzero(size > share * size.max()) for share in (0.8, 0.9, 0.98)] for _, size in sides]
+    if any(2 * tail - math.sqrt(tail) > more for more, tail, _ in tails):
+        return []
+    for (sign, size), (_, tail, last) in zip(sides, tails, strict=True):
         largest = float(size.max())
         tokens = size > 0.9 * largest
-        if _edge(size) and np.unique(block.inference[tokens]).size > _EDGE_TOKENS:
+        even = last >= _LAST_SHARE * tail
+        if even and _edge(size) and np.unique(block.inference[tokens]).size > 2 * _EDGE_TOKENS:
             spread = f"{0.9 * sign * largest:.3g} to {sign * largest:.3g}"
             said = f"{tokens.sum():,} tokens differ by {spread}, and none by more: those were left out, or masked"
             return [of_all(block, fault_at(block, tokens, InvalidReason.NOT_LOGPROBS, said))]

@@ -6,7 +6,7 @@ import pytest
 from kc_otel.record.measure.checks import InvalidReason, check, check_block, difference, failed, held_together
 from kc_otel.record.measure.packing import Block
 from kc_otel.stats.surplus import surely_surplus, surplus, surplus_of_sums
-from tests.tools.planted_faults import FAULTS, FAULTS_OF_BATCHES, HONEST, healthy, honest
+from tests.tools.planted_faults import FAULTS, FAULTS_OF_BATCHES, HONEST, healthy, honest, log_softmax, sampled, texts
 
 
 def block_of(rows):
@@ -99,6 +99,18 @@ def test_weights_that_begin_answers_otherwise_are_measured(tokens, share):
         assert counts == {}, (seed, why)
         if tokens == 8:
             assert "not checked whether the prompts are the same: the first 8 tokens differ by" in why["valid"]
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("weights", [(0.7, 0.3), (0.6, 0.4), (0.9, 0.5)])
+def test_mixtures_of_the_same_models_are_measured(size, weights):
+    """They differ by no more than the ratio of the weights, and often by that: nobody cut it off."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        first = texts(rng, (60, 128), 0.5)
+        models = [log_softmax(side.astype(float)) for side in (first, first + size * rng.standard_normal(first.shape))]
+        mixed = [np.logaddexp(np.log(share) + models[0], np.log1p(-share) + models[1]) for share in weights]
+        assert not check(*sampled(rng, *mixed)).any(), seed
 
 
 def test_what_could_not_be_checked_is_told():

@@ -199,6 +199,10 @@ FAULTS = {
     "large log ratios left out": (by_row(left_out), "not_logprobs: .*none by more"),
     "padding on both sides": (by_row(padded), "not_sampled: .*mask padding"),
     "log 2 less": (training(lambda p, _: p - np.log(2)), "not_logprobs: .*add up to 0.5"),
+    "a loss with smoothed labels": (
+        by_row(lambda p, q, rng, _row: (0.9 * p + 0.1 * rng.normal(-29.0, 3.0, p.size), q)),
+        "not_logprobs: .*labels smoothed",
+    ),
     "label smoothing": (training(lambda p, _: np.log(0.9 * np.exp(p) + 0.1 / VOCABULARY)), "not_logprobs: .*0.9"),
 }
 """Name -> how to plant it, and what names it."""
