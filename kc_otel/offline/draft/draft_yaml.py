@@ -91,7 +91,7 @@ def write(
     if baseline is not None:
         # A cap that follows from the budget would cut the baseline.
         uncapped = [replace(clause, explains=False) for clause in clauses]
-        found = floors(load_text("\n".join(_lines(draft, uncapped)), f"{draft.name}.yaml"), baseline)
+        found = tuple(floors(load_text("\n".join(_lines(draft, uncapped)), f"{draft.name}.yaml"), baseline))
         capped, name = clauses_of(draft, capped=True), Path(baseline.source).name
         clauses, measured = _measured(capped, found, dict.fromkeys([clause.id for clause in capped], margin), name)
         contract = load_text("\n".join(_lines(draft, clauses)), f"{draft.name}.yaml")
