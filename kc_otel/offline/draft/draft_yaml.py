@@ -121,15 +121,13 @@ def _measured(
         floor = by.get((clause.id, ALL))
         if clause.id == _TAIL_OF_TV and cap is not None:
             result.append(replace(clause, statistic=f"fraction > {exact(cap)}"))
-        elif clause.id == BUDGET:
-            if floor is not None and floor.breaks_limit:
-                derivation = (
-                    f"{clause.derivation} The pair of {source} breaks it: {_figure(floor)}. It covers the worst "
-                    "possible reward: record rewards to limit reward_drift itself."
-                )
-                clause = replace(clause, derivation=derivation, explains=True)
-            result.append(clause)
-        elif floor is None:
+        elif clause.id == BUDGET and floor is not None and floor.breaks_limit:
+            derivation = (
+                f"{clause.derivation} The pair of {source} breaks it: {_figure(floor)}. It covers the worst possible "
+                "reward: record rewards to limit reward_drift itself."
+            )
+            result.append(replace(clause, derivation=derivation, explains=True))
+        elif clause.id == BUDGET or floor is None:
             result.append(clause)
         else:
             ids.append(clause.id)
