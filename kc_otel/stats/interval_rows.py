@@ -17,12 +17,14 @@ from typing import Final, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel._extras import extra
+from kc_otel.stats.fractions import clopper_pearson
 from kc_otel.stats.histogram_rows import HistogramRows
 from kc_otel.stats.interval import Interval, largest, sides_swapped
-from kc_otel.stats.mixture import grid_of, span_of
-from kc_otel.stats.quantiles import upper_bound_needs
+from kc_otel.stats.mixture import grid_of, lower_bounds, span_of
+from kc_otel.stats.quantiles import binomial_ranks, upper_bound_needs
 from kc_otel.stats.ranged import note_of
+
+Floats = NDArray[np.float64]
 
 
 class _Sums(NamedTuple):
@@ -146,19 +148,6 @@ def _dot(a: Floats, b: Floats) -> Floats:
     return product
 
 
-def wealth(bets: Floats, scores: Floats, n: Floats, mean: Floats) -> tuple[Floats, Floats]:
-    """`mixture._wealth` of each row [R], and its slope, of bets [J] and their scores [R, J]."""
-    stakes = 1.0 + bets * mean[:, None]
-    exponents = scores - n[:, None] * np.log(stakes)
-    top = exponents.max(axis=1)
-    share = np.exp(exponents - top[:, None])
-    whole = share.sum(axis=1)
-    return top + np.log(whole), -n * _dot(bets / stakes, share) / whole
-
-
-Floats = NDArray[np.float64]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalRows(Sequence[Interval | None]):
     """Intervals of many samples, in columns.
@@ -207,8 +196,6 @@ class IntervalRows(Sequence[Interval | None]):
         return IntervalRows(self.estimate * scale + offset, lower, upper, self.samples, self.method, note, self.odd)
 
 
-_TOLERANCE: Final = 1e-9
-_STEPS: Final = 50
 _ROWS: Final = 128
 """Rows whose bounds are looked for together: their matrices stay in a core's cache."""
 
@@ -224,15 +211,10 @@ def maximum_intervals(rows: HistogramRows) -> IntervalRows:
 
 def fraction_intervals(rows: HistogramRows, above: float, *, alpha_lower: float, alpha_upper: float) -> IntervalRows:
     """`fraction_interval` of each row."""
-    with extra("stats", "an exact interval"):
-        from scipy.special import betainccinv, betaincinv  # noqa: PLC0415 - a third of a second that not everybody needs
-
     n = rows.total
     surely = rows.surely_above(above)
     maybe = (rows.count * (rows.upper > above)).sum(axis=1)
-    with np.errstate(invalid="ignore"):
-        lower = np.where(surely > 0, betaincinv(surely, n - surely + 1, alpha_lower), 0.0)
-        upper = np.where(maybe < n, betainccinv(maybe + 1, n - maybe, alpha_upper), 1.0)
+    lower, upper = clopper_pearson(surely, maybe, n, alpha_lower, alpha_upper)
     within = f" of them in the bin of the threshold {above:g}"
     note = [f"{int(more)}{within}" if more else "" for more in (maybe - surely).tolist()]
     estimate = (surely + maybe) / (2.0 * n)
@@ -253,7 +235,7 @@ def two_valued_mean_intervals(
 def quantile_intervals(rows: HistogramRows, rank: float, *, alpha_lower: float, alpha_upper: float) -> IntervalRows:
     """`quantile_interval` of each row."""
     n, row = rows.total, np.arange(rows.total.size)
-    first, last = _binomial_ranks(n, rank, alpha_lower, alpha_upper)
+    first, last = binomial_ranks(n, rank, alpha_lower, alpha_upper)
     middle = np.clip(np.ceil(n * rank), 1.0, n)
     reached = np.cumsum(rows.count, axis=1)
 
@@ -284,56 +266,11 @@ def mean_intervals(
     means = MeanRows(rows, low, high, cap, cut=cut)
     floor, ceiling, width, n = means.floor, means.ceiling, means.width, rows.total
     sides = (means.scores_below(alpha_lower), means.scores_above(alpha_upper))
-    shares = _lower_bounds(means.bets, np.concatenate(sides), np.tile(n, 2))
+    scores, sizes = np.concatenate(sides), np.tile(n, 2)
+    parts = [slice(begin, begin + _ROWS) for begin in range(0, sizes.size, _ROWS)]
+    shares = np.concatenate([lower_bounds(means.bets, scores[part], sizes[part]) for part in parts])
     below, above = floor + width * shares[: n.size], ceiling - width * shares[n.size :]
     below = np.maximum(floor, np.minimum(means.least, below))
     above = np.minimum(ceiling, np.maximum(means.most, above))
     note = note_of(low, high, floor, ceiling, cut=cut)
     return IntervalRows(means.estimate, below, above, n, "mixture betting", note, means.odd)
-
-
-def _lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
-    """`mixture.lower_bound` of each row [R], of bets [J] and their scores [R, J]."""
-    parts = [slice(begin, begin + _ROWS) for begin in range(0, n.size, _ROWS)]
-    return np.concatenate([_few_lower_bounds(bets, scores[part], n[part]) for part in parts])
-
-
-def _few_lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
-    mean = np.clip((np.expm1(scores / n[:, None]) / bets).max(axis=1), 0.0, 1.0)
-    active = np.arange(n.size)
-    for _ in range(_STEPS):
-        excess, slope = wealth(bets, scores[active], n[active], mean[active])
-        on = excess > _TOLERANCE
-        if not on.any():
-            break
-        active = active[on]
-        mean[active] = np.minimum(mean[active] - excess[on] / slope[on], 1.0)
-    bounds: Floats = mean
-    return bounds
-
-
-def _binomial_ranks(n: Floats, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[Floats, Floats]:
-    """`quantiles._binomial_ranks` of each size."""
-    with extra("stats", "an exact interval"):
-        from scipy.special import betainc, betaincc, ndtri  # noqa: PLC0415 - as above
-
-    def holds(tail: Callable[..., Floats], small: float, k: Floats, n: Floats) -> NDArray[np.bool_]:
-        beyond = np.asarray(tail(k + 1.0, n - k, rank))
-        return beyond > small if tail is betaincc else beyond <= small
-
-    def first(tail: Callable[..., Floats], small: float) -> Floats:
-        """Smallest k in [0, n] for which `holds`, as it does for n and all that are larger: around a normal law's."""
-        z = float(ndtri(small)) if tail is betaincc else -float(ndtri(small))
-        guess = n * rank + z * np.sqrt(n * rank * (1.0 - rank)) + (1.0 - 2.0 * rank) * (z * z - 1.0) / 6.0
-        low, high = np.full(n.size, -1.0), n.copy()  # the largest that is known not to hold, the smallest that does
-        probe, step = np.clip(np.ceil(guess), 0.0, n - 1.0), 1.0
-        while (open_ := np.flatnonzero(high - low > 1.0)).size:
-            at = probe[open_]
-            true = holds(tail, small, at, n[open_])
-            low[open_], high[open_] = np.where(true, low[open_], at), np.where(true, at, high[open_])
-            probe[open_] = np.where(true, at - step, at + step)
-            within = (low < probe) & (probe < high)
-            probe, step = np.where(within, probe, np.floor((low + high) / 2.0)), 2.0 * step
-        return high
-
-    return first(betaincc, alpha_lower), first(betainc, alpha_upper) + 1.0
