@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Final, NamedTuple, overload
+from typing import Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,127 +24,6 @@ from kc_otel.stats.quantiles import binomial_ranks, upper_bound_needs
 from kc_otel.stats.ranged import note_of
 
 Floats = NDArray[np.float64]
-
-
-class _Sums(NamedTuple):
-    """Sums of the values of samples.
-
-    Attributes:
-        least: The least that the mean of each may be [R].
-        most: The most [R].
-        at_least: Sum of the lower edges [R].
-        room: How much more the values in a bin may add up to [R, B].
-    """
-
-    least: Floats
-    most: Floats
-    at_least: Floats
-    room: Floats
-
-
-class MeanRows:
-    """Ranges of the means of many samples, and the wealth of bets on them.
-
-    Args:
-        rows: The samples.
-        low: Of the range.
-        high: The same.
-        cap: Values count up to this, on both sides of 0.
-        cut: Whether values beyond it are cut there, instead of refused.
-
-    Attributes:
-        rows: The samples.
-        floor: Where values count from.
-        ceiling: Up to where they count.
-        width: Between these.
-        odd: Whether a row has values that do not count [R].
-        cuts: Whether a bin reaches beyond these, so that values may be cut.
-    """
-
-    def __init__(self, rows: HistogramRows, low: float, high: float, cap: float, *, cut: bool) -> None:
-        self.rows, self._cut = rows, cut
-        self.floor, self.ceiling = floor, ceiling = max(low, -cap), min(high, cap)
-        self.width = ceiling - floor
-        # Edges ascend, so that what is beyond the range is beyond it in the outermost bins.
-        (low_begin, high_begin), (low_end, high_end) = rows.own
-        self.cuts = bool(low_begin.min() < floor or ceiling < high_end.max())
-        self.odd = np.zeros(rows.total.size, np.bool_)
-        if floor == low or not cut:
-            self.odd |= (low_end if floor == low else low_begin) < floor
-        if ceiling == high or not cut:
-            self.odd |= (high_begin if ceiling == high else high_end) > ceiling
-
-    @property
-    def least(self) -> Floats:
-        """The least that the mean of each may be [R]."""
-        return self._sums.least
-
-    @property
-    def most(self) -> Floats:
-        """The most [R]."""
-        return self._sums.most
-
-    @cached_property
-    def estimate(self) -> Floats:
-        """The mean of each [R]."""
-        middle = (self.least + self.most) / 2.0
-        return middle if self._cut else np.where(np.isfinite(self.rows.sum), self.rows.sum / self.rows.total, middle)
-
-    @property
-    def bets(self) -> Floats:
-        """Stakes [J]."""
-        return self._grid[0]
-
-    def scores_below(self, alpha: float) -> Floats:
-        """Return the log wealth of bets that the mean is larger, by row, less log(1/alpha) [R, J]."""
-        return self._scores(self.least, lambda x: (x - self.floor) / self.width, alpha)
-
-    def scores_above(self, alpha: float) -> Floats:
-        """The same of bets that it is smaller."""
-        return self._scores(self.most, lambda x: (self.ceiling - x) / self.width, alpha)
-
-    @cached_property
-    def _grid(self) -> tuple[Floats, Floats]:
-        return grid_of([span_of(int(size)) for size in self.rows.total.tolist()])
-
-    @cached_property
-    def _sums(self) -> _Sums:
-        rows, floor, ceiling = self.rows, self.floor, self.ceiling
-        total = np.where(np.isfinite(rows.sum), rows.sum, math.nan)
-        lower, upper, count = rows.lower, rows.upper, rows.count
-        if not self.cuts:
-            at_least, at_most = _dot(count, lower), _dot(count, upper)
-            raised, other = np.fmax(at_least, total), np.fmin(at_most, total)
-        else:
-            lower, upper = np.clip(lower, floor, ceiling), np.clip(upper, floor, ceiling)
-            at_least, at_most = _dot(count, lower), _dot(count, upper)
-            raised = np.fmax(at_least, total - _dot(count, rows.upper - upper))
-            other = np.fmin(at_most, total - _dot(count, rows.lower - lower))
-        n = rows.total
-        return _Sums(np.minimum(raised, other) / n, np.maximum(raised, other) / n, at_least, count * (upper - lower))
-
-    @cached_property
-    def _reach(self) -> tuple[Floats, Floats]:
-        room = self._sums.room
-        return np.cumsum(room[:, ::-1], axis=1)[:, ::-1] - room, np.where(room > 0.0, room, 1.0)
-
-    def _scores(self, mean: Floats, place: Callable[[Floats], Floats], alpha: float) -> Floats:
-        reach, divisor = self._reach
-        raised = (mean * self.rows.total - self._sums.at_least)[:, None] - reach
-        np.minimum(np.maximum(raised, 0.0, out=raised), self._sums.room, out=raised)
-        raised /= divisor
-        raised *= self.rows.count
-
-        def won(edges: Floats) -> Floats:
-            return np.asarray(np.log(1.0 + self.bets * place(np.clip(edges, self.floor, self.ceiling))[:, None]))
-
-        grown = self.rows.added_up(won, self.rows.count - raised) + self.rows.added_up(won, raised, upper=True)
-        return grown + self._grid[1] + math.log(alpha)
-
-
-def _dot(a: Floats, b: Floats) -> Floats:
-    product: Floats = np.einsum("rb,rb->r", a, b)
-    return product
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -263,14 +141,54 @@ def mean_intervals(
     cut: bool = False,
 ) -> IntervalRows:
     """`capped_mean_interval` of each row; None where an observation is, or may be, beyond the range or the cap."""
-    means = MeanRows(rows, low, high, cap, cut=cut)
-    floor, ceiling, width, n = means.floor, means.ceiling, means.width, rows.total
-    sides = (means.scores_below(alpha_lower), means.scores_above(alpha_upper))
-    scores, sizes = np.concatenate(sides), np.tile(n, 2)
+    floor, ceiling = max(low, -cap), min(high, cap)
+    width, n, count = ceiling - floor, rows.total, rows.count
+    # Edges ascend, so that what is beyond the range is beyond it in the outermost bins.
+    (low_begin, high_begin), (low_end, high_end) = rows.own
+    odd = np.zeros(n.size, np.bool_)
+    if floor == low or not cut:
+        odd |= (low_end if floor == low else low_begin) < floor
+    if ceiling == high or not cut:
+        odd |= (high_begin if ceiling == high else high_end) > ceiling
+    total = np.where(np.isfinite(rows.sum), rows.sum, math.nan)
+    lower, upper, taken_least, taken_most = rows.lower, rows.upper, np.zeros(1), np.zeros(1)
+    if low_begin.min() < floor or ceiling < high_end.max():
+        lower, upper = np.clip(lower, floor, ceiling), np.clip(upper, floor, ceiling)
+        taken_least, taken_most = _dot(count, rows.lower - lower), _dot(count, rows.upper - upper)
+    at_least = _dot(count, lower)
+    raised, other = np.fmax(at_least, total - taken_most), np.fmin(_dot(count, upper), total - taken_least)
+    least, most = np.minimum(raised, other) / n, np.maximum(raised, other) / n
+    # The worst placement with a mean: upper edges go to the highest bins first.
+    room = count * (upper - lower)
+    reach, divisor = np.cumsum(room[:, ::-1], axis=1)[:, ::-1] - room, np.where(room > 0.0, room, 1.0)
+    bets, log_weights = grid_of([span_of(int(size)) for size in n.tolist()])
+
+    def scores(mean: Floats, place: Callable[[Floats], Floats], alpha: float) -> Floats:
+        """Logarithms of the wealth of bets on `place`, of their weights and of alpha [R, J]."""
+        raised = (mean * n - at_least)[:, None] - reach
+        np.minimum(np.maximum(raised, 0.0, out=raised), room, out=raised)
+        raised /= divisor
+        raised *= count
+
+        def won(edges: Floats) -> Floats:
+            return np.asarray(np.log(1.0 + bets * place(np.clip(edges, floor, ceiling))[:, None]))
+
+        grown = rows.added_up(won, count - raised) + rows.added_up(won, raised, upper=True)
+        return grown + log_weights + math.log(alpha)
+
+    below = scores(least, lambda x: (x - floor) / width, alpha_lower)
+    above = scores(most, lambda x: (ceiling - x) / width, alpha_upper)
+    both, sizes = np.concatenate([below, above]), np.tile(n, 2)
     parts = [slice(begin, begin + _ROWS) for begin in range(0, sizes.size, _ROWS)]
-    shares = np.concatenate([lower_bounds(means.bets, scores[part], sizes[part]) for part in parts])
-    below, above = floor + width * shares[: n.size], ceiling - width * shares[n.size :]
-    below = np.maximum(floor, np.minimum(means.least, below))
-    above = np.minimum(ceiling, np.maximum(means.most, above))
+    shares = np.concatenate([lower_bounds(bets, both[part], sizes[part]) for part in parts])
+    bound_below = np.maximum(floor, np.minimum(least, floor + width * shares[: n.size]))
+    bound_above = np.minimum(ceiling, np.maximum(most, ceiling - width * shares[n.size :]))
+    middle = (least + most) / 2.0
+    estimate = middle if cut else np.where(np.isfinite(rows.sum), rows.sum / n, middle)
     note = note_of(low, high, floor, ceiling, cut=cut)
-    return IntervalRows(means.estimate, below, above, n, "mixture betting", note, means.odd)
+    return IntervalRows(estimate, bound_below, bound_above, n, "mixture betting", note, odd)
+
+
+def _dot(a: Floats, b: Floats) -> Floats:
+    product: Floats = np.einsum("rb,rb->r", a, b)
+    return product
