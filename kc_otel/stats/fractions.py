@@ -13,7 +13,7 @@ from kc_otel._extras import extra
 from kc_otel.stats._check import level, usable
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval, affine, nothing
-from kc_otel.stats.mixture import bets_ever, growth, lower_bound
+from kc_otel.stats.mixture import bets_for, growth, lower_bound
 from kc_otel.stats.placement import finite_range
 
 Counts = TypeVar("Counts", int, NDArray[np.float64])
@@ -104,7 +104,7 @@ def share_ever(count: int, n: int, alpha: float) -> float:
     """
     if not count:
         return 0.0
-    bets = bets_ever()
+    bets = bets_for(n, anytime=True)
     grown = growth(bets[0], np.array([1.0]), np.array([float(count)]))
     return min(lower_bound(bets, grown, float(n), alpha), count / n)
 

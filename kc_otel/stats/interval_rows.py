@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from kc_otel.stats.fractions import clopper_pearson
 from kc_otel.stats.histogram_rows import HistogramRows
 from kc_otel.stats.interval import Interval, largest, sides_swapped
+from kc_otel.stats.means import note_of
 from kc_otel.stats.mixture import grid_of, lower_bounds, span_of
 from kc_otel.stats.quantiles import binomial_ranks, upper_bound_needs
-from kc_otel.stats.ranged import note_of
 
 Floats = NDArray[np.float64]
 

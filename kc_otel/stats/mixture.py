@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.stats.placement import Placement
-from kc_otel.stats.ranged import Sides
 
 Floats = NDArray[np.float64]
 Bets = tuple[Floats, Floats]
@@ -49,9 +48,13 @@ _STEPS: Final = 50
 """Newton steps; three or four are usual."""
 
 
-def bets_for(n: int) -> Bets:
-    """The bets for a sample whose size is known beforehand. They do not depend on alpha: bounds are monotone in it."""
-    return _geometric(*span_of(n))
+def bets_for(n: int, *, anytime: bool = False) -> Bets:
+    """The bets for a sample whose size is known beforehand, or for one that may be looked at, at any size.
+
+    They do not depend on alpha: bounds are monotone in it.
+    """
+    first, last = (_PER_OCTAVE * power for power in _ALL_BET_POWERS) if anytime else span_of(n)
+    return _geometric(first, last)
 
 
 @lru_cache(maxsize=4096)
@@ -71,11 +74,6 @@ def grid_of(spans: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
     for (begin, end), kind in kinds.items():
         weights[kind, begin - first : end - first + 1] = _geometric(begin, end)[1]
     return np.exp2(np.arange(first, last + 1) / _PER_OCTAVE), weights[[kinds[span] for span in spans]]
-
-
-def bets_ever(_n: int = 0) -> Bets:
-    """The bets for a sample that may be looked at, at any size; the size that it has now is ignored."""
-    return _geometric(_PER_OCTAVE * _ALL_BET_POWERS[0], _PER_OCTAVE * _ALL_BET_POWERS[1])
 
 
 @lru_cache(maxsize=1024)
@@ -121,20 +119,12 @@ def lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
     return mean
 
 
-def betting_sides(bets_of: Callable[[int], Bets]) -> Sides:
-    """Both sides of an interval from a mixture of the bets for n observations; the upper one bets on 1 - x."""
-
-    def lower(known: Placement, low: float, high: float, alpha: float) -> float:
-        bets, (values, weights) = bets_of(known.n), known.worst(known.least)
-        grown = growth(bets[0], (values - low) / (high - low), weights)
-        return low + (high - low) * lower_bound(bets, grown, known.n, alpha)
-
-    def upper(known: Placement, low: float, high: float, alpha: float) -> float:
-        bets, (values, weights) = bets_of(known.n), known.worst(known.most)
-        grown = growth(bets[0], (high - values) / (high - low), weights)
-        return high - (high - low) * lower_bound(bets, grown, known.n, alpha)
-
-    return Sides(lower, upper)
+def worst_bound(
+    known: Placement, mean: float, place: Callable[[Floats], Floats], alpha: float, *, anytime: bool
+) -> float:
+    """`lower_bound` of a sample's worst placement with this mean, whose values `place` puts into [0, 1]."""
+    bets, (values, weights) = bets_for(known.n, anytime=anytime), known.worst(mean)
+    return lower_bound(bets, growth(bets[0], place(values), weights), known.n, alpha)
 
 
 def _wealth(bets: Floats, scores: Floats, n: Floats, mean: Floats) -> tuple[Floats, Floats]:
