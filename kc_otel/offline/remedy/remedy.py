@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
+from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.offline.remedy.corrections import Correction, Ratios
 from kc_otel.offline.remedy.promises import Effects, RemedyBound, RemedyTarget, effects, finding, lacking, promises
 from kc_otel.offline.remedy.trainers import TRAINERS, Trainer, catalogue, line
@@ -229,7 +230,7 @@ def as_data(of: Remedy) -> dict[str, Any]:
                         "slice": name,
                         "sequences": costs.sequences,
                         "tokens": costs.tokens,
-                        "variance": _finite(costs.variance),
+                        "variance": finite_or_none(costs.variance),
                         "ess": costs.ess,
                         "dropped_tokens": costs.dropped,
                         "dropped_sequences": costs.dropped_sequences,
@@ -248,9 +249,5 @@ def as_data(of: Remedy) -> dict[str, Any]:
 def _finding_data(of: RemedyBound) -> dict[str, Any]:
     promise, interval = of.promise, of.interval
     about = {"clause": promise.clause, "metric": promise.metric, "limit": promise.limit, "state": of.state}
-    ends = {end: _finite(getattr(interval, end)) for end in ("estimate", "lower", "upper")}
+    ends = {end: finite_or_none(getattr(interval, end)) for end in ("estimate", "lower", "upper")}
     return {**about, **ends, "samples": interval.samples, "note": interval.note}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
