@@ -70,27 +70,29 @@ def diff(old: Contract, new: Contract) -> list[ContractChange]:
         *_slices(old, new),
         *_clauses(old, new),
         *_observability(old, new),
-        *(ContractChange(*found) for found in diff_escalation(old.escalation, new.escalation)),
-        *(ContractChange(*found) for found in _promotion(old.promotion, new.promotion)),
+        *_escalation(old.escalation, new.escalation),
+        *_promotion(old.promotion, new.promotion),
     ]
+
+
+def _tighter(is_tighter: bool) -> Literal["tightens", "loosens"]:
+    return "tightens" if is_tighter else "loosens"
 
 
 def _metadata(old: Contract, new: Contract) -> Iterator[ContractChange]:
     yield from _plain("metadata", old.metadata, new.metadata)
     if old.metadata.version == new.metadata.version and old.hash != new.hash:
         version = old.metadata.version
-        yield ContractChange(
-            "changes", "metadata.version", version, version, f"the content differs, but version is still {version}"
-        )
+        sentence = f"the content differs, but version is still {version}"
+        yield ContractChange("changes", "metadata.version", version, version, sentence)
 
 
 def _plain(path: str, old: Any, new: Any) -> Iterator[ContractChange]:
     for name in type(old).model_fields:
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
-            yield ContractChange(
-                "changes", f"{path}.{name}", before, after, f"{_shown(before)} becomes {_shown(after)}"
-            )
+            sentence = f"{_shown(before)} becomes {_shown(after)}"
+            yield ContractChange("changes", f"{path}.{name}", before, after, sentence)
 
 
 def _assumptions(old: Contract, new: Contract) -> Iterator[ContractChange]:
@@ -112,10 +114,8 @@ def _assumptions(old: Contract, new: Contract) -> Iterator[ContractChange]:
         if factor == 1.0:
             yield ContractChange("changes", path, before, after, "shifts the range, which leaves every bound as it is")
             continue
-        kind: ChangeKind = "tightens" if factor > 1.0 else "loosens"
-        yield ContractChange(
-            kind, path, before, after, f"the same drift counts {factor:.3g} times as much in {', '.join(users)}"
-        )
+        sentence = f"the same drift counts {factor:.3g} times as much in {', '.join(users)}"
+        yield ContractChange(_tighter(factor > 1.0), path, before, after, sentence)
 
 
 def _slices(old: Contract, new: Contract) -> Iterator[ContractChange]:
@@ -125,37 +125,32 @@ def _slices(old: Contract, new: Contract) -> Iterator[ContractChange]:
             yield ContractChange("drops", path, spec.where, None, f"{name} is no longer judged on its own")
             continue
         after = new.slices[name]
-        if spec.conditions != after.conditions:
-            narrower, wider = (
-                not covers(after.conditions, spec.conditions),
-                not covers(spec.conditions, after.conditions),
-            )
-            if narrower:
-                yield ContractChange("loosens", f"{path}.where", spec.where, after.where, f"some traffic leaves {name}")
-            elif wider:
-                yield ContractChange(
-                    "changes", f"{path}.where", spec.where, after.where, f"more traffic belongs to {name}"
-                )
-        if spec.description != after.description:
-            yield ContractChange(
-                "changes", f"{path}.description", spec.description, after.description, "described differently"
-            )
+        if not covers(after.conditions, spec.conditions):
+            yield ContractChange("loosens", f"{path}.where", spec.where, after.where, f"some traffic leaves {name}")
+        elif not covers(spec.conditions, after.conditions):
+            yield ContractChange("changes", f"{path}.where", spec.where, after.where, f"more traffic belongs to {name}")
+        yield from _description(path, spec.description, after.description)
     for name, spec in new.slices.items():
         if name not in old.slices:
             yield ContractChange("adds", f"slices.{name}", None, spec.where, f"{name} is judged on its own")
+
+
+def _description(path: str, old: str, new: str) -> Iterator[ContractChange]:
+    if old != new:
+        yield ContractChange("changes", f"{path}.description", old, new, "described differently")
 
 
 def _clauses(old: Contract, new: Contract) -> Iterator[ContractChange]:
     before, after = _by_id(old), _by_id(new)
     for name, (section, clause) in before.items():
         path = f"{section}[{name}]"
-        if name not in after:
-            yield ContractChange("drops", path, _promise(clause), None, f"{_promise(clause)} is no longer promised")
-            continue
-        other_section, other = after[name]
-        kind = _compare(clause, other)
+        other_section, other = after.get(name, ("", None))
+        kind = "other" if other is None else _compare(clause, other)
         if kind == "other":
             yield ContractChange("drops", path, _promise(clause), None, f"{_promise(clause)} is no longer promised")
+        if other is None:
+            continue
+        if kind == "other":
             path = f"{other_section}[{name}]"
             yield ContractChange("adds", path, None, _promise(other), f"{_promise(other)} is promised instead")
             continue
@@ -163,15 +158,11 @@ def _clauses(old: Contract, new: Contract) -> Iterator[ContractChange]:
             wording = "a statistic that is never smaller" if kind == "tightens" else "a statistic that is never larger"
             yield ContractChange(kind, f"{path}.statistic", _named(clause), _named(other), f"{wording} is limited")
         yield from _limits(path, clause, other, {ALL, *(set(old.slices) & set(new.slices))})
-        if clause.description != other.description:
-            yield ContractChange(
-                "changes", f"{path}.description", clause.description, other.description, "described differently"
-            )
+        yield from _description(path, clause.description, other.description)
     for name, (section, clause) in after.items():
         if name not in before:
-            yield ContractChange(
-                "adds", f"{section}[{name}]", None, _promise(clause), f"{_promise(clause)} is promised"
-            )
+            promised = _promise(clause)
+            yield ContractChange("adds", f"{section}[{name}]", None, promised, f"{promised} is promised")
 
 
 def _by_id(contract: Contract) -> dict[str, tuple[str, Clause]]:
@@ -181,15 +172,15 @@ def _by_id(contract: Contract) -> dict[str, tuple[str, Clause]]:
 
 def _limits(path: str, old: Clause, new: Clause, slices: set[str]) -> Iterator[ContractChange]:
     """Yield changed limits of slices; `limit` covers those that have the clause's own limit in both versions."""
-    own = {name for name in slices if name in old.slices or name in new.slices}
-    for name in (ALL, *sorted(own - {ALL})):
+    own = {name for name in slices - {ALL} if name in old.slices or name in new.slices}
+    for name in (ALL, *sorted(own)):
         before, after = old.limit_for(name), new.limit_for(name)
         if before == after:
             continue
         field = f"{path}.limit" if name == ALL else f"{path}.slices.{name}"
-        kind: ChangeKind = "loosens" if after > before else "tightens"
-        where = "everywhere else" if name == ALL and own else "everywhere" if name == ALL else f"on {name}"
-        yield ContractChange(kind, field, before, after, f"{old.metric} may be {after:g} instead of {before:g} {where}")
+        where = f"on {name}" if name != ALL else "everywhere else" if own else "everywhere"
+        sentence = f"{old.metric} may be {after:g} instead of {before:g} {where}"
+        yield ContractChange(_tighter(after < before), field, before, after, sentence)
 
 
 def _compare(old: Clause, new: Clause) -> Literal["same", "tightens", "loosens", "other"]:
@@ -201,7 +192,7 @@ def _compare(old: Clause, new: Clause) -> Literal["same", "tightens", "loosens",
         return "same"
     if before[0] != after[0]:
         return "other"
-    return "tightens" if after[1] > before[1] else "loosens"
+    return _tighter(after[1] > before[1])
 
 
 def _rank(clause: Clause) -> tuple[str, float]:
@@ -235,16 +226,12 @@ def _observability(old: Contract, new: Contract) -> Iterator[ContractChange]:
         if before == after:
             continue
         kind: ChangeKind = "changes"
-        shown: Callable[[Any], str] = _shown
-        if name in _MORE_IS_TIGHTER:
-            kind = "tightens" if after > before else "loosens"
-        elif name in _LESS_IS_TIGHTER:
-            kind = "loosens" if after > before else "tightens"
+        if name in _MORE_IS_TIGHTER or name in _LESS_IS_TIGHTER:
+            kind = _tighter((after > before) == (name in _MORE_IS_TIGHTER))
         if name not in _MORE_IS_TIGHTER:
-            before, after, shown = format_duration(before), format_duration(after), str
-        yield ContractChange(
-            kind, f"observability.{name}", before, after, f"{shown(before)} becomes {shown(after)}: {_WHY[name]}"
-        )
+            before, after = format_duration(before), format_duration(after)
+        sentence = f"{before} becomes {after}: {_WHY[name]}"
+        yield ContractChange(kind, f"observability.{name}", before, after, sentence)
 
 
 _WHY: Final = {
@@ -266,7 +253,6 @@ def _shown(value: Any) -> str:
 
 _SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
 
-_Difference = tuple[ChangeKind, str, Any, Any, str]
 _PairingKey = Callable[[EscalationStep], object]
 
 _KEYS: Final[tuple[_PairingKey, ...]] = (
@@ -278,8 +264,7 @@ _KEYS: Final[tuple[_PairingKey, ...]] = (
 )
 
 
-def diff_escalation(old: Sequence[EscalationStep], new: Sequence[EscalationStep]) -> Iterator[_Difference]:
-    """Kind, field, old, new and a sentence for every difference."""
+def _escalation(old: Sequence[EscalationStep], new: Sequence[EscalationStep]) -> Iterator[ContractChange]:
     left, right = list(range(len(old))), list(range(len(new)))
     pairs: list[tuple[int, int]] = []
     for key in _KEYS:
@@ -292,50 +277,41 @@ def diff_escalation(old: Sequence[EscalationStep], new: Sequence[EscalationStep]
     for index, match in sorted(pairs):
         yield from _step(f"escalation[{match}]", old[index], new[match])
     for index in left:
-        yield (
-            "drops",
-            f"escalation[{index}]",
-            _said(old[index]),
-            None,
-            f"{_said(old[index])} no longer happens",
-        )
+        said = _said(old[index])
+        yield ContractChange("drops", f"escalation[{index}]", said, None, f"{said} no longer happens")
     for index in right:
-        yield "adds", f"escalation[{index}]", None, _said(new[index]), f"{_said(new[index])} happens too"
+        said = _said(new[index])
+        yield ContractChange("adds", f"escalation[{index}]", None, said, f"{said} happens too")
 
 
-def _step(path: str, old: EscalationStep, new: EscalationStep) -> Iterator[_Difference]:
-    if old.after != new.after:
-        kind: Literal["tightens", "loosens"] = "loosens" if new.after > old.after else "tightens"
-        before, after = format_duration(old.after), format_duration(new.after)
-        yield kind, f"{path}.for", before, after, f"fires after {after} instead of {before}"
-    if old.clear_for != new.clear_for:
-        kind = "loosens" if new.clear_for < old.clear_for else "tightens"
-        before, after = format_duration(old.clear_for), format_duration(new.clear_for)
-        yield kind, f"{path}.clear_for", before, after, f"resolves after {after} instead of {before}"
-    if old.repeat != new.repeat:
-        rarer = new.repeat == 0 or (old.repeat > 0 and new.repeat > old.repeat)
-        before, after = format_duration(old.repeat), format_duration(new.repeat)
-        how = f"reminds every {after}" if new.repeat else "reminds nobody"
-        yield "loosens" if rarer else "tightens", f"{path}.repeat", before, after, f"{how} ({before} before)"
+def _step(path: str, old: EscalationStep, new: EscalationStep) -> Iterator[ContractChange]:
+    rarer = new.repeat == 0 or (old.repeat > 0 and new.repeat > old.repeat)
+    how = f"reminds every {format_duration(new.repeat)}" if new.repeat else "reminds nobody"
+    for name, before, after, tighter, sentence in (
+        ("for", old.after, new.after, new.after < old.after, "fires after {after} instead of {before}"),
+        ("clear_for", old.clear_for, new.clear_for, new.clear_for > old.clear_for,
+         "resolves after {after} instead of {before}"),
+        ("repeat", old.repeat, new.repeat, not rarer, how + " ({before} before)"),
+    ):  # fmt: skip
+        if before != after:
+            was, becomes = format_duration(before), format_duration(after)
+            said = sentence.format(before=was, after=becomes)
+            yield ContractChange(_tighter(tighter), f"{path}.{name}", was, becomes, said)
     if old.severity != new.severity:
-        kind = "loosens" if _SEVERITY[new.severity] < _SEVERITY[old.severity] else "tightens"
-        yield kind, f"{path}.severity", old.severity, new.severity, f"is {new.severity} instead of {old.severity}"
-    yield from _step_clauses(path, set(old.clauses), set(new.clauses))
+        kind = _tighter(_SEVERITY[new.severity] > _SEVERITY[old.severity])
+        sentence = f"is {new.severity} instead of {old.severity}"
+        yield ContractChange(kind, f"{path}.severity", old.severity, new.severity, sentence)
+    if set(old.clauses) != set(new.clauses):
+        # No clauses means all of them.
+        left_out = bool(new.clauses) and (not old.clauses or not set(old.clauses) <= set(new.clauses))
+        waited, waits = (sorted({*step.clauses}) or ["all"] for step in (old, new))
+        sentence = f"waits for {', '.join(waits)} instead of {', '.join(waited)}"
+        yield ContractChange(_tighter(not left_out), f"{path}.clauses", waited, waits, sentence)
     before_do, after_do = {str(action) for action in old.do}, {str(action) for action in new.do}
     for action in sorted(before_do - after_do):
-        yield "drops", f"{path}.do", action, None, f"on {old.on}, {action} no longer happens"
+        yield ContractChange("drops", f"{path}.do", action, None, f"on {old.on}, {action} no longer happens")
     for action in sorted(after_do - before_do):
-        yield "adds", f"{path}.do", None, action, f"on {new.on}, {action} happens too"
-
-
-def _step_clauses(path: str, old: set[str], new: set[str]) -> Iterator[_Difference]:
-    if old == new:
-        return
-    # No clauses means all of them.
-    left_out = bool(new) and (not old or bool(old - new))
-    before, after = sorted(old) or ["all"], sorted(new) or ["all"]
-    sentence = f"waits for {', '.join(after)} instead of {', '.join(before)}"
-    yield "loosens" if left_out else "tightens", f"{path}.clauses", before, after, sentence
+        yield ContractChange("adds", f"{path}.do", None, action, f"on {new.on}, {action} happens too")
 
 
 def _said(step: EscalationStep) -> str:
@@ -343,35 +319,35 @@ def _said(step: EscalationStep) -> str:
     return f"{', '.join(map(str, step.do))} on {step.on}{after} ({step.severity})"
 
 
-def _promotion(before: PromotionTerms, after: PromotionTerms) -> Iterator[_Difference]:
+def _promotion(before: PromotionTerms, after: PromotionTerms) -> Iterator[ContractChange]:
     if before.windows != after.windows:
-        kind: Literal["tightens", "loosens"] = "loosens" if after.windows < before.windows else "tightens"
+        kind = _tighter(after.windows > before.windows)
         sentence = f"a step asks for {after.windows} windows of PASS instead of {before.windows}"
-        yield kind, "promotion.windows", before.windows, after.windows, sentence
+        yield ContractChange(kind, "promotion.windows", before.windows, after.windows, sentence)
     if before.failure_limit != after.failure_limit:
-        kind = "loosens" if after.failure_limit > before.failure_limit else "tightens"
+        kind = _tighter(after.failure_limit < before.failure_limit)
         sentence = f"a version is rolled back after {after.failure_limit} failing windows, not {before.failure_limit}"
-        yield kind, "promotion.failure_limit", before.failure_limit, after.failure_limit, sentence
+        yield ContractChange(kind, "promotion.failure_limit", before.failure_limit, after.failure_limit, sentence)
     if before.steps != after.steps:
-        steps = [", ".join(map(shown_share, terms.steps)) for terms in (before, after)]
-        sentence = f"a canary serves {steps[1]} instead of {steps[0]}"
-        yield _steps(before.steps, after.steps), "promotion.steps", steps[0], steps[1], sentence
+        # A jump between two shares that no gate stands between any more is a loosening, wherever it is.
+        jumps = pairwise((0.0, *after.steps, 1.0))
+        kind = _tighter(not any(low < share < high for low, high in jumps for share in before.steps))
+        served, serves = (", ".join(map(shown_share, terms.steps)) for terms in (before, after))
+        sentence = f"a canary serves {serves} instead of {served}"
+        yield ContractChange(kind, "promotion.steps", served, serves, sentence)
     for stage in sorted({*before.approve} ^ {*after.approve}):
-        kind = "loosens" if stage in before.approve else "tightens"
-        who = "nobody has to" if stage in before.approve else "a person has to"
-        yield kind, "promotion.approve", list(before.approve), list(after.approve), f"{who} let a version into {stage}"
+        dropped = stage in before.approve
+        sentence = f"{'nobody has to' if dropped else 'a person has to'} let a version into {stage}"
+        approve = list(before.approve), list(after.approve)
+        yield ContractChange(_tighter(not dropped), "promotion.approve", *approve, sentence)
     for skipped in sorted({*before.skip} ^ {*after.skip}):
-        kind = "tightens" if skipped in before.skip else "loosens"
-        what = "asked for again" if skipped in before.skip else "skipped"
-        yield kind, "promotion.skip", list(before.skip), list(after.skip), f"stage {skipped} is {what}"
+        again = skipped in before.skip
+        sentence = f"stage {skipped} is {'asked for again' if again else 'skipped'}"
+        yield ContractChange(_tighter(again), "promotion.skip", list(before.skip), list(after.skip), sentence)
     if before.sampling != after.sampling:
-        yield (
-            _sampling(before.sampling, after.sampling),
-            "promotion.sampling",
-            before.sampling,
-            after.sampling,
-            ("recordings may be made with other sampling parameters"),
-        )
+        sentence = "recordings may be made with other sampling parameters"
+        kind = _sampling(before.sampling, after.sampling)
+        yield ContractChange(kind, "promotion.sampling", before.sampling, after.sampling, sentence)
 
 
 def _sampling(before: dict[str, Any], after: dict[str, Any]) -> Literal["tightens", "loosens"]:
@@ -380,13 +356,4 @@ def _sampling(before: dict[str, Any], after: dict[str, Any]) -> Literal["tighten
     A parameter that was not listed might not be used at all, so that listing it loosens too, whatever its values.
     """
     more = not after or (before and any({*values} - {*before.get(name, ())} for name, values in after.items()))
-    return "loosens" if more or {*before} - {*after} else "tightens"
-
-
-def _steps(before: tuple[float, ...], after: tuple[float, ...]) -> Literal["tightens", "loosens"]:
-    """A jump between two shares that no gate stands between any more is a loosening, wherever it is."""
-    reached = (0.0, *after, 1.0)
-    for low, high in pairwise(reached):
-        if any(low < share < high for share in before):
-            return "loosens"
-    return "tightens"
+    return _tighter(not (more or {*before} - {*after}))

@@ -62,7 +62,7 @@ class WindowState(NamedTuple):
             rows, count, total = rows[places], count[places], total[places]
         used = np.flatnonzero(count.any(axis=0))
         part = slice(int(used[0]), int(used[-1]) + 1) if used.size else slice(0, 1)
-        return HistogramRows.of(
+        return HistogramRows(
             places,
             self.edges[:, part],
             np.ascontiguousarray(count[:, part]),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 from kc_otel.contract.slices import ALL
+from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.gate.observations import ADVANTAGE, RecordingObservations, RecordingSlice
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
@@ -155,17 +156,13 @@ def _unit(name: str) -> str:
     return DERIVED[key].unit if key in DERIVED else "1"
 
 
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
-
-
 def _interval_json(of: Interval) -> dict[str, Any]:
-    numbers = {"estimate": _finite(of.estimate), "lower": _finite(of.lower), "upper": _finite(of.upper)}
+    numbers = {end: finite_or_none(getattr(of, end)) for end in ("estimate", "lower", "upper")}
     return {**numbers, "samples": of.samples, "method": of.method, "note": of.note}
 
 
 def _verdict_json(of: Verdict) -> dict[str, Any]:
-    numbers = {name: _finite(getattr(of, name)) for name in ("limit", "estimate", "lower", "upper")}
+    numbers = {name: finite_or_none(getattr(of, name)) for name in ("limit", "estimate", "lower", "upper")}
     about = {"clause": of.cell.clause, "slice": of.cell.slice, "status": str(of.status)}
     return {**about, **numbers, "samples": of.samples, "method": of.method, "about": of.about, "reason": of.reason}
 

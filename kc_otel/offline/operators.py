@@ -14,6 +14,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.integrations.operators import CaseReport, OperatorPair
 from kc_otel.judge.cell_evidence import Evidence
+from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Cell, Verdict
 from kc_otel.offline.gate.recorded_verdicts import on_either_window, without_windows
 from kc_otel.offline.python_names import python_name
@@ -92,34 +93,25 @@ def as_json(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out
                 "case": report.case,
                 "dtype": report.dtype,
                 "attributes": dict(report.attributes),
-                **{key: _finite(value) for key, value in report.summary().items()},
+                **{key: finite_or_none(value) for key, value in report.summary().items()},
                 "batch_dependence_by_size": {
-                    str(size): _finite(float(drift.relative.max(initial=0.0))) for size, drift in report.batches.items()
+                    str(size): finite_or_none(float(drift.relative.max(initial=0.0)))
+                    for size, drift in report.batches.items()
                 },
             }
             for report in reports
         ],
         "verdicts": [
             {
-                "clause": verdict.cell.clause,
-                "slice": verdict.cell.slice,
+                **{name: getattr(verdict.cell, name) for name in ("clause", "slice")},
                 "status": str(verdict.status),
-                "estimate": _finite(verdict.estimate),
-                "lower": _finite(verdict.lower),
-                "upper": _finite(verdict.upper),
-                "limit": verdict.limit,
-                "samples": verdict.samples,
-                "about": verdict.about,
-                "reason": verdict.reason,
+                **{name: finite_or_none(getattr(verdict, name)) for name in ("estimate", "lower", "upper")},
+                **{name: getattr(verdict, name) for name in ("limit", "samples", "about", "reason")},
             }
             for verdict in verdicts
         ],
         "left_out": list(left_out),
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _shown(value: float) -> str:

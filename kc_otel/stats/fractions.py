@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel._extras import extra
 from kc_otel.stats._check import level, usable
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval, affine, nothing
-from kc_otel.stats.mixture import bets_ever, growth, lower_bound
+from kc_otel.stats.mixture import bets_for, growth, lower_bound
 from kc_otel.stats.placement import finite_range
+
+Counts = TypeVar("Counts", int, NDArray[np.float64])
 
 
 def fraction_interval(
@@ -52,12 +56,12 @@ def fraction_interval(
     usable(sample)
     surely = surely_above(sample, above)
     maybe = int(sample.count[np.searchsorted(sample.upper, above, side="right") :].sum())
-    ends = _ends_ever if anytime else _ends
+    ends = _ends_ever if anytime else clopper_pearson
     lower, upper = ends(surely, maybe, n, alpha_lower, alpha_upper)
     return Interval(
         estimate=(surely + maybe) / (2.0 * n),
-        lower=lower,
-        upper=upper,
+        lower=float(lower),
+        upper=float(upper),
         samples=n,
         method=_method(anytime),
         note="" if surely == maybe else f"{maybe - surely} of them in the bin of the threshold {above:g}",
@@ -68,12 +72,16 @@ def _method(anytime: bool) -> str:
     return "anytime mixture betting" if anytime else "Clopper-Pearson"
 
 
-def _ends(surely: int, maybe: int, n: int, alpha_lower: float, alpha_upper: float) -> tuple[float, float]:
+def clopper_pearson(
+    surely: Counts, maybe: Counts, n: Counts, alpha_lower: float, alpha_upper: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Both sides of one or many samples, from the observations surely above the threshold, and those maybe above it."""
     with extra("stats", "an exact interval"):
         from scipy.special import betainccinv, betaincinv  # noqa: PLC0415 - a third of a second that not everybody needs
 
-    lower = float(betaincinv(surely, n - surely + 1, alpha_lower)) if surely else 0.0
-    return lower, float(betainccinv(maybe + 1, n - maybe, alpha_upper)) if maybe < n else 1.0
+    with np.errstate(invalid="ignore"):
+        lower = np.where(surely > 0, betaincinv(surely, n - surely + 1, alpha_lower), 0.0)
+        return lower, np.where(maybe < n, betainccinv(maybe + 1, n - maybe, alpha_upper), 1.0)
 
 
 def _ends_ever(surely: int, maybe: int, n: int, alpha_lower: float, alpha_upper: float) -> tuple[float, float]:
@@ -96,7 +104,7 @@ def share_ever(count: int, n: int, alpha: float) -> float:
     """
     if not count:
         return 0.0
-    bets = bets_ever()
+    bets = bets_for(n, anytime=True)
     grown = growth(bets[0], np.array([1.0]), np.array([float(count)]))
     return min(lower_bound(bets, grown, float(n), alpha), count / n)
 

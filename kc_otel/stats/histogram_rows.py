@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
@@ -43,8 +43,6 @@ class HistogramRows:
         minimum: No observation is smaller; -inf where that is unknown [R].
         maximum: No observation is larger; inf where that is unknown [R].
         observed: Whether `maximum` is an observation [R].
-        ends: The first and the last bin with an observation, int64 [2, R].
-        own: Lower and upper edges of these, drawn in to the extremes [2, 2, R].
     """
 
     places: NDArray[np.int64]
@@ -55,42 +53,27 @@ class HistogramRows:
     minimum: Floats
     maximum: Floats
     observed: NDArray[np.bool_]
-    ends: NDArray[np.int64]
-    own: Floats
 
-    @classmethod
-    def of(
-        cls,
-        places: NDArray[np.int64],
-        shared: Floats,
-        count: Floats,
-        total: Floats,
-        sum: Floats,
-        minimum: Floats,
-        maximum: Floats,
-        observed: NDArray[np.bool_],
-    ) -> HistogramRows:
-        """Rows whose outermost bins are drawn in to their extremes."""
-        used = count > 0
-        ends = np.array([used.argmax(axis=1), used.shape[1] - 1 - used[:, ::-1].argmax(axis=1)])
-        own = _drawn_in(shared[:, ends], minimum, maximum, ends)
-        return cls(places, shared, count, total, sum, minimum, maximum, observed, ends, own)
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """The first and the last bin with an observation, int64 [2, R]."""
+        used = self.count > 0
+        return np.array([used.argmax(axis=1), used.shape[1] - 1 - used[:, ::-1].argmax(axis=1)])
+
+    @cached_property
+    def own(self) -> Floats:
+        """Lower and upper edges of these, drawn in to the extremes as `binned.clipped` draws them in [2, 2, R]."""
+        (low, last_low), (high, last_high) = self.shared[:, self.ends]
+        only = self.ends[0] == self.ends[1]
+        low = np.maximum(low, np.minimum(self.minimum, high))
+        last_low = np.where(only, low, last_low)
+        last_high = np.maximum(np.minimum(last_high, np.maximum(self.maximum, last_low)), last_low)
+        return np.array([[low, last_low], [np.where(only, last_high, np.maximum(high, low)), last_high]])
 
     def part(self, begin: int, end: int) -> HistogramRows:
         """Some of the rows that follow on each other."""
-        here = slice(begin, end)
-        return HistogramRows(
-            self.places[here],
-            self.shared,
-            self.count[here],
-            self.total[here],
-            self.sum[here],
-            self.minimum[here],
-            self.maximum[here],
-            self.observed[here],
-            self.ends[:, here],
-            self.own[..., here],
-        )
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return HistogramRows(**{name: of if name == "shared" else of[begin:end] for name, of in own.items()})
 
     @cached_property
     def lower(self) -> Floats:
@@ -164,10 +147,12 @@ def rows_of_columns(columns: HistogramColumns, row: NDArray[np.int64]) -> Iterat
     if not row.size:
         return
     known = columns.minimum <= columns.maximum
-    if row.size <= _ROWS and known.all() and (row[1:] > row[:-1]).all() and _are_of_one_kind(columns):
-        scale, threshold = int(columns.scale[0]), float(columns.zero_threshold[0])
-        yield from _fitting(row, columns, np.arange(row.size), scale, threshold, known=True)
-        return
+    if row.size <= _ROWS and known.all() and (row[1:] > row[:-1]).all():  # mostly, and quicker than what follows
+        count, scale, threshold = columns.count, columns.scale, columns.zero_threshold
+        few = count.min() > 0 and count.max() < MAX_EXACT_COUNT
+        if few and (scale == scale[0]).all() and (threshold == threshold[0]).all():
+            yield from _fitting(row, columns, np.arange(row.size), int(scale[0]), float(threshold[0]), known=True)
+            return
     begins = np.flatnonzero(np.diff(row, prepend=-1))
     sizes = np.diff(begins, append=row.size)
     kinds = np.array([columns.scale, columns.zero_threshold, known])
@@ -186,13 +171,6 @@ def rows_of_columns(columns: HistogramColumns, row: NDArray[np.int64]) -> Iterat
             which = begins[some][of] + np.arange(of.size) - (np.cumsum(sizes[some]) - sizes[some])[of]
             parts = columns if which.size == len(columns) else columns.taken(which)
             yield from _fitting(row[begins[some]], parts, of, int(scale), threshold, known=bool(is_known))
-
-
-def _are_of_one_kind(columns: HistogramColumns) -> bool:
-    """Return True if all have observations and could be merged with each other but for their buckets."""
-    count, scale, threshold = columns.count, columns.scale, columns.zero_threshold
-    few = count.min() > 0 and count.max() < MAX_EXACT_COUNT
-    return bool(few and (scale == scale[0]).all() and (threshold == threshold[0]).all())
 
 
 def _fitting(
@@ -250,7 +228,7 @@ def _rows(
             alone = np.diff(begins, append=row.size) == 1
             minimum = np.where(alone, -math.inf, shared[0][(count > 0).argmax(axis=1)])
             maximum, observed = np.full(places.size, math.inf), np.zeros(places.size, np.bool_)
-    return HistogramRows.of(places, shared, count, total, sums, minimum, maximum, observed)
+    return HistogramRows(places, shared, count, total, sums, minimum, maximum, observed)
 
 
 class Bins(NamedTuple):
@@ -316,13 +294,3 @@ def _rounded(span: tuple[int, int]) -> tuple[int, int]:
     """The same buckets and a few more, so that what came a moment later mostly has the same bins."""
     first, end = span
     return first // _STEP * _STEP, -(-end // _STEP) * _STEP
-
-
-def _drawn_in(edges: Floats, minimum: Floats, maximum: Floats, ends: NDArray[np.int64]) -> Floats:
-    """Edges of the outermost bins [2, 2, R], drawn in to the extremes, as `binned.clipped` draws them in."""
-    (low, last_low), (high, last_high) = edges
-    only = ends[0] == ends[1]
-    low = np.maximum(low, np.minimum(minimum, high))
-    last_low = np.where(only, low, last_low)
-    last_high = np.maximum(np.minimum(last_high, np.maximum(maximum, last_low)), last_low)
-    return np.array([[low, last_low], [np.where(only, last_high, np.maximum(high, low)), last_high]])

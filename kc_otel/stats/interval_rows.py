@@ -11,150 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Final, NamedTuple, overload
+from typing import Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel._extras import extra
+from kc_otel.stats.fractions import clopper_pearson
 from kc_otel.stats.histogram_rows import HistogramRows
 from kc_otel.stats.interval import Interval, largest, sides_swapped
-from kc_otel.stats.mixture import grid_of, span_of
-from kc_otel.stats.quantiles import upper_bound_needs
-from kc_otel.stats.ranged import note_of
-
-
-class _Sums(NamedTuple):
-    """Sums of the values of samples.
-
-    Attributes:
-        least: The least that the mean of each may be [R].
-        most: The most [R].
-        at_least: Sum of the lower edges [R].
-        room: How much more the values in a bin may add up to [R, B].
-    """
-
-    least: Floats
-    most: Floats
-    at_least: Floats
-    room: Floats
-
-
-class MeanRows:
-    """Ranges of the means of many samples, and the wealth of bets on them.
-
-    Args:
-        rows: The samples.
-        low: Of the range.
-        high: The same.
-        cap: Values count up to this, on both sides of 0.
-        cut: Whether values beyond it are cut there, instead of refused.
-
-    Attributes:
-        rows: The samples.
-        floor: Where values count from.
-        ceiling: Up to where they count.
-        width: Between these.
-        odd: Whether a row has values that do not count [R].
-        cuts: Whether a bin reaches beyond these, so that values may be cut.
-    """
-
-    def __init__(self, rows: HistogramRows, low: float, high: float, cap: float, *, cut: bool) -> None:
-        self.rows, self._cut = rows, cut
-        self.floor, self.ceiling = floor, ceiling = max(low, -cap), min(high, cap)
-        self.width = ceiling - floor
-        # Edges ascend, so that what is beyond the range is beyond it in the outermost bins.
-        (low_begin, high_begin), (low_end, high_end) = rows.own
-        self.cuts = bool(low_begin.min() < floor or ceiling < high_end.max())
-        self.odd = np.zeros(rows.total.size, np.bool_)
-        if floor == low or not cut:
-            self.odd |= (low_end if floor == low else low_begin) < floor
-        if ceiling == high or not cut:
-            self.odd |= (high_begin if ceiling == high else high_end) > ceiling
-
-    @property
-    def least(self) -> Floats:
-        """The least that the mean of each may be [R]."""
-        return self._sums.least
-
-    @property
-    def most(self) -> Floats:
-        """The most [R]."""
-        return self._sums.most
-
-    @cached_property
-    def estimate(self) -> Floats:
-        """The mean of each [R]."""
-        middle = (self.least + self.most) / 2.0
-        return middle if self._cut else np.where(np.isfinite(self.rows.sum), self.rows.sum / self.rows.total, middle)
-
-    @property
-    def bets(self) -> Floats:
-        """Stakes [J]."""
-        return self._grid[0]
-
-    def scores_below(self, alpha: float) -> Floats:
-        """Return the log wealth of bets that the mean is larger, by row, less log(1/alpha) [R, J]."""
-        return self._scores(self.least, lambda x: (x - self.floor) / self.width, alpha)
-
-    def scores_above(self, alpha: float) -> Floats:
-        """The same of bets that it is smaller."""
-        return self._scores(self.most, lambda x: (self.ceiling - x) / self.width, alpha)
-
-    @cached_property
-    def _grid(self) -> tuple[Floats, Floats]:
-        return grid_of([span_of(int(size)) for size in self.rows.total.tolist()])
-
-    @cached_property
-    def _sums(self) -> _Sums:
-        rows, floor, ceiling = self.rows, self.floor, self.ceiling
-        total = np.where(np.isfinite(rows.sum), rows.sum, math.nan)
-        lower, upper, count = rows.lower, rows.upper, rows.count
-        if not self.cuts:
-            at_least, at_most = _dot(count, lower), _dot(count, upper)
-            raised, other = np.fmax(at_least, total), np.fmin(at_most, total)
-        else:
-            lower, upper = np.clip(lower, floor, ceiling), np.clip(upper, floor, ceiling)
-            at_least, at_most = _dot(count, lower), _dot(count, upper)
-            raised = np.fmax(at_least, total - _dot(count, rows.upper - upper))
-            other = np.fmin(at_most, total - _dot(count, rows.lower - lower))
-        n = rows.total
-        return _Sums(np.minimum(raised, other) / n, np.maximum(raised, other) / n, at_least, count * (upper - lower))
-
-    @cached_property
-    def _reach(self) -> tuple[Floats, Floats]:
-        room = self._sums.room
-        return np.cumsum(room[:, ::-1], axis=1)[:, ::-1] - room, np.where(room > 0.0, room, 1.0)
-
-    def _scores(self, mean: Floats, place: Callable[[Floats], Floats], alpha: float) -> Floats:
-        reach, divisor = self._reach
-        raised = (mean * self.rows.total - self._sums.at_least)[:, None] - reach
-        np.minimum(np.maximum(raised, 0.0, out=raised), self._sums.room, out=raised)
-        raised /= divisor
-        raised *= self.rows.count
-
-        def won(edges: Floats) -> Floats:
-            return np.asarray(np.log(1.0 + self.bets * place(np.clip(edges, self.floor, self.ceiling))[:, None]))
-
-        grown = self.rows.added_up(won, self.rows.count - raised) + self.rows.added_up(won, raised, upper=True)
-        return grown + self._grid[1] + math.log(alpha)
-
-
-def _dot(a: Floats, b: Floats) -> Floats:
-    product: Floats = np.einsum("rb,rb->r", a, b)
-    return product
-
-
-def wealth(bets: Floats, scores: Floats, n: Floats, mean: Floats) -> tuple[Floats, Floats]:
-    """`mixture._wealth` of each row [R], and its slope, of bets [J] and their scores [R, J]."""
-    stakes = 1.0 + bets * mean[:, None]
-    exponents = scores - n[:, None] * np.log(stakes)
-    top = exponents.max(axis=1)
-    share = np.exp(exponents - top[:, None])
-    whole = share.sum(axis=1)
-    return top + np.log(whole), -n * _dot(bets / stakes, share) / whole
-
+from kc_otel.stats.means import note_of
+from kc_otel.stats.mixture import grid_of, lower_bounds, span_of
+from kc_otel.stats.quantiles import binomial_ranks, upper_bound_needs
 
 Floats = NDArray[np.float64]
 
@@ -207,8 +74,6 @@ class IntervalRows(Sequence[Interval | None]):
         return IntervalRows(self.estimate * scale + offset, lower, upper, self.samples, self.method, note, self.odd)
 
 
-_TOLERANCE: Final = 1e-9
-_STEPS: Final = 50
 _ROWS: Final = 128
 """Rows whose bounds are looked for together: their matrices stay in a core's cache."""
 
@@ -224,15 +89,10 @@ def maximum_intervals(rows: HistogramRows) -> IntervalRows:
 
 def fraction_intervals(rows: HistogramRows, above: float, *, alpha_lower: float, alpha_upper: float) -> IntervalRows:
     """`fraction_interval` of each row."""
-    with extra("stats", "an exact interval"):
-        from scipy.special import betainccinv, betaincinv  # noqa: PLC0415 - a third of a second that not everybody needs
-
     n = rows.total
     surely = rows.surely_above(above)
     maybe = (rows.count * (rows.upper > above)).sum(axis=1)
-    with np.errstate(invalid="ignore"):
-        lower = np.where(surely > 0, betaincinv(surely, n - surely + 1, alpha_lower), 0.0)
-        upper = np.where(maybe < n, betainccinv(maybe + 1, n - maybe, alpha_upper), 1.0)
+    lower, upper = clopper_pearson(surely, maybe, n, alpha_lower, alpha_upper)
     within = f" of them in the bin of the threshold {above:g}"
     note = [f"{int(more)}{within}" if more else "" for more in (maybe - surely).tolist()]
     estimate = (surely + maybe) / (2.0 * n)
@@ -253,7 +113,7 @@ def two_valued_mean_intervals(
 def quantile_intervals(rows: HistogramRows, rank: float, *, alpha_lower: float, alpha_upper: float) -> IntervalRows:
     """`quantile_interval` of each row."""
     n, row = rows.total, np.arange(rows.total.size)
-    first, last = _binomial_ranks(n, rank, alpha_lower, alpha_upper)
+    first, last = binomial_ranks(n, rank, alpha_lower, alpha_upper)
     middle = np.clip(np.ceil(n * rank), 1.0, n)
     reached = np.cumsum(rows.count, axis=1)
 
@@ -281,59 +141,54 @@ def mean_intervals(
     cut: bool = False,
 ) -> IntervalRows:
     """`capped_mean_interval` of each row; None where an observation is, or may be, beyond the range or the cap."""
-    means = MeanRows(rows, low, high, cap, cut=cut)
-    floor, ceiling, width, n = means.floor, means.ceiling, means.width, rows.total
-    sides = (means.scores_below(alpha_lower), means.scores_above(alpha_upper))
-    shares = _lower_bounds(means.bets, np.concatenate(sides), np.tile(n, 2))
-    below, above = floor + width * shares[: n.size], ceiling - width * shares[n.size :]
-    below = np.maximum(floor, np.minimum(means.least, below))
-    above = np.minimum(ceiling, np.maximum(means.most, above))
+    floor, ceiling = max(low, -cap), min(high, cap)
+    width, n, count = ceiling - floor, rows.total, rows.count
+    # Edges ascend, so that what is beyond the range is beyond it in the outermost bins.
+    (low_begin, high_begin), (low_end, high_end) = rows.own
+    odd = np.zeros(n.size, np.bool_)
+    if floor == low or not cut:
+        odd |= (low_end if floor == low else low_begin) < floor
+    if ceiling == high or not cut:
+        odd |= (high_begin if ceiling == high else high_end) > ceiling
+    total = np.where(np.isfinite(rows.sum), rows.sum, math.nan)
+    lower, upper, taken_least, taken_most = rows.lower, rows.upper, np.zeros(1), np.zeros(1)
+    if low_begin.min() < floor or ceiling < high_end.max():
+        lower, upper = np.clip(lower, floor, ceiling), np.clip(upper, floor, ceiling)
+        taken_least, taken_most = _dot(count, rows.lower - lower), _dot(count, rows.upper - upper)
+    at_least = _dot(count, lower)
+    raised, other = np.fmax(at_least, total - taken_most), np.fmin(_dot(count, upper), total - taken_least)
+    least, most = np.minimum(raised, other) / n, np.maximum(raised, other) / n
+    # The worst placement with a mean: upper edges go to the highest bins first.
+    room = count * (upper - lower)
+    reach, divisor = np.cumsum(room[:, ::-1], axis=1)[:, ::-1] - room, np.where(room > 0.0, room, 1.0)
+    bets, log_weights = grid_of([span_of(int(size)) for size in n.tolist()])
+
+    def scores(mean: Floats, place: Callable[[Floats], Floats], alpha: float) -> Floats:
+        """Logarithms of the wealth of bets on `place`, of their weights and of alpha [R, J]."""
+        raised = (mean * n - at_least)[:, None] - reach
+        np.minimum(np.maximum(raised, 0.0, out=raised), room, out=raised)
+        raised /= divisor
+        raised *= count
+
+        def won(edges: Floats) -> Floats:
+            return np.asarray(np.log(1.0 + bets * place(np.clip(edges, floor, ceiling))[:, None]))
+
+        grown = rows.added_up(won, count - raised) + rows.added_up(won, raised, upper=True)
+        return grown + log_weights + math.log(alpha)
+
+    below = scores(least, lambda x: (x - floor) / width, alpha_lower)
+    above = scores(most, lambda x: (ceiling - x) / width, alpha_upper)
+    both, sizes = np.concatenate([below, above]), np.tile(n, 2)
+    parts = [slice(begin, begin + _ROWS) for begin in range(0, sizes.size, _ROWS)]
+    shares = np.concatenate([lower_bounds(bets, both[part], sizes[part]) for part in parts])
+    bound_below = np.maximum(floor, np.minimum(least, floor + width * shares[: n.size]))
+    bound_above = np.minimum(ceiling, np.maximum(most, ceiling - width * shares[n.size :]))
+    middle = (least + most) / 2.0
+    estimate = middle if cut else np.where(np.isfinite(rows.sum), rows.sum / n, middle)
     note = note_of(low, high, floor, ceiling, cut=cut)
-    return IntervalRows(means.estimate, below, above, n, "mixture betting", note, means.odd)
+    return IntervalRows(estimate, bound_below, bound_above, n, "mixture betting", note, odd)
 
 
-def _lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
-    """`mixture.lower_bound` of each row [R], of bets [J] and their scores [R, J]."""
-    parts = [slice(begin, begin + _ROWS) for begin in range(0, n.size, _ROWS)]
-    return np.concatenate([_few_lower_bounds(bets, scores[part], n[part]) for part in parts])
-
-
-def _few_lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
-    mean = np.clip((np.expm1(scores / n[:, None]) / bets).max(axis=1), 0.0, 1.0)
-    active = np.arange(n.size)
-    for _ in range(_STEPS):
-        excess, slope = wealth(bets, scores[active], n[active], mean[active])
-        on = excess > _TOLERANCE
-        if not on.any():
-            break
-        active = active[on]
-        mean[active] = np.minimum(mean[active] - excess[on] / slope[on], 1.0)
-    bounds: Floats = mean
-    return bounds
-
-
-def _binomial_ranks(n: Floats, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[Floats, Floats]:
-    """`quantiles._binomial_ranks` of each size."""
-    with extra("stats", "an exact interval"):
-        from scipy.special import betainc, betaincc, ndtri  # noqa: PLC0415 - as above
-
-    def holds(tail: Callable[..., Floats], small: float, k: Floats, n: Floats) -> NDArray[np.bool_]:
-        beyond = np.asarray(tail(k + 1.0, n - k, rank))
-        return beyond > small if tail is betaincc else beyond <= small
-
-    def first(tail: Callable[..., Floats], small: float) -> Floats:
-        """Smallest k in [0, n] for which `holds`, as it does for n and all that are larger: around a normal law's."""
-        z = float(ndtri(small)) if tail is betaincc else -float(ndtri(small))
-        guess = n * rank + z * np.sqrt(n * rank * (1.0 - rank)) + (1.0 - 2.0 * rank) * (z * z - 1.0) / 6.0
-        low, high = np.full(n.size, -1.0), n.copy()  # the largest that is known not to hold, the smallest that does
-        probe, step = np.clip(np.ceil(guess), 0.0, n - 1.0), 1.0
-        while (open_ := np.flatnonzero(high - low > 1.0)).size:
-            at = probe[open_]
-            true = holds(tail, small, at, n[open_])
-            low[open_], high[open_] = np.where(true, low[open_], at), np.where(true, at, high[open_])
-            probe[open_] = np.where(true, at - step, at + step)
-            within = (low < probe) & (probe < high)
-            probe, step = np.where(within, probe, np.floor((low + high) / 2.0)), 2.0 * step
-        return high
-
-    return first(betaincc, alpha_lower), first(betainc, alpha_upper) + 1.0
+def _dot(a: Floats, b: Floats) -> Floats:
+    product: Floats = np.einsum("rb,rb->r", a, b)
+    return product

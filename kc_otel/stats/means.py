@@ -11,12 +11,12 @@ the worst placement that still has the exact sum.
 from __future__ import annotations
 
 import math
-from typing import Final
 
+from kc_otel.stats._check import level
 from kc_otel.stats.binned import Binned
-from kc_otel.stats.interval import Interval
-from kc_otel.stats.mixture import bets_ever, bets_for, betting_sides
-from kc_otel.stats.ranged import bounded_interval, interval_of
+from kc_otel.stats.interval import Interval, nothing
+from kc_otel.stats.mixture import worst_bound
+from kc_otel.stats.placement import Placement, finite_range
 
 
 def capped_mean_interval(
@@ -60,7 +60,32 @@ def capped_mean_interval(
     if math.isnan(cap) or cap <= 0:
         msg = f"cap: {cap!r} is not a positive number"
         raise ValueError(msg)
-    return interval_of(sample, low, high, cap, alpha_lower, alpha_upper, *_METHODS[anytime], cut=cut)
+    level("alpha_lower", alpha_lower)
+    level("alpha_upper", alpha_upper)
+    floor, ceiling = max(low, -cap), min(high, cap)
+    finite_range(floor, ceiling)
+    method, width = "anytime mixture betting" if anytime else "mixture betting", ceiling - floor
+    if not sample.total:
+        return nothing(method)
+    known = Placement.of(sample, floor, ceiling)
+    below = above = 0
+    if sample.lower[0] < floor or sample.upper[-1] > ceiling:
+        # A promised end is broken only by a bin that lies wholly outside; a cap already by one that may.
+        if floor == low or not cut:
+            below = int(sample.count[(sample.upper if floor == low else sample.lower) < floor].sum())
+        if ceiling == high or not cut:
+            above = int(sample.count[(sample.lower if ceiling == high else sample.upper) > ceiling].sum())
+    # Every side holds the sample's own mean, and may miss it only by rounding.
+    lower, upper = -math.inf, math.inf
+    if not below:
+        share = worst_bound(known, known.least, lambda x: (x - floor) / width, alpha_lower, anytime=anytime)
+        lower = max(floor, min(known.least, floor + width * share))
+    if not above:
+        share = worst_bound(known, known.most, lambda x: (ceiling - x) / width, alpha_upper, anytime=anytime)
+        upper = min(ceiling, max(known.most, ceiling - width * share))
+    estimate = (known.least + known.most) / 2.0 if cut else known.estimate
+    note = note_of(low, high, floor, ceiling, below, above, cut=cut)
+    return Interval(estimate, lower, upper, sample.total, method, note)
 
 
 def mean_interval(
@@ -104,10 +129,27 @@ def mean_interval(
     Raises:
         ValueError: If an alpha is not in (0, 1), [low, high] is not a finite range, or an edge is NaN.
     """
-    return bounded_interval(sample, low, high, alpha_lower, alpha_upper, *_METHODS[anytime])
+    finite_range(low, high)
+    cap = max(abs(low), abs(high))
+    return capped_mean_interval(
+        sample, low=low, high=high, cap=cap, alpha_lower=alpha_lower, alpha_upper=alpha_upper, anytime=anytime
+    )
 
 
-_METHODS: Final = {
-    False: (betting_sides(bets_for), "mixture betting"),
-    True: (betting_sides(bets_ever), "anytime mixture betting"),
-}
+def note_of(low: float, high: float, floor: float, ceiling: float, below: int = 0, above: int = 0, *, cut: bool) -> str:
+    """Return the note on an interval's range, and on the number of observations outside of it."""
+    said = []
+    if cut and ceiling < high:
+        cut_to = f"min(value, {ceiling:g})" if floor == low else f"values cut to [{floor:g}, {ceiling:g}]"
+        said.append(f"for the mean of {cut_to}")
+    elif floor > low and ceiling < high:
+        said.append(f"bounds are for the mean of values cut to [{floor:g}, {ceiling:g}]")
+    elif ceiling < high:
+        said.append(f"the upper bound is for the mean of min(value, {ceiling:g})")
+    elif floor > low:
+        said.append(f"the lower bound is for the mean of max(value, {floor:g})")
+    if above:
+        said.append(f"{above} observation{'s' * (above != 1)} above {ceiling:g}: no upper bound is claimed")
+    if below:
+        said.append(f"{below} observation{'s' * (below != 1)} below {floor:g}: no lower bound is claimed")
+    return "; ".join(said)

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.stats.placement import Placement
-from kc_otel.stats.ranged import Sides
 
-Bets = tuple[NDArray[np.float64], NDArray[np.float64]]
+Floats = NDArray[np.float64]
+Bets = tuple[Floats, Floats]
 """Bets c [J], ascending, and the logarithms of their weights [J], which add up to 1."""
 
 _PER_OCTAVE: Final = 2
@@ -48,9 +48,13 @@ _STEPS: Final = 50
 """Newton steps; three or four are usual."""
 
 
-def bets_for(n: int) -> Bets:
-    """The bets for a sample whose size is known beforehand. They do not depend on alpha: bounds are monotone in it."""
-    return _geometric(*span_of(n))
+def bets_for(n: int, *, anytime: bool = False) -> Bets:
+    """The bets for a sample whose size is known beforehand, or for one that may be looked at, at any size.
+
+    They do not depend on alpha: bounds are monotone in it.
+    """
+    first, last = (_PER_OCTAVE * power for power in _ALL_BET_POWERS) if anytime else span_of(n)
+    return _geometric(first, last)
 
 
 @lru_cache(maxsize=4096)
@@ -62,7 +66,7 @@ def span_of(n: int) -> tuple[int, int]:
     )
 
 
-def grid_of(spans: Sequence[tuple[int, int]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def grid_of(spans: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
     """The bets of many samples [J], and the logarithms of their weights in each [R, J], -inf where there is none."""
     kinds = {span: kind for kind, span in enumerate(dict.fromkeys(spans))}
     first, last = min(begin for begin, _ in kinds), max(end for _, end in kinds)
@@ -72,11 +76,6 @@ def grid_of(spans: Sequence[tuple[int, int]]) -> tuple[NDArray[np.float64], NDAr
     return np.exp2(np.arange(first, last + 1) / _PER_OCTAVE), weights[[kinds[span] for span in spans]]
 
 
-def bets_ever(_n: int = 0) -> Bets:
-    """The bets for a sample that may be looked at, at any size; the size that it has now is ignored."""
-    return _geometric(_PER_OCTAVE * _ALL_BET_POWERS[0], _PER_OCTAVE * _ALL_BET_POWERS[1])
-
-
 @lru_cache(maxsize=1024)
 def _geometric(first: int, last: int) -> Bets:
     bets = np.exp2(np.arange(first, last + 1) / _PER_OCTAVE)
@@ -84,7 +83,7 @@ def _geometric(first: int, last: int) -> Bets:
     return bets, np.log(weights / weights.sum())
 
 
-def growth(bets: NDArray[np.float64], values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def growth(bets: Floats, values: Floats, weights: Floats) -> Floats:
     """Sum over observations of log(1 + c x) for each bet [J], from values in [0, 1] [k] that stand for weights [k]."""
     total = np.zeros(len(bets))
     for first in range(0, len(values), _BLOCK):
@@ -96,43 +95,43 @@ def growth(bets: NDArray[np.float64], values: NDArray[np.float64], weights: NDAr
     return total
 
 
-def lower_bound(bets: Bets, grown: NDArray[np.float64], n: float, alpha: float) -> float:
+def lower_bound(bets: Bets, grown: Floats, n: float, alpha: float) -> float:
     """The mean in [0, 1] at which the mixture's wealth is 1/alpha; all smaller ones are refuted. 0 when none is.
 
     Newton's method from below on a convex, falling function never passes the root, so that every step is a valid bound.
     """
     scores = grown + bets[1] + math.log(alpha)
+    return float(lower_bounds(bets[0], scores[None], np.array([n]))[0])
+
+
+def lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
+    """`lower_bound` of many samples [R], from bets [J], the logs of wealth, weight and alpha [R, J], and sizes [R]."""
     # Alone, each bet has its root in closed form. The mixture refutes at least what the luckiest of them refutes.
-    mean = min(max(float((np.expm1(scores / n) / bets[0]).max()), 0.0), 1.0)
+    mean: Floats = np.clip((np.expm1(scores / n[:, None]) / bets).max(axis=1), 0.0, 1.0)
+    active = np.arange(n.size)
     for _ in range(_STEPS):
-        excess, slope = _wealth(scores, bets[0], n, mean)
-        if excess <= _TOLERANCE:
+        excess, slope = _wealth(bets, scores[active], n[active], mean[active])
+        on = excess > _TOLERANCE
+        if not on.any():
             break
-        mean = min(mean - excess / slope, 1.0)
+        active = active[on]
+        mean[active] = np.minimum(mean[active] - excess[on] / slope[on], 1.0)
     return mean
 
 
-def betting_sides(bets_of: Callable[[int], Bets]) -> Sides:
-    """Both sides of an interval from a mixture of the bets for n observations; the upper one bets on 1 - x."""
-
-    def lower(known: Placement, low: float, high: float, alpha: float) -> float:
-        bets, (values, weights) = bets_of(known.n), known.worst(known.least)
-        grown = growth(bets[0], (values - low) / (high - low), weights)
-        return low + (high - low) * lower_bound(bets, grown, known.n, alpha)
-
-    def upper(known: Placement, low: float, high: float, alpha: float) -> float:
-        bets, (values, weights) = bets_of(known.n), known.worst(known.most)
-        grown = growth(bets[0], (high - values) / (high - low), weights)
-        return high - (high - low) * lower_bound(bets, grown, known.n, alpha)
-
-    return Sides(lower, upper)
+def worst_bound(
+    known: Placement, mean: float, place: Callable[[Floats], Floats], alpha: float, *, anytime: bool
+) -> float:
+    """`lower_bound` of a sample's worst placement with this mean, whose values `place` puts into [0, 1]."""
+    bets, (values, weights) = bets_for(known.n, anytime=anytime), known.worst(mean)
+    return lower_bound(bets, growth(bets[0], place(values), weights), known.n, alpha)
 
 
-def _wealth(scores: NDArray[np.float64], bets: NDArray[np.float64], n: float, mean: float) -> tuple[float, float]:
-    """Logarithm of sum_j exp(score_j - n log(1 + c_j m)), and its derivative in m."""
-    stakes = 1.0 + bets * mean
-    exponents = scores - n * np.log(stakes)
-    top = float(exponents.max())
-    share = np.exp(exponents - top)
-    total = float(share.sum())
-    return top + math.log(total), -n * float((bets / stakes) @ share) / total
+def _wealth(bets: Floats, scores: Floats, n: Floats, mean: Floats) -> tuple[Floats, Floats]:
+    """Logarithm of sum_j exp(score_j - n log(1 + c_j m)) of each row [R], and its derivative in m."""
+    stakes = 1.0 + bets * mean[:, None]
+    exponents = scores - n[:, None] * np.log(stakes)
+    top = exponents.max(axis=1)
+    share = np.exp(exponents - top[:, None])
+    whole = share.sum(axis=1)
+    return top + np.log(whole), -n * np.einsum("rb,rb->r", bets / stakes, share) / whole

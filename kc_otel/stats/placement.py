@@ -100,23 +100,6 @@ class Placement:
         kept[inside] *= 1.0 - share[inside]
         return np.append(values, self.upper[inside]), np.append(kept, (self.count * share)[inside])
 
-    def squares(self, center: float) -> float:
-        """Largest possible sum of (x - center)^2 over the cut sample.
-
-        Of all worst placements it is the one that raises exactly the bins whose middle lies above the centre, or, where
-        the sum does not allow that, the nearest one that it allows.
-        """
-        room = self.count * (self.upper - self.lower)
-        best = float(self.count @ self.lower + room[self.lower + self.upper > 2.0 * center].sum()) / self.n
-        values, weights = self.worst(min(max(best, self.least), self.most))
-        return float(weights @ (values - center) ** 2)
-
-    def variance(self) -> float:
-        """Largest possible sample variance (denominator n - 1); inf for one observation."""
-        if self.n < 2:
-            return math.inf
-        return self.squares((self.least + self.most) / 2.0) / (self.n - 1)
-
 
 def finite_range(low: float, high: float) -> None:
     """Refuses a range that is not finite or holds nothing.

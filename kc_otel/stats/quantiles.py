@@ -11,12 +11,15 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel._extras import extra
 from kc_otel.stats._check import level, usable
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.fractions import share_ever
 from kc_otel.stats.interval import Interval, nothing
+
+Floats = NDArray[np.float64]
 
 
 def quantile_interval(
@@ -104,15 +107,43 @@ def _ranks_ever(n: int, rank: float, alpha_lower: float, alpha_upper: float) -> 
 
 @lru_cache(maxsize=4096)
 def _binomial_ranks(n: int, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[int, int]:
-    """(r, s): largest r with P(Bin < r) <= alpha_lower, 0 if none; smallest s with P(Bin >= s) <= alpha_upper."""
-    with extra("stats", "an exact interval"):
-        from scipy.special import betainc, betaincc  # noqa: PLC0415 - a third of a second that not everybody needs
+    below, above = binomial_ranks(np.array([float(n)]), rank, alpha_lower, alpha_upper)
+    return int(below[0]), int(above[0])
 
-    deviation = math.sqrt(n * rank * (1.0 - rank))
+
+def binomial_ranks(n: Floats, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[Floats, Floats]:
+    """(r, s): largest r with P(Bin < r) <= alpha_lower, 0 if none; smallest s with P(Bin >= s) <= alpha_upper.
+
+    Args:
+        n: Observations of each of many samples, as doubles [R].
+        rank: Rank of the quantile.
+        alpha_lower: Error probability of the lower side.
+        alpha_upper: Error probability of the upper side.
+    """
+    with extra("stats", "an exact interval"):
+        from scipy.special import betainc, betaincc, ndtri  # noqa: PLC0415 - a third of a second that not everybody needs
+
     # P(Bin <= k) and P(Bin > k) as incomplete beta functions: SciPy's own binomial tails are nan from n = 2^31 on.
-    below = _first(lambda k: float(betaincc(k + 1, n - k, rank)) > alpha_lower, 0, n, n * rank, deviation)
-    above = _first(lambda k: float(betainc(k + 1, n - k, rank)) <= alpha_upper, 0, n, n * rank, deviation)
-    return below, above + 1
+    def holds(tail: Callable[..., Floats], small: float, k: Floats, n: Floats) -> NDArray[np.bool_]:
+        beyond = np.asarray(tail(k + 1.0, n - k, rank))
+        return beyond > small if tail is betaincc else beyond <= small
+
+    def first(tail: Callable[..., Floats], small: float) -> Floats:
+        """Smallest k in [0, n] for which `holds`, as it does for n and all that are larger: around a normal law's."""
+        z = float(ndtri(small)) if tail is betaincc else -float(ndtri(small))
+        guess = n * rank + z * np.sqrt(n * rank * (1.0 - rank)) + (1.0 - 2.0 * rank) * (z * z - 1.0) / 6.0
+        low, high = np.full(n.size, -1.0), n.copy()  # the largest that is known not to hold, the smallest that does
+        probe, step = np.clip(np.ceil(guess), 0.0, n - 1.0), 1.0
+        while (open_ := np.flatnonzero(high - low > 1.0)).size:
+            at = probe[open_]
+            true = holds(tail, small, at, n[open_])
+            low[open_], high[open_] = np.where(true, low[open_], at), np.where(true, at, high[open_])
+            probe[open_] = np.where(true, at - step, at + step)
+            within = (low < probe) & (probe < high)
+            probe, step = np.where(within, probe, np.floor((low + high) / 2.0)), 2.0 * step
+        return high
+
+    return first(betaincc, alpha_lower), first(betainc, alpha_upper) + 1.0
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int, center: float, deviation: float) -> int:

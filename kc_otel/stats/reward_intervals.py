@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from kc_otel.stats._check import level
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval, nothing
-from kc_otel.stats.mixture import bets_ever, bets_for, growth, lower_bound
+from kc_otel.stats.mixture import worst_bound
 from kc_otel.stats.placement import Placement
 
 _SCALE = 2.0
@@ -143,7 +143,5 @@ def _most(sample: Binned, alpha: float, *, anytime: bool) -> float:
     if not sample.total:
         return 1.0
     known = Placement.of(sample, float(min(sample.lower[0], 0.0)), 1.0)
-    values, weights = known.worst(known.most)
-    bets = (bets_ever if anytime else bets_for)(known.n)
-    grown = growth(bets[0], (1.0 - values) / _SCALE, weights)
-    return min(1.0, max(1.0 - _SCALE * lower_bound(bets, grown, known.n, alpha), known.most, -1.0))
+    share = worst_bound(known, known.most, lambda x: (1.0 - x) / _SCALE, alpha, anytime=anytime)
+    return min(1.0, max(1.0 - _SCALE * share, known.most, -1.0))

@@ -7,14 +7,14 @@ against.
 from __future__ import annotations
 
 import math
-from typing import Final
+from dataclasses import replace
 
 from kc_otel.stats.binned import Binned
 from kc_otel.stats.interval import Interval
+from kc_otel.stats.means import mean_interval
 from kc_otel.stats.placement import Placement
-from kc_otel.stats.ranged import Sides, bounded_interval
 
-__all__ = ["bernstein_interval"]
+__all__ = ["bernstein_interval", "squares", "variance"]
 
 
 def bernstein_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:
@@ -36,17 +36,43 @@ def bernstein_interval(sample: Binned, *, low: float, high: float, alpha_lower: 
     Raises:
         ValueError: If an alpha is not in (0, 1), [low, high] is not a finite range, or an edge is NaN.
     """
-    return bounded_interval(sample, low, high, alpha_lower, alpha_upper, _BERNSTEIN, "empirical Bernstein")
+    plain = replace(
+        mean_interval(sample, low=low, high=high, alpha_lower=alpha_lower, alpha_upper=alpha_upper),
+        method="empirical Bernstein",
+    )
+    if not plain.samples:
+        return plain
+    known = Placement.of(sample, low, high)
+    lower = max(low, known.least - _deviation(known, high - low, alpha_lower))
+    upper = min(high, known.most + _deviation(known, high - low, alpha_upper))
+    return replace(
+        plain,
+        lower=lower if math.isfinite(plain.lower) else plain.lower,
+        upper=upper if math.isfinite(plain.upper) else plain.upper,
+    )
 
 
-def _bernstein(known: Placement, width: float, alpha: float) -> float:
+def _deviation(known: Placement, width: float, alpha: float) -> float:
     if known.n < 2:
         return math.inf
     log = math.log(2.0 / alpha)
-    return math.sqrt(2.0 * known.variance() * log / known.n) + 7.0 * width * log / (3.0 * (known.n - 1))
+    return math.sqrt(2.0 * variance(known) * log / known.n) + 7.0 * width * log / (3.0 * (known.n - 1))
 
 
-_BERNSTEIN: Final = Sides(
-    lower=lambda known, low, high, alpha: known.least - _bernstein(known, high - low, alpha),
-    upper=lambda known, low, high, alpha: known.most + _bernstein(known, high - low, alpha),
-)
+def squares(known: Placement, center: float) -> float:
+    """Largest possible sum of (x - center)^2 over the cut sample.
+
+    Of all worst placements it is the one that raises exactly the bins whose middle lies above the centre, or, where
+    the sum does not allow that, the nearest one that it allows.
+    """
+    room = known.count * (known.upper - known.lower)
+    best = float(known.count @ known.lower + room[known.lower + known.upper > 2.0 * center].sum()) / known.n
+    values, weights = known.worst(min(max(best, known.least), known.most))
+    return float(weights @ (values - center) ** 2)
+
+
+def variance(known: Placement) -> float:
+    """Largest possible sample variance (denominator n - 1); inf for one observation."""
+    if known.n < 2:
+        return math.inf
+    return squares(known, (known.least + known.most) / 2.0) / (known.n - 1)

@@ -13,24 +13,20 @@ already breaks would fail forever.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kc_otel.contract.clause import Clause
 from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import rounded, rounded_down
 from kc_otel.judge.statistics import clause_interval
-from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
+from kc_otel.offline.gate.observations import RecordingObservations
 from kc_otel.recordings.recording import Recording
-from kc_otel.stats import Binned, Interval
 from kc_otel.stats.rewards import mean_token_tv_for_sequence_tv, token_kl_for_sequence_tv, tv_for_reward_budget
 
 CAP_IN_LIMITS: Final = 5.0
@@ -252,64 +248,24 @@ class NoiseFloor:
         return self.lower > self.limit
 
 
-def floors(contract: Contract, recording: Recording) -> tuple[NoiseFloor, ...]:
+def floors(contract: Contract, recording: Recording) -> Iterator[NoiseFloor]:
     """The floor of each clause that log-probabilities decide, on every slice of which the recording has sequences.
 
     Args:
         contract: The contract: clauses, slices, confidence.
         recording: Log-probabilities of both sides.
     """
-    return tuple(_floors(contract, recording))
-
-
-def _floors(contract: Contract, recording: Recording) -> Iterable[NoiseFloor]:
     alpha = (1.0 - contract.observability.confidence) / 2.0
-    log_w = np.asarray(log_ratio(recording.train, recording.inference))
     members = [contract.slices_of(attributes) for attributes in recording.attributes]
     for slice in (ALL, *contract.slices):
-        chosen = np.array([slice in names for names in members], dtype=bool)
-        if not chosen.any():
+        inside = np.array([slice in names for names in members], dtype=np.bool_)
+        if not inside.any():
             continue
+        observed = RecordingObservations(recording.only(inside, np.zeros(len(recording.masked), dtype=np.bool_)))
         for clause in contract.clauses:
-            values = _values(clause, log_w, recording, chosen)
-            if values is None:
+            sample = None if clause.quantity is None else observed.of(clause.quantity.key)
+            if clause.quantity is None or sample is None:
                 continue
-            interval: Interval = clause_interval(
-                clause, contract.assumptions, Binned.of_samples(values), alpha_lower=alpha, alpha_upper=alpha
-            )
-            yield NoiseFloor(
-                clause.id,
-                slice,
-                clause.limit_for(slice),
-                interval.estimate,
-                interval.lower,
-                interval.upper,
-                interval.samples,
-                str(clause.quantity.per) if clause.quantity else "",
-            )
-
-
-def _values(
-    clause: Clause, log_w: NDArray[np.float64], recording: Recording, chosen: NDArray[np.bool_]
-) -> NDArray[np.float64] | None:
-    """Observations of a clause's quantity in the chosen sequences; None where log-probabilities do not give it."""
-    if clause.quantity is None:
-        return None
-    key = clause.quantity.base or clause.quantity.key
-    if key in TOKEN:
-        tokens = np.asarray(TOKEN[key](log_w), dtype=np.float64)
-        if clause.quantity.per is Unit.TOKEN:
-            return tokens[np.repeat(chosen, recording.lengths)]
-        values = np.add.reduceat(tokens, recording.starts) / recording.lengths
-    elif key in SEQUENCE:
-        sums = np.add.reduceat(log_w, recording.starts)
-        values = np.asarray(SEQUENCE[key](sums, recording.lengths), dtype=np.float64)
-    else:
-        return None
-    if clause.quantity.per is Unit.STEP:  # a recording is of one
-        return np.array([values[chosen].mean()])
-    prompts = recording.prompts
-    if clause.quantity.per is Unit.SEQUENCE or prompts is None:
-        return values[chosen]
-    _, of = np.unique(prompts[chosen], return_inverse=True)
-    return np.asarray(np.bincount(of, values[chosen]) / np.bincount(of), dtype=np.float64)
+            found = clause_interval(clause, contract.assumptions, sample, alpha_lower=alpha, alpha_upper=alpha)
+            numbers = found.estimate, found.lower, found.upper, found.samples
+            yield NoiseFloor(clause.id, slice, clause.limit_for(slice), *numbers, str(clause.quantity.per))

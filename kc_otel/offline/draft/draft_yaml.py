@@ -84,20 +84,24 @@ def write(
         raise ValueError(msg)
     rewarded = draft.data in _REWARD_PATHS or (baseline is not None and baseline.rewards is not None)
     draft = replace(draft, rewards=rewarded and not why_not(_REWARD_DRIFT, draft.data))
+
+    def contract_of(clauses: Sequence[DraftClause]) -> Contract:
+        return load_text("\n".join(_lines(draft, clauses)), f"{draft.name}.yaml")
+
     clauses = clauses_of(draft)
-    contract = load_text("\n".join(_lines(draft, clauses)), f"{draft.name}.yaml")
+    contract = contract_of(clauses)
     found: tuple[NoiseFloor, ...] = ()
     measured: tuple[str, ...] = ()
     if baseline is not None:
         # A cap that follows from the budget would cut the baseline.
-        uncapped = [replace(clause, explains=False) for clause in clauses]
-        found = floors(load_text("\n".join(_lines(draft, uncapped)), f"{draft.name}.yaml"), baseline)
+        found = tuple(floors(contract_of([replace(clause, explains=False) for clause in clauses]), baseline))
         capped, name = clauses_of(draft, capped=True), Path(baseline.source).name
         clauses, measured = _measured(capped, found, dict.fromkeys([clause.id for clause in capped], margin), name)
-        contract = load_text("\n".join(_lines(draft, clauses)), f"{draft.name}.yaml")
-        clauses, measured = _measured(capped, found, _margins(contract, found, margin, baseline, prompts), name)
+        margins = _margins(contract_of(clauses), found, margin, baseline, prompts)
+        clauses, measured = _measured(capped, found, margins, name)
+        contract = contract_of(clauses)
         clauses = tuple(_passable_tail(contract, clause, prompts) for clause in clauses)
-        contract = load_text("\n".join(_lines(draft, clauses)), f"{draft.name}.yaml")
+        contract = contract_of(clauses)
     needed = tuple(observations_to_pass(contract, clause, ALL) for clause in contract.clauses)
     if never := [cell.clause for cell in needed if cell.observations is None]:
         msg = f"{', '.join(never)}: no number of observations can PASS it, even of identical kernels; raise the budget"
@@ -117,9 +121,13 @@ def _measured(
         floor = by.get((clause.id, ALL))
         if clause.id == _TAIL_OF_TV and cap is not None:
             result.append(replace(clause, statistic=f"fraction > {exact(cap)}"))
-        elif clause.id == BUDGET:
-            result.append(clause if floor is None or not floor.breaks_limit else _explained(clause, floor, source))
-        elif floor is None:
+        elif clause.id == BUDGET and floor is not None and floor.breaks_limit:
+            derivation = (
+                f"{clause.derivation} The pair of {source} breaks it: {_figure(floor)}. It covers the worst possible "
+                "reward: record rewards to limit reward_drift itself."
+            )
+            result.append(replace(clause, derivation=derivation, explains=True))
+        elif clause.id == BUDGET or floor is None:
             result.append(clause)
         else:
             ids.append(clause.id)
@@ -144,15 +152,6 @@ def _measured(
     if cap is None:
         result = [clause for clause in result if clause.id != _TAIL_OF_TV]
     return tuple(result), tuple(ids)
-
-
-def _explained(clause: DraftClause, floor: NoiseFloor, source: str) -> DraftClause:
-    """The bound of a budget that the baseline breaks."""
-    derivation = (
-        f"{clause.derivation} The pair of {source} breaks it: {_figure(floor)}. It covers the worst possible reward: "
-        "record rewards to limit reward_drift itself."
-    )
-    return replace(clause, derivation=derivation, explains=True)
 
 
 def _margins(
@@ -205,10 +204,7 @@ def _figure(floor: NoiseFloor) -> str:
 
 
 def _lines(
-    draft: Draft,
-    clauses: Sequence[DraftClause],
-    needed: Sequence[Needed] = (),
-    source: str = "",
+    draft: Draft, clauses: Sequence[DraftClause], needed: Sequence[Needed] = (), source: str = ""
 ) -> Iterator[str]:
     yield from _head(draft, source)
     yield "statistical:  # from the log-probabilities of sampled tokens"
@@ -299,24 +295,20 @@ def _foot(draft: Draft, asked: Sequence[str]) -> Iterator[str]:
     yield from _comment(f"{what}: {done}, and page.", "  ")
     clauses = ", ".join([*critical, *([_LAG.id] if lag else [])])
     first = "{route: train-kernel}" if serves else "quarantine-rollouts, resync-weights"
-    yield from _step("2m", f"[{first}, {{webhook: pager}}]", clauses)
+    yield _step("2m", f"[{first}, {{webhook: pager}}]", clauses)
     later = "notify, hold-promotion" if serves else "halt, hold-promotion"
     ends = "notify again, and hold promotions" if serves else "stop training"
     yield from _comment(f"After half an hour: {ends}.", "  ")
-    yield from _step("30m", f"[{later}]", clauses)
+    yield _step("30m", f"[{later}]", clauses)
     yield from _comment("Neither silence nor unusable input is a PASS.", "  ")
     yield "  - {on: no-data, for: 3m, severity: warning, do: [notify, hold-promotion]}"
     yield "  - {on: invalid-input, severity: warning, do: [notify]}"
     yield ""
 
 
-def _step(after: str, actions: str, clauses: str) -> Iterator[str]:
-    yield "  - on: fail"
-    yield f"    for: {after}"
-    yield "    clear_for: 10m"
-    yield "    severity: critical"
-    yield f"    do: {actions}"
-    yield f"    clauses: [{clauses}]"
+def _step(after: str, actions: str, clauses: str) -> str:
+    fields = {"for": after, "clear_for": "10m", "severity": "critical", "do": actions, "clauses": f"[{clauses}]"}
+    return "\n".join(["  - on: fail", *(f"    {name}: {value}" for name, value in fields.items())])
 
 
 def _clause(clause: DraftClause, needed: Sequence[Needed]) -> Iterator[str]:
@@ -330,16 +322,15 @@ def _clause(clause: DraftClause, needed: Sequence[Needed]) -> Iterator[str]:
         return
     yield f"  - id: {clause.id}"
     yield f"    metric: {clause.metric}"
-    if clause.statistic:
-        yield f"    statistic: {clause.statistic}"
-    if clause.unit:
-        yield f"    unit: {clause.unit}"
-    if clause.cap is not None:
-        yield f"    cap: {exact(clause.cap)}"
-    yield f"    limit: {exact(clause.limit)}"
-    if clause.slices:
-        yield f"    slices: {_inline({name: exact(limit) for name, limit in clause.slices.items()}, quoted=False)}"
-    yield f"    description: {_text(clause.breaks)}"
+    fields = {
+        "statistic": clause.statistic,
+        "unit": clause.unit,
+        "cap": "" if clause.cap is None else exact(clause.cap),
+        "limit": exact(clause.limit),
+        "slices": _inline({name: exact(limit) for name, limit in clause.slices.items()}) if clause.slices else "",
+        "description": _text(clause.breaks),
+    }
+    yield from (f"    {name}: {value}" for name, value in fields.items() if value)
 
 
 def _comment(text: str, indent: str = "") -> Iterable[str]:
@@ -348,23 +339,16 @@ def _comment(text: str, indent: str = "") -> Iterable[str]:
     )
 
 
-def _inline(fields: Mapping[str, str], *, quoted: bool = True) -> str:
-    shown = ((key, _text(value) if quoted else value) for key, value in fields.items())
-    return "{" + ", ".join(f"{_text(key)}: {value}" for key, value in shown) + "}"
+def _inline(fields: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{_text(key)}: {_text(value)}" for key, value in fields.items()) + "}"
+
+
+_YAML_WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+"""Words that YAML 1.1 does not read as text."""
 
 
 def _text(value: str) -> str:
-    """Text as YAML reads it back, quoted where it would be anything else."""
-    plain = value.replace("-", "").replace("_", "").replace(".", "").replace(" ", "")
-    if re.fullmatch(r"\d{1,15}(\.\d{1,15})?", value):
-        return value
-    words = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
-    if (
-        plain.isascii()
-        and plain.isalnum()
-        and plain[0].isalpha()
-        and value.lower() not in words
-        and value == value.strip()
-    ):
-        return value
-    return json.dumps(value, ensure_ascii=False)
+    """Text as YAML reads it back, quoted where it would be anything else; plain numbers stay numbers."""
+    is_number = re.fullmatch(r"\d{1,15}(\.\d{1,15})?", value)
+    is_word = re.fullmatch(r"[A-Za-z](?:[A-Za-z0-9_. -]*[A-Za-z0-9_.-])?", value) and value.lower() not in _YAML_WORDS
+    return value if is_number or is_word else json.dumps(value, ensure_ascii=False)

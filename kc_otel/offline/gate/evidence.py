@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +37,7 @@ from kc_otel.offline.gate.sampling_terms import not_allowed
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
 
+_RECORDING_FIELDS: Final = ("name", "sha256", "size", "sequences", "tokens", "identical")
 _NUMBER_FIELDS: Final = ("limit", "estimate", "lower", "upper")
 _RELATIVE_TOLERANCE: Final = 1e-9
 """Relative difference that two machines' summation may make to a bound."""
@@ -94,26 +96,13 @@ def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
 
 def _section(gate: OfflineGate, text: str) -> dict[str, Any]:
     """The section of a gate, a JSON object."""
-    terms = gate.terms
     return {
         "contract": text,
         "kernels": {"train": gate.train.to_plain(), "inference": gate.inference.to_plain()},
-        "terms": {
-            "windows": terms.windows,
-            "require": list(terms.require),
-            "slices": list(terms.slices),
-            "columns": dict(terms.columns),
-            "sequential": terms.sequential,
-            "attributes": dict(terms.attributes),
-        },
+        "terms": to_plain(gate.terms),
         "recordings": [
             {
-                "name": about.name,
-                "sha256": about.sha256,
-                "size": about.size,
-                "sequences": about.sequences,
-                "tokens": about.tokens,
-                "identical": about.identical,
+                **{name: getattr(about, name) for name in _RECORDING_FIELDS},
                 "unreadable": judged.unreadable,
                 "prompts": judged.prompts,
                 **({"sampling": dict(about.sampling)} if gate.contract.promotion.sampling else {}),
@@ -163,17 +152,14 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
         )
         for verdicts, about in zip(judged, offline["recordings"], strict=True)
     ]
-    decided = to_plain(gate_decision(contract, parts, record["kernel"], _terms(offline), at))
+    decided = to_plain(gate_decision(contract, parts, record["kernel"], _terms(offline["terms"]), at))
     # Rows are sorted by cell; the gate gave its reasons in the contract's order of slices.
-    if _unordered(decided) != _unordered(record["decision"]):
+    told, told_again = ({**of, "missing": sorted(of["missing"])} for of in (record["decision"], decided))
+    if told != told_again:
         problems.append(
             f"the verdicts lead to {decided['outcome']!r}, and the decision is another or says other things"
         )
     return problems
-
-
-def _unordered(decision: Mapping[str, Any]) -> dict[str, Any]:
-    return {**decision, "missing": sorted(decision["missing"])}
 
 
 def _sampling_problems(about: Mapping[str, Any], allowed: Mapping[str, Sequence[Scalar]]) -> list[str]:
@@ -233,7 +219,7 @@ def _gate_again(record: Mapping[str, Any], files: Sequence[Path]) -> tuple[Offli
         ValueError: If a file cannot be read as a recording any more.
     """
     offline = record["offline"]
-    terms = _terms(offline)
+    terms = _terms(offline["terms"])
     found: list[tuple[GatedRecording, Recording]] = []
     problems = []
     known = {digest_of(path)[0]: path for path in files}
@@ -243,20 +229,7 @@ def _gate_again(record: Mapping[str, Any], files: Sequence[Path]) -> tuple[Offli
             problems.append(f"no file has the checksum of {wanted['name']}: it was changed, or is not there")
             continue
         about, recording = read_input(path, terms)
-        found.append(
-            (
-                GatedRecording(
-                    wanted["name"],
-                    about.sha256,
-                    about.size,
-                    about.sequences,
-                    about.tokens,
-                    about.identical,
-                    about.coarse,
-                ),
-                recording,
-            )
-        )
+        found.append((replace(about, name=wanted["name"]), recording))
     if problems:
         return None, offline["contract"], problems
     at = datetime.fromisoformat(record["time"]).timestamp()
@@ -272,15 +245,9 @@ def _kernels(offline: Mapping[str, Any]) -> tuple[Kernel, Kernel]:
     return Kernel.from_plain(offline["kernels"]["train"]), Kernel.from_plain(offline["kernels"]["inference"])
 
 
-def _terms(offline: Mapping[str, Any]) -> GateTerms:
-    terms = offline["terms"]
+def _terms(of: Mapping[str, Any]) -> GateTerms:
     return GateTerms(
-        terms["windows"],
-        tuple(terms["require"]),
-        tuple(terms["slices"]),
-        terms["columns"],
-        terms["sequential"],
-        terms["attributes"],
+        of["windows"], tuple(of["require"]), tuple(of["slices"]), of["columns"], of["sequential"], of["attributes"]
     )
 
 
@@ -316,9 +283,7 @@ def _differences(said: Any, found: Any, place: str = "") -> Iterator[tuple[str, 
         for at, pair in enumerate(zip(said, found, strict=True)):
             yield from _differences(*pair, f"{place}[{at}]")
     elif isinstance(said, float) and isinstance(found, float):
-        if not math.isclose(
-            said, found, rel_tol=_RELATIVE_TOLERANCE, abs_tol=_RELATIVE_TOLERANCE * _RELATIVE_TOLERANCE
-        ):
+        if not math.isclose(said, found, rel_tol=_RELATIVE_TOLERANCE, abs_tol=_RELATIVE_TOLERANCE**2):
             yield place, said, found
     elif said != found:
         yield place, said, found

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,7 @@ from kc_otel.record.measure.sampled import log_ratio, saturated
 from kc_otel.recordings.recording import Recording
 
 Floats = NDArray[np.float64]
-Statistic = Literal[
-    "token_k1",
-    "token_k3",
-    "seq_sum_k1",
-    "seq_mean_k1",
-    "seq_mean_k3",
-    "seq_max_k3",
-    "off_policy",
-]
+Statistic = Literal["token_k1", "token_k3", "seq_sum_k1", "seq_mean_k1", "seq_mean_k3", "seq_max_k3", "off_policy"]
 """Statistic of a rejection rule, k1 = -l and k3 = w - 1 - l of a token, as verl names it.
 
 `off_policy` is TRL's: the mean of k1 over a sequence whose advantage is negative; other sequences are never
@@ -44,14 +36,13 @@ class Weight:
     """A ratio r as weight.
 
     Attributes:
-        level: Level of the ratio: exp(l_t) of a `token`, exp(sum l) of a `sequence`, exp(mean l) for its `geometric`
-        mean.
+        level: Level of the ratio: exp(l_t) of a `token`, exp(sum l) of a `sequence`.
         edge: Treatment of r outside of [low, high]: cut to the range (`truncate`), or 0 (`mask`).
         low: Least ratio, at least 0.
         high: Largest ratio, above low.
     """
 
-    level: Literal["token", "sequence", "geometric"]
+    level: Literal["token", "sequence"]
     edge: Literal["truncate", "mask"]
     low: float
     high: float
@@ -117,7 +108,7 @@ class Ratios:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.log_w: Floats = log_ratio(recording.train, recording.inference)
-        self.log_sequence: Floats = np.add.reduceat(self.log_w, recording.starts)
+        self.log_sequence: Floats = self.sums(self.log_w)
 
     @cached_property
     def token(self) -> Floats:
@@ -130,11 +121,6 @@ class Ratios:
         return self.spread(np.exp(saturated(self.log_sequence)))
 
     @cached_property
-    def geometric(self) -> Floats:
-        """exp(mean l) of each token's sequence, [N]."""
-        return self.spread(np.exp(self.log_sequence / self.recording.lengths))
-
-    @cached_property
     def k3(self) -> Floats:
         """k3 of each token, [N]."""
         return np.expm1(self.log_w) - self.log_w
@@ -143,9 +129,13 @@ class Ratios:
         """A number per sequence [S] for each of its tokens [N]."""
         return np.repeat(values, self.recording.lengths)
 
+    def sums(self, values: NDArray[Any]) -> Floats:
+        """The sum of token values [N] over each sequence, [S]."""
+        return np.add.reduceat(values.astype(np.float64, copy=False), self.recording.starts)
+
     def means(self, values: Floats) -> Floats:
         """The mean of token values [N] over each sequence, [S]."""
-        return np.add.reduceat(values, self.recording.starts) / self.recording.lengths
+        return self.sums(values) / self.recording.lengths
 
 
 def _off_policy(of: Ratios) -> Floats:
@@ -181,15 +171,13 @@ def weights(of: Ratios, correction: Correction) -> Floats:
         ValueError: If a rejection rule needs advantages and there are none.
     """
     found = np.ones(of.log_w.size)
-    if correction.weight is not None:
-        wanted = correction.weight
+    if (wanted := correction.weight) is not None:
         ratio: Floats = getattr(of, wanted.level)
         if wanted.edge == "truncate":
             found = np.clip(ratio, wanted.low, wanted.high)
         else:
             found = np.where((ratio >= wanted.low) & (ratio <= wanted.high), ratio, 0.0)
-    if correction.rejection is not None:
-        rule = correction.rejection
+    if (rule := correction.rejection) is not None:
         value = _STATISTICS[rule.statistic](of)
         found = np.where((value >= rule.low) & (value <= rule.high), found, 0.0)
     return found

@@ -117,7 +117,9 @@ def promises(contract: Contract, slices: Sequence[str], *, advantages: bool) -> 
     return asked, beyond
 
 
-def finding(promise: RemedyTarget, correction: Correction, found: Effects, *, alpha: float, fewest: int) -> RemedyBound:
+def finding(
+    promise: RemedyTarget, correction: Correction, found: Effects, *, alpha: float, fewest: int, times: int = 1
+) -> RemedyBound:
     """A promise against a correction's effects on the sequences of its slice.
 
     Args:
@@ -126,23 +128,25 @@ def finding(promise: RemedyTarget, correction: Correction, found: Effects, *, al
         found: Its effects, on the slice.
         alpha: Error probability of each side.
         fewest: Prompts, or sequences without known prompts, below which nothing is met.
+        times: How many times as many such sequences there are.
     """
-    return _held(promise, _scaled(promise, correction, found, alpha), fewest)
+    interval = _interval(promise.aim, correction, found, alpha, times)
+    if promise.scale != 1.0:
+        interval = affine(interval, promise.scale)
+    if interval.lower > promise.limit:
+        return RemedyBound(promise, interval, "broken")
+    enough = interval.samples >= fewest and interval.upper <= promise.limit
+    return RemedyBound(promise, interval, "met" if enough else "open")
 
 
 def lacking(promise: RemedyTarget, correction: Correction, found: Effects, *, alpha: float, fewest: int) -> int | None:
     """Return how many more such prompts or sequences decide an open promise at most; None where no number does.
 
-    Args:
-        promise: The promise.
-        correction: The correction.
-        found: Its effects, on the slice.
-        alpha: Error probability of each side.
-        fewest: Prompts, or sequences without known prompts, below which nothing is met.
+    Arguments are those of `finding`.
     """
 
     def is_open(times: int) -> bool:
-        return _held(promise, _scaled(promise, correction, found, alpha, times), fewest).state == "open"
+        return finding(promise, correction, found, alpha=alpha, fewest=fewest, times=times).state == "open"
 
     low, high = 1, 2
     while is_open(high):
@@ -153,18 +157,6 @@ def lacking(promise: RemedyTarget, correction: Correction, found: Effects, *, al
         middle = (low + high) // 2
         low, high = (middle, high) if is_open(middle) else (low, middle)
     return (high - 1) * found.kept.size
-
-
-def _scaled(promise: RemedyTarget, correction: Correction, found: Effects, alpha: float, times: int = 1) -> Interval:
-    interval = _interval(promise.aim, correction, found, alpha, times)
-    return interval if promise.scale == 1.0 else affine(interval, promise.scale)
-
-
-def _held(promise: RemedyTarget, interval: Interval, fewest: int) -> RemedyBound:
-    if interval.lower > promise.limit:
-        return RemedyBound(promise, interval, "broken")
-    enough = interval.samples >= fewest and interval.upper <= promise.limit
-    return RemedyBound(promise, interval, "met" if enough else "open")
 
 
 def _interval(aim: Aim, correction: Correction, found: Effects, alpha: float, times: int) -> Interval:
@@ -283,38 +275,25 @@ def effects(of: Ratios, corrections: tuple[Correction, ...]) -> Iterator[Effects
     Raises:
         ValueError: If a rejection rule needs advantages and the recording has none.
     """
-    signed = tuple(_signed(of))
+    advantages, none = of.recording.advantages, np.full(of.recording.lengths.size, np.nan)
     for correction in corrections:
         c = weights(of, correction)
         half = 0.5 - 0.5 * c
         used = c > 0.0
-        sides = [_side(of, c, used, inside, many, advantages) for inside, many, advantages in signed]
-        none = np.full(of.recording.lengths.size, np.nan)
-        (positive, kept_positive), (negative, kept_negative) = sides or [(none, none), (none, none)]
+        pushes, kept = [none, none], [none, none]
+        if advantages is not None:
+            for at, inside in enumerate((advantages > 0.0, advantages < 0.0)):
+                missing, many = of.sums(np.where(inside, (of.token - c) * advantages, 0.0)), of.sums(inside)
+                pushes[at] = np.divide(missing, many, out=none.copy(), where=many > 0.0)
+                kept[at] = of.sums(used & inside)
         yield Effects(
             weight=of.means(c),
             square=of.means(c * c),
             token=of.means(np.maximum(c - of.token, 0.0) + half),
             sequence=of.means(np.maximum(c - of.sequence, 0.0) + half),
-            positive=positive,
-            negative=negative,
-            kept=np.add.reduceat(used.astype(np.float64), of.recording.starts),
-            kept_positive=kept_positive,
-            kept_negative=kept_negative,
+            positive=pushes[0],
+            negative=pushes[1],
+            kept=of.sums(used),
+            kept_positive=kept[0],
+            kept_negative=kept[1],
         )
-
-
-def _signed(of: Ratios) -> Iterator[tuple[NDArray[np.bool_], Floats, Floats]]:
-    """Yield, for each sign of the advantage, its tokens, their number in each sequence, and the advantages."""
-    advantages = of.recording.advantages
-    if advantages is not None:
-        for inside in (advantages > 0.0, advantages < 0.0):
-            yield inside, np.add.reduceat(inside.astype(np.float64), of.recording.starts), advantages
-
-
-def _side(
-    of: Ratios, c: Floats, used: NDArray[np.bool_], inside: NDArray[np.bool_], many: Floats, advantages: Floats
-) -> tuple[Floats, Floats]:
-    missing = np.add.reduceat(np.where(inside, (of.token - c) * advantages, 0.0), of.recording.starts)
-    mean = np.divide(missing, many, out=np.full(many.size, np.nan), where=many > 0.0)
-    return mean, np.add.reduceat((used & inside).astype(np.float64), of.recording.starts)

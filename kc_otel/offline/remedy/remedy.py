@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
+from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.offline.remedy.corrections import Correction, Ratios
 from kc_otel.offline.remedy.promises import Effects, RemedyBound, RemedyTarget, effects, finding, lacking, promises
 from kc_otel.offline.remedy.trainers import TRAINERS, Trainer, catalogue, line
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
-from kc_otel.stats import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +147,24 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
         if any(line(trainer, correction) is not None for trainer in trainers)
     )
     alpha = (1.0 - contract.observability.confidence) / max(1, 2 * len(tried) * len(asked))
-    totals = _totals(recording)
+    ratios = Ratios(recording)
+    counted = [np.ones(recording.train.size, dtype=np.bool_)]
+    counted += [] if recording.advantages is None else [recording.advantages > 0, recording.advantages < 0]
+    totals = [ratios.sums(of) for of in counted]
+
+    def by_unit(found: Effects, inside: NDArray[np.bool_]) -> Effects:
+        """Effects on a slice by prompt, if the recording names prompts."""
+        part = found.only(inside)
+        return part if prompts is None else part.by_prompt(prompts[inside])
+
+    fewest = contract.observability.min_sequences
     replayed = []
-    for correction, found in zip(tried, effects(Ratios(recording), tried), strict=True):
-        parts = {name: found.only(of) for name, of in slices.items()}
-        units = {name: _units(part, prompts, slices[name]) for name, part in parts.items()}
+    for correction, found in zip(tried, effects(ratios, tried), strict=True):
+        units = {name: by_unit(found, inside) for name, inside in slices.items()}
         findings = tuple(
-            finding(promise, correction, units[promise.slice], alpha=alpha, fewest=contract.observability.min_sequences)
-            for promise in asked
+            finding(promise, correction, units[promise.slice], alpha=alpha, fewest=fewest) for promise in asked
         )
-        costs = {name: _costs(part, totals[slices[name]]) for name, part in parts.items()}
+        costs = {name: _costs(found.only(of), [side[of] for side in totals]) for name, of in slices.items()}
         replayed.append(CorrectionReplay(correction, costs, findings))
     unit = "sequence" if prompts is None else "prompt"
     whole = Remedy(
@@ -166,10 +174,8 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
     chosen = {name: replay if asked and replay.meets else None for name, replay in best.items()}
 
     def more(near: CorrectionReplay, worst: RemedyBound) -> int | None:
-        ((found),) = effects(Ratios(recording), (near.correction,))
-        inside = slices[worst.promise.slice]
-        part = _units(found.only(inside), prompts, inside)
-        fewest = contract.observability.min_sequences
+        (found,) = effects(ratios, (near.correction,))
+        part = by_unit(found, slices[worst.promise.slice])
         return lacking(worst.promise, near.correction, part, alpha=alpha, fewest=fewest)
 
     undecided = {
@@ -180,28 +186,16 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
     return replace(whole, chosen=chosen, lacking=undecided)
 
 
-def _units(found: Effects, prompts: NDArray[np.int64] | None, inside: NDArray[np.bool_]) -> Effects:
-    """Effects by prompt, if the recording names prompts."""
-    return found if prompts is None else found.by_prompt(prompts[inside])
-
-
 def _in_limits(of: RemedyBound) -> float:
     if of.promise.limit > 0.0:
         return of.interval.upper / of.promise.limit
     return math.inf if of.interval.upper > of.promise.limit else -math.inf
 
 
-def _totals(recording: Recording) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Tokens, tokens with a positive and with a negative advantage of each sequence, [S, 3]."""
-    advantages = recording.advantages
-    if advantages is None:
-        return np.stack([recording.lengths.astype(np.float64), *(np.zeros(recording.lengths.size),) * 2], axis=1)
-    sides = [np.add.reduceat(side.astype(np.float64), recording.starts) for side in (advantages > 0, advantages < 0)]
-    return np.stack([recording.lengths.astype(np.float64), *sides], axis=1)
-
-
-def _costs(found: Effects, totals: np.ndarray[Any, np.dtype[np.float64]]) -> Costs:
-    tokens, positive, negative = totals.sum(axis=0)
+def _costs(found: Effects, totals: Sequence[NDArray[np.float64]]) -> Costs:
+    """Costs on a slice, from the number of tokens of each sequence, and of those with either sign of the advantage."""
+    tokens, *signed = (float(side.sum()) for side in totals)
+    positive, negative = signed or (0.0, 0.0)
     mean = float(found.weight.mean())
     return Costs(
         sequences=found.kept.size,
@@ -221,10 +215,8 @@ def as_data(of: Remedy) -> dict[str, Any]:
         "contract": of.contract,
         "confidence": of.confidence,
         "beyond": list(of.beyond),
-        "chosen": {trainer: None if best is None else best.correction.name for trainer, best in of.chosen.items()},
-        "lines": {
-            trainer: None if best is None else line(trainer, best.correction) for trainer, best in of.chosen.items()
-        },
+        "chosen": {trainer: best and best.correction.name for trainer, best in of.chosen.items()},
+        "lines": {trainer: best and line(trainer, best.correction) for trainer, best in of.chosen.items()},
         "unit": of.unit,
         "more": dict(of.lacking),
         "corrections": [
@@ -238,7 +230,7 @@ def as_data(of: Remedy) -> dict[str, Any]:
                         "slice": name,
                         "sequences": costs.sequences,
                         "tokens": costs.tokens,
-                        "variance": _finite(costs.variance),
+                        "variance": finite_or_none(costs.variance),
                         "ess": costs.ess,
                         "dropped_tokens": costs.dropped,
                         "dropped_sequences": costs.dropped_sequences,
@@ -255,19 +247,7 @@ def as_data(of: Remedy) -> dict[str, Any]:
 
 
 def _finding_data(of: RemedyBound) -> dict[str, Any]:
-    return {
-        "clause": of.promise.clause,
-        "metric": of.promise.metric,
-        "limit": of.promise.limit,
-        "state": of.state,
-        **_interval_data(of.interval),
-    }
-
-
-def _interval_data(of: Interval) -> dict[str, Any]:
-    ends = {"estimate": of.estimate, "lower": of.lower, "upper": of.upper}
-    return {name: _finite(value) for name, value in ends.items()} | {"samples": of.samples, "note": of.note}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    promise, interval = of.promise, of.interval
+    about = {"clause": promise.clause, "metric": promise.metric, "limit": promise.limit, "state": of.state}
+    ends = {end: finite_or_none(getattr(interval, end)) for end in ("estimate", "lower", "upper")}
+    return {**about, **ends, "samples": interval.samples, "note": interval.note}

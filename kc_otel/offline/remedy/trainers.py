@@ -57,7 +57,7 @@ def line(trainer: Trainer, correction: Correction) -> str | None:
 def _verl(correction: Correction) -> str | None:
     """Hydra overrides of verl; ranges are quoted, because Hydra reads `0.5_5` as the number 0.55."""
     weight, rule = correction.weight, correction.rejection
-    if weight is not None and (weight.level == "geometric" or (weight.edge == "mask" and weight.low <= 0.0)):
+    if weight is not None and weight.edge == "mask" and weight.low <= 0.0:
         return None
     if rule is not None and rule.statistic == "off_policy":
         return None
@@ -78,8 +78,6 @@ def _trl(correction: Correction) -> str | None:
     """Arguments of `GRPOConfig`."""
     weight, rule = correction.weight, correction.rejection
     if rule is not None and rule.statistic != "off_policy":
-        return None
-    if weight is not None and weight.level == "geometric":
         return None
     settings = [f"vllm_importance_sampling_correction={weight is not None}"]
     if weight is not None:

@@ -8,11 +8,9 @@ Among several the nearest beginnings are paired. Routes and directives are paire
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final, Generic, TypeVar
 
 from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, ReplayTimeline
@@ -110,15 +108,14 @@ def _paired(
     pairs: list[MovedSpan[Span]] = []
     for key in keys:
         there: dict[object, list[Span]] = {}
-        for other in sorted(right, key=lambda span: span.start):
+        for other in sorted(right, key=lambda span: span.start, reverse=True):
             there.setdefault(key(other), []).append(other)
-        index = {of: _Near(spans) for of, spans in there.items()}
         near = sorted(
             (
                 (abs(span.start - other.start), _apart(_end(span), _end(other)), number, span, other)
                 for number, span in enumerate(left)
-                if key(span) in index
-                for other in index[key(span)].to(span, apart)
+                for other in there.get(key(span), ())
+                if other.start <= _end(span) + apart and _end(other) >= span.start - apart
             ),
             key=lambda found: found[:3],
         )
@@ -130,23 +127,6 @@ def _paired(
         left = [span for span in left if id(span) not in taken]
         right = [span for span in right if id(span) not in taken]
     return sorted(pairs, key=lambda pair: pair.new.start), tuple(left), tuple(right)
-
-
-class _Near(Generic[Span]):
-    """Spans by their beginnings, ascending."""
-
-    def __init__(self, spans: list[Span]) -> None:
-        self._spans: list[Span] = spans
-        self._starts = [span.start for span in spans]
-        self._ends = list(accumulate((_end(span) for span in spans), max))
-
-    def to(self, span: Span, apart: float) -> Iterator[Span]:
-        """Those that overlap with `span`, or between which and `span` lie at most `apart` seconds."""
-        for index in range(bisect_right(self._starts, _end(span) + apart) - 1, -1, -1):
-            if self._ends[index] < span.start - apart:  # nor does any that begins earlier reach so far
-                return
-            if _end(self._spans[index]) >= span.start - apart:
-                yield self._spans[index]
 
 
 def _apart(moment: float, other: float) -> float:

@@ -29,8 +29,9 @@ from kc_otel.judge.evaluator import Evaluator, without_collector
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow
 from kc_otel.judge.otlp.traffic_entries import TrafficEntry
+from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name
-from kc_otel.judge.verdict import Status, Verdict
+from kc_otel.judge.verdict import Status
 from kc_otel.judge.verdict_sequence import cells_of, selected
 from kc_otel.offline.replay.differences import TimelineDifferences, differences
 from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector
@@ -106,11 +107,17 @@ def replay_recordings(
 
 
 def as_data(found: Replayed) -> dict[str, Any]:
-    """A replay as JSON data: the dataclasses' fields under their names, and by how many seconds what moved is later."""
+    """A replay as JSON data: the dataclasses' fields under their names, and by how many seconds what moved is later.
+
+    `ends_later` is null where only one of the two ends at all.
+    """
     plain = asdict(found)
     if found.changed is not None:
         plain["changed"] |= {
-            name: [asdict(moved) | _shift(moved.later, moved.ends_later) for moved in getattr(found.changed, name)]
+            name: [
+                asdict(moved) | {"later": moved.later, "ends_later": finite_or_none(moved.ends_later)}
+                for moved in getattr(found.changed, name)
+            ]
             for name in ("alerts_moved", "decisions_moved")
         }
         plain["changed"]["messages"] = [
@@ -120,18 +127,11 @@ def as_data(found: Replayed) -> dict[str, Any]:
     return plain
 
 
-def _shift(later: float, ends_later: float) -> dict[str, float | None]:
-    """Seconds; `ends_later` is null where only one of the two ends at all."""
-    return {"later": later, "ends_later": ends_later if math.isfinite(ends_later) else None}
-
-
 def _both(
     paths: Sequence[Path], new: Contract, old: Contract, every: float | None, waits: GroupTiming
 ) -> tuple[_Found, _Found]:
-    if (
-        sum(file.stat().st_size for path in paths for file in recorded_files(path) if file.exists())
-        < _SECOND_PROCESS_BYTES
-    ):
+    size = sum(file.stat().st_size for path in paths for file in recorded_files(path) if file.exists())
+    if size < _SECOND_PROCESS_BYTES:
         return _timeline(paths, new, every, waits), _timeline(paths, old, every, waits)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # each reads for itself
         waiting = pool.submit(_timeline, paths, old, every, waits)
@@ -187,28 +187,23 @@ def replay(
     """
     if every is not None and not (math.isfinite(every) and every > 0):
         raise ValueError(f"every: {every!r} is not a number of seconds above 0")
+    run, due = _Run(contract, timing), math.nan
     with without_collector():
-        return _replayed(_Run(contract, timing), entries, every)
-
-
-def _replayed(run: _Run, entries: Iterable[TrafficEntry], every: float | None) -> ReplayTimeline:
-    due = math.nan
-    for entry in entries:
-        run.started(entry.at)
-        if every is None:
+        for entry in entries:
+            run.started(entry.at)
             if entry.is_evaluation:
-                run.judge(entry.at)
-        elif not entry.is_evaluation:
-            if math.isnan(due):
-                due = _next(entry.at, every)
-            while due <= entry.at:
-                run.judge(due)
-                due = _next(due, every)
-        if not entry.is_evaluation:
+                if every is None:
+                    run.judge(entry.at)
+                continue
+            if every is not None:
+                due = _next(entry.at, every) if math.isnan(due) else due
+                while due <= entry.at:
+                    run.judge(due)
+                    due = _next(due, every)
             run.take(entry)
-    if every is not None and not math.isnan(due):
-        run.judge(due)
-    return run.timeline()
+        if every is not None and not math.isnan(due):
+            run.judge(due)
+        return run.timeline()
 
 
 def _next(at: float, every: float) -> float:
@@ -275,7 +270,9 @@ class _Run:
             SentWebhook(now, message.endpoint, message.reason.value, len(message.alerts)) for message in sent
         ]
         self._evaluations, self._end, self._cells = self._evaluations + 1, now, len(verdicts)
-        self._note(verdicts)
+        if self._silent:
+            no_data = {verdict.cell for verdict in selected(verdicts, {Status.NO_DATA})}
+            self._silent -= {(cell.clause, cell.slice) for cell in cells_of(verdicts) if cell not in no_data}
 
     def timeline(self) -> ReplayTimeline:
         """Return the timeline of the replay so far."""
@@ -287,11 +284,6 @@ class _Run:
             decisions=self._spans.decisions, messages=tuple(self._messages),
             not_recorded=tuple(not_recorded(contract, self._silent)),
         )  # fmt: skip
-
-    def _note(self, verdicts: Sequence[Verdict]) -> None:
-        if self._silent:
-            silent = {verdict.cell for verdict in selected(verdicts, {Status.NO_DATA})}
-            self._silent -= {(cell.clause, cell.slice) for cell in cells_of(verdicts) if cell not in silent}
 
 
 def not_recorded(contract: Contract, silent: Collection[tuple[str, str]]) -> Iterator[str]:

@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from kc_otel.contract.json_text import read_json_text
@@ -221,6 +224,8 @@ WANDB_MAGIC: Final = b":W&B\xe1\xbe"
 _BLOCK: Final = 32768
 _HEADER: Final = 7
 _FULL, _FIRST, _LAST = 1, 2, 4
+_FLOAT_OF_WIRE_TYPE: Final = {1: ("<Q", "<d"), 5: ("<I", "<f")}
+"""Wire type of a fixed number -> its bits as a whole number, and what they are."""
 
 Scalar = tuple[int, str, float]
 """Step, name, value."""
@@ -333,31 +338,16 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int | float]]:
     Raises:
         ValueError: If the bytes are no message.
     """
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        number, kind = key >> 3, key & 7
-        if kind == 0:
-            value, at = _varint(data, at)
-            yield number, value
-            continue
-        size = {1: 8, 5: 4}.get(kind)
-        if kind == 2:
-            size, at = _varint(data, at)
-        if size is None or at + size > len(data):
-            raise ValueError("a record is cut or of another format")
-        piece, at = data[at : at + size], at + size
-        yield number, piece if kind == 2 else struct.unpack("<d" if size == 8 else "<f", piece)[0]
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 70:
-        byte = data[at]
-        value, at, shift = value | (byte & 0x7F) << shift, at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-    raise ValueError("a record is cut or of another format")
+    try:
+        fields = UnknownFieldSet(Empty.FromString(data))
+    except DecodeError:
+        raise ValueError("a record is cut or of another format") from None
+    for field in fields:  # type: ignore[attr-defined]  # it is a sequence, which its stubs do not say
+        if field.wire_type in _FLOAT_OF_WIRE_TYPE:
+            whole, real = _FLOAT_OF_WIRE_TYPE[field.wire_type]
+            yield field.field_number, struct.unpack(real, struct.pack(whole, field.data))[0]
+        else:
+            yield field.field_number, field.data
 
 
 def _signed(value: bytes | float) -> int:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,13 @@ from kc_otel._extras import extra
 from kc_otel.offline.run_log.read_run_log import RunLog
 from kc_otel.offline.run_log.trainer_names import ABSURD, ROLES, UNITS, Role, Unit
 
+Floats = NDArray[np.float64]
+Steps = NDArray[np.int64]
+
 with extra("stats", "what a log of averages can tell"):
     from scipy import stats
 
 _BLOCKS: Final = 10
-_FEWEST_STEPS: Final = 3 * _BLOCKS
-_FEWEST_BY_RULE: Final[Mapping[str, int]] = {"not-finite": 1, "level-absurd": 5, "steps-missing": 10}
-"""Steps that a rule takes, where fewer do."""
 _EVALUATION: Final = frozenset({"eval", "val", "validation", "test"})
 _SIZE_RULES: Final = frozenset({"drift-rises", "drift-before-collapse"})
 """Rules of how large drift is."""
@@ -114,7 +114,7 @@ def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
 
 
 def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | None, str]:
-    needed, judge = RULES[rule]
+    needed, judge, otherwise, fewest = RULES[rule]
     if missing := [role for role in needed if role not in roles]:
         return None, "not in the log: " + ", ".join(_wanted(log, role) for role in missing)
     parts = [(log[roles[role]][0], _values(log, role, roles[role])) for role in needed]
@@ -127,7 +127,7 @@ def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | No
     aligned = [values[np.isin(at, steps)] for at, values in parts]
     finite = np.isfinite(aligned[1:] if rule in _SIZE_RULES else aligned).all(axis=0) & ~np.isnan(aligned[0])
     kept = np.ones(steps.size, dtype=np.bool_) if rule == "not-finite" else finite
-    if kept.sum() < (fewest := _FEWEST_BY_RULE.get(rule, _FEWEST_STEPS)):
+    if kept.sum() < fewest:
         return None, f"only {kept.sum()} steps have all numbers; it takes {fewest}"
     values = [column[kept] for column in aligned]
     if rule == "level-absurd":
@@ -138,14 +138,14 @@ def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | No
         said = judge(steps, _steps_beside(log, roles["drift"]))
     else:
         said = judge(steps[kept], *values)
-    return said is not None, said or _NOT[rule]
+    return said is not None, said or otherwise
 
 
 def _unit(name: str) -> Unit | None:
     return next((unit for known, unit in UNITS.items() if name == known or name.endswith("/" + known)), None)
 
 
-def _values(log: RunLog, role: str, name: str) -> NDArray[np.float64]:
+def _values(log: RunLog, role: str, name: str) -> Floats:
     """A role's numbers; drift from 0 and without a sign, whatever its name counts from."""
     values = log[name][1]
     if role != "drift":
@@ -159,16 +159,16 @@ def _wanted(log: RunLog, role: Role) -> str:
     return f"{role} (such as {ROLES[role][0]}{hint})"
 
 
-def _medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _medians(values: Floats) -> Floats:
     return np.array([np.median(part) for part in np.array_split(values, _BLOCKS)])
 
 
-def _trend(values: NDArray[np.float64], sign: int) -> bool:
+def _trend(values: Floats, sign: int) -> bool:
     """Return True for a rise (1) or a fall (-1), twofold at least: step by step, or at once and for good."""
     return _gradual(values, sign) or _jump(values, sign)
 
 
-def _jump(values: NDArray[np.float64], sign: int) -> bool:
+def _jump(values: Floats, sign: int) -> bool:
     """Return True if the level changes for good at some step, which ranks within either part do not show."""
     many = min(_PARTS, values.size // 3)
     medians = np.array([np.median(part) for part in np.array_split(values, many)])
@@ -188,7 +188,7 @@ def _jump(values: NDArray[np.float64], sign: int) -> bool:
     return False
 
 
-def _gradual(values: NDArray[np.float64], sign: int) -> bool:
+def _gradual(values: Floats, sign: int) -> bool:
     medians = _medians(values)
     found = stats.kendalltau(np.arange(_BLOCKS), medians, alternative="greater" if sign > 0 else "less")
     before, after = np.median(medians[:3]), np.median(medians[-3:])
@@ -196,25 +196,25 @@ def _gradual(values: NDArray[np.float64], sign: int) -> bool:
     return bool(found.pvalue < _ALPHA and high >= 2.0 * low and high > 0.0)
 
 
-def _change(values: NDArray[np.float64]) -> str:
+def _change(values: Floats) -> str:
     medians = _medians(values)
     return f"from {np.median(medians[:3]):.3g} to {np.median(medians[-3:]):.3g}"
 
 
-def _onset(steps: NDArray[np.int64], values: NDArray[np.float64]) -> int:
+def _onset(steps: Steps, values: Floats) -> int:
     """The step from which on the median of five stays above twice that of the first tenth."""
     smooth = np.array([np.median(values[max(at - 4, 0) : at + 1]) for at in range(values.size)])
     below = np.flatnonzero(smooth <= 2.0 * np.median(values[: max(values.size // 10, 3)]))
     return int(steps[min(int(below[-1]) + 1 if below.size else 0, steps.size - 1)])
 
 
-def _drift_rises(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | None:
+def _drift_rises(steps: Steps, drift: Floats) -> str | None:
     if not _trend(drift, 1):
         return None
     return f"drift rises {_change(drift)}, above twice its beginning for good from step {_onset(steps, drift)}"
 
 
-def _before_collapse(steps: NDArray[np.int64], drift: NDArray[np.float64], reward: NDArray[np.float64]) -> str | None:
+def _before_collapse(steps: Steps, drift: Floats, reward: Floats) -> str | None:
     medians = _medians(reward)
     best = int(medians.argmax())
     gained, lost = medians[best] - medians[0], medians[best] - medians[-1]
@@ -233,8 +233,7 @@ def _before_collapse(steps: NDArray[np.int64], drift: NDArray[np.float64], rewar
     )
 
 
-def _entropy(steps: NDArray[np.int64], drift: NDArray[np.float64], entropy: NDArray[np.float64]) -> str | None:
-    del steps
+def _entropy(_: Steps, drift: Floats, entropy: Floats) -> str | None:
     if not _trend(drift, 1):
         return None
     tau = stats.kendalltau(np.arange(_BLOCKS), _medians(entropy), alternative="greater")
@@ -246,8 +245,7 @@ def _entropy(steps: NDArray[np.int64], drift: NDArray[np.float64], entropy: NDAr
     return f"drift rises {_change(drift)} and entropy does not ({_change(entropy)}): the policy's entropy is not why"
 
 
-def _wrong_side(steps: NDArray[np.int64], k1: NDArray[np.float64]) -> str | None:
-    del steps
+def _wrong_side(_: Steps, k1: Floats) -> str | None:
     negative = int((k1 < 0.0).sum())
     if stats.binomtest(negative, k1.size, 0.5, alternative="greater").pvalue >= 1e-6:
         return None
@@ -258,8 +256,7 @@ def _wrong_side(steps: NDArray[np.int64], k1: NDArray[np.float64]) -> str | None
     )
 
 
-def _tokens_differ(steps: NDArray[np.int64], largest: NDArray[np.float64]) -> str | None:
-    del steps
+def _tokens_differ(_: Steps, largest: Floats) -> str | None:
     share = float((largest >= 0.9).mean())
     if share < 0.2:
         return None
@@ -269,24 +266,21 @@ def _tokens_differ(steps: NDArray[np.int64], largest: NDArray[np.float64]) -> st
     )
 
 
-def _ess_falls(steps: NDArray[np.int64], ess: NDArray[np.float64]) -> str | None:
-    del steps
+def _ess_falls(_: Steps, ess: Floats) -> str | None:
     last = float(np.median(_medians(ess)[-3:]))
     if _trend(ess, -1) or last < 0.5:
         return f"effective sample size goes {_change(ess)} of the batch: few tokens carry the gradient"
     return None
 
 
-def _clip_saturates(steps: NDArray[np.int64], clipped: NDArray[np.float64]) -> str | None:
-    del steps
+def _clip_saturates(_: Steps, clipped: Floats) -> str | None:
     last = float(np.median(_medians(clipped)[-3:]))
     if last < 0.3:
         return None
     return f"{100 * last:.0f} % of the tokens were clipped in the last third: they have no gradient"
 
 
-def _follows_lag(steps: NDArray[np.int64], drift: NDArray[np.float64], lag: NDArray[np.float64]) -> str | None:
-    del steps
+def _follows_lag(_: Steps, drift: Floats, lag: Floats) -> str | None:
     # Differences of consecutive steps: two series that both grow are not one because of the other.
     with np.errstate(invalid="ignore"):
         found = stats.spearmanr(np.diff(drift), np.diff(lag), alternative="greater") if np.ptp(lag) else None
@@ -298,7 +292,7 @@ def _follows_lag(steps: NDArray[np.int64], drift: NDArray[np.float64], lag: NDAr
     )
 
 
-def _periodic(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | None:
+def _periodic(steps: Steps, drift: Floats) -> str | None:
     trendless = drift - np.convolve(np.pad(drift, 12, mode="edge"), np.ones(25) / 25.0, mode="valid")
     best = (math.inf, 0)
     for period in _PERIODS:
@@ -312,7 +306,7 @@ def _periodic(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | Non
     )
 
 
-def _absurd(steps: NDArray[np.int64], drift: NDArray[np.float64], most: float) -> str | None:
+def _absurd(steps: Steps, drift: Floats, most: float) -> str | None:
     """Say a level that kernels of the same weights do not have, from the beginning to the end."""
     first = float(np.median(drift[: max(drift.size // 10, 5)]))
     if min(first, np.median(drift)) < most:
@@ -324,7 +318,7 @@ def _absurd(steps: NDArray[np.int64], drift: NDArray[np.float64], most: float) -
     )
 
 
-def _first_high(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | None:
+def _first_high(steps: Steps, drift: Floats) -> str | None:
     out, _ = _outlying(drift, 3.0, 4.0)
     leading = int(out.size if out.all() else out.argmin())
     if not 0 < leading <= _FIRST_STEPS or drift.size <= 3 * _FIRST_STEPS:
@@ -336,7 +330,7 @@ def _first_high(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | N
     )
 
 
-def _spikes(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | None:
+def _spikes(steps: Steps, drift: Floats) -> str | None:
     out, usual = _outlying(drift, 10.0, 6.0)
     out[: int(out.argmin())] = False  # the first steps have a rule of their own
     many = int(out.sum())
@@ -353,9 +347,7 @@ def _spikes(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | None:
     )
 
 
-def _outlying(
-    drift: NDArray[np.float64], times: float, deviations: float
-) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+def _outlying(drift: Floats, times: float, deviations: float) -> tuple[NDArray[np.bool_], Floats]:
     """Return which steps exceed their surroundings by a factor and by robust deviations, and the surroundings."""
     floor = max(float(np.median(drift)) * 1e-3, 1e-12)
     logarithm = np.log(np.maximum(drift, floor))
@@ -365,8 +357,7 @@ def _outlying(
     return apart > max(math.log(times), deviations * spread), np.exp(usual)
 
 
-def _tail_grows(steps: NDArray[np.int64], tail: NDArray[np.float64], drift: NDArray[np.float64]) -> str | None:
-    del steps
+def _tail_grows(_: Steps, tail: Floats, drift: Floats) -> str | None:
     if not _trend(tail, 1):
         return None
     mean = f"while the mean goes {_change(drift)}" if _trend(drift, 1) else f"and the mean does not ({_change(drift)})"
@@ -376,7 +367,7 @@ def _tail_grows(steps: NDArray[np.int64], tail: NDArray[np.float64], drift: NDAr
     )
 
 
-def _ratio_falls(steps: NDArray[np.int64], ratio: NDArray[np.float64]) -> str | None:
+def _ratio_falls(steps: Steps, ratio: Floats) -> str | None:
     last = float(np.median(_medians(ratio)[-3:]))
     if not (_trend(ratio, -1) or last < 0.5):
         return None
@@ -389,8 +380,7 @@ def _ratio_falls(steps: NDArray[np.int64], ratio: NDArray[np.float64]) -> str | 
     )
 
 
-def _ratio_above(steps: NDArray[np.int64], ratio: NDArray[np.float64]) -> str | None:
-    del steps
+def _ratio_above(_: Steps, ratio: Floats) -> str | None:
     above = int((ratio > 1.05).sum())
     if stats.binomtest(above, ratio.size, 0.5, alternative="greater").pvalue >= 1e-6:
         return None
@@ -401,18 +391,18 @@ def _ratio_above(steps: NDArray[np.int64], ratio: NDArray[np.float64]) -> str | 
     )
 
 
-def _steps_beside(log: RunLog, name: str) -> NDArray[np.int64]:
+def _steps_beside(log: RunLog, name: str) -> Steps:
     """Return the steps of the number that is logged most often together with this one, from its first step on."""
     steps = log[name][0]
     together = (
         at for other, (at, _) in log.items()
         if other.partition("/")[0] not in _EVALUATION and np.isin(steps, at).mean() > 0.9
     )  # fmt: skip
-    every: NDArray[np.int64] = max(together, key=len)
+    every: Steps = max(together, key=len)
     return np.asarray(every[every >= steps[0]])
 
 
-def _missing(steps: NDArray[np.int64], every: NDArray[np.int64]) -> str | None:
+def _missing(steps: Steps, every: Steps) -> str | None:
     """Say at which steps a log has other numbers and none of drift, as a logger that drops NaN leaves them."""
     places = np.searchsorted(every, steps)
     usual = max(int(np.median(np.diff(places))), 1)
@@ -428,52 +418,57 @@ def _missing(steps: NDArray[np.int64], every: NDArray[np.int64]) -> str | None:
     )
 
 
-def _not_finite(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | None:
+def _not_finite(steps: Steps, drift: Floats) -> str | None:
     bad = np.flatnonzero(~np.isfinite(drift))
     if not bad.size:
         return None
     return f"drift is not finite at {bad.size} of {steps.size} steps, first at {int(steps[bad[0]])}"
 
 
-RULES: Final[Mapping[str, tuple[tuple[Role, ...], Callable[..., str | None]]]] = {
-    "level-absurd": (("drift",), _absurd),
-    "first-steps-high": (("drift",), _first_high),
-    "spikes": (("drift",), _spikes),
-    "steps-missing": (("drift",), _missing),
-    "tail-grows": (("tail", "drift"), _tail_grows),
-    "ratio-falls": (("ratio",), _ratio_falls),
-    "ratio-above-one": (("ratio",), _ratio_above),
-    "drift-rises": (("drift",), _drift_rises),
-    "drift-before-collapse": (("drift", "reward"), _before_collapse),
-    "drift-and-entropy": (("drift", "entropy"), _entropy),
-    "wrong-distribution": (("k1",), _wrong_side),
-    "tokens-differ": (("largest",), _tokens_differ),
-    "ess-falls": (("ess",), _ess_falls),
-    "clipping-saturates": (("clipped",), _clip_saturates),
-    "drift-follows-lag": (("drift", "lag"), _follows_lag),
-    "drift-repeats": (("drift",), _periodic),
-    "not-finite": (("drift",), _not_finite),
-}
-"""Rule -> roles that it takes, and what says a sentence of their steps and values, or None."""
+class _Rule(NamedTuple):
+    """A rule: the roles that it takes, what says a sentence of their steps and values, or None, and else what is said.
 
-_NOT: Final[Mapping[str, str]] = {
-    "level-absurd": "drift is at a level that rounding can explain",
-    "first-steps-high": "the first steps are not three times what follows",
-    "spikes": "no step is ten times those around it",
-    "steps-missing": "drift has a number at every step at which the log has others",
-    "tail-grows": "the largest difference does not rise twofold for good",
-    "ratio-falls": "the mean importance ratio neither halves nor ends below one half",
-    "ratio-above-one": "the mean importance ratio is not above 1 more often than not",
-    "drift-rises": "drift does not rise twofold for good, neither step by step nor at once",
-    "drift-before-collapse": "drift did not rise twofold for good before the reward lost half of its gain",
-    "drift-and-entropy": "drift does not rise twofold for good, neither step by step nor at once",
-    "wrong-distribution": "the mean of log Q - log P is not negative more often than not",
-    "tokens-differ": "no token is likely in one kernel and unlikely in the other at many steps",
-    "ess-falls": "the effective sample size neither halves nor ends below half of the batch",
-    "clipping-saturates": "less than 30 % of the tokens were clipped in the last third",
-    "drift-follows-lag": "drift does not move with the lag of the weights",
-    "drift-repeats": "drift has no period of 2 to 12 steps",
-    "not-finite": "every number of drift is finite",
+    It takes `fewest` steps that have all numbers.
+    """
+
+    roles: tuple[Role, ...]
+    judge: Callable[..., str | None]
+    otherwise: str
+    fewest: int = 3 * _BLOCKS
+
+
+RULES: Final[Mapping[str, _Rule]] = {
+    "level-absurd": _Rule(("drift",), _absurd, "drift is at a level that rounding can explain", 5),
+    "first-steps-high": _Rule(("drift",), _first_high, "the first steps are not three times what follows"),
+    "spikes": _Rule(("drift",), _spikes, "no step is ten times those around it"),
+    "steps-missing": _Rule(("drift",), _missing, "drift has a number at every step at which the log has others", 10),
+    "tail-grows": _Rule(("tail", "drift"), _tail_grows, "the largest difference does not rise twofold for good"),
+    "ratio-falls": _Rule(("ratio",), _ratio_falls, "the mean importance ratio neither halves nor ends below one half"),
+    "ratio-above-one": _Rule(("ratio",), _ratio_above, "the mean importance ratio is not above 1 more often than not"),
+    "drift-rises": _Rule(
+        ("drift",), _drift_rises, "drift does not rise twofold for good, neither step by step nor at once"
+    ),
+    "drift-before-collapse": _Rule(
+        ("drift", "reward"),
+        _before_collapse,
+        "drift did not rise twofold for good before the reward lost half of its gain",
+    ),
+    "drift-and-entropy": _Rule(
+        ("drift", "entropy"), _entropy, "drift does not rise twofold for good, neither step by step nor at once"
+    ),
+    "wrong-distribution": _Rule(("k1",), _wrong_side, "the mean of log Q - log P is not negative more often than not"),
+    "tokens-differ": _Rule(
+        ("largest",), _tokens_differ, "no token is likely in one kernel and unlikely in the other at many steps"
+    ),
+    "ess-falls": _Rule(
+        ("ess",), _ess_falls, "the effective sample size neither halves nor ends below half of the batch"
+    ),
+    "clipping-saturates": _Rule(
+        ("clipped",), _clip_saturates, "less than 30 % of the tokens were clipped in the last third"
+    ),
+    "drift-follows-lag": _Rule(("drift", "lag"), _follows_lag, "drift does not move with the lag of the weights"),
+    "drift-repeats": _Rule(("drift",), _periodic, "drift has no period of 2 to 12 steps"),
+    "not-finite": _Rule(("drift",), _not_finite, "every number of drift is finite", 1),
 }
 
 

@@ -61,12 +61,11 @@ def test_every_line_for_slime_is_its_truncation_or_its_icepop(recording):
 
 
 def test_a_trainer_is_offered_only_what_it_has():
-    """Rejection is verl's, masks by advantage TRL's, whole sequences not slime's; geometric ratios none's to weigh."""
+    """Rejection is verl's, masks by advantage TRL's, whole sequences not slime's."""
     by_family = {correction.family: correction for correction in catalogue(advantages=True)}
     has = {name: {f for f, correction in by_family.items() if line(name, correction) is not None} for name in TRAINERS}
     assert "off_policy" in has["trl"] - has["verl"] - has["slime"]
     assert "seq_mean_k1" in has["verl"] - has["trl"] - has["slime"]
     assert {"sequence truncate", "sequence mask"} <= has["verl"] & has["trl"]
     assert has["slime"] == {"none", "token truncate", "token mask"}
-    assert all(line(name, Correction(Weight("geometric", "truncate", 0.0, 2.0))) is None for name in TRAINERS)
     assert line("verl", Correction(Weight("token", "mask", 0.0, 3.0))) is None
