@@ -38,27 +38,20 @@ class VerdictSource:
 
     Attributes:
         verdict: Metric of the verdicts, by the codes of `kc.verdict`.
-        bounds: Numbers shown by an alert, and their metrics.
+        bound: Prefix of the metrics of its numbers.
         living: PromQL that is empty while no source publishes verdicts; empty text if the source is Prometheus itself.
     """
 
     verdict: str
-    bounds: Mapping[str, str]
+    bound: str
     living: str = ""
 
 
-EVALUATOR: Final = VerdictSource(
-    "kc.verdict",
-    {
-        "estimate": "kc.bound.estimate",
-        "lower bound": "kc.bound.lower",
-        "upper bound": "kc.bound.upper",
-        "limit": "kc.bound.limit",
-    },
-    LIVING,
-)
+EVALUATOR: Final = VerdictSource("kc.verdict", "kc.bound", LIVING)
 """The evaluator's own metrics."""
 
+BOUNDS: Final = {"estimate": "estimate", "lower bound": "lower", "upper bound": "upper", "limit": "limit"}
+"""Numbers that an alert shows, and how the metric of each ends."""
 _SLICE, _TRAIN, _INFERENCE = CELL_LABELS
 _SLICE_TEXT: Final = (
     f'{{{{ if $labels.{_SLICE} }}}}{{{{ if eq $labels.{_SLICE} "all" }}}}all traffic'
@@ -78,7 +71,7 @@ class CellText:
         where: The slice in words.
         kernels: The pair, as the end of a sentence.
         either: Of a text while the verdict is FAIL, and another while only the alert holds, the one for now.
-        bounds: Value by the keys of a source's bounds.
+        bounds: Value by the names of BOUNDS.
     """
 
     slice: str
@@ -94,18 +87,11 @@ def rules_path(contract: Contract) -> PurePosixPath:
 
 
 def rule_file(contract: Contract, sites: Sites = NOWHERE) -> GeneratedFile:
-    """The rule file of a contract."""
-    content = {"groups": [rule_group(contract, sites)] if alert_steps(contract) else []}
+    """The rule file of a contract: one group, so that its rules are evaluated at one time."""
+    rules = [alert_rule(alert, sites=sites) for alert in alert_steps(contract)]
+    group = {"name": f"kernel-contract-{contract.name}", "interval": format_duration(INTERVAL), "rules": rules}
+    content = {"groups": [group] if rules else []}
     return GeneratedFile(rules_path(contract), as_yaml(content, f"Alerting rules of {contract.name}."))
-
-
-def rule_group(contract: Contract, sites: Sites = NOWHERE) -> dict[str, Any]:
-    """One group, so that a contract's rules are evaluated at one time."""
-    return {
-        "name": f"kernel-contract-{contract.name}",
-        "interval": format_duration(INTERVAL),
-        "rules": [alert_rule(alert, sites=sites) for alert in alert_steps(contract)],
-    }
 
 
 def alert_rule(alert: AlertStep, source: VerdictSource = EVALUATOR, sites: Sites = NOWHERE) -> dict[str, Any]:
@@ -199,7 +185,7 @@ def _templates(alert: AlertStep, source: VerdictSource) -> CellText:
         where=_SLICE_TEXT,
         kernels=pair_template("$labels.{}"),
         either=lambda now, held: f"{{{{ if eq $value {Status.FAIL.code}.0 }}}}{now}{{{{ else }}}}{held}{{{{ end }}}}",
-        bounds={name: _lookup(alert, metric) for name, metric in source.bounds.items()},
+        bounds={name: _lookup(alert, f"{source.bound}.{end}") for name, end in BOUNDS.items()},
     )
 
 
