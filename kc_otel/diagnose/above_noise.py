@@ -29,6 +29,9 @@ WRITTEN: Final = 0.21
 """Root mean square error of rounding, relative and in units of the format's epsilon: 1.6e-3 of values in bf16."""
 _MOST_SEQUENCES: Final = 1000
 """Sequences beyond which nobody is asked for more."""
+ABOVE_NOISE: Final = (
+    f"above noise: surely more than {100 * SHARE:g} % of sequences differ by more than {MARGIN:g} times the floor"
+)
 LEAST_FLOOR: Final = 2e-6
 """Relative error of fp32 sums in another order: nothing below it is ever named."""
 
@@ -169,17 +172,21 @@ def boundary_drift(
     )
 
 
-def exceedances(values: Mapping[Boundary, tuple[NDArray[np.float64], float]], alpha: float) -> dict[Boundary, Interval]:
-    """Boundaries whose values [sequences] are surely above their floor, and the share of sequences, as above.
+def batch_dependence(
+    noise: Mapping[Boundary, tuple[NDArray[np.float64], NDArray[np.float64]]], alpha: float, rounding: float
+) -> dict[Boundary, tuple[Interval, float]]:
+    """Boundaries whose numbers surely depend on the batch: the share of sequences, and the floor held against.
 
     Args:
-        values: By boundary, the values and the floor.
+        noise: By boundary, the inference kernel's noise and what is allowed, [sequences] each.
         alpha: Chance that any is named although none is above.
+        rounding: As for `boundary_drift`.
     """
-    beyond = {key: np.nan_to_num(errors, nan=0.0) > MARGIN * floor for key, (errors, floor) in values.items()}
+    floors = {key: max(LEAST_FLOOR, rounding, float(np.nanmax([*allowed, 0.0]))) for key, (_, allowed) in noise.items()}
+    beyond = {key: np.nan_to_num(own, nan=0.0) > MARGIN * floors[key] for key, (own, _) in noise.items()}
     tests = holm([_p_value(above) for above in beyond.values()], alpha)
     return {
-        key: _share(above, tests.level)
+        key: (_share(above, tests.level), floors[key])
         for (key, above), failed in zip(beyond.items(), tests.failed, strict=True)
         if failed
     }

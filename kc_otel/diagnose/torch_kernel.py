@@ -158,7 +158,6 @@ class TorchKernel:
 
     @cached_property
     def _parts(self) -> dict[Boundary, list[tuple[Boundary, int]]]:
-        """The parts of each fused operator, with their features."""
         modules = {boundary: self.module.get_submodule(name) for name, boundary in self.named.items()}
         return {
             whole: [(key, int(modules[key].weight.shape[0])) for key in parts]

@@ -240,12 +240,10 @@ Errors = dict[Boundary, NDArray[np.float64]]
 
 
 def _errors(reference: Activations, other: Activations, spans: Sequence[tuple[int, int]] | None = None) -> Errors:
-    """Return the relative errors at every boundary that both have."""
     return {key: relative(values, other[key], spans) for key, values in reference.items() if key in other}
 
 
 def _largest(runs: Iterable[Errors]) -> Errors:
-    """Return the largest error of each boundary over all runs."""
     found: Errors = {}
     for errors in runs:
         found |= {key: np.maximum(found[key], error) if key in found else error for key, error in errors.items()}

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
 from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, layer_of
 from kc_otel.diagnose.same_checkpoint import complete_layers
-from kc_otel.diagnose.token_sequences import TokenSequence
+from kc_otel.diagnose.token_sequences import TokenSequence, chat_encoder
 from kc_otel.diagnose.torch_visit import Activations
 from kc_otel.diagnose.vllm_visit import EngineVisit
 
@@ -145,17 +146,7 @@ class VllmKernel:
     @property
     def encode(self) -> Callable[[Sequence[Mapping[str, str]]], Sequence[int]] | None:
         """Token ids of a conversation; None for an engine without a chat template."""
-        tokenizer = self._tokenizer
-        if tokenizer is None or not getattr(tokenizer, "chat_template", None):
-            return None
-
-        def encode(messages: Sequence[Mapping[str, str]]) -> list[int]:
-            made = tokenizer.apply_chat_template(
-                list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
-            )
-            return [int(token) for token in made]
-
-        return encode
+        return chat_encoder(self._tokenizer)
 
     @property
     def sampling(self) -> Mapping[str, Scalar]:
@@ -174,17 +165,11 @@ class VllmKernel:
             return list(sequences)
         outputs = self._generate([sequence.token_ids for sequence in bare], [tokens] * len(bare), temperature=0.0)
         made = dict(zip((id(sequence) for sequence in bare), outputs, strict=True))
-        return [
-            TokenSequence(
-                (*sequence.token_ids, *made[id(sequence)]),
-                len(sequence.token_ids),
-                sequence.attributes,
-                sequence.messages,
-            )
-            if id(sequence) in made
-            else sequence
-            for sequence in sequences
-        ]
+        found = []
+        for sequence in sequences:
+            ids, more = sequence.token_ids, made.get(id(sequence), ())
+            found.append(replace(sequence, token_ids=(*ids, *more), prompt_tokens=len(ids)) if more else sequence)
+        return found
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(
@@ -370,10 +355,6 @@ def _before_sampling(visit: EngineVisit) -> Callable[..., Any]:
         visit.sample(sampler, options["logits"], options["sampling_metadata"])
 
     return hook
-
-
-with extra("torch", "locating in an engine"):
-    import torch
 
 
 def read_back(attention: Any, request: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor] | None:
