@@ -86,6 +86,7 @@ class Measured:
         precision: Of the training kernel in the inference kernel's number format.
         prefill: `drift` over the prompt's tokens.
         decode: `drift` over the completion's tokens.
+        allowed: Noise of the training kernel in the inference kernel's number format; None where nobody compares it.
     """
 
     local: NDArray[np.float64]
@@ -95,6 +96,7 @@ class Measured:
     precision: NDArray[np.float64]
     prefill: NDArray[np.float64]
     decode: NDArray[np.float64]
+    allowed: NDArray[np.float64] | None = None
 
 
 def least_sequences(boundaries: int, alpha: float) -> int:
@@ -173,17 +175,23 @@ def boundary_drift(
 
 
 def batch_dependence(
-    noise: Mapping[Boundary, tuple[NDArray[np.float64], NDArray[np.float64]]], alpha: float, rounding: float
+    measured: Mapping[Boundary, Measured], alpha: float, rounding: float
 ) -> dict[Boundary, tuple[Interval, float]]:
     """Boundaries whose numbers surely depend on the batch: the share of sequences, and the floor held against.
 
     Args:
-        noise: By boundary, the inference kernel's noise and what is allowed, [sequences] each.
+        measured: As for `boundary_drift`, and so are the others.
         alpha: Chance that any is named although none is above.
-        rounding: As for `boundary_drift`.
+        rounding: Relative error of writing a value.
     """
-    floors = {key: max(LEAST_FLOOR, rounding, float(np.nanmax([*allowed, 0.0]))) for key, (_, allowed) in noise.items()}
-    beyond = {key: np.nan_to_num(own, nan=0.0) > MARGIN * floors[key] for key, (own, _) in noise.items()}
+    floors = {
+        key: max(LEAST_FLOOR, rounding, float(np.nanmax([*errors.allowed, 0.0])))
+        for key, errors in measured.items()
+        if errors.allowed is not None and not np.isnan(errors.inference_noise).all()
+    }
+    beyond = {
+        key: np.nan_to_num(measured[key].inference_noise, nan=0.0) > MARGIN * floor for key, floor in floors.items()
+    }
     tests = holm([_p_value(above) for above in beyond.values()], alpha)
     return {
         key: (_share(above, tests.level), floors[key])

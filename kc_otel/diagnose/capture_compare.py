@@ -86,15 +86,17 @@ def compare_captures(
     keys = [key for key in keys if key not in {finding.boundary for finding in cut} and not (cut and key == SAMPLER)]
     enough_sequences(len(pairs), len(keys), alpha)
     nan = np.full(len(pairs), np.nan)
+    ours_alone = [a.noise for a, _ in pairs], [a.precision for a, _ in pairs]
     measured = {}
     for key in keys:
-        drift = np.asarray([relative_error(a.outputs[key], b.outputs[key]) for a, b in pairs])
+        noise, precision = (np.asarray([of.get(key, np.nan) for of in found]) for found in ours_alone)
         measured[key] = Measured(
             local=nan,
-            drift=drift,
-            train_noise=np.asarray([a.noise.get(key, np.nan) for a, _ in pairs]),
+            drift=np.asarray([relative_error(a.outputs[key], b.outputs[key]) for a, b in pairs]),
+            train_noise=noise,
             inference_noise=np.asarray([b.noise.get(key, np.nan) for _, b in pairs]),
-            precision=np.asarray([a.precision.get(key, np.nan) for a, _ in pairs]),
+            precision=precision,
+            allowed=np.fmax(noise, precision),
             prefill=np.asarray([_part(key, a, b, decode=False) for a, b in pairs]),
             decode=np.asarray([_part(key, a, b, decode=True) for a, b in pairs]),
         )
@@ -159,11 +161,6 @@ def _first(rows: Sequence[BoundaryDrift]) -> list[Divergence]:
 
 def _batch_findings(measured: Mapping[Boundary, Measured], alpha: float, rounding: float) -> list[Divergence]:
     """The first boundary whose numbers depend on the batch by more than the training kernel's rounding and noise."""
-    noise = {
-        key: (errors.inference_noise, np.fmax(errors.train_noise, errors.precision))
-        for key, errors in measured.items()
-        if not np.isnan(errors.inference_noise).all()
-    }
     return [
         Divergence(
             "batch",
@@ -172,7 +169,7 @@ def _batch_findings(measured: Mapping[Boundary, Measured], alpha: float, roundin
             f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
             f"{MARGIN:g} times the floor of {number(floor)}; what lies behind it inherits it",
         )
-        for key, (share, floor) in [*batch_dependence(noise, alpha, rounding).items()][:1]
+        for key, (share, floor) in [*batch_dependence(measured, alpha, rounding).items()][:1]
     ]
 
 

@@ -23,6 +23,7 @@ from kc_otel.diagnose.above_noise import (
     NOT_FINITE,
     WRITTEN,
     BoundaryDrift,
+    Measured,
     batch_dependence,
     boundary_drift,
     enough_sequences,
@@ -120,7 +121,7 @@ def locate(
         else finding
         for finding in drifting
     ]
-    findings += _batch_findings(measurement, modules, alpha / 2, rounding)
+    findings += _batch_findings(measurement.measured, modules, alpha / 2, rounding)
     shared: tuple[Shares, ...] = ()
     culprit = by_size(findings, rows)
     metric, per_token, observed = *_metric(clause), float("nan")
@@ -144,7 +145,7 @@ def locate(
         slice=slice,
         metric=metric,
         sequences=len(sequences),
-        tokens=measurement.tokens,
+        tokens=sum(len(sequence.token_ids) for sequence in sequences),
         boundaries=rows,
         findings=tuple(findings),
         culprit=culprit,
@@ -272,12 +273,12 @@ def _by_how_much(relative: float) -> str:
 
 
 def _batch_findings(
-    measurement: PairMeasurement, modules: Mapping[Boundary, str], alpha: float, rounding: float
+    measured: Mapping[Boundary, Measured], modules: Mapping[Boundary, str], alpha: float, rounding: float
 ) -> list[Divergence]:
     """Operators whose numbers depend on the batch by more than the training kernel's do in the same number format."""
     found = []
-    for key, (share, floor) in batch_dependence(measurement.own_noise, alpha, rounding).items():
-        own = float(np.nanmedian(measurement.own_noise[key][0]))
+    for key, (share, floor) in batch_dependence(measured, alpha, rounding).items():
+        own = float(np.nanmedian(measured[key].inference_noise))
         sentence = (
             f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
             f"{MARGIN:g} times what the training kernel's do (floor {number(floor)}, median {number(own)})"

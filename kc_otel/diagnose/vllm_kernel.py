@@ -181,17 +181,7 @@ class VllmKernel:
         taken: bool = True,
         padding: int = 0,
     ) -> tuple[Activations, list[torch.Tensor]]:
-        """Run the engine over sequences, their prompts prefilled and their completions decoded.
-
-        Args:
-            sequences: Sequences to run.
-            batches: Indices of the sequences of each batch; every sequence in one of them.
-            replaced: Replacement of an operator's output, after it was taken.
-            taken: Whether outputs are taken.
-            padding: Tokens of another request at the head of each batch.
-
-        Returns:
-            Outputs by boundary, and logits [tokens, vocabulary] in float32 of each sequence.
+        """As of a `WatchedKernel`; prompts are prefilled, completions decoded, and padding is another request.
 
         Raises:
             ValueError: If a sequence is too long for the engine.
@@ -204,12 +194,7 @@ class VllmKernel:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Log-probabilities [completion, vocabulary] of each sequence's completion, by the engine's own sampler.
-
-        Args:
-            sequences: The sequences.
-            logits: [tokens, vocabulary] of each, which the sampler is given instead of the engine's.
-        """
+        """As of a `WatchedKernel`, by the engine's own sampler, which is given these logits instead of the engine's."""
         visit = EngineVisit(sequences, {_HEAD: list(logits)}, taken=False, sampled=True)
         with self._watched(visit):
             self._go(visit, range(len(sequences)), 0)

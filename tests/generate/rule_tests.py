@@ -19,9 +19,9 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import selector
 from kc_otel.contract.units import format_duration
 from kc_otel.generate import evaluator_alert, rolled_back_alert
-from kc_otel.generate.alert_steps import HELD_BY, AlertStep, alert_steps, static_labels
+from kc_otel.generate.alert_steps import HELD_BY, AlertStep, CellText, alert_steps, annotation_texts, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.prometheus.alerting_rules import BOUNDS, INTERVAL, CellText, annotation_texts, rules_path
+from kc_otel.generate.prometheus.alerting_rules import BOUNDS, INTERVAL, rules_path
 from kc_otel.generate.rolled_back_alert import ROLLED_BACK_ALERTS
 from kc_otel.judge.verdict import Status
 

@@ -16,7 +16,6 @@ Source: Grafana documentation, alerting file provisioning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -28,7 +27,9 @@ from kc_otel.generate.alert_steps import (
     CELL_LABELS,
     HELD_BY,
     AlertStep,
+    CellText,
     alert_steps,
+    annotation_texts,
     literal,
     pair_template,
     static_labels,
@@ -220,74 +221,12 @@ def _of(label: str) -> str:
 
 
 def _texts(alert: AlertStep, sites: Sites) -> dict[str, str]:
-    slice = f"{{{{ with index .Labels `{_SLICE}` }}}}{{{{ . }}}}{{{{ else }}}}"
-    where = slice.replace("{{ . }}", "slice {{ . }}") + "every slice{{ end }}"
-    said = {
-        "fail": f"{alert.clause_id} is broken on {where}",
-        "no-data": f"no data for {alert.clause_id} on {where}",
-        "inconclusive": f"{alert.clause_id} cannot be decided on {where}",
-        "invalid-input": "sequences fail the input checks",
-    }[alert.step.on]
-    texts = {
-        "summary": f"{alert.contract.name}: {said}{pair_template('index .Labels `{}`')}",
-        "description": f"{literal(alert.promise)} {alert.actions}",
-        "owner": literal(alert.contract.metadata.owner),
-        "runbook": literal(runbook(alert)),
-        **sites.runbook(alert.name, literal(alert.contract.metadata.runbook or "")),
-    }
-    if alert.clause is not None:
-        path = slice_link(alert.contract.name, alert.clause_id, f"{slice}{ALL}{{{{ end }}}}")
-        texts["slice_dashboard"] = f"{_GRAFANA}{path}"
-    return texts
-
-
-_FIRST_STEPS: Final = {
-    "fail": (
-        "Check invalid input and weight lag first: mismatched sampling or stale weights explain all other drift.",
-        "Open the Slice dashboard: is the whole band above the limit on every slice, or on one?",
-        "Look at the marks: did a kernel version or a weight sync come just before? If so, roll it back.",
-        "Open the worst examples on the Slice dashboard: which tokens, at which position, of which requests?",
-    ),
-    "no-data": (
-        "This is no all-clear: nothing reports. Check whether the traffic itself stopped.",
-        "Open the Health dashboard: do points still arrive? Do recorders drop data or fail to export?",
-        "Check whether a roll-out replaced the pair and the new version does not report yet.",
-    ),
-    "inconclusive": (
-        "The limit lies inside the confidence interval: the samples show neither a breach nor a pass.",
-        "Wait for more samples, or raise observability.sampling. Drift close to its limit stays undecided.",
-    ),
-    "invalid-input": (
-        "The affected sequences are not measured. Open the Health dashboard for the reason.",
-        "Token ids differ or are shifted: the sides tokenise or align differently. Not finite: a kernel overflows.",
-        "Fix the input before you read any drift.",
-    ),
-}
-"""First steps, by the condition of a policy step."""
-_ORDERS: Final = {
-    "notify": "write an event and a log record",
-    "sample-more": "ask recorders to measure more batches",
-    "locate": "ask machines that follow to name the operator, and attach their answer to the incident",
-    "hold-promotion": "hold promotions of this kernel version",
-    "quarantine-rollouts": "ask trainers to exclude rollouts of the slice",
-    "resync-weights": "ask trainers to send their weights to the inference kernel again",
-    "halt": "ask trainers to halt until a person resumes them",
-    "route": "route the slice to the training kernel until a person resumes it (`kc-otel route resume`)",
-    "webhook": "send a webhook",
-}
-
-
-def runbook(alert: AlertStep) -> str:
-    """Numbered steps for the person who is told that an alert fires."""
-    return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(_sentences(alert), start=1))
-
-
-def _sentences(alert: AlertStep) -> Iterator[str]:
-    ordered = "; ".join(_ORDERS[kind] for kind in dict.fromkeys(action.kind for action in alert.step.do))
-    yield f"Step {alert.number} of the policy orders: {ordered}. `kc-otel status` says what of it was done."
-    yield from _FIRST_STEPS[alert.step.on]
-    if alert.step.clear_for:
-        yield f"It resolves by itself once the verdict has been gone for {format_duration(alert.step.clear_for)}."
-    if alert.contract.metadata.runbook:
-        yield f"The owner's own runbook: {alert.contract.metadata.runbook}"
-    yield f"Owner: {alert.contract.metadata.owner}."
+    slice = f"{{{{ with index .Labels `{_SLICE}` }}}}"
+    where = f"{slice}slice {{{{ . }}}}{{{{ else }}}}every slice{{{{ end }}}}"
+    # Grafana's templates read no `$value`, which would tell a breach from an alert that is held.
+    shown = CellText("", where, pair_template("index .Labels `{}`"), lambda now, _: now)
+    texts = annotation_texts(alert, shown, Sites(evaluator=sites.evaluator), text=literal)
+    if alert.clause is None:
+        return texts
+    path = slice_link(alert.contract.name, alert.clause_id, f"{slice}{{{{ . }}}}{{{{ else }}}}{ALL}{{{{ end }}}}")
+    return {**texts, "slice_dashboard": f"{_GRAFANA}{path}"}

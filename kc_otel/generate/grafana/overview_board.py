@@ -249,7 +249,7 @@ def every_cell(id: int) -> Any:
 
 def _columns() -> dict[str, dict[str, object]]:
     url = f"{slice_link(*_FIELDS)}&var-datasource={DATASOURCE}&{SAME_TIME}"
-    into = {"links": [{"title": "Look into this slice", "url": url, "targetBlank": False}]}
+    into: dict[str, object] = {"links": [{"title": "Look into this slice", "url": url, "targetBlank": False}]}
     return {
         "State": {
             "custom.cellOptions": {"type": "color-background"},
