@@ -101,7 +101,6 @@ def time_axis(start: float, end: float, zone: tzinfo = UTC, most: int = 6) -> Ax
 
 
 def _moments(start: float, end: float, step: int, zone: tzinfo) -> Iterator[float]:
-    """Multiples of the step since the zone's midnight, by its clocks, also where these are changed."""
     day = datetime.fromtimestamp(start, zone).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
     while day.timestamp() <= end:
         for seconds in range(0, _DAY, step):

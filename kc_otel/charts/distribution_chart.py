@@ -83,7 +83,6 @@ def draw_distribution(title: str, seen: Seen, name: str, whole: Seen | None = No
 def _stairs(
     edges: Sequence[float], counts: Sequence[int], total: int, sizes: Axis, shares: Axis
 ) -> list[tuple[float, float]]:
-    """The outline of a histogram, from the ground to the ground."""
     xs = [1000 * sizes.at(edge) for edge in edges]
     ys = [_HEIGHT * (1 - shares.at(100 * count / total)) for count in counts]
     corners = [(xs[index + side], y) for index, y in enumerate(ys) for side in (0, 1)]

@@ -26,15 +26,9 @@ def draw_evidence(
     zone: tzinfo = UTC,
     over: Literal["time", "step"] = "time",
 ) -> Chart | None:
-    """Draw the evidence against a cell over time; None if there was never any.
+    """Draw the evidence against a cell; None if there was never any. Arguments are as for the history.
 
-    Args:
-        title: Title of the chart.
-        points: As for the history.
-        others: Points of other kernel versions, so that both drawings have the same time axis.
-        step: As for the history.
-        zone: As for the history.
-        over: As for the history.
+    Points of other kernel versions only stretch the axis, so that both drawings have the same.
     """
     if over == "step":
         points, *others = (list(filter(stepped, found)) for found in (points, *others))

@@ -66,19 +66,20 @@ def draw_history(
     ]
     together = _together([(x(mark.at), mark) for mark in (*markers, *new) if every[0][0] <= mark.at <= every[-1][0]])
     text = _text(points, len(others), scene.gap, zone)
-    steps = any(map(stepped, points))
-    above = [
-        *_strip(points, scene),
-        *_signs(together, _HEIGHT),
-        _limit(every[-1][4], points, scene),
-    ]
+    columns: tuple[str, ...] = ("Time", "Verdict", "Estimate", "Interval", "Limit", "Samples")
+    rows = [_row(point, zone) for point in points]
+    if any(map(stepped, points)):
+        columns = (*columns, "Step")
+        known_steps = [f"{point[STEP]:,}" if stepped(point) else number(None) for point in points]
+        rows = [(*row, said) for row, said in zip(rows, known_steps, strict=True)]
+    above = [*_strip(points, scene), *_signs(together, _HEIGHT), _limit(every[-1][4], points, scene)]
     behind = [*upward(scene.values, _HEIGHT, unit), *across(scene.span, _HEIGHT + _STRIP_HEIGHT, grid=False)]
     return Chart(
         svg=drawing(_HEIGHT, title, text, behind, scene.curves(points, others.values(), every), above),
         text=text,
         key=tuple(_key(points, others)),
-        columns=("Time", "Verdict", "Estimate", "Interval", "Limit", "Samples", *(("Step",) if steps else ())),
-        rows=tuple((round(x(p[0]), 1), (*_row(p, zone), *_step(p, steps))) for p in points),
+        columns=columns,
+        rows=tuple((round(x(p[0]), 1), row) for p, row in zip(points, rows, strict=True)),
         marks=tuple((round(at, 1), said) for at, _, said in together),
     )
 
@@ -92,20 +93,11 @@ def draw_sparkline(
     step: float = math.inf,
     zone: tzinfo = UTC,
 ) -> Chart | None:
-    """The same at a glance, without axes; None where there is no point.
-
-    Args:
-        title: Title of the chart.
-        points: As for the chart.
-        others: Points of other kernel versions.
-        markers: As for the chart; their signs stand in the plot.
-        step: As for the chart.
-        zone: As for the chart.
-    """
+    """The same at a glance, without axes and of time alone; signs of markers stand in the plot."""
     every = sorted((p for found in (points, *others) for p in found), key=lambda p: p[0])
     if not points:
         return None
-    scene = HistoryScene(time_axis(every[0][0], every[-1][0], zone), _value_axis(every), SPARKLINE_HEIGHT, GAP * step)
+    scene = scene_of(every, "time", zone, _value_axis(every), SPARKLINE_HEIGHT, GAP * step)
     together = _together(
         [(scene.x(marker.at), marker) for marker in markers if scene.span.low <= marker.at <= scene.span.high]
     )
@@ -114,10 +106,6 @@ def draw_sparkline(
     return Chart(
         drawing(SPARKLINE_HEIGHT, title, text, (), scene.curves(points, others, every), signs, small=True), text
     )
-
-
-def _step(point: Point, steps: bool) -> tuple[str, ...]:
-    return (f"{point[STEP]:,}" if stepped(point) else number(None),) if steps else ()
 
 
 def _value_axis(every: Sequence[Point]) -> Axis:
@@ -157,13 +145,9 @@ def _strip(points: Sequence[Point], scene: HistoryScene) -> Iterator[str]:
 
 def _spans(points: Sequence[Point], code: int, gap: float) -> Iterator[tuple[float, float]]:
     """Yield the spans of a status, each up to the next evaluation if that came in time."""
-    for run in runs(points, _has(code), gap):
+    for run in runs(points, lambda point: point[6] == code, gap):
         following = next((p[0] for p in points if p[0] > run[-1][0]), run[-1][0])
         yield run[0][0], following if following - run[-1][0] <= gap else run[-1][0]
-
-
-def _has(code: int) -> Callable[[Point], bool]:
-    return lambda point: point[6] == code
 
 
 def _together(markers: Sequence[tuple[float, Marker]]) -> list[tuple[float, str, str]]:
@@ -258,33 +242,21 @@ STEP: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
-    """The trainer's step at any time, by the times at which it is known, ascending."""
-
-    times: Sequence[float]
-    steps: Sequence[int]
-
-    @property
-    def axis(self) -> Axis:
-        return linear_axis(float(min(self.steps)), float(max(self.steps)))
-
-    def at(self, time: float) -> float:
-        return float(np.interp(time, self.times, self.steps))
-
-
-@dataclass(frozen=True, slots=True)
 class HistoryScene:
-    """Positions of moments and values in a plot 1000 wide, and the curves in it."""
+    """Positions of moments and values in a plot 1000 wide, and the curves in it.
+
+    Over the trainer's steps, `steps` are the times at which a step is known, ascending, and the steps.
+    """
 
     span: Axis
     values: Axis
     height: int
     gap: float
-    steps: _Steps | None = None
+    steps: tuple[Sequence[float], Sequence[int]] | None = None
 
     def x(self, at: float) -> float:
         """Thousandths of the width at which a unix time lies."""
-        return 1000 * self.span.at(at if self.steps is None else self.steps.at(at))
+        return 1000 * self.span.at(at if self.steps is None else float(np.interp(at, *self.steps)))
 
     def y(self, value: float) -> float:
         """Pixels from the top at which a value lies."""
@@ -317,9 +289,11 @@ class HistoryScene:
 
 def scene_of(every: Sequence[Point], over: str, zone: tzinfo, values: Axis, height: int, gap: float) -> HistoryScene:
     """The place of every moment of some points, ascending, over `time` or over `step`."""
-    steps = _Steps([p[0] for p in every], [p[STEP] for p in every]) if over == "step" else None
-    span = steps.axis if steps else time_axis(every[0][0], every[-1][0], zone)
-    return HistoryScene(span, values, height, gap, steps)
+    if over == "time":
+        return HistoryScene(time_axis(every[0][0], every[-1][0], zone), values, height, gap)
+    steps = [p[STEP] for p in every]
+    span = linear_axis(float(min(steps)), float(max(steps)))
+    return HistoryScene(span, values, height, gap, ([p[0] for p in every], steps))
 
 
 def known(point: Point) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -13,7 +13,16 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kc_otel.cli.terminal import PrintJson, SequenceAttributes, attributes_of, columns_of, together, unusable
+from kc_otel.cli.terminal import (
+    STATUS_STYLE,
+    Columns,
+    PrintJson,
+    SequenceAttributes,
+    attributes_of,
+    columns_of,
+    together,
+    unusable,
+)
 from kc_otel.contract.plain_text import plain
 from kc_otel.contract.words import did_you_mean, listed
 
@@ -23,12 +32,6 @@ if TYPE_CHECKING:
     from kc_otel.offline.log_comparison import LogComparison, SliceReport
     from kc_otel.stats import Interval
 
-_STYLE: Final = {
-    "PASS": "green",
-    "INCONCLUSIVE": "yellow",
-    "NO_DATA": "magenta",
-    "FAIL": "bold red",
-}
 _WIDE_TERMINAL: Final = 110
 _COLUMN_GAP: Final = 2
 _TABLE_STYLE: Final[dict[str, Any]] = {
@@ -56,7 +59,7 @@ def compare(
     contract: Annotated[str | None, typer.Option(help="Contract that defines and judges the slices.")] = None,
     by: Annotated[list[str] | None, typer.Option(help="Attribute whose values are slices; repeatable.")] = None,
     slice: Annotated[list[str] | None, typer.Option("--slice", help="Only this slice; repeatable.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Names of columns: train=A,inference=B.")] = None,
+    columns: Columns = None,
     attribute: SequenceAttributes = None,
     confidence: Annotated[float, typer.Option(help="Confidence of each interval.", min=0.5, max=1 - 1e-9)] = 0.99,
     clip: Annotated[float | None, typer.Option(help="PPO clip range; the contract's, else 0.2.", min=1e-9)] = None,
@@ -81,8 +84,9 @@ def compare(
     from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
 
     with unusable():
-        _one_of(contract=contract is not None, by=bool(by))
-        _one_of(json=as_json, markdown=markdown)
+        for first, second, both in (("contract", "by", contract and by), ("json", "markdown", as_json and markdown)):
+            if both:
+                raise ValueError(f"--{first} and --{second} exclude each other; give one of them")
         promise = load(contract) if contract is not None else None
         log = load_recording(recording, columns=columns_of(columns)).with_attributes(attributes_of(attribute or []))
         parts = by_contract(log, promise) if promise is not None else by_attributes(log, by or [])
@@ -108,36 +112,26 @@ def compare(
     elif markdown:
         typer.echo(as_markdown(comparison))
     else:
-        from rich.console import Console  # noqa: PLC0415
-
         print_tables(comparison, Console())
-
-
-def _one_of(**given: bool) -> None:
-    if all(given.values()):
-        msg = f"{' and '.join('--' + name for name in given)} exclude each other; give one of them"
-        raise ValueError(msg)
 
 
 def _chosen(names: list[str], parts: list[RecordingSlice]) -> list[RecordingSlice]:
     known = [part.name for part in parts]
     unknown = [name for name in names if name not in known]
     if unknown:
-        msg = f"--slice: there is no slice {unknown[0]!r}; {did_you_mean(unknown[0], known, 'there are')}"
-        raise ValueError(msg)
+        raise ValueError(f"--slice: there is no slice {unknown[0]!r}; {did_you_mean(unknown[0], known, 'there are')}")
     return [part for part in parts if not names or part.name in names]
 
 
 def as_markdown(comparison: LogComparison) -> str:
     """A heading, a table of quantities, a table of verdicts."""
     shown = _shown(comparison)
-    lines = [f"## {plain(_headline(comparison))}", ""]
-    lines += [f"### {_TITLE}", "", *_markdown_head(["metric", *(part.name for part in shown)])]
-    lines += [*(_markdown_row([name, *cells]) for name, cells in _rows(shown)), ""]
+    rows = ([name, *cells] for name, cells in _rows(shown))
+    lines = [f"## {plain(_headline(comparison))}", "", f"### {_TITLE}", ""]
+    lines += [*_markdown_table(["metric", *(part.name for part in shown)], rows), ""]
     if comparison.judged is not None:
-        lines += ["### Verdicts", "", *_markdown_head(["verdict", *_VERDICT_HEADS])]
-        lines += map(_markdown_row, _verdict_rows(comparison.judged.verdicts))
-        lines.append("")
+        verdicts = _verdict_rows(comparison.judged.verdicts)
+        lines += ["### Verdicts", "", *_markdown_table(["verdict", *_VERDICT_HEADS], verdicts), ""]
     return "\n".join([*lines, *(f"- {plain(note)}" for note in _notes(comparison))])
 
 
@@ -168,17 +162,12 @@ def _headline(comparison: LogComparison) -> str:
 
 
 def _rows(parts: Sequence[SliceReport]) -> list[_Row]:
-    own = [(name, [_interval(part.own.get(name)) for part in parts]) for name in _union(part.own for part in parts)]
-    counts = [
+    names = dict.fromkeys(name for part in parts for name in part.own)
+    return [
         ("sequences", [f"{part.sequences:,}" for part in parts]),
         ("tokens", [f"{part.tokens:,}" for part in parts]),
+        *((name, [_interval(part.own.get(name)) for part in parts]) for name in names),
     ]
-    return [*counts, *own]
-
-
-def _union(mappings: Any) -> list[str]:
-    """Every key once, in the order of first sight."""
-    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
 
 
 def _tables(rows: Sequence[_Row], slices: Sequence[str], width: int) -> Iterator[Table]:
@@ -203,12 +192,12 @@ def _tables(rows: Sequence[_Row], slices: Sequence[str], width: int) -> Iterator
 
 def _verdict_tables(verdicts: Sequence[Verdict], width: int) -> Iterator[RenderableType]:
     table = Table(title="Verdicts", **_TABLE_STYLE)
-    table.add_column("verdict", min_width=max(map(len, _STYLE)))
+    table.add_column("verdict", min_width=len("INCONCLUSIVE"))
     kept = [place for place, head in enumerate(_VERDICT_HEADS) if head != "interval" or width >= _WIDE_TERMINAL]
     for place in kept:
         table.add_column(_VERDICT_HEADS[place], justify="left" if place < 2 else "right", overflow="fold")
     for status, *cells in _verdict_rows(verdicts):
-        table.add_row(_text(status, style=_STYLE[status]), *(_text(cells[place]) for place in kept))
+        table.add_row(_text(status, style=STATUS_STYLE[status]), *(_text(cells[place]) for place in kept))
     yield table
     for verdict in verdicts:
         if verdict.status in {"FAIL", "INCONCLUSIVE"}:
@@ -260,9 +249,6 @@ def _bound(number: float) -> str:
     return f"{number:.3g}"
 
 
-def _markdown_head(heads: Sequence[str]) -> list[str]:
-    return [_markdown_row(heads), _markdown_row(["---"] * len(heads))]
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(plain(cell).replace("|", "\\|") for cell in cells) + " |"
+def _markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    for cells in (heads, ["---"] * len(heads), *rows):
+        yield "| " + " | ".join(plain(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -229,12 +229,10 @@ def _result(result: Checked) -> dict[str, Any]:
 
 
 def _abouts(result: Checked) -> dict[str, About]:
-    """Scope of the verdicts on each clause, by the clause's id."""
     return {clause.id: clause.about for clause in result.contract.clauses} if result.contract else {}
 
 
 def _independent(result: Checked) -> list[str]:
-    """Clauses that take sequences for independent, whatever prompts they answer."""
     return [clause.id for clause in result.contract.clauses if clause.unit == "sequence"] if result.contract else []
 
 

@@ -19,7 +19,6 @@ from kc_otel.cli.gate_run import (
     JunitFile,
     KernelFields,
     MarkdownFile,
-    Options,
     Required,
     RequiredSlices,
     gate_offline,
@@ -81,7 +80,10 @@ def plan(
     typer.echo("typically, until a gate that stops when it can (`gate live`) is decided:")
     _print_rows(
         ("clause", "slice", "PASS at half the limit", "at 80 %", "FAIL at twice", ""),
-        ((row.clause, row.slice, *map(_size, row.sizes), f"{row.unit}s") for row in typical_sizes(loaded)),
+        (
+            (row.clause, row.slice, *("-" if size is None else f"{size:,}" for size in row.sizes), f"{row.unit}s")
+            for row in typical_sizes(loaded)
+        ),
     )
     if never := together(((cell.clause, cell.why), cell.slice) for cell in planned if cell.never):
         refuse("\n".join(f"{clause} on {listed(on)} can never pass: {why}" for (clause, why), on in never.items()))
@@ -156,7 +158,8 @@ def verify(
     try:
         content = read_evidence(file)
         if recordings:
-            verify_recordings(content, [recording for path in recordings for recording in _files(path)])
+            files = (sorted(path.rglob("*")) if path.is_dir() else [path] for path in recordings)
+            verify_recordings(content, [path for found in files for path in found if not path.is_dir()])
         else:
             verify_evidence(content)
         if problems := beside_problems(content, file):
@@ -176,10 +179,6 @@ def _print_rows(header: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
         typer.echo(f"  {line}")
 
 
-def _size(count: int | None) -> str:
-    return "-" if count is None else f"{count:,}"
-
-
 def _count(cell: Planned) -> str:
     if cell.observations is None:
         return "never"
@@ -190,10 +189,6 @@ def _time(cell: Planned) -> str:
     if cell.seconds is None:
         return "-"
     return "never" if cell.seconds == math.inf else f"about {spoken(cell.seconds)}"
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def live(
@@ -288,11 +283,7 @@ def live(
             hint = f"to have the rest judged all the same: kc-otel gate run {contract} {error.recording}"
             raise ValueError(f"{error}\n{hint}") from None
 
-    options = Options(
-        contract, kernel or (), require or (), slice or (), junit, markdown, evidence,
-        sequential=stop, url=url,
-    )  # fmt: skip
-    gate_offline(options, recording)
+    gate_offline(contract, recording, kernel, require, slice, junit, markdown, evidence, url, sequential=stop)
 
 
 def _key(side: str) -> str:

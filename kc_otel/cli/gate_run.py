@@ -5,20 +5,29 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
-from kc_otel.cli.terminal import SequenceAttributes, attributes_of, columns_of, pairs, refuse, together, unusable
+from kc_otel.cli.terminal import (
+    Columns,
+    SequenceAttributes,
+    attributes_of,
+    columns_of,
+    pairs,
+    refuse,
+    together,
+    unusable,
+)
 from kc_otel.contract.words import listed
 
 if TYPE_CHECKING:
     from kc_otel.contract.model import Contract
     from kc_otel.offline.gate.findings import GateFinding
-    from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
+    from kc_otel.offline.gate.recorded_gate import OfflineGate
     from kc_otel.record.kernel import Kernel
     from kc_otel.recordings.recording import Recording
 
@@ -55,24 +64,6 @@ EvidenceFile = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options that `gate run` and `gate live` share."""
-
-    contract: str
-    kernel: Sequence[str]
-    require: Sequence[str]
-    slices: Sequence[str]
-    junit: Path | None
-    markdown: Path | None
-    evidence: Path | None
-    columns: str | None = None
-    windows: int = 1
-    sequential: bool = False
-    url: str = DEFAULT_URL
-    attribute: Sequence[str] = ()
-
-
 def run(
     contract: ContractFile,
     recordings: Annotated[
@@ -87,7 +78,7 @@ def run(
     require: Required = None,
     slice: RequiredSlices = None,
     windows: Annotated[int, typer.Option(min=1, help="Minimum number of recordings; each one given must PASS.")] = 1,
-    columns: Annotated[str | None, typer.Option(help="Names of columns: train=A,inference=B.")] = None,
+    columns: Columns = None,
     attribute: SequenceAttributes = None,
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Use bounds that hold however often you record more and judge again.")
@@ -106,23 +97,45 @@ def run(
       kc-otel gate run policy.yaml rollouts.npz --junit gate.xml --evidence evidence
       kc-otel gate run policy.yaml rollouts.npz --kernel inference.version=0.32.0 --require token-tv
     """
-    options = Options(
-        contract, kernel or (), require or (), slice or (), junit, markdown, evidence,
-        columns, windows, sequential, url, attribute or (),
+    gate_offline(
+        contract, lambda _kernels, _decided: recordings, kernel, require, slice, junit, markdown, evidence, url,
+        windows=windows, columns=columns, sequential=sequential, attribute=attribute,
     )  # fmt: skip
-    gate_offline(options, lambda _kernels, _decided: recordings)
 
 
 def gate_offline(
-    options: Options,
+    contract: str,
     recordings: Callable[[tuple[Kernel, Kernel], Callable[[Recording], bool]], Iterable[str | Path]],
+    kernel: Sequence[str] | None,
+    require: Sequence[str] | None,
+    slices: Sequence[str] | None,
+    junit: Path | None,
+    markdown: Path | None,
+    evidence: Path | None,
+    url: str,
+    *,
+    windows: int = 1,
+    columns: str | None = None,
+    sequential: bool = False,
+    attribute: Sequence[str] | None = None,
 ) -> None:
     """Judge, print, write what was asked for, and end the program with the decision's exit code.
 
     Args:
-        options: The options.
+        contract: As the option of `gate run`, and so are those below.
         recordings: Returns the recordings' files; called once the contract and the options are known to be good, with
             the kernels and what says of a growing recording whether it decides the gate.
+        kernel: Fields of the kernels.
+        require: Clauses that must PASS.
+        slices: Slices that must PASS.
+        junit: File for JUnit XML.
+        markdown: File for Markdown.
+        evidence: File or folder for the evidence.
+        url: The evaluator.
+        windows: Recordings that there must be.
+        columns: Names of columns.
+        sequential: Whether bounds hold however often one looks.
+        attribute: Attributes of every sequence.
     """
     # This needs NumPy and more; --help does not.
     from kc_otel.contract.load import load_source  # noqa: PLC0415
@@ -132,34 +145,37 @@ def gate_offline(
     from kc_otel.recordings.importers.detect import files_of  # noqa: PLC0415
 
     with unusable():
-        contract, text = load_source(options.contract)
+        promise, text = load_source(contract)
         terms = GateTerms(
-            options.windows,
-            tuple(options.require),
-            tuple(options.slices),
-            columns_of(options.columns),
-            options.sequential,
-            attributes_of(options.attribute),
+            windows,
+            tuple(require or ()),
+            tuple(slices or ()),
+            columns_of(columns),
+            sequential,
+            attributes_of(attribute or ()),
         )
-        kernels = _kernels(contract, options.kernel, options.url)
-        check_terms(contract, terms)
+        kernels = _kernels(promise, kernel or (), url)
+        check_terms(promise, terms)
         paths = [
             file
-            for path in recordings(kernels, lambda so_far: decides(contract, so_far, kernels, terms))
+            for path in recordings(kernels, lambda so_far: decides(promise, so_far, kernels, terms))
             for file in (files_of([Path(path)]) if Path(path).is_dir() else [path])
         ]
         inputs = [read_input(path, terms) for path in paths]
         # Evidence keeps milliseconds, and is judged again at the time that it keeps.
-        gate = gate_recordings(contract, inputs, kernels, terms, round(time.time(), 3))
+        gate = gate_recordings(promise, inputs, kernels, terms, round(time.time(), 3))
     with unusable():
         try:
-            written = _write(options, gate, text)
+            written = _write(gate, text, junit, markdown, evidence)
         except OSError as error:
             refuse(f"{error.filename}: cannot be written ({error.strerror})")
     _print(gate)
-    if not options.sequential and gate.decision.outcome is not GateOutcome.WAIT:
+    if not sequential and gate.decision.outcome is not GateOutcome.WAIT:
         for about, recording in inputs:
-            _print_stop(about, stops_after(contract, recording, kernels, gate.terms))
+            after = stops_after(promise, recording, kernels, gate.terms)
+            if after is not None and after < about.sequences:
+                seen = f"{after:,} of {about.sequences:,} sequences"
+                typer.echo(f"  {about.name}: `gate live` would have stopped after {seen}")
     for line in written:
         typer.echo(line)
     raise typer.Exit(EXIT[gate.decision.outcome])
@@ -249,7 +265,6 @@ def _print(gate: OfflineGate) -> None:
 
 
 def _decided(gate: OfflineGate, found: Sequence[GateFinding], *, several: bool) -> Iterator[str]:
-    """Yield lines for verdicts that are neither PASS nor NO_DATA."""
     from kc_otel.offline.gate.findings import for_whom, how_far  # noqa: PLC0415
 
     for finding in found:
@@ -285,11 +300,6 @@ def _without_data(found: Sequence[GateFinding], *, several: bool) -> Iterator[st
         yield f"NO_DATA{optional} {listed(clauses)} on {where}{file}: {why}"
 
 
-def _print_stop(about: GatedRecording, after: int | None) -> None:
-    if after is not None and after < about.sequences:
-        typer.echo(f"  {about.name}: `gate live` would have stopped after {after:,} of {about.sequences:,} sequences")
-
-
 def _never_passes(gate: OfflineGate, clause: str, slice: str) -> bool:
     from kc_otel.judge.sample_sizes import observations_to_pass  # noqa: PLC0415
 
@@ -297,23 +307,22 @@ def _never_passes(gate: OfflineGate, clause: str, slice: str) -> bool:
     return observations_to_pass(gate.contract, found, slice).observations is None
 
 
-def _write(options: Options, gate: OfflineGate, contract: str) -> list[str]:
-    """Write the requested files; return the lines to print about them."""
+def _write(
+    gate: OfflineGate, contract: str, junit: Path | None, markdown: Path | None, evidence: Path | None
+) -> list[str]:
     from kc_otel.offline.gate.evidence import offline_evidence  # noqa: PLC0415
     from kc_otel.offline.gate.evidence_files import write_evidence, write_text  # noqa: PLC0415
-    from kc_otel.offline.gate.junit import junit  # noqa: PLC0415
-    from kc_otel.offline.gate.markdown import markdown  # noqa: PLC0415
+    from kc_otel.offline.gate.junit import junit as junit_of  # noqa: PLC0415
+    from kc_otel.offline.gate.markdown import markdown as markdown_of  # noqa: PLC0415
 
-    if options.junit is not None:
-        write_text(options.junit, junit(gate))
-    summary = markdown(gate)
-    if options.markdown is not None:
-        write_text(options.markdown, summary)
+    if junit is not None:
+        write_text(junit, junit_of(gate))
+    summary = markdown_of(gate)
+    if markdown is not None:
+        write_text(markdown, summary)
     if os.environ.get(_SUMMARY):
         with Path(os.environ[_SUMMARY]).open("a", encoding="utf-8") as file:
             file.write(summary + "\n")
-    said: list[str] = []
-    if options.evidence is not None:
-        evidence = write_evidence(offline_evidence(gate, contract), options.evidence, contract)
-        said.append(f"evidence: {evidence}")
-    return said
+    if evidence is None:
+        return []
+    return [f"evidence: {write_evidence(offline_evidence(gate, contract), evidence, contract)}"]

@@ -124,7 +124,6 @@ def collector(
 
 
 def _texts(paths: Sequence[Path]) -> dict[str, str]:
-    """The contracts' YAML, by name."""
     from kc_otel.contract.load import check_all  # noqa: PLC0415
 
     known = ((checked.contract, checked.source) for checked in check_all(paths))

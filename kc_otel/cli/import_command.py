@@ -110,7 +110,6 @@ def _one(importer: Importer, path: Path) -> None:
 
 
 def _failures(importer: Importer) -> dict[str, list[str]]:
-    """Reasons why files were not imported, and the files of each."""
     return together((why.removeprefix(str(path)), str(path)) for path, why in importer.totals.failed.items())
 
 

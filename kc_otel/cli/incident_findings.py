@@ -25,7 +25,6 @@ IncidentId = Annotated[
         " most urgent incident.",
     ),
 ]
-By = Annotated[str | None, typer.Option(help="Your name, for the record (default: the login name).")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,8 +152,7 @@ def _kernel(text: str) -> dict[str, str]:
     wrong = [key for key, value in fields.items() if key not in _KERNEL_FIELDS or not value]
     if wrong or "engine" not in fields:
         problem = f"{wrong[0]!r} is no field with a value" if wrong else "no engine"
-        msg = f"{text!r}: {problem}; write engine=vllm,dtype=fp8 with fields of {', '.join(_KERNEL_FIELDS)}"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r}: {problem}; write engine=vllm,dtype=fp8 with fields of {', '.join(_KERNEL_FIELDS)}")
     return fields
 
 
@@ -161,26 +160,22 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        msg = f"{text!r} is not a number"
-        raise ValueError(msg) from None
+        raise ValueError(f"{text!r} is not a number") from None
 
 
 def _whole(text: str) -> int:
     if not text.strip().isdigit() or int(text) < 1:
-        msg = f"{text!r} is not a number of tokens; write a whole number such as 4096"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r} is not a number of tokens; write a whole number such as 4096")
     return int(text)
 
 
 def _range(text: str) -> tuple[float, float]:
     parts = text.split(",")
     if len(parts) != 2:
-        msg = f"{text!r} is not a range; write the smallest and the largest reward, such as 0,1"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r} is not a range; write the smallest and the largest reward, such as 0,1")
     low, high = _number(parts[0]), _number(parts[1])
     if not low < high:
-        msg = f"{text!r} is not a range; write the smallest reward first, such as 0,1"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r} is not a range; write the smallest reward first, such as 0,1")
     return low, high
 
 
@@ -192,8 +187,7 @@ def _path(text: str) -> MeasuringPath:
     try:
         return MeasuringPath(text.strip())
     except ValueError:
-        msg = f"{text!r} is no way of measuring; write one of {', '.join(MeasuringPath)}"
-        raise ValueError(msg) from None
+        raise ValueError(f"{text!r} is no way of measuring; write one of {', '.join(MeasuringPath)}") from None
 
 
 def _slices(text: str) -> dict[str, dict[str, str]]:
@@ -278,8 +272,7 @@ def _answer(question: _Question, text: str | None, *, ask: bool) -> Any:
     try:
         return question.parse(text)
     except ValueError as error:
-        msg = f"{question.option}: {error}"
-        raise ValueError(msg) from None
+        raise ValueError(f"{question.option}: {error}") from None
 
 
 def _write(answers: dict[str, Any], baseline: Path | None, *, margin: float, prompts: int) -> Written:
@@ -295,7 +288,6 @@ def _write(answers: dict[str, Any], baseline: Path | None, *, margin: float, pro
 
 
 def _summary(written: Written, target: Path) -> list[str]:
-    """Notes on the file that was written."""
     from kc_otel.offline.draft.draft_yaml import BUDGET  # noqa: PLC0415
 
     lines = [] if str(target) == "-" else [f"wrote {target}"]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url
-from kc_otel.cli.incident_findings import By, IncidentId, attach, failing_cell
+from kc_otel.cli.incident_findings import IncidentId, attach, failing_cell
 from kc_otel.cli.terminal import (
+    By,
     PrintJson,
     log_to_terminal,
     pairs,
@@ -236,7 +237,6 @@ def operators(
 
 
 def _follow(contract: str, options: Sequence[str], url: str, by: str | None, budget: float) -> None:
-    """Runs this command with `--incident` for each incident."""
     from kc_otel.cli.api_client import get  # noqa: PLC0415 - a quick --help
     from kc_otel.cli.locate_follow import Follower, give_way, run_within  # noqa: PLC0415
     from kc_otel.client.router import Router  # noqa: PLC0415

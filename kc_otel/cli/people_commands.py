@@ -11,18 +11,17 @@ from typing import Annotated, Any
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, lateness, post
+from kc_otel.cli.terminal import ApiJson, By, OnlyContract
 
 ContractArgument = Annotated[str, typer.Argument(metavar="CONTRACT", help="Name of the contract.")]
 OnlyClause = Annotated[str | None, typer.Option(help="Only this clause.")]
 OnlySlice = Annotated[str | None, typer.Option(help="Only this slice; `all` for the cells of all traffic.")]
 Why = Annotated[str, typer.Option(help="Reason, kept with the event.")]
-By = Annotated[str | None, typer.Option(help="Your name, for the record (default: the login name).")]
-ApiJson = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")]
 
 
 def list_command(
     url: Url = DEFAULT_URL,
-    contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
+    contract: OnlyContract = None,
     as_json: ApiJson = False,
 ) -> None:
     """List pending and firing alerts, their acknowledgements, and silences.
@@ -64,8 +63,8 @@ def ack(
       kc-otel alerts ack policy-7b --why 'rolling back'
       kc-otel alerts ack policy-7b --clause token-tv --slice code --why 'rolling back'
     """
-    body = {"contract": contract, "clause": clause, "slice": slice, **_signed(by, why)}
-    taken = post(url, "/api/v1/alerts/acknowledge", body)["fingerprints"]
+    cells = {"contract": contract, "clause": clause, "slice": slice}
+    taken = _order(url, "alerts/acknowledge", by, why, **cells)["fingerprints"]
     typer.echo(f"{len(taken)} alert{'s' * (len(taken) != 1)} acknowledged: no reminders until they resolve")
 
 
@@ -86,8 +85,7 @@ def silence(
       kc-otel alerts silence policy-7b --for 2h --why 'planned weight surgery'
     """
     until = time.time() + _seconds(lasting)
-    body = {"contract": contract, "clause": clause, "slice": slice, "until": until, **_signed(by, why)}
-    made = post(url, "/api/v1/silences", body)
+    made = _order(url, "silences", by, why, contract=contract, clause=clause, slice=slice, until=until)
     typer.echo(
         f"silence {made['id']} until {_time(made['until'])}: {_where(made)}; "
         f"end it with kc-otel alerts unsilence {made['id']} --why ..."
@@ -107,7 +105,7 @@ def unsilence(
     Examples:
       kc-otel alerts unsilence 4f2a9c10 --why 'surgery is over'
     """
-    ended = post(url, f"/api/v1/silences/{id}/end", _signed(by, why))
+    ended = _order(url, f"silences/{id}/end", by, why)
     typer.echo(f"silence {ended['id']} is over: {_where(ended)}")
 
 
@@ -129,8 +127,7 @@ def pin(
       kc-otel route pin policy-7b inference-kernel --for 2h --why 'load test'
     """
     until = None if lasting is None else time.time() + _seconds(lasting)
-    body = {"contract": contract, "slice": slice, "kernel": kernel, "until": until, **_signed(by, why)}
-    answer = post(url, "/api/v1/decisions/pin", body)
+    answer = _order(url, "decisions/pin", by, why, contract=contract, slice=slice, kernel=kernel, until=until)
     end = "until it is unpinned" if until is None else f"until {_time(until)}"
     typer.echo(f"{slice} is pinned to {kernel} {end}; the decision table is now version {answer['version']}")
 
@@ -147,7 +144,7 @@ def unpin(
     Examples:
       kc-otel route unpin policy-7b --slice code --why 'fixed in 9f1c2ab04d77'
     """
-    answer = post(url, "/api/v1/decisions/unpin", {"contract": contract, "slice": slice, **_signed(by, why)})
+    answer = _order(url, "decisions/unpin", by, why, contract=contract, slice=slice)
     typer.echo(f"pins ended: {answer['pins']}; the decision table is now version {answer['version']}")
 
 
@@ -164,7 +161,7 @@ def resume(
       kc-otel route resume policy-7b --why 'rolled back to 0.31'
       kc-otel route resume policy-7b --slice code --why 'recalibrated'
     """
-    answer = post(url, "/api/v1/decisions/resume", {"contract": contract, "slice": slice, **_signed(by, why)})
+    answer = _order(url, "decisions/resume", by, why, contract=contract, slice=slice)
     typer.echo(f"routes lifted: {answer['lifted']}; the decision table is now version {answer['version']}")
 
 
@@ -180,13 +177,13 @@ def enable_webhook(
     Examples:
       kc-otel alerts enable-webhook policy-7b pager --why 'receiver is back'
     """
-    answer = post(url, "/api/v1/webhooks/enable", {"contract": contract, "endpoint": endpoint, **_signed(by, why)})
+    answer = _order(url, "webhooks/enable", by, why, contract=contract, endpoint=endpoint)
     typer.echo(f"{endpoint} gets messages again; messages of {contract} that wait for it: {answer['waiting']}")
 
 
 def events(
     url: Url = DEFAULT_URL,
-    contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
+    contract: OnlyContract = None,
     newest: Annotated[int, typer.Option(help="Number of events.", min=1, max=10_000)] = 20,
     as_json: ApiJson = False,
 ) -> None:
@@ -230,8 +227,8 @@ def _where(entry: dict[str, Any]) -> str:
     return f"{clause} of {entry['contract']} on {f'slice {slice}' if slice else 'every slice'}"
 
 
-def _signed(by: str | None, why: str) -> dict[str, str]:
-    return {"by": by or getpass.getuser(), "why": why}
+def _order(url: str, path: str, by: str | None, why: str, **body: object) -> Any:
+    return post(url, f"/api/v1/{path}", {**body, "by": by or getpass.getuser(), "why": why})
 
 
 def _seconds(text: str) -> float:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, post
-from kc_otel.cli.terminal import in_sections, refuse
+from kc_otel.cli.terminal import ApiJson, By, in_sections, refuse
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.words import did_you_mean, spoken
 from kc_otel.judge.promotion.stages import Stage
@@ -46,7 +46,7 @@ def promote(
     resume: Annotated[bool, typer.Option("--resume", help="End a hold, or a wait for a hook.")] = False,
     force: Annotated[Stage | None, typer.Option(help="Advance it although its gate is closed; requires --why.")] = None,
     rollback: Annotated[bool, typer.Option("--rollback", help="Remove it from all traffic; requires --why.")] = False,
-    by: Annotated[str | None, typer.Option(help="Your name, for the record (default: the login name).")] = None,
+    by: By = None,
     why: Annotated[str, typer.Option(help="Reason, kept with the evidence.")] = "",
     watch: Annotated[
         bool, typer.Option("--watch", help="Print each step until it reaches full or is rolled back.")
@@ -71,7 +71,7 @@ def promote(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the evidence of every step, for `kc-otel gate verify`."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")] = False,
+    as_json: ApiJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Promote a kernel version through offline-ci, shadow, canary and full.

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Iterator
+from typing import Annotated, Final
 
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url
-from kc_otel.cli.incident_findings import By, IncidentId, attach, failing_cell
-from kc_otel.cli.terminal import PrintJson, columns_of, table_lines, unusable
+from kc_otel.cli.incident_findings import IncidentId, attach, failing_cell
+from kc_otel.cli.terminal import By, Columns, PrintJson, columns_of, table_lines, unusable
 from kc_otel.contract.words import number, place
 from kc_otel.judge.sample_sizes import rounded
 from kc_otel.offline.remedy.promises import RemedyBound
 from kc_otel.offline.remedy.remedy import CorrectionReplay, Remedy
-from kc_otel.offline.remedy.trainers import Trainer, line
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kc_otel.offline.remedy.trainers import Trainer
+from kc_otel.offline.remedy.trainers import TRAINERS, Trainer, line
 
 _COSTS: Final = ("Slice", "Variance", "ESS", "Tokens dropped", "with A > 0", "with A < 0", "Sequences dropped")
 _KINDS: Final = ("Correction", "Variance", "Tokens dropped", "Contract", "Farthest from its limit")
@@ -36,7 +31,7 @@ def remedy(
     ],
     contract: Annotated[str, typer.Option(help="Contract that a correction must keep, on every slice.")],
     trainer: Annotated[list[str] | None, typer.Option(help="Only verl, trl, slime; repeatable.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Names of columns: train=A,inference=B.")] = None,
+    columns: Columns = None,
     as_json: PrintJson = False,
     incident: IncidentId = None,
     by: By = None,
@@ -60,7 +55,10 @@ def remedy(
     from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
 
     with unusable():
-        wanted, promise = _trainers(trainer or []), load(contract)
+        if unknown := [name for name in trainer or () if name not in TRAINERS]:
+            raise ValueError(f"--trainer: {unknown[0]!r} is not known; write one of {', '.join(TRAINERS)}")
+        wanted = tuple(known for known in TRAINERS if not trainer or known in trainer)
+        promise = load(contract)
         cell = None if incident is None else failing_cell(url, promise, incident)
         found = replay(load_recording(recording, columns=columns_of(columns)), promise, wanted)
     if as_json:
@@ -73,16 +71,6 @@ def remedy(
         typer.echo(attach(url, cell.incident, "remedy", cell.slice, text, as_data(found), by), err=True)
     if not any(found.chosen.values()):
         raise typer.Exit(1)
-
-
-def _trainers(names: Sequence[str]) -> tuple[Trainer, ...]:
-    from kc_otel.offline.remedy.trainers import TRAINERS  # noqa: PLC0415
-
-    unknown = [name for name in names if name not in TRAINERS]
-    if unknown:
-        msg = f"--trainer: {unknown[0]!r} is not known; write one of {', '.join(TRAINERS)}"
-        raise ValueError(msg)
-    return tuple(trainer for trainer in TRAINERS if not names or trainer in names)
 
 
 def remedy_lines(of: Remedy) -> Iterator[str]:
@@ -120,7 +108,6 @@ def remedy_sentence(of: Remedy) -> str:
 
 
 def _answer(of: Remedy, trainer: Trainer) -> str:
-    """Say in a sentence what to do in a trainer."""
     if not of.promises:
         return "The contract has no clause that a correction can affect; add one on tv_token, tv_seq or reward drift."
     chosen = of.chosen[trainer]
@@ -134,7 +121,6 @@ def _answer(of: Remedy, trainer: Trainer) -> str:
 
 
 def _why(of: Remedy, trainer: Trainer) -> str:
-    """Say why the closest correction does not keep the contract."""
     if trainer not in of.lacking:
         return "the limit is exceeded"
     more = of.lacking[trainer]
@@ -158,17 +144,9 @@ def _by_family(of: Remedy) -> list[CorrectionReplay]:
 
 
 def _cost_row(name: str, of: CorrectionReplay) -> tuple[str, ...]:
-    """Return the costs of a correction on a slice, in the columns of `_COSTS`."""
     costs = of.costs[name]
-    return (
-        place(name),
-        number(costs.variance),
-        _percent(costs.ess),
-        _percent(costs.dropped),
-        _percent(costs.dropped_positive),
-        _percent(costs.dropped_negative),
-        _percent(costs.dropped_sequences),
-    )
+    dropped = (costs.dropped, costs.dropped_positive, costs.dropped_negative, costs.dropped_sequences)
+    return (place(name), number(costs.variance), *map(_percent, (costs.ess, *dropped)))
 
 
 def _kind_row(of: CorrectionReplay) -> tuple[str, ...]:

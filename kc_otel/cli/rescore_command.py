@@ -124,7 +124,6 @@ def rescore(
 
 
 def _kernel(model: str | None, scorer: str | None, dtype: str, device: str) -> tuple[Scorer, Kernel | None]:
-    """The training kernel as a function, and its version where we know it."""
     if (model is None) == (scorer is None):
         refuse("say which training kernel: give either --model or --scorer")
     if scorer is not None:
@@ -147,7 +146,6 @@ def _kernel(model: str | None, scorer: str | None, dtype: str, device: str) -> t
 
 
 def _text(model: str | None) -> Callable[[Sequence[int]], str] | None:
-    """Function from token ids to text: the model's own tokenizer, if it has one."""
     if model is None:
         return None
     import transformers  # noqa: PLC0415 - the model has been loaded by it

@@ -16,16 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, lateness
-from kc_otel.cli.terminal import refuse
+from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, refuse, together
 from kc_otel.contract.words import RUN_ENDED, listed, place
 
-_STYLE = {
-    "PASS": "green",
-    "INCONCLUSIVE": "yellow",
-    "NO_DATA": "magenta",
-    "INVALID_INPUT": "magenta",
-    "FAIL": "bold red",
-}
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDE_TERMINAL = 110
@@ -47,37 +40,30 @@ _STATE_STYLE = {"broken": "bold red", "contained": "yellow", "resolved": "magent
 
 def status(
     url: Url = DEFAULT_URL,
-    contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
+    contract: OnlyContract = None,
     every: Annotated[bool, typer.Option("--all", help="Print every cell, however many.")] = False,
-    shards: Annotated[
-        bool, typer.Option("--shards", help="Print the shards of `kc-otel serve --engine ray` instead of the cells.")
-    ] = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Keep updating the screen, with the newest events below.")
     ] = False,
     interval: Annotated[float, typer.Option(help="Seconds between updates, with --watch.", min=0.2)] = 1.0,
     count: Annotated[int, typer.Option(help="Stop --watch after this many updates; 0: at Ctrl-C.", min=0)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")] = False,
+    as_json: ApiJson = False,
 ) -> None:
     """Print incidents, then the cells, the worst first.
 
     Exits with 1 when any cell is FAIL, such an incident is not contained or a version was measured after its rollback,
     3 when any has no data, another incident is broken, one closed without proof of recovery within the contract's long
-    window, points arrive that are not judged or nothing has been judged for 30 s, else 0. With --shards it exits with 1
-    when a shard does not answer; --watch exits with 0.
+    window, points arrive that are not judged or nothing has been judged for 30 s, else 0. --watch exits with 0.
 
     Examples:
       kc-otel status
       kc-otel status --contract policy-7b --all
       kc-otel status --watch
     """
-    if watch and (shards or as_json or every):
-        refuse("--watch: leave out --shards, --json and --all; a screen has room for the worst cells")
     if watch:
+        if as_json or every:
+            refuse("--watch: leave out --json and --all; a screen has room for the worst cells")
         _watch(url, contract, interval, count)
-        return
-    if shards:
-        _print_shards(get(url, "/api/v1/shards"), as_json=as_json)
         return
     cells, late = _cells(url, contract), lateness(url)
     overview, stray = get(url, "/api/v1/overview"), _stray(url, contract)
@@ -85,12 +71,10 @@ def status(
     if as_json:
         typer.echo(json.dumps(cells, indent=2))
     else:
-        console = Console()
+        console, now = Console(), time.time()
         routes = _routes(get(url, "/api/v1/decisions"), contract)
-        now = time.time()
         contracts = get(url, "/api/v1/contracts")["contracts"]
-        broken = _incidents(overview, contract, now, contracts)
-        broken += [*stray, *map(_missing, missing)]
+        broken = [*_incidents(overview, contract, now, contracts), *stray, *map(_missing, missing)]
         broken += [
             Text(f"{entry['name']}, {kernel['name']}: {said}", style="bold yellow")
             for entry in contracts
@@ -102,9 +86,9 @@ def status(
         in_force, behind = _in_force(overview, contract), _shards(get(url, "/api/v1/shards"))
         old = [Text(late, style="bold red")] if late else []
         console.print(*old, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
-    incidents = [incident for incident in overview["incidents"] if contract in {None, incident["contract"]}]
-    incidents += [incident for incident in overview["unproven"] if contract in {None, incident["contract"]}]
-    raise typer.Exit(_exit_code(cells, incidents, stray, unknown=bool(late or missing)))
+    incidents = [*overview["incidents"], *overview["unproven"]]
+    of_contract = [incident for incident in incidents if contract in {None, incident["contract"]}]
+    raise typer.Exit(_exit_code(cells, of_contract, stray, unknown=bool(late or missing)))
 
 
 def _missing(row: Mapping[str, Any]) -> Text:
@@ -170,36 +154,20 @@ def _watch(url: str, contract: str | None, interval: float, count: int) -> None:
             pass
 
 
-def _print_shards(found: list[dict[str, Any]], *, as_json: bool) -> None:
-    """Lines for the shards: their node, streams and lag."""
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-    elif not found:
-        typer.echo("streams are in the evaluator's process; `kc-otel serve --engine ray` spreads them over shards")
-    else:
-        table, now = Table("shard", "on", "streams", "points", "bytes behind", "answered", box=None), time.time()
-        for shard in found:
-            said = shard["trouble"] or f"{max(now - shard['answered'], 0.0):.0f} s ago"
-            where = f"{shard['node']} ({shard['pid']})" if shard["node"] else ""
-            numbers = (f"{shard['streams']:,}", f"{shard['points']:,}", f"{shard['lag'] + shard['waiting']:,}")
-            table.add_row(str(shard["number"]), where, *numbers, said, style="red" if shard["trouble"] else "")
-        Console().print(table)
-    raise typer.Exit(any(shard["trouble"] for shard in found))
-
-
 def _cells(url: str, contract: str | None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = get(url, "/api/v1/cells", **({"contract": contract} if contract else {}))["cells"]
-    return sorted(found, key=lambda cell: (_WORST_FIRST.index(cell["verdict"]["status"]), _name(cell["verdict"])))
+
+    def worst_first(cell: dict[str, Any]) -> tuple[Any, ...]:
+        verdict = cell["verdict"]
+        return _WORST_FIRST.index(verdict["status"]), verdict["contract"], verdict["clause"], verdict["slice"]
+
+    return sorted(found, key=worst_first)
 
 
 def _word(verdict: Mapping[str, Any]) -> str:
     """A status; of a cell whose requests are kept from its kernel, or whose run ended in order, that."""
     silent = "ENDED" if verdict["reason"].startswith(RUN_ENDED) else str(verdict["status"])
     return "NO TRAFFIC" if verdict["no_traffic"] else silent
-
-
-def _name(verdict: dict[str, Any]) -> tuple[str, str, str]:
-    return verdict["contract"], verdict["clause"], verdict["slice"]
 
 
 def _incidents(
@@ -211,26 +179,19 @@ def _incidents(
     found = [incident for incident in shown if contract in {None, incident["contract"]}]
     lines: list[Text] = []
     for index, incident in enumerate(found[:_INCIDENTS]):
-        style = _STATE_STYLE[incident["state"]] if incident["status"] == "FAIL" else _STYLE[incident["status"]]
+        style = _STATE_STYLE[incident["state"]] if incident["status"] == "FAIL" else STATUS_STYLE[incident["status"]]
         lines.append(
             Text.assemble((incident["state_text"], style), f"  {incident['contract']}: {incident['headline']}")
         )
-        facts = [
-            f"for {_ago(now - incident['since'])}",
-            f"{len(incident['slices'])} slice{'s' * (len(incident['slices']) != 1)}",
-        ]
-        facts += [incident["grew"]] if incident["grew"] else []
-        lines.append(Text(f"  {', '.join(facts)}; incident {incident['id']}", style="dim"))
+        slices = f"{len(incident['slices'])} slice{'s' * (len(incident['slices']) != 1)}"
+        facts = ", ".join(filter(None, (f"for {_ago(now - incident['since'])}", slices, incident["grew"])))
+        lines.append(Text(f"  {facts}; incident {incident['id']}", style="dim"))
         if incident["status"] != "FAIL" or incident.get("on") == "invalid-input":
-            lines += [
-                Text(f"  {text}")
-                for text in list(dict.fromkeys(text for _, text in incident["extents"]))[:_MAX_DETAILED]
-            ]
+            extents = list(dict.fromkeys(text for _, text in incident["extents"]))
+            lines += [Text(f"  {text}") for text in extents[:_MAX_DETAILED]]
         lines += [Text(f"  {diagnosis['kind']}: {diagnosis['text']}") for diagnosis in incident["diagnoses"]]
-        kernels = [
-            named.get((incident["contract"], incident[side]), incident[side])
-            for side in ("kernel_inference", "kernel_train")
-        ]
+        sides = (incident["kernel_inference"], incident["kernel_train"])
+        kernels = [named.get((incident["contract"], side), side) for side in sides]
         if any(kernels):
             lines.append(Text(f"  on {' against '.join(filter(None, kernels))}", style="dim"))
         if index >= _MAX_DETAILED:
@@ -273,7 +234,7 @@ def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tupl
         verdict = cell["verdict"]
         interval = f"[{_number(verdict['lower'])}, {_number(verdict['upper'])}]" if verdict["samples"] else "-"
         table.add_row(
-            Text(_word(verdict), style=_STYLE[verdict["status"]]),
+            Text(_word(verdict), style=STATUS_STYLE[verdict["status"]]),
             _ago(now - cell["since"]),
             verdict["clause"],
             verdict["slice"],
@@ -289,17 +250,12 @@ def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tupl
 
 
 def _reasons(cells: list[dict[str, Any]]) -> list[Text]:
-    """List the reasons of the cells that are not PASS, each reason once."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for cell in cells:
-        verdict = cell["verdict"]
-        if verdict["status"] != "PASS":
-            where = f"{verdict['clause']} on {verdict['slice']}"
-            found.setdefault((verdict["status"], _word(verdict), verdict["reason"]), []).append(where)
+    held = [cell["verdict"] for cell in cells if cell["verdict"]["status"] != "PASS"]
+    rows = (((v["status"], _word(v), v["reason"]), f"{v['clause']} on {v['slice']}") for v in held)
     lines = []
-    for (state, word, reason), places in list(found.items())[:_REASONS]:
+    for (state, word, reason), places in list(together(rows).items())[:_REASONS]:
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        lines.append(Text.assemble((word, _STYLE[state]), f"  {places[0]}{more}: {reason}"))
+        lines.append(Text.assemble((word, STATUS_STYLE[state]), f"  {places[0]}{more}: {reason}"))
     return lines
 
 
@@ -328,8 +284,8 @@ def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
 
 def list_command(
     url: Url = DEFAULT_URL,
-    contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The API's own answer.")] = False,
+    contract: OnlyContract = None,
+    as_json: ApiJson = False,
 ) -> None:
     """List what is ordered: routes, pins, and shares of versions on their way.
 
@@ -362,7 +318,6 @@ def list_command(
 
 
 def _in_force(overview: dict[str, Any], contract: str | None) -> list[Text]:
-    """Lines for people's decisions and dry runs; routes have lines of their own."""
     return [
         Text.assemble((entry["kind"], "bold"), f"  {entry['contract']}: {entry['text']}{_until(entry.get('until'))}")
         for entry in overview["in_force"]

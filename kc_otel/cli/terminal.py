@@ -18,8 +18,19 @@ from typer.core import TyperCommand, TyperGroup
 
 from kc_otel.contract.plain_text import plain_lines
 
+STATUS_STYLE: Final = {
+    "PASS": "green",
+    "INCONCLUSIVE": "yellow",
+    "NO_DATA": "magenta",
+    "INVALID_INPUT": "magenta",
+    "FAIL": "bold red",
+}
 _Function = TypeVar("_Function", bound=Callable[..., None])
 _EXAMPLES: Final = "\n\nExamples:\n"
+OnlyContract = Annotated[str | None, typer.Option(help="Only this contract.")]
+By = Annotated[str | None, typer.Option(help="Your name, for the record (default: the login name).")]
+Columns = Annotated[str | None, typer.Option(help="Names of columns: train=A,inference=B.")]
+ApiJson = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")]
 PrintJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 

@@ -29,6 +29,9 @@ WRITTEN: Final = 0.21
 """Root mean square error of rounding, relative and in units of the format's epsilon: 1.6e-3 of values in bf16."""
 _MOST_SEQUENCES: Final = 1000
 """Sequences beyond which nobody is asked for more."""
+ABOVE_NOISE: Final = (
+    f"above noise: surely more than {100 * SHARE:g} % of sequences differ by more than {MARGIN:g} times the floor"
+)
 LEAST_FLOOR: Final = 2e-6
 """Relative error of fp32 sums in another order: nothing below it is ever named."""
 
@@ -83,6 +86,7 @@ class Measured:
         precision: Of the training kernel in the inference kernel's number format.
         prefill: `drift` over the prompt's tokens.
         decode: `drift` over the completion's tokens.
+        allowed: Noise of the training kernel in the inference kernel's number format; None where nobody compares it.
     """
 
     local: NDArray[np.float64]
@@ -92,6 +96,7 @@ class Measured:
     precision: NDArray[np.float64]
     prefill: NDArray[np.float64]
     decode: NDArray[np.float64]
+    allowed: NDArray[np.float64] | None = None
 
 
 def least_sequences(boundaries: int, alpha: float) -> int:
@@ -169,17 +174,27 @@ def boundary_drift(
     )
 
 
-def exceedances(values: Mapping[Boundary, tuple[NDArray[np.float64], float]], alpha: float) -> dict[Boundary, Interval]:
-    """Boundaries whose values [sequences] are surely above their floor, and the share of sequences, as above.
+def batch_dependence(
+    measured: Mapping[Boundary, Measured], alpha: float, rounding: float
+) -> dict[Boundary, tuple[Interval, float]]:
+    """Boundaries whose numbers surely depend on the batch: the share of sequences, and the floor held against.
 
     Args:
-        values: By boundary, the values and the floor.
+        measured: As for `boundary_drift`, and so are the others.
         alpha: Chance that any is named although none is above.
+        rounding: Relative error of writing a value.
     """
-    beyond = {key: np.nan_to_num(errors, nan=0.0) > MARGIN * floor for key, (errors, floor) in values.items()}
+    floors = {
+        key: max(LEAST_FLOOR, rounding, float(np.nanmax([*errors.allowed, 0.0])))
+        for key, errors in measured.items()
+        if errors.allowed is not None and not np.isnan(errors.inference_noise).all()
+    }
+    beyond = {
+        key: np.nan_to_num(measured[key].inference_noise, nan=0.0) > MARGIN * floor for key, floor in floors.items()
+    }
     tests = holm([_p_value(above) for above in beyond.values()], alpha)
     return {
-        key: _share(above, tests.level)
+        key: (_share(above, tests.level), floors[key])
         for (key, above), failed in zip(beyond.items(), tests.failed, strict=True)
         if failed
     }

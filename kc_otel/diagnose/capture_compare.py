@@ -17,27 +17,26 @@ from numpy.typing import NDArray
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import number
 from kc_otel.diagnose.above_noise import (
-    LEAST_FLOOR,
+    ABOVE_NOISE,
     MARGIN,
-    SHARE,
     WRITTEN,
     BoundaryDrift,
     Measured,
+    batch_dependence,
     boundary_drift,
     enough_sequences,
-    exceedances,
 )
-from kc_otel.diagnose.boundaries import SAMPLER, TOKENS, Boundary, by_operator
+from kc_otel.diagnose.boundaries import SAMPLER, Boundary, by_operator
 from kc_otel.diagnose.capture_file import Capture, CapturedSequence, relative_error
 from kc_otel.diagnose.located import (
-    OTHER_EMBEDDINGS,
-    UNRELATED,
     Divergence,
     Located,
     NotComparableError,
     between,
     cut_vocabulary,
     other_tokens,
+    related,
+    same_layers,
     settings_of,
 )
 
@@ -80,30 +79,40 @@ def compare_captures(
     alpha = 1.0 - contract.observability.confidence
     ours = list(pairs[0][0].outputs)
     keys = [key for key in ours if all(key in a.outputs and key in b.outputs for a, b in pairs)]
-    cut = _same_model(pairs[0][0], pairs[0][1], keys)
+    a, b = pairs[0]
+    same_layers(a.outputs, b.outputs)
+    features = [(key, a.features[key], b.features[key]) for key in keys if key != SAMPLER]
+    cut = cut_vocabulary(shape for shape in features if shape[1] != shape[2])
     keys = [key for key in keys if key not in {finding.boundary for finding in cut} and not (cut and key == SAMPLER)]
     enough_sequences(len(pairs), len(keys), alpha)
     nan = np.full(len(pairs), np.nan)
+    ours_alone = [a.noise for a, _ in pairs], [a.precision for a, _ in pairs]
     measured = {}
     for key in keys:
-        drift = np.asarray([relative_error(a.outputs[key], b.outputs[key]) for a, b in pairs])
+        noise, precision = (np.asarray([of.get(key, np.nan) for of in found]) for found in ours_alone)
         measured[key] = Measured(
             local=nan,
-            drift=drift,
-            train_noise=np.asarray([a.noise.get(key, np.nan) for a, _ in pairs]),
+            drift=np.asarray([relative_error(a.outputs[key], b.outputs[key]) for a, b in pairs]),
+            train_noise=noise,
             inference_noise=np.asarray([b.noise.get(key, np.nan) for _, b in pairs]),
-            precision=np.asarray([a.precision.get(key, np.nan) for a, _ in pairs]),
+            precision=precision,
+            allowed=np.fmax(noise, precision),
             prefill=np.asarray([_part(key, a, b, decode=False) for a, b in pairs]),
             decode=np.asarray([_part(key, a, b, decode=True) for a, b in pairs]),
         )
     if SAMPLER in measured and _HEAD in measured:
         inherited = _inherited(pairs, measured[_HEAD].drift)
         measured[SAMPLER] = replace(measured[SAMPLER], train_noise=np.fmax(measured[SAMPLER].train_noise, inherited))
-    embedding = measured.get(Boundary(None, "embedding"))
-    if embedding is not None and float(np.median(embedding.drift)) > UNRELATED:
-        raise NotComparableError(OTHER_EMBEDDINGS)
+    embedding = Boundary(None, "embedding")
+    related(measured[embedding].drift if embedding in measured else None)
     rows = boundary_drift(measured, alpha / 2, rounding=rounding)
-    findings = [*_token_findings(pairs), *cut, *_first(rows), *_batch_findings(measured, alpha / 2, rounding)]
+    encoded = [(a.encoded, b.encoded) for a, b in pairs if a.encoded is not None and b.encoded is not None]
+    findings = [
+        *other_tokens(encoded, len(encoded)),
+        *cut,
+        *_first(rows),
+        *_batch_findings(measured, alpha / 2, rounding),
+    ]
     return Located(
         contract=contract.metadata.name,
         slice=slice,
@@ -150,31 +159,17 @@ def _first(rows: Sequence[BoundaryDrift]) -> list[Divergence]:
     return [Divergence("drift", row.boundary, "", f"{difference}; what lies behind it inherits it")]
 
 
-def _token_findings(pairs: Sequence[tuple[CapturedSequence, CapturedSequence]]) -> list[Divergence]:
-    """Conversations that the two kernels' templates make other tokens of."""
-    encoded = [(a.encoded, b.encoded) for a, b in pairs if a.encoded is not None and b.encoded is not None]
-    other = [pair for pair in encoded if pair[0] != pair[1]]
-    return [Divergence("tokens", TOKENS, "", other_tokens(*other[0], len(other), len(encoded)))] if other else []
-
-
 def _batch_findings(measured: Mapping[Boundary, Measured], alpha: float, rounding: float) -> list[Divergence]:
     """The first boundary whose numbers depend on the batch by more than the training kernel's rounding and noise."""
-    noise = {
-        key: (errors.inference_noise, np.fmax(errors.train_noise, errors.precision))
-        for key, errors in measured.items()
-        if not np.isnan(errors.inference_noise).all()
-    }
-    floors = {key: max(LEAST_FLOOR, rounding, float(np.nanmax([*allowed, 0.0]))) for key, (_, allowed) in noise.items()}
-    noisy = exceedances({key: (own, floors[key]) for key, (own, _) in noise.items()}, alpha)
     return [
         Divergence(
             "batch",
             key,
             "",
             f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
-            f"{MARGIN:g} times the floor of {number(floors[key])}; what lies behind it inherits it",
+            f"{MARGIN:g} times the floor of {number(floor)}; what lies behind it inherits it",
         )
-        for key, share in [*noisy.items()][:1]
+        for key, (share, floor) in [*batch_dependence(measured, alpha, rounding).items()][:1]
     ]
 
 
@@ -183,36 +178,10 @@ def _part(key: Boundary, a: CapturedSequence, b: CapturedSequence, *, decode: bo
     return relative_error(a.outputs[key][chosen], b.outputs[key][chosen]) if chosen.any() else float("nan")
 
 
-def _same_model(ours: CapturedSequence, theirs: CapturedSequence, keys: Sequence[Boundary]) -> list[Divergence]:
-    """A head with another vocabulary; anything else of another shape is another model."""
-    layers = [sorted({output.layer for output in side.outputs if output.layer is not None}) for side in (ours, theirs)]
-    if layers[0] != layers[1]:
-        raise NotComparableError(
-            f"the training kernel has {len(layers[0])} layers and the inference kernel {len(layers[1])}: "
-            "they are not the same checkpoint, or layers of one are not recognised"
-        )
-    other = [key for key in keys if ours.features[key] != theirs.features[key] and key != SAMPLER]
-    for key in other:
-        if key != _HEAD:
-            raise NotComparableError(
-                f"{key} has {ours.features[key]} features in training and {theirs.features[key]} in inference: "
-                "the kernels are not the same checkpoint; give both the same"
-            )
-    return [Divergence("shape", _HEAD, "", cut_vocabulary(ours.features[_HEAD], theirs.features[_HEAD])) for _ in other]
-
-
-def _notes(
-    train: Capture,
-    inference: Capture,
-    pairs: list[tuple[CapturedSequence, CapturedSequence]],
-) -> list[str]:
+def _notes(train: Capture, inference: Capture, pairs: Sequence[tuple[CapturedSequence, CapturedSequence]]) -> list[str]:
     notes = [f"training kernel: {train.kernel}; inference kernel: {inference.kernel}"]
     a, b = pairs[0]
     for side, have, lack in (("inference", a, b), ("training", b, a)):
         if unseen := by_operator(key for key in have.outputs if key not in lack.outputs):
             notes.append(f"the {side} kernel has none of these, so they were not compared: {'; '.join(unseen)}")
-    notes.append("no shares: captures can be compared, and nothing in them can be swapped")
-    notes.append(
-        f"above noise: surely more than {100 * SHARE:g} % of sequences differ by more than {MARGIN:g} times the floor"
-    )
-    return notes
+    return [*notes, "no shares: captures can be compared, and nothing in them can be swapped", ABOVE_NOISE]

@@ -10,6 +10,7 @@ from typing import Any, Final
 from kc_otel._extras import extra
 from kc_otel.contract.model import KernelSpec
 from kc_otel.diagnose.located import NotComparableError
+from kc_otel.diagnose.token_sequences import chat_encoder
 from kc_otel.diagnose.torch_kernel import TorchKernel
 
 with extra("torch", "a Hugging Face checkpoint"):
@@ -46,24 +47,15 @@ def checkpoint_kernel(folder: Path, spec: KernelSpec) -> TorchKernel:
     if missing := sorted(loading["missing_keys"]):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise NotComparableError(f"{folder}: has no {missing[0]}{more}, which its config.json says it has")
-    encode, vocabulary = None, None
+    tokenizer = None
     if (folder / "tokenizer_config.json").is_file():
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        vocabulary = tokenizer.get_vocab()
-        if tokenizer.chat_template:
-
-            def encode(messages: Any) -> list[int]:
-                made = tokenizer.apply_chat_template(
-                    list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
-                )
-                return [int(token) for token in made]
-
     return TorchKernel(
         module.eval(),
-        encode=encode,
+        encode=chat_encoder(tokenizer),
         sampling=_sampling(folder),
         cache=None if kv is None else partial(_rounding_cache, kv),
-        vocabulary=vocabulary,
+        vocabulary=None if tokenizer is None else tokenizer.get_vocab(),
     )
 
 
@@ -98,7 +90,6 @@ def _rounding_cache(kv: torch.dtype) -> Any:
 
 
 def _sampling(folder: Path) -> dict[str, Any]:
-    """Sampling parameters that a checkpoint asks for; engines take them from there."""
     path = folder / "generation_config.json"
     if not path.is_file():
         return {}

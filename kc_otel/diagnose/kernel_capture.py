@@ -43,28 +43,18 @@ def capture_kernel(
         sampled = np.zeros((len(sequence.token_ids), logits[0].shape[1]), dtype=np.float32)
         found = kernel.distributions([sequence], logits)[0].exp().cpu().numpy()
         sampled[-1 - len(found) : -1] = found
-        yield _kept(sequence, {**own, SAMPLER: sampled}, _errors(own, others), _errors(own, rough), encoded)
-
-
-def _kept(
-    sequence: TokenSequence,
-    outputs: Mapping[Boundary, NDArray[np.float32]],
-    noise: Mapping[Boundary, float],
-    precision: Mapping[Boundary, float],
-    encoded: Sequence[int] | None,
-) -> CapturedSequence:
-    positions = kept_positions(len(sequence.token_ids))
-    return CapturedSequence(
-        token_ids=tuple(sequence.token_ids),
-        prompt_tokens=sequence.prompt_tokens,
-        positions=positions,
-        outputs={key: projected(values[positions]) for key, values in outputs.items()},
-        features={key: values.shape[1] for key, values in outputs.items()},
-        noise=noise,
-        precision=precision,
-        messages=sequence.messages,
-        encoded=None if encoded is None else tuple(encoded),
-    )
+        outputs, positions = {**own, SAMPLER: sampled}, kept_positions(len(sequence.token_ids))
+        yield CapturedSequence(
+            token_ids=tuple(sequence.token_ids),
+            prompt_tokens=sequence.prompt_tokens,
+            positions=positions,
+            outputs={key: projected(values[positions]) for key, values in outputs.items()},
+            features={key: values.shape[1] for key, values in outputs.items()},
+            noise=_errors(own, others),
+            precision=_errors(own, rough),
+            messages=sequence.messages,
+            encoded=None if encoded is None else tuple(encoded),
+        )
 
 
 def _errors(

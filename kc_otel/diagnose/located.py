@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import number
 from kc_otel.diagnose.above_noise import SHARE, BoundaryDrift, least_sequences, sequences_to_name
-from kc_otel.diagnose.boundaries import Boundary, by_operator
+from kc_otel.diagnose.boundaries import TOKENS, Boundary, by_operator
 from kc_otel.diagnose.shares import ComponentShare, Shares
 from kc_otel.stats import Interval
 
-UNRELATED: Final = 0.7
+_UNRELATED: Final = 0.7
 """Relative error of the embedding beyond which two kernels have other weights; quantised ones stay below 0.1."""
-OTHER_EMBEDDINGS: Final = (
-    "the embeddings of the same tokens have nothing to do with each other: the checkpoints are others"
-)
 
 Kind = Literal["tokens", "shape", "drift", "batch", "sampler"]
 
@@ -167,19 +167,72 @@ def between(error: Interval) -> str:
     return f"{number(error.estimate)} [{number(error.lower)}, {number(error.upper)}]"
 
 
-def cut_vocabulary(ours: int, theirs: int) -> str:
-    """Return the message about a head with another vocabulary."""
-    return f"{ours} tokens in training and {theirs} in inference: the vocabulary is cut"
+def related(errors: NDArray[np.float64] | None) -> None:
+    """Refuse weights of another training, by the relative errors of the embedding; None where there is none.
+
+    Raises:
+        NotComparableError: If the two kernels' embeddings are unrelated.
+    """
+    if errors is not None and float(np.median(errors)) > _UNRELATED:
+        raise NotComparableError(
+            "the embeddings of the same tokens have nothing to do with each other: the checkpoints are others"
+        )
 
 
-def other_tokens(ours: Sequence[int], theirs: Sequence[int], count: int, of: int) -> str:
-    """Return the message about conversations that become other tokens, with one example."""
+def same_layers(train: Iterable[Boundary], inference: Iterable[Boundary]) -> None:
+    """Refuse kernels of different depth.
+
+    Raises:
+        NotComparableError: If they have not the same layers.
+    """
+    ours, theirs = ({boundary.layer for boundary in side if boundary.layer is not None} for side in (train, inference))
+    if ours != theirs:
+        raise NotComparableError(
+            f"the training kernel has {len(ours)} layers and the inference kernel {len(theirs)}: "
+            "they are not the same checkpoint, or layers of one are not recognised"
+        )
+
+
+def cut_vocabulary(shapes: Iterable[tuple[Boundary, int, int]], module: str = "") -> list[Divergence]:
+    """A head with another vocabulary; anything else of another shape is another model.
+
+    Args:
+        shapes: Where features differ, and how many there are in training and in inference.
+        module: The inference kernel's head.
+
+    Raises:
+        NotComparableError: If it is another model.
+    """
+    found = []
+    for boundary, ours, theirs in shapes:
+        if boundary != Boundary(None, "head"):
+            raise NotComparableError(
+                f"{boundary} has {ours} features in training and {theirs} in inference: "
+                "the kernels are not the same checkpoint; give both the same"
+            )
+        sentence = f"{ours} tokens in training and {theirs} in inference: the vocabulary is cut"
+        found.append(Divergence("shape", boundary, module, sentence))
+    return found
+
+
+def other_tokens(prompts: Iterable[tuple[Sequence[int], Sequence[int]]], of: int) -> list[Divergence]:
+    """Conversations that become other tokens, with one example.
+
+    Args:
+        prompts: Tokens of each in training and in inference.
+        of: How many conversations or sequences there are.
+    """
+    other = [(ours, theirs) for ours, theirs in prompts if ours != theirs]
+    if not other:
+        return []
+    ours, theirs = other[0]
     place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-    return (
-        f"{count} of {of} prompts become other tokens: the first from token {place} on, "
+    sentence = (
+        f"{len(other)} of {of} prompts become other tokens: the first from token {place} on, "
         f"{list(ours[place : place + 4])} in training and {list(theirs[place : place + 4])} in inference; "
         "compare the tokenizer and the chat template"
     )
+    return [Divergence("tokens", TOKENS, "", sentence)]
 
 
 def by_size(findings: Sequence[Divergence], rows: Sequence[BoundaryDrift]) -> Divergence | None:
@@ -204,9 +257,8 @@ def settings_of(contract: Contract) -> list[str]:
 
 def located_json(located: Located) -> dict[str, Any]:
     """The answer for a program, and as evidence; numbers that are not finite are texts."""
-    found: dict[str, Any] = _plain(asdict(located))
-    found["undecided"] = located.undecided
-    found["first"] = _plain(asdict(located.first)) if located.first else None
+    first = asdict(located.first) if located.first else None
+    found: dict[str, Any] = _plain({**asdict(located), "undecided": located.undecided, "first": first})
     return found
 
 
@@ -237,7 +289,6 @@ def located_lines(located: Located) -> Iterator[str]:
 
 
 def _answer_lines(located: Located) -> Iterator[str]:
-    """Yield the scope, the culprit, the first divergence, and the other boundaries above noise."""
     yield (
         f"{located.contract}, slice {located.slice}: {located.sequences} sequences, {located.tokens} tokens, "
         f"{len(located.boundaries)} boundaries, {located.forwards} forwards of a sequence, {located.seconds:.1f} s"
@@ -286,22 +337,17 @@ def located_sentence(located: Located) -> str:
 
 
 def _largest_shares(located: Located) -> str:
-    """Return the operators' shares, and the layer with the largest part."""
     whole = located.shares[0].components
     said = [f"{_share(whole[0])} of {located.metric} comes from {whole[0].name}"]
     if len(located.shares) > 1:
-        layer = next(
-            component
-            for component in located.shares[1].components
-            if component.name.startswith(whole[0].name.split(" in ")[0])
-        )
+        operator = whole[0].name.split(" in ")[0]
+        layer = next(part for part in located.shares[1].components if part.name.startswith(operator))
         said[0] += f", {_percent(layer.share.estimate)} % from {layer.name.rpartition(' in ')[2]} alone"
     said += [f"{_share(share)} from {share.name}" for share in whole[1:3] if share.share.estimate >= _WORTH_SAYING]
     return "; ".join(said)
 
 
 def _part_of(finding: Divergence, located: Located) -> str:
-    """Return the share of the drift that comes from a finding's operator, in all layers."""
     operator = finding.boundary.operator
     shares = located.shares[0].components if located.shares else ()
     found = next((share for share in shares if share.name.split(" in ")[0] == operator), None)
@@ -314,22 +360,6 @@ def finding_name(finding: Divergence) -> str:
     said = str(finding.boundary) if words == finding.boundary.operator else f"{finding.boundary} ({words})"
     kind = ", depends on the batch" if finding.kind == "batch" else ""
     return f"{said}{kind}" + (f", module {finding.module}" if finding.module else "")
-
-
-def _rows_of(located: Located) -> list[tuple[str, ...]]:
-    """A row for each boundary, as `_HEADER` says, in the order of execution."""
-    return [
-        (
-            str(boundary.boundary),
-            _number(boundary.local.estimate),
-            _number(boundary.drift.estimate),
-            number(boundary.floor),
-            _number(boundary.prefill),
-            _number(boundary.decode),
-            f"{100 * boundary.above.estimate:.0f} %{' *' if boundary.is_above else ''}",
-        )
-        for boundary in located.boundaries
-    ]
 
 
 def _share_lines(located: Located, shares: Shares, *, layers: bool) -> Iterator[str]:
@@ -345,21 +375,27 @@ def _share_lines(located: Located, shares: Shares, *, layers: bool) -> Iterator[
 
 
 def _table(located: Located) -> Iterator[str]:
-    rows = located.boundaries
-    if not rows:
-        return
-    cells = _rows_of(located)
-    ranked = sorted(range(len(rows)), key=lambda index: -_over(rows[index]))
-    shown = sorted(ranked[:_MAX_BOUNDARIES])
-    widths = [max(len(row[column]) for row in [_HEADER, *(cells[i] for i in shown)]) for column in range(len(_HEADER))]
-    for row in [_HEADER, *(cells[index] for index in shown)]:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    if len(rows) > len(shown):
-        yield f"... and {len(rows) - len(shown)} that are nearer to their floor; all are in --json"
-
-
-def _over(row: BoundaryDrift) -> float:
-    return row.error / row.floor
+    boundaries = located.boundaries
+    farthest = sorted(boundaries, key=lambda boundary: -boundary.error / boundary.floor)[:_MAX_BOUNDARIES]
+    shown = [
+        (
+            str(boundary.boundary),
+            _number(boundary.local.estimate),
+            _number(boundary.drift.estimate),
+            number(boundary.floor),
+            _number(boundary.prefill),
+            _number(boundary.decode),
+            f"{100 * boundary.above.estimate:.0f} %{' *' if boundary.is_above else ''}",
+        )
+        for boundary in boundaries
+        if boundary in farthest
+    ]
+    rows = [_HEADER, *shown] if shown else []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()
+    if len(boundaries) > len(shown):
+        yield f"... and {len(boundaries) - len(shown)} that are nearer to their floor; all are in --json"
 
 
 def _number(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -39,6 +39,18 @@ class TokenSequence:
     messages: tuple[Mapping[str, str], ...] = ()
 
 
+def chat_encoder(tokenizer: Any) -> Callable[[Sequence[Mapping[str, str]]], list[int]] | None:
+    """Return the function from a conversation to token ids of a tokenizer of Hugging Face; None without a template."""
+    if tokenizer is None or not getattr(tokenizer, "chat_template", None):
+        return None
+
+    def encode(messages: Sequence[Mapping[str, str]]) -> list[int]:
+        options = {"tokenize": True, "add_generation_prompt": True, "return_dict": False}
+        return [int(token) for token in tokenizer.apply_chat_template(list(messages), **options)]
+
+    return encode
+
+
 def read_sequences(
     source: str | Path, *, contract: Contract | None = None, slice: str = ALL, most: int = 64
 ) -> tuple[TokenSequence, ...]:
@@ -68,8 +80,13 @@ def read_sequences(
             TokenSequence(sequence.token_ids, sequence.prompt_tokens, {}, sequence.messages)
             for sequence in read_capture(path).sequences
         )
-    rows = _spooled if _is_spool(path) else _json_rows if _has_tokens(path) else _recorded
-    return _found(rows(path), source, contract, slice, most)
+    if _is_spool(path):
+        rows = _spooled(path)
+    elif _has_tokens(path):
+        rows = (_row(where, row) for where, row in records(path))
+    else:
+        rows = _recorded(path)
+    return _found(rows, source, contract, slice, most)
 
 
 def _found(
@@ -88,11 +105,6 @@ def _program_rows(target: str, slice: str) -> Iterator[TokenSequence]:
         raise ValueError(f"{target}: is {type(give).__name__}, not {_PROGRAM}")  # noqa: TRY004 - a wrong argument
     for number, row in enumerate(give(slice), 1):
         yield _row(f"{target}: sequence {number}", row)
-
-
-def _json_rows(path: Path) -> Iterator[TokenSequence]:
-    for where, row in records(path):
-        yield _row(where, row)
 
 
 def _has_tokens(path: Path) -> bool:

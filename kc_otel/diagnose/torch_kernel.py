@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -54,6 +54,8 @@ class TorchKernel:
     cache: Callable[[], Any] | None = None
     vocabulary: Mapping[str, int] | None = None
     is_fused: bool = False
+    only_seen: ClassVar[frozenset[str]] = frozenset()
+    has_sampler: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, torch.nn.Module):
@@ -72,16 +74,6 @@ class TorchKernel:
             if name
         )
         return boundaries_of(leaves)
-
-    @property
-    def only_seen(self) -> frozenset[str]:
-        """Operators whose outputs cannot be replaced: none."""
-        return frozenset()
-
-    @property
-    def has_sampler(self) -> bool:
-        """False: its distributions depend on its sampling parameters alone."""
-        return False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,18 +98,7 @@ class TorchKernel:
         taken: bool = True,
         padding: int = 0,
     ) -> tuple[Activations, list[torch.Tensor]]:
-        """Run the model over sequences, in these batches.
-
-        Args:
-            sequences: Sequences to run.
-            batches: Indices of the sequences of each forward; every sequence in one of them.
-            replaced: Replacement of an operator's output, after it was taken.
-            added: Value to add to an operator's output.
-            taken: Whether outputs are taken.
-            padding: Tokens of padding behind the longest sequence of a batch.
-
-        Returns:
-            Outputs by boundary, and logits [tokens, vocabulary] in float32 of each sequence.
+        """As of a `WatchedKernel`; `added` are values to add to an operator's output, padding is behind the longest.
 
         Raises:
             ValueError: If the model returns no logits for the tokens.
@@ -145,12 +126,7 @@ class TorchKernel:
         return fused(found, _side_by_side) if self.is_fused else found, logits
 
     def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Log-probabilities [completion, vocabulary] of each sequence's completion, as the kernel samples.
-
-        Args:
-            sequences: The sequences; one whose prompt is not known is all completion, but for its first token.
-            logits: [tokens, vocabulary] of each.
-        """
+        """As of a `WatchedKernel`; a sequence whose prompt is not known is all completion, but for its first token."""
         return [
             processed(scores[max(sequence.prompt_tokens - 1, 0) : -1], self.sampling).log_softmax(-1)
             for sequence, scores in zip(sequences, logits, strict=True)
@@ -158,7 +134,6 @@ class TorchKernel:
 
     @cached_property
     def _parts(self) -> dict[Boundary, list[tuple[Boundary, int]]]:
-        """The parts of each fused operator, with their features."""
         modules = {boundary: self.module.get_submodule(name) for name, boundary in self.named.items()}
         return {
             whole: [(key, int(modules[key].weight.shape[0])) for key in parts]

@@ -17,27 +17,26 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import number
 from kc_otel.diagnose.above_noise import (
+    ABOVE_NOISE,
     LEAST_FLOOR,
     MARGIN,
     NOT_FINITE,
-    SHARE,
     WRITTEN,
     BoundaryDrift,
+    Measured,
+    batch_dependence,
     boundary_drift,
     enough_sequences,
-    exceedances,
 )
-from kc_otel.diagnose.boundaries import SAMPLER, TOKENS, Boundary, by_operator, fused_parts
+from kc_otel.diagnose.boundaries import SAMPLER, Boundary, by_operator, fused_parts
 from kc_otel.diagnose.located import (
-    OTHER_EMBEDDINGS,
-    UNRELATED,
     Divergence,
     Located,
-    NotComparableError,
     between,
     by_size,
     cut_vocabulary,
     other_tokens,
+    related,
     settings_of,
 )
 from kc_otel.diagnose.same_checkpoint import other_settings, same_architecture, same_vocabulary
@@ -97,14 +96,15 @@ def locate(
         progress(said)
     _known_tokens(train, inference, sequences)
     weights = tensor_differences(train, inference)
-    findings, tokens_differ = _token_findings(train, inference, sequences)
+    findings = _token_findings(train, inference, sequences)
     wanted = _dtype(precision or contract.kernels.inference.dtype, inference)
     rounded = kernel_in(train, wanted) if wanted != train.dtype else None
     batch_tokens = tokens_at_a_time(train)
     measurement = measure_pair(
         train, inference, sequences, precision=rounded, batch_tokens=batch_tokens, progress=progress
     )
-    _related(measurement)
+    embedding = measurement.measured.get(Boundary(None, "embedding"))
+    related(None if embedding is None else embedding.local)
     # Also where both kernels compute in it: another order of the same sum may round each value the other way.
     rounding = WRITTEN * torch.finfo(wanted).eps
     rows = boundary_drift(measurement.measured, alpha / 2, rounding=rounding)
@@ -121,13 +121,13 @@ def locate(
         else finding
         for finding in drifting
     ]
-    findings += _batch_findings(measurement, modules, alpha / 2, rounding)
+    findings += _batch_findings(measurement.measured, modules, alpha / 2, rounding)
     shared: tuple[Shares, ...] = ()
     culprit = by_size(findings, rows)
     metric, per_token, observed = *_metric(clause), float("nan")
     above, unswapped = _swappable([row.boundary for row in rows if row.is_above], measurement)
     forwards = measurement.forwards
-    if tokens_differ:
+    if any(finding.kind == "tokens" for finding in findings):
         notes.append("operators are compared on the training kernel's tokens")
     if unswapped:
         notes.append(f"not swapped: an engine's router gives no choices to swap: {'; '.join(by_operator(unswapped))}")
@@ -145,7 +145,7 @@ def locate(
         slice=slice,
         metric=metric,
         sequences=len(sequences),
-        tokens=measurement.tokens,
+        tokens=sum(len(sequence.token_ids) for sequence in sequences),
         boundaries=rows,
         findings=tuple(findings),
         culprit=culprit,
@@ -193,13 +193,6 @@ def _same_model(train: TorchKernel, inference: WatchedKernel) -> list[str]:
     return [f"the checkpoints' configurations differ: {differing}"] if differing else []
 
 
-def _related(measurement: PairMeasurement) -> None:
-    """Refuse weights of another training where an engine has packed them, so that only outputs can be compared."""
-    embedding = measurement.measured.get(Boundary(None, "embedding"))
-    if embedding is not None and float(np.median(embedding.local)) > UNRELATED:
-        raise NotComparableError(OTHER_EMBEDDINGS)
-
-
 def _known_tokens(train: TorchKernel, inference: WatchedKernel, sequences: Sequence[TokenSequence]) -> None:
     """Refuse tokens that an embedding has no row for."""
     embedding = Boundary(None, "embedding")
@@ -240,34 +233,19 @@ def _metric(clause: Clause | None) -> tuple[str, PerToken]:
 
 def _token_findings(
     train: TorchKernel, inference: WatchedKernel, sequences: Sequence[TokenSequence]
-) -> tuple[list[Divergence], bool]:
-    """Prompts that the two sides make other tokens of."""
-    other = []
-    for sequence in sequences:
-        if not sequence.messages or (train.encode is None and inference.encode is None):
-            continue
-        recorded = sequence.token_ids[: sequence.prompt_tokens]
-        sides = [tuple(side.encode(sequence.messages)) if side.encode else recorded for side in (train, inference)]
-        if sides[0] != sides[1]:
-            other.append(sides)
-    if not other:
-        return [], False
-    sentence = other_tokens(other[0][0], other[0][1], len(other), len(sequences))
-    return [Divergence("tokens", TOKENS, "", sentence)], True
+) -> list[Divergence]:
+    encoded = []
+    for sequence in sequences if train.encode or inference.encode else ():
+        if sequence.messages:
+            recorded = sequence.token_ids[: sequence.prompt_tokens]
+            ours, theirs = (tuple(k.encode(sequence.messages)) if k.encode else recorded for k in (train, inference))
+            encoded.append((ours, theirs))
+    return other_tokens(encoded, len(sequences))
 
 
 def _shape_findings(measurement: PairMeasurement, inference: WatchedKernel) -> list[Divergence]:
-    """A head with another vocabulary; anything else of another shape is another model."""
-    shapes = [(missing.boundary, missing.features) for missing in measurement.missing if missing.features]
-    head = Boundary(None, "head")
-    for boundary, (ours, theirs) in shapes:
-        if boundary != head:
-            raise NotComparableError(
-                f"{boundary} has {ours} features in training and {theirs} in inference: "
-                "the kernels are not the same checkpoint; give both the same"
-            )
-    module = next((name for name, boundary in inference.named.items() if boundary == head), "")
-    return [Divergence("shape", head, module, cut_vocabulary(ours, theirs)) for _, (ours, theirs) in shapes]
+    head = next((name for name, boundary in inference.named.items() if boundary == Boundary(None, "head")), "")
+    return cut_vocabulary(((gap.boundary, *gap.features) for gap in measurement.missing if gap.features), head)
 
 
 def _drift_finding(
@@ -295,25 +273,18 @@ def _by_how_much(relative: float) -> str:
 
 
 def _batch_findings(
-    measurement: PairMeasurement, modules: Mapping[Boundary, str], alpha: float, rounding: float
+    measured: Mapping[Boundary, Measured], modules: Mapping[Boundary, str], alpha: float, rounding: float
 ) -> list[Divergence]:
     """Operators whose numbers depend on the batch by more than the training kernel's do in the same number format."""
-    floors = {key: max(LEAST_FLOOR, rounding, _most(allowed)) for key, (_, allowed) in measurement.own_noise.items()}
-    noisy = exceedances({key: (own, floors[key]) for key, (own, _) in measurement.own_noise.items()}, alpha)
     found = []
-    for key, share in noisy.items():
-        own = float(np.nanmedian(measurement.own_noise[key][0]))
+    for key, (share, floor) in batch_dependence(measured, alpha, rounding).items():
+        own = float(np.nanmedian(measured[key].inference_noise))
         sentence = (
             f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
-            f"{MARGIN:g} times what the training kernel's do (floor {number(floors[key])}, median {number(own)})"
+            f"{MARGIN:g} times what the training kernel's do (floor {number(floor)}, median {number(own)})"
         )
         found.append(Divergence("batch", key, modules.get(Boundary(key.layer, key.operator), ""), sentence))
     return found
-
-
-def _most(values: NDArray[np.float64]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.max()) if known.size else 0.0
 
 
 def _divide(
@@ -380,7 +351,4 @@ def _notes(
         for side, unseen in absent.items()
         if unseen
     ]
-    notes.append(
-        f"above noise: surely more than {100 * SHARE:g} % of sequences differ by more than {MARGIN:g} times the floor"
-    )
-    return notes
+    return [*notes, ABOVE_NOISE]

@@ -11,8 +11,8 @@ import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,18 +57,13 @@ class PairMeasurement:
 
     Attributes:
         measured: Relative errors by boundary, in the order of execution.
-        own_noise: By boundary, the inference kernel's noise and that of the training kernel in the other's number
-            format, [sequences] each: dependence on the batch, with the same inputs.
         missing: Boundaries that one kernel has and the other has not, or has in another shape.
         forwards: Forwards that were run, in sequences.
-        tokens: Tokens of the sequences.
     """
 
     measured: dict[Boundary, Measured]
-    own_noise: dict[Boundary, tuple[NDArray[np.float64], NDArray[np.float64]]]
     missing: tuple[Absent, ...]
     forwards: int
-    tokens: int
 
 
 def kernel_in(kernel: TorchKernel, dtype: torch.dtype) -> TorchKernel | None:
@@ -112,25 +107,17 @@ def measure_pair(
         parts.append(_measure_chunk(train, inference, precision, chunk))
         done += len(chunk)
         progress(f"compared at every operator: {done} of {len(sequences)} sequences")
-    boundaries = [key for key in parts[0][0] if all(key in part[0] for part in parts)]
     measured = {
-        key: Measured(*(np.concatenate([getattr(part[0][key], name) for part in parts]) for name in _FIELDS))
-        for key in boundaries
+        key: _together([part[key] for part, _ in parts]) for key in parts[0][0] if all(key in part for part, _ in parts)
     }
-    own = {
-        key: (
-            np.concatenate([part[1][key][0] for part in parts]),
-            np.concatenate([part[1][key][1] for part in parts]),
-        )
-        for key in boundaries
-        if all(key in part[1] for part in parts)
-    }
-    missing = tuple(dict.fromkeys(gap for part in parts for gap in part[2]))
-    tokens = sum(len(sequence.token_ids) for sequence in sequences)
-    return PairMeasurement(measured, own, missing, (8 if precision else 6) * len(sequences), tokens)
+    missing = tuple(dict.fromkeys(gap for _, gaps in parts for gap in gaps))
+    return PairMeasurement(measured, missing, (8 if precision else 6) * len(sequences))
 
 
-_FIELDS: Final = ("local", "drift", "train_noise", "inference_noise", "precision", "prefill", "decode")
+def _together(parts: Sequence[Measured]) -> Measured:
+    columns = ([getattr(part, field.name) for part in parts] for field in fields(Measured))
+    joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
+    return Measured(*joined)
 
 
 def tokens_at_a_time(kernel: TorchKernel) -> int:
@@ -176,7 +163,7 @@ def inputs_as_seen(
 
 def _measure_chunk(
     train: TorchKernel, inference: WatchedKernel, precision: TorchKernel | None, chunk: Sequence[TokenSequence]
-) -> tuple[dict[Boundary, Measured], dict[Boundary, tuple[NDArray[np.float64], NDArray[np.float64]]], list[Absent]]:
+) -> tuple[dict[Boundary, Measured], list[Absent]]:
     rows = list(range(len(chunk)))
     together = [rows]
     alone = [[row] for row in rows[:_ALONE_ROWS]] + ([rows[_ALONE_ROWS:]] if len(rows) > _ALONE_ROWS else [])
@@ -213,7 +200,7 @@ def _measure_chunk(
         rounded, _ = precision.run(chunk, together, replaced=own)
         rounding = _errors(own, rounded)
         allowed = _errors(rounded, precision.run(chunk, alone, replaced=own)[0])
-    measured, own_noise = {}, {}
+    measured = {}
     for key in comparable:
         if not own[key][0].is_floating_point():
             continue
@@ -228,11 +215,11 @@ def _measure_chunk(
             precision=rounding.get(key, none),
             prefill=prefill[key],
             decode=decode[key],
+            allowed=np.fmax(noise.get(key, none), allowed.get(key, none)),
         )
-        own_noise[key] = measured[key].inference_noise, np.fmax(measured[key].train_noise, allowed.get(key, none))
     if inference.has_sampler or dict(train.sampling) != dict(inference.sampling):
         measured[SAMPLER] = _sampler(train, inference, chunk, own_logits)
-    return measured, own_noise, missing
+    return measured, missing
 
 
 Errors = dict[Boundary, NDArray[np.float64]]
@@ -240,12 +227,10 @@ Errors = dict[Boundary, NDArray[np.float64]]
 
 
 def _errors(reference: Activations, other: Activations, spans: Sequence[tuple[int, int]] | None = None) -> Errors:
-    """Return the relative errors at every boundary that both have."""
     return {key: relative(values, other[key], spans) for key, values in reference.items() if key in other}
 
 
 def _largest(runs: Iterable[Errors]) -> Errors:
-    """Return the largest error of each boundary over all runs."""
     found: Errors = {}
     for errors in runs:
         found |= {key: np.maximum(found[key], error) if key in found else error for key, error in errors.items()}

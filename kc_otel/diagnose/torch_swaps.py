@@ -95,7 +95,6 @@ def _drifts(
     sequences: Sequence[TokenSequence],
     per_token: PerToken,
 ) -> NDArray[np.float64]:
-    """Mean drift over the completion of each sequence."""
     return np.asarray(
         [
             float(per_token(p, q, torch.as_tensor(sequence.token_ids[-len(p) :])).mean())

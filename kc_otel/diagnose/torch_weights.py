@@ -15,10 +15,13 @@ from typing import Any, Final
 from kc_otel._extras import extra
 from kc_otel.contract.words import number
 from kc_otel.diagnose.boundaries import Boundary
-from kc_otel.diagnose.located import NotComparableError
+from kc_otel.diagnose.located import NotComparableError, same_layers
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from kc_otel.diagnose.watched_kernel import WatchedKernel
+
+with extra("torch", "locating in a torch module"):
+    import torch
 
 _NAME = "input_scale"
 _SEQUENCES = 8
@@ -110,9 +113,6 @@ def _most(module: torch.nn.Module) -> float:
     return 127.0
 
 
-with extra("torch", "locating in a torch module"):
-    import torch
-
 _MIN_COSINE: Final = 0.5
 """Cosine below which two matrices have nothing to do with each other; of quantised ones it is above 0.9."""
 
@@ -145,12 +145,7 @@ def tensor_differences(train: TorchKernel, inference: WatchedKernel) -> Mapping[
             each other.
     """
     ours, theirs = ({boundary: name for name, boundary in side.named.items()} for side in (train, inference))
-    layers = [sorted({boundary.layer for boundary in side if boundary.layer is not None}) for side in (ours, theirs)]
-    if layers[0] != layers[1]:
-        raise NotComparableError(
-            f"the training kernel has {len(layers[0])} layers and the inference kernel {len(layers[1])}: "
-            "they are not the same checkpoint, or layers of one are not recognised"
-        )
+    same_layers(ours, theirs)
     found = {key: _of_module(train, ours[key], inference, theirs[key]) for key in ours if key in theirs}
     matrices = [difference for differences in found.values() for difference in differences if difference.is_matrix]
     unrelated = [matrix.name for matrix in matrices if matrix.cosine < _MIN_COSINE]

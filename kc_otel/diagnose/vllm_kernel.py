@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
 from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, layer_of
 from kc_otel.diagnose.same_checkpoint import complete_layers
-from kc_otel.diagnose.token_sequences import TokenSequence
+from kc_otel.diagnose.token_sequences import TokenSequence, chat_encoder
 from kc_otel.diagnose.torch_visit import Activations
 from kc_otel.diagnose.vllm_visit import EngineVisit
 
@@ -145,17 +146,7 @@ class VllmKernel:
     @property
     def encode(self) -> Callable[[Sequence[Mapping[str, str]]], Sequence[int]] | None:
         """Token ids of a conversation; None for an engine without a chat template."""
-        tokenizer = self._tokenizer
-        if tokenizer is None or not getattr(tokenizer, "chat_template", None):
-            return None
-
-        def encode(messages: Sequence[Mapping[str, str]]) -> list[int]:
-            made = tokenizer.apply_chat_template(
-                list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
-            )
-            return [int(token) for token in made]
-
-        return encode
+        return chat_encoder(self._tokenizer)
 
     @property
     def sampling(self) -> Mapping[str, Scalar]:
@@ -174,17 +165,11 @@ class VllmKernel:
             return list(sequences)
         outputs = self._generate([sequence.token_ids for sequence in bare], [tokens] * len(bare), temperature=0.0)
         made = dict(zip((id(sequence) for sequence in bare), outputs, strict=True))
-        return [
-            TokenSequence(
-                (*sequence.token_ids, *made[id(sequence)]),
-                len(sequence.token_ids),
-                sequence.attributes,
-                sequence.messages,
-            )
-            if id(sequence) in made
-            else sequence
-            for sequence in sequences
-        ]
+        found = []
+        for sequence in sequences:
+            ids, more = sequence.token_ids, made.get(id(sequence), ())
+            found.append(replace(sequence, token_ids=(*ids, *more), prompt_tokens=len(ids)) if more else sequence)
+        return found
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(
@@ -196,17 +181,7 @@ class VllmKernel:
         taken: bool = True,
         padding: int = 0,
     ) -> tuple[Activations, list[torch.Tensor]]:
-        """Run the engine over sequences, their prompts prefilled and their completions decoded.
-
-        Args:
-            sequences: Sequences to run.
-            batches: Indices of the sequences of each batch; every sequence in one of them.
-            replaced: Replacement of an operator's output, after it was taken.
-            taken: Whether outputs are taken.
-            padding: Tokens of another request at the head of each batch.
-
-        Returns:
-            Outputs by boundary, and logits [tokens, vocabulary] in float32 of each sequence.
+        """As of a `WatchedKernel`; prompts are prefilled, completions decoded, and padding is another request.
 
         Raises:
             ValueError: If a sequence is too long for the engine.
@@ -219,12 +194,7 @@ class VllmKernel:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Log-probabilities [completion, vocabulary] of each sequence's completion, by the engine's own sampler.
-
-        Args:
-            sequences: The sequences.
-            logits: [tokens, vocabulary] of each, which the sampler is given instead of the engine's.
-        """
+        """As of a `WatchedKernel`, by the engine's own sampler, which is given these logits instead of the engine's."""
         visit = EngineVisit(sequences, {_HEAD: list(logits)}, taken=False, sampled=True)
         with self._watched(visit):
             self._go(visit, range(len(sequences)), 0)
@@ -370,10 +340,6 @@ def _before_sampling(visit: EngineVisit) -> Callable[..., Any]:
         visit.sample(sampler, options["logits"], options["sampling_metadata"])
 
     return hook
-
-
-with extra("torch", "locating in an engine"):
-    import torch
 
 
 def read_back(attention: Any, request: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor] | None:

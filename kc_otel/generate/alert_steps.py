@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import REPEAT, EscalationStep
 from kc_otel.contract.prometheus_names import INVALID_ONCE, label, metric, selector
-from kc_otel.contract.sentences import promise
+from kc_otel.contract.sentences import REMEDIES, consequence, promise
 from kc_otel.contract.units import format_duration
+from kc_otel.generate.links import NOWHERE, Sites, overview_link
 from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
 from kc_otel.judge.verdict import Status
@@ -140,6 +141,64 @@ def pair_template(label: str) -> str:
     _, train, inference = map(label.format, CELL_LABELS)
     of, against = f"{{{{ with {inference} }}}} for {{{{ . }}}}", f"{{{{ with {train} }}}} against {{{{ . }}}}"
     return f"{of}{{{{ end }}}}{against}{{{{ end }}}}"
+
+
+_NOT_REFUTED: Final = "The last verdict does not show the breach, and nothing has refuted it."
+
+
+@dataclass(frozen=True, slots=True)
+class CellText:
+    """Texts of a cell in an alert, as values or as templates of an alerting system.
+
+    Attributes:
+        slice: Name of the slice, for a link.
+        where: The slice in words.
+        kernels: The pair, as the end of a sentence.
+        either: Of a text while the verdict is FAIL, and another while only the alert holds, the one for now.
+        bounds: Numbers by their names; none where they cannot be asked for.
+    """
+
+    slice: str
+    where: str
+    kernels: str
+    either: Callable[[str, str], str]
+    bounds: Mapping[str, str] = field(default_factory=dict)
+
+
+def annotation_texts(
+    alert: AlertStep, shown: CellText, sites: Sites = NOWHERE, *, text: Callable[[str], str] = str
+) -> dict[str, str]:
+    """Return the texts that the on-call person reads.
+
+    Args:
+        alert: The firing step.
+        shown: Texts of the cell.
+        sites: Targets of links.
+        text: Makes a contract's own words fit into a template.
+    """
+    said = {
+        "fail": f"{alert.clause_id} {shown.either('is', 'was')} broken on {shown.where}",
+        "no-data": f"no data for {alert.clause_id} on {shown.where}",
+        "inconclusive": f"{alert.clause_id} cannot be decided on {shown.where}",
+        "invalid-input": "sequences fail the input checks",
+    }[alert.step.on]
+    with_numbers = alert.status in {Status.FAIL, Status.INCONCLUSIVE}
+    numbers = ", ".join(f"{name} {value}" for name, value in shown.bounds.items())
+    effect = consequence(alert.clause, alert.step.on, shown.where)
+    description = (
+        shown.either(effect, _NOT_REFUTED) if alert.step.on == "fail" else effect,
+        alert.actions,
+        f"Now: {REMEDIES[alert.step.on]}.",
+        text(alert.promise),
+        f"Measured: {numbers}." if with_numbers and numbers else "",
+    )
+    return {
+        "summary": f"{alert.contract.name}: {said}{shown.kernels}",
+        "description": " ".join(filter(None, description)),
+        "owner": text(alert.contract.metadata.owner),
+        **sites.dashboard(overview_link(alert.contract.name, "$__all" if alert.clause is None else shown.slice)),
+        **sites.runbook(alert.name, text(alert.contract.metadata.runbook or "")),
+    }
 
 
 def repeat_interval(repeat: float = REPEAT) -> str:

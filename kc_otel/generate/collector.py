@@ -74,8 +74,7 @@ def placed(contracts: Sequence[str], evaluators: Sequence[str]) -> dict[str, tup
             msg = f"evaluator {address!r}: is not host:port; give where it listens for OTLP/gRPC, such as judge-0:4317"
             raise ValueError(msg)
     if not evaluators or len({_slug(address) for address in evaluators}) < len(evaluators):
-        msg = f"evaluators {', '.join(evaluators) or '(none)'}: name at least one, and each once"
-        raise ValueError(msg)
+        raise ValueError(f"evaluators {', '.join(evaluators) or '(none)'}: name at least one, and each once")
     if len(evaluators) > len(contracts):
         msg = f"{len(evaluators)} evaluators for {len(contracts)} contracts: a contract is judged by one; name fewer"
         raise ValueError(msg)

@@ -19,9 +19,9 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import selector
 from kc_otel.contract.units import format_duration
 from kc_otel.generate import evaluator_alert, rolled_back_alert
-from kc_otel.generate.alert_steps import HELD_BY, AlertStep, alert_steps, static_labels
+from kc_otel.generate.alert_steps import HELD_BY, AlertStep, CellText, alert_steps, annotation_texts, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.prometheus.alerting_rules import EVALUATOR, INTERVAL, CellText, annotation_texts, rules_path
+from kc_otel.generate.prometheus.alerting_rules import BOUNDS, INTERVAL, rules_path
 from kc_otel.generate.rolled_back_alert import ROLLED_BACK_ALERTS
 from kc_otel.judge.verdict import Status
 
@@ -126,7 +126,7 @@ def _series(contract: Contract, scenario: _Scenario) -> Iterator[dict[str, str]]
             for name in contract.slices:
                 yield {"series": selector("kc.verdict", {**cell, "kc.slice": name}), "values": passing}
             for name, value in _bounds(clause).items():
-                yield {"series": selector(EVALUATOR.bounds[name], cell), "values": f"{value!r}x{steps}"}
+                yield {"series": selector(f"kc.bound.{BOUNDS[name]}", cell), "values": f"{value!r}x{steps}"}
 
 
 def _values(scenario: _Scenario) -> str:

@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.sentences import REMEDIES
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import alert_steps
-from kc_otel.generate.grafana.alerting import alert_rule, alerting_file, evaluator_alerting_file, runbook
+from kc_otel.generate.grafana.alerting import alert_rule, alerting_file, evaluator_alerting_file
 from kc_otel.generate.prometheus.alerting_rules import alert_rule as prometheus_rule
 
 GRAFANA = '{{ reReplaceAll "/*$" "" externalURL }}'
@@ -130,14 +131,13 @@ def test_each_rule_leads_to_its_panel_and_slice(boards: dict, policy: Contract, 
             assert "{{ with index .Labels `kc_slice` }}" in rule["annotations"]["slice_dashboard"]
 
 
-def test_the_runbook_says_what_is_ordered_and_what_to_do(policy: Contract) -> None:
-    """Numbered, with the step's own actions first, and the owner last. Grafana does not know what was done."""
+def test_people_read_the_same_in_grafana_as_in_prometheus(policy: Contract) -> None:
+    """The consequence, the policy's actions, what to do now, and the promise; Grafana cannot ask for the numbers."""
     for alert in alert_steps(policy):
-        lines = runbook(alert).splitlines()
-        assert [line.partition(". ")[0] for line in lines] == [str(number + 1) for number in range(len(lines))]
-        assert lines[0].startswith(f"1. Step {alert.number} of the policy orders: ")
-        assert lines[-1].endswith("Owner: rl-infra.")
-        assert len(lines) >= 4
-    (route,) = {runbook(alert).splitlines()[0] for alert in alert_steps(policy) if alert.number == 2}
-    assert "route the slice to the training kernel" in route
-    assert "send a webhook. `kc-otel status` says what of it was done." in route
+        ours, theirs = (rule["annotations"] for rule in (alert_rule(alert, "prometheus"), prometheus_rule(alert)))
+        assert ours["owner"] == theirs["owner"]
+        actions = f"{alert.actions} Now: {REMEDIES[alert.step.on]}. "
+        assert actions in ours["description"]
+        _, _, rest = ours["description"].partition(actions)
+        assert rest
+        assert rest in theirs["description"]

@@ -1,4 +1,4 @@
-"""How people are told of Grafana's alerts: contact points, policies, mute timings, templates, in provisioning form."""
+"""How people are told of Grafana's alerts: contact points, policies, templates, in provisioning form."""
 
 import json
 import re
@@ -87,10 +87,7 @@ def test_nothing_else_looks_like_a_variable_to_grafana(text: str, policy: Contra
 
 
 def test_each_part_satisfies_the_schema_of_grafanas_own_model(content: dict, schemas: Path) -> None:
-    """Files wrap what the HTTP API takes: without the wrapper it has the API's shape.
-
-    But for mute timings, of which the schema describes the server's own memory; those are left to amtool.
-    """
+    """Files wrap what the HTTP API takes: without the wrapper it has the API's shape."""
     schema = json.loads((schemas / "grafana-jsonschema" / "alerting.jsonschema.json").read_text())
 
     def errors(definition: str, value: dict) -> list[str]:
@@ -159,15 +156,6 @@ def test_reminders_come_as_often_as_the_step_says(policy: Contract) -> None:
     }
 
 
-def test_only_information_waits_for_working_hours(content: dict) -> None:
-    """Nothing of severity warning or critical is ever muted, and what is named as muted exists."""
-    muted = [route for route in routes(content["policies"][0]) if "mute_time_intervals" in route]
-    assert muted
-    assert all(route["object_matchers"] == [["severity", "=", "info"]] for route in muted)
-    named = {name for route in muted for name in route["mute_time_intervals"]}
-    assert named == {times["name"] for times in content["muteTimes"]}
-
-
 def test_without_contracts_there_is_still_a_whole_file() -> None:
     """No endpoints, no routes, and what the root names is there."""
     content = yaml.safe_load(notifications_file([]).text)
@@ -176,8 +164,8 @@ def test_without_contracts_there_is_still_a_whole_file() -> None:
 
 
 @pytest.mark.slow
-def test_alertmanager_understands_the_same_tree_and_times(program, content: dict, tmp_path: Path) -> None:
-    """Grafana's policies are Alertmanager's: amtool takes mute timings and routes, and finds the same receivers."""
+def test_alertmanager_understands_the_same_tree(program, content: dict, tmp_path: Path) -> None:
+    """Grafana's policies are Alertmanager's: amtool takes the routes, and finds the same receivers."""
 
     def plain(route: dict) -> dict:
         own = {key: value for key, value in route.items() if key not in {"orgId", "object_matchers", "routes"}}
@@ -192,13 +180,7 @@ def test_alertmanager_understands_the_same_tree_and_times(program, content: dict
 
     (tree,) = content["policies"]
     root = {key: value for key, value in plain(tree).items() if key != "matchers"}
-    config = {
-        "route": root,
-        "receivers": [{"name": point["name"]} for point in content["contactPoints"]],
-        "time_intervals": [
-            {key: value for key, value in times.items() if key != "orgId"} for times in content["muteTimes"]
-        ],
-    }
+    config = {"route": root, "receivers": [{"name": point["name"]} for point in content["contactPoints"]]}
     path = tmp_path / "alertmanager.yaml"
     path.write_text(yaml.safe_dump(config))
     assert "SUCCESS" in amtool("check-config", path)

@@ -16,7 +16,6 @@ Source: Grafana documentation, alerting file provisioning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -28,7 +27,9 @@ from kc_otel.generate.alert_steps import (
     CELL_LABELS,
     HELD_BY,
     AlertStep,
+    CellText,
     alert_steps,
+    annotation_texts,
     literal,
     pair_template,
     static_labels,
@@ -79,57 +80,37 @@ def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID, sites: Sites =
 
     The first is said within a minute.
     """
-    board, panel = HEALTH_UID, EVALUATED_ID
-    rule = {
-        "uid": "kc-evaluator-down",
-        "title": evaluator_alert.NAME,
-        "condition": "B",
-        "data": [
-            _query(evaluator_alert.AGE, datasource_uid),
-            _threshold(_above(evaluator_alert.FRESH)),
-        ],
-        "dashboardUid": board,
-        "panelId": panel,
-        "noDataState": "Alerting",
-        "execErrState": "Alerting",
-        "for": format_duration(evaluator_alert.PENDING_SECONDS),
-        "annotations": {
-            **evaluator_alert.ANNOTATIONS,
-            "dashboard": f"{_GRAFANA}/d/{board}",
-            **sites.runbook(evaluator_alert.NAME),
-            "__dashboardUid__": board,
-            "__panelId__": str(panel),
-        },
-        "labels": evaluator_alert.LABELS,
-        "isPaused": False,
-    }
+    down = _rule(
+        "kc-evaluator-down",
+        evaluator_alert.NAME,
+        [_query(evaluator_alert.AGE, datasource_uid), _threshold(_above(evaluator_alert.FRESH))],
+        (HEALTH_UID, EVALUATED_ID),
+        evaluator_alert.LABELS,
+        {**evaluator_alert.ANNOTATIONS, **_board(HEALTH_UID), **sites.runbook(evaluator_alert.NAME)},
+        after=evaluator_alert.PENDING_SECONDS,
+        no_data="Alerting",
+        on_error="Alerting",
+    )
     rolled = [_rolled_back(alert, datasource_uid, sites) for alert in ROLLED_BACK_ALERTS]
     note = "Whether an evaluator lives, and what was rolled back; the same for every contract."
-    return _file("_evaluator", _SHORTEST_INTERVAL, [rule, *rolled], note)
+    return _file("_evaluator", _SHORTEST_INTERVAL, [down, *rolled], note)
 
 
 def _rolled_back(alert: RolledBackAlert, datasource_uid: str, sites: Sites) -> dict[str, Any]:
-    return {
-        "uid": f"kc-rolled-back-{alert.severity}",
-        "title": f"{rolled_back_alert.NAME}, {alert.severity}",
-        "condition": "B",
+    return _rule(
+        f"kc-rolled-back-{alert.severity}",
+        f"{rolled_back_alert.NAME}, {alert.severity}",
         # Its series are what fires, whatever their value.
-        "data": [_query(f"({alert.expression}) * 0 + 1", datasource_uid), _threshold(_above(0.0))],
-        "dashboardUid": PROMOTION_UID,
-        "panelId": STAGE_ID,
-        "noDataState": "OK",
-        "execErrState": "KeepLast",
-        "for": format_duration(0.0),
-        "annotations": {
-            **alert.texts(_of),
-            "dashboard": f"{_GRAFANA}/d/{PROMOTION_UID}",
-            **sites.runbook(rolled_back_alert.NAME),
-            "__dashboardUid__": PROMOTION_UID,
-            "__panelId__": str(STAGE_ID),
-        },
-        "labels": alert.labels(_of),
-        "isPaused": False,
-    }
+        [_query(f"({alert.expression}) * 0 + 1", datasource_uid), _threshold(_above(0.0))],
+        (PROMOTION_UID, STAGE_ID),
+        alert.labels(_of),
+        {**alert.texts(_of), **_board(PROMOTION_UID), **sites.runbook(rolled_back_alert.NAME)},
+        no_data="OK",
+    )
+
+
+def _board(uid: str) -> dict[str, str]:
+    return {"dashboard": f"{_GRAFANA}/d/{uid}"}
 
 
 def _file(name: str, interval: str, rules: list[dict[str, Any]], note: str) -> GeneratedFile:
@@ -139,26 +120,47 @@ def _file(name: str, interval: str, rules: list[dict[str, Any]], note: str) -> G
 
 
 def alert_rule(alert: AlertStep, datasource_uid: str, sites: Sites = NOWHERE) -> dict[str, Any]:
+    """The rule of an alert: its own verdict, or a count, against what the step waits for."""
+    return _rule(
+        f"kc-{alert.key}",
+        f"{alert.contract.name}: {alert.clause_id} {alert.step.on}, step {alert.number}",
+        [_query(_value(alert), datasource_uid), _condition(alert)],
+        (HEALTH_UID, INVALID_INPUT_ID) if alert.clause is None else (OVERVIEW_UID, NOT_HOLDING_ID),
+        {**static_labels(alert), **_cell_labels(alert)},
+        _texts(alert, sites),
+        after=alert.step.after,
+        clear_for=alert.step.clear_for,
+        no_data="OK" if alert.status is None else "KeepLast",
+    )
+
+
+def _rule(
+    uid: str,
+    title: str,
+    data: list[dict[str, Any]],
+    panel: tuple[str, int],
+    labels: dict[str, str],
+    annotations: dict[str, str],
+    *,
+    after: float = 0.0,
+    clear_for: float | None = None,
+    no_data: str,
+    on_error: str = "KeepLast",
+) -> dict[str, Any]:
     """One rule: query A takes the value now, expression B compares it, and B is the condition."""
-    name = alert.contract.name
-    board, panel = (HEALTH_UID, INVALID_INPUT_ID) if alert.clause is None else (OVERVIEW_UID, NOT_HOLDING_ID)
     return {
-        "uid": f"kc-{alert.key}",
-        "title": f"{name}: {alert.clause_id} {alert.step.on}, step {alert.number}",
+        "uid": uid,
+        "title": title,
         "condition": "B",
-        "data": [_query(_value(alert), datasource_uid), _condition(alert)],
-        "dashboardUid": board,
-        "panelId": panel,
-        "noDataState": "OK" if alert.status is None else "KeepLast",
-        "execErrState": "KeepLast",
-        "for": format_duration(alert.step.after),
-        "keepFiringFor": format_duration(alert.step.clear_for),
-        "annotations": {
-            **_texts(alert, sites),
-            "__dashboardUid__": board,
-            "__panelId__": str(panel),
-        },
-        "labels": {**static_labels(alert), **_cell_labels(alert)},
+        "data": data,
+        "dashboardUid": panel[0],
+        "panelId": panel[1],
+        "noDataState": no_data,
+        "execErrState": on_error,
+        "for": format_duration(after),
+        **({} if clear_for is None else {"keepFiringFor": format_duration(clear_for)}),
+        "annotations": {**annotations, "__dashboardUid__": panel[0], "__panelId__": str(panel[1])},
+        "labels": labels,
         "isPaused": False,
     }
 
@@ -186,16 +188,13 @@ def _condition(alert: AlertStep) -> dict[str, Any]:
     What is inside stays so while the verdict is one that does not clear an alert: those codes lie between that of the
     step's verdict and that of PASS, or above it, so that a second threshold, of recovery, tells them apart.
     """
-    condition: dict[str, Any]
     if alert.status is None:
-        condition = _above(0)
-    else:
-        code = float(alert.status.code)
-        condition = {"evaluator": {"type": "within_range", "params": [code - 0.5, code + 0.5]}}
-        if HELD_BY[alert.status]:
-            codes = [alert.status.code, *(status.code for status in HELD_BY[alert.status])]
-            around = [min(codes) - 0.5, max(codes) + 0.5]
-            condition["unloadEvaluator"] = {"type": "outside_range", "params": around}
+        return _threshold(_above(0))
+    code = float(alert.status.code)
+    condition: dict[str, Any] = {"evaluator": {"type": "within_range", "params": [code - 0.5, code + 0.5]}}
+    if HELD_BY[alert.status]:
+        codes = [alert.status.code, *(status.code for status in HELD_BY[alert.status])]
+        condition["unloadEvaluator"] = {"type": "outside_range", "params": [min(codes) - 0.5, max(codes) + 0.5]}
     return _threshold(condition)
 
 
@@ -213,9 +212,8 @@ def _threshold(condition: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cell_labels(alert: AlertStep) -> dict[str, str]:
-    names = {"slice": _SLICE, "kernel_train": _TRAIN, "kernel_inference": _INFERENCE}
-    found = {name: _of(label) for name, label in names.items()}
-    return found if alert.clause is not None else {**found, "slice": ALL}
+    slice = ALL if alert.clause is None else _of(_SLICE)
+    return {"slice": slice, "kernel_train": _of(_TRAIN), "kernel_inference": _of(_INFERENCE)}
 
 
 def _of(label: str) -> str:
@@ -223,74 +221,12 @@ def _of(label: str) -> str:
 
 
 def _texts(alert: AlertStep, sites: Sites) -> dict[str, str]:
-    slice = f"{{{{ with index .Labels `{_SLICE}` }}}}{{{{ . }}}}{{{{ else }}}}"
-    where = slice.replace("{{ . }}", "slice {{ . }}") + "every slice{{ end }}"
-    said = {
-        "fail": f"{alert.clause_id} is broken on {where}",
-        "no-data": f"no data for {alert.clause_id} on {where}",
-        "inconclusive": f"{alert.clause_id} cannot be decided on {where}",
-        "invalid-input": "sequences fail the input checks",
-    }[alert.step.on]
-    texts = {
-        "summary": f"{alert.contract.name}: {said}{pair_template('index .Labels `{}`')}",
-        "description": f"{literal(alert.promise)} {alert.actions}",
-        "owner": literal(alert.contract.metadata.owner),
-        "runbook": literal(runbook(alert)),
-        **sites.runbook(alert.name, literal(alert.contract.metadata.runbook or "")),
-    }
-    if alert.clause is not None:
-        path = slice_link(alert.contract.name, alert.clause_id, f"{slice}{ALL}{{{{ end }}}}")
-        texts["slice_dashboard"] = f"{_GRAFANA}{path}"
-    return texts
-
-
-FIRST_STEPS: Final = {
-    "fail": (
-        "Check invalid input and weight lag first: mismatched sampling or stale weights explain all other drift.",
-        "Open the Slice dashboard: is the whole band above the limit on every slice, or on one?",
-        "Look at the marks: did a kernel version or a weight sync come just before? If so, roll it back.",
-        "Open the worst examples on the Slice dashboard: which tokens, at which position, of which requests?",
-    ),
-    "no-data": (
-        "This is no all-clear: nothing reports. Check whether the traffic itself stopped.",
-        "Open the Health dashboard: do points still arrive? Do recorders drop data or fail to export?",
-        "Check whether a roll-out replaced the pair and the new version does not report yet.",
-    ),
-    "inconclusive": (
-        "The limit lies inside the confidence interval: the samples show neither a breach nor a pass.",
-        "Wait for more samples, or raise observability.sampling. Drift close to its limit stays undecided.",
-    ),
-    "invalid-input": (
-        "The affected sequences are not measured. Open the Health dashboard for the reason.",
-        "Token ids differ or are shifted: the sides tokenise or align differently. Not finite: a kernel overflows.",
-        "Fix the input before you read any drift.",
-    ),
-}
-"""First steps, by the condition of a policy step."""
-_ORDERS: Final = {
-    "notify": "write an event and a log record",
-    "sample-more": "ask recorders to measure more batches",
-    "locate": "ask machines that follow to name the operator, and attach their answer to the incident",
-    "hold-promotion": "hold promotions of this kernel version",
-    "quarantine-rollouts": "ask trainers to exclude rollouts of the slice",
-    "resync-weights": "ask trainers to send their weights to the inference kernel again",
-    "halt": "ask trainers to halt until a person resumes them",
-    "route": "route the slice to the training kernel until a person resumes it (`kc-otel route resume`)",
-    "webhook": "send a webhook",
-}
-
-
-def runbook(alert: AlertStep) -> str:
-    """Numbered steps for the person who is told that an alert fires."""
-    return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(_sentences(alert), start=1))
-
-
-def _sentences(alert: AlertStep) -> Iterator[str]:
-    ordered = "; ".join(_ORDERS[kind] for kind in dict.fromkeys(action.kind for action in alert.step.do))
-    yield f"Step {alert.number} of the policy orders: {ordered}. `kc-otel status` says what of it was done."
-    yield from FIRST_STEPS[alert.step.on]
-    if alert.step.clear_for:
-        yield f"It resolves by itself once the verdict has been gone for {format_duration(alert.step.clear_for)}."
-    if alert.contract.metadata.runbook:
-        yield f"The owner's own runbook: {alert.contract.metadata.runbook}"
-    yield f"Owner: {alert.contract.metadata.owner}."
+    slice = f"{{{{ with index .Labels `{_SLICE}` }}}}"
+    where = f"{slice}slice {{{{ . }}}}{{{{ else }}}}every slice{{{{ end }}}}"
+    # Grafana's templates read no `$value`, which would tell a breach from an alert that is held.
+    shown = CellText("", where, pair_template("index .Labels `{}`"), lambda now, _: now)
+    texts = annotation_texts(alert, shown, Sites(evaluator=sites.evaluator), text=literal)
+    if alert.clause is None:
+        return texts
+    path = slice_link(alert.contract.name, alert.clause_id, f"{slice}{{{{ . }}}}{{{{ else }}}}{ALL}{{{{ end }}}}")
+    return {**texts, "slice_dashboard": f"{_GRAFANA}{path}"}

@@ -11,7 +11,7 @@ from kc_otel.contract.prometheus_names import label, metric, selector
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana.panels import reference
+from kc_otel.generate.grafana.panels import legend, reference
 from kc_otel.generate.grafana.queries import by, minimum_step, picked
 from kc_otel.generate.grafana.sdk import JSONEncoder, dashboard, models, prometheus
 from kc_otel.generate.links import HEALTH_UID, OVERVIEW_UID, PROMOTION_UID, RL_UID, SLICE_UID
@@ -31,8 +31,18 @@ _WIDTH: Final = 120
 _FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache_dtype", "attention", "hardware")
 
 
-def board(uid: str, description: str, variables: Iterable[Any], *, since: str = "now-6h") -> Any:
-    """An empty dashboard that links to all others and marks incidents and where kernel versions change."""
+def board_file(uid: str, description: str, variables: Iterable[Any], contents: Iterable[Any]) -> GeneratedFile:
+    """A dashboard that links to all others and marks incidents and where kernel versions change.
+
+    It is a classic dashboard's JSON; equal dashboards give equal bytes. The SDK puts every link and mark into the
+    controls menu, where nobody looks for them; without a placement they stand above the panels.
+
+    Args:
+        uid: One of those of `links`.
+        description: Of the dashboard.
+        variables: Its variables, after the data source.
+        contents: Its panels and rows, in their order.
+    """
     made = (
         dashboard.Dashboard(f"Kernel contracts: {_TITLES[uid].lower() if uid != RL_UID else _TITLES[uid]}")
         .uid(uid)
@@ -40,11 +50,13 @@ def board(uid: str, description: str, variables: Iterable[Any], *, since: str = 
         .tags(["kernel-contract"])
         .timezone("browser")
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
-        .time(since, "now")
+        .time("now-6h", "now")
         .refresh("30s")
         .readonly()
     )
-    for variable in (datasource(), *variables):
+    datasource = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
+    about = "The Prometheus that scrapes the evaluator and takes the recorders' metrics from the Collector."
+    for variable in (datasource.description(about), *variables):
         made = made.with_variable(variable)
     for other, title in _TITLES.items():
         if other != uid:
@@ -52,18 +64,12 @@ def board(uid: str, description: str, variables: Iterable[Any], *, since: str = 
             made = made.link(link.icon("dashboard").include_vars(True).keep_time(True).as_dropdown(False))
     for annotation in (_incidents(), *kernel_changes()):
         made = made.annotation(annotation)
-    return made
-
-
-def board_file(name: str, made: Any) -> GeneratedFile:
-    """The dashboard as a classic dashboard's JSON; equal dashboards give equal bytes.
-
-    The SDK puts every link and mark into the controls menu, where nobody looks for them; without a placement they stand
-    above the panels.
-    """
+    for content in contents:
+        made = made.with_row(content) if isinstance(content, dashboard.Row) else made.with_panel(content)
     plain = json.loads(json.dumps(made.build(), cls=JSONEncoder))
     for shown in (*plain.get("links", []), *plain["annotations"].get("list", [])):
         shown.pop("placement", None)
+    name = uid.removeprefix("kc-")
     return GeneratedFile(PurePosixPath("grafana", "dashboards", f"{name}.json"), f"{_json(plain)}\n")
 
 
@@ -86,16 +92,6 @@ def _json(value: Any, indent: int = 0) -> str:
     opened, closed = "{}" if isinstance(value, dict) else "[]"
     body = f",\n{inner}".join(lines)
     return f"{opened}\n{inner}{body}\n{' ' * indent}{closed}"
-
-
-def datasource() -> Any:
-    """The variable of the data source that every panel queries."""
-    return (
-        dashboard.DatasourceVariable("datasource")
-        .label("Data source")
-        .type("prometheus")
-        .description("The Prometheus that scrapes the evaluator and takes the recorders' metrics from the Collector.")
-    )
 
 
 def choice(
@@ -178,38 +174,30 @@ def kernel_changes() -> list[Any]:
     pair, of = ("kc.contract", "kc.kernel.train", "kc.kernel.inference"), picked(("kc.contract",))
     kernel = ("kc.contract", "kc.kernel.role", "kc.kernel.version", *(f"kc.kernel.{field}" for field in _FIELDS))
     judged, reported = selector("kc.verdict", None, *of), selector("kc.kernel.info", None, *of)
-    spelled = " ".join(f"{{{{{label(f'kc.kernel.{field}')}}}}}" for field in _FIELDS)
+    spelled = " ".join(legend(f"kc.kernel.{field}") for field in _FIELDS)
     return [
-        _appearance(
+        _mark(
             "Kernel versions judged",
-            by(pair, judged, "group"),
-            by(pair, f"{judged} offset 5m", "group"),
-            f"{{{{{label('kc.contract')}}}}}: first verdict on training kernel {{{{{label('kc.kernel.train')}}}}} "
-            f"against inference kernel {{{{{label('kc.kernel.inference')}}}}}",
+            f"{by(pair, judged, 'group')} unless {by(pair, f'{judged} offset 5m', 'group')}",
+            f"{legend('kc.contract')}: first verdict on training kernel {legend('kc.kernel.train')} "
+            f"against inference kernel {legend('kc.kernel.inference')}",
             "purple",
         ),
-        _appearance(
+        _mark(
             "Kernel versions reported",
-            by(kernel, reported, "group"),
-            by(kernel, f"{reported} offset 5m", "group"),
-            f"{{{{{label('kc.contract')}}}}}: {{{{{label('kc.kernel.role')}}}}} kernel "
-            f"{{{{{label('kc.kernel.version')}}}}}: {spelled}",
+            f"{by(kernel, reported, 'group')} unless {by(kernel, f'{reported} offset 5m', 'group')}",
+            f"{legend('kc.contract')}: {legend('kc.kernel.role')} kernel {legend('kc.kernel.version')}: {spelled}",
             "blue",
         ),
     ]
 
 
 def _incidents() -> Any:
-    """A mark from the beginning of each incident to its end."""
     of = METRICS["kc.incident"].attributes
-    contract, id, on, train, inference = (f"{{{{{label(name)}}}}}" for name in of)
+    contract, id, on, train, inference = map(legend, of)
     lasting = by(of, selector("kc.incident", None, *picked(("kc.contract",))))
     text = f"{contract}: {on}, training kernel {train} against inference kernel {inference}; incident {id}"
     return _mark("Incidents", lasting, text, "red")
-
-
-def _appearance(name: str, now: str, before: str, text: str, colour: str) -> Any:
-    return _mark(name, f"{now} unless {before}", text, colour)
 
 
 def _mark(name: str, expression: str, text: str, colour: str) -> Any:

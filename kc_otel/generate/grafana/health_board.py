@@ -12,10 +12,11 @@ from kc_otel.contract.slices import OTHER
 from kc_otel.generate.evaluator_alert import AGE, FRESH
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
-from kc_otel.generate.grafana.boards import STEP, board, board_file, scope, step
+from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
 from kc_otel.generate.grafana.panels import (
     Query,
     graph_panel,
+    legend,
     limit_line,
     stat_panel,
     state_panel,
@@ -32,22 +33,17 @@ _RECORDERS: Final = "From the recorders, by way of the Collector."
 
 def health_file() -> GeneratedFile:
     """The dashboard; it is the same for all contracts."""
-    made = board(
-        HEALTH_UID,
-        "Whether what the other dashboards show can be trusted: received, dropped, refused, late, waiting.",
-        (scope(slices=False)[0], step()),
-    )
-    for panel in _counts():
-        made = made.with_panel(panel)
-    for id, title, panels in (
+    rows = (
         (90, "Evaluator: input, and time to judge it", _evaluator()),
         (91, "Evaluator: webhooks", _webhooks()),
         (92, "Recorders: what was measured, and what was not", _recorders()),
-    ):
-        made = made.with_row(dashboard.Row(title).id(id))
-        for panel in panels:
-            made = made.with_panel(panel)
-    return board_file("health", made)
+    )
+    return board_file(
+        HEALTH_UID,
+        "Whether what the other dashboards show can be trusted: received, dropped, refused, late, waiting.",
+        (scope(slices=False)[0], step()),
+        (*_counts(), *(part for id, title, panels in rows for part in (dashboard.Row(title).id(id), *panels))),
+    )
 
 
 def evaluator_panel(id: int) -> Any:
@@ -86,7 +82,8 @@ def _counts() -> Iterator[Any]:
         METRICS["kc.outbox.pending"].meaning,
         queries.now(queries.health("kc.outbox.pending")),
         "orange",
-    ).span(2)
+        span=2,
+    )
     tick = queries.now(queries.health("kc.evaluator.tick.duration", how="max"))
     yield (
         state_panel(4, "Evaluation takes", METRICS["kc.evaluator.tick.duration"].meaning, tick)
@@ -105,7 +102,7 @@ def _counts() -> Iterator[Any]:
         (7, "Exports refused", "kc.recorder.export.failures"),
     ):
         about = f"{METRICS[name].meaning} In the range. {_RECORDERS}"
-        yield stat_panel(id, title, about, queries.increase(name), "orange").span(2)
+        yield stat_panel(id, title, about, queries.increase(name), "orange", span=2)
     share = queries.health("kc.recorder.sampling", how="min")
     yield state_panel(
         8, "Measured share", f"{METRICS['kc.recorder.sampling'].meaning} The smallest. {_RECORDERS}", share
@@ -127,7 +124,7 @@ def _evaluator() -> Iterator[Any]:
     yield _gauge(37, "Not in the snapshot yet", "kc.evaluator.inbox.size", (), "bytes", free).span(12)
     took, by = "kc.evaluator.request.duration", ("kc.transport", "kc.outcome")
     ranks = [
-        Query(queries.duration(rank, took, by), f"{_legend(by)} · {said}")
+        Query(queries.duration(rank, took, by), f"{legend(*by)} · {said}")
         for rank, said in ((0.5, "median"), (0.99, "p99"))
     ]
     about = f"{METRICS[took].meaning} To the width of its buckets. {_EVALUATOR}"
@@ -160,7 +157,7 @@ def _recorders() -> Iterator[Any]:
         "Tokens counted as `other`",
         "Tokens per second on slices over the contract's cap: they are counted together as `other`, and no clause is "
         f"judged on it. Anything here means that the cap hides what you asked to see. {_RECORDERS}",
-        (Query(f"histogram_count({queries.by(of, over, 'sum')})", _legend(of), step=STEP),),
+        (Query(f"histogram_count({queries.by(of, over, 'sum')})", legend(*of), step=STEP),),
         tokens,
     ).span(8)
     yield _gauge(29, "Share of batches measured", "kc.recorder.sampling", of, "percentunit", _RECORDERS, "min").span(8)
@@ -183,26 +180,21 @@ def _recorders() -> Iterator[Any]:
             {label(name): title for name, title in titles.items()},
             {},
             hide=("Value", "__name__", "job", "instance"),
+            height=8,
         )
-        .height(8)
-        .span(24)
     )
 
 
 def _rates(id: int, title: str, name: str, attributes: tuple[str, ...], unit: str, source: str, least: str = "") -> Any:
-    query = Query(queries.rate(name, attributes), _legend(attributes), step=least)
+    query = Query(queries.rate(name, attributes), legend(*attributes), step=least)
     return graph_panel(id, title, f"{METRICS[name].meaning} Per second. {source}", (query,), unit)
 
 
 def _gauge(
     id: int, title: str, name: str, attributes: tuple[str, ...], unit: str, source: str, how: str = "sum"
 ) -> Any:
-    query = Query(queries.health(name, attributes, how), _legend(attributes) or title.lower())
+    query = Query(queries.health(name, attributes, how), legend(*attributes) or title.lower())
     return graph_panel(id, title, f"{METRICS[name].meaning} {source}", (query,), unit)
-
-
-def _legend(attributes: tuple[str, ...]) -> str:
-    return " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
 
 
 def _outcome(pattern: str, *, no: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Notifications of Grafana's alerts: contact points, policies, mute timings, message templates.
+"""Notifications of Grafana's alerts: contact points, policies, message templates.
 
 They are kept apart from the rules, because a policy tree in a provisioned file replaces the organisation's own. Secrets
 are never written: Grafana puts environment variables in when it reads the file, and refuses to start without them.
@@ -22,12 +22,11 @@ from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import FOLDER
 
 _PREFIX: Final = "kernel-contracts"
-_OFF_HOURS: Final = f"{_PREFIX}-off-hours"
 _ORG: Final = 1
 _GROUP_BY: Final = ["grafana_folder", "alertname", "contract", "kernel_train", "kernel_inference"]
 """Labels that identify one incident, as in the evaluator: the kind of fault, and the pair of kernels."""
 _NOTES: Final = (
-    "Contact points, notification policies, mute timings and message templates for the alerts of kernel contracts.",
+    "Contact points, notification policies and message templates for the alerts of kernel contracts.",
     "Copy it into provisioning/alerting beside the rules. Its policy tree REPLACES that of the organisation: where",
     "there is one already, move the route below into it instead.",
     "Grafana needs these environment variables:",
@@ -52,9 +51,10 @@ and others: {{ len .Alerts.Firing }} fire, {{ len .Alerts.Resolved }} are resolv
 {{ with .Alerts.Firing }}{{ with index . 0 }}
 {{ .Annotations.description }}
 
-What to do:
-{{ .Annotations.runbook }}
+{{ with .Annotations.runbook }}What to do:
+{{ . }}
 
+{{ end -}}
 {{ with .PanelURL }}Panel: {{ . }}
 {{ end -}}
 {{ with .Annotations.runbook_url }}Runbook: {{ . }}
@@ -77,22 +77,6 @@ def notifications_file(contracts: Iterable[Contract]) -> GeneratedFile:
         "apiVersion": 1,
         "contactPoints": points,
         "policies": [_policy(known, endpoints)],
-        "muteTimes": [
-            {
-                "orgId": _ORG,
-                "name": _OFF_HOURS,
-                "time_intervals": [
-                    {"weekdays": ["saturday", "sunday"], "location": "UTC"},
-                    {
-                        "times": [
-                            {"start_time": "00:00", "end_time": "08:00"},
-                            {"start_time": "18:00", "end_time": "24:00"},
-                        ],
-                        "location": "UTC",
-                    },
-                ],
-            }
-        ],
         "templates": [{"orgId": _ORG, "name": "kernel_contracts", "template": _TEMPLATE}],
     }
     path = PurePosixPath("grafana", "notifications", "kernel-contracts.yaml")
@@ -122,8 +106,7 @@ def _policy(contracts: tuple[Contract, ...], endpoints: list[str]) -> dict[str, 
     """A branch of Grafana's tree for the folder of the alerts; in it a route for each webhook of each contract.
 
     Routes go on to the next, so that a step with a webhook and `notify` reaches both, and one with a webhook alone
-    reaches nobody else. A step with neither reaches people too. Severity info waits for working hours, the others do
-    not.
+    reaches nobody else. A step with neither reaches people too.
     """
     routes = [
         {"receiver": _receiver(endpoint), **steps, "continue": True}
@@ -131,13 +114,7 @@ def _policy(contracts: tuple[Contract, ...], endpoints: list[str]) -> dict[str, 
         for contract in contracts
         for steps in (*_steps(contract, endpoint), *_roll_backs(contract, endpoint))
     ]
-    quiet = {
-        "receiver": _receiver(None),
-        "object_matchers": [["severity", "=", "info"]],
-        "mute_time_intervals": [_OFF_HOURS],
-    }
-    for contract in contracts:
-        routes += [{"receiver": _receiver(None), **steps, "routes": [quiet]} for steps in _steps(contract, None)]
+    routes += [{"receiver": _receiver(None), **steps} for contract in contracts for steps in _steps(contract, None)]
     branch = {"receiver": _receiver(None), "object_matchers": [["grafana_folder", "=", FOLDER]]}
     return {
         "orgId": _ORG,

@@ -15,17 +15,17 @@ from kc_otel.contract.prometheus_names import label
 from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
-from kc_otel.generate.grafana.boards import board, board_file, scope
+from kc_otel.generate.grafana.boards import board_file, scope
 from kc_otel.generate.grafana.health_board import evaluator_panel
 from kc_otel.generate.grafana.panels import (
     DATASOURCE,
+    MARGIN,
     SAME_TIME,
     STATUS_COLOURS,
     Query,
-    data_link,
     graph_panel,
+    legend,
     mapping,
-    property_of,
     stat_panel,
     state_panel,
     status_mapping,
@@ -33,25 +33,23 @@ from kc_otel.generate.grafana.panels import (
     thresholds,
     timeline_panel,
     value_field,
+    verdict_panel,
 )
 from kc_otel.generate.grafana.sdk import dashboard
 from kc_otel.generate.links import HEALTH_UID, NOT_HOLDING_ID, OVERVIEW_UID, PROMOTION_UID, slice_link
 from kc_otel.judge.verdict import Status
 
-_NAMES: Final = "{{%s}} · {{%s}} · {{%s}}" % tuple(label(name) for name in queries.CELL[:3])  # noqa: UP031 - braces
+_NAMES: Final = legend(*queries.CELL[:3])
 
 
 def overview_file() -> GeneratedFile:
     """The dashboard; it is the same for all contracts."""
-    made = board(OVERVIEW_UID, "What is broken, since when, for whom, and what was done about it.", scope())
-    for panel in (*_counts(), not_holding(NOT_HOLDING_ID), *_over_time()):
-        made = made.with_panel(panel)
-    for id, title, panel in (
-        (98, "Every cell, with its numbers", every_cell(11)),
-        (99, "How near each contract is to its limits", _margins()),
-    ):
-        made = made.with_row(dashboard.Row(title).id(id).with_panel(panel))
-    return board_file("overview", made)
+    rows = (
+        dashboard.Row("Every cell, with its numbers").id(98).with_panel(every_cell(11)),
+        dashboard.Row("How near each contract is to its limits").id(99).with_panel(_margins()),
+    )
+    about = "What is broken, since when, for whom, and what was done about it."
+    return board_file(OVERVIEW_UID, about, scope(), (*_counts(), not_holding(NOT_HOLDING_ID), *_over_time(), *rows))
 
 
 def _counts() -> Iterator[Any]:
@@ -64,8 +62,8 @@ def _counts() -> Iterator[Any]:
     )
     for id, (status, title, description) in enumerate(stats, start=1):
         base = "#808080" if status is Status.PASS else "green"
-        counted = stat_panel(id, title, description, queries.count_status(status), STATUS_COLOURS[status], base)
-        yield counted.span(2) if status in {Status.INCONCLUSIVE, Status.PASS} else counted
+        span = 2 if status in {Status.INCONCLUSIVE, Status.PASS} else 3
+        yield stat_panel(id, title, description, queries.count_status(status), STATUS_COLOURS[status], base, span)
     yield stat_panel(
         5,
         "Alerts firing",
@@ -80,18 +78,15 @@ def _counts() -> Iterator[Any]:
         queries.count_routed(),
         "blue",
     ).data_links([dashboard.DashboardLink("Promotion and routing").url(f"/d/{PROMOTION_UID}")])
-    yield (
-        stat_panel(
-            12,
-            "Invalid input",
-            "Sequences in the dashboard's range that were not measured because their two sides cannot be compared. "
-            "They are no drift. The recorders count them; they reach this data source by way of the Collector.",
-            queries.increase("kc.input.invalid"),
-            "orange",
-        )
-        .span(2)
-        .data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
-    )
+    yield stat_panel(
+        12,
+        "Invalid input",
+        "Sequences in the dashboard's range that were not measured because their two sides cannot be compared. "
+        "They are no drift. The recorders count them; they reach this data source by way of the Collector.",
+        queries.increase("kc.input.invalid"),
+        "orange",
+        span=2,
+    ).data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
     received = queries.rate("kc.evaluator.points", (), f'{label("kc.outcome")}="accepted"')
     yield (
         state_panel(
@@ -108,43 +103,34 @@ def _counts() -> Iterator[Any]:
 
 
 def _over_time() -> Iterator[Any]:
-    yield timeline_panel(
+    yield verdict_panel(
         8,
         "Verdicts over time",
         "Verdict of every clause on every slice, first of those that were broken at any time in the range; where "
         "several pairs of kernel versions report, the worst. A gap is a time in which no evaluator was scraped.",
-        Query(queries.ever_broken(), _NAMES),
-        status_mapping(),
-        STATUS_COLOURS[Status.PASS],
-        Query(queries.never_broken(), _NAMES),
+        (Query(queries.ever_broken(), _NAMES), Query(queries.never_broken(), _NAMES)),
     )
-    yield (
-        timeline_panel(
-            9,
-            "Alerts over time",
-            "When each step of the escalation policy fired, by clause, slice and severity. Empty means quiet.",
-            Query(queries.alerts(), f"{_NAMES} · {{{{{label('kc.severity')}}}}}"),
-            mapping({"1": ("firing", STATUS_COLOURS[Status.FAIL])}),
-            STATUS_COLOURS[Status.FAIL],
-        )
-        .height(7)
-        .span(12)
-        .no_value("No step fired in this range")
-    )
-    yield (
-        timeline_panel(
-            10,
-            "What was done",
-            "The actions of the steps that fired, for as long as they did. A route stays after its alert has resolved, "
-            "until a person resumes the slice: see Promotion and routing.",
-            Query(queries.actions(), f"{_NAMES} · {{{{{label('kc.action')}}}}}"),
-            mapping({"1": ("in force", "blue")}),
-            "blue",
-        )
-        .height(7)
-        .span(12)
-        .no_value("Nothing had to be done in this range")
-    )
+    yield timeline_panel(
+        9,
+        "Alerts over time",
+        "When each step of the escalation policy fired, by clause, slice and severity. Empty means quiet.",
+        (Query(queries.alerts(), legend(*queries.CELL[:3], "kc.severity")),),
+        mapping({"1": ("firing", STATUS_COLOURS[Status.FAIL])}),
+        STATUS_COLOURS[Status.FAIL],
+        height=7,
+        span=12,
+    ).no_value("No step fired in this range")
+    yield timeline_panel(
+        10,
+        "What was done",
+        "The actions of the steps that fired, for as long as they did. A route stays after its alert has resolved, "
+        "until a person resumes the slice: see Promotion and routing.",
+        (Query(queries.actions(), legend(*queries.CELL[:3], "kc.action")),),
+        mapping({"1": ("in force", "blue")}),
+        "blue",
+        height=7,
+        span=12,
+    ).no_value("Nothing had to be done in this range")
 
 
 def _margins() -> Any:
@@ -158,7 +144,7 @@ def _margins() -> Any:
             "Distance from the bound that decides to the limit, as a share of the limit, of the slice and the pair of "
             "kernel versions that have least of it. At zero a clause is at its limit, below it is broken. Click a line "
             "for the clause's bounds, limit and distribution.",
-            (Query(queries.by(queries.CELL[:2], queries.margin_share(), "min"), f"{{{{{label('kc.clause')}}}}}"),),
+            (Query(queries.by(queries.CELL[:2], queries.margin_share(), "min"), legend("kc.clause")),),
             "percentunit",
         )
         .thresholds(thresholds("red", (0.0, "green")))
@@ -169,14 +155,15 @@ def _margins() -> Any:
 
 
 _TITLES: Final = dict(
-    zip(
-        (label(name) for name in queries.CELL),
-        ("Contract", "Clause", "Slice", "Training kernel", "Inference kernel"),
-        strict=True,
-    )
+    zip(map(label, queries.CELL), ("Contract", "Clause", "Slice", "Training kernel", "Inference kernel"), strict=True)
 )
 _FIELDS: Final = tuple(f"${{__data.fields.{title}}}" for title in ("Contract", "Clause", "Slice"))
-_SEVERITY_COLOURS: Final = ("blue", "orange", "red")
+_SEVERITIES: Final = mapping(
+    {
+        str(code): pair
+        for code, pair in enumerate(zip(queries.SEVERITIES, ("blue", "orange", "red"), strict=True), start=1)
+    }
+)
 
 
 def not_holding(id: int) -> Any:
@@ -202,13 +189,13 @@ def not_holding(id: int) -> Any:
         {**_TITLES, label("kc.clause.promise"): "Promise"},
         {
             **_columns(),
-            "Done about it": (property_of("mappings", [_action_mapping()]), property_of("noValue", "nothing yet")),
-            "Alert": (
-                property_of("mappings", [_severity_mapping()]),
-                property_of("custom.cellOptions", {"type": "color-text"}),
-                property_of("custom.width", 90),
-            ),
-            "Promise": _promise_column(),
+            "Done about it": {"mappings": [_action_mapping()], "noValue": "nothing yet"},
+            "Alert": {
+                "mappings": [_SEVERITIES],
+                "custom.cellOptions": {"type": "color-text"},
+                "custom.width": 90,
+            },
+            "Promise": {"custom.cellOptions": {"type": "auto", "wrapText": True}, "custom.width": 330},
         },
         sort=(("State", True), ("Margin", False)),
         hide=(value_field(len(columns) - 1),),
@@ -226,7 +213,7 @@ def not_holding(id: int) -> Any:
             "Inference kernel",
         ),
     )
-    return panel.height(10).no_value("Everything that is judged holds, if the first tile says that an evaluator lives")
+    return panel.no_value("Everything that is judged holds, if the first tile says that an evaluator lives")
 
 
 def every_cell(id: int) -> Any:
@@ -252,48 +239,29 @@ def every_cell(id: int) -> Any:
         _TITLES,
         {
             **_columns(),
-            "Samples": (property_of("unit", "short"),),
-            "Evidence": (property_of("unit", "percentunit"), property_of("decimals", 0)),
+            "Samples": {"unit": "short"},
+            "Evidence": {"unit": "percentunit", "decimals": 0},
         },
         sort=(("State", True), ("Margin", False)),
-    ).height(11)
-
-
-def _columns() -> dict[str, tuple[Any, ...]]:
-    into = property_of(
-        "links", [data_link("Look into this slice", f"{slice_link(*_FIELDS)}&var-datasource={DATASOURCE}&{SAME_TIME}")]
+        height=11,
     )
-    margin = thresholds("red", (0.0, "yellow"), (0.2, "green")).build()
+
+
+def _columns() -> dict[str, dict[str, object]]:
+    url = f"{slice_link(*_FIELDS)}&var-datasource={DATASOURCE}&{SAME_TIME}"
+    into: dict[str, object] = {"links": [{"title": "Look into this slice", "url": url, "targetBlank": False}]}
     return {
-        "State": (
-            property_of("custom.cellOptions", {"type": "color-background"}),
-            property_of("mappings", [status_mapping()]),
-            property_of("custom.width", 130),
-            into,
-        ),
-        "Clause": (into,),
-        "Slice": (into,),
-        "Since": (property_of("unit", "dateTimeFromNow"),),
-        "Margin": (
-            property_of("unit", "percentunit"),
-            property_of("decimals", 1),
-            property_of("thresholds", margin),
-            property_of("custom.cellOptions", {"type": "color-text"}),
-            property_of("custom.width", 100),
-        ),
+        "State": {
+            "custom.cellOptions": {"type": "color-background"},
+            "mappings": [status_mapping()],
+            "custom.width": 130,
+            **into,
+        },
+        "Clause": into,
+        "Slice": into,
+        "Since": {"unit": "dateTimeFromNow"},
+        "Margin": {**MARGIN, "custom.width": 100},
     }
-
-
-def _promise_column() -> tuple[Any, ...]:
-    return (
-        property_of("custom.cellOptions", {"type": "auto", "wrapText": True}),
-        property_of("custom.width", 330),
-    )
-
-
-def _severity_mapping() -> Any:
-    pairs = zip(queries.SEVERITIES, _SEVERITY_COLOURS, strict=True)
-    return mapping({str(code): pair for code, pair in enumerate(pairs, start=1)})
 
 
 def _action_mapping() -> Any:

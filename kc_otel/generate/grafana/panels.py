@@ -16,8 +16,6 @@ from kc_otel.generate.grafana.sdk import (
     stat,
     statetimeline,
     table,
-    text,
-    text_models,
     timeseries,
     xychart,
     xychart_models,
@@ -88,14 +86,23 @@ def thresholds(base: str, *steps: tuple[float, str]) -> Any:
     )
 
 
-def property_of(name: str, value: object) -> Any:
-    """One property of a field override."""
-    return models.DynamicConfigValue(name, value)
+def properties(values: Mapping[str, object]) -> list[Any]:
+    """The properties of a field override."""
+    return [models.DynamicConfigValue(name, value) for name, value in values.items()]
 
 
-def data_link(title: str, url: str) -> dict[str, object]:
-    """A link behind a value; `url` may hold `${__data.fields.NAME}` and `${__value.raw}`."""
-    return {"title": title, "url": url, "targetBlank": False}
+MARGIN: Final[Mapping[str, object]] = {
+    "unit": "percentunit",
+    "decimals": 1,
+    "thresholds": thresholds("red", (0.0, "yellow"), (0.2, "green")).build(),
+    "custom.cellOptions": {"type": "color-text"},
+}
+"""Column of a table with margins as shares of limits: red beyond the limit, yellow near it."""
+
+
+def legend(*attributes: str) -> str:
+    """Template of a series' name, or of a mark's text: the values of these attributes."""
+    return " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
 
 
 def reference(kind: str = "prometheus", uid: str = DATASOURCE) -> Any:
@@ -103,17 +110,20 @@ def reference(kind: str = "prometheus", uid: str = DATASOURCE) -> Any:
     return common_models.DataSourceRef(kind, uid)
 
 
-def stat_panel(id: int, title: str, description: str, query: str, colour: str, base: str = "green") -> Any:
+def stat_panel(
+    id: int, title: str, description: str, query: str, colour: str, base: str = "green", span: int = 3
+) -> Any:
     """A count: `base` is the colour of zero, `colour` that of anything above it."""
-    return state_panel(id, title, description, query).thresholds(thresholds(base, (1e-9, colour))).decimals(0)
+    panel = state_panel(id, title, description, query, span=span)
+    return panel.thresholds(thresholds(base, (1e-9, colour))).decimals(0)
 
 
-def state_panel(id: int, title: str, description: str, query: str, legend: str = "") -> Any:
+def state_panel(id: int, title: str, description: str, query: str, legend: str = "", span: int = 3) -> Any:
     """One value, large, on the colour of its threshold or mapping; where several series match, the largest."""
     panel = common_panel(stat.Panel(), id, title, description, (Query(query, legend),), instant=True)
     return (
         panel.height(4)
-        .span(3)
+        .span(span)
         .unit("none")
         .thresholds(thresholds("text"))
         .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
@@ -125,22 +135,17 @@ def state_panel(id: int, title: str, description: str, query: str, legend: str =
     )
 
 
-def text_panel(id: int, title: str, content: str, height: int, span: int = 24) -> Any:
-    """Markdown."""
-    panel = text.Panel().id(id).title(title).description(title).mode(text_models.TextMode.MARKDOWN).content(content)
-    return panel.height(height).span(span)
-
-
 def table_panel(
     id: int,
     title: str,
     description: str,
     columns: Mapping[str, str],
     labels: Mapping[str, str],
-    overrides: Mapping[str, Sequence[Any]],
+    overrides: Mapping[str, Mapping[str, object]],
     sort: Sequence[tuple[str, bool]] = (),
     hide: Sequence[str] = (),
     order: Sequence[str] = (),
+    height: int = 10,
 ) -> Any:
     """A table with a row per set of labels.
 
@@ -154,6 +159,7 @@ def table_panel(
         sort: Titles of the columns to sort by, and whether the largest come first.
         hide: Fields that are left out, beside the time.
         order: Titles of the columns from the left; the first value column, labels, other value columns by default.
+        height: Of the panel.
     """
     queries = tuple(Query(expression) for expression in columns.values())
     values = {value_field(index) if len(columns) > 1 else "Value": name for index, name in enumerate(columns)}
@@ -169,14 +175,14 @@ def table_panel(
     }
     panel = common_panel(table.Panel(), id, title, description, queries, instant=True, format=True)
     panel = (
-        panel.height(10)
+        panel.height(height)
         .span(24)
         .with_transformation(models.DataTransformerConfig("merge", options={}))
         .with_transformation(models.DataTransformerConfig("organize", options=shown))
         .filterable(True)
     )
-    for name, properties in overrides.items():
-        panel = panel.override_by_name(name, list(properties))
+    for name, values_of in overrides.items():
+        panel = panel.override_by_name(name, properties(values_of))
     return panel.sort_by([common.TableSortByFieldState().display_name(title).desc(down) for title, down in sort])
 
 
@@ -185,12 +191,21 @@ def value_field(index: int) -> str:
     return f"Value #{_ref(index)}"
 
 
-def timeline_panel(id: int, title: str, description: str, query: Query, mappings: Any, base: str, *more: Query) -> Any:
+def timeline_panel(
+    id: int,
+    title: str,
+    description: str,
+    queries: Iterable[Query],
+    mappings: Any,
+    base: str,
+    height: int = 9,
+    span: int = 24,
+) -> Any:
     """A band per series that changes colour with its state, and says it in words wherever there is room."""
     return (
-        common_panel(statetimeline.Panel(), id, title, description, (query, *more))
-        .height(9)
-        .span(24)
+        common_panel(statetimeline.Panel(), id, title, description, queries)
+        .height(height)
+        .span(span)
         .mappings([mappings])
         .thresholds(thresholds(base))
         .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
@@ -200,21 +215,25 @@ def timeline_panel(id: int, title: str, description: str, query: Query, mappings
         .per_page(20)
         .fill_opacity(80)
         .line_width(0)
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(common_models.LegendDisplayMode.LIST)
-            .placement(common_models.LegendPlacement.BOTTOM)
-            .show_legend(True)
-        )
+        .legend(_legend())
     )
 
 
-def graph_panel(id: int, title: str, description: str, queries: Iterable[Query], unit: str) -> Any:
+def verdict_panel(
+    id: int, title: str, description: str, queries: Iterable[Query], height: int = 9, span: int = 24
+) -> Any:
+    """A timeline of verdicts, by the codes of `kc.verdict`."""
+    return timeline_panel(id, title, description, queries, status_mapping(), STATUS_COLOURS[Status.PASS], height, span)
+
+
+def graph_panel(
+    id: int, title: str, description: str, queries: Iterable[Query], unit: str, height: int = 8, span: int = 8
+) -> Any:
     """Lines over time. A zero axis is not forced: drift is read against its limit."""
     return (
         common_panel(timeseries.Panel(), id, title, description, queries)
-        .height(8)
-        .span(8)
+        .height(height)
+        .span(span)
         .unit(unit)
         .line_width(1)
         .fill_opacity(0)
@@ -227,13 +246,7 @@ def graph_panel(id: int, title: str, description: str, queries: Iterable[Query],
             .mode(common_models.TooltipDisplayMode.MULTI)
             .sort(common_models.SortOrder.DESCENDING)
         )
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(common_models.LegendDisplayMode.LIST)
-            .placement(common_models.LegendPlacement.BOTTOM)
-            .show_legend(True)
-            .calcs([])
-        )
+        .legend(_legend())
     )
 
 
@@ -250,29 +263,23 @@ def xy_panel(id: int, title: str, description: str, x: Query, y: Query, unit: st
         .series([xychart.XYSeriesConfig().x(over)])
         .show(xychart_models.XYShowMode.POINTS_AND_LINES)
         .thresholds(thresholds("green"))
-        .override_by_name(x.legend, [property_of("unit", "none"), property_of("custom.axisLabel", x.legend)])
+        .override_by_name(x.legend, properties({"unit": "none", "custom.axisLabel": x.legend}))
         .tooltip(
             common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.SINGLE).sort(common_models.SortOrder.NONE)
         )
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(common_models.LegendDisplayMode.LIST)
-            .placement(common_models.LegendPlacement.BOTTOM)
-            .show_legend(True)
-            .calcs([])
-        )
+        .legend(_legend())
     )
+
+
+def _legend() -> Any:
+    legend = common.VizLegendOptions().display_mode(common_models.LegendDisplayMode.LIST)
+    return legend.placement(common_models.LegendPlacement.BOTTOM).show_legend(True)
 
 
 def limit_line(panel: Any, pattern: str = "/ limit$/") -> Any:
     """A graph whose series of these names are drawn as limits: dashed and red."""
-    return panel.override_by_regexp(
-        pattern,
-        [
-            property_of("color", {"mode": "fixed", "fixedColor": "red"}),
-            property_of("custom.lineStyle", {"fill": "dash", "dash": [8, 6]}),
-        ],
-    )
+    red = {"color": {"mode": "fixed", "fixedColor": "red"}}
+    return panel.override_by_regexp(pattern, properties({**red, "custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}))
 
 
 def in_unit(panel: Any, units: str) -> Any:
@@ -280,10 +287,9 @@ def in_unit(panel: Any, units: str) -> Any:
 
     Grafana's transformation "Config from query results" takes the unit from the query and leaves its value out.
     """
-    ref = "Unit"
-    target = prometheus.Dataquery().ref_id(ref).expr(units).instant().format("table")
+    target = prometheus.Dataquery().ref_id("Unit").expr(units).instant().format("table")
     mapped = {"fieldName": label("kc.clause.unit"), "handlerKey": "unit"}
-    found = {"configRefId": ref, "mappings": [mapped]}
+    found = {"configRefId": "Unit", "mappings": [mapped]}
     return panel.with_target(target).with_transformation(models.DataTransformerConfig("configFromData", options=found))
 
 
@@ -298,8 +304,7 @@ def common_panel(
     format: bool = False,
 ) -> Any:
     """Set the properties that panels of every kind share: identity, words, data source and queries."""
-    panel = panel.id(id).title(title).description(description)
-    panel = panel.datasource(reference())
+    panel = panel.id(id).title(title).description(description).datasource(reference())
     for index, query in enumerate(queries):
         target = prometheus.Dataquery().ref_id(_ref(index)).expr(query.expression)
         target = target.instant() if instant else target.range()

@@ -9,30 +9,22 @@ from kc_otel.contract.prometheus_names import label
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
-from kc_otel.generate.grafana.boards import board, board_file, scope
+from kc_otel.generate.grafana.boards import board_file, scope
 from kc_otel.generate.grafana.panels import (
-    STATUS_COLOURS,
+    MARGIN,
     Query,
     graph_panel,
+    legend,
     mapping,
-    property_of,
     stat_panel,
     status_mapping,
     table_panel,
-    text_panel,
     thresholds,
     timeline_panel,
+    verdict_panel,
 )
 from kc_otel.generate.links import PROMOTION_UID, STAGE_ID
-from kc_otel.judge.verdict import Status
 
-_STAGES: Final = """\
-A kernel version goes through four stages: **offline CI → shadow → canary → full**. The gate between two stages opens
-when every cell has been `PASS` over a number of consecutive windows that share no data; a `FAIL` rolls back to the
-start; `INCONCLUSIVE` and `NO_DATA` wait. The table shows for each pair of kernel versions what a gate looks at:
-the worst verdict of its cells, since when all of them pass, the smallest margin and the fewest samples.
-The evidence of each step is kept as a document of its own, which `kc-otel gate verify` checks.
-"""
 _PLACES: Final = {
     "-2": ("rolled back, serves", "dark-red"),
     "-1": ("rolled back", "red"),
@@ -50,116 +42,89 @@ _ACTIONS_IN_FORCE: Final = (
 
 def promotion_file() -> GeneratedFile:
     """The dashboard; it is the same for all contracts."""
-    made = board(
-        PROMOTION_UID, "Which kernel serves which slice, what is held back, and the evidence for a gate.", scope()
-    )
-    for panel in _panels():
-        made = made.with_panel(panel)
-    return board_file("promotion", made)
+    about = "Which kernel serves which slice, what is held back, and the evidence for a gate."
+    return board_file(PROMOTION_UID, about, scope(), _panels())
 
 
 def _panels() -> Iterator[Any]:
     about = "Slices that the decision table sends to the training kernel instead of the inference kernel."
-    yield stat_panel(2, "Routed away", about, queries.count_routed(), "purple").span(6)
+    yield stat_panel(2, "Routed away", about, queries.count_routed(), "purple", span=6)
     for id, title, action, about in _ACTIONS_IN_FORCE:
         query = queries.now(f"count({queries.actions(_is(action))})")
-        yield stat_panel(id, title, about, query, "orange").span(6)
-    yield (
-        timeline_panel(
-            10,
-            "Routes over time",
-            "Which kernel the decision table sends each slice to. A route stays after its alert has resolved, until a "
-            "person resumes the slice.",
-            Query(queries.routes(), f"{{{{{label('kc.contract')}}}}} · {{{{{label('kc.slice')}}}}}"),
-            mapping({"0": ("inference kernel", "blue"), "1": ("training kernel", "purple")}),
-            "blue",
-        )
-        .height(8)
-        .span(12)
+        yield stat_panel(id, title, about, query, "orange", span=6)
+    yield timeline_panel(
+        10,
+        "Routes over time",
+        "Which kernel the decision table sends each slice to. A route stays after its alert has resolved, until a "
+        "person resumes the slice.",
+        (Query(queries.routes(), legend("kc.contract", "kc.slice")),),
+        mapping({"0": ("inference kernel", "blue"), "1": ("training kernel", "purple")}),
+        "blue",
+        height=8,
+        span=12,
     )
-    names = " · ".join(f"{{{{{label(name)}}}}}" for name in (*queries.CELL[:3], "kc.action"))
-    yield (
-        timeline_panel(
-            11,
-            "Holds, quarantines and halts over time",
-            "What the firing steps of the escalation policy keep back, for as long as they fire.",
-            Query(queries.actions(_is("|".join(action for _, _, action, _ in _ACTIONS_IN_FORCE))), names),
-            mapping({"1": ("in force", "orange")}),
-            "orange",
-        )
-        .height(8)
-        .span(12)
-        .no_value("Nothing is held back in this range")
-    )
+    every = _is("|".join(action for _, _, action, _ in _ACTIONS_IN_FORCE))
+    yield timeline_panel(
+        11,
+        "Holds, quarantines and halts over time",
+        "What the firing steps of the escalation policy keep back, for as long as they fire.",
+        (Query(queries.actions(every), legend(*queries.CELL[:3], "kc.action")),),
+        mapping({"1": ("in force", "orange")}),
+        "orange",
+        height=8,
+        span=12,
+    ).no_value("Nothing is held back in this range")
     yield from _stages()
-    pairs = {
-        label(name): title
-        for name, title in zip(queries.PAIR, ("Contract", "Training kernel", "Inference kernel"), strict=True)
-    }
+    evidence, pair = queries.evidence(), legend(*queries.PAIR)
     yield table_panel(
         12,
         "Evidence by kernel version",
         "What a promotion gate looks at, over all picked clauses and slices. PASS since: when the last of them became "
         "PASS; empty while one is not. The share of the range in PASS counts minutes in which every cell passed.",
-        queries.evidence(),
-        pairs,
+        evidence,
+        dict(zip(map(label, queries.PAIR), ("Contract", "Training kernel", "Inference kernel"), strict=True)),
         {
-            "Worst verdict": (
-                property_of("custom.cellOptions", {"type": "color-background"}),
-                property_of("mappings", [status_mapping()]),
-            ),
-            "PASS since": (property_of("unit", "dateTimeFromNow"), property_of("noValue", "not now")),
-            "Share of the range in PASS": (property_of("unit", "percentunit"), property_of("decimals", 1)),
-            "Smallest margin": (
-                property_of("unit", "percentunit"),
-                property_of("decimals", 1),
-                property_of("thresholds", thresholds("red", (0.0, "yellow"), (0.2, "green")).build()),
-                property_of("custom.cellOptions", {"type": "color-text"}),
-            ),
-            "Fewest samples": (property_of("unit", "short"),),
+            "Worst verdict": {"custom.cellOptions": {"type": "color-background"}, "mappings": [status_mapping()]},
+            "PASS since": {"unit": "dateTimeFromNow", "noValue": "not now"},
+            "Share of the range in PASS": {"unit": "percentunit", "decimals": 1},
+            "Smallest margin": MARGIN,
+            "Fewest samples": {"unit": "short"},
         },
         sort=(("Worst verdict", True),),
-    ).height(8)
-    pair = " · ".join(f"{{{{{label(name)}}}}}" for name in queries.PAIR)
-    yield timeline_panel(
+        height=8,
+    )
+    yield verdict_panel(
         13,
         "Worst verdict of each kernel version over time",
         "All picked clauses and slices together, for each contract, training kernel and inference kernel: green "
         "throughout is what opens a gate.",
-        Query(queries.evidence()["Worst verdict"], pair),
-        status_mapping(),
-        STATUS_COLOURS[Status.PASS],
-    ).height(8)
-    yield (
-        graph_panel(
-            14,
-            "Smallest margin of each kernel version",
-            "Distance from the bound that decides to the limit, as a share of the limit, of the clause and slice that "
-            "has least of it. Below zero something is broken.",
-            (Query(queries.evidence()["Smallest margin"], pair),),
-            "percentunit",
-        )
-        .thresholds(thresholds("red", (0.0, "green")))
-        .span(14)
+        (Query(evidence["Worst verdict"], pair),),
+        height=8,
     )
-    yield text_panel(15, "The stages and their gates", _STAGES, 8, 10)
+    yield graph_panel(
+        14,
+        "Smallest margin of each kernel version",
+        "Distance from the bound that decides to the limit, as a share of the limit, of the clause and slice that "
+        "has least of it. Below zero something is broken.",
+        (Query(evidence["Smallest margin"], pair),),
+        "percentunit",
+        span=24,
+    ).thresholds(thresholds("red", (0.0, "green")))
 
 
 def _stages() -> Iterator[Any]:
     attributes = ("kc.contract", "kc.kernel.inference")
-    version = " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
-    yield (
-        timeline_panel(
-            STAGE_ID,
-            "Stage of each kernel version",
-            "Where an inference kernel's version is on its way to full traffic: offline CI, shadow, canary, full, or "
-            "rolled back, and then whether it was measured after that. Empty where the evaluator keeps no promotion.",
-            Query(queries.cells("kc.promotion.stage", attributes=attributes), version),
-            mapping(_PLACES),
-            "text",
-        )
-        .height(8)
-        .span(8)
+    version = legend(*attributes)
+    yield timeline_panel(
+        STAGE_ID,
+        "Stage of each kernel version",
+        "Where an inference kernel's version is on its way to full traffic: offline CI, shadow, canary, full, or "
+        "rolled back, and then whether it was measured after that. Empty where the evaluator keeps no promotion.",
+        (Query(queries.cells("kc.promotion.stage", attributes=attributes), version),),
+        mapping(_PLACES),
+        "text",
+        height=8,
+        span=8,
     )
     for id, title, name, unit, about in (
         (17, "Share of requests it may serve", "kc.promotion.share", "percentunit", "It grows step by step in canary."),

@@ -50,8 +50,9 @@ def picked(attributes: Iterable[str]) -> tuple[str, ...]:
 
 
 def by(attributes: Iterable[str], expression: str, how: str = "max") -> str:
-    """`expression` aggregated by attributes; evaluators that run side by side then count once."""
-    return f"{how} by ({', '.join(label(name) for name in attributes)}) ({expression})"
+    """`expression` aggregated by attributes, or as a whole; evaluators that run side by side then count once."""
+    names = ", ".join(map(label, attributes))
+    return f"{how} by ({names}) ({expression})" if names else f"{how}({expression})"
 
 
 def cells(metric: str, *more: str, attributes: Iterable[str] = CELL, how: str = "max") -> str:
@@ -225,10 +226,8 @@ def _of_contract(metric: str) -> tuple[str, ...]:
 
 def rate(metric: str, attributes: Iterable[str], *more: str) -> str:
     """Increase per second of a counter."""
-    known = tuple(attributes)
     selected = selector(metric, None, *_of_contract(metric), *more)
-    expression = f"rate({selected}[$__rate_interval])"
-    return by(known, expression, "sum") if known else f"sum({expression})"
+    return by(attributes, _rate(selected), "sum")
 
 
 def duration(rank: float, metric: str, attributes: Iterable[str]) -> str:
@@ -249,9 +248,7 @@ def increase(metric: str) -> str:
 
 def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str:
     """A gauge of the evaluator or the recorders."""
-    known = tuple(attributes)
-    selected = selector(metric, None, *picked(METRICS[metric].attributes))
-    return by(known, selected, how) if known else f"{how}({selected})"
+    return by(attributes, selector(metric, None, *picked(METRICS[metric].attributes)), how)
 
 
 def kernels() -> str:
@@ -285,9 +282,7 @@ _STREAM: Final = ("kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.infer
 
 def histogram(quantity: str, attributes: Iterable[str] = OF_SLICE) -> str:
     """Observations per second of a quantity of the registry, as a histogram."""
-    known = tuple(attributes)
-    expression = _rate(f"{prometheus_name(RECORDED[quantity])}{{{', '.join(picked(_STREAM))}}}")
-    return by(known, expression, "sum") if known else f"sum({expression})"
+    return by(attributes, _rate(f"{prometheus_name(RECORDED[quantity])}{{{', '.join(picked(_STREAM))}}}"), "sum")
 
 
 def chosen_histogram() -> str:

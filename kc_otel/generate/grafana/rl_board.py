@@ -5,41 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from kc_otel.contract.prometheus_names import label, selector
+from kc_otel.contract.prometheus_names import selector
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
-from kc_otel.generate.grafana.boards import STEP, board, board_file, scope, step
+from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
 from kc_otel.generate.grafana.panels import (
-    STATUS_COLOURS,
     Query,
     graph_panel,
+    legend,
     limit_line,
-    status_mapping,
-    timeline_panel,
+    verdict_panel,
     xy_panel,
 )
 from kc_otel.generate.grafana.sdk import models
 from kc_otel.generate.links import RL_UID
-from kc_otel.judge.verdict import Status
 
-_CELL: Final = f"{{{{{label('kc.contract')}}}}} · {{{{{label('kc.slice')}}}}}"
+_CELL: Final = legend("kc.contract", "kc.slice")
 _METRICS: Final = (
-    "ratio",
-    "tv_token",
-    "tv_seq",
-    "k3",
-    "k1",
-    "chi2_token",
-    "chi2_seq",
-    "support_deficit",
-    "clip_budget_share",
-    "advantage_drift_positive",
-    "advantage_drift_negative",
-    "reward_drift_bound",
-    "gradient_bias_bound",
+    *("ratio", "tv_token", "tv_seq", "k3", "k1", "chi2_token", "chi2_seq", "support_deficit", "clip_budget_share"),
+    *("advantage_drift_positive", "advantage_drift_negative", "reward_drift_bound", "gradient_bias_bound"),
     "weights_lag",
 )
 _ASSUMPTIONS: Final = "By the assumptions of each contract; contracts that do not state them are left out."
@@ -55,27 +42,21 @@ def rl_file() -> GeneratedFile:
     variables = scope()
     # Slices overlap with the whole of the traffic, which is where RL training looks first.
     variables[1].current(models.VariableOption(selected=True, text=[ALL], value=[ALL]))
-    made = board(
-        RL_UID,
+    about = (
         "What the difference between trainer and roll-out engine does to training: how much of the clip range, the "
-        "sample and the gradient it costs.",
-        (*variables, step()),
+        "sample and the gradient it costs."
     )
-    for panel in _panels():
-        made = made.with_panel(panel)
-    return board_file("rl", made)
+    return board_file(RL_UID, about, (*variables, step()), _panels())
 
 
 def _panels() -> Iterator[Any]:
-    names = " · ".join(f"{{{{{label(name)}}}}}" for name in queries.CELL[:3])
+    names = legend(*queries.CELL[:3])
     verdict = selector("kc.verdict", None, *queries.picked(queries.CELL))
-    yield timeline_panel(
+    yield verdict_panel(
         13,
         "Verdicts on what is shown below",
         "The clauses of the picked contracts on these metrics, over time: with confidence, from the evaluator.",
-        Query(queries.by(queries.CELL[:3], queries.of_metrics(verdict, *_METRICS)), names),
-        status_mapping(),
-        STATUS_COLOURS[Status.PASS],
+        (Query(queries.by(queries.CELL[:3], queries.of_metrics(verdict, *_METRICS)), names),),
     )
     bound, limit = (selector(f"kc.bound.{part}", None, *queries.picked(queries.CELL)) for part in ("estimate", "limit"))
     share = queries.by(queries.CELL[:3], queries.of_metrics(f"{bound} / ({limit} > 0)", *_METRICS))
@@ -176,7 +157,7 @@ def _panels() -> Iterator[Any]:
 def _quarantine() -> Iterator[Any]:
     """Yield the panels of rollouts kept out of training; without slices, as the trainer counts them."""
     attributes = ("kc.contract", "kc.outcome")
-    legend = " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
+    names = legend(*attributes)
     tv, tokens, sequences = (
         queries.rate(f"kc.quarantine.{name}", attributes) for name in ("tv", "tokens", "sequences")
     )
@@ -186,14 +167,14 @@ def _quarantine() -> Iterator[Any]:
         "Drift of kept and of quarantined rollouts",
         "Total variation per token of the sequences that were kept and of those that were not: what quarantine spares "
         f"the update. {source}",
-        (Query(f"{tv} / {tokens}", legend, step=STEP),),
+        (Query(f"{tv} / {tokens}", names, step=STEP),),
         "short",
     )
     yield graph_panel(
         15,
         "Sequences kept and quarantined",
         f"{METRICS['kc.quarantine.sequences'].meaning} Per second. {source}",
-        (Query(sequences, legend, step=STEP),),
+        (Query(sequences, names, step=STEP),),
         "cps",
     )
 

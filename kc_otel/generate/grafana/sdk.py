@@ -21,7 +21,6 @@ with extra("grafana", "a dashboard"), warnings.catch_warnings():
         statetimeline,
         table,
         tempo,
-        text,
         timeseries,
         xychart,
     )
@@ -30,7 +29,6 @@ with extra("grafana", "a dashboard"), warnings.catch_warnings():
     from grafana_foundation_sdk.models import dashboard as models
     from grafana_foundation_sdk.models import heatmap as heatmap_models
     from grafana_foundation_sdk.models import tempo as tempo_models
-    from grafana_foundation_sdk.models import text as text_models
     from grafana_foundation_sdk.models import xychart as xychart_models
 
 __all__ = [
@@ -47,8 +45,6 @@ __all__ = [
     "table",
     "tempo",
     "tempo_models",
-    "text",
-    "text_models",
     "timeseries",
     "xychart",
     "xychart_models",

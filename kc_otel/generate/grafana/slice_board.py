@@ -8,22 +8,22 @@ from typing import Any, Final
 from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
-from kc_otel.generate.grafana.boards import STEP, board, board_file, choice, scope, step
+from kc_otel.generate.grafana.boards import STEP, board_file, choice, scope, step
 from kc_otel.generate.grafana.panels import (
-    STATUS_COLOURS,
     Query,
     common_panel,
     graph_panel,
     in_unit,
+    legend,
     limit_line,
     mapping,
-    property_of,
+    properties,
     reference,
     state_panel,
     status_mapping,
     table_panel,
     thresholds,
-    timeline_panel,
+    verdict_panel,
 )
 from kc_otel.generate.grafana.sdk import (
     common,
@@ -37,11 +37,11 @@ from kc_otel.generate.grafana.sdk import (
     tempo_models,
 )
 from kc_otel.generate.links import SLICE_UID
-from kc_otel.judge.verdict import Status
 
 _OF_CONTRACT: Final = f'{label("kc.contract")}=~"$contract"'
 _CLAUSE: Final = f'{label("kc.clause")}="$clause"'
 _UNIT: Final = queries.in_units(_OF_CONTRACT, _CLAUSE)
+_PAIR: Final = f"{legend('kc.kernel.train')} → {legend('kc.kernel.inference')}"
 _NO_COLOR: Final = common_models.BigValueColorMode.NONE
 
 
@@ -78,22 +78,14 @@ def slice_file() -> GeneratedFile:
         traces,
         step(),
     ]
-    made = board(
-        SLICE_UID, "One clause on one slice: verdict, band, distribution, and the tokens behind it.", variables
-    )
-    for panel in (*_now(), *_bands(), *distribution_panels(), *example_panels(), *_around(), *_by_rules(), _places()):
-        made = made.with_panel(panel)
-    for row in _repeated():
-        made = made.with_row(row)
-    return board_file("slice", made)
+    panels = (*_now(), *_bands(), *distribution_panels(), example_panel(), *_around(), *_by_rules(), _places())
+    about = "One clause on one slice: verdict, band, distribution, and the tokens behind it."
+    return board_file(SLICE_UID, about, variables, (*panels, *_repeated()))
 
 
 def _now() -> Iterator[Any]:
-    yield (
-        state_panel(1, "State", "Verdict now, the worst of the picked kernel versions.", _cells("kc.verdict"))
-        .span(6)
-        .mappings([status_mapping()])
-    )
+    worst = "Verdict now, the worst of the picked kernel versions."
+    yield state_panel(1, "State", worst, _cells("kc.verdict"), span=6).mappings([status_mapping()])
     yield (
         state_panel(
             2,
@@ -127,14 +119,10 @@ def _now() -> Iterator[Any]:
         .mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
         .thresholds(thresholds("blue"))
     )
-    said = label("kc.clause.promise")
-    promise = queries.by(("kc.clause.promise",), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE))
-    yield (
-        state_panel(8, "What it promises", "What the clause allows.", promise, f"{{{{{said}}}}}")
-        .span(24)
-        .color_mode(_NO_COLOR)
-        .text_mode(common_models.BigValueTextMode.NAME)
-    )
+    said = "kc.clause.promise"
+    promise = queries.by((said,), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE))
+    panel = state_panel(8, "What it promises", "What the clause allows.", promise, legend(said), span=24)
+    yield panel.color_mode(_NO_COLOR).text_mode(common_models.BigValueTextMode.NAME)
 
 
 def _bands() -> Iterator[Any]:
@@ -149,13 +137,12 @@ def _bands() -> Iterator[Any]:
         unit=_UNIT,
     )
     yield band.height(10).span(16)
-    pair = f"{{{{{label('kc.kernel.train')}}}}} → {{{{{label('kc.kernel.inference')}}}}}"
     versions = graph_panel(
         11,
         "By kernel version",
         "The same estimate for each pair of kernel versions, training → inference: which version brought the drift.",
         (
-            Query(queries.cells("kc.bound.estimate", _CLAUSE, attributes=queries.CELL[3:]), pair),
+            Query(queries.cells("kc.bound.estimate", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
             Query(_cells("kc.bound.limit"), "limit"),
         ),
         "short",
@@ -169,7 +156,7 @@ def _bands() -> Iterator[Any]:
         "than once per false_alarms of the contract. It grows while the limit is exceeded, slowly where it is only "
         "just so, and falls again once what is observed is within it.",
         (
-            Query(queries.cells("kc.verdict.evidence", _CLAUSE, attributes=queries.CELL[3:]), pair),
+            Query(queries.cells("kc.verdict.evidence", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
             Query("vector(1)", "limit"),
         ),
         "percentunit",
@@ -183,13 +170,12 @@ def _around() -> Iterator[Any]:
     clauses = queries.cells("kc.verdict", attributes=("kc.clause",))
     yield _verdicts(41, "Every clause on this slice", "Does anything else not hold here?", clauses, "kc.clause")
     samples = queries.cells("kc.bound.samples", _CLAUSE, attributes=queries.CELL[3:])
-    pair = f"{{{{{label('kc.kernel.train')}}}}} → {{{{{label('kc.kernel.inference')}}}}}"
     yield graph_panel(
         42,
         "Samples behind the verdict",
         "Observations within the window, by pair of kernel versions. Few samples make a wide band. Rules: what the "
         "generated recording rules are sure of, where they are loaded.",
-        (Query(samples, pair), Query(_cells("kc.rule.samples"), "rules")),
+        (Query(samples, _PAIR), Query(_cells("kc.rule.samples"), "rules")),
         "short",
     )
 
@@ -208,7 +194,7 @@ def _places() -> Any:
         "four from 16; turn:2 is the second run of tokens that count. All traffic of the contract, whatever the slice.",
         columns,
         {label("kc.slice"): "Part of the responses"},
-        {title: (property_of("decimals", 5),) for title in columns},
+        {title: {"decimals": 5} for title in columns},
     )
 
 
@@ -221,19 +207,17 @@ def _by_rules() -> Iterator[Any]:
         "kc.rule",
         unit=_UNIT,
     ).span(12)
-    yield (
-        timeline_panel(
-            44,
-            "Evaluator and rules",
-            "Both verdicts over time; they may differ by an evaluation or two around a change, and where the rules' "
-            "wider bounds leave open what the evaluator decides.",
-            Query(f"max({queries.cells('kc.verdict', _CLAUSE)})", "evaluator"),
-            status_mapping(),
-            STATUS_COLOURS[Status.PASS],
-            Query(f"max({queries.cells('kc.rule.status', _CLAUSE)})", "rules"),
-        )
-        .height(8)
-        .span(12)
+    yield verdict_panel(
+        44,
+        "Evaluator and rules",
+        "Both verdicts over time; they may differ by an evaluation or two around a change, and where the rules' "
+        "wider bounds leave open what the evaluator decides.",
+        [
+            Query(f"max({queries.cells(metric, _CLAUSE)})", source)
+            for metric, source in (("kc.verdict", "evaluator"), ("kc.rule.status", "rules"))
+        ],
+        height=8,
+        span=12,
     )
 
 
@@ -277,34 +261,25 @@ def _band(
     matchers: Sequence[str] = (*queries.picked(queries.CELL), _CLAUSE),
     unit: str,
 ) -> Any:
-    """Estimate, band and limit, from the metrics of a prefix, over all series that match."""
     series = tuple(
         Query(f"{how}({selector(f'{prefix}.{name}', None, *matchers)})", name)
         for name, how in (("upper", "max"), ("lower", "min"), ("estimate", "max"), ("limit", "max"))
     )
     panel = graph_panel(id, title, about, series, "short")
-    colour = property_of("color", {"mode": "fixed", "fixedColor": "#5794F2"})
-    edge = [colour, property_of("custom.lineWidth", 0)]
-    fill = [property_of("custom.fillBelowTo", "lower"), property_of("custom.fillOpacity", 25)]
-    panel = panel.override_by_name("upper", [*edge, *fill]).override_by_name("lower", edge)
-    panel = panel.override_by_name("estimate", [colour, property_of("custom.lineWidth", 2)])
+    colour: dict[str, object] = {"color": {"mode": "fixed", "fixedColor": "#5794F2"}}
+    edge = {**colour, "custom.lineWidth": 0}
+    fill = {"custom.fillBelowTo": "lower", "custom.fillOpacity": 25}
+    for name, values in (("upper", {**edge, **fill}), ("lower", edge), ("estimate", {**colour, "custom.lineWidth": 2})):
+        panel = panel.override_by_name(name, properties(values))
     return in_unit(limit_line(panel, "/^limit$/"), unit)
 
 
 def _verdicts(id: int, title: str, about: str, query: str, name: str) -> Any:
-    panel = timeline_panel(
-        id,
-        title,
-        f"{about} Verdicts over time, the worst where several pairs of kernel versions report.",
-        Query(query, f"{{{{{label(name)}}}}}"),
-        status_mapping(),
-        STATUS_COLOURS[Status.PASS],
-    )
-    return panel.height(8).span(8)
+    about = f"{about} Verdicts over time, the worst where several pairs of kernel versions report."
+    return verdict_panel(id, title, about, (Query(query, legend(name)),), height=8, span=8)
 
 
 def _cells(name: str, how: str = "max") -> str:
-    """One number for the picked clause and slice, over the picked kernel versions."""
     return f"{how}({queries.cells(name, _CLAUSE, how=how)})"
 
 
@@ -328,57 +303,36 @@ def distribution_panels() -> Iterator[Any]:
         Query(chosen, exemplar=True, step=STEP),
     )
     ranks = ((0.5, "median"), (0.99, "99th percentile"), (0.999, "99.9th percentile"))
-    yield (
-        graph_panel(
-            21,
-            "$quantity: mean and quantiles",
-            f"Of everything recorded within the interval, without confidence bounds. {_SOURCE}",
-            (
-                Query(f"histogram_avg({chosen})", "mean", exemplar=True, step=STEP),
-                *(Query(queries.quantile(rank, chosen), name, step=STEP) for rank, name in ranks),
-            ),
-            "short",
-        )
-        .height(9)
-        .span(12)
+    yield graph_panel(
+        21,
+        "$quantity: mean and quantiles",
+        f"Of everything recorded within the interval, without confidence bounds. {_SOURCE}",
+        (
+            Query(f"histogram_avg({chosen})", "mean", exemplar=True, step=STEP),
+            *(Query(queries.quantile(rank, chosen), name, step=STEP) for rank, name in ranks),
+        ),
+        "short",
+        height=9,
+        span=12,
     )
     signed = queries.histogram("log_ratio", ())
-    yield (
-        graph_panel(
-            22,
-            "Signed log ratio: where the tokens lie",
-            "Quantiles of l = log P(y) - log Q(y) of the sampled tokens, nats. A fan that is symmetric around zero is "
-            "noise, a lopsided one is bias; a far lowest line is a kind of token that the inference kernel samples far "
-            f"too often. {_SOURCE}",
-            [Query(queries.quantile(rank, signed), f"p{rank * 100:g}", step=STEP) for rank in _FAN_QUANTILES],
-            "suffix: nat",
-        )
-        .height(9)
-        .span(12)
-        .no_value("Recorders send it where a clause is on log_ratio or k1")
-    )
+    yield graph_panel(
+        22,
+        "Signed log ratio: where the tokens lie",
+        "Quantiles of l = log P(y) - log Q(y) of the sampled tokens, nats. A fan that is symmetric around zero is "
+        "noise, a lopsided one is bias; a far lowest line is a kind of token that the inference kernel samples far "
+        f"too often. {_SOURCE}",
+        [Query(queries.quantile(rank, signed), f"p{rank * 100:g}", step=STEP) for rank in _FAN_QUANTILES],
+        "suffix: nat",
+        height=9,
+        span=12,
+    ).no_value("Recorders send it where a clause is on log_ratio or k1")
     yield _heatmap_panel(
         23,
         "Absolute log ratio, with the worst tokens",
         "|l| of the sampled tokens, nats. Each dot is the worst token of a slice since the export before; click it to "
         f"open the span of its batch. {_SOURCE}",
         Query(queries.histogram("abs_log_ratio", ()), exemplar=True, step=STEP),
-    )
-
-
-def example_panels() -> Iterator[Any]:
-    """The spans of the worst batches, which lead to requests and training steps."""
-    shown = ("abs_log_ratio", "sequence", "position", "token_id")
-    fields = ", ".join((*(f"span.kc.compare.worst.{name}" for name in shown), "span.kc.compare.tokens"))
-    yield _traces_panel(
-        30,
-        "Worst examples",
-        "Measured batches that touched the slice, the one with the largest |l| first, with the token's position and "
-        "id. Open a trace for the request or training step that it belongs to. From the spans that the recorders send "
-        "to Tempo by way of the Collector.",
-        '{ name = "kc.compare" && span.kc.contract = "$contract" && span.kc.compare.slices = "$slice" } '
-        f"| select({fields})",
-        "kc.compare.worst.abs_log_ratio",
     )
 
 
@@ -407,13 +361,18 @@ def _heatmap_panel(id: int, title: str, description: str, query: Query) -> Any:
     )
 
 
-def _traces_panel(id: int, title: str, description: str, query: str, sort: str) -> Any:
-    """A table of the spans that a TraceQL query finds, the largest `sort` first; ids in it open the trace."""
+def example_panel() -> Any:
+    """The spans of the worst batches, which lead to requests and training steps; ids in the table open the trace."""
+    shown = ("abs_log_ratio", "sequence", "position", "token_id")
+    fields = ", ".join((*(f"span.kc.compare.worst.{name}" for name in shown), "span.kc.compare.tokens"))
     target = (
         tempo.Dataquery()
         .ref_id("A")
         .query_type("traceql")
-        .query(query)
+        .query(
+            '{ name = "kc.compare" && span.kc.contract = "$contract" && span.kc.compare.slices = "$slice" } '
+            f"| select({fields})"
+        )
         .filters([])
         .limit(100)
         .table_type(tempo_models.SearchTableType.SPANS)
@@ -421,14 +380,18 @@ def _traces_panel(id: int, title: str, description: str, query: str, sort: str) 
     )
     return (
         table.Panel()
-        .id(id)
-        .title(title)
-        .description(description)
+        .id(30)
+        .title("Worst examples")
+        .description(
+            "Measured batches that touched the slice, the one with the largest |l| first, with the token's position "
+            "and id. Open a trace for the request or training step that it belongs to. From the spans that the "
+            "recorders send to Tempo by way of the Collector."
+        )
         .datasource(reference("tempo", _TRACES))
         .with_target(target)
         .height(9)
         .span(24)
         .filterable(True)
-        .sort_by([common.TableSortByFieldState().display_name(sort).desc(True)])
-        .with_override(models.MatcherConfig("byRegexp", "/trace(ID|Id)|Trace ID/"), [property_of("custom.width", 260)])
+        .sort_by([common.TableSortByFieldState().display_name("kc.compare.worst.abs_log_ratio").desc(True)])
+        .with_override(models.MatcherConfig("byRegexp", "/trace(ID|Id)|Trace ID/"), properties({"custom.width": 260}))
     )

@@ -28,15 +28,7 @@ from kc_otel.generate.prometheus.closed_forms import NOT_ONE, PAIRS, Native, alp
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Status
 
-_RULES: Final = VerdictSource(
-    "kc.rule.status",
-    {
-        "estimate": "kc.rule.estimate",
-        "lower bound": "kc.rule.lower",
-        "upper bound": "kc.rule.upper",
-        "limit": "kc.rule.limit",
-    },
-)
+_RULES: Final = VerdictSource("kc.rule.status", "kc.rule")
 """Metrics of the recording rules."""
 _MAX_RULES_PER_GROUP: Final = 20
 
@@ -75,7 +67,6 @@ def _groups(contract: Contract, sites: Sites) -> list[dict[str, Any]]:
 
 
 def _steps(contract: Contract) -> tuple[AlertStep, ...]:
-    """The alert steps whose verdicts rules can find."""
     judged = {clause.id for clause in expressible(contract)}
     return tuple(alert for alert in alert_steps(contract) if alert.clause is None or alert.clause_id in judged)
 
@@ -115,8 +106,6 @@ CELL: Final = ", ".join(CELL_LABELS)
 """Labels of a cell of one clause."""
 WINDOWS: Final = ("short", "long")
 """The windows that a clause is judged over; the first decides where it can."""
-BOUNDS: Final = ("estimate", "lower", "upper", "samples")
-"""Quantities that are recorded of the window that decided."""
 _PAIR: Final = ", ".join(CELL_LABELS[1:])
 
 
@@ -205,7 +194,7 @@ def steps(clause: Clause, contract: Contract, own: Own, histogram: Native, heard
     yield "kc.rule.window.status", _judged(clause, contract, own)
     yield "kc.rule.status", _decided(contract, own, heard)
     short = own("kc.rule.window.status", "short")
-    for name in BOUNDS:
+    for name in ("estimate", "lower", "upper", "samples"):  # of the window that decided
         whole = f"kc.rule.window.{name}"
         deciding = f"{own(whole, 'short')} and on ({CELL}) {short} != {Status.INCONCLUSIVE.code}"
         either = f"(\n  max by ({CELL}) ({deciding})\n  or\n  max by ({CELL}) ({own(whole, 'long')})\n)"
