@@ -61,10 +61,10 @@ def status(
 ) -> None:
     """Print incidents, then the cells, the worst first.
 
-    Exits with 1 when any cell is FAIL, such an incident is not contained or a version was measured after its rollback,
-    3 when any has no data, another incident is broken, one closed without proof of recovery within the contract's long
-    window or nothing has been judged for 30 s, else 0. With --shards it exits with 1 when a shard does not answer;
-    --watch exits with 0.
+    The exit code is 1 if a cell FAILs, if an incident of a FAIL is not contained, or if a version was measured after its
+    rollback. Otherwise it is 3 if a cell has no data or invalid input, if another incident is broken, if a breach closed
+    without proof of recovery within the contract's long window, or if nothing has been judged for 30 s. Otherwise it is
+    0. With --shards it is 1 if a shard does not answer; with --watch it is always 0.
 
     Examples:
       kc-otel status
