@@ -115,7 +115,7 @@ def _coverage(source: str, path: str, found: Coverage) -> Iterator[str]:
     for clause, why in found.unmeasured.items():
         yield f"  never {clause}: {why}"
     for action, why in found.unobeyed.items():
-        yield f"  nobody carries out {action}: {why}"
+        yield f"  no process carries out {action}: {why}"
 
 
 def diff_command(

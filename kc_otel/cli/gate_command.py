@@ -121,7 +121,7 @@ def status(
         typer.echo(f"  {reason}")
     if evidence is not None:
         if answer["evidence"] is None:
-            typer.echo(f"nothing was written to {evidence}: no verdict speaks of {kernel} yet", err=True)
+            typer.echo(f"nothing was written to {evidence}: no verdict is about {kernel} yet", err=True)
         else:
             from kc_otel.offline.gate.evidence_files import write_evidence  # noqa: PLC0415
 
@@ -285,7 +285,7 @@ def live(
         except IncompleteError as error:
             if error.recording is None:
                 raise
-            hint = f"to have the rest judged all the same: kc-otel gate run {contract} {error.recording}"
+            hint = f"to judge the rest anyway: kc-otel gate run {contract} {error.recording}"
             raise ValueError(f"{error}\n{hint}") from None
 
     options = Options(

@@ -29,18 +29,18 @@ _STYLE = {
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDE_TERMINAL = 110
-_REASONS = 12
-_INCIDENTS = 6
-_ROWS = 20
+_MAX_REASONS = 12
+_MAX_INCIDENTS = 6
+_MAX_ROWS = 20
 """Cells of a contract that are shown where nobody asks for all: those that do not pass, the worst first."""
 _MAX_DETAILED = 2
 """Incidents whose kernel and actions are shown, too."""
 _MAX_ACTIONS = 4
 """Actions of an incident that are shown: the newest of those that are not undone."""
-_RECENT = 8
-_ROUTES = 3
+_MAX_RECENT_EVENTS = 8
+_MAX_LISTED_ROUTES = 3
 """Routes away from a version that have a line each."""
-_EVENTS = 400
+_MAX_FETCHED_EVENTS = 400
 """Events that are asked for to show the newest: many are about cells of one incident."""
 _STATE_STYLE = {"broken": "bold red", "contained": "yellow", "resolved": "magenta"}
 
@@ -72,7 +72,7 @@ def status(
       kc-otel status --watch
     """
     if watch and (shards or as_json or every):
-        refuse("--watch: leave out --shards, --json and --all; a screen has room for the worst cells")
+        refuse("--watch: leave out --shards, --json and --all; a screen only has room for the worst cells")
     if watch:
         _watch(url, contract, interval, count)
         return
@@ -97,7 +97,7 @@ def status(
             for kernel in entry["kernels"]
             for said in kernel.get("otherwise", ())
         ]
-        tables = _tables(cells, now, console.width, most=len(cells) if every else _ROWS)
+        tables = _tables(cells, now, console.width, most=len(cells) if every else _MAX_ROWS)
         in_force, behind = _in_force(overview, contract), _shards(get(url, "/api/v1/shards"))
         old = [Text(late, style="bold red")] if late else []
         console.print(*old, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
@@ -138,12 +138,12 @@ def _watch(url: str, contract: str | None, interval: float, count: int) -> None:
         try:
             while True:
                 cells, late = _cells(url, contract), lateness(url)
-                events = get(url, "/api/v1/events", newest=_EVENTS, verdicts=False)["events"]
+                events = get(url, "/api/v1/events", newest=_MAX_FETCHED_EVENTS, verdicts=False)["events"]
                 recent = [_event_line(group) for group in _together(events) if contract in {None, group[0]["contract"]}]
                 now, most = time.time(), max(5, console.height - 28)
                 contracts = get(url, "/api/v1/contracts")["contracts"]
                 incidents = _incidents(get(url, "/api/v1/overview"), contract, now, contracts)
-                recent = recent[-_RECENT:]
+                recent = recent[-_MAX_RECENT_EVENTS:]
                 old = [Text(late, style="bold red")] if late else []
                 old += _stray(url, contract)
                 live.update(Group(*old, *incidents, *_tables(cells, now, console.width, most=most), Text(), *recent))
@@ -195,7 +195,7 @@ def _incidents(
     shown = [*overview["incidents"], *overview["unproven"]]
     found = [incident for incident in shown if contract in {None, incident["contract"]}]
     lines: list[Text] = []
-    for index, incident in enumerate(found[:_INCIDENTS]):
+    for index, incident in enumerate(found[:_MAX_INCIDENTS]):
         style = _STATE_STYLE[incident["state"]] if incident["status"] == "FAIL" else _STYLE[incident["status"]]
         lines.append(
             Text.assemble((incident["state_text"], style), f"  {incident['contract']}: {incident['headline']}")
@@ -222,8 +222,8 @@ def _incidents(
             continue
         done = [action for action in incident["actions"] if action["in_force"] is not False]
         lines += [Text(f"  {_clock(action['at'])}  {action['text']}", style="dim") for action in done[-_MAX_ACTIONS:]]
-    if len(found) > _INCIDENTS:
-        lines.append(Text(f"{len(found) - _INCIDENTS} more incidents", style="bold"))
+    if len(found) > _MAX_INCIDENTS:
+        lines.append(Text(f"{len(found) - _MAX_INCIDENTS} more incidents", style="bold"))
     return [*lines, Text()] if lines else []
 
 
@@ -239,7 +239,7 @@ def _tables(cells: list[dict[str, Any]], now: float, width: int, *, most: int) -
         if left := Counter(cell["verdict"]["status"] for cell in own[most:]):
             said = ", ".join(f"{left[status]} {status}" for status in _WORST_FIRST if left[status])
             blocks.append(Text(f"and {left.total()} more: {said} (kc-otel status --all shows them)", style="dim"))
-    return blocks or [Text("no cells yet: the first evaluation is still to come")]
+    return blocks or [Text("no cells yet: the first evaluation has not run")]
 
 
 def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tuple[bool, bool]) -> Table:
@@ -282,7 +282,7 @@ def _reasons(cells: list[dict[str, Any]]) -> list[Text]:
             where = f"{verdict['clause']} on {verdict['slice']}"
             found.setdefault((verdict["status"], _word(verdict), verdict["reason"]), []).append(where)
     lines = []
-    for (state, word, reason), places in list(found.items())[:_REASONS]:
+    for (state, word, reason), places in list(found.items())[:_MAX_REASONS]:
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         lines.append(Text.assemble((word, _STYLE[state]), f"  {places[0]}{more}: {reason}"))
     return lines
@@ -296,16 +296,16 @@ def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
             by.setdefault((route["contract"], route["avoid"]), []).append(route)
     lines = []
     for (name, avoid), routes in by.items():
-        if len(routes) > _ROUTES:
+        if len(routes) > _MAX_LISTED_ROUTES:
             slices = listed([place(route["slice"]) for route in routes])
             lines.append(
-                f"  {name}: {slices} are to avoid {avoid} and use {routes[0]['kernel']}; "
-                f"lift all of it with kc-otel route resume {name} --why ..., or one with --slice NAME"
+                f"  {name}: {slices} avoid {avoid} and use {routes[0]['kernel']}; "
+                f"end them all with kc-otel route resume {name} --why ..., or one with --slice NAME"
             )
             continue
         lines += [
-            f"  {name}/{route['slice']} is to avoid {avoid} and use {route['kernel']}: {route['reason']}; "
-            f"lift it with kc-otel route resume {name} --slice {route['slice']} --why ..."
+            f"  {name}/{route['slice']} avoids {avoid} and uses {route['kernel']}: {route['reason']}; "
+            f"end it with kc-otel route resume {name} --slice {route['slice']} --why ..."
             for route in routes
         ]
     return [Text.assemble(("route", "bold"), line) for line in lines]

@@ -29,8 +29,8 @@ from kc_otel.judge.verdict import Causes, Cell, OfLag, Part, Status, Verdict
 __all__ = ["TrainingLog", "scalars"]
 
 _log: Final = logging.getLogger("kc_otel")
-_MOST_BYTES: Final = 64 << 20
-_TIMEOUT: Final = 10.0
+_MAX_RESPONSE_BYTES: Final = 64 << 20
+_TIMEOUT_SECONDS: Final = 10.0
 _BADNESS: Final = (Status.NO_DATA, Status.PASS, Status.INCONCLUSIVE, Status.FAIL)
 """Statuses by severity; the one that says least about the kernels comes first."""
 
@@ -169,12 +169,12 @@ class _Asking(_Watcher):
     def _asked(self) -> tuple[list[Verdict], dict[Cell, Causes]]:
         request = urllib.request.Request(self._url, headers=authorization(self._token_file))  # noqa: S310 - http or https
         handlers = [urllib.request.HTTPSHandler(context=client_context())] if self._url.startswith("https:") else []
-        with urllib.request.build_opener(_NoRedirects, *handlers).open(request, timeout=_TIMEOUT) as answer:
+        with urllib.request.build_opener(_NoRedirects, *handlers).open(request, timeout=_TIMEOUT_SECONDS) as answer:
             if late := lateness(answer.headers):
                 raise ValueError(late)
-            raw = answer.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise ValueError(f"the answer is larger than {_MOST_BYTES} bytes")
+            raw = answer.read(_MAX_RESPONSE_BYTES + 1)
+        if len(raw) > _MAX_RESPONSE_BYTES:
+            raise ValueError(f"the answer is larger than {_MAX_RESPONSE_BYTES} bytes")
         try:
             plain = read_json_text(raw)["verdicts"]
             verdicts = [_verdict(row) for row in plain]

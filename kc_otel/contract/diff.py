@@ -243,15 +243,19 @@ def _observability(old: Contract, new: Contract) -> Iterator[ContractChange]:
         if name not in _MORE_IS_TIGHTER:
             before, after, shown = format_duration(before), format_duration(after), str
         yield ContractChange(
-            kind, f"observability.{name}", before, after, f"{shown(before)} becomes {shown(after)}: {_WHY[name]}"
+            kind,
+            f"observability.{name}",
+            before,
+            after,
+            f"{shown(before)} becomes {shown(after)}: {_EFFECT_OF_FIELD[name]}",
         )
 
 
-_WHY: Final = {
-    "window": "alarms look at another span of time",
-    "long_window": "verdicts look at another span of time",
-    "confidence": "a PASS needs this much certainty",
-    "false_alarms": "this much time lies between false alarms on average, and what is wrong is found sooner with less",
+_EFFECT_OF_FIELD: Final = {
+    "window": "a PASS rests on another span of time",
+    "long_window": "verdicts that the window leaves open rest on another span of time",
+    "confidence": "a PASS requires this confidence",
+    "false_alarms": "this is the expected time between false alarms; a shorter one finds faults sooner",
     "min_samples": "a verdict on tokens needs this many of them",
     "min_sequences": "a verdict on sequences needs this many of them",
     "sampling": "this share of batches is measured",

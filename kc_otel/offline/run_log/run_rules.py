@@ -30,7 +30,7 @@ _FEWEST_BY_RULE: Final[Mapping[str, int]] = {"not-finite": 1, "level-absurd": 5,
 _EVALUATION: Final = frozenset({"eval", "val", "validation", "test"})
 _SIZE_RULES: Final = frozenset({"drift-rises", "drift-before-collapse"})
 """Rules of how large drift is."""
-_PARTS: Final = 60
+_MAX_SHIFT_PARTS: Final = 60
 """Parts at most that a run is looked at in for a level that changes at once."""
 _MIN_PARTS_PER_LEVEL: Final = 3
 """Parts at least that each level lasts."""
@@ -138,7 +138,7 @@ def _judged(log: RunLog, roles: Mapping[str, str], rule: str) -> tuple[bool | No
         said = judge(steps, _steps_beside(log, roles["drift"]))
     else:
         said = judge(steps[kept], *values)
-    return said is not None, said or _NOT[rule]
+    return said is not None, said or _NOT_FOUND_TEXTS[rule]
 
 
 def _unit(name: str) -> Unit | None:
@@ -170,7 +170,7 @@ def _trend(values: NDArray[np.float64], sign: int) -> bool:
 
 def _jump(values: NDArray[np.float64], sign: int) -> bool:
     """Return True if the level changes for good at some step, which ranks within either part do not show."""
-    many = min(_PARTS, values.size // 3)
+    many = min(_MAX_SHIFT_PARTS, values.size // 3)
     medians = np.array([np.median(part) for part in np.array_split(values, many)])
     cuts = range(_MIN_PARTS_PER_LEVEL, many - _MIN_PARTS_PER_LEVEL + 1)
     for cut in cuts:
@@ -211,7 +211,7 @@ def _onset(steps: NDArray[np.int64], values: NDArray[np.float64]) -> int:
 def _drift_rises(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | None:
     if not _trend(drift, 1):
         return None
-    return f"drift rises {_change(drift)}, above twice its beginning for good from step {_onset(steps, drift)}"
+    return f"drift rises {_change(drift)}, and stays above twice its initial value from step {_onset(steps, drift)}"
 
 
 def _before_collapse(steps: NDArray[np.int64], drift: NDArray[np.float64], reward: NDArray[np.float64]) -> str | None:
@@ -228,8 +228,8 @@ def _before_collapse(steps: NDArray[np.int64], drift: NDArray[np.float64], rewar
     if rose >= fell:
         return None
     return (
-        f"drift was above twice its beginning from step {rose}, and the reward had lost half of its fall at "
-        f"step {fell}: the order alone does not prove the cause; a run in float32, or with a correction, does"
+        f"drift was above twice its initial value from step {rose}, and the reward was halfway down at step {fell}: "
+        "the order alone does not prove the cause; a run in float32, or with a correction, does"
     )
 
 
@@ -240,10 +240,10 @@ def _entropy(steps: NDArray[np.int64], drift: NDArray[np.float64], entropy: NDAr
     tau = stats.kendalltau(np.arange(_BLOCKS), _medians(entropy), alternative="greater")
     if tau.pvalue < _ALPHA:
         return (
-            f"drift rises {_change(drift)} while entropy rises {_change(entropy)}: unlikely tokens drift more, so that "
-            "the policy may be all of it; compare the two kernels on the same tokens of an early and a late step"
+            f"drift rises {_change(drift)} while entropy rises {_change(entropy)}: unlikely tokens drift more, so "
+            "the policy alone may explain this; compare the two kernels on the same tokens of an early and a late step"
         )
-    return f"drift rises {_change(drift)} and entropy does not ({_change(entropy)}): the policy's entropy is not why"
+    return f"drift rises {_change(drift)} and entropy does not ({_change(entropy)}): the policy's entropy does not explain it"
 
 
 def _wrong_side(steps: NDArray[np.int64], k1: NDArray[np.float64]) -> str | None:
@@ -294,7 +294,7 @@ def _follows_lag(steps: NDArray[np.int64], drift: NDArray[np.float64], lag: NDAr
         return None
     return (
         f"drift moves with the lag of the weights from step to step (rank correlation {found.statistic:.2f}): part of "
-        "it is staleness and no kernel's; record log-probabilities at the weights that sampled"
+        "it is staleness, not drift of a kernel; record log-probabilities under the weights that sampled"
     )
 
 
@@ -307,9 +307,7 @@ def _periodic(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | Non
             best = min(best, (float(stats.kruskal(*phases).pvalue), period))
     if best[0] * len(_PERIODS) >= _ALPHA:
         return None
-    return (
-        f"drift repeats every {best[1]} steps, as where weights are handed over every so many: part of it is staleness"
-    )
+    return f"drift repeats every {best[1]} steps, as if weights were synced at that interval: part of it is staleness"
 
 
 def _absurd(steps: NDArray[np.int64], drift: NDArray[np.float64], most: float) -> str | None:
@@ -318,9 +316,10 @@ def _absurd(steps: NDArray[np.int64], drift: NDArray[np.float64], most: float) -
     if min(first, np.median(drift)) < most:
         return None
     return (
-        f"drift is {first:.3g} from step {int(steps[0])} on, where kernels of the same weights are less than {most:g} "
-        "apart (bfloat16 about a tenth of that, fp8 near it; 4 bits of a small model may pass it): look for another "
-        "temperature, tokens shifted by one or made anew from text, masks, and weights or adapters that never arrived"
+        f"drift is {first:.3g} from step {int(steps[0])} on, but kernels with the same weights are less than {most:g} "
+        "apart (bfloat16 about a tenth of that, fp8 close to it; a small model in 4 bits may exceed it): look for "
+        "another temperature, tokens shifted by one or encoded again from text, masks, and weights or adapters that "
+        "never arrived"
     )
 
 
@@ -332,7 +331,7 @@ def _first_high(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | N
     return (
         f"drift is {drift[:leading].max():.3g} in the first {leading} step{'s' * (leading > 1)} (to step "
         f"{int(steps[leading - 1])}) and {np.median(drift[leading:]):.3g} after: the engine sampled with other weights "
-        "until the first hand-over, or with a graph that was not warm"
+        "until the first sync, or with a graph that was not warm"
     )
 
 
@@ -347,7 +346,7 @@ def _spikes(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | None:
     regular = f", {int(gaps[0])} apart" if many > 2 and np.ptp(gaps) == 0 else ""
     return (
         f"at {many} of {drift.size} steps ({named}{regular}) drift is more than ten times that of the steps around "
-        f"them, up to {drift[out].max():.3g} from {usual[out][drift[out].argmax()]:.2g}: a few tokens or one batch did "
+        f"them, up to {drift[out].max():.3g} from {usual[out][drift[out].argmax()]:.2g}: a few tokens or one batch caused "
         "that, not a kernel's rounding; see what else ran then (an evaluation, a checkpoint, a restarted engine), and "
         "look for placeholders such as -inf or 0 in place of a log-probability"
     )
@@ -371,8 +370,8 @@ def _tail_grows(steps: NDArray[np.int64], tail: NDArray[np.float64], drift: NDAr
         return None
     mean = f"while the mean goes {_change(drift)}" if _trend(drift, 1) else f"and the mean does not ({_change(drift)})"
     return (
-        f"the largest difference of a step rises {_change(tail)} {mean}: a few tokens drift ever further; sequence "
-        "weights and gradients follow these and not the mean: record log-probabilities and look at p99.9"
+        f"the largest difference of a step rises {_change(tail)} {mean}: a few tokens drift further and further; sequence "
+        "weights and gradients depend on these, not on the mean: record log-probabilities and look at p99.9"
     )
 
 
@@ -384,7 +383,7 @@ def _ratio_falls(steps: NDArray[np.int64], ratio: NDArray[np.float64]) -> str | 
     since = f", below one half first at step {int(steps[below[0]])}" if below.size else ""
     return (
         f"the mean importance ratio P/Q goes {_change(ratio)}{since}: over tokens drawn from Q it is 1 where both "
-        "kernels can give the same tokens; masks and caps take the rest of the gradient away, or Q gives its tokens "
+        "kernels can give the same tokens; masks and caps remove the rest of the gradient, or Q gives its tokens "
         "probabilities that P does not"
     )
 
@@ -423,8 +422,8 @@ def _missing(steps: NDArray[np.int64], every: NDArray[np.int64]) -> str | None:
     rest = " and none after it" if absent == gaps[-1] else ""
     return (
         f"drift has no number at {absent} of {absent + steps.size} steps at which others have one, first at step "
-        f"{first}{rest}: prime-rl's file, W&B's history and TRL leave out what is NaN or infinite, so that it is not "
-        "seen; look for -inf, empty batches, or a correction that was switched off"
+        f"{first}{rest}: prime-rl's file, W&B's history and TRL omit NaN and infinite values, so they go "
+        "unnoticed; look for -inf, empty batches, or a correction that was switched off"
     )
 
 
@@ -456,7 +455,7 @@ RULES: Final[Mapping[str, tuple[tuple[Role, ...], Callable[..., str | None]]]] =
 }
 """Rule -> roles that it takes, and what says a sentence of their steps and values, or None."""
 
-_NOT: Final[Mapping[str, str]] = {
+_NOT_FOUND_TEXTS: Final[Mapping[str, str]] = {
     "level-absurd": "drift is at a level that rounding can explain",
     "first-steps-high": "the first steps are not three times what follows",
     "spikes": "no step is ten times those around it",
