@@ -38,7 +38,7 @@ def check(
     ] = None,
     as_json: PrintJson = False,
 ) -> None:
-    """Report everything that is wrong with contracts, by file and line.
+    """Report every error in contracts, with file and line.
 
     Exits with 2 when a contract cannot be used.
 

@@ -78,8 +78,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="RECORDING...",
-            help="Of both kernels, each its own window: .npz, .jsonl or .parquet, what `import` reads, or two servers' "
-            "saved responses as train=SCORED,inference=SAMPLED.",
+            help="Recordings of both kernels, each a window of its own: .npz, .jsonl or .parquet, what `import` reads, "
+            "or two servers' saved responses as train=SCORED,inference=SAMPLED.",
         ),
     ],
     kernel: KernelFields = None,

@@ -61,10 +61,10 @@ def status(
 ) -> None:
     """Print incidents, then the cells, the worst first.
 
-    The exit code is 1 if a cell FAILs, if an incident of a FAIL is not contained, or if a version was measured after its
-    rollback. Otherwise it is 3 if a cell has no data or invalid input, if another incident is broken, if a breach closed
-    without proof of recovery within the contract's long window, or if nothing has been judged for 30 s. Otherwise it is
-    0. With --shards it is 1 if a shard does not answer; with --watch it is always 0.
+    Exits with 1 if a cell FAILs, if an incident of a FAIL is not contained, or if a version was measured after its
+    rollback. Otherwise exits with 3 if a cell has no data or invalid input, if another incident is broken, if a breach
+    closed without proof of recovery within the contract's long window, or if nothing has been judged for 30 s. Exits
+    with 0 otherwise. With --shards, exits with 1 if a shard does not answer; with --watch, always with 0.
 
     Examples:
       kc-otel status
@@ -314,9 +314,9 @@ def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
 def list_command(
     url: Url = DEFAULT_URL,
     contract: Annotated[str | None, typer.Option(help="Only this contract.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The API's own answer.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")] = False,
 ) -> None:
-    """List what is ordered: routes, pins, and shares of versions on their way.
+    """List routes and pins in force, and the shares of versions under promotion.
 
     Examples:
       kc-otel route list

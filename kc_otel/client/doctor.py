@@ -50,7 +50,7 @@ _REQUESTS: Final[Mapping[str, str]] = {
     "forbidden": "use a token with the role `send`",
     "bad_request": "the body is not OTLP; look for a proxy in between or the wrong protocol",
     "too_large": "send smaller batches, or raise --max-request",
-    "throttled": "senders exceed the evaluator's capacity; export less often, or distribute contracts over several evaluators",
+    "throttled": "senders exceed the evaluator's capacity; export less often, or divide contracts among evaluators",
     "not_kept": "the evaluator's disk is full or failing; its log names the folder",
     "unsupported_media": "send OTLP as protobuf or JSON, uncompressed or with gzip",
     "internal_error": "see the evaluator's log for the cause",

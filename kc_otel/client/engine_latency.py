@@ -35,7 +35,7 @@ class EngineLatency:
         read: Gives the page's text; over HTTP by default.
 
     Raises:
-        ValueError: If the URL is not one.
+        ValueError: If the URL is not valid.
         MissingExtraError: If the parser of such pages is not installed.
     """
 

@@ -66,7 +66,7 @@ class Poller(threading.Thread):
             `kc_otel.client.credentials`.
 
     Raises:
-        ValueError: If the URL is not one.
+        ValueError: If the URL is not valid.
     """
 
     def __init__(

@@ -45,18 +45,18 @@ class TrainingLog:
     >>> recorder.shutdown()
     True
 
-    Without an evaluator, what this process exports is judged in this process too, on the export thread, by the code
-    that the evaluator runs: the same windows, intervals and evidence. In a distributed run that is what this process
-    trains on; where several report to one evaluator, name it, and the log has its verdicts about all of them.
+    Without an evaluator, this process judges its own exports, on the export thread and with the evaluator's code: the
+    same windows, intervals and evidence. In a distributed run, these verdicts cover only the data of this process. If
+    several processes report to one evaluator, name it, and the log has its verdicts about all of them.
 
     Args:
-        evaluator: Base URL of an evaluator's API, whose verdicts are taken; None to judge in this process.
+        evaluator: Base URL of the API of an evaluator that judges; None to judge in this process.
         refresh: Seconds between two requests to it.
-        token_file: File that holds the token which it asks for; None for what KC_OTEL_TOKEN_FILE names, or
-            KC_OTEL_TOKEN itself.
+        token_file: File with the token that the evaluator requires; None for the file in KC_OTEL_TOKEN_FILE, or the
+            token in KC_OTEL_TOKEN.
 
     Raises:
-        ValueError: If the URL is not one.
+        ValueError: If the URL is not valid.
     """
 
     def __init__(

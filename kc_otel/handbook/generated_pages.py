@@ -91,7 +91,7 @@ No check finds these faults, because the numbers are consistent with them:
 Log-probabilities that only one side kept in bfloat16 or float16 are measured, and the log says so once: their rounding
 is part of the difference. Keep them in float32 on both sides."""
 _TELEMETRY: Final = """\
-Every metric and attribute that kc-otel sends or exposes, generated from the registry that the code is checked against."""
+Every metric and attribute that kc-otel sends or exposes, generated from the registry that code is checked against."""
 _HISTOGRAMS: Final = """\
 Exponential histograms, cumulative, with the attributes `kc.contract`, `kc.slice`, `kc.kernel.train`,
 `kc.kernel.inference`, and `kc.operator` on those of operators. [Metrics](../contract/metrics.md) defines each."""

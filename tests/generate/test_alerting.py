@@ -140,4 +140,4 @@ def test_the_runbook_says_what_is_ordered_and_what_to_do(policy: Contract) -> No
         assert len(lines) >= 4
     (route,) = {runbook(alert).splitlines()[0] for alert in alert_steps(policy) if alert.number == 2}
     assert "route the slice to the training kernel" in route
-    assert "send a webhook. `kc-otel status` says what of it was done." in route
+    assert "send a webhook. `kc-otel status` shows what was done." in route

@@ -272,7 +272,7 @@ _ATTRIBUTES: Final = (
     Attribute("kc.weights.train", "Weight version of the training kernel.", ("span",)),
     Attribute(
         "kc.weights.inference",
-        "Weight version of the inference kernel; several, joined by commas, if an update arrived during sampling.", ("span",),
+        "Weight version of the inference kernel; several, joined by commas, if an update arrived meanwhile.", ("span",),
     ),
 )  # fmt: skip
 

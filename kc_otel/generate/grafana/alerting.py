@@ -252,7 +252,7 @@ FIRST_STEPS: Final = {
         "Open the worst examples on the Slice dashboard: which tokens, at which position, of which requests?",
     ),
     "no-data": (
-        "This is no all-clear: nothing reports. Check whether the traffic itself stopped.",
+        "This is not an all-clear: nothing reports. Check whether the traffic itself stopped.",
         "Open the Health dashboard: do points still arrive? Do recorders drop data or fail to export?",
         "Check whether a roll-out replaced the pair and the new version does not report yet.",
     ),
@@ -263,7 +263,7 @@ FIRST_STEPS: Final = {
     "invalid-input": (
         "The affected sequences are not measured. Open the Health dashboard for the reason.",
         "Token ids differ or are shifted: the sides tokenise or align differently. Not finite: a kernel overflows.",
-        "Fix the input before you read any drift.",
+        "Fix the input before you interpret drift.",
     ),
 }
 """First steps, by the condition of a policy step."""
@@ -287,7 +287,7 @@ def runbook(alert: AlertStep) -> str:
 
 def _sentences(alert: AlertStep) -> Iterator[str]:
     ordered = "; ".join(_ORDERS[kind] for kind in dict.fromkeys(action.kind for action in alert.step.do))
-    yield f"Step {alert.number} of the policy orders: {ordered}. `kc-otel status` says what of it was done."
+    yield f"Step {alert.number} of the policy orders: {ordered}. `kc-otel status` shows what was done."
     yield from FIRST_STEPS[alert.step.on]
     if alert.step.clear_for:
         yield f"It resolves by itself once the verdict has been gone for {format_duration(alert.step.clear_for)}."

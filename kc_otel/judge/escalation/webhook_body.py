@@ -202,7 +202,7 @@ def _over(transition: Transition, where: str, of: str) -> str:
         case "fail":
             if last.status is Status.PASS or last.ended:
                 return f"{cell.clause} on {where} is resolved{of}"
-            why = "it no longer reports while others do, or the contract has changed"
+            why = "the pair no longer reports while others do, or the contract has changed"
             return f"{cell.clause} on {where} is closed{of} without proof of recovery: {why}"
         case "no-data":
             said = {Status.NO_DATA: "are no longer expected", Status.INVALID_INPUT: "arrive again, and are invalid"}
@@ -219,7 +219,8 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str]) -> str
     where = "all traffic" if cell.slice == "all" else f"slice {cell.slice}"
     if transition.what is What.RESOLVED:
         if transition.step == ROLLED_BACK and transition.severity == "critical":
-            return f"{cell.contract}: the incident is over{of}; whether the version that was rolled back still serves is not known"
+            said = "whether the version that was rolled back still serves is not known"
+            return f"{cell.contract}: the incident is over{of}; {said}"
         return f"{cell.contract}: {_over(transition, where, of)}"
     if transition.step == ROLLED_BACK:
         said = "was rolled back but still serves" if transition.severity == "critical" else "was rolled back"
@@ -302,7 +303,9 @@ def _impact(
         place(slices[0]) if slices == (ALL,) else f"slice{'s' * (len(slices) > 1)} {listed(list(map(place, slices)))}"
     )
     if contained:
-        return f"A router keeps requests on {where} away from the kernel that broke it, and no more measurements of it arrive."
+        return (
+            f"A router keeps requests on {where} away from the kernel that broke it, which is no longer measured there."
+        )
     if not _shows(first):
         if first.verdict.status is Status.PASS or first.verdict.ended:
             return (

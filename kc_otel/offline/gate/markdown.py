@@ -113,7 +113,7 @@ def _about(gate: OfflineGate) -> list[str]:
             f"- {safe(about.name)}: {about.sequences:,} sequences, {about.tokens:,} tokens, sha256 `{about.sha256}`"
             for about in gate.inputs
         ),
-        f"- Confidence {100 * gate.contract.observability.confidence:g}%: for each PASS, and that there is no FAIL by chance",
+        f"- Confidence {100 * gate.contract.observability.confidence:g}%: of each PASS, and against any FAIL by chance",
         "",
         "</details>",
     ]

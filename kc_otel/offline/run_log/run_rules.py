@@ -243,7 +243,8 @@ def _entropy(steps: NDArray[np.int64], drift: NDArray[np.float64], entropy: NDAr
             f"drift rises {_change(drift)} while entropy rises {_change(entropy)}: unlikely tokens drift more, so "
             "the policy alone may explain this; compare the two kernels on the same tokens of an early and a late step"
         )
-    return f"drift rises {_change(drift)} and entropy does not ({_change(entropy)}): the policy's entropy does not explain it"
+    kept = f"entropy does not ({_change(entropy)})"
+    return f"drift rises {_change(drift)} and {kept}: the policy's entropy does not explain it"
 
 
 def _wrong_side(steps: NDArray[np.int64], k1: NDArray[np.float64]) -> str | None:
@@ -346,9 +347,9 @@ def _spikes(steps: NDArray[np.int64], drift: NDArray[np.float64]) -> str | None:
     regular = f", {int(gaps[0])} apart" if many > 2 and np.ptp(gaps) == 0 else ""
     return (
         f"at {many} of {drift.size} steps ({named}{regular}) drift is more than ten times that of the steps around "
-        f"them, up to {drift[out].max():.3g} from {usual[out][drift[out].argmax()]:.2g}: a few tokens or one batch caused "
-        "that, not a kernel's rounding; see what else ran then (an evaluation, a checkpoint, a restarted engine), and "
-        "look for placeholders such as -inf or 0 in place of a log-probability"
+        f"them, up to {drift[out].max():.3g} from {usual[out][drift[out].argmax()]:.2g}: a few tokens or one batch "
+        "caused that, not a kernel's rounding; see what else ran then (an evaluation, a checkpoint, a restarted "
+        "engine), and look for placeholders such as -inf or 0 in place of a log-probability"
     )
 
 
@@ -370,8 +371,8 @@ def _tail_grows(steps: NDArray[np.int64], tail: NDArray[np.float64], drift: NDAr
         return None
     mean = f"while the mean goes {_change(drift)}" if _trend(drift, 1) else f"and the mean does not ({_change(drift)})"
     return (
-        f"the largest difference of a step rises {_change(tail)} {mean}: a few tokens drift further and further; sequence "
-        "weights and gradients depend on these, not on the mean: record log-probabilities and look at p99.9"
+        f"the largest difference of a step rises {_change(tail)} {mean}: a few tokens drift further and further; "
+        "sequence weights and gradients depend on these, not on the mean: record log-probabilities and look at p99.9"
     )
 
 
