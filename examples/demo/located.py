@@ -83,7 +83,7 @@ class SamplerModel(nn.Module):
 
 
 def train() -> Model:
-    """The training kernel that the demo trained last; $DEMO_WEIGHTS says where else it is."""
+    """The training kernel that the demo trained last; $DEMO_WEIGHTS to keep it elsewhere it is."""
     file = Path(os.environ.get("DEMO_WEIGHTS", WEIGHTS))
     if not file.is_file():
         raise ValueError(f"{file}: there is no trained model; run `make demo` first")

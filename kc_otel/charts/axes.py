@@ -11,9 +11,9 @@ from typing import Final
 _SUPERSCRIPTS: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SCALED_BELOW: Final = 1e-3
 _SCALED_FROM: Final = 1e5
-_HUGE: Final = 1e306
-_SECONDS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
-_DAY: Final = 86400
+_MAX_DRAWN_VALUE: Final = 1e306
+_TICK_SECONDS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
+_DAY_SECONDS: Final = 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ def linear_axis(low: float, high: float, most: int = 5) -> Axis:
     >>> [text for _, text in axis.ticks], axis.note
     (['0', '1', '2', '3', '4'], '× 10⁻⁶')
     """
-    low, high = min(max(low, -_HUGE), _HUGE), max(min(high, _HUGE), -_HUGE)
-    if high - low < max(1 / _HUGE, 1e-12 * abs(low)):
+    low, high = min(max(low, -_MAX_DRAWN_VALUE), _MAX_DRAWN_VALUE), max(min(high, _MAX_DRAWN_VALUE), -_MAX_DRAWN_VALUE)
+    if high - low < max(1 / _MAX_DRAWN_VALUE, 1e-12 * abs(low)):
         high = low + max(1.0, 1e-6 * abs(low))
     step = _round_step((high - low) / most)
     largest = max(abs(low), abs(high))
@@ -95,7 +95,9 @@ def time_axis(start: float, end: float, zone: tzinfo = UTC, most: int = 6) -> Ax
     if end <= start:
         start, end = start - 30.0, start + 30.0
     wanted = (end - start) / most
-    step = next((seconds for seconds in _SECONDS if seconds >= wanted), 0) or _DAY * math.ceil(wanted / _DAY)
+    step = next((seconds for seconds in _TICK_SECONDS if seconds >= wanted), 0) or _DAY_SECONDS * math.ceil(
+        wanted / _DAY_SECONDS
+    )
     ticks = tuple((at, _moment(at, step, zone)) for at in _moments(start, end, step, zone))
     return Axis(start, end, ticks)
 
@@ -103,10 +105,10 @@ def time_axis(start: float, end: float, zone: tzinfo = UTC, most: int = 6) -> Ax
 def _moments(start: float, end: float, step: int, zone: tzinfo) -> Iterator[float]:
     day = datetime.fromtimestamp(start, zone).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
     while day.timestamp() <= end:
-        for seconds in range(0, _DAY, step):
+        for seconds in range(0, _DAY_SECONDS, step):
             if start <= (at := (day + timedelta(seconds=seconds)).timestamp()) <= end:
                 yield at
-        day += timedelta(days=max(1, step // _DAY))
+        day += timedelta(days=max(1, step // _DAY_SECONDS))
 
 
 def _moment(at: float, step: int, zone: tzinfo) -> str:

@@ -15,7 +15,7 @@ from kc_otel.contract.plain_text import plain, plain_tree
 from kc_otel.contract.words import duration
 
 DEFAULT_URL = "http://127.0.0.1:4320"
-_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
 _LATE_SECONDS = 30.0
 
 Url = Annotated[
@@ -33,7 +33,7 @@ def get_record(url: str, path: str) -> Any:
     return _call("GET", url, path)
 
 
-def post(url: str, path: str, body: dict[str, Any], seconds: float = _SECONDS) -> Any:
+def post(url: str, path: str, body: dict[str, Any], seconds: float = _TIMEOUT_SECONDS) -> Any:
     """A JSON answer to a JSON request, waited for so long; ends the program with a remedy where there is none."""
     try:
         json.dumps(body, ensure_ascii=False).encode()
@@ -54,7 +54,7 @@ def lateness(url: str) -> str:
     return f"{since}: {failing or 'the log of the evaluator may say why'}"
 
 
-def _call(method: str, url: str, path: str, seconds: float = _SECONDS, **arguments: Any) -> Any:
+def _call(method: str, url: str, path: str, seconds: float = _TIMEOUT_SECONDS, **arguments: Any) -> Any:
     try:
         response = httpx.request(
             method, url.rstrip("/") + path, timeout=seconds, headers=authorization(), **_tls(url), **arguments

@@ -52,8 +52,8 @@ def compare(
         str,
         typer.Argument(
             metavar="RECORDING",
-            help="Of both kernels: .npz, .jsonl, .parquet, what `import` reads, a folder of it, or two servers' saved "
-            "responses as train=SCORED,inference=SAMPLED.",
+            help="Recording of both kernels: .npz, .jsonl, .parquet, what `import` reads, a folder of it, or two "
+            "servers' saved responses as train=SCORED,inference=SAMPLED.",
         ),
     ],
     contract: Annotated[str | None, typer.Option(help="Contract that defines and judges the slices.")] = None,

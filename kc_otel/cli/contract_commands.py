@@ -38,7 +38,7 @@ def check(
     ] = None,
     as_json: PrintJson = False,
 ) -> None:
-    """Report everything that is wrong with contracts, by file and line.
+    """Report every error in contracts, with file and line.
 
     Exits with 2 when a contract cannot be used.
 
@@ -115,7 +115,7 @@ def _coverage(source: str, path: str, found: Coverage) -> Iterator[str]:
     for clause, why in found.unmeasured.items():
         yield f"  never {clause}: {why}"
     for action, why in found.unobeyed.items():
-        yield f"  nobody carries out {action}: {why}"
+        yield f"  no process carries out {action}: {why}"
 
 
 def diff_command(

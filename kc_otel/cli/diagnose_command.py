@@ -29,7 +29,7 @@ def diagnose(
 ) -> None:
     """Read a trainer's logged scalars, and print what they show about its two kernels.
 
-    It also lists what averages cannot show. Exits with 0 whatever it finds, because averages are no verdict; with 2
+    It also lists what averages cannot show. Exits with 0 whatever it finds, because averages are not a verdict; with 2
     when the log cannot be used.
 
     Examples:

@@ -31,7 +31,8 @@ def doctor(
     ] = None,
     url: Url = DEFAULT_URL,
     path: Annotated[
-        MeasuringPath | None, typer.Option(help="How this service measures; lists the clauses that it never can.")
+        MeasuringPath | None,
+        typer.Option(help="How this service measures; also lists the clauses that it can never judge."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
 ) -> None:

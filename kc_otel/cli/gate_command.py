@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def plan(
     contract: ContractFile,
     windows: Annotated[int, typer.Option(min=1, help="Consecutive windows that must PASS.")] = 3,
-    tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens that are generated.")] = None,
+    tokens_per_second: Annotated[float | None, typer.Option(min=1e-9, help="Tokens generated per second.")] = None,
     sampling: Annotated[
         float | None,
         typer.Option(min=1e-9, max=1.0, help="Share of the traffic that is measured (default: the contract's)."),
@@ -46,7 +46,8 @@ def plan(
         float | None, typer.Option(min=1.0, help="Tokens of a sequence (default: assumptions.horizon, the worst case).")
     ] = None,
     share: Annotated[
-        list[str] | None, typer.Option(metavar="SLICE=SHARE", help="Part of the traffic; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="SLICE=SHARE", help="Share of the traffic on a slice, such as code=0.3; repeatable."),
     ] = None,
 ) -> None:
     """Print how many observations each clause needs, and how long that takes.
@@ -123,7 +124,7 @@ def status(
         typer.echo(f"  {reason}")
     if evidence is not None:
         if answer["evidence"] is None:
-            typer.echo(f"nothing was written to {evidence}: no verdict speaks of {kernel} yet", err=True)
+            typer.echo(f"nothing was written to {evidence}: no verdict is about {kernel} yet", err=True)
         else:
             from kc_otel.offline.gate.evidence_files import write_evidence  # noqa: PLC0415
 
@@ -216,7 +217,8 @@ def live(
     ] = None,
     train_model: Annotated[str | None, typer.Option(help="Name of the model, if the endpoint serves several.")] = None,
     samples: Annotated[
-        int, typer.Option(min=1, help="Completions of each prompt; more prompts say more than more completions.")
+        int,
+        typer.Option(min=1, help="Completions per prompt; more prompts are more informative than more completions."),
     ] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a completion.")] = 256,
     temperature: Annotated[
@@ -280,7 +282,7 @@ def live(
         except IncompleteError as error:
             if error.recording is None:
                 raise
-            hint = f"to have the rest judged all the same: kc-otel gate run {contract} {error.recording}"
+            hint = f"to judge the rest anyway: kc-otel gate run {contract} {error.recording}"
             raise ValueError(f"{error}\n{hint}") from None
 
     gate_offline(contract, recording, kernel, require, slice, junit, markdown, evidence, url, sequential=stop)

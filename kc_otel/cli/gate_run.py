@@ -70,8 +70,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="RECORDING...",
-            help="Of both kernels, each its own window: .npz, .jsonl or .parquet, what `import` reads, or two servers' "
-            "saved responses as train=SCORED,inference=SAMPLED.",
+            help="Recordings of both kernels, each a window of its own: .npz, .jsonl or .parquet, what `import` reads, "
+            "or two servers' saved responses as train=SCORED,inference=SAMPLED.",
         ),
     ],
     kernel: KernelFields = None,
@@ -204,7 +204,9 @@ def _kernels(contract: Contract, texts: Sequence[str], url: str) -> tuple[Kernel
     for name, value in given.items():
         side, _, field = name.partition(".")
         if side not in sides:
-            raise ValueError(f"--kernel: {name!r} names no side; write train.FIELD=VALUE or inference.FIELD=VALUE")
+            raise ValueError(
+                f"--kernel: {name!r} does not name a side; write train.FIELD=VALUE or inference.FIELD=VALUE"
+            )
         plain = sides[side]
         if name == side:
             continue
@@ -237,7 +239,7 @@ def _reported(contract: Contract, side: str, version: str, url: str) -> Kernel:
         raise ValueError(f"--kernel: no {side} kernel {version} of {contract.name} has reported to {url}; {listed} has")
     kernel = Kernel.reported(found[0])
     if kernel.fingerprint != version:  # a field that was no text, or longer than an evaluator keeps
-        raise ValueError(f"--kernel: what {version} reported does not make its fingerprint; write {side}.FIELD=VALUE")
+        raise ValueError(f"--kernel: what {version} reported does not match its fingerprint; write {side}.FIELD=VALUE")
     return kernel
 
 
@@ -276,7 +278,7 @@ def _decided(gate: OfflineGate, found: Sequence[GateFinding], *, several: bool) 
         far = f"; {how_far(verdict)}" if verdict.status == "FAIL" else ""
         yield f"{verdict.status}{optional} {where}: {verdict.reason}{far}"
         if verdict.status == "INCONCLUSIVE" and _never_passes(gate, verdict.cell.clause, verdict.cell.slice):
-            yield "  no number of observations can show that this limit is kept; loosen it, or require others"
+            yield "  no number of observations can show that this limit is kept; loosen it, or require other clauses"
 
 
 def _without_data(found: Sequence[GateFinding], *, several: bool) -> Iterator[str]:

@@ -120,7 +120,7 @@ def pin(
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Pin a slice to one kernel, whatever the policy routes.
+    """Pin a slice to one kernel, overriding the policy's routes.
 
     Examples:
       kc-otel route pin policy-7b train-kernel --slice code --why 'int8 is broken on code'

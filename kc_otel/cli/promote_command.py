@@ -36,7 +36,9 @@ _HOOK_SIGNER: Final = "hook"
 def promote(
     contract: Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's name, at a running evaluator.")],
     kernel: Annotated[str, typer.Argument(metavar="KERNEL", help="Short fingerprint of the inference kernel version.")],
-    start: Annotated[bool, typer.Option("--start", help="Start it; once more, if it was rolled back.")] = False,
+    start: Annotated[
+        bool, typer.Option("--start", help="Start the promotion, or restart it after a rollback.")
+    ] = False,
     evidence: Annotated[
         Path | None,
         typer.Option(metavar="FILE_OR_DIR", help="Evidence of `kc-otel gate run --evidence`, which opens offline-ci."),
@@ -44,7 +46,9 @@ def promote(
     approve: Annotated[Stage | None, typer.Option(help="Let it into a stage that requires approval.")] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Keep it at its stage; requires --why.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="End a hold, or a wait for a hook.")] = False,
-    force: Annotated[Stage | None, typer.Option(help="Advance it although its gate is closed; requires --why.")] = None,
+    force: Annotated[
+        Stage | None, typer.Option(help="Advance it even though its gate is closed; requires --why.")
+    ] = None,
     rollback: Annotated[bool, typer.Option("--rollback", help="Remove it from all traffic; requires --why.")] = False,
     by: By = None,
     why: Annotated[str, typer.Option(help="Reason, kept with the evidence.")] = "",
@@ -65,7 +69,8 @@ def promote(
     ] = None,
     tokens_per_sequence: Annotated[float | None, typer.Option(min=1.0, help="Tokens of a sequence.")] = None,
     share: Annotated[
-        list[str] | None, typer.Option(metavar="SLICE=SHARE", help="Part of the traffic; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="SLICE=SHARE", help="Share of the traffic on a slice, such as code=0.3; repeatable."),
     ] = None,
     save: Annotated[
         Path | None,

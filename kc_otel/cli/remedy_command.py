@@ -39,8 +39,8 @@ def remedy(
 ) -> None:
     """Replay the importance-sampling corrections of RL trainers on recorded rollouts, and print the line to paste.
 
-    Tries every truncation, mask and rejection rule that a trainer has, over a grid of thresholds. Prints the bias
-    that is left, the variance, the effective sample size and the share dropped, by slice and sign of the advantage.
+    Tries every truncation, mask and rejection rule that a trainer has, over a grid of thresholds. Prints the remaining
+    bias, the variance, the effective sample size and the share dropped, by slice and sign of the advantage.
     Exits with 0 if a trainer has a correction that keeps the contract, 1 if none has, 2 if an argument cannot be used.
 
     Examples:

@@ -73,7 +73,7 @@ def rescore(
     """Score recorded requests with the training kernel, and export the drift over OTLP.
 
     Requests leave the spool once their drift has been exported. OpenTelemetry's own variables, such as
-    OTEL_EXPORTER_OTLP_ENDPOINT, say where to. Stop it with Ctrl-C at any time and start it again.
+    OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. Stop it with Ctrl-C at any time and start it again.
 
     Examples:
       kc-otel rescore spool.sqlite --contract policy.yaml --model checkpoint

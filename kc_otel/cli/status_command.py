@@ -22,18 +22,18 @@ from kc_otel.contract.words import RUN_ENDED, listed, place
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDE_TERMINAL = 110
-_REASONS = 12
-_INCIDENTS = 6
-_ROWS = 20
+_MAX_REASONS = 12
+_MAX_INCIDENTS = 6
+_MAX_ROWS = 20
 """Cells of a contract that are shown where nobody asks for all: those that do not pass, the worst first."""
 _MAX_DETAILED = 2
 """Incidents whose kernel and actions are shown, too."""
 _MAX_ACTIONS = 4
 """Actions of an incident that are shown: the newest of those that are not undone."""
-_RECENT = 8
-_ROUTES = 3
+_MAX_RECENT_EVENTS = 8
+_MAX_LISTED_ROUTES = 3
 """Routes away from a version that have a line each."""
-_EVENTS = 400
+_MAX_FETCHED_EVENTS = 400
 """Events that are asked for to show the newest: many are about cells of one incident."""
 _STATE_STYLE = {"broken": "bold red", "contained": "yellow", "resolved": "magenta"}
 
@@ -51,9 +51,10 @@ def status(
 ) -> None:
     """Print incidents, then the cells, the worst first.
 
-    Exits with 1 when any cell is FAIL, such an incident is not contained or a version was measured after its rollback,
-    3 when any has no data, another incident is broken, one closed without proof of recovery within the contract's long
-    window, points arrive that are not judged or nothing has been judged for 30 s, else 0. --watch exits with 0.
+    Exits with 1 if a cell FAILs, if an incident of a FAIL is not contained, or if a version was measured after its
+    rollback. Otherwise exits with 3 if a cell has no data or invalid input, if another incident is broken, if a breach
+    closed without proof of recovery within the contract's long window, if points arrive that are not judged, or if
+    nothing has been judged for 30 s. Exits with 0 otherwise, and always with --watch.
 
     Examples:
       kc-otel status
@@ -82,7 +83,7 @@ def status(
             for kernel in entry["kernels"]
             for said in kernel.get("otherwise", ())
         ]
-        tables = _tables(cells, now, console.width, most=len(cells) if every else _ROWS)
+        tables = _tables(cells, now, console.width, most=len(cells) if every else _MAX_ROWS)
         in_force, behind = _in_force(overview, contract), _shards(get(url, "/api/v1/shards"))
         old = [Text(late, style="bold red")] if late else []
         console.print(*old, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
@@ -135,13 +136,13 @@ def _watch(url: str, contract: str | None, interval: float, count: int) -> None:
         try:
             while True:
                 cells, late = _cells(url, contract), lateness(url)
-                events = get(url, "/api/v1/events", newest=_EVENTS, verdicts=False)["events"]
+                events = get(url, "/api/v1/events", newest=_MAX_FETCHED_EVENTS, verdicts=False)["events"]
                 recent = [_event_line(group) for group in _together(events) if contract in {None, group[0]["contract"]}]
                 now, most = time.time(), max(5, console.height - 28)
                 contracts = get(url, "/api/v1/contracts")["contracts"]
                 overview = get(url, "/api/v1/overview")
                 incidents = _incidents(overview, contract, now, contracts)
-                recent = recent[-_RECENT:]
+                recent = recent[-_MAX_RECENT_EVENTS:]
                 old = [Text(late, style="bold red")] if late else []
                 old += _stray(url, contract)
                 old += [_missing(row) for row in overview["missing"] if contract in {None, row["contract"]}]
@@ -178,7 +179,7 @@ def _incidents(
     shown = [*overview["incidents"], *overview["unproven"]]
     found = [incident for incident in shown if contract in {None, incident["contract"]}]
     lines: list[Text] = []
-    for index, incident in enumerate(found[:_INCIDENTS]):
+    for index, incident in enumerate(found[:_MAX_INCIDENTS]):
         style = _STATE_STYLE[incident["state"]] if incident["status"] == "FAIL" else STATUS_STYLE[incident["status"]]
         lines.append(
             Text.assemble((incident["state_text"], style), f"  {incident['contract']}: {incident['headline']}")
@@ -198,8 +199,8 @@ def _incidents(
             continue
         done = [action for action in incident["actions"] if action["in_force"] is not False]
         lines += [Text(f"  {_clock(action['at'])}  {action['text']}", style="dim") for action in done[-_MAX_ACTIONS:]]
-    if len(found) > _INCIDENTS:
-        lines.append(Text(f"{len(found) - _INCIDENTS} more incidents", style="bold"))
+    if len(found) > _MAX_INCIDENTS:
+        lines.append(Text(f"{len(found) - _MAX_INCIDENTS} more incidents", style="bold"))
     return [*lines, Text()] if lines else []
 
 
@@ -215,7 +216,7 @@ def _tables(cells: list[dict[str, Any]], now: float, width: int, *, most: int) -
         if left := Counter(cell["verdict"]["status"] for cell in own[most:]):
             said = ", ".join(f"{left[status]} {status}" for status in _WORST_FIRST if left[status])
             blocks.append(Text(f"and {left.total()} more: {said} (kc-otel status --all shows them)", style="dim"))
-    return blocks or [Text("no cells yet: the first evaluation is still to come")]
+    return blocks or [Text("no cells yet: the first evaluation has not run")]
 
 
 def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tuple[bool, bool]) -> Table:
@@ -253,7 +254,7 @@ def _reasons(cells: list[dict[str, Any]]) -> list[Text]:
     held = [cell["verdict"] for cell in cells if cell["verdict"]["status"] != "PASS"]
     rows = (((v["status"], _word(v), v["reason"]), f"{v['clause']} on {v['slice']}") for v in held)
     lines = []
-    for (state, word, reason), places in list(together(rows).items())[:_REASONS]:
+    for (state, word, reason), places in list(together(rows).items())[:_MAX_REASONS]:
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         lines.append(Text.assemble((word, STATUS_STYLE[state]), f"  {places[0]}{more}: {reason}"))
     return lines
@@ -267,16 +268,16 @@ def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
             by.setdefault((route["contract"], route["avoid"]), []).append(route)
     lines = []
     for (name, avoid), routes in by.items():
-        if len(routes) > _ROUTES:
+        if len(routes) > _MAX_LISTED_ROUTES:
             slices = listed([place(route["slice"]) for route in routes])
             lines.append(
-                f"  {name}: {slices} are to avoid {avoid} and use {routes[0]['kernel']}; "
-                f"lift all of it with kc-otel route resume {name} --why ..., or one with --slice NAME"
+                f"  {name}: {slices} avoid {avoid} and use {routes[0]['kernel']}; "
+                f"end them all with kc-otel route resume {name} --why ..., or one with --slice NAME"
             )
             continue
         lines += [
-            f"  {name}/{route['slice']} is to avoid {avoid} and use {route['kernel']}: {route['reason']}; "
-            f"lift it with kc-otel route resume {name} --slice {route['slice']} --why ..."
+            f"  {name}/{route['slice']} avoids {avoid} and uses {route['kernel']}: {route['reason']}; "
+            f"end it with kc-otel route resume {name} --slice {route['slice']} --why ..."
             for route in routes
         ]
     return [Text.assemble(("route", "bold"), line) for line in lines]
@@ -287,7 +288,7 @@ def list_command(
     contract: OnlyContract = None,
     as_json: ApiJson = False,
 ) -> None:
-    """List what is ordered: routes, pins, and shares of versions on their way.
+    """List routes and pins in force, and the shares of versions under promotion.
 
     Examples:
       kc-otel route list

@@ -50,7 +50,7 @@ _REQUESTS: Final[Mapping[str, str]] = {
     "forbidden": "use a token with the role `send`",
     "bad_request": "the body is not OTLP; look for a proxy in between or the wrong protocol",
     "too_large": "send smaller batches, or raise --max-request",
-    "throttled": "senders exceed the evaluator's capacity; export less often, or divide contracts over evaluators",
+    "throttled": "senders exceed the evaluator's capacity; export less often, or divide contracts among evaluators",
     "not_kept": "the evaluator's disk is full or failing; its log names the folder",
     "unsupported_media": "send OTLP as protobuf or JSON, uncompressed or with gzip",
     "internal_error": "see the evaluator's log for the cause",
@@ -178,7 +178,7 @@ def of_evaluator(
             yield Finding("warning", f"webhooks to {hook['endpoint']} fail: {said}", remedy)
         if hook["parked"]:
             what = f"{hook['parked']:,} webhooks to {hook['endpoint']} were given up: it refused them, or they expired"
-            yield Finding("warning", what, "check its KC_OTEL_WEBHOOK_..._FORMAT, and what the receiver says of them")
+            yield Finding("warning", what, "check its KC_OTEL_WEBHOOK_..._FORMAT, and the receiver's log")
 
 
 def _endpoint(environment: Mapping[str, str], answers: Callable[[str, int], str]) -> Iterator[Finding]:
@@ -376,5 +376,5 @@ def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
                 yield Finding(
                     "warning",
                     f"{contract['name']}: slice {slice} never matched ({asked})",
-                    "pass these attributes with every comparison, spelled as the contract has them",
+                    "pass these attributes with every comparison, spelled as in the contract",
                 )

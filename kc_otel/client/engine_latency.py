@@ -22,8 +22,8 @@ LATENCIES: Final[Mapping[str, str]] = {
 }
 """Names of an engine's histograms, and what they are by OpenTelemetry's semantic conventions; all in seconds."""
 _log: Final = logging.getLogger("kc_otel")
-_MOST_BYTES: Final = 16 << 20
-_TIMEOUT: Final = 10.0
+_MAX_RESPONSE_BYTES: Final = 16 << 20
+_TIMEOUT_SECONDS: Final = 10.0
 _Labels = tuple[tuple[str, str], ...]
 
 
@@ -35,7 +35,7 @@ class EngineLatency:
         read: Gives the page's text; over HTTP by default.
 
     Raises:
-        ValueError: If the URL is not one.
+        ValueError: If the URL is not valid.
         MissingExtraError: If the parser of such pages is not installed.
     """
 
@@ -129,5 +129,5 @@ def _labels(labels: Mapping[str, str]) -> _Labels:
 
 
 def _over_http(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:  # noqa: S310 - http or https
-        return bytes(answer.read(_MOST_BYTES)).decode("utf-8", "replace")
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - http or https
+        return bytes(answer.read(_MAX_RESPONSE_BYTES)).decode("utf-8", "replace")

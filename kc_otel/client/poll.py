@@ -23,7 +23,7 @@ __all__ = ["Poller", "lateness"]
 
 _log = logging.getLogger(__name__)
 
-_MOST_BYTES: Final = 16 << 20
+_MAX_RESPONSE_BYTES: Final = 16 << 20
 _REMEDIES: Final = {
     401: "; give token_file=, KC_OTEL_TOKEN_FILE or KC_OTEL_TOKEN",
     403: "; the token's entry would have to say may: [read]",
@@ -66,7 +66,7 @@ class Poller(threading.Thread):
             `kc_otel.client.credentials`.
 
     Raises:
-        ValueError: If the URL is not one.
+        ValueError: If the URL is not valid.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ class Poller(threading.Thread):
                 raise
             self._drop()  # the evaluator closed a connection that was idle between two requests
             answer = self._request()
-        raw = answer.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise ValueError(f"the answer is larger than {_MOST_BYTES} bytes")
+        raw = answer.read(_MAX_RESPONSE_BYTES + 1)
+        if len(raw) > _MAX_RESPONSE_BYTES:
+            raise ValueError(f"the answer is larger than {_MAX_RESPONSE_BYTES} bytes")
         late = lateness(answer.headers)
         if answer.status == http.client.OK:
             table = DecisionTable.from_plain(read_json_text(raw))

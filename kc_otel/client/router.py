@@ -56,14 +56,14 @@ class Router:
         stale_after: Seconds without an answer after which only versions that were promoted to full serve.
         trusted: Short fingerprints that count as promoted to full although nobody promoted them here, such as the
             version that has served until today.
-        keep: File that takes each new table, for a process that starts while the evaluator is gone: it starts with the
+        keep: File that stores each new table, for a process that starts while the evaluator is gone: it starts with the
             pins, routes and promotions of the last table, which counts as stale. True for one by the URL in
             `kc-otel/` of XDG_STATE_HOME, or of ~/.local/state; False starts without any.
-        token_file: File that holds the token which the evaluator asks for; it is read with every request, so that it
-            may change. None for what KC_OTEL_TOKEN_FILE names, or KC_OTEL_TOKEN itself.
+        token_file: File with the token that the evaluator requires; it is read for every request, so it may change.
+            None for the file in KC_OTEL_TOKEN_FILE, or the token in KC_OTEL_TOKEN.
 
     Raises:
-        ValueError: If the URL is not one, or a file that `keep` names holds something else.
+        ValueError: If the URL is not valid, or a file that `keep` names holds something else.
         OSError: If a file that `keep` names exists and cannot be read.
     """
 
@@ -206,7 +206,7 @@ class Router:
             contract: As in `choose`.
             where: As in `choose`.
             versions: Short fingerprints, the preferred one first: a version in its canary before the one that it is
-                to replace. One whose promotion nobody has started gives way to those after it.
+                to replace. A version whose promotion has not started yields to the later ones.
             key: As in `choose`.
 
         Returns:

@@ -45,7 +45,7 @@ __all__ = [
 _PREFIX: Final = "whsec_"
 _TIMESTAMP: Final = re.compile(r"[0-9]{1,12}")
 _MESSAGE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_MOST_SIGNATURES: Final = 32
+_MAX_SIGNATURES: Final = 32
 
 
 class WebhookError(Exception):
@@ -180,7 +180,7 @@ def verify(
     except UnicodeEncodeError:
         raise BodyError("the body has characters that no request can carry; verify the bytes as received") from None
     expected = [_digest(secret, message_id, timestamp, raw) for secret in parsed]
-    given = [_decoded(part) for part in signature.split(" ")[:_MOST_SIGNATURES]]
+    given = [_decoded(part) for part in signature.split(" ")[:_MAX_SIGNATURES]]
     # Every pair is compared, so that the time taken says nothing about which one matched.
     if not sum(hmac.compare_digest(ours, theirs) for ours in expected for theirs in given):
         raise SignatureError("no signature matches; check that sender and receiver share the secret and the raw body")

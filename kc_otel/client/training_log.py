@@ -29,8 +29,8 @@ from kc_otel.judge.verdict import Causes, Cell, OfLag, Part, Status, Verdict
 __all__ = ["TrainingLog", "scalars"]
 
 _log: Final = logging.getLogger("kc_otel")
-_MOST_BYTES: Final = 64 << 20
-_TIMEOUT: Final = 10.0
+_MAX_RESPONSE_BYTES: Final = 64 << 20
+_TIMEOUT_SECONDS: Final = 10.0
 _BADNESS: Final = (Status.NO_DATA, Status.PASS, Status.INCONCLUSIVE, Status.FAIL)
 """Statuses by severity; the one that says least about the kernels comes first."""
 
@@ -45,18 +45,18 @@ class TrainingLog:
     >>> recorder.shutdown()
     True
 
-    Without an evaluator, what this process exports is judged in this process too, on the export thread, by the code
-    that the evaluator runs: the same windows, intervals and evidence. In a distributed run that is what this process
-    trains on; where several report to one evaluator, name it, and the log has its verdicts about all of them.
+    Without an evaluator, this process judges its own exports, on the export thread and with the evaluator's code: the
+    same windows, intervals and evidence. In a distributed run, these verdicts cover only the data of this process. If
+    several processes report to one evaluator, name it, and the log has its verdicts about all of them.
 
     Args:
-        evaluator: Base URL of an evaluator's API, whose verdicts are taken; None to judge in this process.
+        evaluator: Base URL of the API of an evaluator that judges; None to judge in this process.
         refresh: Seconds between two requests to it.
-        token_file: File that holds the token which it asks for; None for what KC_OTEL_TOKEN_FILE names, or
-            KC_OTEL_TOKEN itself.
+        token_file: File with the token that the evaluator requires; None for the file in KC_OTEL_TOKEN_FILE, or the
+            token in KC_OTEL_TOKEN.
 
     Raises:
-        ValueError: If the URL is not one.
+        ValueError: If the URL is not valid.
     """
 
     def __init__(
@@ -169,12 +169,12 @@ class _Asking(_Watcher):
     def _asked(self) -> tuple[list[Verdict], dict[Cell, Causes]]:
         request = urllib.request.Request(self._url, headers=authorization(self._token_file))  # noqa: S310 - http or https
         handlers = [urllib.request.HTTPSHandler(context=client_context())] if self._url.startswith("https:") else []
-        with urllib.request.build_opener(_NoRedirects, *handlers).open(request, timeout=_TIMEOUT) as answer:
+        with urllib.request.build_opener(_NoRedirects, *handlers).open(request, timeout=_TIMEOUT_SECONDS) as answer:
             if late := lateness(answer.headers):
                 raise ValueError(late)
-            raw = answer.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise ValueError(f"the answer is larger than {_MOST_BYTES} bytes")
+            raw = answer.read(_MAX_RESPONSE_BYTES + 1)
+        if len(raw) > _MAX_RESPONSE_BYTES:
+            raise ValueError(f"the answer is larger than {_MAX_RESPONSE_BYTES} bytes")
         try:
             plain = read_json_text(raw)["verdicts"]
             verdicts = [_verdict(row) for row in plain]

@@ -230,15 +230,15 @@ def _observability(old: Contract, new: Contract) -> Iterator[ContractChange]:
             kind = _tighter((after > before) == (name in _MORE_IS_TIGHTER))
         if name not in _MORE_IS_TIGHTER:
             before, after = format_duration(before), format_duration(after)
-        sentence = f"{before} becomes {after}: {_WHY[name]}"
+        sentence = f"{before} becomes {after}: {_EFFECT_OF_FIELD[name]}"
         yield ContractChange(kind, f"observability.{name}", before, after, sentence)
 
 
-_WHY: Final = {
-    "window": "alarms look at another span of time",
-    "long_window": "verdicts look at another span of time",
-    "confidence": "a PASS needs this much certainty",
-    "false_alarms": "this much time lies between false alarms on average, and what is wrong is found sooner with less",
+_EFFECT_OF_FIELD: Final = {
+    "window": "a PASS rests on another span of time",
+    "long_window": "verdicts that the window leaves open rest on another span of time",
+    "confidence": "a PASS requires this confidence",
+    "false_alarms": "this is the expected time between false alarms; a shorter one finds faults sooner",
     "min_samples": "a verdict on tokens needs this many of them",
     "min_sequences": "a verdict on sequences needs this many of them",
     "sampling": "this share of batches is measured",

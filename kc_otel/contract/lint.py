@@ -67,8 +67,8 @@ def _slices(contract: Contract) -> Iterator[LintFinding]:
         if spec.of_tokens and _route(contract) is not None:
             yield LintFinding(
                 ("slices", name),
-                "selects tokens by what no request has before it is answered, so a route of this slice moves none; "
-                "contain what breaks here with another action, or by a clause on `all`",
+                "selects tokens by an attribute that no request has before it is answered, so a route of this slice "
+                "moves no requests; use another action here, or a clause on `all`",
                 "warning",
             )
         region = frozenset((attribute, frozenset(conditions)) for attribute, conditions in spec.conditions.items())
@@ -196,8 +196,8 @@ def _shown(kernel: KernelSpec) -> str:
     return " ".join(part for part in (kernel.engine, kernel.dtype, kernel.quantization) if part)
 
 
-_DAY: Final = 86400.0
-_MINUTE: Final = 60.0
+_DAY_SECONDS: Final = 86400.0
+_MINUTE_SECONDS: Final = 60.0
 _NOTIFYING_ACTIONS: Final = frozenset({"notify", "webhook"})
 _SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
 
@@ -212,7 +212,7 @@ def _escalation(contract: Contract) -> Iterator[_Found]:
         yield from _actions(contract, step, here)
         yield from _repeat(step, here)
         for name, seconds in (("for", step.after), ("clear_for", step.clear_for)):
-            if seconds > _DAY:
+            if seconds > _DAY_SECONDS:
                 yield (
                     (*here, name),
                     f"{format_duration(seconds)} is more than a day; write minutes or hours",
@@ -245,7 +245,7 @@ def _repeat(step: EscalationStep, here: Loc) -> Iterator[_Found]:
             "the step sends no message that could be repeated; remove repeat, or add notify or a webhook",
             "error",
         )
-    elif step.repeat < _MINUTE:
+    elif step.repeat < _MINUTE_SECONDS:
         yield (
             (*here, "repeat"),
             f"{format_duration(step.repeat)} leaves nobody time to respond; write a minute or more, or 0s for none",

@@ -23,7 +23,7 @@ from kc_otel.contract.read import STDIN, UnreadableError, read_text
 from kc_otel.contract.yaml_document import Document, parse
 
 _SUFFIXES: Final = frozenset({".yaml", ".yml"})
-_WHOLE: Final[dict[str, Any]] = {
+_MINIMAL_CONTRACT: Final[dict[str, Any]] = {
     "apiVersion": "kernel-contract/v1",
     "kind": "KernelContract",
     "metadata": {"name": "broken", "version": 1, "owner": "broken"},
@@ -250,8 +250,8 @@ def repair(data: dict[str, Any], broken: Iterable[Loc]) -> tuple[dict[str, Any],
 
 def _repair_one(data: dict[str, Any], loc: Loc) -> Loc | None:
     section = str(loc[0]) if loc else ""
-    if section in _WHOLE:
-        data[section] = _WHOLE[section]
+    if section in _MINIMAL_CONTRACT:
+        data[section] = _MINIMAL_CONTRACT[section]
         return (section,)
     if section not in Contract.model_fields:
         return loc or None

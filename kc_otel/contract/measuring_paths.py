@@ -60,7 +60,7 @@ _ATTRIBUTES: Final[Mapping[MeasuringPath, str]] = MappingProxyType(
         MeasuringPath.GATE: "a column of the recording",
     }
 )
-_WHY: Final[Mapping[tuple[MeasuringPath, Origin], str]] = MappingProxyType(
+_REASON_UNMEASURED: Final[Mapping[tuple[MeasuringPath, Origin], str]] = MappingProxyType(
     {
         (MeasuringPath.VLLM, Origin.LOGITS): "vLLM gives log-probabilities of sampled tokens, not full logits; "
         "judge the clause in a gate, or call Recorder.compare_logits where you have both kernels' logits",
@@ -163,4 +163,4 @@ def why_not(clause: Clause, path: MeasuringPath) -> str:
         return _ROUTES if quantity.key == "route_disagreement" else _OPERATORS
     if quantity.key in _WEIGHT_METRICS and path is not MeasuringPath.LOOP:
         return _WEIGHTS
-    return _WHY.get((path, quantity.source), "")
+    return _REASON_UNMEASURED.get((path, quantity.source), "")

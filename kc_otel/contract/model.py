@@ -37,13 +37,13 @@ class Metadata(Strict):
     owner: str = Field(min_length=1, max_length=200)
     """Responsible team or person."""
     description: str = Field(default="", max_length=2000)
-    """One sentence for the person who is woken."""
+    """One sentence for the person who is paged."""
     runbook: str | None = None
     """Link that alerts carry."""
 
 
 class KernelSpec(Strict):
-    """Expected properties of a kernel; its real ones are measured as a fingerprint."""
+    """Expected properties of a kernel; its fingerprint has the actual ones."""
 
     engine: str = Field(min_length=1, max_length=100)
     """Program that evaluates the policy, such as torch, vllm, sglang."""
@@ -61,13 +61,13 @@ class KernelSpecs(Strict):
     """The pair that the contract is about."""
 
     train: KernelSpec
-    """P: the kernel that gradients are taken through, or the reference in serving."""
+    """P: the kernel that computes gradients, or the reference in serving."""
     inference: KernelSpec
     """Q: the kernel that samples."""
 
 
 class Assumptions(Strict):
-    """Constants that turn drift into reward and gradient. Measurements that contradict them prevent a PASS."""
+    """Constants that bounds on reward and gradient need. Measurements that contradict them prevent a PASS."""
 
     reward_range: tuple[Number, Number] | None = None
     """Smallest and largest reward of a sequence."""
@@ -139,25 +139,25 @@ class Observability(Strict):
     """Share of traffic that is measured, the windows, and the confidence of verdicts."""
 
     window: Duration = 300.0
-    """Rolling window that alarms look at."""
+    """Rolling window whose observations decide a PASS."""
     long_window: Duration = 3600.0
-    """Rolling window that decides where the short one cannot."""
+    """Rolling window that decides if the short one cannot."""
     confidence: Number = Field(default=0.99, gt=0.5, lt=1.0)
-    """Probability, at one evaluation and for one cell, that a window's interval contains the true value, and that a
-    PASS is right: at least this."""
+    """Least probability, at one evaluation and for one cell, that a window's interval contains the true value, and that
+    a PASS is right."""
     false_alarms: Duration = 30 * 86400.0
-    """Expected time between false alarms (FAILs of cells that keep their limits), for all cells of the contract
-    together: at least this."""
+    """Least expected time between false alarms (FAILs of cells that are within their limits), for all cells of the
+    contract together."""
     min_samples: int = Field(default=2000, ge=1, strict=True)
-    """Fewest tokens, rows of an operator's output, or observations of a `gen_ai.*` histogram for a PASS; a FAIL does
-    not depend on it."""
+    """Fewest tokens, rows of an operator's output, or observations of a `gen_ai.*` histogram for a PASS, and for a FAIL
+    by an interval, as in a gate. A FAIL by evidence does not depend on it."""
     # Intervals are valid at any size; the minimum guards what they assume, that a window is more than one burst of
     # alike requests. 100 sequences is where gross drift can be told: even where a quantity in [0, 1] was 0 in all of
     # them, no interval of confidence 0.99 excludes a mean of 0.052 = 1 - 0.005^(1/100), half of alpha being each
     # window's; at 1000 sequences it is 0.0053. Asking for 2000, as of tokens, would leave small slices without a
     # verdict that they are able to give.
     min_sequences: int = Field(default=100, ge=1, strict=True)
-    """Fewest prompts or sequences for a PASS of a cell that is judged by them; a FAIL does not depend on it."""
+    """Fewest prompts or sequences for a PASS of a cell that is judged by them, and for a FAIL by an interval."""
     sampling: Number = Field(default=1.0, gt=0.0, le=1.0)
     """Share of batches that the recorder measures."""
     heartbeat: Duration = 60.0

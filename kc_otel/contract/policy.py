@@ -71,22 +71,24 @@ class Action(Strict):
 
 
 class EscalationStep(Strict):
-    """One rung of the escalation ladder."""
+    """One step of the escalation ladder."""
 
     on: Literal["fail", "no-data", "inconclusive", "invalid-input"]
     """Verdict that the step waits for; `invalid-input` for batches that failed an input check."""
     after: Duration = Field(default=0.0, alias="for")
     """Time that the verdict must last before the step fires."""
     clear_for: Duration = 0.0
-    """Time that the verdict must be gone before the step resolves: for `fail`, the time in PASS. INCONCLUSIVE and
-    NO_DATA do not count, because they do not show that the fault is over."""
+    """Time that the verdict must be gone before the step resolves: for `fail`, the time in PASS, or since measurements
+    refuted the fault. Other INCONCLUSIVE verdicts and NO_DATA do not count, because they do not show that the fault is
+    over."""
     repeat: Duration = REPEAT
     """Time after which an unacknowledged firing webhook is repeated; `0s` for once only. A person's acknowledgement
     ends the repeats."""
     severity: Literal["info", "warning", "critical"] = "warning"
     """Label of alerts and webhooks."""
     do: tuple[Action, ...] = Field(min_length=1, max_length=20)
-    """Actions when the step fires; routes and holds last until it resolves."""
+    """Actions when the step fires. A route lasts until a person resumes it, other lasting actions until the step
+    resolves."""
     clauses: tuple[Name, ...] = Field(default=(), max_length=200)
     """Only these clauses; all when empty."""
 

@@ -27,7 +27,7 @@ NOT_FINITE: Final = 1e9
 """Stands for the relative error of an output that is NaN or infinite where the other is not."""
 WRITTEN: Final = 0.21
 """Root mean square error of rounding, relative and in units of the format's epsilon: 1.6e-3 of values in bf16."""
-_MOST_SEQUENCES: Final = 1000
+_MAX_SEQUENCES: Final = 1000
 """Sequences beyond which nobody is asked for more."""
 ABOVE_NOISE: Final = (
     f"above noise: surely more than {100 * SHARE:g} % of sequences differ by more than {MARGIN:g} times the floor"
@@ -127,7 +127,7 @@ def sequences_to_name(share: float, boundaries: int, alpha: float) -> int | None
     >>> sequences_to_name(1.0, 50, 0.01), sequences_to_name(0.5, 50, 0.01)
     (4, 14)
     """
-    counts = range(least_sequences(boundaries, alpha), _MOST_SEQUENCES)
+    counts = range(least_sequences(boundaries, alpha), _MAX_SEQUENCES)
     return next((n for n in counts if _tail(n, math.floor(n * share)) <= alpha / boundaries), None)
 
 

@@ -31,7 +31,7 @@ from kc_otel.diagnose.boundaries import Boundary
 FORMAT: Final = "kc-otel capture 2"
 _FEATURES: Final = 64
 _POSITIONS: Final = 32
-_MOST_BYTES: Final = 1 << 31
+_MAX_CAPTURE_BYTES: Final = 1 << 31
 _HEADER, _SEAL = "header.json", "seal.json"
 
 
@@ -178,8 +178,8 @@ def read_capture(path: Path) -> Capture:
     """
     try:
         with zipfile.ZipFile(path) as packed:
-            if sum(member.file_size for member in packed.infolist()) > _MOST_BYTES:
-                raise ValueError(f"{path}: is larger than {_MOST_BYTES >> 30} GiB; capture fewer sequences")
+            if sum(member.file_size for member in packed.infolist()) > _MAX_CAPTURE_BYTES:
+                raise ValueError(f"{path}: is larger than {_MAX_CAPTURE_BYTES >> 30} GiB; capture fewer sequences")
             members = {member.filename: packed.read(member) for member in packed.infolist()}
         seal = json.loads(members.pop(_SEAL))
         header = json.loads(members[_HEADER])

@@ -22,7 +22,7 @@ _SHAPES: Final = (
 _OF_NO_MATTER: Final = frozenset(
     {"_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "model_type"}
 )
-_MOST_SAID: Final = 6
+_MAX_LISTED_DIFFERENCES: Final = 6
 
 
 def same_architecture(train: Mapping[str, Any], inference: Mapping[str, Any]) -> None:
@@ -69,8 +69,8 @@ def other_settings(train: Mapping[str, Any], inference: Mapping[str, Any]) -> st
     ours, theirs = (dict(_flat(settings)) for settings in shared)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     said += [f"{name} is {ours.get(name)} in training and {theirs.get(name)} in inference" for name in names]
-    more = [f"{len(said) - _MOST_SAID} more"] if len(said) > _MOST_SAID else []
-    return "; ".join([*said[:_MOST_SAID], *more])
+    more = [f"{len(said) - _MAX_LISTED_DIFFERENCES} more"] if len(said) > _MAX_LISTED_DIFFERENCES else []
+    return "; ".join([*said[:_MAX_LISTED_DIFFERENCES], *more])
 
 
 def complete_layers(checkpoint: str, tensors: Iterable[str]) -> None:

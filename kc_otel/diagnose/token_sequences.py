@@ -18,7 +18,7 @@ from kc_otel.recordings.spool.spool_reader import SpoolReader
 
 _PROMPT: Final = ("prompt_ids", "prompt_token_ids")
 _TOKENS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
-_MOST_SPOOLED: Final = 4096
+_MAX_SPOOLED_REQUESTS: Final = 4096
 _PROGRAM: Final = "a function of a slice's name that returns objects with prompt_ids and token_ids"
 
 
@@ -153,7 +153,7 @@ def _is_spool(path: Path) -> bool:
 
 def _spooled(path: Path) -> Iterator[TokenSequence]:
     with SpoolReader(path) as spool:  # nothing is confirmed, so that everything stays for rescoring
-        for _, sample in spool.take(_MOST_SPOOLED):
+        for _, sample in spool.take(_MAX_SPOOLED_REQUESTS):
             ids = (*sample.prompt_ids.tolist(), *sample.token_ids.tolist())
             if len(ids) > 1:
                 yield TokenSequence(ids, len(sample.prompt_ids), sample.attributes)

@@ -51,7 +51,7 @@ from kc_otel.diagnose.watched_kernel import WatchedKernel
 with extra("torch", "locating in a torch module"):
     import torch
 
-_MOST_COMPONENTS: Final = 12
+_MAX_COMPONENTS: Final = 12
 _REMAINDER: Final = "everything else that is above noise"
 
 
@@ -319,7 +319,7 @@ def _divide(
     if len({key.layer for key in largest}) == 1:
         return (first,), float(ran.mean()), largest[0]
     numbers = np.unique([key.layer for key in largest if key.layer is not None])
-    runs = [set(chunk.tolist()) for chunk in np.array_split(numbers, min(len(numbers), _MOST_COMPONENTS))]
+    runs = [set(chunk.tolist()) for chunk in np.array_split(numbers, min(len(numbers), _MAX_COMPONENTS))]
     layers = {
         name: part for run in runs for name, part in by_operator(key for key in largest if key.layer in run).items()
     }

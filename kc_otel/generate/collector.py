@@ -24,7 +24,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile, as_yaml
 
-_IN: Final = "in"
+_INPUT_PIPELINE: Final = "in"
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5}")
 
 
@@ -128,7 +128,11 @@ def _config(contracts: Sequence[Contract], places: Mapping[str, Sequence[str]]) 
     pipelines: dict[str, Any] = {}
     for signal, processors in (("metrics", ["memory_limiter", "filter/ours"]), ("traces", ["memory_limiter"])):
         into = f"routing/{signal}"
-        pipelines[f"{signal}/{_IN}"] = {"receivers": ["otlp"], "processors": processors, "exporters": [into]}
+        pipelines[f"{signal}/{_INPUT_PIPELINE}"] = {
+            "receivers": ["otlp"],
+            "processors": processors,
+            "exporters": [into],
+        }
         for address in places:
             pipelines[f"{signal}/{_slug(address)}"] = {
                 "receivers": [into],

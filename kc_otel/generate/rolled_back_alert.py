@@ -50,7 +50,7 @@ ROLLED_BACK_ALERTS: Final = (
         "warning",
         f"min by ({_LABELS}) ({_STAGE}) < 0 and max by ({_LABELS}) (max_over_time({_STAGE}[{_ALERT_DURATION}])) >= 0",
         "was rolled back",
-        "It failed in its promotion, or a person decided so: it should serve nobody.",
+        "It failed in its promotion, or a person rolled it back: it should serve no requests.",
     ),
     RolledBackAlert(
         "critical",

@@ -21,6 +21,7 @@ from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, RECORDED, Origin, Quantity, Unit
 from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
+from kc_otel.contract.units import format_duration
 
 if TYPE_CHECKING:
     import griffe
@@ -68,29 +69,29 @@ and by what shift. A sampler setting that shows in a tenth of a batch rejects th
 that is surely above 1; the evaluator checks that mean too, over the window of each slice and pair of kernels. Eight
 exact zeros in a row on both sides count as placeholders. Fewer count only if three or more begin, or end, nine in ten
 sequences of a batch and hardly any occur elsewhere. A single zero at the end also counts if no other token is exactly 0
-and thirty are nearly 0.
+but thirty are nearly 0.
 
-The inference side's numbers alone can show overconfidence, even if both sides share it: too few tokens then have less
-than half of the mass (error probability 1e-6). Given token ids and prompts, different first tokens of a prompt then
-have more than all of the mass together. `not_sampled` reports log-probabilities that were divided by the length or
-taken to base 10, and greedy or colder sampling with the raw model's log-probabilities.
+The inference side's numbers alone can show overconfidence, even if both sides share it: tokens with a probability below
+one half then occur too rarely (error probability 1e-6). With token ids and prompts, the probabilities of a prompt's
+different first tokens then add up to more than 1. `not_sampled` reports log-probabilities that were divided by the
+length or taken to base 10, and greedy or colder sampling with the raw model's log-probabilities.
 
 No check finds these faults, because the numbers are consistent with them:
 
 - All numbers multiplied by more than 1, as in base 2: every difference grows, and the kernel looks worse than it is.
-- All numbers multiplied by less than 1, if the text has many alternatives and token ids or prompts are missing: drift
-  looks smaller by that factor, and a kernel that fails may pass. Record both (`token_ids`, `group`).
+- All numbers multiplied by less than 1, if many tokens were likely and token ids or prompts are missing: drift looks
+  smaller by that factor, and a bad kernel may pass. Record both (`token_ids`, `group`).
 - One side replaced by the mean of both, both sides transformed by the same smooth function, or tokens left out because
-  the sides differ there: drift looks smaller, and a kernel that fails may pass. Record numbers before anything changes
-  or selects them.
+  the sides differ there: drift looks smaller, and a bad kernel may pass. Record numbers before anything changes or
+  selects them.
 - top-p on one side only, hidden by drift: the removed mass adds to the drift, and the kernel looks worse.
 - Both sides rounded in the same way: the remaining difference is measured, and errors in both directions cancel.
-- Text that was scored but not sampled: improbable tokens are too frequent, as with a bad model.
+- Text that was scored but not sampled: improbable tokens are too frequent, as under a bad model.
 
 Log-probabilities that only one side kept in bfloat16 or float16 are measured, and the log says so once: their rounding
 is part of the difference. Keep them in float32 on both sides."""
 _TELEMETRY: Final = """\
-Every metric and attribute that kc-otel sends or exposes, generated from the registry against which code is checked."""
+Every metric and attribute that kc-otel sends or exposes, generated from the registry that code is checked against."""
 _HISTOGRAMS: Final = """\
 Exponential histograms, cumulative, with the attributes `kc.contract`, `kc.slice`, `kc.kernel.train`,
 `kc.kernel.inference`, and `kc.operator` on those of operators. [Metrics](../contract/metrics.md) defines each."""
@@ -98,7 +99,7 @@ _HTTP: Final = """\
 The evaluator's API port, 4320 by default. `/openapi.json` describes it for programs. Beyond loopback every
 path but `/healthz`, `/readyz`, `/openapi.json` and the handbook requires a [token](../run/access.md)."""
 _PYTHON: Final = """\
-The names of `kc_otel` itself are the public interface. Their arguments and results change only with a new minor
+The names in `kc_otel` itself are the public interface. Their arguments and results change only with a new minor
 version, and the changelog says how. The other names on this page may change with the engine or trainer that they
 support. Every other module is private and may change in any release."""
 
@@ -110,7 +111,7 @@ def main() -> None:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Leaves out what no browser of an English site asks for: source maps, other languages' word lists, sitemaps."""
+    """Remove files that an English site does not need: source maps, other languages' word lists, sitemaps."""
     site = Path(config.site_dir)
     for unused in (*site.rglob("*.map"), site / "sitemap.xml", site / "sitemap.xml.gz"):
         unused.unlink(missing_ok=True)
@@ -259,7 +260,7 @@ def _definitions(definitions: dict[str, Any]) -> Iterator[str]:
             (
                 f"`{field}`",
                 _kind(about),
-                "**required**" if field in required else _default(about.get("default")),
+                "**required**" if field in required else _field_default(about),
                 about.get("description", ""),
             )
             for field, about in definition["properties"].items()
@@ -303,6 +304,12 @@ def _kind(about: dict[str, Any]) -> str:
         limits = [f"{sign} {about[key]:g}" for key, sign in _SIGNS.items() if key in about]
         kind = " ".join((" or ".join(kinds), ", ".join(limits))).strip()
     return kind
+
+
+def _field_default(about: dict[str, Any]) -> str:
+    """Return a field's default as a contract would write it."""
+    default = about.get("default")
+    return _default(format_duration(default) if default and _kind(about).startswith("duration") else default)
 
 
 def _default(default: Any) -> str:

@@ -65,7 +65,7 @@ def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, 
     interval, limit, needed = case.interval, case.terms.limit, case.terms.needed
     if case.evidence.broken and interval.upper <= limit:
         kept_all_the_same = kept(interval, limit, what, span)
-        return f"no PASS on an assumption that does not hold: {case.evidence.broken}; else {kept_all_the_same}"
+        return f"no PASS, because an assumption does not hold: {case.evidence.broken}; else {kept_all_the_same}"
     if interval.lower > limit:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
     elif interval.upper <= limit:
@@ -78,9 +78,13 @@ def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, 
         f"{interval.samples:,} of {needed:,} {what}" if interval.samples < needed else f"{interval.samples:,} {what}"
     )
     alarm = case.evidence.alarm
-    since = "; the fault has ended, and a PASS takes more" if alarm is not None and alarm.ended else _improved(case)
+    since = (
+        "; the fault has ended, but a PASS takes more observations"
+        if alarm is not None and alarm.ended
+        else _improved(case)
+    )
     if interval.lower > limit and alarm is not None and case.evidence.detected:
-        return f"{said} with {count} in {span}: {100.0 * alarm.share:.0f} % of what an alarm takes{since}"
+        return f"{said} with {count} in {span}: {100.0 * alarm.share:.0f} % of the evidence for an alarm{since}"
     parts = (_missing(contract, case, alpha) + since, _with_a_cap(contract, case, alpha))
     return f"{said} with {count} in {span}: {'; '.join(filter(None, parts))}"
 
@@ -124,7 +128,7 @@ def _improved(case: JudgedWindow) -> str:
     if alarm is None or alarm.improved is None:
         return ""
     before, after = alarm.improved
-    return f"; improved from {before:.3g} to {after:.3g} times what is allowed, and not ended"
+    return f"; improved from {before:.3g} to {after:.3g} times what is allowed, but not ended"
 
 
 def _alarmed(contract: Contract, case: JudgedWindow, samples: str) -> str:
@@ -171,7 +175,7 @@ def _missing(contract: Contract, case: JudgedWindow, alpha: float) -> str:
         return at_least
     more = _samples_to_decide(contract, case, alpha)
     if more == math.inf:
-        return "; ".join(filter(None, ("more of the same would not decide it", case.interval.note)))
+        return "; ".join(filter(None, ("more such observations would not decide it", case.interval.note)))
     if more is None:
         return at_least or case.interval.note or "too close to the limit to say how many more are needed"
     return at_least if more <= few else f"about {_round(more):,} more needed"

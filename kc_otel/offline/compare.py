@@ -102,7 +102,7 @@ def compare(
             sequences of different lengths.
         inference: log Q(y) of the same tokens under the kernel that sampled them.
         contract: The contract, or the path of its file.
-        slices: What decides the contract's slices: of each attribute its value for each sequence, such as
+        slices: Attributes for the contract's slices: for each attribute one value per sequence, such as
             `{"task": ["code", "prose"]}`, or one value for all; or a mapping for each sequence.
         mask: Which tokens count.
         advantages: Per token, or per sequence.

@@ -65,7 +65,7 @@ class Recorder:
 
     Args:
         contract: The contract, or the path of its YAML file.
-        train: The kernel that gradients are taken through; None for what the contract declares.
+        train: The kernel that computes gradients; None for what the contract declares.
         inference: The kernel that samples; None for what the contract declares.
         sampling: Share of batches that are measured, or a function that returns it; None for the contract's.
         metric_exporter: Exporter of the metrics; None for the one that OTEL_METRICS_EXPORTER and related variables set.
@@ -168,8 +168,8 @@ class Recorder:
                 processed log-probabilities.
             processing: Temperature, top-p and the like of the training and the inference side, where known; batches
                 where they differ are invalid, because that would measure the sampler and not the kernel.
-            weights: Weight versions of the training and the inference kernel; of two integers the lag is measured.
-                Where an update came while sequences were sampled, the inference kernel's is the step of each token,
+            weights: Weight versions of the training and the inference kernel; if both are integers, the lag is
+                measured. If an update arrived during sampling, the inference kernel's is the step of each token,
                 shaped like the log-probabilities.
             groups: Name of each sequence's prompt, any number or text: rollouts of one prompt share its drift and count
                 together. Without any, each sequence counts by itself, as if it were independent of the others.
@@ -231,8 +231,8 @@ class Recorder:
 
         Tokens outside of a truncation (top-p, top-k) have a logit of -inf on both sides: both kernels are then compared
         over the kept tokens. Logits are copied like everything else: at 32k entries in float32 two of them take 256 KiB
-        a token, so sample, or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position, what
-        `compare` measures is measured too. Other arguments are those of `compare`.
+        a token, so sample, or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position, the
+        quantities of `compare` are measured as well. Other arguments are those of `compare`.
         """
         versions = self._versions(*(weights or (None, None)), per_token=False)
         engine = self._admitted(key, presampled)
@@ -453,7 +453,7 @@ class Recorder:
             return None
 
     def takes(self, key: Hashable) -> bool:
-        """Return True if the key is in the sample, so that a caller can skip the work of getting it if not."""
+        """Return True if the key is in the sample, so that a caller can skip the work for others."""
         try:
             return self._sampler.takes(key)
         except Exception as error:  # noqa: BLE001 - the share may come from a user's function
@@ -475,7 +475,7 @@ class Recorder:
     def quarantined(self, found: Quarantine) -> None:
         """Count the sequences that `quarantine` kept and removed, with their drift. Never raises.
 
-        Drift metrics stay those of everything that was sampled, so give the whole batch to `compare`.
+        Drift metrics cover everything that was sampled, so give the whole batch to `compare`.
         """
         engine = self._process.running()
         if engine is not None:
@@ -515,8 +515,8 @@ class Recorder:
     def scalars(self) -> dict[str, float]:
         """Verdicts as numbers for the trainer's own log, such as `wandb.log({**recorder.scalars()}, step=step)`.
 
-        They are as new as the last export, which this call asks for without waiting. Empty without a `log`, and until
-        something has been judged. Never raises.
+        They are as recent as the last export; this call requests the next one without waiting for it. Empty without a
+        `log`, and before the first verdict. Never raises.
         """
         engine = self._process.running()
         if engine is None or self.log is None:

@@ -24,7 +24,7 @@ from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
 _HALF_PRECISION: Final = 0.25
 """Nats by which a log-sum-exp that was rounded to bfloat16 lies below a logit of 32 to 64, at most."""
-_FEW: Final = 0.05
+_FEW_SEQUENCES_SHARE: Final = 0.05
 """Share of sequences with a fault of their own up to which a fault of all others is told first."""
 _TOLERANCE: Final = 1e-3
 """As in `measure.checks`: how far above 0 a log-probability may be."""
@@ -211,7 +211,7 @@ def _check(
         place = table.place(int(numbers[rows[0]]))
         found.append((f"{reason.name.lower()}: {place}: {sides}: {what}{remedy(reason.name.lower())}", rows.size))
     if said:  # what nearly all rows show comes before what few do
-        few = np.count_nonzero(~sound) < _FEW * sound.size
+        few = np.count_nonzero(~sound) < _FEW_SEQUENCES_SHARE * sound.size
         found.insert(0 if few else len(found), (f"{said[0]}: {sides}: {said[1]}. {remedy(said[0])}", 1))
     for words, times in found:
         problems.add(f"INVALID INPUT, {words}", times=times)

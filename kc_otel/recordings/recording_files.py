@@ -24,7 +24,7 @@ from kc_otel.recordings.recording import Recording, RecordingError
 from kc_otel.recordings.responses import is_response, read_responses
 from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
 
-_ROWS: Final = 256
+_ROWS_AT_ONCE: Final = 256
 """Rows that are Python's numbers at a time."""
 
 
@@ -52,7 +52,7 @@ def read_parquet(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     pa = arrow(path)
     try:
         with pa.parquet.ParquetFile(path) as file:
-            batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=_ROWS))
+            batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE))
             rows = ((f"row {place}", row) for place, row in enumerate(chain.from_iterable(batches)))
             return table_of_rows(rows, columns, Problems(str(path)))
     except (OSError, pa.ArrowInvalid) as error:

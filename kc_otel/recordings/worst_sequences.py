@@ -44,7 +44,7 @@ _TABLE: Final = """CREATE TABLE IF NOT EXISTS worst (
 _SALT: Final = "CREATE TABLE IF NOT EXISTS salt (value BLOB NOT NULL) STRICT"
 _APPLICATION: Final = 0x6B63_5753  # "kcWS"
 _NEUTRAL: Final = {"ratio": 1.0, "geometric_ratio": 1.0}
-_MOST_TOKENS: Final = 4096
+_MAX_TOKENS: Final = 4096
 """Tokens of a completion, and characters of a prompt, that are kept: the first ones."""
 
 
@@ -162,7 +162,7 @@ class WorstSequences:
                 )
 
     def _content(self, request: SampledRequest, ratios: NDArray[np.float64]) -> dict[str, Any]:
-        kept = slice(_MOST_TOKENS)
+        kept = slice(_MAX_TOKENS)
         hashed = Redacted.PROMPTS in self._redacted
         prompt = request.prompt_ids.tolist()
         digest = hashlib.blake2b(request.prompt_ids.tobytes(), key=self._salt, digest_size=16).hexdigest()

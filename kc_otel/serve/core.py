@@ -482,7 +482,7 @@ class Core:
         for silence in escalation.ended_silences:
             self.events.record_event(silence.contract, "unsilenced", ended_silence(silence), now)
         for pin in escalation.ended_pins:
-            message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has come to its end"
+            message = f"the pin of {place(pin.slice)} to {pin.kernel} by {pin.by} has ended"
             self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
         self._enqueue(contract, escalation.messages, escalation.state.decisions, now)
         announcements = [

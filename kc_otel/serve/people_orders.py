@@ -157,7 +157,7 @@ def _known(core: Core, contract: str, clause: str | None, slice: str | None) -> 
 
 def _signed(by: str, why: str) -> None:
     if not by.strip() or not why.strip():
-        raise ValueError("say who decides this and why; both are kept")
+        raise ValueError("say who decides this and why; both are recorded")
 
 
 def _when(at: float) -> str:

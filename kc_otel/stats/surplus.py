@@ -23,12 +23,12 @@ BET_COUNT: Final = 3
 """Bets against E_Q[P/Q] <= 1, each a share of the wealth."""
 RATIO_CUT: Final = 10.0
 """Largest P/Q of a token that counts."""
-_ROUNDING: Final = 0.02
+_ROUNDING_SURPLUS: Final = 0.02
 """Mean P/Q above 1 that rounding, or a kernel that computes its own tokens anew, explains."""
 _ALARM_LOG_WEALTH: Final = math.log(1e6)
 LIKELY: Final = math.log(2.0)
 """-log q below which a token has more than half of the mass."""
-_TOO_FEW: Final = 1.1
+_TOO_FEW_FACTOR: Final = 1.1
 """Improbable tokens that each one counts for: a tenth of them may be missing, by masks and by rounding."""
 
 
@@ -48,7 +48,7 @@ class Surplus:
             mean: The batch's mean of P/Q.
         """
         self._logs = np.clip(self._logs + more, 0.0, _ALARM_LOG_WEALTH + math.log(BET_COUNT) + 1.0)
-        return surely_surplus(self._logs[0]) and mean > 1.0 + _ROUNDING, surely_surplus(self._logs[1])
+        return surely_surplus(self._logs[0]) and mean > 1.0 + _ROUNDING_SURPLUS, surely_surplus(self._logs[1])
 
 
 def surplus(changes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -57,7 +57,7 @@ def surplus(changes: NDArray[np.float64]) -> NDArray[np.float64]:
     A bet of a share lam multiplies by 1 + lam (min(P/Q, 10) - 1.02) at each token, so that its expectation stays at
     most 1 whatever the tokens before were (Ville; Waudby-Smith and Ramdas 2024).
     """
-    over = np.minimum(changes, RATIO_CUT - 1.0) - _ROUNDING
+    over = np.minimum(changes, RATIO_CUT - 1.0) - _ROUNDING_SURPLUS
     return np.array([np.log1p(bet * over).sum() for bet in _BET_SHARES])
 
 
@@ -76,7 +76,7 @@ def sureness_of_sums(capped: float, improbable: int) -> NDArray[np.float64]:
     """
     likely = max(capped - LIKELY * improbable, 0.0)
     return np.asarray(
-        (_BET_SHARES - _BET_SHARES**2 * LIKELY / 2.0) * likely + improbable * np.log1p(-_BET_SHARES * _TOO_FEW)
+        (_BET_SHARES - _BET_SHARES**2 * LIKELY / 2.0) * likely + improbable * np.log1p(-_BET_SHARES * _TOO_FEW_FACTOR)
     )
 
 
@@ -87,9 +87,10 @@ def surely_surplus(logs: NDArray[np.float64]) -> bool:
 
 def surplus_of_sums(total: float, squares: float, tokens: int) -> NDArray[np.float64]:
     """A lower bound of `surplus` without the cut, from sum and sum of squares of P/Q - 1: log(1+y) >= y - y^2."""
-    over = total - _ROUNDING * tokens
+    over = total - _ROUNDING_SURPLUS * tokens
     return np.asarray(
-        _BET_SHARES * over - _BET_SHARES**2 * (squares + _ROUNDING**2 * tokens + 2 * _ROUNDING * abs(total))
+        _BET_SHARES * over
+        - _BET_SHARES**2 * (squares + _ROUNDING_SURPLUS**2 * tokens + 2 * _ROUNDING_SURPLUS * abs(total))
     )
 
 
@@ -103,9 +104,9 @@ def is_surplus(lower: _Floats, upper: _Floats, count: NDArray[np.integer], total
         total: Sum of P/Q over all of them.
     """
     tokens = int(count.sum())
-    if not tokens or not total > (1.0 + _ROUNDING) * tokens:
+    if not tokens or not total > (1.0 + _ROUNDING_SURPLUS) * tokens:
         return False
-    over = np.minimum(lower, RATIO_CUT) - (1.0 + _ROUNDING)
+    over = np.minimum(lower, RATIO_CUT) - (1.0 + _ROUNDING_SURPLUS)
     logs = np.array([float(count @ np.log1p(bet * over)) for bet in _BET_SHARES])
     squares = float(count @ np.maximum(np.square(lower - 1.0), np.square(upper - 1.0)))
     return surely_surplus(np.maximum(logs, surplus_of_sums(total - tokens, squares, tokens)))

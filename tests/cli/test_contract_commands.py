@@ -246,7 +246,7 @@ def test_check_says_which_actions_nobody_carries_out(run, files):
     for way, expected in (("loop", "route"), ("vllm", "halt")):
         code, out, _ = run("check", path, "--for", way)
         said = [line.split(":")[0].strip() for line in out.splitlines() if "nobody carries out" in line]
-        assert (code, said) == (0, [f"nobody carries out {expected}"])
+        assert (code, said) == (0, [f"no process carries out {expected}"])
 
 
 def test_check_says_what_a_callback_of_trainer_cannot_fill(run, files):

@@ -130,7 +130,7 @@ def test_without_a_place_the_recording_is_kept_and_named(run, endpoints, folder,
 
 def test_progress_is_shown_beside_the_result(run, endpoints, monkeypatch):
     """Who samples, who scores, and from time to time how far it is; standard output is the verdict's alone."""
-    monkeypatch.setattr("kc_otel.offline.gate.endpoint_recording._EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("kc_otel.offline.gate.endpoint_recording._PROGRESS_SECONDS", 0.0)
     code, out, err = run(*asked(*endpoints(), "--all"))
     assert code == 0
     assert err.startswith("sampling from tiny at the inference endpoint http://127.0.0.1:")

@@ -39,7 +39,7 @@ def test_many_routes_away_from_one_version_are_one_line() -> None:
 
     assert len(said(3)) == 3
     assert said(3)[0].startswith(
-        "route  policy/s0 is to avoid b and use train-kernel: bad; lift it with kc-otel route resume "
+        "route  policy/s0 is to avoid b and use train-kernel: bad; end it with kc-otel route resume "
     )
     (line,) = said(46)
     assert line == (

@@ -62,7 +62,7 @@ def test_the_first_table_answers_its_four_questions_from_the_left(board: dict) -
     ]
     assert (
         worst["fieldConfig"]["defaults"]["noValue"]
-        == "Everything that is judged holds, if the first tile says that an evaluator lives"
+        == "Every judged promise holds, if the first tile shows a running evaluator"
     )
 
 

@@ -314,7 +314,7 @@ def test_a_fleet_is_one_incident_and_one_page(
         evaluator.kill()
         evaluator = serve(*grouping, "--http-port", ports[0], "--api-port", ports[1], **endpoints)
         until(lambda: len(incidents(lasting=True)[0]["slices"]) == 46, "all that drifts is broken, and all traffic")
-        measured = "this kernel was measured after a router took it"
+        measured = "this kernel was measured after a router applied it"
         until(lambda: measured in incidents(lasting=True)[0]["state_text"], "its shadow is no silence")
         (incident,) = incidents(lasting=True)
         assert (incident["id"], incident["since"]) == (first["id"], first["since"])

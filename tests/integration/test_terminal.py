@@ -53,7 +53,7 @@ def test_status_shows_what_is_broken_why_and_what_was_done(broken: Evaluator) ->
     lines = shown.stdout.splitlines()
     said = " ".join(shown.stdout.split())
     assert re.match(
-        r"Broken; routing to the training kernel was ordered at \d\d:\d\d UTC, but no router has taken it policy: ",
+        r"Broken; routing to the training kernel was ordered at \d\d:\d\d UTC, but no router has applied it policy: ",
         said,
     )
     assert "policy: token-tv is above its limit on code" in said
@@ -62,7 +62,7 @@ def test_status_shows_what_is_broken_why_and_what_was_done(broken: Evaluator) ->
     )
     assert since <= 2
     assert lines[since + 1].startswith("  on ")
-    assert re.search(r" \d\d:\d\d:\d\d .* to the training kernel was ordered, but no router has taken it", said)
+    assert re.search(r" \d\d:\d\d:\d\d .* to the training kernel was ordered, but no router has applied it", said)
     (table,) = [index for index, line in enumerate(lines) if line.startswith("policy   inference kernel")]
     assert lines[table + 2].startswith("FAIL")
     assert "…" not in shown.stdout

@@ -148,7 +148,7 @@ def test_an_interval_above_the_limit_is_no_fail_before_the_evidence_is(watched: 
     assert found.lower > found.limit
     assert 0.0 < found.evidence < 1.0
     assert (found.status, found.window, found.samples) == (Status.INCONCLUSIVE, "short", 100)
-    assert found.reason.endswith(f": {100 * found.evidence:.0f} % of what an alarm takes")
+    assert found.reason.endswith(f": {100 * found.evidence:.0f} % of the evidence for an alarm")
 
 
 def test_what_came_in_other_buckets_before_the_new_ones_is_older(contract: Any, sender: Any, now: float) -> None:

@@ -50,7 +50,9 @@ def test_a_pass_that_rests_on_a_broken_assumption_is_refused(observed: dict[str,
     """It says which one and what came; a clause that does not rest on it passes."""
     found = judged(**observed)
     assert found["gradient"].status is Status.INCONCLUSIVE
-    assert found["gradient"].reason.startswith(f"no PASS on an assumption that does not hold: {said}; else upper bound")
+    assert found["gradient"].reason.startswith(
+        f"no PASS, because an assumption does not hold: {said}; else upper bound"
+    )
     assert found["reward"].status is Status.PASS
 
 

@@ -147,9 +147,7 @@ def test_a_pin_that_ends_by_its_time_is_recorded(failing: Core) -> None:
     assert len(failing.decisions.pins) == 1
     failing.tick(now + 10)
     assert failing.decisions.pins == ()
-    assert events(failing, "unpinned")[0].data["message"] == (
-        "the pin of code to train-kernel by ada has come to its end"
-    )
+    assert events(failing, "unpinned")[0].data["message"] == ("the pin of code to train-kernel by ada has ended")
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def test_what_is_decided_survives_a_restart(
 
 
 def test_one_version_at_a_time_and_the_one_before_is_replaced(driven: Driven) -> None:
-    """A second version has to wait; when it becomes full, the first one's promotion has come to its end."""
+    """A second version has to wait; when it becomes full, the first one's promotion has ended."""
     told = driven.core.promotions
     told.start("policy", "v2", "ada", 0.0)
     with pytest.raises(OrderError, match="v2 is on its way, in shadow; one version goes at a time"):
@@ -264,7 +264,7 @@ def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -
     assert found["missing"][0].startswith("token-tv on code: INCONCLUSIVE, between 0.01 and 0.03")
     assert client.get("/api/v1/promotions").json()["promotions"] == [found]
     refused = client.post(path, json={"order": "force", "by": "ada", "stage": "full"})
-    assert (refused.status_code, refused.json()["detail"]) == (409, "say who and why; both are kept")
+    assert (refused.status_code, refused.json()["detail"]) == (409, "say who and why; both are recorded")
     assert client.post(path, json={"order": "force", "by": "ada", "why": "x"}).status_code == 409
     assert client.post(path, json={"order": "aprove", "by": "ada"}).status_code == 422
     assert client.post(path, json={"order": "hold", "by": "ada", "reason": "x"}).status_code == 422
@@ -391,7 +391,7 @@ def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow: Driven) -> 
         == "policy: token-tv is broken on slice code for vllm bfloat16 (v2) against trainA, which was rolled back"
     )
     assert alert["annotations"]["description"].startswith(
-        "A version was rolled back and should serve nobody. Since 1970-01-01 00:01:01 UTC. "
+        "A version was rolled back and should no longer serve requests. Since 1970-01-01 00:01:01 UTC. "
         "Done: v2 is rolled back from shadow. Now: "
     )
     (event,) = pagerduty_events(body, "key")

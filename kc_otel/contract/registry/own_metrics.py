@@ -168,7 +168,7 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.evaluator.disk.free", "By", Instrument.GAUGE, (),
-        "Bytes that the disk of the state file has left.",
+        "Free bytes on the disk of the state file.",
     ),
     Metric(
         "kc.evaluator.shard.streams", "{stream}", Instrument.GAUGE, ("kc.shard",),
@@ -277,7 +277,7 @@ _ATTRIBUTES: Final = (
     Attribute("kc.weights.train", "Weight version of the training kernel.", ("span",)),
     Attribute(
         "kc.weights.inference",
-        "Weight version of the inference kernel; several, joined by commas, if an update arrived under way.", ("span",),
+        "Weight version of the inference kernel; several, joined by commas, if an update arrived meanwhile.", ("span",),
     ),
 )  # fmt: skip
 

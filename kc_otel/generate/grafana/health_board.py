@@ -49,8 +49,8 @@ def health_file() -> GeneratedFile:
 def evaluator_panel(id: int) -> Any:
     """The first thing to look at: how old what the evaluator says is, and whether there is one."""
     about = (
-        "How long ago the evaluator judged last. Without a living one everything that it says is unknown, here too: "
-        "restart it, see the handbook, On call."
+        "Time since the last evaluation. Without a running evaluator, everything on these boards is unknown: restart "
+        "it (handbook, On call)."
     )
     return (
         state_panel(id, "Evaluated", about, AGE, "ago")

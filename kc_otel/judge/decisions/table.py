@@ -92,7 +92,7 @@ def resume(table: DecisionTable, contract: str, slice: str | None, by: str, why:
         LookupError: If there is no such route.
     """
     if not by.strip() or not why.strip():
-        raise ValueError("say who resumes and why; both are kept")
+        raise ValueError("say who resumes and why; both are recorded")
     ended = [route for route in table.routes if route.contract == contract and slice in {None, route.slice}]
     if not ended:
         where = f"slice {slice!r} of {contract!r}" if slice else f"any slice of {contract!r}"
@@ -110,7 +110,7 @@ def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
         ValueError: If nobody or no reason is named, the kernel is not one, or the pin has ended already.
     """
     if not wanted.by.strip() or not wanted.why.strip():
-        raise ValueError("say who pins and why; both are kept")
+        raise ValueError("say who pins and why; both are recorded")
     if wanted.kernel not in {TRAIN_KERNEL, INFERENCE_KERNEL}:
         raise ValueError(f"kernel: {wanted.kernel!r} is not a kernel; write {TRAIN_KERNEL} or {INFERENCE_KERNEL}")
     if wanted.until is not None and wanted.until <= wanted.at:

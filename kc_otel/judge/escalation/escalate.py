@@ -284,5 +284,5 @@ def _people(
 
 def ended_silence(silence: Silence) -> dict[str, object]:
     """Return the log entry for a silence that has ended."""
-    message = f"the silence of {silence.where} by {silence.by} has come to its end"
+    message = f"the silence of {silence.where} by {silence.by} has ended"
     return {"id": silence.id, "clause": silence.clause, "slice": silence.slice, "message": message}

@@ -110,7 +110,7 @@ def silence(people: People, wanted: Silence) -> People:
     """
     _signed(wanted.by, wanted.why, "silences")
     if not (math.isfinite(wanted.until) and wanted.until > wanted.at):
-        raise ValueError(f"until: {wanted.until!r} is no time to come; every silence has an end, such as 2h from now")
+        raise ValueError(f"until: {wanted.until!r} is not in the future; give the silence an end, such as 2h from now")
     if any(muting.id == wanted.id for muting in people.silences):
         raise ValueError(f"id: {wanted.id!r} is the id of another silence; choose a new one")
     return replace(people, silences=(*people.silences, wanted))
@@ -124,7 +124,7 @@ def unsilence(people: People, id: str) -> tuple[People, Silence]:
     """
     ended = next((muting for muting in people.silences if muting.id == id), None)
     if ended is None:
-        known = ", ".join(muting.id for muting in people.silences) or "there is none"
+        known = ", ".join(muting.id for muting in people.silences) or "none"
         raise LookupError(f"no silence {id!r} is in force; in force: {known}")
     return replace(people, silences=tuple(muting for muting in people.silences if muting is not ended)), ended
 
@@ -167,4 +167,4 @@ def current(people: People, firing: Collection[str], now: float) -> tuple[People
 
 def _signed(by: str, why: str, does: str) -> None:
     if not by.strip() or not why.strip():
-        raise ValueError(f"say who {does} and why; both are kept")
+        raise ValueError(f"say who {does} and why; both are recorded")

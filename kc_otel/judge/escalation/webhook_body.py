@@ -202,7 +202,7 @@ def _over(transition: Transition, where: str, of: str) -> str:
         case "fail":
             if last.status is Status.PASS or last.ended:
                 return f"{cell.clause} on {where} is resolved{of}"
-            why = "it no longer reports while others do, or the contract has changed"
+            why = "the pair no longer reports while others do, or the contract has changed"
             return f"{cell.clause} on {where} is closed{of} without proof of recovery: {why}"
         case "no-data":
             said = {Status.NO_DATA: "are no longer expected", Status.INVALID_INPUT: "arrive again, and are invalid"}
@@ -219,7 +219,8 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str]) -> str
     where = "all traffic" if cell.slice == "all" else f"slice {cell.slice}"
     if transition.what is What.RESOLVED:
         if transition.step == ROLLED_BACK and transition.severity == "critical":
-            return f"{cell.contract}: the incident is over{of}; that nothing serves what was rolled back is not known"
+            said = "whether the version that was rolled back still serves is not known"
+            return f"{cell.contract}: the incident is over{of}; {said}"
         return f"{cell.contract}: {_over(transition, where, of)}"
     if transition.step == ROLLED_BACK:
         said = "was rolled back but still serves" if transition.severity == "critical" else "was rolled back"
@@ -229,7 +230,7 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str]) -> str
     ended = transition.verdict.reason.startswith(RUN_ENDED)
     said = {
         "fail": f"{cell.clause} {'is' if _shows(transition) else 'was'} broken on {where}",
-        "no-data": f"no data for {cell.clause} on {where}{', for the run ended,' if ended else ''}",
+        "no-data": f"no data for {cell.clause} on {where}{', because the run ended,' if ended else ''}",
         "inconclusive": f"{cell.clause} cannot be decided on {where}",
         "invalid-input": "sequences fail the input checks",
     }[transition.on]
@@ -295,17 +296,21 @@ def _impact(
         return (
             "A version that was rolled back still serves requests."
             if serves
-            else "A version was rolled back and should serve nobody."
+            else "A version was rolled back and should no longer serve requests."
         )
     slices = incident.slices if incident is not None else (first.cell.slice,)
     where = (
         place(slices[0]) if slices == (ALL,) else f"slice{'s' * (len(slices) > 1)} {listed(list(map(place, slices)))}"
     )
     if contained:
-        return f"A router keeps requests on {where} from the kernel that broke it, and nothing measures it any more."
+        return (
+            f"A router keeps requests on {where} away from the kernel that broke it, which is no longer measured there."
+        )
     if not _shows(first):
         if first.verdict.status is Status.PASS or first.verdict.ended:
-            return f"The last verdict on {where} shows no breach any more; its alert fires until that has lasted."
+            return (
+                f"The last verdict on {where} no longer shows a breach; its alert fires until the recovery has lasted."
+            )
         return f"The last verdict on {where} neither shows nor refutes the breach; its alert fires until it is refuted."
     estimate = first.verdict.estimate if len(slices) == 1 else math.nan
     return consequence(clauses.get(first.cell.clause), first.on, where, estimate)

@@ -13,9 +13,9 @@ from kc_otel.contract.words import RUN_ENDED, interval, listed, moment, number, 
 _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}
 _OPEN: Final = {"fail": "Broken", "no-data": "No data", "inconclusive": "Undecided", "invalid-input": "Invalid input"}
 _OBEYED: Final = {
-    "untaken": "no router has taken it",
-    "recent": "a heartbeat without this kernel has yet to pass since a router took it",
-    "disobeyed": "this kernel was measured after a router took it",
+    "untaken": "no router has applied it",
+    "recent": "this kernel has not been silent for a heartbeat since a router applied it",
+    "disobeyed": "this kernel was measured after a router applied it",
 }
 _RECEDED_FACTOR: Final = 1.25
 """Factor over the current value above which a breach is reported at its earlier size."""

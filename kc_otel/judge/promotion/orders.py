@@ -15,7 +15,7 @@ from kc_otel.judge.promotion.promotion_state import Hold, MoveKind, OrderError, 
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 from kc_otel.judge.verdict import Evaluation, Status
 
-_WHO_AND_WHY: Final = "say who and why; both are kept"
+_WHO_AND_WHY: Final = "say who and why; both are recorded"
 
 
 def approve(promotion: Promotion, contract: Contract, stage: Stage, by: str) -> Promotion:

@@ -31,8 +31,8 @@ from kc_otel.stats.rewards import mean_token_tv_for_sequence_tv, token_kl_for_se
 
 CAP_IN_LIMITS: Final = 5.0
 """Cap of a capped mean, in limits: it needs a fiftieth of the prompts, and kernels within the limit seldom reach it."""
-_TAIL: Final = 0.01
-_FAR: Final = 0.5
+_TAIL_SHARE: Final = 0.01
+_FAR_TV: Final = 0.5
 """(1-w)+ above which a token is another one more often than not."""
 
 
@@ -140,7 +140,7 @@ def clauses_of(draft: Draft, *, capped: bool = False) -> tuple[DraftClause, ...]
         DraftClause(
             "tail",
             "tv_token",
-            f"fraction > {_FAR:g}",
+            f"fraction > {_FAR_TV:g}",
             "token",
             cut(mean / 2.0),
             f"Tokens that probably differ may use half of the token budget: a share f of them adds at most f to the "
@@ -193,8 +193,8 @@ def _token_tv(mean: float, formula: str, *, capped: bool) -> Iterator[DraftClaus
         "tv_token",
         f"fraction > {exact(cap)}",
         "prompt",
-        _TAIL,
-        f"The share of prompts above the cap of token-tv, which that clause does not limit. {100 * _TAIL:g} % "
+        _TAIL_SHARE,
+        f"The share of prompts above the cap of token-tv, which that clause does not limit. {100 * _TAIL_SHARE:g} % "
         "is a choice.",
         "More prompts than that drift by more than five limits; see which.",
     )

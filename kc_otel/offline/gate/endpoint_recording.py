@@ -27,8 +27,8 @@ from kc_otel.recordings.recording_files import arrow, format_of, save_recording
 with extra("cli", "a gate that asks endpoints"):
     import httpx
 
-_EVERY_SECONDS: Final = 5.0
-_REASONS: Final = 5
+_PROGRESS_SECONDS: Final = 5.0
+_MAX_LISTED_REASONS: Final = 5
 """Different reasons for missing completions that are listed."""
 
 _Say = Callable[[str], None]
@@ -102,13 +102,13 @@ def record_endpoints(
     if collected.recording is not None:
         if where is None:
             where = Path(tempfile.mkdtemp(prefix="kc-otel-gate-")) / "recording.npz"
-            say("the recording is kept in a temporary folder; --record FILE or --evidence says where else")
+            say("the recording is kept in a temporary folder; pass --record FILE or --evidence to keep it elsewhere")
         save_recording(collected.recording, where)
         tokens, sequences = collected.recording.train.size, collected.recording.lengths.size
         say(f"recording: {where} ({sequences:,} completions, {tokens:,} tokens)")
         if not collected.missing:
             if (whole := len(asked) * pair.samples) > sequences:
-                say(f"decided after {sequences:,} of {whole:,} completions; the others were not asked for")
+                say(f"decided after {sequences:,} of {whole:,} completions; the others were not requested")
             return where
     kept = None if collected.recording is None else where
     raise IncompleteError("\n".join(_missing(collected, prompts)), kept)
@@ -126,8 +126,8 @@ async def _collected(
             await _same_version(client, wanted, say)
         if sampled == trained and _one_place(pair.inference.root, pair.train.root):
             say(
-                f"{trained} samples and scores: this compares its decoding with its prefill, which is the floor of "
-                "such comparisons, and no other kernel"
+                f"{trained} both samples and scores: this compares its decoding with its prefill, the floor of such "
+                "comparisons, and not two kernels"
             )
         say(f"sampling from {sampled} at the {pair.inference}, scoring with {trained} at the {pair.train}")
         return await collect(
@@ -188,7 +188,7 @@ def _progress(asked: int, say: _Say) -> Callable[[int, int, int], None]:
     def report(done: int, failed: int, tokens: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= _EVERY_SECONDS:
+        if now - last >= _PROGRESS_SECONDS:
             last = now
             missing = f", {failed:,} failed" if failed else ""
             say(f"  {done:,} of {asked:,} completions{missing}, {tokens / (now - started):,.0f} tokens/s")
@@ -200,11 +200,11 @@ def _missing(collected: Collected, prompts: Path) -> Iterator[str]:
     failures = collected.failures
     yield f"{collected.missing:,} of {collected.asked:,} completions are missing, {len(failures):,} of them failed:"
     reasons = Counter(failure.why for failure in failures)
-    for why, times in reasons.most_common(_REASONS):
+    for why, times in reasons.most_common(_MAX_LISTED_REASONS):
         lines = sorted({failure.line for failure in failures if failure.why == why})
         more = f" and {len(lines) - 3:,} more" if len(lines) > 3 else ""
         count = f" ({times:,} times)" if times > 1 else ""
         yield f"  {prompts}: line {', '.join(map(str, lines[:3]))}{more}: {why}{count}"
-    if len(reasons) > _REASONS:
-        yield f"  and {len(reasons) - _REASONS:,} other reasons"
-    yield "no verdict: the failed prompts are no random sample, so the others could pass without them"
+    if len(reasons) > _MAX_LISTED_REASONS:
+        yield f"  and {len(reasons) - _MAX_LISTED_REASONS:,} other reasons"
+    yield "no verdict: prompts that fail are not a random sample, so the others could PASS because of their absence"

@@ -81,7 +81,7 @@ def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
     """
     verify_evidence(record)
     if OFFLINE_SECTION not in record:
-        raise EvidenceError(f"the record is of stage {record['stage']}: it rests on no recordings")
+        raise EvidenceError(f"the record is of stage {record['stage']}, which has no recordings")
     gate, text, problems = _gate_again(record, files)
     if gate is not None:
         again = offline_evidence(gate, text)
@@ -126,7 +126,7 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
         return [f"the contract's text does not load: {error}"]
     problems = []
     if contract.hash != record["contract"]["hash"]:
-        problems.append("the contract's text is not the contract of that hash")
+        problems.append("the contract's text does not match the hash")
     if (contract.name, contract.metadata.version) != (record["contract"]["name"], record["contract"]["version"]):
         problems.append("the contract's text has another name or version")
     if record["stage"] != Stage.OFFLINE_CI:
@@ -135,7 +135,7 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
     for about in offline["recordings"]:
         problems += _sampling_problems(about, contract.promotion.sampling)
     if inference.fingerprint != record["kernel"]:
-        problems.append("the inference kernel's fields do not make the fingerprint of the record")
+        problems.append("the inference kernel's fields do not match the fingerprint of the record")
     judged: list[list[Verdict]] = [[] for _ in offline["recordings"]]
     at = datetime.fromisoformat(record["time"]).timestamp()
     for row in record["verdicts"]:
@@ -156,9 +156,7 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
     # Rows are sorted by cell; the gate gave its reasons in the contract's order of slices.
     told, told_again = ({**of, "missing": sorted(of["missing"])} for of in (record["decision"], decided))
     if told != told_again:
-        problems.append(
-            f"the verdicts lead to {decided['outcome']!r}, and the decision is another or says other things"
-        )
+        problems.append(f"the verdicts lead to {decided['outcome']!r}, but the recorded decision differs")
     return problems
 
 
@@ -226,7 +224,7 @@ def _gate_again(record: Mapping[str, Any], files: Sequence[Path]) -> tuple[Offli
     for wanted in offline["recordings"]:
         path = known.get(wanted["sha256"])
         if path is None:
-            problems.append(f"no file has the checksum of {wanted['name']}: it was changed, or is not there")
+            problems.append(f"no file has the checksum of {wanted['name']}: it was changed, or is missing")
             continue
         about, recording = read_input(path, terms)
         found.append((replace(about, name=wanted["name"]), recording))

@@ -53,7 +53,7 @@ def read_evidence(file: Path) -> Any:
         return read_json_text(file.read_bytes())
     except ValueError as error:
         raise ValueError(
-            f"is no evidence, which is JSON ({error}); `kc-otel gate run ... --evidence FILE` writes it"
+            f"is not a gate's evidence, which is JSON ({error}); `kc-otel gate run ... --evidence FILE` writes it"
         ) from None
 
 
@@ -72,13 +72,15 @@ def beside_problems(record: Mapping[str, Any], file: Path) -> list[str]:
         except ContractError:
             same = False
         if not same or text != record.get("offline", {}).get("contract", text):
-            problems.append(f"{contract.name} is not the contract of the record: it was changed, or is of another gate")
+            problems.append(
+                f"{contract.name} is not the contract of the record: it was changed, or belongs to another gate"
+            )
     recording = recording_beside(file.parent if file.name == _NAME else file)
     if recording.exists() and "offline" in record:
         known = {entry["sha256"] for entry in record["offline"]["recordings"]}
         if digest_of(recording)[0] not in known:
             problems.append(
-                f"{recording.name} is none of the record's recordings: it was changed, or is of another gate"
+                f"{recording.name} is not one of the record's recordings: it was changed, or belongs to another gate"
             )
     return problems
 

@@ -31,7 +31,7 @@ class GateFinding:
 
 
 def findings(gate: OfflineGate) -> tuple[GateFinding, ...]:
-    """Every verdict: failures by excess, then undecided ones, then passes with the least room first."""
+    """Every verdict: failures by excess, then undecided ones, then passes with the smallest margin first."""
     terms = gate.terms
     found = [
         GateFinding(
@@ -69,7 +69,7 @@ def for_whom(slice: str) -> str:
 def notes(gate: OfflineGate) -> tuple[str, ...]:
     """Return notes for the reader besides the verdicts."""
     said = [
-        f"{rec.name}: both sides are the same number in every token; unless the kernels are bit by bit equal, one side "
+        f"{rec.name}: both sides have the same number at every token; unless the kernels agree bit for bit, one side "
         f"is a copy of the other"
         for rec in gate.inputs
         if rec.identical
@@ -77,8 +77,8 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
     said += [f"{rec.name}: {rec.coarse}" for rec in gate.inputs if rec.coarse]
     said += [f"{rec.name}: {rec.unchecked}" for rec in gate.inputs if rec.unchecked]
     said += [
-        f"{rec.name}: {rec.repeated:,} of {rec.repeated + rec.sequences:,} sequences are others again, in whole or "
-        f"as a part: the same tokens or nearly the same log-probabilities; each counts once, and the gate decides on "
+        f"{rec.name}: {rec.repeated:,} of {rec.repeated + rec.sequences:,} sequences repeat others, in whole or "
+        f"in part: the same tokens or nearly the same log-probabilities; each counts once, so the gate decides on "
         f"{rec.sequences:,}"
         for rec in gate.inputs
         if rec.repeated
@@ -86,8 +86,8 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
     span = gate.contract.assumptions.reward_range
     said += [
         f"{rec.name}: {judged.unknown_rewards:,} of {rec.sequences:,} rewards are missing or outside of "
-        f"assumptions.reward_range [{span[0]:g}, {span[1]:g}] and count as the worst that they could be; record them "
-        f"all, and write the range that they have"
+        f"assumptions.reward_range [{span[0]:g}, {span[1]:g}] and count as the worst possible value; record all "
+        f"rewards, and correct the range"
         for rec, judged in zip(gate.inputs, gate.judged, strict=True)
         if judged.unknown_rewards and span is not None
     ]
@@ -98,7 +98,7 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
         if rec.sampling
     ]
     said += [
-        f"{rec.name}: {judged.reward_estimate}; the verdict rests on the bounds that assume nothing"
+        f"{rec.name}: {judged.reward_estimate}; the verdict rests on bounds without assumptions"
         for rec, judged in zip(gate.inputs, gate.judged, strict=True)
         if judged.reward_estimate
     ]
@@ -115,17 +115,19 @@ def notes(gate: OfflineGate) -> tuple[str, ...]:
     ]
     if any(clause.averaged in {Unit.PROMPT, Unit.STEP} for clause in gate.contract.clauses):
         said += [
-            f"{rec.name}: assumes that sequences are independent, for it names no prompts; where some share one, a "
-            f"column {', '.join(GROUPS[:-1])} or {GROUPS[-1]} says which"
+            f"{rec.name}: assumes that sequences are independent, because it names no prompts; if some share one, name "
+            f"it in a column {', '.join(GROUPS[:-1])} or {GROUPS[-1]}"
             for rec, judged in zip(gate.inputs, gate.judged, strict=True)
             if judged.prompts is None
         ]
     if gate.terms.sequential:
         said.append("bounds hold at every number of sequences at once: the gate may stop as soon as it is decided")
     if gate.terms.require:
-        said.append(f"only {', '.join(gate.terms.require)} had to pass; a failure of any other clause still refuses")
+        named = ", ".join(gate.terms.require)
+        said.append(f"only {named} had to pass; a failure of any other clause still rejects the kernel")
     if gate.terms.slices:
-        said.append(f"only {', '.join(gate.terms.slices)} had to pass; a failure on any other slice still refuses")
+        named = ", ".join(gate.terms.slices)
+        said.append(f"only {named} had to pass; a failure on any other slice still rejects the kernel")
     return tuple(said)
 
 

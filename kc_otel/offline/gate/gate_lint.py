@@ -33,7 +33,7 @@ def shut_gates(contract: Contract) -> Iterator[LintFinding]:
                     where = (section, index, "limit") if slice == ALL else (section, index, "slices", slice)
                     yield LintFinding(
                         where,
-                        f"{limit:g} keeps every promotion gate shut: with two kernels that are identical, no number of "
+                        f"{limit:g} keeps every promotion gate shut: even for identical kernels, no number of "
                         f"observations shows that {clause.id} is kept at confidence "
                         f"{contract.observability.confidence:g}; write a larger limit",
                     )

@@ -16,7 +16,7 @@ from kc_otel.offline.gate.recorded_gate import OfflineGate
 from kc_otel.record.kernel import Kernel
 
 _MARK: Final = {Status.FAIL: "❌", Status.INCONCLUSIVE: "❔", Status.NO_DATA: "❔", Status.PASS: "✅"}
-_ROWS: Final = 200
+_MAX_ROWS: Final = 200
 """Rows of a table; a job's summary has a size that CI systems cut it at."""
 _SPECIAL: Final = re.compile(r"([\\|<>`*_\[\]])")
 
@@ -55,7 +55,7 @@ def markdown(gate: OfflineGate) -> str:
         count = f"{len(good)} verdict{'s' * (len(good) != 1)} passed"
         lines += [
             "<details>",
-            f"<summary>{count}, least room first</summary>",
+            f"<summary>{count}, smallest margin first</summary>",
             "",
             *_table(gate, good),
             "",
@@ -74,7 +74,7 @@ def _table(gate: OfflineGate, found: Sequence[GateFinding]) -> list[str]:
     several = len(gate.inputs) > 1
     heads = ["", "Clause", "For", "Observed", "Interval", "Limit", "How far", "From", *(["Recording"] * several)]
     rows = [heads, ["---"] * len(heads)]
-    for finding in found[:_ROWS]:
+    for finding in found[:_MAX_ROWS]:
         verdict = finding.verdict
         there = math.isfinite(verdict.estimate)
         status = _MARK[verdict.status] + ("" if finding.required else " (not required)")
@@ -92,7 +92,7 @@ def _table(gate: OfflineGate, found: Sequence[GateFinding]) -> list[str]:
             ]
         )
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return [*lines, "", f"and {len(found) - _ROWS} more"] if len(found) > _ROWS else lines
+    return [*lines, "", f"and {len(found) - _MAX_ROWS} more"] if len(found) > _MAX_ROWS else lines
 
 
 def _sample(gate: OfflineGate, verdict: Verdict) -> str:
@@ -113,7 +113,7 @@ def _about(gate: OfflineGate) -> list[str]:
             f"- {safe(about.name)}: {about.sequences:,} sequences, {about.tokens:,} tokens, sha256 `{about.sha256}`"
             for about in gate.inputs
         ),
-        f"- Confidence {100 * gate.contract.observability.confidence:g}%: of each PASS, and that none fails by chance",
+        f"- Confidence {100 * gate.contract.observability.confidence:g}%: of each PASS, and against any FAIL by chance",
         "",
         "</details>",
     ]

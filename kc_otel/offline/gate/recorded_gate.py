@@ -47,7 +47,7 @@ from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import load_recording, source_files
 
-_SHARED: Final = "{}: has {}; windows that share data count once, so leave one of them out"
+_SHARED_DATA_ERROR: Final = "{}: has {}; windows that share data count once, so leave one of them out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +200,14 @@ def _apart(
     for about, _ in recordings:
         content = about.content or about.sha256
         if content in seen:
-            raise ValueError(_SHARED.format(about.name, f"the same content as {seen[content]}"))
+            raise ValueError(_SHARED_DATA_ERROR.format(about.name, f"the same content as {seen[content]}"))
         seen[content] = about.name
     found = []
     for (about, recording), first in zip(recordings, first_of_each(*(rec for _, rec in recordings)), strict=True):
         if not first.any():
-            raise ValueError(_SHARED.format(about.name, "only sequences that are others of these recordings again"))
+            raise ValueError(
+                _SHARED_DATA_ERROR.format(about.name, "only sequences that repeat others of these recordings")
+            )
         own = recording.only(first, np.ones(len(recording.masked), dtype=np.bool_))
         left = about.repeated + int(first.size - first.sum())
         found.append((replace(about, sequences=own.lengths.size, tokens=own.train.size, repeated=left), own))
@@ -308,7 +310,7 @@ def gate_decision(
         cells=tuple((clause.id, slice) for clause in clauses for slice in slices),
         needed={clause.id: samples_needed(clause, contract.observability) for clause in clauses},
     )
-    holds = [f"logits of {result.unreadable:,} tokens are no numbers" for result in judged if result.unreadable]
+    holds = [f"logits of {result.unreadable:,} tokens are not numbers" for result in judged if result.unreadable]
     if not terms.require:
         why = {clause.clause: str(clause) for clause in not_judged(judged)}
         holds += [
@@ -330,19 +332,19 @@ _MIN_TELLING_TOKENS: Final = 8
 """Fewest tokens that are no certainties, from which on a sequence that occurs again was not sampled again by chance."""
 _CERTAIN_NATS: Final = 0.01
 """A token's -log-probability, nats, up to which many sequences have the same number."""
-_NATS: Final = 30.0
+_UNREPEATED_NATS: Final = 30.0
 """-log-probability of tokens that are not sampled twice: once in 10^13."""
-_RESOLUTION: Final = 5e-3
+_RELATIVE_RESOLUTION: Final = 5e-3
 """Part of itself to which a log-probability is rounded, about the drift of good kernels."""
 _ROUNDED_BELOW_NATS: Final = 0.05
 """-log-probability, nats, far below which numbers are rounded to the same part of this."""
-_PART: Final = 0.9
+_REPEATED_SHARE: Final = 0.9
 """Part of a sequence's telling tokens that occur before, from which on all of it does."""
 _MIN_WINDOW_TOKENS: Final = 4
 """Fewest tokens of a window, and fewest different tokens of a sequence whose tokens are compared."""
-_FEWEST_BITS: Final = 2.5
+_MIN_BITS: Final = 2.5
 """Bits that a number tells, below which nothing is said: a model with some six different numbers repeats itself."""
-_GOES_ON: Final = 0.7
+_CONTINUED_SHARE: Final = 0.7
 """Part of the windows that occur before after which the next number is the same too. Where it is less, sequences have
 windows in common from which they part, as rollouts of one prompt and those of a model with a short memory do, and
 windows have to be longer."""
@@ -373,7 +375,11 @@ def _by_content(recordings: Sequence[Recording]) -> NDArray[np.bool_]:
             inference, keys = recording.inference[part], list[bytes]()
             if np.count_nonzero(inference) >= _MIN_TELLING_TOKENS:
                 keys.append(_digest(recording.train[part], inference))
-                if ids is not None and inference.sum() <= -_NATS and np.unique(ids[part]).size >= _MIN_WINDOW_TOKENS:
+                if (
+                    ids is not None
+                    and inference.sum() <= -_UNREPEATED_NATS
+                    and np.unique(ids[part]).size >= _MIN_WINDOW_TOKENS
+                ):
                     keys.append(_digest(ids[part]))
             first.append(seen.isdisjoint(keys))
             seen.update(keys)
@@ -389,7 +395,11 @@ def _occurs_before(inference: NDArray[np.float64], lengths: NDArray[np.int64]) -
     telling = np.isfinite(inference) & (inference < -_CERTAIN_NATS)
     owner = np.repeat(np.arange(lengths.size), lengths)[telling]
     size = np.bincount(owner, minlength=lengths.size)
-    rounded = np.floor(np.log(_ROUNDED_BELOW_NATS - inference[telling]) / _RESOLUTION).astype(np.int64).view(np.uint64)
+    rounded = (
+        np.floor(np.log(_ROUNDED_BELOW_NATS - inference[telling]) / _RELATIVE_RESOLUTION)
+        .astype(np.int64)
+        .view(np.uint64)
+    )
     rank = np.empty(lengths.size, dtype=np.int64)
     rank[np.argsort(-size, kind="stable")] = np.arange(lengths.size)
     window, again = _recurring(rounded, owner, rank)
@@ -397,7 +407,7 @@ def _occurs_before(inference: NDArray[np.float64], lengths: NDArray[np.int64]) -
     for step in range(window):
         covered[again + step] = True
     found = np.bincount(owner[covered], minlength=lengths.size)
-    return (size >= _MIN_TELLING_TOKENS) & (found >= _PART * size)
+    return (size >= _MIN_TELLING_TOKENS) & (found >= _REPEATED_SHARE * size)
 
 
 def _recurring(
@@ -416,7 +426,7 @@ def _recurring(
         again = owner[before] != owner[at]
         at, before = at[again], before[again]
         on = (owner[at] == owner[at + window]) & (owner[before] == owner[before + window])
-        if (rounded[at + window] == rounded[before + window])[on].sum() >= _GOES_ON * on.sum():
+        if (rounded[at + window] == rounded[before + window])[on].sum() >= _CONTINUED_SHARE * on.sum():
             return window, at
         window *= 2
 
@@ -426,7 +436,7 @@ def _window(rounded: NDArray[np.uint64]) -> int:
     _, counts = np.unique(rounded, return_counts=True)
     bits = -math.log2(np.square(counts / max(rounded.size, 1)).sum()) if rounded.size else 0.0
     needed = math.log2(max(rounded.size, 1)) + _SPARE_BITS
-    return max(_MIN_WINDOW_TOKENS, math.ceil(needed / bits)) if bits >= _FEWEST_BITS else rounded.size + 1
+    return max(_MIN_WINDOW_TOKENS, math.ceil(needed / bits)) if bits >= _MIN_BITS else rounded.size + 1
 
 
 def _hashed(rounded: NDArray[np.uint64], at: NDArray[np.int64], window: int) -> NDArray[np.uint64]:

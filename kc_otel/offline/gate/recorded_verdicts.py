@@ -25,9 +25,9 @@ from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
 from kc_otel.stats import Binned, estimated_reward_drift
 
-_NOBODY_IN = "no sequence of this recording is in slice {}"
-_OLDER_ONLY = ", but for what older weights sampled, whose drift is staleness, too"
-_TOGETHER = "drift and staleness together, for nothing says which weights sampled"
+_EMPTY_SLICE_TEXT = "no sequence of this recording is in slice {}"
+_OLDER_ONLY_TEXT = ", except what older weights sampled, whose drift includes staleness"
+_TOGETHER_TEXT = "drift and staleness together, because nothing says which weights sampled"
 _PADDED_BLOCK = 1 << 20
 """Tokens, padding included, whose places are looked at at a time."""
 _MAX_LISTED_VALUES = 5
@@ -166,7 +166,7 @@ def judge(
         if part.recording is not None
     }
     known = observed.get(ALL) or observed[STALE]
-    older = _OLDER_ONLY if STALE in observed else ""
+    older = _OLDER_ONLY_TEXT if STALE in observed else ""
     absent = {
         part.name: _nobody_in(contract, part.name, known.recording) + older
         for part in parts
@@ -194,14 +194,14 @@ def judge(
                 if clause.opposite is not None and sample is not None:
                     sample = replace(sample, opposite=samples.for_mean(clause.opposite.key))
             cell = Cell(contract.name, clause.id, part.name, *kernels)
-            absence = "" if sample is not None else absent.get(part.name, _NOBODY_IN.format(part.name))
+            absence = "" if sample is not None else absent.get(part.name, _EMPTY_SLICE_TEXT.format(part.name))
             broken = "" if samples is None else samples.broken_assumption(clause, contract.assumptions)
             evidence.append(
                 Evidence(cell, clause, partial(on_either_window, sample), absence, anytime=anytime, broken=broken)
             )
     unknown = {part.name for part in parts if part.recording is not None and part.recording.age_unknown.any()}
     verdicts = tuple(
-        replace(verdict, status=Status.INCONCLUSIVE, reason=f"{verdict.reason}; {_TOGETHER}")
+        replace(verdict, status=Status.INCONCLUSIVE, reason=f"{verdict.reason}; {_TOGETHER_TEXT}")
         if verdict.status is Status.FAIL and verdict.cell.slice in unknown
         else verdict
         for verdict in without_windows(contract, evidence, now)
@@ -238,7 +238,7 @@ def _reward_estimate(contract: Contract, recording: Recording) -> str:
 
 def _nobody_in(contract: Contract, slice: str, recording: Recording) -> str:
     """Return a message that a slice is empty, with the recording's values of the attributes that the slice needs."""
-    said = _NOBODY_IN.format(slice)
+    said = _EMPTY_SLICE_TEXT.format(slice)
     for name in contract.slices[slice].where if slice in contract.slices else ():
         there = dict.fromkeys(str(row[name]) for row in recording.attributes if name in row)
         listed = ", ".join([*list(there)[:_MAX_LISTED_VALUES], *(["..."] if len(there) > _MAX_LISTED_VALUES else [])])

@@ -167,7 +167,7 @@ def _names(paths: Sequence[Path]) -> set[str]:
     }
 
 
-_MOST_ITEMS: Final = 60_000
+_MAX_ITEMS: Final = 60_000
 """Points of a message that is read so; larger ones are read by protobuf."""
 
 
@@ -237,7 +237,7 @@ class _Run:
 
     def take(self, entry: TrafficEntry) -> None:
         """A request arrives."""
-        columns = self._evaluator.columns_of(entry.body, _MOST_ITEMS) if entry.body else None
+        columns = self._evaluator.columns_of(entry.body, _MAX_ITEMS) if entry.body else None
         self._evaluator.ingest_metrics(entry.read() if columns is None else columns, entry.at)
         self._requests += 1
 

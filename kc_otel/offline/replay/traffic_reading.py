@@ -26,7 +26,7 @@ from kc_otel.judge.otlp.traffic_entries import (
 )
 
 _LENGTH: Final = struct.Struct(">I")
-_BUFFER: Final = 256 * 1024
+_BUFFER_BYTES: Final = 256 * 1024
 """Bytes that are read at once: a message has some ten thousand."""
 _MAX_QUOTED_CHARACTERS: Final = 300
 """Characters of what a parser says."""
@@ -84,7 +84,7 @@ def _entries(path: Path, damage: list[str]) -> Iterator[TrafficEntry]:
 
 def _entries_of(path: Path, damage: list[str]) -> Iterator[TrafficEntry]:
     try:
-        with path.open("rb", buffering=_BUFFER) as file:
+        with path.open("rb", buffering=_BUFFER_BYTES) as file:
             first = file.read(1)
             if first and first[0] > MOST_BYTES >> 24:
                 raise TrafficFileError(

@@ -39,7 +39,7 @@ _PRINTED: Final = re.compile(r"(?:\b(\d+): )?(\{'.*\})")
 _PRINTED_PAIR: Final = re.compile(r"'([^']+)': (?:np\.\w+\()?'?(-?(?:\d[\d.eE+-]*|nan|inf))\b")
 _BAR: Final = re.compile(r"(\d+)/\d+ \[")
 """A progress bar, whose first number is the step."""
-_MOST_BYTES: Final = 1 << 30
+_MAX_FILE_BYTES: Final = 1 << 30
 _MAX_STEP: Final = 1 << 53
 _STEPS_APART: Final = 10
 """Steps of which two files say other numbers that make them two runs."""
@@ -112,7 +112,7 @@ def _logs_in(folder: Path) -> Iterator[Path]:
 
 
 def _scalars(file: Path) -> Iterable[Scalar]:
-    if (size := file.stat().st_size) > _MOST_BYTES:
+    if (size := file.stat().st_size) > _MAX_FILE_BYTES:
         raise RunLogError(f"has {size >> 20} MiB; a log of scalars is never so large: export its history")
     data = file.read_bytes()
     if data.startswith(WANDB_MAGIC):
@@ -221,8 +221,8 @@ def _number(value: Any) -> float | None:
 
 
 WANDB_MAGIC: Final = b":W&B\xe1\xbe"
-_BLOCK: Final = 32768
-_HEADER: Final = 7
+_BLOCK_BYTES: Final = 32768
+_HEADER_BYTES: Final = 7
 _FULL, _FIRST, _LAST = 1, 2, 4
 _FLOAT_OF_WIRE_TYPE: Final = {1: ("<Q", "<d"), 5: ("<I", "<f")}
 """Wire type of a fixed number -> its bits as a whole number, and what they are."""
@@ -290,14 +290,14 @@ def _float_of(text: bytes) -> float | None:
 
 
 def _leveldb_records(data: bytes) -> Iterator[bytes]:
-    at, parts = _HEADER, b""
-    while at + _HEADER <= len(data):
-        left = _BLOCK - at % _BLOCK
-        if left < _HEADER:
+    at, parts = _HEADER_BYTES, b""
+    while at + _HEADER_BYTES <= len(data):
+        left = _BLOCK_BYTES - at % _BLOCK_BYTES
+        if left < _HEADER_BYTES:
             at += left
             continue
         _, size, kind = struct.unpack_from("<IHB", data, at)
-        begin, at = at + _HEADER, at + _HEADER + size
+        begin, at = at + _HEADER_BYTES, at + _HEADER_BYTES + size
         if at > len(data) or kind == 0:
             return
         piece = data[begin:at]

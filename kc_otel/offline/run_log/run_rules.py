@@ -30,7 +30,7 @@ _BLOCKS: Final = 10
 _EVALUATION: Final = frozenset({"eval", "val", "validation", "test"})
 _SIZE_RULES: Final = frozenset({"drift-rises", "drift-before-collapse"})
 """Rules of how large drift is."""
-_PARTS: Final = 60
+_MAX_SHIFT_PARTS: Final = 60
 """Parts at most that a run is looked at in for a level that changes at once."""
 _MIN_PARTS_PER_LEVEL: Final = 3
 """Parts at least that each level lasts."""
@@ -170,7 +170,7 @@ def _trend(values: Floats, sign: int) -> bool:
 
 def _jump(values: Floats, sign: int) -> bool:
     """Return True if the level changes for good at some step, which ranks within either part do not show."""
-    many = min(_PARTS, values.size // 3)
+    many = min(_MAX_SHIFT_PARTS, values.size // 3)
     medians = np.array([np.median(part) for part in np.array_split(values, many)])
     cuts = range(_MIN_PARTS_PER_LEVEL, many - _MIN_PARTS_PER_LEVEL + 1)
     for cut in cuts:
@@ -211,7 +211,7 @@ def _onset(steps: Steps, values: Floats) -> int:
 def _drift_rises(steps: Steps, drift: Floats) -> str | None:
     if not _trend(drift, 1):
         return None
-    return f"drift rises {_change(drift)}, above twice its beginning for good from step {_onset(steps, drift)}"
+    return f"drift rises {_change(drift)}, and stays above twice its initial value from step {_onset(steps, drift)}"
 
 
 def _before_collapse(steps: Steps, drift: Floats, reward: Floats) -> str | None:
@@ -228,8 +228,8 @@ def _before_collapse(steps: Steps, drift: Floats, reward: Floats) -> str | None:
     if rose >= fell:
         return None
     return (
-        f"drift was above twice its beginning from step {rose}, and the reward had lost half of its fall at "
-        f"step {fell}: the order alone does not prove the cause; a run in float32, or with a correction, does"
+        f"drift was above twice its initial value from step {rose}, and the reward was halfway down at step {fell}: "
+        "the order alone does not prove the cause; a run in float32, or with a correction, does"
     )
 
 
@@ -239,10 +239,11 @@ def _entropy(_: Steps, drift: Floats, entropy: Floats) -> str | None:
     tau = stats.kendalltau(np.arange(_BLOCKS), _medians(entropy), alternative="greater")
     if tau.pvalue < _ALPHA:
         return (
-            f"drift rises {_change(drift)} while entropy rises {_change(entropy)}: unlikely tokens drift more, so that "
-            "the policy may be all of it; compare the two kernels on the same tokens of an early and a late step"
+            f"drift rises {_change(drift)} while entropy rises {_change(entropy)}: unlikely tokens drift more, so "
+            "the policy alone may explain this; compare the two kernels on the same tokens of an early and a late step"
         )
-    return f"drift rises {_change(drift)} and entropy does not ({_change(entropy)}): the policy's entropy is not why"
+    kept = f"entropy does not ({_change(entropy)})"
+    return f"drift rises {_change(drift)} and {kept}: the policy's entropy does not explain it"
 
 
 def _wrong_side(_: Steps, k1: Floats) -> str | None:
@@ -288,7 +289,7 @@ def _follows_lag(_: Steps, drift: Floats, lag: Floats) -> str | None:
         return None
     return (
         f"drift moves with the lag of the weights from step to step (rank correlation {found.statistic:.2f}): part of "
-        "it is staleness and no kernel's; record log-probabilities at the weights that sampled"
+        "it is staleness, not drift of a kernel; record log-probabilities under the weights that sampled"
     )
 
 
@@ -301,9 +302,7 @@ def _periodic(steps: Steps, drift: Floats) -> str | None:
             best = min(best, (float(stats.kruskal(*phases).pvalue), period))
     if best[0] * len(_PERIODS) >= _ALPHA:
         return None
-    return (
-        f"drift repeats every {best[1]} steps, as where weights are handed over every so many: part of it is staleness"
-    )
+    return f"drift repeats every {best[1]} steps, as if weights were synced at that interval: part of it is staleness"
 
 
 def _absurd(steps: Steps, drift: Floats, most: float) -> str | None:
@@ -312,9 +311,10 @@ def _absurd(steps: Steps, drift: Floats, most: float) -> str | None:
     if min(first, np.median(drift)) < most:
         return None
     return (
-        f"drift is {first:.3g} from step {int(steps[0])} on, where kernels of the same weights are less than {most:g} "
-        "apart (bfloat16 about a tenth of that, fp8 near it; 4 bits of a small model may pass it): look for another "
-        "temperature, tokens shifted by one or made anew from text, masks, and weights or adapters that never arrived"
+        f"drift is {first:.3g} from step {int(steps[0])} on, but kernels with the same weights are less than {most:g} "
+        "apart (bfloat16 about a tenth of that, fp8 close to it; a small model in 4 bits may exceed it): look for "
+        "another temperature, tokens shifted by one or encoded again from text, masks, and weights or adapters that "
+        "never arrived"
     )
 
 
@@ -326,7 +326,7 @@ def _first_high(steps: Steps, drift: Floats) -> str | None:
     return (
         f"drift is {drift[:leading].max():.3g} in the first {leading} step{'s' * (leading > 1)} (to step "
         f"{int(steps[leading - 1])}) and {np.median(drift[leading:]):.3g} after: the engine sampled with other weights "
-        "until the first hand-over, or with a graph that was not warm"
+        "until the first sync, or with a graph that was not warm"
     )
 
 
@@ -341,9 +341,9 @@ def _spikes(steps: Steps, drift: Floats) -> str | None:
     regular = f", {int(gaps[0])} apart" if many > 2 and np.ptp(gaps) == 0 else ""
     return (
         f"at {many} of {drift.size} steps ({named}{regular}) drift is more than ten times that of the steps around "
-        f"them, up to {drift[out].max():.3g} from {usual[out][drift[out].argmax()]:.2g}: a few tokens or one batch did "
-        "that, not a kernel's rounding; see what else ran then (an evaluation, a checkpoint, a restarted engine), and "
-        "look for placeholders such as -inf or 0 in place of a log-probability"
+        f"them, up to {drift[out].max():.3g} from {usual[out][drift[out].argmax()]:.2g}: a few tokens or one batch "
+        "caused that, not a kernel's rounding; see what else ran then (an evaluation, a checkpoint, a restarted "
+        "engine), and look for placeholders such as -inf or 0 in place of a log-probability"
     )
 
 
@@ -362,8 +362,8 @@ def _tail_grows(_: Steps, tail: Floats, drift: Floats) -> str | None:
         return None
     mean = f"while the mean goes {_change(drift)}" if _trend(drift, 1) else f"and the mean does not ({_change(drift)})"
     return (
-        f"the largest difference of a step rises {_change(tail)} {mean}: a few tokens drift ever further; sequence "
-        "weights and gradients follow these and not the mean: record log-probabilities and look at p99.9"
+        f"the largest difference of a step rises {_change(tail)} {mean}: a few tokens drift further and further; "
+        "sequence weights and gradients depend on these, not on the mean: record log-probabilities and look at p99.9"
     )
 
 
@@ -375,7 +375,7 @@ def _ratio_falls(steps: Steps, ratio: Floats) -> str | None:
     since = f", below one half first at step {int(steps[below[0]])}" if below.size else ""
     return (
         f"the mean importance ratio P/Q goes {_change(ratio)}{since}: over tokens drawn from Q it is 1 where both "
-        "kernels can give the same tokens; masks and caps take the rest of the gradient away, or Q gives its tokens "
+        "kernels can give the same tokens; masks and caps remove the rest of the gradient, or Q gives its tokens "
         "probabilities that P does not"
     )
 
@@ -413,8 +413,8 @@ def _missing(steps: Steps, every: Steps) -> str | None:
     rest = " and none after it" if absent == gaps[-1] else ""
     return (
         f"drift has no number at {absent} of {absent + steps.size} steps at which others have one, first at step "
-        f"{first}{rest}: prime-rl's file, W&B's history and TRL leave out what is NaN or infinite, so that it is not "
-        "seen; look for -inf, empty batches, or a correction that was switched off"
+        f"{first}{rest}: prime-rl's file, W&B's history and TRL omit NaN and infinite values, so they go "
+        "unnoticed; look for -inf, empty batches, or a correction that was switched off"
     )
 
 

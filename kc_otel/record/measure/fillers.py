@@ -88,7 +88,7 @@ def agree_in_runs(block: Block) -> Mask:
 
 
 def constants(block: Block, drift: NDArray[np.float64], *, altered: bool) -> tuple[list[PairingFault], Mask]:
-    """Findings, and which tokens are no numbers; a token is told of once. For `altered` see `looks_altered`."""
+    """Findings, and which tokens are not numbers; a token is told of once. For `altered` see `looks_altered`."""
     found: list[PairingFault] = []
     known = np.zeros(block.train.size, dtype=np.bool_)
     looks: tuple[Callable[[Block, Mask], Found], ...] = (

@@ -24,7 +24,7 @@ from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, Reque
 from kc_otel.recordings.endpoints.prompts import Prompt
 from kc_otel.recordings.recording import Recording, prompt_id
 
-_MOST_FAILURES: Final = 20
+_MAX_FAILURES: Final = 20
 """After so many, nothing more is asked: they are no accident, and say all there is to know."""
 
 
@@ -163,7 +163,7 @@ async def collect(
     async def worker() -> None:
         nonlocal tokens
         for place, prompt in work:
-            if len(failures) >= _MOST_FAILURES:
+            if len(failures) >= _MAX_FAILURES:
                 return
             await prefix.reach(place)
             try:

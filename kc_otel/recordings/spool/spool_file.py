@@ -29,7 +29,7 @@ _TABLE: Final = """CREATE TABLE IF NOT EXISTS requests (
 ) STRICT"""
 _APPLICATION: Final = 0x6B63_5350  # "kcSP"
 _WAL_PAGES: Final = 256
-_EXPIRE: Final = 500
+_EXPIRED_AT_ONCE: Final = 500
 
 
 class SpoolError(Exception):
@@ -117,13 +117,13 @@ def expire(connection: sqlite3.Connection, before: float) -> int:
     while True:
         first = connection.execute(
             "SELECT id, json_extract(about, '$.at') FROM requests WHERE json_valid(about) ORDER BY id LIMIT ?",
-            (_EXPIRE,),
+            (_EXPIRED_AT_ONCE,),
         ).fetchall()
         old = [number for number, at in first if isinstance(at, int) and 0 < at < before * 1e9]
         if old:
             forget(connection, old)
             gone += len(old)
-        if len(old) < _EXPIRE:
+        if len(old) < _EXPIRED_AT_ONCE:
             return gone
 
 

@@ -20,7 +20,7 @@ from kc_otel.record.worker import BoundedWorker, PerProcess, ReasonCounts
 from kc_otel.recordings.request import Row, SampledRequest, encode, size_of
 from kc_otel.recordings.spool.spool_file import SpoolError, append, connect, expire, is_full
 
-_BATCH: Final = 256
+_BATCH_REQUESTS: Final = 256
 _RETRY_SECONDS: Final = 5.0
 _EXPIRE_SECONDS: Final = 60.0
 _log: Final = logging.getLogger("kc_otel")
@@ -78,7 +78,7 @@ class Spool(PerProcess):
         self._max_bytes = max_bytes
         self._dropped = ReasonCounts("spool: requests are not kept (%s)")
         self._worker: BoundedWorker[SampledRequest] = BoundedWorker(
-            self._write, self._dropped.add, name="kc-otel-spool", max_bytes=queue_bytes, batch=_BATCH
+            self._write, self._dropped.add, name="kc-otel-spool", max_bytes=queue_bytes, batch=_BATCH_REQUESTS
         )
         super().__init__()
 

@@ -281,7 +281,7 @@ async def pinned(url: str) -> tuple[str, dict[str, str], dict[str, Any]]:
     public = [address for address in addresses if _is_public(address)]
     if not public:
         said = ", ".join(sorted({str(address) for address in addresses}))
-        raise AddressError(f"{said} is not a public address; set ..._ALLOW_PRIVATE=1 if it is meant")
+        raise AddressError(f"{said} is not a public address; set ..._ALLOW_PRIVATE=1 if that is intended")
     address = public[0]
     literal = f"[{address}]" if address.version == 6 else str(address)
     userinfo, _, _ = parts.netloc.rpartition("@")

@@ -71,14 +71,14 @@ class WebhookEndpoint:
         except ValueError:
             valid = False
         if not valid or any(character.isspace() for character in self.url):
-            raise WebhookEndpointError(f"endpoint {self.name!r}: the URL is not one; write https://host/path")
+            raise WebhookEndpointError(f"endpoint {self.name!r}: the URL is not valid; write https://host/path")
         if self.format is Format.KERNEL_CONTRACT and not self.secrets:
             raise WebhookEndpointError(f"endpoint {self.name!r}: there is no secret to sign with")
         if self.format is Format.PAGERDUTY and not self.key:
             raise WebhookEndpointError(f"endpoint {self.name!r}: there is no routing key")
         if not (self.authorization.isascii() and self.authorization.isprintable()):
             raise WebhookEndpointError(
-                f"endpoint {self.name!r}: the Authorization header has characters that no header has"
+                f"endpoint {self.name!r}: the Authorization header has characters that a header cannot contain"
             )
 
 
@@ -131,7 +131,7 @@ def _endpoint(name: str, prefix: str, environ: Mapping[str, str]) -> WebhookEndp
         raise WebhookEndpointError(f"set {prefix}_SECRET or {prefix}_SECRET_FILE{what}")
     if secret and format in {Format.ALERTMANAGER, Format.SLACK}:
         raise WebhookEndpointError(
-            f"{prefix}_SECRET: {format} signs nothing; leave it out, or use {prefix}_AUTHORIZATION"
+            f"{prefix}_SECRET: {format} messages are not signed; leave it out, or use {prefix}_AUTHORIZATION"
         )
     signs = format is Format.KERNEL_CONTRACT
     return WebhookEndpoint(

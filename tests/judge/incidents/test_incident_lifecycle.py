@@ -285,10 +285,10 @@ def test_an_order_that_nobody_has_taken_contains_nothing() -> None:
     incident = ordered(evaluator, 0.0)
     assert (incident.state, incident.ordered_at, incident.contained_at) == (IncidentState.BROKEN, 0.0, None)
     order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
-    assert incident.state_text == f"{order} no router has taken it"
+    assert incident.state_text == f"{order} no router has applied it"
     route = next(action for action in actions_taken(incident, evaluator.table, {}) if action.kind == "route")
-    assert route.text == "routing code to the training kernel was ordered, but no router has taken it"
-    assert ordered(evaluator, 900.0, routers=-1.0).state_text.endswith("but no router has taken it")
+    assert route.text == "routing code to the training kernel was ordered, but no router has applied it"
+    assert ordered(evaluator, 900.0, routers=-1.0).state_text.endswith("but no router has applied it")
 
 
 def test_an_order_contains_a_heartbeat_after_a_router_took_it() -> None:
@@ -296,14 +296,14 @@ def test_an_order_contains_a_heartbeat_after_a_router_took_it() -> None:
     evaluator = Evaluator(ROUTING)
     ordered(evaluator, 0.0)
     incident = ordered(evaluator, 520.0, routers=500.0, measured=lambda *_: 495.0)
-    assert incident.state_text.endswith("but a heartbeat without this kernel has yet to pass since a router took it")
+    assert incident.state_text.endswith("but this kernel has not been silent for a heartbeat since a router applied it")
     assert ordered(evaluator, 560.0, routers=560.0, measured=lambda *_: 510.0).state is IncidentState.BROKEN
     incident = ordered(evaluator, 561.0, measured=lambda *_: 559.0)
     assert (incident.state, incident.contained_at, incident.ordered_at) == (IncidentState.CONTAINED, 561.0, 0.0)
     (route, *_) = (action for action in actions_taken(incident, evaluator.table, {}) if action.kind == "route")
     assert route.text == "routing code to the training kernel was ordered"
     incident = ordered(evaluator, 700.0, routers=700.0, measured=lambda *_: 561.0)
-    assert incident.state_text.endswith("but this kernel was measured after a router took it")
+    assert incident.state_text.endswith("but this kernel was measured after a router applied it")
     (incident,) = evaluator.tick(710.0, verdict_of("PASS"))
     assert incident.state is IncidentState.BROKEN, "its route is in force and somebody does not obey it"
 
@@ -331,8 +331,8 @@ def test_a_slice_that_breaks_later_is_contained_when_its_own_order_is() -> None:
         evaluator.traffic = replace(evaluator.traffic, routers=routers)
         states.append(evaluator.tick(now, fail("code"), fail("prose"))[0].state_text)
     order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
-    recent = "a heartbeat without this kernel has yet to pass since a router took it"
-    assert states == ["Contained", f"{order} no router has taken it", f"{order} {recent}", "Contained"]
+    recent = "this kernel has not been silent for a heartbeat since a router applied it"
+    assert states == ["Contained", f"{order} no router has applied it", f"{order} {recent}", "Contained"]
 
 
 def test_a_later_pin_does_not_move_the_order_of_an_incident() -> None:

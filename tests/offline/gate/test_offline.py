@@ -258,7 +258,7 @@ def test_logits_that_are_no_numbers_hold_the_gate():
     made.inference_logits[7] = np.nan
     gate = gated(made, contract=contract)
     assert gate.decision.outcome is GateOutcome.WAIT
-    assert gate.decision.missing == ("held: logits of 1 tokens are no numbers",)
+    assert gate.decision.missing == ("held: logits of 1 tokens are not numbers",)
     assert RecordingObservations(made).of("tv_exact_by_sequence").total == made.lengths.size - 1
 
 
@@ -294,7 +294,7 @@ def test_rewards_outside_of_their_range_are_told_of_and_no_number_of_them_is_ask
 
     undecided, said = with_rewards(rewards)
     assert undecided.status == "INCONCLUSIVE"
-    assert "with 2,000 prompts: more of the same would not decide it; E_P[r] - E_Q[r] is" in undecided.reason
+    assert "with 2,000 prompts: more such observations would not decide it; E_P[r] - E_Q[r] is" in undecided.reason
     assert len(said) == 1
     assert said[0].startswith("0.npz: 1,334 of 2,000 rewards are missing or outside of assumptions.reward_range [0, 1]")
     assert with_rewards([0.0, 1.0] * 1000)[1] == []

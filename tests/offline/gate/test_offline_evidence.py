@@ -246,5 +246,5 @@ def test_online_evidence_has_no_recordings(contract, make_verdict):
     online = make_evidence(
         contract, Stage.CANARY, "inferB", Decision(GateOutcome.ADVANCE, Stage.FULL, 3), [make_verdict()], 0
     )
-    with pytest.raises(EvidenceError, match="stage canary: it rests on no recordings"):
+    with pytest.raises(EvidenceError, match="stage canary, which has no recordings"):
         verify_recordings(online, [])
