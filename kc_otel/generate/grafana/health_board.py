@@ -53,8 +53,8 @@ def health_file() -> GeneratedFile:
 def evaluator_panel(id: int) -> Any:
     """The first thing to look at: how old what the evaluator says is, and whether there is one."""
     about = (
-        "Time since the last evaluation. Without a running evaluator, everything on these boards is unknown: restart it "
-        "(handbook, On call)."
+        "Time since the last evaluation. Without a running evaluator, everything on these boards is unknown: restart "
+        "it (handbook, On call)."
     )
     return (
         state_panel(id, "Evaluated", about, AGE, "ago")

@@ -300,7 +300,7 @@ def test_drift_that_rises_at_once_is_found_and_dated(onset, factor):
         found = {finding.rule: finding for finding in diagnose_run(log, {"drift": "d", "reward": "r"})}
         assert found["drift-rises"].found
         assert found["drift-before-collapse"].found
-        said = int(re.search(r"for good from step (\d+)", found["drift-rises"].said)[1])
+        said = int(re.search(r"initial value from step (\d+)", found["drift-rises"].said)[1])
         assert abs(said - onset) <= 4
 
 

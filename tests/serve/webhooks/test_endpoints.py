@@ -100,7 +100,7 @@ def test_each_format_takes_the_credentials_that_it_has():
         ({"FORMAT": "pagerduty"}, "set KC_OTEL_WEBHOOK_PAGER_SECRET or KC_OTEL_WEBHOOK_PAGER_SECRET_FILE to its"),
         ({"FORMAT": "slack", "SECRET": "x"}, "slack messages are not signed; leave it out"),
         ({"FORMAT": "slack", "ALLOW_PRIVATE": "maybe"}, "'maybe' is neither yes nor no"),
-        ({"FORMAT": "slack", "AUTHORIZATION": "Bearer a\nx-evil: 1"}, "characters that no header has"),
+        ({"FORMAT": "slack", "AUTHORIZATION": "Bearer a\nx-evil: 1"}, "characters that a header cannot contain"),
     ],
 )
 def test_a_format_without_what_it_needs_is_refused(variables, said):
