@@ -69,7 +69,7 @@ def test_secrets_and_urls_are_never_shown():
 @pytest.mark.parametrize("url", ["pager.example", "ftp://pager.example", "https://", "https://a b/", "http://[::1"])
 def test_url_that_is_none_is_refused(url):
     """A wrong URL is found at the start, not at the first alert."""
-    with pytest.raises(WebhookEndpointError, match="'pager': the URL is not one"):
+    with pytest.raises(WebhookEndpointError, match="'pager': the URL is not valid"):
         WebhookEndpoint("pager", url, (Secret.parse(new_secret()),))
 
 
