@@ -113,7 +113,7 @@ def _coverage(source: str, path: str, found: Coverage) -> Iterator[str]:
     for attribute, where in found.attributes.items():
         yield f"  slices need {attribute}: {where}"
     for clause, why in found.unmeasured.items():
-        yield f"  never {clause}: {why}"
+        yield f"  cannot measure {clause}: {why}"
     for action, why in found.unobeyed.items():
         yield f"  no process carries out {action}: {why}"
 

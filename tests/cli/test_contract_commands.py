@@ -232,8 +232,8 @@ def test_check_says_what_a_plain_vllm_cannot_fill(run):
     assert "vllm can fill 8 of 24 cells, 4 of them without configuration" in out
     assert "measured: token-kl, token-tv\n" in out
     assert "slices need task: clients send it in vllm_xargs" in out
-    assert [line.split(":")[0].strip() for line in out.splitlines() if line.startswith("  never")] == [
-        "never logit-kl", "never top1", "never first-token", "never next-token",
+    assert [line.split(":")[0].strip() for line in out.splitlines() if line.startswith("  cannot measure")] == [
+        "cannot measure logit-kl", "cannot measure top1", "cannot measure first-token", "cannot measure next-token",
     ]  # fmt: skip
     found = json.loads(run("check", _CONTRACTS / "serving-int8.yaml", "--for", "gate", "--json")[1])
     assert set(found["files"][0]["coverage"]["unmeasured"]) == {"first-token", "next-token"}
@@ -245,7 +245,7 @@ def test_check_says_which_actions_nobody_carries_out(run, files):
     (path,) = files(many=(_TEXT.splitlines()[-1], f"{_TEXT.splitlines()[-1]}\n{steps}"))
     for way, expected in (("loop", "route"), ("vllm", "halt")):
         code, out, _ = run("check", path, "--for", way)
-        said = [line.split(":")[0].strip() for line in out.splitlines() if "nobody carries out" in line]
+        said = [line.split(":")[0].strip() for line in out.splitlines() if "no process carries out" in line]
         assert (code, said) == (0, [f"no process carries out {expected}"])
 
 

@@ -352,7 +352,11 @@ def test_what_is_no_evidence_and_no_recording_is_said_to_be_none(run, contract, 
     code, _, err = run("gate", "run", contract, text)
     assert (code, "a.npz: is not a .npz file, whatever its name says; numpy.savez writes one" in err) == (2, True)
     code, _, err = run("gate", "verify", contract)
-    assert (code, "is no evidence, which is JSON" in err, "gate run ... --evidence FILE" in err) == (1, True, True)
+    assert (code, "is not a gate's evidence, which is JSON" in err, "gate run ... --evidence FILE" in err) == (
+        1,
+        True,
+        True,
+    )
 
 
 def test_a_limit_that_is_no_number_has_one_error_and_no_warning_about_0():
@@ -415,7 +419,7 @@ def test_a_fingerprint_stands_for_what_the_kernel_has_reported(run, contract, tm
     )
     log = write(tmp_path / "log.npz")
     code, _, said = run("gate", "run", contract, log, "--kernel", f"inference={kernel.fingerprint}")
-    assert (code, "does not make its fingerprint" in said) == (2, True)
+    assert (code, "does not match its fingerprint" in said) == (2, True)
     kernel = Kernel("vllm", version="0.32.0", dtype="bfloat16", attention="FLASH_ATTN", hardware="H100")
     served |= {"version": kernel.fingerprint, "fields": kernel.fields()}
     evidence = tmp_path / "gate"

@@ -89,7 +89,7 @@ def test_a_silence_mutes_people_and_nothing_else(client: TestClient, failing: Co
     (body,) = bodies(failing)
     assert body["kernelContract"]["reason"] == "silence-ended"
     assert len(body["alerts"]) == 2
-    assert "come to its end" in events(failing, "unsilenced")[0].data["message"]
+    assert "has ended" in events(failing, "unsilenced")[0].data["message"]
     assert len([message for message in said if message.endswith("still: a silence has ended")]) == 2
 
 
@@ -163,7 +163,7 @@ def test_a_pin_that_ends_by_its_time_is_recorded(failing: Core) -> None:
         ),
         ("alerts/acknowledge", {"contract": "policy", "slice": "prose", **SIGNED}, 404, "there are all, code"),
         ("alerts/acknowledge", {"contract": "policy", **SIGNED}, 404, "no such alert fires"),
-        ("silences", {"contract": "policy", "until": 5.0, **SIGNED}, 422, "no time to come"),
+        ("silences", {"contract": "policy", "until": 5.0, **SIGNED}, 422, "not a time in the future"),
         ("silences", {"contract": "policy", "until": 9e9, "by": "", "why": "x"}, 422, "say who"),
         ("silences", {"contract": "policy", **SIGNED}, 422, "until"),
         ("silences", {"contract": "policy", "until": 9e9, "slize": "code", **SIGNED}, 422, "slize"),

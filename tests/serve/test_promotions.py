@@ -434,7 +434,7 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) 
     slow.tick(2000.0)
     assert core.promotions.of("policy", "v2").seen_serving == 93.0
     assert "is over" in (last := paged(core)[-1]["alerts"][-1]["annotations"]["summary"])
-    assert "that nothing serves what was rolled back is not known" in last
+    assert "whether the version that was rolled back still serves is not known" in last
     core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 2010.0)
     assert core.promotions.of("policy", "v2").seen_serving is None
     newest["at"] = 2041.0

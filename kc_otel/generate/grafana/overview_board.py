@@ -82,7 +82,7 @@ def _counts() -> Iterator[Any]:
         12,
         "Invalid input",
         "Sequences in the dashboard's range that were not measured because their two sides cannot be compared. "
-        "They do not count as drift. The recorders count them; they reach this data source by way of the Collector.",
+        "They do not count as drift. The recorders count them; the Collector forwards them to this data source.",
         queries.increase("kc.input.invalid"),
         "orange",
         span=2,

@@ -110,7 +110,9 @@ def silence(people: People, wanted: Silence) -> People:
     """
     _signed(wanted.by, wanted.why, "silences")
     if not (math.isfinite(wanted.until) and wanted.until > wanted.at):
-        raise ValueError(f"until: {wanted.until!r} is not in the future; give the silence an end, such as 2h from now")
+        raise ValueError(
+            f"until: {wanted.until!r} is not a time in the future; every silence has an end, such as 2h from now"
+        )
     if any(muting.id == wanted.id for muting in people.silences):
         raise ValueError(f"id: {wanted.id!r} is the id of another silence; choose a new one")
     return replace(people, silences=(*people.silences, wanted))

@@ -53,7 +53,7 @@ class WebhookEndpoint:
         allow_private: Whether the address may be loopback, link-local or of a private network.
 
     Raises:
-        WebhookEndpointError: If the URL is not one, or a credential that the format needs is missing.
+        WebhookEndpointError: If the URL is not valid, or a credential that the format needs is missing.
     """
 
     name: str

@@ -203,7 +203,7 @@ def test_an_alert_that_fires_over_a_recovery_does_not_say_that_it_is_broken(cont
     body = alert_body(contract, [recovered], receiver="pager")
     (alert,) = body["alerts"]
     assert alert["annotations"]["summary"].startswith("policy-7b: token-tv was broken on slice code")
-    assert body["kernelContract"]["impact"].startswith("The last verdict on slice code shows no breach any more")
+    assert body["kernelContract"]["impact"].startswith("The last verdict on slice code no longer shows a breach")
     silent = alert_body(contract, [replace(recovered, verdict=make_verdict("NO_DATA"))], receiver="pager")
     assert "neither shows nor refutes the breach" in silent["kernelContract"]["impact"]
     both = alert_body(contract, [recovered, edges[0][1]], receiver="pager")

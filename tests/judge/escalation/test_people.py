@@ -60,9 +60,9 @@ def test_a_silence_ends_by_its_time_or_by_a_person():
     [
         ({"by": " "}, "say who silences and why"),
         ({"why": ""}, "say who silences and why"),
-        ({"until": 0.0}, "no time to come"),
-        ({"until": float("inf")}, "no time to come"),
-        ({"until": float("nan")}, "no time to come"),
+        ({"until": 0.0}, "not a time in the future"),
+        ({"until": float("inf")}, "not a time in the future"),
+        ({"until": float("nan")}, "not a time in the future"),
     ],
 )
 def test_a_silence_without_author_reason_or_end_is_refused(wanted, said):

@@ -52,7 +52,7 @@ def test_a_recording_of_nothing_but_older_weights_decides_nothing(tmp_path: Path
     """By a version for each sequence; the gate waits, however large the drift is, and says why."""
     code, output = gate(tmp_path, 0, 0.5, 0.4, inference_weights=17)
     assert code == 3, output
-    assert "but for what older weights sampled, whose drift is staleness, too" in output
+    assert "except what older weights sampled, whose drift includes staleness" in output
     assert "all of it was sampled by older weights, so kernel drift is not known" in output
 
 

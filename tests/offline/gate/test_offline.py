@@ -161,13 +161,11 @@ def test_windows_that_share_sequences_count_them_once(tmp_path):
 
     with pytest.raises(ValueError, match=r"shuffled\.npz: has the same content as .*all\.npz"):
         judged("all", "shuffled")
-    with pytest.raises(
-        ValueError, match=r"first\.npz: has only sequences that are others .* again; windows that share"
-    ):
+    with pytest.raises(ValueError, match=r"first\.npz: has only sequences that repeat others .*; windows that share"):
         judged("all", "first")
     both = judged("first", "more")
     assert [(about.sequences, about.repeated) for about in both.inputs] == [(100, 0), (100, 100)]
-    assert "more.npz: 100 of 200 sequences are others again" in "".join(notes(both))
+    assert "more.npz: 100 of 200 sequences repeat others" in "".join(notes(both))
     tokens = {verdict.samples for verdict in both.judged[1].verdicts if verdict.cell.clause == "token-tv"}
     assert max(tokens) == both.inputs[1].tokens == made.lengths[200:].sum()
 

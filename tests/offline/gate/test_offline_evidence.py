@@ -150,11 +150,11 @@ def test_any_number_that_was_changed_and_sealed_again_is_found_from_the_recordin
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("offline", "contract"), TEXT.replace("0.05", "0.5"), "not the contract of that hash"),
+        (("offline", "contract"), TEXT.replace("0.05", "0.5"), "does not match the hash"),
         (("offline", "contract"), "kind: nothing", "does not load"),
         (("contract", "version"), 9, "another name or version"),
         (("stage",), "canary", "stage offline-ci"),
-        (("kernel",), "0" * 12, "do not make the fingerprint"),
+        (("kernel",), "0" * 12, "do not match the fingerprint"),
         (("offline", "kernels", "train", "dtype"), "float16", "is about other kernels"),
         (("verdicts", 0, "limit"), 0.9, "the contract sets no such limit"),
         (
@@ -233,7 +233,7 @@ def test_files_beside_the_record_are_its_own(record, files, tmp_path):
     make(beside, 9)
     contract, recording = beside_problems(record, file)
     assert contract.startswith("contract.yaml is not the contract of the record")
-    assert recording.startswith("recording.npz is none of the record's recordings")
+    assert recording.startswith("recording.npz is not one of the record's recordings")
     (tmp_path / "gate" / "contract.yaml").write_text(TEXT + "# a comment\n")
     assert beside_problems(record, file) == [contract, recording]
 

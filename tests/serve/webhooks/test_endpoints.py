@@ -69,7 +69,7 @@ def test_secrets_and_urls_are_never_shown():
 @pytest.mark.parametrize("url", ["pager.example", "ftp://pager.example", "https://", "https://a b/", "http://[::1"])
 def test_url_that_is_none_is_refused(url):
     """A wrong URL is found at the start, not at the first alert."""
-    with pytest.raises(WebhookEndpointError, match="'pager': the URL is not one"):
+    with pytest.raises(WebhookEndpointError, match="'pager': the URL is not valid"):
         WebhookEndpoint("pager", url, (Secret.parse(new_secret()),))
 
 
@@ -100,7 +100,7 @@ def test_each_format_takes_the_credentials_that_it_has():
         ({"FORMAT": "pagerduty"}, "set KC_OTEL_WEBHOOK_PAGER_SECRET or KC_OTEL_WEBHOOK_PAGER_SECRET_FILE to its"),
         ({"FORMAT": "slack", "SECRET": "x"}, "slack messages are not signed; leave it out"),
         ({"FORMAT": "slack", "ALLOW_PRIVATE": "maybe"}, "'maybe' is neither yes nor no"),
-        ({"FORMAT": "slack", "AUTHORIZATION": "Bearer a\nx-evil: 1"}, "characters that no header has"),
+        ({"FORMAT": "slack", "AUTHORIZATION": "Bearer a\nx-evil: 1"}, "characters that a header cannot contain"),
     ],
 )
 def test_a_format_without_what_it_needs_is_refused(variables, said):
