@@ -114,12 +114,23 @@ def test_mixtures_of_the_same_models_are_measured(size, weights):
         assert not check(*sampled(rng, *mixed)).any(), seed
 
 
+@pytest.mark.parametrize("over", [4, 8])
+@pytest.mark.parametrize("size", [1.0, 2.0, 3.0])
+def test_drift_that_answers_forget_within_a_few_tokens_is_measured(size, over):
+    """Another prompt matters for dozens of tokens: that is staleness, or a kernel that is wrong at the beginning."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        text = texts(rng, (60, 128), 0.4)
+        noise = size * np.exp(-np.arange(128) / over)[:, None] + 0.03
+        assert not check(*sampled(rng, text + noise * rng.standard_normal(text.shape), text)).any(), seed
+
+
 def test_text_that_neither_side_sampled_is_named_where_the_sides_drift():
     """Tool output that both kernels predict well: the mean of P/Q is above 1 by the variance of what they drift."""
     for seed in range(5):
         rng = np.random.default_rng(seed)
         text = texts(rng, (60, 128), 0.5)
-        kernels = [log_softmax(text + 0.25 * rng.standard_normal(text.shape)) for _ in range(2)]
+        kernels = [log_softmax(text + 0.4 * rng.standard_normal(text.shape)) for _ in range(2)]
         token = np.argmax(text + rng.gumbel(size=text.shape), -1)[..., None]
         train, inference = (np.take_along_axis(side, token, -1)[..., 0] for side in kernels)
         found = Accumulator(["all"]).add_sampled(np.float32(train), np.float32(inference))
