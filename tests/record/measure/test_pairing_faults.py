@@ -125,6 +125,21 @@ def test_drift_that_answers_forget_within_a_few_tokens_is_measured(size, over):
         assert not check(*sampled(rng, text + noise * rng.standard_normal(text.shape), text)).any(), seed
 
 
+@pytest.mark.parametrize("sides", [slice(2), slice(1, 2)])
+@pytest.mark.parametrize("entry", [2, 5])
+def test_a_later_entry_of_the_likeliest_tokens_is_named(sides, entry):
+    """Read from both kernels' lists, or from one's, in the place of the sampled token's."""
+    rng = np.random.default_rng(0)
+    text = texts(rng, (40, 64), 0.5)
+    logits = [text, text + 0.03 * rng.standard_normal(text.shape)]
+    rows = np.stack(sampled(rng, *logits))
+    entries = np.stack([np.sort(log_softmax(side.astype(float)), -1)[..., -entry] for side in logits])
+    rows[sides] = entries[sides]
+    counts, why = checked(list(zip(*rows, strict=True)))
+    assert counts == {"not_sampled": 40}
+    assert "lists of the likeliest tokens" in why["not_sampled"]
+
+
 def test_text_that_neither_side_sampled_is_named_where_the_sides_drift():
     """Tool output that both kernels predict well: the mean of P/Q is above 1 by the variance of what they drift."""
     for seed in range(5):
