@@ -63,7 +63,7 @@ nothing else is measured, the cell is INVALID_INPUT. `kc-otel reference invalid-
 is `reward_out_of_range`: the sequence is measured without its reward.
 
 The numbers alone show these faults, so you need not declare anything: `placeholder`, `not_logprobs`, `one_value`,
-`not_same_tokens`, `not_sampled`, `temperature_mismatch`, `truncated_sampling` and, with token ids,
+`not_same_tokens`, `not_sampled`, `repeated`, `temperature_mismatch`, `truncated_sampling` and, with token ids,
 `penalised_sampling`. The first log line says how many tokens of how many sequences are affected, where, on which side,
 and by what shift. A sampler setting that shows in a tenth of a batch rejects the whole batch. So does a mean of P/Q
 that is surely above 1; the evaluator checks that mean too, over the window of each slice and pair of kernels. Eight
@@ -86,7 +86,8 @@ No check finds these faults, because the numbers are consistent with them:
   selects them.
 - top-p on one side only, hidden by drift: the removed mass adds to the drift, and the kernel looks worse.
 - Both sides rounded in the same way: the remaining difference is measured, and errors in both directions cancel.
-- Text that was scored but not sampled: improbable tokens are too frequent, as under a bad model.
+- Text that was scored but not sampled, such as tool output, under kernels that hardly differ: a model predicts it like
+  its own text. With more drift the mean of P/Q over it is surely above 1.
 
 Log-probabilities that only one side kept in bfloat16 or float16 are measured, and the log says so once: their rounding
 is part of the difference. Keep them in float32 on both sides."""

@@ -183,10 +183,10 @@ def roll_batch(tmp_path, sides, monkeypatch):
              "input_ids": torch.arange(PROMPT + WIDTH).repeat(3, 1),
              "scores": torch.tensor([1.0, 0.5, 0.0])}  # fmt: skip
 
-    def dump(**without):
+    def dump(*without, columns=(), **changed):
         path = tmp_path / "step_000009.pkl"
-        kept = {name: value for name, value in batch.items() if name not in without}
-        tags = {"tag": np.array(["math", "code", "math"], dtype=object)}
+        kept = {name: value for name, value in {**batch, **changed}.items() if name not in without}
+        tags = {"tag": np.array(["math", "code", "math"], dtype=object), **dict(columns)}
         path.write_bytes(pickle.dumps(DataProto(kept, tags, None, {"global_step": 9})))
         return path
 
@@ -207,7 +207,28 @@ def test_a_batch_of_roll_is_read(roll_batch, sides):
 def test_what_roll_dumps_by_itself_is_refused_with_what_to_do(roll_batch):
     """rollout_mock writes the batch before the trainer has scored it."""
     with pytest.raises(RecordingError, match=r"has no old_log_probs, .*pickle the batch after old_log_probs"):
-        list(roll.read(roll_batch(old_log_probs=True), Refusals()))
+        list(roll.read(roll_batch("old_log_probs"), Refusals()))
+
+
+def test_roll_without_recomputed_old_logprobs_is_refused_with_what_to_set(roll_batch):
+    """It writes zeros in their place."""
+    zeros = torch.zeros((3, PROMPT - 1 + WIDTH), dtype=torch.int64)
+    with pytest.raises(RecordingError, match=r"all 0: .*set `enable_old_logprobs_recompute: true`"):
+        list(roll.read(roll_batch(old_log_probs=zeros), Refusals()))
+
+
+def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them(roll_batch, sides):
+    """Tokens that were masked because the sides differ there count, and rewards are those that were given."""
+    mask = torch.from_numpy(np.concatenate([np.zeros((3, PROMPT)), MASK], axis=1).astype(np.int64))
+    rewards = torch.tensor([-1.0, 1.0, 0.0])
+    changed = {"origin_response_mask": mask, "response_mask": mask * 0, "response_level_rewards": rewards}
+    groups = {"traj_group_id": np.array(["a", "b", "a"], dtype=object)}
+    first, second = roll.read(roll_batch(columns=groups, **changed), Refusals())
+    np.testing.assert_array_equal(first.train, sides[0][0])
+    assert (first.attributes["reward"], first.prompt, second.prompt) == (1.0, "a", "b")
+    episodes = groups | {"episode_scores": np.array([0.25, 0.5, 0.0], dtype=object)}
+    first, _ = roll.read(roll_batch("scores", columns=episodes, **changed), Refusals())
+    assert first.attributes["reward"] == 0.25
 
 
 def test_areal_dumps_of_text_are_refused_with_what_to_do(tmp_path):

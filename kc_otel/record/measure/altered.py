@@ -53,6 +53,9 @@ _TWICE: Final = (64, -4.0, 0.3, 1.001, 0.25)
 """A softmax of probabilities: different values at least, log-probability below which all lie, least and largest range
 in nats, and share of tokens in the outer tenths of the range: sure tokens at one end, improbable ones at the other. Of
 a model that was never trained, whose log-probabilities lie as close, 6 % do; a quarter of 64 by chance: 1e-6."""
+_NEVER: Final = (1000, -4.0, math.log(0.5), -8.0)
+"""Tokens, least and largest highest log-probability, and lowest one below which a text has some. Of SmolLM a third of
+sampled tokens are above a half; the third to fifth entry of its lists reach 0.1 to 0.3, and e^-16."""
 _SCALE: Final = 5e-3
 """Median |l| from which a thousandth of it is several steps of float32's grid."""
 _COPY_DRIFT: Final = 0.03
@@ -143,6 +146,22 @@ def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> list
             every = np.arange(block.rows.size)
             found.append(PairingFault(InvalidReason.NOT_LOGPROBS, every, f"numbers of the {name} side {said}"))
     return found
+
+
+def never_sure(block: Block, edges: tuple[Floats, ...]) -> list[PairingFault]:
+    """Numbers of which none is half of the mass, in a text that is not all alike: no sampler of a language does that.
+
+    The k-th entry of a list of the likeliest tokens is at most 1/k, on both sides where one function reads both lists.
+    Of what is left of a word its model is sure; one that was never trained is unsure of all tokens alike.
+    """
+    high = float(edges[1].max())
+    if not (_NEVER[1] < high < _NEVER[2] and edges[3].min() < _NEVER[3] and block.inference.size >= _NEVER[0]):
+        return []
+    said = (
+        f"none of {block.inference.size:,} tokens has more than {math.exp(high):.2g} of the mass on the inference side"
+    )
+    said += ": are they a later entry of lists of the likeliest tokens"
+    return [PairingFault(InvalidReason.NOT_SAMPLED, np.arange(block.rows.size), said)]
 
 
 def shifted(block: Block) -> list[PairingFault]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.altered import left_out, looks_altered, no_logprobs, shifted
+from kc_otel.record.measure.altered import left_out, looks_altered, never_sure, no_logprobs, shifted
 from kc_otel.record.measure.arrays import as_host, is_tensor
 from kc_otel.record.measure.fillers import agree_in_runs, constants
 from kc_otel.record.measure.packing import Block, SampledBatch
@@ -190,7 +190,7 @@ def check_block(block: Block, log_w: NDArray[Any], *, sample: bool = True, densi
             for reduce in (np.maximum.reduceat, np.minimum.reduceat)
             for side in (block.train, block.inference)
         )
-        wrong = no_logprobs(block, edges, apart=bool(drift.max() > 0.5)) if sample else []
+        wrong = no_logprobs(block, edges, apart=bool(drift.max() > 0.5)) or never_sure(block, edges) if sample else []
         altered = sample and looks_altered(block, log_w, edges)
     if wrong:
         said = "; ".join(fault.of(block.rows.size) for fault in wrong)

@@ -2,10 +2,13 @@
 
 Source: alibaba/ROLL 0.3.0 at 8eb27cc2dc34, roll/distributed/scheduler/protocol.py (`DataProto.__getstate__`: a
 `torch.save`d TensorDict in a BytesIO, other columns, remote ones, what is said of the batch),
-roll/pipeline/rlvr/rlvr_pipeline.py: `old_log_probs` are log P at the start of the step, `infer_logprobs` log Q, both
-[sequences, tokens - 1] with entry t of token t + 1, under `response_mask` [sequences, tokens]. ROLL's own dumps
-(`rollout_mock` with mode `dump`) are from before the trainer has scored anything: pickle the batch after
-`old_log_probs`. Its text dumps (`rollout_dump_dir`) have no log-probabilities.
+roll/pipeline/rlvr/rlvr_pipeline.py and agentic/agentic_pipeline.py: `old_log_probs` are log P at the start of the step,
+and zeros where `enable_old_logprobs_recompute` is off; `infer_logprobs` are log Q, both [sequences, tokens - 1] with
+entry t of token t + 1, under `response_mask` [sequences, tokens]. The correction of train_infer_corrections.py takes
+tokens out of that mask because the sides differ there; `origin_response_mask` is from before, as raw rewards are in
+`scores` or `episode_scores` once `response_level_rewards` are normalised. `traj_group_id` names what an environment's
+rollouts share. ROLL's own dumps (`rollout_mock` with mode `dump`) are from before the trainer has scored anything:
+pickle the batch after `old_log_probs`. Its text dumps (`rollout_dump_dir`) have no log-probabilities.
 """
 
 from __future__ import annotations
@@ -44,16 +47,24 @@ def read(path: Path, refusals: Refusals, *, trust: bool = False) -> Iterator[Imp
         "returns log-probabilities"
     )
     train, inference, response = needed(path, batch, (*_SIDES, "response_mask"), hint)
-    mask = response[:, 1:]
+    if not train.any():
+        raise RecordingError(
+            f"{path}: old_log_probs are all 0: ROLL computes none; set `enable_old_logprobs_recompute: true`"
+        )
+    mask = batch.get("origin_response_mask", response)[:, 1:]
     others, meta = dict(state[1] or {}), dict(state[3] or {})
     step = meta.get("global_step") if isinstance(meta.get("global_step"), int) else None
     ids = batch.get("input_ids")
-    scores = batch.get("response_level_rewards", batch.get("scores"))
+    raw = () if "origin_response_mask" in batch else ("response_level_rewards",)
+    given_scores = [batch.get("scores"), others.get("episode_scores"), *(batch.get(name) for name in raw)]
+    scores = next((values for values in given_scores if values is not None and values.ndim == 1), None)
 
     def about(row: int) -> tuple[dict[str, Scalar], tuple[int | None, None]]:
         given = plain({name: values[row] for name, values in others.items() if len(values) == train.shape[0]})
-        if scores is not None and scores.ndim == 1:
+        if scores is not None:
             given["reward"] = float(scores[row])
+        if "traj_group_id" in given:
+            given["group"] = given["traj_group_id"]
         return given, (step, None)
 
     return batch_rows(

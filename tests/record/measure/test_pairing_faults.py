@@ -5,6 +5,7 @@ import pytest
 
 from kc_otel.record.measure.checks import InvalidReason, check, check_block, difference, failed, held_together
 from kc_otel.record.measure.packing import Block
+from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats.surplus import surely_surplus, surplus, surplus_of_sums
 from tests.tools.planted_faults import FAULTS, FAULTS_OF_BATCHES, HONEST, healthy, honest, log_softmax, sampled, texts
 
@@ -111,6 +112,44 @@ def test_mixtures_of_the_same_models_are_measured(size, weights):
         models = [log_softmax(side.astype(float)) for side in (first, first + size * rng.standard_normal(first.shape))]
         mixed = [np.logaddexp(np.log(share) + models[0], np.log1p(-share) + models[1]) for share in weights]
         assert not check(*sampled(rng, *mixed)).any(), seed
+
+
+@pytest.mark.parametrize("over", [4, 8])
+@pytest.mark.parametrize("size", [1.0, 2.0, 3.0])
+def test_drift_that_answers_forget_within_a_few_tokens_is_measured(size, over):
+    """Another prompt matters for dozens of tokens: that is staleness, or a kernel that is wrong at the beginning."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        text = texts(rng, (60, 128), 0.4)
+        noise = size * np.exp(-np.arange(128) / over)[:, None] + 0.03
+        assert not check(*sampled(rng, text + noise * rng.standard_normal(text.shape), text)).any(), seed
+
+
+@pytest.mark.parametrize("sides", [slice(2), slice(1, 2)])
+@pytest.mark.parametrize("entry", [2, 5])
+def test_a_later_entry_of_the_likeliest_tokens_is_named(sides, entry):
+    """Read from both kernels' lists, or from one's, in the place of the sampled token's."""
+    rng = np.random.default_rng(0)
+    text = texts(rng, (40, 64), 0.5)
+    logits = [text, text + 0.03 * rng.standard_normal(text.shape)]
+    rows = np.stack(sampled(rng, *logits))
+    entries = np.stack([np.sort(log_softmax(side.astype(float)), -1)[..., -entry] for side in logits])
+    rows[sides] = entries[sides]
+    counts, why = checked(list(zip(*rows, strict=True)))
+    assert counts == {"not_sampled": 40}
+    assert "lists of the likeliest tokens" in why["not_sampled"]
+
+
+def test_text_that_neither_side_sampled_is_named_where_the_sides_drift():
+    """Tool output that both kernels predict well: the mean of P/Q is above 1 by the variance of what they drift."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        text = texts(rng, (60, 128), 0.5)
+        kernels = [log_softmax(text + 0.4 * rng.standard_normal(text.shape)) for _ in range(2)]
+        token = np.argmax(text + rng.gumbel(size=text.shape), -1)[..., None]
+        train, inference = (np.take_along_axis(side, token, -1)[..., 0] for side in kernels)
+        found = Accumulator(["all"]).add_sampled(np.float32(train), np.float32(inference))
+        assert found.invalid == {"not_sampled": 60}, seed
 
 
 def test_what_could_not_be_checked_is_told():
