@@ -329,9 +329,9 @@ class Measurer:
         """
         train, at = work.weights[0], time.monotonic()
         names = prompt_names(work.groups, work.prompts) if isinstance(work, SampledComparison) else None
-        again = parts.again if parts is not None and parts.mask is not None else None
+        again, whole = (parts.again, parts.whole) if parts is not None and parts.mask is not None else (None, None)
         if names is None:
-            return Rollouts(step=train, at=at, again=again)
+            return Rollouts(step=train, at=at, again=again, whole=whole)
         if not isinstance(names, list):
             names = [names] * given
         if len(names) != given:
@@ -339,7 +339,7 @@ class Measurer:
         size = work.group_size if isinstance(work, SampledComparison) else None
         if size is not None and not isinstance(size, int):
             size = [size[row] for row in kept]
-        return Rollouts([names[row] for row in kept], size, train, at, again)
+        return Rollouts([names[row] for row in kept], size, train, at, again, whole)
 
     def _add_step(self, streams: PairStreams, train: Weights, versions: BatchVersions | None) -> None:
         if not isinstance(train, int):

@@ -2,7 +2,8 @@
 
 Every token has the probability that it was sampled with. Where its weights are the training kernel's, the ratio of
 the two is the kernels' drift; where they are older, it is that and the change of the policy together. A sequence that
-holds tokens of both is measured in two parts, each by its own tokens. `weights_lag` has an observation for each step
+holds tokens of both is measured in two parts, each by its own tokens; what is said of sequences is said of the whole
+one, which is not the kernels' alone. `weights_lag` has an observation for each step
 that sampled any token of a batch, in the slices of the sequences that hold such tokens.
 """
 
@@ -119,6 +120,13 @@ class Parts:
     def again(self) -> NDArray[np.bool_]:
         """Mask of the parts whose sequence has an earlier part, bool [parts]."""
         return np.not_equal(np.arange(self.row.size), self.row)
+
+    @property
+    def whole(self) -> NDArray[np.intp]:
+        """Part that each part's whole sequence counts at, which is the older of two, [parts]."""
+        found = np.arange(self.row.size)
+        found[self.row[self.again]] = np.flatnonzero(self.again)
+        return found
 
 
 def parts_by_lag(

@@ -187,3 +187,22 @@ def test_a_prompt_of_several_ages_counts_at_each_by_its_tokens():
     assert {row.lag: row.share for row in found.by_lag} == {"0": 0.25, "1": 0.25, "2-3": 0.5}
     truth = np.maximum(1 - np.exp(train - inference), 0).mean()
     assert found.total.estimate == pytest.approx(truth, rel=1e-6)
+
+
+def test_a_sequence_of_two_ages_is_one_sequence_of_the_total():
+    """Half of the sequences have older tokens, a few each: they are half of the clause's observations, and no more."""
+    of = contract(statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "sequence", "limit": LIMIT}])
+    rng, judge = np.random.default_rng(0), Judge(of)
+    lags = np.zeros((400, TOKENS), dtype=np.int64)
+    lags[::2, :3] = 2
+    inference = -4 - rng.random(lags.shape)
+    train = inference + np.where(lags, 0.4, 0.02) * rng.standard_normal(lags.shape)
+    with Recorder(of, metric_exporter=judge, export_interval=1000.0) as recorder:
+        recorder.compare(train, inference, weights=(9, 9 - lags))
+        assert recorder.force_flush()
+    causes = judge.evaluation().causes
+    (found,) = (causes[cell] for cell in causes if cell.clause == "token-tv")
+    assert found.share == 0.5
+    means = np.maximum(1 - np.exp(train - inference), 0).mean(1)
+    assert found.total.estimate == pytest.approx(means.mean(), rel=1e-6)
+    assert found.kernel.estimate == pytest.approx(means[1::2].mean(), rel=1e-6)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -45,6 +45,39 @@ _UNKNOWN: Final = Rollouts()
 _REPEATED_NATS: Final = 30.0
 """-log Q of a sequence from which no two rollouts of a batch are alike by chance."""
 _NO_ROWS: Final = np.zeros(0, dtype=np.intp)
+
+
+@dataclass(slots=True, eq=False)
+class _Noted:
+    """Values of a batch's rows that are averaged further, by quantity, [rows]; NaN where a row has none.
+
+    A row is a sequence, or the part of one that weights of one age sampled. Prompts and steps take the means over the
+    tokens of parts; what is about a whole sequence counts once, at the row that `Rollouts.whole` names.
+
+    Attributes:
+        whole: See `Rollouts.whole`.
+        by_part: For prompts and steps.
+        by_sequence: For sequences.
+    """
+
+    whole: NDArray[np.intp] | None = None
+    by_part: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    by_sequence: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    def summed(self, rows: NDArray[np.intp], *sums: NDArray[Any]) -> tuple[NDArray[np.intp], list[NDArray[Any]]]:
+        """Sums over whole sequences, of those over their parts [n, ...]; none of a sequence of which a part lacks."""
+        if self.whole is None:
+            return rows, list(sums)
+        lacking = np.ones(self.whole.size, dtype=np.bool_)
+        lacking[rows] = False
+        found = np.setdiff1d(self.whole[rows], self.whole[lacking])
+        place = np.full(self.whole.size, -1)
+        place[found] = np.arange(found.size)
+        at = place[self.whole[rows]]
+        totals = [np.zeros((found.size, *of.shape[1:]), of.dtype) for of in sums]
+        for total, of in zip(totals, sums, strict=True):
+            np.add.at(total, at[at >= 0], of[at >= 0])
+        return found, totals
 
 
 class Accumulator:
@@ -189,9 +222,9 @@ class Accumulator:
         within = [
             reduce(part.mask, reduced.codes, group, density=True) for part, group in zip(parts, only, strict=True)
         ]
-        means, outside = self._record_sampled(reduced, groups, mask, train_kept, rewards)
+        means, outside = self._record_sampled(reduced, groups, mask, train_kept, rewards, rollouts)
         of_parts = [
-            (self._record_sampled(tokens, group, part.mask, train_kept, rewards)[0], group)
+            (self._record_sampled(tokens, group, part.mask, train_kept, rewards, rollouts)[0], group)
             for part, group, tokens in zip(parts, only, within, strict=True)
         ]
         self._add_means(means, groups, rollouts, of_parts)
@@ -256,7 +289,7 @@ class Accumulator:
         )
         codes[at[0][~found.valid]] = InvalidReason.NAN_LOGITS
         reduced: Reduced | None = None
-        means: dict[str, NDArray[np.float64]] = {}
+        means = _Noted(rollouts.whole)
         pair = np.zeros((2, *shape))
         if found.train_logprob is not None and found.inference_logprob is not None:
             pair[0][at], pair[1][at] = found.train_logprob, found.inference_logprob
@@ -264,18 +297,18 @@ class Accumulator:
             bounds = None if places is None else places.bounds
             reduced = self._held(reduce_host(batch, codes, groups, self._cells, None, bounds=bounds))
             codes = reduced.codes
-            means = self._record(reduced, groups, whole=whole)
+            self._record(reduced, groups, means, whole=whole)
         valid = codes[at[0]] == InvalidReason.VALID
         rows, values = at[0][valid], found.values[valid]
         self._record_logits(values, rows, groups, means if whole else None, found.counts if valid.all() else None)
         of_parts = []
         for part in parts:
             only, inside = self._only(part, shape[0]), part.mask[at][valid]
-            of_part: dict[str, NDArray[np.float64]] = {}
+            of_part = _Noted(rollouts.whole)
             if reduced is not None:
                 within = SampledBatch.of(pair[0], pair[1], kept & part.mask)
                 of_tokens = reduce_host(within, codes, only, self._cells, None, density=True)
-                of_part = self._record(of_tokens, only, whole=whole)
+                self._record(of_tokens, only, of_part, whole=whole)
             self._record_logits(values[inside], rows[inside], only, of_part if whole else None)
             of_parts.append((of_part, only))
         if whole and rows.size:
@@ -381,10 +414,11 @@ class Accumulator:
         return in_groups(membership)
 
     def _record_sampled(
-        self, reduced: Reduced, groups: Groups, mask: Any, train_kept: Any, rewards: Any
-    ) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.intp]]:
+        self, reduced: Reduced, groups: Groups, mask: Any, train_kept: Any, rewards: Any, rollouts: Rollouts
+    ) -> tuple[_Noted, NDArray[np.intp]]:
         """`_record` log-probabilities and what came with them. Returns whose rewards are out of range too."""
-        means = self._record(reduced, groups, whole=True)
+        means = _Noted(rollouts.whole)
+        self._record(reduced, groups, means, whole=True)
         if train_kept is not None and reduced.rows.size:
             self._record_outside(*outside_mass(train_kept, reduced.rows, mask), reduced.rows, groups, means)
         return means, _NO_ROWS if rewards is None else self._add_rewards(reduced, groups, rewards, means)
@@ -394,7 +428,7 @@ class Accumulator:
         values: NDArray[np.float64],
         rows: NDArray[np.intp],
         groups: Groups,
-        means: dict[str, NDArray[np.float64]] | None,
+        means: _Noted | None,
         counts: NDArray[np.int64] | None = None,
     ) -> None:
         """Record the quantities of logits of tokens [n] that belong to sequences `rows`; note sequences' means."""
@@ -414,20 +448,20 @@ class Accumulator:
             for column, quantity in enumerate(LOGITS):
                 self._note_means(means, quantity, totals[:, column], lengths, rows[starts], groups.of.size)
 
-    def _record(self, reduced: Reduced, groups: Groups, *, whole: bool) -> dict[str, NDArray[np.float64]]:
-        """Record what was measured. Returns what is to be averaged further: each sequence's value, NaN where none."""
+    def _record(self, reduced: Reduced, groups: Groups, means: _Noted, *, whole: bool) -> None:
+        """Record what was measured, and note what is to be averaged further."""
         membership, rows, sequences = groups.members[groups.of[reduced.rows]], reduced.rows, groups.of.size
-        means: dict[str, NDArray[np.float64]] = {}
         self._tokens.add(reduced, membership)
         if whole:
+            whole_rows, (tokens, log_w) = means.summed(rows, reduced.tokens, reduced.totals[:, _LOG_RATIO])
+            of_sequences = groups.members[groups.of[whole_rows]]
             if "sequence_tokens" in self._sampling:
-                self._stream("sequence_tokens").add(reduced.tokens.astype(np.float64), membership)
-            log_w = reduced.totals[:, _LOG_RATIO]
+                self._stream("sequence_tokens").add(tokens.astype(np.float64), of_sequences)
             for quantity, of in SEQUENCE.items():
-                values = of(log_w, reduced.tokens)
+                values = of(log_w, tokens)
                 if quantity in self._recorded:
-                    self._stream(quantity).add(values, membership)
-                self._note(means, quantity, values, rows, sequences)
+                    self._stream(quantity).add(values, of_sequences)
+                self._note(means, quantity, values, whole_rows, sequences)
             for column, quantity in enumerate(TOKEN):
                 self._note_means(means, quantity, reduced.totals[:, column], reduced.tokens, rows, sequences)
         if reduced.drift is not None:
@@ -438,7 +472,6 @@ class Accumulator:
                 if reduced.drift.tokens is not None and whole:
                     tokens = reduced.drift.tokens[:, column]
                     self._note_means(means, quantity, reduced.drift.totals[:, column], tokens, rows, sequences)
-        return means
 
     def _record_outside(
         self,
@@ -446,7 +479,7 @@ class Accumulator:
         tokens: NDArray[np.intp],
         rows: NDArray[np.intp],
         groups: Groups,
-        means: dict[str, NDArray[np.float64]],
+        means: _Noted,
     ) -> None:
         """Record mass outside of a truncation, [tokens], of sequences with so many tokens each, [n]."""
         if "outside_mass" in self._recorded:
@@ -454,25 +487,24 @@ class Accumulator:
         totals = np.add.reduceat(mass, np.cumsum(tokens) - tokens)
         self._note_means(means, "outside_mass", totals, tokens, rows, groups.of.size)
 
-    def _add_rewards(
-        self, reduced: Reduced, groups: Groups, rewards: Any, means: dict[str, NDArray[np.float64]]
-    ) -> NDArray[np.intp]:
+    def _add_rewards(self, reduced: Reduced, groups: Groups, rewards: Any, means: _Noted) -> NDArray[np.intp]:
         """Record what the measured sequences' rewards say. Returns whose are outside of their range, [n]."""
         if self._reward_range is None:
             return _NO_ROWS
-        given = host_rows(rewards).read(reduced.rows).astype(np.float64)
-        membership = groups.members[groups.of[reduced.rows]]
-        sides = reward_sides(saturated(reduced.totals[:, _LOG_RATIO]), given, self._reward_range)
+        rows, (log_w,) = means.summed(reduced.rows, reduced.totals[:, _LOG_RATIO])
+        given = host_rows(rewards).read(rows).astype(np.float64)
+        membership = groups.members[groups.of[rows]]
+        sides = reward_sides(saturated(log_w), given, self._reward_range)
         for quantity, values in zip(REWARD, sides, strict=True):
             if quantity in self._recorded:
                 self._stream(quantity).add(values, membership)
-            self._note(means, quantity, values, reduced.rows, groups.of.size)
+            self._note(means, quantity, values, rows, groups.of.size)
         low, high = self._reward_range
-        return reduced.rows[(given < low) | (given > high)]
+        return rows[(given < low) | (given > high)]
 
     def _note_means(
         self,
-        means: dict[str, NDArray[np.float64]],
+        means: _Noted,
         quantity: str,
         totals: NDArray[np.float64],
         tokens: NDArray[np.intp],
@@ -489,48 +521,56 @@ class Accumulator:
             rows: Which sequences these are, [n].
             sequences: How many the batch has.
         """
-        if quantity in self._units:
-            some, known = tokens > 0, QUANTITIES[quantity]
+        if quantity not in self._units:
+            return
+        known = QUANTITIES[quantity]
+
+        def mean(at: NDArray[np.intp], total: NDArray[np.float64], count: NDArray[np.intp]) -> NDArray[np.float64]:
+            some, found = count > 0, np.full(sequences, np.nan)
             # A mean lies between the values it is of; a sum's last digit may not.
-            values = np.clip(totals[some] / tokens[some], known.low, known.high)
-            self._note(means, quantity, values, rows[some], sequences)
+            found[at[some]] = np.clip(total[some] / count[some], known.low, known.high)
+            return found
+
+        of_parts = means.by_part[quantity] = mean(rows, totals, tokens)
+        whole_rows, sums = means.summed(rows, totals, tokens)
+        means.by_sequence[quantity] = of_parts if means.whole is None else mean(whole_rows, sums[0], sums[1])
 
     def _note(
         self,
-        means: dict[str, NDArray[np.float64]],
+        means: _Noted,
         quantity: str,
         values: NDArray[np.float64],
         rows: NDArray[np.intp],
         sequences: int,
     ) -> None:
-        """Note each sequence's value of a quantity, if its means are asked for."""
+        """Note each whole sequence's value of a quantity, if its means are asked for."""
         if quantity in self._units:
-            means[quantity] = np.full(sequences, np.nan)
-            means[quantity][rows] = values
+            noted = means.by_part[quantity] = means.by_sequence[quantity] = np.full(sequences, np.nan)
+            noted[rows] = values
 
     def _add_means(
         self,
-        means: dict[str, NDArray[np.float64]],
+        means: _Noted,
         groups: Groups,
         of: Rollouts,
-        parts: Sequence[tuple[dict[str, NDArray[np.float64]], Groups]],
+        parts: Sequence[tuple[_Noted, Groups]],
     ) -> None:
         """Count sequences, prompts and steps once each, as far as that is asked for; parts on their slices alone."""
         membership = np.concatenate([part.members[part.of] for part in (groups, *(only for _, only in parts))])
+        every_part = [means, *(found for found, _ in parts)]
+        by_part = _joined([found.by_part for found in every_part], groups.of.size)
+        by_sequence = _joined([found.by_sequence for found in every_part], groups.of.size)
         if parts:
-            none, every_part = np.full(groups.of.size, np.nan), [means, *(found for found, _ in parts)]
-            keys = set[str]().union(*every_part)
-            means = {key: np.concatenate([found.get(key, none) for found in every_part]) for key in keys}
             of = of.repeated(len(parts), groups.of.size)
-        for quantity, values in means.items():
-            some = ~np.isnan(values)
-            for unit in self._units[quantity]:
-                # Where nobody knows the prompts, each sequence is one.
-                if unit is Unit.SEQUENCE or (unit is Unit.PROMPT and of.prompts is None):
+        # Where nobody knows the prompts, each sequence is one.
+        for unit, known in ((Unit.SEQUENCE, by_sequence), (Unit.PROMPT, {} if of.prompts is not None else by_part)):
+            for quantity, values in known.items():
+                if unit in self._units[quantity]:
+                    some = ~np.isnan(values)
                     self._stream(f"{quantity}_by_{unit}").add(values[some], membership[some])
         if self._means is not None and groups.of.size:
             none = np.full(membership.shape[0], np.nan)
-            every = {quantity: means.get(quantity, none) for quantity in self._means.quantities}
+            every = {quantity: by_part.get(quantity, none) for quantity in self._means.quantities}
             self._count_finished(self._means, self._means.add(every, membership, of))
 
     def _count_finished(self, means: PromptMeans, found: Finished) -> None:
@@ -590,6 +630,14 @@ class Accumulator:
 
     def _named(self, membership: NDArray[np.bool_]) -> tuple[str, ...]:
         return tuple(self.slices[index] for index in np.flatnonzero(membership.any(0)))
+
+
+def _joined(parts: Sequence[Mapping[str, NDArray[np.float64]]], rows: int) -> Mapping[str, NDArray[np.float64]]:
+    """Values of each quantity in one part of a batch after the other, NaN where a part has none of it."""
+    if len(parts) == 1:
+        return parts[0]
+    none = np.full(rows, np.nan)
+    return {key: np.concatenate([found.get(key, none) for found in parts]) for key in sorted(set[str]().union(*parts))}
 
 
 def _largest(advantages: Any, mask: Any) -> NDArray[np.float64]:

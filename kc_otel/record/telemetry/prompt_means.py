@@ -36,6 +36,7 @@ class Rollouts:
         step: The training step of the batch; None where it is not known, and each batch is one.
         at: When the batch was measured, monotonic seconds.
         again: Which rows are a further part of a sequence that has a row already, bool [sequences]; None for none.
+        whole: Row that the whole sequence of each row counts at, [sequences]; None where each row is a sequence.
     """
 
     prompts: Sequence[Hashable] | None = None
@@ -43,6 +44,7 @@ class Rollouts:
     step: Hashable = None
     at: float = 0.0
     again: NDArray[np.bool_] | None = None
+    whole: NDArray[np.intp] | None = None
 
     def repeated(self, times: int, sequences: int) -> Rollouts:
         """Append, so many times, a further part of each sequence."""

@@ -64,6 +64,36 @@ def test_a_sequence_of_both_ages_is_measured_in_two_parts(recorders, memory, con
 
 
 @pytest.mark.parametrize("to", [np.asarray, torch.as_tensor])
+def test_a_sequence_of_both_ages_is_one_observation_among_those_of_older_weights(
+    recorders, memory, contract, logprobs, to
+):
+    """Means over sequences and what is about whole ones take all of its tokens; the trainer's version keeps none."""
+    train, inference = logprobs(3, 10)
+    versions = np.array([[4] * 6 + [5] * 4, [5] * 10, [3] * 10])
+    clauses = [{"id": "tv", "metric": "tv_token", "unit": "sequence", "limit": 0.1},
+               {"id": "whole", "metric": "tv_seq", "unit": "sequence", "limit": 0.1},
+               {"id": "signed", "metric": "advantage_drift_positive", "unit": "sequence", "limit": 0.1}]  # fmt: skip
+    slices = {"older": {"where": {"lag": ">= 2"}}, "code": {"where": {"task": "code"}}}
+    recorder = recorders(contract=contract(slices=slices, statistical=clauses, assumptions={"reward_range": [0, 1]}))
+    recorder.compare(
+        to(train), to(inference), weights=(5, versions), advantages=np.ones(3), rewards=np.ones(3),
+        attributes={"task": "code"},
+    )  # fmt: skip
+    assert recorder.force_flush()
+    means = np.maximum(-np.expm1(train - inference), 0).mean(1)
+    for metric in ("tv_token_by_sequence", "advantage_drift_positive_by_sequence", "tv_seq"):
+        points = {point.attributes["kc.slice"]: point for point in memory.points(f"kc.drift.{metric}")}
+        assert {name: point.count for name, point in points.items()} == {
+            "all": 1, "code": 1, "stale": 2, "stale-1": 1, "stale-2": 1, "older": 1
+        }, metric  # fmt: skip
+        if metric == "tv_token_by_sequence":
+            assert points["all"].sum == pytest.approx(means[1], abs=1e-6)
+            assert points["stale-1"].sum == pytest.approx(means[0], abs=1e-6)
+        if metric == "tv_seq":
+            assert points["stale-1"].sum == pytest.approx(max(-np.expm1((train - inference)[0].sum()), 0), abs=1e-6)
+
+
+@pytest.mark.parametrize("to", [np.asarray, torch.as_tensor])
 def test_kernels_that_agree_bit_by_bit_drift_on_older_weights_alone(recorders, logprobs, to):
     """Rows at lag 0 are no copies for being equal where those of older weights are not; among their own they are."""
     train, inference = logprobs(60, 40, drift=0.09)
@@ -89,6 +119,7 @@ def test_parts_are_the_same_of_torch_and_numpy(torch_rows):
     assert found.lag == [0, 0, 0, 2]
     assert found.mask.tolist() == [[False, False, True], [True] * 3, [False] * 3, [True, True, False]]
     assert found.again.tolist() == [False, False, False, True]
+    assert found.whole.tolist() == [3, 1, 2, 3]
     assert parts_by_lag("a", 3, None, None, (2, 3)) is None
     assert parts_by_lag(3, 1, None, None, (2, 3)).lag == [2, 2]
 
