@@ -121,5 +121,4 @@ def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
             assert g is not None
             assert t is not None
             return 2.0 * a * g * t, 0.0
-    msg = f"{metric} has no formula"
-    raise ValueError(msg)
+    raise ValueError(f"{metric} has no formula")

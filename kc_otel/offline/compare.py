@@ -141,15 +141,13 @@ def _row(row: int) -> str:
 
 def _ragged(name: str, data: Any) -> Ragged:
     if isinstance(data, str | Path):
-        msg = f"{name}: {str(data)!r} is a path; compare takes arrays, and `kc-otel compare` files"
-        raise TypeError(msg)
+        raise TypeError(f"{name}: {str(data)!r} is a path; compare takes arrays, and `kc-otel compare` files")
     tree = taken(data)
     if isinstance(tree, list):
         return Ragged.of_rows([np.atleast_1d(on_host(row)) for row in tree])
     array = on_host(tree)
     if array.ndim not in {1, 2}:
-        msg = f"{name}: shape {tuple(array.shape)} is neither [tokens] nor [sequences, tokens]"
-        raise ValueError(msg)
+        raise ValueError(f"{name}: shape {tuple(array.shape)} is neither [tokens] nor [sequences, tokens]")
     if name == "advantages" and array.ndim == 1:
         return Ragged.of_rows(list(array[:, None]))
     return Ragged.of_rows(list(np.atleast_2d(array)))
@@ -161,8 +159,7 @@ def _attributes(slices: Slices | None, sequences: int) -> tuple[Mapping[str, Sca
     if not isinstance(slices, Mapping):
         rows = [dict(row) for row in slices]
         if len(rows) != sequences:
-            msg = f"slices: {len(rows)} mappings for {sequences} sequences; give one for each"
-            raise ValueError(msg)
+            raise ValueError(f"slices: {len(rows)} mappings for {sequences} sequences; give one for each")
         return tuple(rows)
     columns: dict[str, list[Any]] = {}
     for name, values in slices.items():

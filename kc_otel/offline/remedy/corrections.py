@@ -140,8 +140,7 @@ class Ratios:
 
 def _off_policy(of: Ratios) -> Floats:
     if of.recording.advantages is None:
-        msg = f"{of.recording.source}: has no advantages; off_policy looks at their sign"
-        raise ValueError(msg)
+        raise ValueError(f"{of.recording.source}: has no advantages; off_policy looks at their sign")
     return np.where(of.recording.advantages < 0.0, of.spread(of.means(-of.log_w)), -math.inf)
 
 
