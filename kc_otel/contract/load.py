@@ -82,7 +82,7 @@ def load(path: str | os.PathLike[str]) -> Contract:
     Raises:
         ContractError: With every problem of the file, when there is an error among them.
     """
-    return _wanted(check(path))
+    return load_source(path)[0]
 
 
 def load_source(path: str | os.PathLike[str]) -> tuple[Contract, str]:
