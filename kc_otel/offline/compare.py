@@ -60,7 +60,8 @@ class JudgedComparison:
         return min((verdict.status for verdict in self.verdicts), key=_WORST_FIRST.index, default=Status.NO_DATA)
 
     def __repr__(self) -> str:
-        lines = [self._headline()]
+        contract = f"{self.contract.name} v{self.contract.metadata.version}"
+        lines = [f"{self.status} under {contract}: {self.sequences:,} sequences, {self.tokens:,} tokens"]
         for verdict in self.verdicts:
             bounds = interval(finite_or_none(verdict.lower), finite_or_none(verdict.upper))
             lines.append(
@@ -71,10 +72,6 @@ class JudgedComparison:
         lines += [f"  note: {self.coarse}"] if self.coarse else []
         abouts = {verdict.cell.clause: verdict.about for verdict in self.verdicts}
         return "\n".join([*lines, *(f"  verdicts {scope}" for scope in scopes(abouts))])
-
-    def _headline(self) -> str:
-        contract = f"{self.contract.name} v{self.contract.metadata.version}"
-        return f"{self.status} under {contract}: {self.sequences:,} sequences, {self.tokens:,} tokens"
 
 
 def compare(
@@ -120,7 +117,11 @@ def compare(
         if part.lengths.size != sequences:
             raise RecordingError(f"{name}: {part.lengths.size} sequences, but train has {sequences}")
     table = RaggedTable(
-        "compare", ragged, {name: _NAMES.get(name, name) for name in ragged}, _attributes(slices, sequences), _row
+        "compare",
+        ragged,
+        {name: _NAMES.get(name, name) for name in ragged},
+        _attributes(slices, sequences),
+        "sequence {}".format,
     )
     recording = assembled(table)
     judged = judge(promise, by_contract(recording, promise), time.time())
@@ -133,10 +134,6 @@ def compare(
         recording.train.size,
         coarse_side(recording.train, recording.inference),
     )
-
-
-def _row(row: int) -> str:
-    return f"sequence {row}"
 
 
 def _ragged(name: str, data: Any) -> Ragged:
