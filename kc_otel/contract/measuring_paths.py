@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Final
 
 from kc_otel.contract.clause import Clause
@@ -38,28 +37,24 @@ TRAINERS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.TRAINER, Measuring
 """Paths on which a trainer obeys directives and no router asks for routes."""
 
 _ALWAYS_SENT: Final = OF_TOKENS | {LENGTH}
-AUTOMATIC: Final[Mapping[MeasuringPath, frozenset[str]]] = MappingProxyType(
-    {
-        MeasuringPath.VLLM: _ALWAYS_SENT | {"prompt_tokens", "temperature", "finish_reason", "lora", "model"},
-        MeasuringPath.TRL: _ALWAYS_SENT | {"prompt_tokens", "advantage", "mode"},
-        MeasuringPath.TRAINER: _ALWAYS_SENT | {"prompt_tokens"},
-        MeasuringPath.VERL: _ALWAYS_SENT | {"prompt_tokens", "data_source"},
-        MeasuringPath.LOOP: _ALWAYS_SENT,
-        MeasuringPath.GATE: _ALWAYS_SENT,
-    }
-)
+AUTOMATIC: Final[Mapping[MeasuringPath, frozenset[str]]] = {
+    MeasuringPath.VLLM: _ALWAYS_SENT | {"prompt_tokens", "temperature", "finish_reason", "lora", "model"},
+    MeasuringPath.TRL: _ALWAYS_SENT | {"prompt_tokens", "advantage", "mode"},
+    MeasuringPath.TRAINER: _ALWAYS_SENT | {"prompt_tokens"},
+    MeasuringPath.VERL: _ALWAYS_SENT | {"prompt_tokens", "data_source"},
+    MeasuringPath.LOOP: _ALWAYS_SENT,
+    MeasuringPath.GATE: _ALWAYS_SENT,
+}
 """Attributes that each sequence has without configuration."""
 
-_ATTRIBUTES: Final[Mapping[MeasuringPath, str]] = MappingProxyType(
-    {
-        MeasuringPath.VLLM: "clients send it in vllm_xargs or as baggage, or KC_OTEL_ATTRIBUTES names a header",
-        MeasuringPath.TRL: "a column of the dataset",
-        MeasuringPath.TRAINER: "attributes of each Sample",
-        MeasuringPath.VERL: "a column of the dataset",
-        MeasuringPath.LOOP: "attributes= of compare",
-        MeasuringPath.GATE: "a column of the recording",
-    }
-)
+_ATTRIBUTES: Final[Mapping[MeasuringPath, str]] = {
+    MeasuringPath.VLLM: "clients send it in vllm_xargs or as baggage, or KC_OTEL_ATTRIBUTES names a header",
+    MeasuringPath.TRL: "a column of the dataset",
+    MeasuringPath.TRAINER: "attributes of each Sample",
+    MeasuringPath.VERL: "a column of the dataset",
+    MeasuringPath.LOOP: "attributes= of compare",
+    MeasuringPath.GATE: "a column of the recording",
+}
 _WHY: Final[Mapping[MeasuringPath, Mapping[Origin, str]]] = {
     MeasuringPath.VLLM: {
         Origin.LOGITS: "vLLM gives log-probabilities of sampled tokens, not full logits; judge the clause in a "
