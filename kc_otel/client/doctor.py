@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -72,6 +73,9 @@ class Finding:
     remedy: str = ""
 
 
+_error, _warning = partial(Finding, "error"), partial(Finding, "warning")
+
+
 def connects(host: str, port: int) -> str:
     """Return the reason why nothing answers there; empty when something does."""
     try:
@@ -96,19 +100,16 @@ def of_sender(
         answers: Says why nothing answers at a host and port; empty when something does.
     """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        yield Finding("error", "OTEL_SDK_DISABLED=true turns every recorder off", "unset OTEL_SDK_DISABLED")
+        yield _error("OTEL_SDK_DISABLED=true turns every recorder off", "unset OTEL_SDK_DISABLED")
     exporters = [name.strip() for name in environment.get("OTEL_METRICS_EXPORTER", "otlp").split(",") if name.strip()]
     if "otlp" in (exporters or ["otlp"]):
         yield from _endpoint(environment, answers)
     else:
         named = ",".join(exporters)
-        yield Finding(
-            "error", f"OTEL_METRICS_EXPORTER={named} sends nothing to an evaluator", "unset it, or add `otlp`"
-        )
+        yield _error(f"OTEL_METRICS_EXPORTER={named} sends nothing to an evaluator", "unset it, or add `otlp`")
     preference = environment.get("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "cumulative").strip().lower()
     if preference != "cumulative":
-        yield Finding(
-            "warning",
+        yield _warning(
             f"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE={preference}: observations of a lost export stay lost",
             "set it to `cumulative`: the next export then repeats them",
         )
@@ -124,7 +125,7 @@ def of_path(contracts: Sequence[Contract], path: MeasuringPath) -> Iterator[Find
     for contract in contracts:
         covered = coverage(contract, path)
         for clause, why in covered.unmeasured.items():
-            yield Finding("warning", f"{contract.name}: {path} never measures clause {clause}", why)
+            yield _warning(f"{contract.name}: {path} never measures clause {clause}", why)
         for attribute, source in covered.attributes.items():
             yield Finding("ok", f"{contract.name}: slices need the attribute `{attribute}` of every sequence: {source}")
 
@@ -148,17 +149,12 @@ def of_evaluator(
         contracts: Contracts that it should judge, if they are known.
     """
     if health["evaluated_at"] is None or clock - health["evaluated_at"] > _LATE_SECONDS:
-        yield Finding(
-            "error", "the evaluator has given no verdict in the last 30 s", "see its log and /readyz for the reason"
-        )
+        yield _error("the evaluator has given no verdict in the last 30 s", "see its log and /readyz for the reason")
     for name, sentence in health["failures"].items():
-        yield Finding(
-            "error", f"{name or 'every contract'}: {sentence}", "see the evaluator's log for the cause, and report it"
-        )
+        yield _error(f"{name or 'every contract'}: {sentence}", "see the evaluator's log for the cause, and report it")
     if abs(clock - now) > _MAX_SKEW_SECONDS:
         apart = format_duration(float(round(abs(clock - now))))
-        yield Finding(
-            "warning",
+        yield _warning(
             f"this machine's clock is {apart} {'behind' if clock > now else 'ahead of'} the evaluator's",
             "set both with NTP: points more than 30 s in the future are rejected",
         )
@@ -168,25 +164,27 @@ def of_evaluator(
     yield from _silent(served, verdicts)
     for name, reasons in health["invalid"].items():
         for reason, count in reasons.items():
-            what = f"{name}: {count:,} sequences failed the input check `{reason}` and were not measured"
-            yield Finding("warning", what, "see the handbook's page Input checks for its meaning and what to change")
+            yield _warning(
+                f"{name}: {count:,} sequences failed the input check `{reason}` and were not measured",
+                "see the handbook's page Input checks for its meaning and what to change",
+            )
     for hook in health["outbox"]:
         if hook["disabled"] or hook["error"]:
             again = f"kc-otel alerts enable-webhook CONTRACT {hook['endpoint']} --why '...'"
             remedy = "repair the receiver" + (f"; then `{again}`" if hook["disabled"] else "")
             said = hook["disabled"] or hook["error"]
-            yield Finding("warning", f"webhooks to {hook['endpoint']} fail: {said}", remedy)
+            yield _warning(f"webhooks to {hook['endpoint']} fail: {said}", remedy)
         if hook["parked"]:
-            what = f"{hook['parked']:,} webhooks to {hook['endpoint']} were given up: it refused them, or they expired"
-            yield Finding("warning", what, "check its KC_OTEL_WEBHOOK_..._FORMAT, and the receiver's log")
+            yield _warning(
+                f"{hook['parked']:,} webhooks to {hook['endpoint']} were given up: it refused them, or they expired",
+                "check its KC_OTEL_WEBHOOK_..._FORMAT, and the receiver's log",
+            )
 
 
 def _endpoint(environment: Mapping[str, str], answers: Callable[[str, int], str]) -> Iterator[Finding]:
     protocol = _either(environment, "PROTOCOL") or "grpc"
     if protocol not in _PROTOCOLS:
-        yield Finding(
-            "error", f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol} is not supported", "write grpc or http/protobuf"
-        )
+        yield _error(f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol} is not supported", "write grpc or http/protobuf")
         return
     given = _either(environment, "ENDPOINT")
     written = given or f"http://localhost:{_PROTOCOLS[protocol]}"
@@ -196,7 +194,7 @@ def _endpoint(environment: Mapping[str, str], answers: Callable[[str, int], str]
     except ValueError:
         host, port = "", None
     if not host:
-        yield Finding("error", f"the OTLP endpoint {written!r} has no host", "write http://HOST:PORT")
+        yield _error(f"the OTLP endpoint {written!r} has no host", "write http://HOST:PORT")
         return
     port = port or (443 if parts.scheme == "https" else 80 if protocol != "grpc" else 4317)
     wrong = list(_misdirected(environment, written, protocol, port, parts.path.rstrip("/")))
@@ -204,8 +202,7 @@ def _endpoint(environment: Mapping[str, str], answers: Callable[[str, int], str]
     why = answers(host, port)
     unsaid = "" if given else " (the default, as OTEL_EXPORTER_OTLP_ENDPOINT is not set)"
     if why:
-        yield Finding(
-            "error",
+        yield _error(
             f"nothing answers at {host}:{port}{unsaid}: {why}",
             "start `kc-otel serve` or a Collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT",
         )
@@ -222,28 +219,26 @@ def _misdirected(
     other = next(name for name in _PROTOCOLS if name != protocol)
     if "//" not in written and (protocol != "grpc" or _either(environment, "INSECURE").lower() != "true"):
         does = "gRPC uses TLS" if protocol == "grpc" else "HTTP cannot use it"
-        yield Finding("error", f"the OTLP endpoint {written} has no scheme, so {does}", f"write http://{written}")
+        yield _error(f"the OTLP endpoint {written} has no scheme, so {does}", f"write http://{written}")
     if port == _PROTOCOLS[other]:
-        yield Finding(
-            "error",
+        yield _error(
             f"{written} is the usual port of {other}, but the protocol is {protocol}",
             f"write port {_PROTOCOLS[protocol]}, or OTEL_EXPORTER_OTLP_PROTOCOL={other}",
         )
     if port == _API_PORT:
-        what = f"{written} is the usual port of the evaluator's page and API, which accept no OTLP"
-        yield Finding("error", what, f"write port {_PROTOCOLS[protocol]}")
+        yield _error(
+            f"{written} is the usual port of the evaluator's page and API, which accept no OTLP",
+            f"write port {_PROTOCOLS[protocol]}",
+        )
     own = environment.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "").strip()
     if protocol == "http/protobuf" and own and not path:
-        yield Finding(
-            "error",
+        yield _error(
             f"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT={own} has no path, and exporters add none",
             f"write {own.rstrip('/')}/v1/metrics",
         )
     if protocol == "http/protobuf" and not own and path.endswith("/v1/metrics"):
-        yield Finding(
-            "error",
-            f"OTEL_EXPORTER_OTLP_ENDPOINT={written}: exporters append /v1/metrics a second time",
-            "remove the path",
+        yield _error(
+            f"OTEL_EXPORTER_OTLP_ENDPOINT={written}: exporters append /v1/metrics a second time", "remove the path"
         )
 
 
@@ -261,17 +256,17 @@ def _interval(environment: Mapping[str, str], contracts: Sequence[Contract]) -> 
     except ValueError:
         seconds = 0.0
     if not seconds > 0.0:
-        yield Finding(
-            "error",
-            f"OTEL_METRIC_EXPORT_INTERVAL={text} is not a positive number of milliseconds",
-            "write one such as 10000",
+        yield _error(
+            f"OTEL_METRIC_EXPORT_INTERVAL={text} is not a positive number of milliseconds", "write one such as 10000"
         )
     for contract in contracts:
         heartbeat = contract.observability.heartbeat
         if seconds > heartbeat:
             silent = format_duration(heartbeat)
-            what = f"{contract.name}: exports are {seconds:g} s apart, and a pair is NO_DATA after {silent} of silence"
-            yield Finding("error", what, "lower OTEL_METRIC_EXPORT_INTERVAL, or raise observability.heartbeat")
+            yield _error(
+                f"{contract.name}: exports are {seconds:g} s apart, and a pair is NO_DATA after {silent} of silence",
+                "lower OTEL_METRIC_EXPORT_INTERVAL, or raise observability.heartbeat",
+            )
 
 
 def _vllm(environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -279,28 +274,24 @@ def _vllm(environment: Mapping[str, str]) -> Iterator[Finding]:
 
     given = environment.get("KC_OTEL_CONTRACT", "")
     if not given:
-        yield Finding(
-            "error", "KC_OTEL_CONTRACT is not set, so vLLM records nothing", "set it to the path of the contract"
-        )
+        yield _error("KC_OTEL_CONTRACT is not set, so vLLM records nothing", "set it to the path of the contract")
         return
     allowed = environment.get("VLLM_PLUGINS")
     if allowed is not None and "kc_otel" not in [name.strip() for name in allowed.split(",")]:
-        yield Finding("error", f"VLLM_PLUGINS={allowed} keeps vLLM from loading kc_otel", "add kc_otel to it")
+        yield _error(f"VLLM_PLUGINS={allowed} keeps vLLM from loading kc_otel", "add kc_otel to it")
     if not entry_points(group="vllm.general_plugins", name="kc_otel"):
-        yield Finding(
-            "error", "this Python environment has no vLLM plugin kc_otel", "install kc-otel where vLLM is installed"
-        )
+        yield _error("this Python environment has no vLLM plugin kc_otel", "install kc-otel where vLLM is installed")
     try:
         contract = load(given)
     except (ContractError, OSError) as error:
-        yield Finding("error", f"KC_OTEL_CONTRACT={given} cannot be loaded: {error}", f"run `kc-otel check {given}`")
+        yield _error(f"KC_OTEL_CONTRACT={given} cannot be loaded: {error}", f"run `kc-otel check {given}`")
         return
     if environment.get("KC_OTEL_SINK"):
         return
     spool = Path(environment.get("KC_OTEL_SPOOL") or default_spool(contract, environment))
     folder = next(parent for parent in spool.absolute().parents if parent.exists())
     if not (folder.is_dir() and os.access(spool if spool.exists() else folder, os.W_OK)):
-        yield Finding("error", f"the spool {spool} cannot be written", "set KC_OTEL_SPOOL to a writable file")
+        yield _error(f"the spool {spool} cannot be written", "set KC_OTEL_SPOOL to a writable file")
     else:
         yield Finding("ok", f"vLLM spools to {spool}; `kc-otel rescore` reads it there")
 
@@ -310,7 +301,7 @@ def _declared(served: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     for contract in served:
         for kernel in contract["kernels"]:
             for said in kernel.get("otherwise", ()):
-                yield Finding("warning", f"{contract['name']}, {kernel['name']}: {said}", OTHERWISE_REMEDY)
+                yield _warning(f"{contract['name']}, {kernel['name']}: {said}", OTHERWISE_REMEDY)
 
 
 def _versions(served: Sequence[Mapping[str, Any]], contracts: Sequence[Contract]) -> Iterator[Finding]:
@@ -319,14 +310,14 @@ def _versions(served: Sequence[Mapping[str, Any]], contracts: Sequence[Contract]
         there = known.get(contract.name)
         if there is None:
             listed = ", ".join(known) or "none"
-            yield Finding(
-                "error",
-                f"the evaluator does not serve {contract.name}, only {listed}",
-                "pass its file to `kc-otel serve`",
+            yield _error(
+                f"the evaluator does not serve {contract.name}, only {listed}", "pass its file to `kc-otel serve`"
             )
         elif there["hash"] != contract.hash:
-            what = f"the evaluator serves version {there['version']} of {contract.name}, which differs from this file"
-            yield Finding("error", what, "restart it with this file, or give recorders the file that it serves")
+            yield _error(
+                f"the evaluator serves version {there['version']} of {contract.name}, which differs from this file",
+                "restart it with this file, or give recorders the file that it serves",
+            )
 
 
 def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
@@ -338,14 +329,12 @@ def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
     taken = sum(count for outcome, count in requests.items() if outcome in _TAKEN_OUTCOMES)
     counted = sum(count for outcome, count in points.items() if outcome in _COUNTED_OUTCOMES)
     if not taken:
-        yield Finding(
-            "error",
+        yield _error(
             "the evaluator has accepted no OTLP request since it started",
             "point OTEL_EXPORTER_OTLP_ENDPOINT of the recorder's process at an OTLP port that `kc-otel serve` printed",
         )
     elif not counted:
-        yield Finding(
-            "error",
+        yield _error(
             f"{taken:,} OTLP requests were accepted, but none has a point of a served contract",
             "check that the process creates a kc_otel.Recorder and calls compare, and that no other program is the "
             "sender",
@@ -354,10 +343,10 @@ def _arrived(health: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("ok", f"{taken:,} OTLP requests were accepted, and {counted:,} of their points are judged")
     for outcome, remedy in _REQUESTS.items():
         if requests.get(outcome):
-            yield Finding("warning", f"{requests[outcome]:,} requests were rejected: {outcome}", remedy)
+            yield _warning(f"{requests[outcome]:,} requests were rejected: {outcome}", remedy)
     for outcome, remedy in _REFUSAL_REMEDIES.items():
         if points.get(outcome):
-            yield Finding("warning", f"{points[outcome]:,} points were rejected or not judged: {outcome}", remedy)
+            yield _warning(f"{points[outcome]:,} points were rejected or not judged: {outcome}", remedy)
 
 
 def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -367,14 +356,13 @@ def _silent(served: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str,
         absent = [verdict for verdict in own if verdict["slice"] == "all" and verdict["status"] == "NO_DATA"]
         for reason in dict.fromkeys(verdict["reason"] for verdict in absent):
             clauses = ", ".join(dict.fromkeys(verdict["clause"] for verdict in absent if verdict["reason"] == reason))
-            yield Finding("error", f"{contract['name']}: no data for {clauses}", reason)
+            yield _error(f"{contract['name']}: no data for {clauses}", reason)
         if not any(verdict["observed"] and verdict["slice"] == "all" for verdict in own):
             continue
         for slice, where in contract["slices"].items():
             if own and not any(verdict["observed"] for verdict in own if verdict["slice"] == slice):
                 asked = ", ".join(f"{name}: {value}" for name, value in where.items())
-                yield Finding(
-                    "warning",
+                yield _warning(
                     f"{contract['name']}: slice {slice} never matched ({asked})",
                     "pass these attributes with every comparison, spelled as in the contract",
                 )

@@ -24,6 +24,8 @@ serve, and the targeting key, such as a user's id, says whether it is in a canar
 the flag's metadata has the weight. Needs `pip install 'kc-otel[openfeature]'`.
 """
 
+# ruff: noqa: ARG002 - the arguments are the interface's
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +38,7 @@ from kc_otel.judge.decisions.entries import INFERENCE_KERNEL
 
 with extra("openfeature", "the OpenFeature provider"):
     from openfeature.evaluation_context import EvaluationContext
-    from openfeature.exception import ErrorCode
+    from openfeature.exception import FlagNotFoundError, TypeMismatchError
     from openfeature.flag_evaluation import FlagResolutionDetails, FlagValueType, Reason
     from openfeature.provider import AbstractProvider, Metadata
 
@@ -73,14 +75,8 @@ class KernelProvider(AbstractProvider):
         self, flag_key: str, default_value: str, evaluation_context: EvaluationContext | None = None
     ) -> FlagResolutionDetails[str]:
         """The kernel for a request."""
-        try:
-            choice = self._choice(flag_key, evaluation_context)
-        except LookupError as error:
-            return _unknown(default_value, error)
-        kernel = choice.kernel
-        return FlagResolutionDetails(
-            kernel, variant=kernel, reason=self._of(choice), flag_metadata=self._about(choice.reason, choice.weight)
-        )
+        choice = self._choice(flag_key, evaluation_context)
+        return self._details(choice.kernel, choice)
 
     def resolve_boolean_details(
         self, flag_key: str, default_value: bool, evaluation_context: EvaluationContext | None = None
@@ -92,34 +88,24 @@ class KernelProvider(AbstractProvider):
             return FlagResolutionDetails(
                 why is not None, reason=self._reason(why is not None), flag_metadata=self._about(why)
             )
-        try:
-            choice = self._choice(flag_key, evaluation_context)
-        except LookupError as error:
-            return _unknown(default_value, error)
-        return FlagResolutionDetails(
-            choice.kernel == INFERENCE_KERNEL,
-            variant=choice.kernel,
-            reason=self._of(choice),
-            flag_metadata=self._about(choice.reason, choice.weight),
-        )
+        choice = self._choice(flag_key, evaluation_context)
+        return self._details(choice.kernel == INFERENCE_KERNEL, choice)
 
     def resolve_float_details(
         self, flag_key: str, default_value: float, evaluation_context: EvaluationContext | None = None
     ) -> FlagResolutionDetails[float]:
         """Share of comparisons to measure."""
-        del evaluation_context
         contract, _, what = flag_key.rpartition(_SEPARATOR)
         if not contract or what != "sampling":
-            return _unknown(default_value, LookupError(f"{flag_key!r}: write <contract>.sampling"))
+            raise FlagNotFoundError(f"{flag_key!r}: write <contract>.sampling")
         share = self._router.sampling(contract, default_value)
         return FlagResolutionDetails(share, reason=self._reason(share != default_value), flag_metadata=self._about())
 
     def resolve_integer_details(
         self, flag_key: str, default_value: int, evaluation_context: EvaluationContext | None = None
     ) -> FlagResolutionDetails[int]:
-        """Return the default with an error: no flag has this type."""
-        del evaluation_context
-        return _mismatch(flag_key, default_value)
+        """Refuse to answer: no flag has this type."""
+        raise TypeMismatchError(f"{flag_key!r} is a kernel's name or a yes or no; ask for a string or a boolean")
 
     def resolve_object_details(
         self,
@@ -127,9 +113,8 @@ class KernelProvider(AbstractProvider):
         default_value: Sequence[FlagValueType] | Mapping[str, FlagValueType],
         evaluation_context: EvaluationContext | None = None,
     ) -> FlagResolutionDetails[Sequence[FlagValueType] | Mapping[str, FlagValueType]]:
-        """Return the default with an error: no flag has this type."""
-        del evaluation_context
-        return _mismatch(flag_key, default_value)
+        """Refuse to answer: no flag has this type."""
+        raise TypeMismatchError(f"{flag_key!r} is a kernel's name or a yes or no; ask for a string or a boolean")
 
     def _choice(self, contract: str, context: EvaluationContext | None) -> Choice:
         attributes: dict[str, Any] = {} if context is None else dict(context.attributes)
@@ -138,12 +123,19 @@ class KernelProvider(AbstractProvider):
             name: value for name, value in attributes.items() if isinstance(value, str | bool | int | float)
         }
         key = None if context is None else context.targeting_key
-        return self._router.decide(contract, known, None if version is None else str(version), key=key)
+        try:
+            return self._router.decide(contract, known, None if version is None else str(version), key=key)
+        except LookupError as error:
+            raise FlagNotFoundError(str(error.args[0])) from None
 
-    def _of(self, choice: Choice) -> Reason:
-        if choice.cause == "canary" and not self._router.stale:
-            return Reason.SPLIT
-        return self._reason(choice.cause in {"pin", "route"})
+    def _details(self, value: T, choice: Choice) -> FlagResolutionDetails[T]:
+        split = choice.cause == "canary" and not self._router.stale
+        return FlagResolutionDetails(
+            value,
+            variant=choice.kernel,
+            reason=Reason.SPLIT if split else self._reason(choice.cause in {"pin", "route"}),
+            flag_metadata=self._about(choice.reason, choice.weight),
+        )
 
     def _reason(self, decided: bool) -> Reason:
         if self._router.stale:
@@ -157,14 +149,3 @@ class KernelProvider(AbstractProvider):
         if weight is not None:
             said["weight"] = weight
         return said
-
-
-def _unknown(default: T, error: LookupError) -> FlagResolutionDetails[T]:
-    return FlagResolutionDetails(
-        default, error_code=ErrorCode.FLAG_NOT_FOUND, error_message=str(error.args[0]), reason=Reason.ERROR
-    )
-
-
-def _mismatch(flag_key: str, default: T) -> FlagResolutionDetails[T]:
-    said = f"{flag_key!r} is a kernel's name or a yes or no; ask for a string or a boolean"
-    return FlagResolutionDetails(default, error_code=ErrorCode.TYPE_MISMATCH, error_message=said, reason=Reason.ERROR)

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kc_otel.contract.slices import ALL, Scalar, SliceCondition
@@ -192,26 +193,36 @@ class Snapshot:
 
 def compiled(table: DecisionTable, contracts: Mapping[str, Contract]) -> Snapshot:
     """The table, ready to be asked. Slices that the contracts do not have are known by name only, which is logged."""
-    slices = _Slices(contracts)
+    blind: set[str] = set()
+
+    @cache
+    def slice_of(contract: str, name: str) -> SliceOf:
+        known = contracts.get(contract)
+        spec = None if known is None else known.slices.get(name)
+        if known is not None and spec is None and name != ALL:
+            blind.add(contract)
+            _log.warning("contract %r has no slice %r here; what is decided of it holds only by name", contract, name)
+        return SliceOf(name, () if name == ALL else None if spec is None else _checks(spec))
+
     by_slice: dict[str, dict[str, list[Route]]] = {}
     for route in table.routes:
         by_slice.setdefault(route.contract, {}).setdefault(route.slice, []).append(route)
     routes = {
-        contract: tuple(_routes(slices.of(contract, name), found) for name, found in named.items())
+        contract: tuple(_routes(slice_of(contract, name), found) for name, found in named.items())
         for contract, named in by_slice.items()
     }
     pins: dict[str, tuple[SlicePin, ...]] = {}
     for pin in sorted(table.pins, key=lambda pin: -pin.at):  # the newest that matches wins
-        pins[pin.contract] = (*pins.get(pin.contract, ()), _pin(slices.of(pin.contract, pin.slice), pin))
+        pins[pin.contract] = (*pins.get(pin.contract, ()), _pin(slice_of(pin.contract, pin.slice), pin))
     canaries: dict[str, tuple[SliceShare, ...]] = {}
     for canary in sorted(table.canaries, key=lambda canary: -canary.weight):  # the smallest that matches wins
-        share = _share(slices.of(canary.contract, canary.slice), canary)
+        share = _share(slice_of(canary.contract, canary.slice), canary)
         canaries[canary.contract] = (*canaries.get(canary.contract, ()), share)
     directives: dict[tuple[str, DirectiveKind], dict[str, str]] = {}
     for asked in table.directives:
         directives.setdefault((asked.contract, asked.kind), {}).setdefault(asked.slice, asked.reason)
     promoted = frozenset((promotion.contract, promotion.version) for promotion in table.promoted)
-    return Snapshot(table, pins, routes, canaries, directives, promoted, frozenset(slices.blind))
+    return Snapshot(table, pins, routes, canaries, directives, promoted, frozenset(blind))
 
 
 def _routes(slice: SliceOf, found: Iterable[Route]) -> SliceRoutes:
@@ -239,31 +250,6 @@ def _share(slice: SliceOf, canary: Canary) -> SliceShare:
     return SliceShare(
         slice, canary.version, NEVER if canary.until is None else canary.until, salted, below, inside, outside
     )
-
-
-class _Slices:
-    """Slices of the contracts at hand; each that is missing is logged once."""
-
-    def __init__(self, contracts: Mapping[str, Contract]) -> None:
-        self._contracts = contracts
-        self._made: dict[tuple[str, str], SliceOf] = {}
-        self.blind: set[str] = set()
-
-    def of(self, contract: str, name: str) -> SliceOf:
-        """A slice; known only by its name where the contract or the slice is not known here."""
-        if (contract, name) not in self._made:
-            self._made[contract, name] = SliceOf(name, self._checks(contract, name))
-        return self._made[contract, name]
-
-    def _checks(self, contract: str, name: str) -> Checks | None:
-        if name == ALL:
-            return ()
-        known = self._contracts.get(contract)
-        spec = None if known is None else known.slices.get(name)
-        if known is not None and spec is None:
-            self.blind.add(contract)
-            _log.warning("contract %r has no slice %r here; what is decided of it holds only by name", contract, name)
-        return None if spec is None else _checks(spec)
 
 
 def _checks(spec: SliceSpec) -> Checks:

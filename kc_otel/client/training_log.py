@@ -26,7 +26,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.plain_json import read_plain
 from kc_otel.judge.verdict import Causes, Cell, OfLag, Part, Status, Verdict
 
-__all__ = ["TrainingLog", "scalars"]
+__all__ = ["SilentExporter", "TrainingLog", "scalars"]
 
 _log: Final = logging.getLogger("kc_otel")
 _MAX_RESPONSE_BYTES: Final = 64 << 20
@@ -89,8 +89,8 @@ class TrainingLog:
         self._scalars = scalars(verdicts, causes or {})
 
 
-class _Watcher(MetricExporter):
-    """Exporter that watches beside the others and sends nothing."""
+class SilentExporter(MetricExporter):
+    """Exporter that sends nothing."""
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:  # noqa: ARG002 - the interface's
         """Accept the export without sending it."""
@@ -104,7 +104,7 @@ class _Watcher(MetricExporter):
         """Nothing to close."""
 
 
-class _InProcess(_Watcher):
+class _InProcess(SilentExporter):
     """Judges each export; nothing that it does wrong reaches the exporters beside it."""
 
     def __init__(self, contract: Contract, log: TrainingLog) -> None:
@@ -136,7 +136,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Let a redirect be the error that it is."""
 
 
-class _Asking(_Watcher):
+class _Asking(SilentExporter):
     """Asks an evaluator over and over, on a thread of its own, until the recorder is shut down."""
 
     def __init__(self, url: str, log: TrainingLog, refresh: float, token_file: str | os.PathLike[str] | None) -> None:

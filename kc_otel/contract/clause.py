@@ -46,13 +46,11 @@ class Statistic(Strict):
         """
         found = _STATISTIC.fullmatch(text.strip())
         if not found:
-            msg = f"{text!r} is not a statistic; write mean, max, p99.9 or fraction > 0.5"
-            raise ValueError(msg)
+            raise ValueError(f"{text!r} is not a statistic; write mean, max, p99.9 or fraction > 0.5")
         if found["rank"] is not None:
             rank = float(found["rank"]) / 100.0
             if not 0.0 < rank < 1.0:
-                msg = f"{text!r} is not a quantile; write a rank between 0 and 100, such as p99.9"
-                raise ValueError(msg)
+                raise ValueError(f"{text!r} is not a quantile; write a rank between 0 and 100, such as p99.9")
             return cls(kind="quantile", argument=rank)
         if found["above"] is not None:
             return cls(kind="fraction", argument=float(found["above"]))
@@ -97,8 +95,7 @@ class Clause(Strict):
                 if near
                 else "`kc-otel reference metrics` lists them, beside gen_ai.*"
             )
-            msg = f"{value!r} is not a metric; {hint}"
-            raise ValueError(msg)
+            raise ValueError(f"{value!r} is not a metric; {hint}")
         return value
 
     @field_validator("statistic")
@@ -112,31 +109,26 @@ class Clause(Strict):
     def _consistent(self) -> Clause:
         # A message that starts with the path of a field is shown at that field's line.
         if self.metric in DERIVED and self.parsed_statistic.kind != "mean":
-            msg = f"statistic: {self.metric} is always a mean; remove statistic"
-            raise ValueError(msg)
+            raise ValueError(f"statistic: {self.metric} is always a mean; remove statistic")
         if self.opposite is not None and self.cap is not None:
-            msg = f"cap: {self.metric} takes no cap; remove it"
-            raise ValueError(msg)
+            raise ValueError(f"cap: {self.metric} takes no cap; remove it")
         if self.metric in OPERATORS and self.operator is None:
-            msg = (
+            raise ValueError(
                 f"metric: {self.metric} is measured on single operators; add the name that the recorder's "
                 "compare_operator is given, such as `operator: attention`"
             )
-            raise ValueError(msg)
         if self.metric not in OPERATORS and self.operator is not None:
-            msg = (
+            raise ValueError(
                 f"operator: {self.metric} is not measured on single operators; remove operator, or choose the metric "
                 f"from {', '.join(OPERATORS)}"
             )
-            raise ValueError(msg)
         if self.unit is not None:
             self._check_unit()
         for path, raw in (("limit", self.limit), *((f"slices.{name}", raw) for name, raw in self.slices.items())):
             try:
                 parse_limit(raw, self.limit_unit)
             except ValueError as error:
-                msg = f"{path}: {error}"
-                raise ValueError(msg) from None
+                raise ValueError(f"{path}: {error}") from None
         return self
 
     def _check_unit(self) -> None:

@@ -23,11 +23,10 @@ def operator_name(name: str) -> str:
     """
     if not re.fullmatch(OPERATOR_PATTERN, name):
         shown = repr(name if len(name) <= 60 else f"{name[:60]}...")
-        msg = (
+        raise ValueError(
             f"{shown} cannot name an operator (letters, digits, and . : / - _ within; at most 100); "
             "write a name such as attention or model.layers.0.mlp"
         )
-        raise ValueError(msg)
     return name
 
 

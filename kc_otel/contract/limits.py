@@ -57,22 +57,10 @@ def range_of(clause: Clause, assumptions: Assumptions) -> Range | None:
 
 
 def scale_of(metric: str, assumptions: Assumptions) -> float | None:
-    """Return the factor from a derived metric's base mean to the metric; None when an assumption is missing.
-
-    The statements are those of the registry: `E|l| / log(1+clip)`, `(r_max - r_min) TV_seq`,
-    `2 A_max G_seq TV_seq` with `G_seq = horizon * score_norm_max`.
-    """
+    """Return the size of the factor from a derived metric's base mean to the metric; None without an assumption."""
     if any(getattr(assumptions, name) is None for name in DERIVED[metric].needs):
         return None
-    if metric == "clip_budget_share" and assumptions.clip is not None:
-        return 1.0 / math.log1p(assumptions.clip)
-    if metric in {"reward_drift", "reward_drift_bound"} and assumptions.reward_range is not None:
-        return assumptions.reward_range[1] - assumptions.reward_range[0]
-    if metric == "gradient_bias_bound":
-        return (
-            2.0 * (assumptions.advantage_max or 0.0) * (assumptions.horizon or 0) * (assumptions.score_norm_max or 0.0)
-        )
-    return 1.0
+    return abs(factors(metric, assumptions)[0])
 
 
 def _derived(clause: Clause, assumptions: Assumptions) -> Range | None:
@@ -121,5 +109,4 @@ def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
             assert g is not None
             assert t is not None
             return 2.0 * a * g * t, 0.0
-    msg = f"{metric} has no formula"
-    raise ValueError(msg)
+    raise ValueError(f"{metric} has no formula")

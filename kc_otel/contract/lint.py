@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Final
 
-from kc_otel.contract.errors import LintFinding, Loc, ProblemLevel
+from kc_otel.contract.errors import LintFinding, Loc
 from kc_otel.contract.lint_clauses import lint_clauses
 from kc_otel.contract.measuring_paths import AUTOMATIC
 from kc_otel.contract.model import Contract, KernelSpec
@@ -43,8 +43,8 @@ def lint(contract: Contract) -> list[LintFinding]:
         *_slices(contract),
         *lint_clauses(contract),
         *_observability(contract),
-        *(LintFinding(*found) for found in _escalation(contract)),
-        *(LintFinding(*found) for found in _promotion(contract.promotion)),
+        *_escalation(contract),
+        *_promotion(contract.promotion),
     ]
 
 
@@ -201,10 +201,8 @@ _MINUTE_SECONDS: Final = 60.0
 _NOTIFYING_ACTIONS: Final = frozenset({"notify", "webhook"})
 _SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
 
-_Found = tuple[Loc, str, ProblemLevel]
 
-
-def _escalation(contract: Contract) -> Iterator[_Found]:
+def _escalation(contract: Contract) -> Iterator[LintFinding]:
     steps = contract.escalation
     for index, step in enumerate(steps):
         here: Loc = ("escalation", index)
@@ -213,7 +211,7 @@ def _escalation(contract: Contract) -> Iterator[_Found]:
         yield from _repeat(step, here)
         for name, seconds in (("for", step.after), ("clear_for", step.clear_for)):
             if seconds > _DAY_SECONDS:
-                yield (
+                yield LintFinding(
                     (*here, name),
                     f"{format_duration(seconds)} is more than a day; write minutes or hours",
                     "warning",
@@ -221,73 +219,71 @@ def _escalation(contract: Contract) -> Iterator[_Found]:
         yield from _order(steps, index, here)
 
 
-def _clauses(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[_Found]:
+def _clauses(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[LintFinding]:
     known = [clause.id for clause in contract.clauses]
     for position, name in enumerate(step.clauses):
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"clauses are {', '.join(known)}"
-            yield (*here, "clauses", position), f"no clause has the id {name!r}; {hint}", "error"
+            yield LintFinding((*here, "clauses", position), f"no clause has the id {name!r}; {hint}")
     if step.on == "invalid-input" and step.clauses:
-        yield (
+        yield LintFinding(
             (*here, "clauses"),
             "input checks apply to batches, not to clauses, so the step can never fire; remove clauses",
-            "error",
         )
 
 
-def _repeat(step: EscalationStep, here: Loc) -> Iterator[_Found]:
+def _repeat(step: EscalationStep, here: Loc) -> Iterator[LintFinding]:
     if "repeat" not in step.model_fields_set or step.repeat == 0:
         return
     if not any(action.kind in _NOTIFYING_ACTIONS for action in step.do):
-        yield (
+        yield LintFinding(
             (*here, "repeat"),
             "the step sends no message that could be repeated; remove repeat, or add notify or a webhook",
-            "error",
         )
     elif step.repeat < _MINUTE_SECONDS:
-        yield (
+        yield LintFinding(
             (*here, "repeat"),
             f"{format_duration(step.repeat)} leaves nobody time to respond; write a minute or more, or 0s for none",
             "warning",
         )
 
 
-def _actions(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[_Found]:
+def _actions(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[LintFinding]:
     written: set[str] = set()
     for position, action in enumerate(step.do):
         loc: Loc = (*here, "do", position)
         if str(action) in written:
-            yield loc, f"{action} occurs twice in this step; remove one", "error"
+            yield LintFinding(loc, f"{action} occurs twice in this step; remove one")
             continue
         written.add(str(action))
         if action.kind == "route":
             if step.on != "fail":
-                yield (
-                    loc,
-                    f"a route needs a failing kernel version, and {step.on} has none; write on: fail",
-                    "error",
+                yield LintFinding(
+                    loc, f"a route needs a failing kernel version, and {step.on} has none; write on: fail"
                 )
             if step.clauses and all(_names_no_kernel(contract, name) for name in step.clauses):
                 message = (
                     "a route needs the kernel version of a breach, which gen_ai.* metrics have only if the service "
                     "adds the attributes kc.kernel.train and kc.kernel.inference; add them, or remove the route"
                 )
-                yield loc, message, "warning"
+                yield LintFinding(loc, message, "warning")
             if contract.kernels.train == contract.kernels.inference:
                 message = (
                     "both kernels are declared alike, so a route changes nothing; declare under kernels how they differ"
                 )
-                yield loc, message, "error"
+                yield LintFinding(loc, message)
         if action.kind == "sample-more" and contract.observability.sampling == 1.0:
-            yield loc, "every batch is measured already (observability.sampling is 1); remove sample-more", "warning"
+            yield LintFinding(
+                loc, "every batch is measured already (observability.sampling is 1); remove sample-more", "warning"
+            )
 
 
 def _names_no_kernel(contract: Contract, id: str) -> bool:
     return any(clause.id == id and clause.metric.startswith("gen_ai.") for clause in contract.clauses)
 
 
-def _order(steps: tuple[EscalationStep, ...], index: int, here: Loc) -> Iterator[_Found]:
+def _order(steps: tuple[EscalationStep, ...], index: int, here: Loc) -> Iterator[LintFinding]:
     step = steps[index]
     for earlier_index, earlier in enumerate(steps[:index]):
         if earlier.on != step.on or not _overlap(earlier, step):
@@ -296,10 +292,10 @@ def _order(steps: tuple[EscalationStep, ...], index: int, here: Loc) -> Iterator
         nothing_new = {str(action) for action in step.do} <= {str(action) for action in earlier.do}
         sooner_and_longer = earlier.after <= step.after and earlier.clear_for >= step.clear_for
         if same_clauses and nothing_new and sooner_and_longer and earlier.severity == step.severity:
-            yield here, f"repeats escalation[{earlier_index}] and adds nothing; remove it", "error"
+            yield LintFinding(here, f"repeats escalation[{earlier_index}] and adds nothing; remove it")
         elif _SEVERITY[step.severity] > _SEVERITY[earlier.severity] and step.after < earlier.after:
             other = f"{earlier.severity} (escalation[{earlier_index}], for: {format_duration(earlier.after)})"
-            yield (
+            yield LintFinding(
                 (*here, "for"),
                 f"{step.severity} comes before {other}; write a longer time, so that severity rises",
                 "warning",
@@ -310,16 +306,14 @@ def _overlap(step: EscalationStep, other: EscalationStep) -> bool:
     return not step.clauses or not other.clauses or bool(set(step.clauses) & set(other.clauses))
 
 
-def _promotion(written: PromotionTerms) -> Iterator[_Found]:
+def _promotion(written: PromotionTerms) -> Iterator[LintFinding]:
     for name in ("approve", "skip"):
         stages = getattr(written, name)
         for place, stage in enumerate(stages):
             if stage in stages[:place]:
-                yield ("promotion", name, place), f"{stage} occurs twice; remove one", "error"
+                yield LintFinding(("promotion", name, place), f"{stage} occurs twice; remove one")
     if "shadow" in written.skip and "shadow" in written.approve:
         place = written.approve.index("shadow")
-        yield (
-            ("promotion", "approve", place),
-            "shadow is skipped, so nobody can approve it; remove it here or under skip",
-            "error",
+        yield LintFinding(
+            ("promotion", "approve", place), "shadow is skipped, so nobody can approve it; remove it here or under skip"
         )

@@ -60,16 +60,7 @@ class Checked:
 
     def with_findings(self, findings: Iterable[LintFinding]) -> Checked:
         """Add findings about the contract, at their lines; an error rejects it."""
-        more = [
-            ContractProblem(
-                self.source,
-                0 if self.document is None else self.document.line(found.loc),
-                field_path(found.loc),
-                found.message,
-                found.level,
-            )
-            for found in findings
-        ]
+        more = _problems(self.source, self.document, findings)
         refused = any(problem.level == "error" for problem in more)
         return replace(
             self, contract=None if refused else self.contract, problems=tuple(sorted((*self.problems, *more)))
@@ -82,7 +73,7 @@ def load(path: str | os.PathLike[str]) -> Contract:
     Raises:
         ContractError: With every problem of the file, when there is an error among them.
     """
-    return _wanted(check(path))
+    return load_source(path)[0]
 
 
 def load_source(path: str | os.PathLike[str]) -> tuple[Contract, str]:
@@ -151,13 +142,23 @@ def check_text(text: str, source: str = "<text>") -> Checked:
             findings = lint(contract)
         # What could not be read has a value that stands in for it, about which there is nothing to say.
         unread = {(problem.line, problem.field) for problem in problems}
-        problems += [
-            ContractProblem(source, document.line(found.loc), field_path(found.loc), found.message, found.level)
-            for found in findings
-            if (document.line(found.loc), field_path(found.loc)) not in unread
-        ]
+        found = _problems(source, document, findings)
+        problems += [problem for problem in found if (problem.line, problem.field) not in unread]
     refused = any(problem.level == "error" for problem in problems)
     return Checked(source, None if refused else contract, tuple(sorted(problems)), document)
+
+
+def _problems(source: str, document: Document | None, findings: Iterable[LintFinding]) -> list[ContractProblem]:
+    return [
+        ContractProblem(
+            source,
+            0 if document is None else document.line(found.loc),
+            field_path(found.loc),
+            found.message,
+            found.level,
+        )
+        for found in findings
+    ]
 
 
 def _lint_the_rest(document: Document, error: ValidationError) -> list[LintFinding]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Final
 
 from kc_otel.contract.clause import Clause
@@ -38,56 +37,53 @@ TRAINERS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.TRAINER, Measuring
 """Paths on which a trainer obeys directives and no router asks for routes."""
 
 _ALWAYS_SENT: Final = OF_TOKENS | {LENGTH}
-AUTOMATIC: Final[Mapping[MeasuringPath, frozenset[str]]] = MappingProxyType(
-    {
-        MeasuringPath.VLLM: _ALWAYS_SENT | {"prompt_tokens", "temperature", "finish_reason", "lora", "model"},
-        MeasuringPath.TRL: _ALWAYS_SENT | {"prompt_tokens", "advantage", "mode"},
-        MeasuringPath.TRAINER: _ALWAYS_SENT | {"prompt_tokens"},
-        MeasuringPath.VERL: _ALWAYS_SENT | {"prompt_tokens", "data_source"},
-        MeasuringPath.LOOP: _ALWAYS_SENT,
-        MeasuringPath.GATE: _ALWAYS_SENT,
-    }
-)
+AUTOMATIC: Final[Mapping[MeasuringPath, frozenset[str]]] = {
+    MeasuringPath.VLLM: _ALWAYS_SENT | {"prompt_tokens", "temperature", "finish_reason", "lora", "model"},
+    MeasuringPath.TRL: _ALWAYS_SENT | {"prompt_tokens", "advantage", "mode"},
+    MeasuringPath.TRAINER: _ALWAYS_SENT | {"prompt_tokens"},
+    MeasuringPath.VERL: _ALWAYS_SENT | {"prompt_tokens", "data_source"},
+    MeasuringPath.LOOP: _ALWAYS_SENT,
+    MeasuringPath.GATE: _ALWAYS_SENT,
+}
 """Attributes that each sequence has without configuration."""
 
-_ATTRIBUTES: Final[Mapping[MeasuringPath, str]] = MappingProxyType(
-    {
-        MeasuringPath.VLLM: "clients send it in vllm_xargs or as baggage, or KC_OTEL_ATTRIBUTES names a header",
-        MeasuringPath.TRL: "a column of the dataset",
-        MeasuringPath.TRAINER: "attributes of each Sample",
-        MeasuringPath.VERL: "a column of the dataset",
-        MeasuringPath.LOOP: "attributes= of compare",
-        MeasuringPath.GATE: "a column of the recording",
-    }
-)
-_REASON_UNMEASURED: Final[Mapping[tuple[MeasuringPath, Origin], str]] = MappingProxyType(
-    {
-        (MeasuringPath.VLLM, Origin.LOGITS): "vLLM gives log-probabilities of sampled tokens, not full logits; "
-        "judge the clause in a gate, or call Recorder.compare_logits where you have both kernels' logits",
-        (MeasuringPath.VLLM, Origin.ADVANTAGES): "served requests have no advantages; measure the clause in a trainer",
-        (MeasuringPath.TRL, Origin.TRUNCATION): "TRL does not report which tokens truncation kept; sample with top_p=1",
-        (
-            MeasuringPath.VLLM,
-            Origin.REWARDS,
-        ): "served requests have no rewards; measure the clause in a trainer, or in your own loop that scores them",
-        (MeasuringPath.VLLM, Origin.RUNTIME): "vLLM does not report the step of its weights; measure the clause "
-        "in a trainer",
-        (MeasuringPath.TRL, Origin.LOGITS): "TRL keeps log-probabilities of sampled tokens, not full logits; judge "
-        "the clause in a gate, or call Recorder.compare_logits",
-        (MeasuringPath.TRAINER, Origin.LOGITS): "the callback compares log-probabilities of tokens, not full logits; "
-        "judge the clause in a gate, or call Recorder.compare_logits",
-        (MeasuringPath.TRAINER, Origin.ADVANTAGES): "samples have no advantages; pass them to Recorder.compare",
-        (MeasuringPath.TRAINER, Origin.REWARDS): "samples have no rewards; pass them to Recorder.compare",
-        (MeasuringPath.TRAINER, Origin.TRUNCATION): "samples do not report which tokens truncation kept; sample with "
-        "top_p=1",
-        (MeasuringPath.VERL, Origin.LOGITS): "verl keeps log-probabilities of sampled tokens, not full logits; judge "
-        "the clause in a gate, or call Recorder.compare_logits",
-        (
-            MeasuringPath.GATE,
-            Origin.RUNTIME,
-        ): "a recording has no weight versions; measure the clause where the kernels run",
-    }
-)
+_ATTRIBUTES: Final[Mapping[MeasuringPath, str]] = {
+    MeasuringPath.VLLM: "clients send it in vllm_xargs or as baggage, or KC_OTEL_ATTRIBUTES names a header",
+    MeasuringPath.TRL: "a column of the dataset",
+    MeasuringPath.TRAINER: "attributes of each Sample",
+    MeasuringPath.VERL: "a column of the dataset",
+    MeasuringPath.LOOP: "attributes= of compare",
+    MeasuringPath.GATE: "a column of the recording",
+}
+_REASON_UNMEASURED: Final[Mapping[MeasuringPath, Mapping[Origin, str]]] = {
+    MeasuringPath.VLLM: {
+        Origin.LOGITS: "vLLM gives log-probabilities of sampled tokens, not full logits; judge the clause in a "
+        "gate, or call Recorder.compare_logits where you have both kernels' logits",
+        Origin.ADVANTAGES: "served requests have no advantages; measure the clause in a trainer",
+        Origin.REWARDS: "served requests have no rewards; measure the clause in a trainer, or in your own loop "
+        "that scores them",
+        Origin.RUNTIME: "vLLM does not report the step of its weights; measure the clause in a trainer",
+    },
+    MeasuringPath.TRL: {
+        Origin.TRUNCATION: "TRL does not report which tokens truncation kept; sample with top_p=1",
+        Origin.LOGITS: "TRL keeps log-probabilities of sampled tokens, not full logits; judge the clause in a "
+        "gate, or call Recorder.compare_logits",
+    },
+    MeasuringPath.TRAINER: {
+        Origin.LOGITS: "the callback compares log-probabilities of tokens, not full logits; judge the clause "
+        "in a gate, or call Recorder.compare_logits",
+        Origin.ADVANTAGES: "samples have no advantages; pass them to Recorder.compare",
+        Origin.REWARDS: "samples have no rewards; pass them to Recorder.compare",
+        Origin.TRUNCATION: "samples do not report which tokens truncation kept; sample with top_p=1",
+    },
+    MeasuringPath.VERL: {
+        Origin.LOGITS: "verl keeps log-probabilities of sampled tokens, not full logits; judge the clause in a "
+        "gate, or call Recorder.compare_logits",
+    },
+    MeasuringPath.GATE: {
+        Origin.RUNTIME: "a recording has no weight versions; measure the clause where the kernels run",
+    },
+}
 _OPERATORS: Final = (
     "pass outputs of operators to Recorder.compare_operator, or use watch_modules or `kc-otel locate operators`"
 )
@@ -163,4 +159,4 @@ def why_not(clause: Clause, path: MeasuringPath) -> str:
         return _ROUTES if quantity.key == "route_disagreement" else _OPERATORS
     if quantity.key in _WEIGHT_METRICS and path is not MeasuringPath.LOOP:
         return _WEIGHTS
-    return _REASON_UNMEASURED.get((path, quantity.source), "")
+    return _REASON_UNMEASURED.get(path, {}).get(quantity.source, "")

@@ -116,8 +116,7 @@ class SliceSpec(Strict):
             try:
                 parse_condition(raw)
             except ValueError as error:
-                msg = f"{name}: {error}"
-                raise ValueError(msg) from None
+                raise ValueError(f"{name}: {error}") from None
         return value
 
     @cached_property
@@ -200,8 +199,7 @@ class Contract(Strict):
     def _not_reserved(cls, value: dict[str, SliceSpec]) -> dict[str, SliceSpec]:
         for name in (ALL, *sorted(UNJUDGED)):
             if name in value:
-                msg = f"{name!r} is reserved; choose another name"
-                raise ValueError(msg)
+                raise ValueError(f"{name!r} is reserved; choose another name")
         return value
 
     @property

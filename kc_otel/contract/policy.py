@@ -39,17 +39,14 @@ class Action(Strict):
                 msg = f"{value!r} needs a target; write {{{value}: {ROUTE_TARGET if value == 'route' else 'NAME'}}}"
                 raise ValueError(msg)
             if value not in _BARE:
-                msg = f"{value!r} is not an action; write one of {', '.join((*_BARE, *_TARGETED))}"
-                raise ValueError(msg)
+                raise ValueError(f"{value!r} is not an action; write one of {', '.join((*_BARE, *_TARGETED))}")
             return {"kind": value}
         if isinstance(value, dict) and len(value) == 1:
             ((kind, target),) = value.items()
             if kind not in _TARGETED:
-                msg = f"{kind!r} is not an action with a target; write route or webhook"
-                raise ValueError(msg)
+                raise ValueError(f"{kind!r} is not an action with a target; write route or webhook")
             return {"kind": kind, "target": target}
-        msg = f"{value!r} is not an action; write a name such as notify, or {{webhook: NAME}}"
-        raise ValueError(msg)
+        raise ValueError(f"{value!r} is not an action; write a name such as notify, or {{webhook: NAME}}")
 
     @model_validator(mode="after")
     def _reachable(self) -> Action:

@@ -27,8 +27,7 @@ def _share(value: object) -> float:
     except ValueError:
         share = math.nan
     if not 0.0 < share < 1.0:
-        msg = f"{value!r} is not a share of the traffic between 0 and 100%; write one such as 5%"
-        raise ValueError(msg)
+        raise ValueError(f"{value!r} is not a share of the traffic between 0 and 100%; write one such as 5%")
     return share
 
 
@@ -83,12 +82,10 @@ class PromotionTerms(Strict):
     def _known(cls, value: dict[str, tuple[bool | float, ...]]) -> dict[str, tuple[bool | float, ...]]:
         for name, values in value.items():
             if name not in SAMPLING_PARAMETERS:
-                msg = f"{name!r} is not a sampling parameter; write one of {', '.join(SAMPLING_PARAMETERS)}"
-                raise ValueError(msg)
+                raise ValueError(f"{name!r} is not a sampling parameter; write one of {', '.join(SAMPLING_PARAMETERS)}")
             for entry in values:
                 if isinstance(entry, bool) is not (name in _FLAGS):
-                    msg = f"{name}: {entry!r} is not {'true or false' if name in _FLAGS else 'a number'}"
-                    raise ValueError(msg)
+                    raise ValueError(f"{name}: {entry!r} is not {'true or false' if name in _FLAGS else 'a number'}")
                 if (name == "temperature" and not entry > 0.0) or (name == "top_p" and not 0.0 < entry <= 1.0):
                     msg = f"{name}: drift cannot be measured at {entry:g}; write a value above 0"
                     raise ValueError(msg + " and at most 1" * (name == "top_p"))

@@ -58,16 +58,14 @@ def read_text(source: str) -> str:
     except OSError as error:
         raise UnreadableError(_reason(error)) from None
     except ValueError as error:  # a path with a NUL character
-        msg = f"cannot be opened: {error}"
-        raise UnreadableError(msg) from None
+        raise UnreadableError(f"cannot be opened: {error}") from None
     if len(content) > MAX_BYTES:
         raise UnreadableError(_too_large("too large"))
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        msg = f"not UTF-8 (byte {error.start}, line {line}); save the file as UTF-8"
-        raise UnreadableError(msg) from None
+        raise UnreadableError(f"not UTF-8 (byte {error.start}, line {line}); save the file as UTF-8") from None
 
 
 def _reason(error: OSError) -> str:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kc_otel.contract.slices import Scalar, SliceCondition
 
 Conditions = Sequence[SliceCondition]
 
 
-@dataclass(frozen=True, slots=True)
-class _Interval:
-    low: float | None = None
-    low_open: bool = False
-    high: float | None = None
-    high_open: bool = False
+Bound = tuple[float, bool]
+"""A bound on numbers, and whether it is left out itself: of two lower bounds the larger tuple is the tighter one."""
+
+
+class _Interval(NamedTuple):
+    """Numbers between two bounds; the upper one is that of their negatives."""
+
+    low: Bound = (-math.inf, False)
+    negative: Bound = (-math.inf, False)
 
     @property
     def empty(self) -> bool:
-        if self.low is None or self.high is None:
-            return False
-        return self.low > self.high or (self.low == self.high and (self.low_open or self.high_open))
+        (low, low_open), (negative, high_open) = self
+        return low > -negative or (low == -negative and (low_open or high_open))
 
-    @property
-    def point(self) -> float | None:
-        return self.low if self.low == self.high and not self.empty else None
+    def excludes(self, value: float) -> bool:
+        return (value, False) < self.low or (-value, False) < self.negative
 
 
 def satisfiable(conditions: Conditions) -> bool:
@@ -53,21 +55,17 @@ def _named(conditions: Conditions) -> list[Scalar] | None:
 
 
 def _interval(conditions: Conditions) -> _Interval:
-    result = _Interval()
+    low = negative = -math.inf, False
     for condition in conditions:
-        value = condition.values[0]
+        value, is_open = condition.values[0], condition.comparison in {">", "<"}
         if condition.comparison in {"in", "!="} or isinstance(value, str | bool):
             continue
-        is_open = condition.comparison in {">", "<"}
         if condition.comparison in {">=", ">"}:
-            if result.low is None or value > result.low or (value == result.low and is_open):
-                result = _Interval(value, is_open, result.high, result.high_open)
-        elif result.high is None or value < result.high or (value == result.high and is_open):
-            result = _Interval(result.low, result.low_open, value, is_open)
+            low = max(low, (value, is_open))
+        else:
+            negative = max(negative, (-value, is_open))
     excluded = {condition.values[0] for condition in conditions if condition.comparison == "!="}
-    return _Interval(
-        result.low, result.low_open or result.low in excluded, result.high, result.high_open or result.high in excluded
-    )
+    return _Interval((low[0], low[1] or low[0] in excluded), (negative[0], negative[1] or -negative[0] in excluded))
 
 
 def _implied(known: Conditions, condition: SliceCondition) -> bool:
@@ -77,29 +75,13 @@ def _implied(known: Conditions, condition: SliceCondition) -> bool:
         return all(condition.holds(value) for value in named)
     interval, bound = _interval(known), condition.values[0]
     if condition.comparison == "in":
-        return interval.point is not None and condition.holds(interval.point)
+        is_point = interval.low[0] == -interval.negative[0] and not interval.empty
+        return is_point and condition.holds(interval.low[0])
     if condition.comparison == "!=":
-        return _excludes(known, interval, bound)
-    if isinstance(bound, str | bool):
-        return False
+        if any(other.comparison == "!=" and other.values[0] == bound for other in known):
+            return True
+        # Only numbers satisfy >= and the like.
+        return interval != _Interval() and (isinstance(bound, str | bool) or interval.excludes(bound))
     if condition.comparison in {">=", ">"}:
-        low = interval.low
-        return low is not None and (
-            low > bound or (low == bound and (condition.comparison == ">=" or interval.low_open))
-        )
-    high = interval.high
-    return high is not None and (
-        high < bound or (high == bound and (condition.comparison == "<=" or interval.high_open))
-    )
-
-
-def _excludes(known: Conditions, interval: _Interval, value: Scalar) -> bool:
-    if any(condition.comparison == "!=" and condition.values[0] == value for condition in known):
-        return True
-    if interval.low is None and interval.high is None:
-        return False
-    if isinstance(value, str | bool):
-        return True  # only numbers satisfy >= and the like
-    below = interval.low is not None and (value < interval.low or (value == interval.low and interval.low_open))
-    above = interval.high is not None and (value > interval.high or (value == interval.high and interval.high_open))
-    return below or above
+        return not isinstance(bound, str | bool) and interval.low >= (bound, condition.comparison == ">")
+    return not isinstance(bound, str | bool) and interval.negative >= (-bound, condition.comparison == "<")

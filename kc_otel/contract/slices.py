@@ -105,11 +105,9 @@ def parse_condition(raw: object) -> tuple[SliceCondition, ...]:
     """
     if isinstance(raw, list):
         if not raw:
-            msg = "an empty list matches nothing; name at least one value"
-            raise ValueError(msg)
+            raise ValueError("an empty list matches nothing; name at least one value")
         if not all(isinstance(item, _SCALARS) for item in raw):
-            msg = f"{raw!r} has values other than text, numbers and booleans; write only these"
-            raise ValueError(msg)
+            raise ValueError(f"{raw!r} has values other than text, numbers and booleans; write only these")
         return (SliceCondition("in", tuple(raw)),)
     if isinstance(raw, str):
         if not _COMPARISON.fullmatch(raw):
@@ -117,8 +115,7 @@ def parse_condition(raw: object) -> tuple[SliceCondition, ...]:
         return tuple(_comparison(part) for part in raw.split(","))
     if isinstance(raw, _SCALARS):
         return (SliceCondition("in", (raw,)),)
-    msg = f'{raw!r} is not a condition; write a value, a list of values, or a comparison such as ">= 8192"'
-    raise ValueError(msg)
+    raise ValueError(f'{raw!r} is not a condition; write a value, a list of values, or a comparison such as ">= 8192"')
 
 
 def match(where: Mapping[str, Sequence[SliceCondition]], attributes: Mapping[str, Scalar]) -> bool:
@@ -129,14 +126,12 @@ def match(where: Mapping[str, Sequence[SliceCondition]], attributes: Mapping[str
 def _comparison(text: str) -> SliceCondition:
     found = _COMPARISON.fullmatch(text)
     if not found or not found[2]:
-        msg = f'{text.strip()!r} is not a comparison; write an operator and a value, such as ">= 8192"'
-        raise ValueError(msg)
+        raise ValueError(f'{text.strip()!r} is not a comparison; write an operator and a value, such as ">= 8192"')
     sign, value = found[1], _number_or_text(found[2])
     if sign == "==":
         return SliceCondition("in", (value,))
     if sign != "!=" and isinstance(value, str):
-        msg = f"{text.strip()!r} compares with text; write a number after {sign}"
-        raise ValueError(msg)
+        raise ValueError(f"{text.strip()!r} compares with text; write a number after {sign}")
     return SliceCondition(sign, (value,))
 
 

@@ -29,20 +29,17 @@ def parse_duration(text: object) -> float:
         ValueError: If it is not a sequence of numbers with units.
     """
     if not isinstance(text, str) or not text:
-        msg = f"{text!r} is not a duration; write a number with a unit, such as 30s, 5m or 1h30m"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r} is not a duration; write a number with a unit, such as 30s, 5m or 1h30m")
     parts = _PART.findall(text)
     if "".join(number + unit for number, unit in parts) != text:
         closed = "".join(text.split())
         if closed != text and "".join(number + unit for number, unit in _PART.findall(closed)) == closed:
-            msg = f"{text!r} is not a duration; write it without spaces: {closed}"
-            raise ValueError(msg)
+            raise ValueError(f"{text!r} is not a duration; write it without spaces: {closed}")
         msg = f"{text!r} is not a duration; write numbers with units ns, us, ms, s, m, h or d, such as 30s, 5m or 1h30m"
         raise ValueError(msg)
     seconds = float(sum(Decimal(number) * _SECONDS[unit] for number, unit in parts))
     if not math.isfinite(seconds):
-        msg = "the duration is too long; write a number with a unit, such as 30s, 5m or 1h30m"
-        raise ValueError(msg)
+        raise ValueError("the duration is too long; write a number with a unit, such as 30s, 5m or 1h30m")
     return seconds
 
 
@@ -79,17 +76,14 @@ def parse_limit(value: object, unit: str) -> float:
         return float(text)
     if text.endswith("%") and _NUMBER.fullmatch(text[:-1].strip()):
         if unit != "1":
-            msg = f"{value!r} is a share, but the metric's unit is {unit}; write a number in {unit}"
-            raise ValueError(msg)
+            raise ValueError(f"{value!r} is a share, but the metric's unit is {unit}; write a number in {unit}")
         return float(Decimal(text[:-1].strip()) / 100)
     try:
         seconds = parse_duration(text)
     except ValueError as error:
         if "without spaces" in str(error):
             raise
-        msg = f"{value!r} is not a number with a known unit; write it in {unit}"
-        raise ValueError(msg) from None
+        raise ValueError(f"{value!r} is not a number with a known unit; write it in {unit}") from None
     if unit != "s":
-        msg = f"{value!r} is a duration, but the metric's unit is {unit}; write a plain number"
-        raise ValueError(msg)
+        raise ValueError(f"{value!r} is a duration, but the metric's unit is {unit}; write a plain number")
     return seconds

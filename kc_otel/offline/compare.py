@@ -60,7 +60,8 @@ class JudgedComparison:
         return min((verdict.status for verdict in self.verdicts), key=_WORST_FIRST.index, default=Status.NO_DATA)
 
     def __repr__(self) -> str:
-        lines = [self._headline()]
+        contract = f"{self.contract.name} v{self.contract.metadata.version}"
+        lines = [f"{self.status} under {contract}: {self.sequences:,} sequences, {self.tokens:,} tokens"]
         for verdict in self.verdicts:
             bounds = interval(finite_or_none(verdict.lower), finite_or_none(verdict.upper))
             lines.append(
@@ -71,10 +72,6 @@ class JudgedComparison:
         lines += [f"  note: {self.coarse}"] if self.coarse else []
         abouts = {verdict.cell.clause: verdict.about for verdict in self.verdicts}
         return "\n".join([*lines, *(f"  verdicts {scope}" for scope in scopes(abouts))])
-
-    def _headline(self) -> str:
-        contract = f"{self.contract.name} v{self.contract.metadata.version}"
-        return f"{self.status} under {contract}: {self.sequences:,} sequences, {self.tokens:,} tokens"
 
 
 def compare(
@@ -122,7 +119,9 @@ def compare(
     attributes = _attributes(slices, sequences)
     if promise.assumptions.density:
         attributes = tuple({**row, DENSITY: True} for row in attributes)
-    table = RaggedTable("compare", ragged, {name: _NAMES.get(name, name) for name in ragged}, attributes, _row)
+    table = RaggedTable(
+        "compare", ragged, {name: _NAMES.get(name, name) for name in ragged}, attributes, "sequence {}".format
+    )
     recording = assembled(table)
     judged = judge(promise, by_contract(recording, promise), time.time())
     ordered = sorted(judged.verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.status))
@@ -136,21 +135,15 @@ def compare(
     )
 
 
-def _row(row: int) -> str:
-    return f"sequence {row}"
-
-
 def _ragged(name: str, data: Any) -> Ragged:
     if isinstance(data, str | Path):
-        msg = f"{name}: {str(data)!r} is a path; compare takes arrays, and `kc-otel compare` files"
-        raise TypeError(msg)
+        raise TypeError(f"{name}: {str(data)!r} is a path; compare takes arrays, and `kc-otel compare` files")
     tree = taken(data)
     if isinstance(tree, list):
         return Ragged.of_rows([np.atleast_1d(on_host(row)) for row in tree])
     array = on_host(tree)
     if array.ndim not in {1, 2}:
-        msg = f"{name}: shape {tuple(array.shape)} is neither [tokens] nor [sequences, tokens]"
-        raise ValueError(msg)
+        raise ValueError(f"{name}: shape {tuple(array.shape)} is neither [tokens] nor [sequences, tokens]")
     if name == "advantages" and array.ndim == 1:
         return Ragged.of_rows(list(array[:, None]))
     return Ragged.of_rows(list(np.atleast_2d(array)))
@@ -162,8 +155,7 @@ def _attributes(slices: Slices | None, sequences: int) -> tuple[Mapping[str, Sca
     if not isinstance(slices, Mapping):
         rows = [dict(row) for row in slices]
         if len(rows) != sequences:
-            msg = f"slices: {len(rows)} mappings for {sequences} sequences; give one for each"
-            raise ValueError(msg)
+            raise ValueError(f"slices: {len(rows)} mappings for {sequences} sequences; give one for each")
         return tuple(rows)
     columns: dict[str, list[Any]] = {}
     for name, values in slices.items():

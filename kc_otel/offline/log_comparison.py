@@ -82,15 +82,8 @@ def report(part: RecordingSlice, *, confidence: float, clip: float) -> SliceRepo
     of = part.recording
     if of is None:
         return SliceReport(part.name, 0, 0, {})
-    return SliceReport(
-        part.name,
-        of.lengths.size,
-        of.train.size,
-        _own(RecordingObservations(of), (1.0 - confidence) / 2.0, clip),
-    )
+    samples, alpha = RecordingObservations(of), (1.0 - confidence) / 2.0
 
-
-def _own(samples: RecordingObservations, alpha: float, clip: float) -> dict[str, Interval]:
     def mean(quantity: str) -> Interval:
         known, sample = QUANTITIES[quantity], samples.for_mean(quantity)
         assert sample is not None
@@ -115,7 +108,8 @@ def _own(samples: RecordingObservations, alpha: float, clip: float) -> dict[str,
         "support_deficit": support_deficit(ratio, cap=QUANTITIES["ratio"].cap, alpha_lower=alpha, alpha_upper=alpha),
         "clip_budget_share": affine(mean_absolute, 1.0 / math.log1p(clip)),
     }
-    return own | {quantity: mean(quantity) for quantity in (*ADVANTAGE, *LOGITS) if samples.of(quantity) is not None}
+    own |= {quantity: mean(quantity) for quantity in (*ADVANTAGE, *LOGITS) if samples.of(quantity) is not None}
+    return SliceReport(part.name, of.lengths.size, of.train.size, own)
 
 
 def _effective(chi2: Interval) -> Interval:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from opentelemetry import trace
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 
-from kc_otel.client.training_log import TrainingLog
+from kc_otel.client.training_log import SilentExporter, TrainingLog
 from kc_otel.contract.model import Contract
 from kc_otel.record.recorder import Recorder
 
@@ -56,7 +55,7 @@ class StepScalars:
             self._open[step] = Recorder(
                 self._contract,
                 sampling=1.0,
-                metric_exporter=_Nowhere(),
+                metric_exporter=SilentExporter(),
                 tracer_provider=trace.NoOpTracerProvider(),
                 log=TrainingLog(),
             )
@@ -91,18 +90,3 @@ class StepScalars:
             self._file.flush()
         else:
             self.unjudged.add(step)
-
-
-class _Nowhere(MetricExporter):
-    """An exporter that sends nothing: the import itself exports the measurements."""
-
-    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:  # noqa: ARG002 - the interface's
-        """Accept the export without sending it."""
-        return MetricExportResult.SUCCESS
-
-    def force_flush(self, timeout_millis: float = 10_000) -> bool:  # noqa: ARG002 - the interface's
-        """Nothing waits."""
-        return True
-
-    def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:
-        """Nothing to close."""

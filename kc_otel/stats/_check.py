@@ -27,15 +27,13 @@ def real(
     """
     array = np.asarray(value, dtype=np.float64)
     if array.size == 0:
-        msg = f"{name}: is empty; pass at least one number"
-        raise ValueError(msg)
+        raise ValueError(f"{name}: is empty; pass at least one number")
     wrong = ~((array >= low - _ROUNDING) & (array <= high + _ROUNDING))
     if not infinite:
         wrong |= np.isinf(array)
     if wrong.any():
         within = f"of at least {low:g}" if high == math.inf and not infinite else f"in [{low:g}, {high:g}]"
-        msg = f"{name}: {float(array[wrong].flat[0])!r} is not {what or 'a finite number'} {within}"
-        raise ValueError(msg)
+        raise ValueError(f"{name}: {float(array[wrong].flat[0])!r} is not {what or 'a finite number'} {within}")
     array = np.clip(array, low, high)
     return cast("Real", array if array.ndim else float(array))
 
@@ -47,8 +45,7 @@ def level(name: str, value: float) -> float:
         ValueError: If it does not lie strictly between 0 and 1.
     """
     if not 0.0 < value < 1.0:
-        msg = f"{name}: {value!r} is not strictly between 0 and 1; write an error probability such as 0.01"
-        raise ValueError(msg)
+        raise ValueError(f"{name}: {value!r} is not strictly between 0 and 1; write an error probability such as 0.01")
     return float(value)
 
 
@@ -59,8 +56,7 @@ def horizon_of(value: int) -> int:
         ValueError: If it is not a whole number of at least 1.
     """
     if isinstance(value, bool) or int(value) != value or value < 1:
-        msg = f"horizon: {value!r} is not a number of steps; write a whole number of at least 1"
-        raise ValueError(msg)
+        raise ValueError(f"horizon: {value!r} is not a number of steps; write a whole number of at least 1")
     return int(value)
 
 
@@ -71,8 +67,7 @@ def required(**given: object) -> None:
         ValueError: If every one of them is None.
     """
     if all(value is None for value in given.values()):
-        msg = f"{', '.join(given)}: all are None; give at least one"
-        raise ValueError(msg)
+        raise ValueError(f"{', '.join(given)}: all are None; give at least one")
 
 
 def usable(sample: Binned) -> Binned:

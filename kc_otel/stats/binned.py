@@ -51,8 +51,7 @@ class Binned:
         flat = np.asarray(values, dtype=np.float64).ravel()
         distinct, count = np.unique(flat, return_counts=True)
         if distinct.size and math.isnan(distinct[-1]):
-            msg = f"values: {int(np.isnan(flat).sum())} of {flat.size} are nan; drop them or find out why"
-            raise ValueError(msg)
+            raise ValueError(f"values: {int(np.isnan(flat).sum())} of {flat.size} are nan; drop them or find out why")
         return cls(
             lower=distinct,
             upper=distinct,
@@ -80,12 +79,10 @@ class Binned:
             ValueError: If the edges do not ascend or there is not one count more than edges.
         """
         if len(counts) != len(edges) + 1:
-            msg = f"counts: {len(counts)} counts for {len(edges)} edges; there is one count more than edges"
-            raise ValueError(msg)
+            raise ValueError(f"counts: {len(counts)} counts for {len(edges)} edges; there is one count more than edges")
         bounds = np.array([-math.inf, *edges, math.inf], dtype=np.float64)
         if not (bounds[1:-1] < bounds[2:]).all():
-            msg = f"edges: {list(edges)!r} do not ascend"
-            raise ValueError(msg)
+            raise ValueError(f"edges: {list(edges)!r} do not ascend")
         return clipped(
             bounds[:-1], bounds[1:], np.asarray(counts, dtype=np.int64), sum, minimum, maximum, maximum_observed
         )

@@ -48,8 +48,7 @@ def fraction_interval(
     level("alpha_lower", alpha_lower)
     level("alpha_upper", alpha_upper)
     if math.isnan(above):
-        msg = f"above: {above!r} is not a threshold"
-        raise ValueError(msg)
+        raise ValueError(f"above: {above!r} is not a threshold")
     n = sample.total
     if not n:
         return nothing(_method(anytime))

@@ -105,8 +105,7 @@ def estimated_gradient_bias(
         msg = f"scores: shape {of.shape} with {n} log ratios and {weight.size} advantages; give one row for each"
         raise ValueError(msg)
     if n < 3:
-        msg = f"scores: {n} sequences say nothing of a bias; give thousands"
-        raise ValueError(msg)
+        raise ValueError(f"scores: {n} sequences say nothing of a bias; give thousands")
     g = (-np.expm1(ratio) * weight)[:, None] * of
     if not np.isfinite(g).all():
         msg = f"scores: {int((~np.isfinite(g)).any(axis=1).sum())} of {n} sequences have numbers that are not finite"
@@ -116,8 +115,7 @@ def estimated_gradient_bias(
         g = _by_prompt(g, prompts)
         n = g.shape[0]
         if n < 3:
-            msg = f"prompts: {n} say nothing of a bias; give the rollouts of hundreds"
-            raise ValueError(msg)
+            raise ValueError(f"prompts: {n} say nothing of a bias; give the rollouts of hundreds")
     beyond = NormalDist().inv_cdf(1.0 - (1.0 - level("confidence", confidence)) / 2.0)
     mean, square = g.mean(axis=0), float((g * g).sum())
     pairs = (n * n * float(mean @ mean) - square) / (n * (n - 1.0))
@@ -139,8 +137,7 @@ def _by_prompt(values: Floats, prompts: ArrayLike) -> Floats:
     """Means of the rows [sequences, k] over those of each prompt [prompts, k]."""
     names = np.asarray(prompts).ravel()
     if names.size != values.shape[0]:
-        msg = f"prompts: {names.size} names for {values.shape[0]} sequences; name the prompt of each"
-        raise ValueError(msg)
+        raise ValueError(f"prompts: {names.size} names for {values.shape[0]} sequences; name the prompt of each")
     _, of, count = np.unique(names, return_inverse=True, return_counts=True)
     totals = np.zeros((count.size, values.shape[1]))
     np.add.at(totals, of, values)

@@ -57,8 +57,7 @@ def largest_second_moment(advantage: ArrayLike, scores: ArrayLike) -> float:
     """
     weight, of = np.asarray(advantage, dtype=np.float64).ravel(), np.asarray(scores, dtype=np.float64)
     if of.ndim != 2 or of.shape[0] != weight.size or not weight.size:
-        msg = f"scores: shape {of.shape} with {weight.size} advantages; give one row for each"
-        raise ValueError(msg)
+        raise ValueError(f"scores: shape {of.shape} with {weight.size} advantages; give one row for each")
     f = weight[:, None] * of
     gram = f.T @ f if f.shape[1] <= f.shape[0] else f @ f.T
     return max(float(np.linalg.eigvalsh(gram / weight.size)[-1]), 0.0)
@@ -161,8 +160,7 @@ def clip_budget_share(mean_abs_log_ratio: Real, clip: float) -> Real:
         ValueError: If the mean is negative or NaN, or the clip range is not positive.
     """
     if not (math.isfinite(clip) and clip > 0.0):
-        msg = f"clip: {clip!r} is not a positive number"
-        raise ValueError(msg)
+        raise ValueError(f"clip: {clip!r} is not a positive number")
     return real("mean_abs_log_ratio", mean_abs_log_ratio) / math.log1p(clip)
 
 

@@ -154,8 +154,7 @@ class ExponentialHistogram:
         """
         by = self.scale - scale
         if by < 0:
-            msg = f"scale: {scale} is finer than this histogram's {self.scale}"
-            raise ValueError(msg)
+            raise ValueError(f"scale: {scale} is finer than this histogram's {self.scale}")
         if by == 0:
             return self
         return replace(self, scale=scale, positive=self.positive.downscaled(by), negative=self.negative.downscaled(by))

@@ -22,7 +22,6 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 _TYPES: Final = (np.uint8, np.uint16, np.uint32, np.int64)
-_LARGEST_OF_TYPE: Final = [(kind, int(np.iinfo(kind).max)) for kind in _TYPES]
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,8 +304,8 @@ def _united(columns: HistogramColumns, owner: Numbers) -> Iterator[tuple[Numbers
         HistogramColumns(
             columns.scale[first],
             columns.zero_threshold[first],
-            _added(columns.count, row, numbers.size),
-            _added(columns.zero_count, row, numbers.size),
+            _reduced(np.add, columns.count, row, numbers.size),
+            _reduced(np.add, columns.zero_count, row, numbers.size),
             np.asarray(np.bincount(row, columns.sum, numbers.size), np.float64),
             _reduced(np.minimum, columns.minimum, row, numbers.size),
             maximum,
@@ -316,17 +315,11 @@ def _united(columns: HistogramColumns, owner: Numbers) -> Iterator[tuple[Numbers
     )
 
 
-def _added(counts: Numbers, owner: Numbers, size: int) -> Numbers:
-    """Return the sum of the counts of each owner."""
-    total = np.zeros(size, np.int64)
-    np.add.at(total, owner, counts)
-    return total
-
-
 def _reduced(by: np.ufunc, values: NDArray[Any], owner: Numbers, size: int) -> NDArray[Any]:
-    """The largest or the smallest of each owner's values."""
-    found = np.empty(size, values.dtype)
-    found[owner] = values
+    """The largest or the smallest of each owner's values, or their sum."""
+    found = np.zeros(size, values.dtype)
+    if by is not np.add:
+        found[owner] = values
     by.at(found, owner, values)
     return found
 
@@ -352,8 +345,7 @@ def _packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
 
 
 def _kind(largest: int) -> type[np.integer]:
-    """The smallest type that holds a number."""
-    return next(kind for kind, most in _LARGEST_OF_TYPE if largest <= most)
+    return next(kind for kind in _TYPES if largest <= np.iinfo(kind).max)
 
 
 def _gathered(counts: NDArray[np.integer], begins: Numbers, sizes: Numbers) -> NDArray[np.integer]:

@@ -56,11 +56,9 @@ def affine(interval: Interval, scale: float, offset: float = 0.0) -> Interval:
         ValueError: If the scale is zero or either number is not finite.
     """
     if not math.isfinite(scale) or scale == 0.0:
-        msg = f"scale: {scale!r} is not a finite number other than 0"
-        raise ValueError(msg)
+        raise ValueError(f"scale: {scale!r} is not a finite number other than 0")
     if not math.isfinite(offset):
-        msg = f"offset: {offset!r} is not a finite number"
-        raise ValueError(msg)
+        raise ValueError(f"offset: {offset!r} is not a finite number")
     ends = (interval.lower * scale + offset, interval.upper * scale + offset)
     return Interval(
         estimate=interval.estimate * scale + offset,

@@ -58,8 +58,7 @@ def capped_mean_interval(
         ValueError: If an alpha is not in (0, 1), the range is empty or has no finite cap, or an edge is NaN.
     """
     if math.isnan(cap) or cap <= 0:
-        msg = f"cap: {cap!r} is not a positive number"
-        raise ValueError(msg)
+        raise ValueError(f"cap: {cap!r} is not a positive number")
     level("alpha_lower", alpha_lower)
     level("alpha_upper", alpha_upper)
     floor, ceiling = max(low, -cap), min(high, cap)

@@ -62,8 +62,7 @@ def _test(index: int, cell: float | Callable[[float], bool]) -> Callable[[float]
     if callable(cell):
         return cell
     if not 0.0 <= cell <= 1.0:
-        msg = f"cells[{index}]: {cell!r} is not a p-value in [0, 1]"
-        raise ValueError(msg)
+        raise ValueError(f"cells[{index}]: {cell!r} is not a p-value in [0, 1]")
     return lambda a: cell <= a
 
 

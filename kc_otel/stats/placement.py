@@ -108,8 +108,6 @@ def finite_range(low: float, high: float) -> None:
         ValueError: If an end is not finite or low is not below high.
     """
     if not (math.isfinite(low) and math.isfinite(high)):
-        msg = f"low, high: [{low!r}, {high!r}] is not a finite range; give a finite cap"
-        raise ValueError(msg)
+        raise ValueError(f"low, high: [{low!r}, {high!r}] is not a finite range; give a finite cap")
     if not low < high:
-        msg = f"low, high: [{low!r}, {high!r}] is empty; low has to be smaller than high"
-        raise ValueError(msg)
+        raise ValueError(f"low, high: [{low!r}, {high!r}] is empty; low has to be smaller than high")

@@ -53,8 +53,7 @@ def quantile_interval(
     level("alpha_lower", alpha_lower)
     level("alpha_upper", alpha_upper)
     if not 0.0 < rank < 1.0:
-        msg = f"rank: {rank!r} is not strictly between 0 and 1; write 0.999 for p99.9"
-        raise ValueError(msg)
+        raise ValueError(f"rank: {rank!r} is not strictly between 0 and 1; write 0.999 for p99.9")
     n = sample.total
     if not n:
         return nothing(_method(anytime))

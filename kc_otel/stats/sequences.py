@@ -7,6 +7,7 @@ every prefix, W the product of the token ratios w_t.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from kc_otel.stats._check import horizon_of, real, required
 from kc_otel.stats.bound import Bound, smallest
@@ -74,10 +75,9 @@ def sequence_tv(
     Raises:
         ValueError: If nothing is given, or a number is out of its range.
     """
+    ranges: dict[str, Any] = {"half_range": half_range, "log_ratio": log_ratio, "ratio_range": ratio_range}
     required(
-        half_range=half_range,
-        log_ratio=log_ratio,
-        ratio_range=ratio_range,
+        **ranges,
         token_tv_worst=token_tv_worst,
         token_tv_mean=token_tv_mean,
         token_kl_mean=token_kl_mean,
@@ -87,7 +87,7 @@ def sequence_tv(
     )
     steps = horizon_of(horizon)
     known = []
-    if half_range is not None or log_ratio is not None or ratio_range is not None:
+    if any(value is not None for value in ranges.values()):
         token = token_tv(half_range=half_range, log_ratio=log_ratio, ratio_range=ratio_range)
         known.append(Bound(tv_sequence_uniform(token.value, steps), f"worst case over steps, {token.name}"))
     if token_tv_worst is not None:
@@ -98,44 +98,34 @@ def sequence_tv(
     if coupling_mean is not None:
         parted = real("coupling_mean", float(coupling_mean), high=1.0, what="a probability")
         known.append(Bound(parted, "coupling"))
-    known.extend(_through_kl(steps, _step_kls(half_range, log_ratio, ratio_range, token_kl_mean)))
-    known.extend(_through_chi2(steps, _step_chi2s(half_range, log_ratio, ratio_range, token_chi2_worst)))
+    kls, chi2s = _step_bounds(**ranges)
+    if token_kl_mean is not None:
+        kls.append(Bound(real("token_kl_mean", float(token_kl_mean), infinite=True), "mean KL"))
+    if token_chi2_worst is not None:
+        worst = real("token_chi2_worst", float(token_chi2_worst), infinite=True)
+        chi2s.append(Bound(worst, "worst chi-square"))
+    known += [*_through_kl(steps, kls), *_through_chi2(steps, chi2s)]
     if sequence_chi2 is not None:
         known.append(Bound(float(tv_from_chi2(float(sequence_chi2))), "chi-square"))
     return smallest(*known)
 
 
-def _step_kls(
-    half_range: float | None, log_ratio: float | None, ratio_range: tuple[float, float] | None, mean: float | None
-) -> list[Bound]:
-    """Bounds on the KL of a step, each one way round."""
-    known = []
+def _step_bounds(
+    half_range: float | None, log_ratio: float | None, ratio_range: tuple[float, float] | None
+) -> tuple[list[Bound], list[Bound]]:
+    """Bounds on the KL of a step, each one way round, and on its chi-square at every prefix."""
+    kls, chi2s = [], []
     if half_range is not None:
-        known.append(Bound(float(kl_from_half_range(half_range)), "half range"))
+        kls.append(Bound(float(kl_from_half_range(half_range)), "half range"))
+        chi2s.append(Bound(float(chi2_from_half_range(half_range)), "half range"))
     if log_ratio is not None:
-        known.append(Bound(float(kl_from_log_ratio_range(log_ratio)), "log-ratio range"))
+        kls.append(Bound(float(kl_from_log_ratio_range(log_ratio)), "log-ratio range"))
+        chi2s.append(Bound(float(chi2_from_log_ratio_range(log_ratio)), "log-ratio range"))
     if ratio_range is not None:
         both_ways = (float(kl_from_ratio_range(*ratio_range, reverse=way)) for way in (False, True))
-        known.append(Bound(min(both_ways), "ratio range"))
-    if mean is not None:
-        known.append(Bound(real("token_kl_mean", float(mean), infinite=True), "mean KL"))
-    return known
-
-
-def _step_chi2s(
-    half_range: float | None, log_ratio: float | None, ratio_range: tuple[float, float] | None, worst: float | None
-) -> list[Bound]:
-    """Bounds on the chi-square of a step at every prefix."""
-    known = []
-    if half_range is not None:
-        known.append(Bound(float(chi2_from_half_range(half_range)), "half range"))
-    if log_ratio is not None:
-        known.append(Bound(float(chi2_from_log_ratio_range(log_ratio)), "log-ratio range"))
-    if ratio_range is not None:
-        known.append(Bound(float(chi2_from_ratio_range(*ratio_range)), "ratio range"))
-    if worst is not None:
-        known.append(Bound(real("token_chi2_worst", float(worst), infinite=True), "worst chi-square"))
-    return known
+        kls.append(Bound(min(both_ways), "ratio range"))
+        chi2s.append(Bound(float(chi2_from_ratio_range(*ratio_range)), "ratio range"))
+    return kls, chi2s
 
 
 def _through_kl(steps: int, known: list[Bound]) -> list[Bound]:
@@ -153,10 +143,9 @@ def _through_chi2(steps: int, known: list[Bound]) -> list[Bound]:
     chi2 = smallest(*known)
     exponent = steps * math.log1p(chi2.value)
     return [
-        Bound(float(tv_from_chi2(_expm1(exponent))), f"chi-square over steps, {chi2.name}"),
+        Bound(
+            float(tv_from_chi2(math.expm1(exponent) if exponent < 709.0 else math.inf)),
+            f"chi-square over steps, {chi2.name}",
+        ),
         *_through_kl(steps, [Bound(math.log1p(chi2.value), chi2.name)]),
     ]
-
-
-def _expm1(exponent: float) -> float:
-    return math.expm1(exponent) if exponent < 709.0 else math.inf

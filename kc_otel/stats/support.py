@@ -55,11 +55,9 @@ def support_deficit(
     True
     """
     if not (math.isfinite(cap) and cap > 1.0):
-        msg = f"cap: {cap!r} is not a finite ratio above 1"
-        raise ValueError(msg)
+        raise ValueError(f"cap: {cap!r} is not a finite ratio above 1")
     if highest is not None and not (math.isfinite(highest) and highest >= 1.0):
-        msg = f"highest: {highest!r} is not a finite ratio of at least 1"
-        raise ValueError(msg)
+        raise ValueError(f"highest: {highest!r} is not a finite ratio of at least 1")
     mean_of = partial(
         capped_mean_interval,
         ratio,

@@ -37,23 +37,19 @@ def half_range(train_logits: ArrayLike, inference_logits: ArrayLike, axis: int =
     """
     train, inference = np.asarray(train_logits, dtype=np.float64), np.asarray(inference_logits, dtype=np.float64)
     if train.shape != inference.shape:
-        msg = f"inference_logits: shape {inference.shape} is not that of train_logits, {train.shape}"
-        raise ValueError(msg)
+        raise ValueError(f"inference_logits: shape {inference.shape} is not that of train_logits, {train.shape}")
     if train.ndim == 0 or train.shape[axis] == 0:
-        msg = f"train_logits: shape {train.shape} has no tokens along axis {axis}"
-        raise ValueError(msg)
+        raise ValueError(f"train_logits: shape {train.shape} has no tokens along axis {axis}")
     excluded = np.isneginf(train) & np.isneginf(inference)
     difference = np.subtract(train, inference, out=np.zeros_like(train), where=~excluded)
     if not np.isfinite(difference).all():
         at = tuple(int(i) for i in np.argwhere(~np.isfinite(difference))[0])
-        msg = (
+        raise ValueError(
             f"train_logits, inference_logits: {train[at]!r} and {inference[at]!r} at {at} have no finite difference; "
             "only a token that both sides exclude may be -inf"
         )
-        raise ValueError(msg)
     if excluded.all(axis=axis).any():
-        msg = "train_logits: every token is excluded somewhere; at least one has to remain"
-        raise ValueError(msg)
+        raise ValueError("train_logits: every token is excluded somewhere; at least one has to remain")
     highest = np.max(difference, axis=axis, initial=-np.inf, where=~excluded)
     lowest = np.min(difference, axis=axis, initial=np.inf, where=~excluded)
     return np.asarray((highest - lowest) / 2.0)

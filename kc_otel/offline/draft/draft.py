@@ -113,11 +113,10 @@ def clauses_of(draft: Draft, *, capped: bool = False) -> tuple[DraftClause, ...]
     budget, (low, high), horizon = draft.reward_budget, draft.reward_range, draft.horizon
     tv = tv_for_reward_budget(budget, draft.reward_range)
     if not 0.0 < tv < 1.0:
-        msg = (
+        raise ValueError(
             f"reward budget: {budget!r} is not above 0 and below the width of the reward range, {high - low:g}; write "
             f"the largest acceptable loss, such as {0.02 * (high - low):g}"
         )
-        raise ValueError(msg)
     mean = mean_token_tv_for_sequence_tv(tv, horizon)
     kl = token_kl_for_sequence_tv(tv, horizon)
     width = f"{high:g} - {low:g}" if low >= 0 else f"{high:g} - ({low:g})"
@@ -212,8 +211,7 @@ def exact(value: float) -> str:
     ('0.00000488', '0.02', '1')
     """
     if not math.isfinite(value):
-        msg = f"value: {value!r} cannot be written as a limit; give a finite number"
-        raise ValueError(msg)
+        raise ValueError(f"value: {value!r} cannot be written as a limit; give a finite number")
     text = format(Decimal(repr(float(value))), "f")
     return text.removesuffix(".0")
 

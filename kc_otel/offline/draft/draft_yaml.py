@@ -80,8 +80,7 @@ def write(
         ContractError: If its names, kernels or slices make none.
     """
     if not margin >= 1.0:
-        msg = f"margin: {margin!r} is below 1, so the limit would be below the pair's own drift; write 2"
-        raise ValueError(msg)
+        raise ValueError(f"margin: {margin!r} is below 1, so the limit would be below the pair's own drift; write 2")
     rewarded = draft.data in _REWARD_PATHS or (baseline is not None and baseline.rewards is not None)
     draft = replace(draft, rewards=rewarded and not why_not(_REWARD_DRIFT, draft.data))
 

@@ -25,9 +25,15 @@ def junit(gate: OfflineGate) -> str:
     """The gate as an XML document: one suite per recording, and one of the clauses that none can be judged by."""
     root = ET.Element("testsuites", name=_text(f"kernel contract {gate.contract.name}"))
     found = findings(gate)
-    suites = [_suite(gate, about.name, [entry for entry in found if entry.input is about]) for about in gate.inputs]
+    suites = [
+        _suite(gate, about.name, [_judged(gate, finding) for finding in found if finding.input is about])
+        for about in gate.inputs
+    ]
     if gate.unjudged:
-        suites.append(_left_out(gate))
+        skipped = [_case(gate, clause.clause, clause.clause) for clause in gate.unjudged]
+        for case, clause in zip(skipped, gate.unjudged, strict=True):
+            ET.SubElement(case, "skipped", message=_text(f"not judged: {clause.why}"))
+        suites.append(_suite(gate, "not judged", skipped))
     for place, suite in enumerate(suites):
         suite.set("id", str(place))
         root.append(suite)
@@ -38,37 +44,25 @@ def junit(gate: OfflineGate) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
-def _suite(gate: OfflineGate, name: str, found: Sequence[GateFinding]) -> ET.Element:
-    cases = []
-    for finding in found:
-        verdict = finding.verdict
-        case = _case(gate, verdict.cell.clause, f"{verdict.cell.clause} on {verdict.cell.slice}")
-        if verdict.status is Status.FAIL:
-            about = ET.SubElement(case, "failure", message=_text(f"{verdict.reason}; {how_far(verdict)}"), type="FAIL")
-            about.text = _text(
-                f"estimate {verdict.estimate:.6g}, between {verdict.lower:.6g} and {verdict.upper:.6g}, limit "
-                f"{verdict.limit:.6g}, {verdict.samples:,} observations, {verdict.method}, {finding.input.name}"
-            )
-        elif verdict.status is not Status.PASS:
-            ET.SubElement(case, "skipped", message=_text(f"{verdict.status}: {verdict.reason}"))
-        cases.append(case)
-    return _filled(gate, name, cases)
-
-
-def _left_out(gate: OfflineGate) -> ET.Element:
-    cases = []
-    for clause in gate.unjudged:
-        case = _case(gate, clause.clause, clause.clause)
-        ET.SubElement(case, "skipped", message=_text(f"not judged: {clause.why}"))
-        cases.append(case)
-    return _filled(gate, "not judged", cases)
+def _judged(gate: OfflineGate, finding: GateFinding) -> ET.Element:
+    verdict = finding.verdict
+    case = _case(gate, verdict.cell.clause, f"{verdict.cell.clause} on {verdict.cell.slice}")
+    if verdict.status is Status.FAIL:
+        about = ET.SubElement(case, "failure", message=_text(f"{verdict.reason}; {how_far(verdict)}"), type="FAIL")
+        about.text = _text(
+            f"estimate {verdict.estimate:.6g}, between {verdict.lower:.6g} and {verdict.upper:.6g}, limit "
+            f"{verdict.limit:.6g}, {verdict.samples:,} observations, {verdict.method}, {finding.input.name}"
+        )
+    elif verdict.status is not Status.PASS:
+        ET.SubElement(case, "skipped", message=_text(f"{verdict.status}: {verdict.reason}"))
+    return case
 
 
 def _case(gate: OfflineGate, clause: str, name: str) -> ET.Element:
     return ET.Element("testcase", classname=_text(f"{gate.contract.name}.{clause}"), name=_text(name), time="0")
 
 
-def _filled(gate: OfflineGate, name: str, cases: Sequence[ET.Element]) -> ET.Element:
+def _suite(gate: OfflineGate, name: str, cases: Sequence[ET.Element]) -> ET.Element:
     suite = ET.Element(
         "testsuite",
         name=_text(f"{gate.contract.name}: {PurePosixPath(name).name}"),

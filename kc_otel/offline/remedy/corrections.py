@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -140,22 +139,19 @@ class Ratios:
 
 def _off_policy(of: Ratios) -> Floats:
     if of.recording.advantages is None:
-        msg = f"{of.recording.source}: has no advantages; off_policy looks at their sign"
-        raise ValueError(msg)
+        raise ValueError(f"{of.recording.source}: has no advantages; off_policy looks at their sign")
     return np.where(of.recording.advantages < 0.0, of.spread(of.means(-of.log_w)), -math.inf)
 
 
-_STATISTICS: Final[Mapping[Statistic, Callable[[Ratios], Floats]]] = MappingProxyType(
-    {
-        "token_k1": lambda of: -of.log_w,
-        "token_k3": lambda of: of.k3,
-        "seq_sum_k1": lambda of: of.spread(-of.log_sequence),
-        "seq_mean_k1": lambda of: of.spread(of.means(-of.log_w)),
-        "seq_mean_k3": lambda of: of.spread(of.means(of.k3)),
-        "seq_max_k3": lambda of: of.spread(np.maximum.reduceat(of.k3, of.recording.starts)),
-        "off_policy": _off_policy,
-    }
-)
+_STATISTICS: Final[Mapping[Statistic, Callable[[Ratios], Floats]]] = {
+    "token_k1": lambda of: -of.log_w,
+    "token_k3": lambda of: of.k3,
+    "seq_sum_k1": lambda of: of.spread(-of.log_sequence),
+    "seq_mean_k1": lambda of: of.spread(of.means(-of.log_w)),
+    "seq_mean_k3": lambda of: of.spread(of.means(of.k3)),
+    "seq_max_k3": lambda of: of.spread(np.maximum.reduceat(of.k3, of.recording.starts)),
+    "off_policy": _off_policy,
+}
 
 
 def weights(of: Ratios, correction: Correction) -> Floats:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Final, Literal
 
 from kc_otel.offline.remedy.corrections import Correction, Rejection, Statistic, Weight
@@ -102,9 +101,7 @@ def _slime(correction: Correction) -> str | None:
     return f"--use-tis --custom-tis-function-path slime.backends.megatron_utils.loss.icepop_function {bounds}"
 
 
-_LINES: Final[Mapping[Trainer, Callable[[Correction], str | None]]] = MappingProxyType(
-    {"verl": _verl, "trl": _trl, "slime": _slime}
-)
+_LINES: Final[Mapping[Trainer, Callable[[Correction], str | None]]] = {"verl": _verl, "trl": _trl, "slime": _slime}
 TRAINERS: Final = tuple(_LINES)
 """Trainers whose configuration is known."""
 

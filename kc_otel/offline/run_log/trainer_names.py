@@ -41,14 +41,10 @@ TRAINERS: Final = (
         "verl-project/verl at 1dda039b9c63: trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py, "
         "trainer/ppo/core_algos.py, trainer/ppo/v1/trainer_base.py",
         {
-            "drift": ("rollout_corr/k3_kl", "training/rollout_probs_diff_mean"),
-            "k1": ("rollout_corr/kl",),
-            "ratio": ("rollout_corr/rollout_is_mean",),
-            "tail": ("training/rollout_probs_diff_max",),
-            "largest": ("training/rollout_probs_diff_max",),
-            "ess": ("rollout_corr/rollout_is_eff_sample_size",),
-            "clipped": ("actor/pg_clipfrac",),
-            "entropy": ("actor/entropy",),
+            "drift": ("rollout_corr/k3_kl", "training/rollout_probs_diff_mean"), "k1": ("rollout_corr/kl",),
+            "ratio": ("rollout_corr/rollout_is_mean",), "tail": ("training/rollout_probs_diff_max",),
+            "largest": ("training/rollout_probs_diff_max",), "ess": ("rollout_corr/rollout_is_eff_sample_size",),
+            "clipped": ("actor/pg_clipfrac",), "entropy": ("actor/entropy",),
             "reward": ("critic/score/mean", "critic/rewards/mean"),
             "lag": ("training/off_policy/trajectory_staleness/mean",),
         },
@@ -59,23 +55,17 @@ TRAINERS: Final = (
         "models/rl_replacements.py",
         {
             "drift": ("sampling/sampling_logp_difference/mean",),
-            "ratio": ("sampling/importance_sampling_ratio/mean",),
-            "tail": ("sampling/sampling_logp_difference/max",),
-            "clipped": ("clip_ratio/region_mean",),
-            "entropy": ("entropy",),
-            "reward": ("reward",),
+            "ratio": ("sampling/importance_sampling_ratio/mean",), "tail": ("sampling/sampling_logp_difference/max",),
+            "clipped": ("clip_ratio/region_mean",), "entropy": ("entropy",), "reward": ("reward",),
         },
     ),
     TrainerNames(
         "prime-rl",
-        "PrimeIntellect-ai/prime-rl at 559b44772e47: trainer/rl/train.py, trainer/utils.py, orchestrator/metrics.py, "
-        "orchestrator/orchestrator.py",
+        "PrimeIntellect-ai/prime-rl at 559b44772e47: trainer/rl/train.py, trainer/utils.py, "
+        "orchestrator/metrics.py, orchestrator/orchestrator.py",
         {
-            "drift": ("mismatch_kl/all/mean",),
-            "tail": ("mismatch_kl/all/max",),
-            "clipped": ("is_masked/mean",),
-            "entropy": ("entropy/all/mean",),
-            "reward": ("reward/mean",),
+            "drift": ("mismatch_kl/all/mean",), "tail": ("mismatch_kl/all/max",), "clipped": ("is_masked/mean",),
+            "entropy": ("entropy/all/mean",), "reward": ("reward/mean",),
             "lag": ("off_policy/mean", "off_policy_level"),
         },
     ),
@@ -83,10 +73,8 @@ TRAINERS: Final = (
         "NeMo-RL",
         "NVIDIA-NeMo/RL at 7ea279abfbeb: nemo_rl/algorithms/loss/loss_functions.py, algorithms/grpo.py",
         {
-            "drift": ("gen_kl_error", "token_mult_prob_error"),
-            "ratio": ("sampling_importance_ratio",),
-            "entropy": ("approx_entropy",),
-            "reward": ("reward",),
+            "drift": ("gen_kl_error", "token_mult_prob_error"), "ratio": ("sampling_importance_ratio",),
+            "entropy": ("approx_entropy",), "reward": ("reward",),
         },
     ),
     TrainerNames(
@@ -94,25 +82,19 @@ TRAINERS: Final = (
         "THUDM/slime at 624b824a898a: slime/backends/megatron_utils/loss.py and model.py, "
         "examples/train_infer_mismatch_helper/mis.py",
         {
-            "drift": ("train_rollout_logprob_abs_diff",),
-            "ratio": ("tis", "mis_tis_weight_before_bound"),
-            "clipped": ("pg_clipfrac",),
-            "entropy": ("entropy_loss",),
-            "reward": ("rollout/raw_reward",),
+            "drift": ("train_rollout_logprob_abs_diff",), "ratio": ("tis", "mis_tis_weight_before_bound"),
+            "clipped": ("pg_clipfrac",), "entropy": ("entropy_loss",), "reward": ("rollout/raw_reward",),
         },
     ),
     TrainerNames(
         "SkyRL",
-        "NovaSky-AI/SkyRL at a9564572eb8e: skyrl/train/trainer.py, skyrl/backends/skyrl_train/workers/worker_utils.py, "
-        "utils/off_policy_correction_utils.py",
+        "NovaSky-AI/SkyRL at a9564572eb8e: skyrl/train/trainer.py, "
+        "skyrl/backends/skyrl_train/workers/worker_utils.py, utils/off_policy_correction_utils.py",
         {
-            "drift": (
-                "policy/rollout_train_logprobs_abs_diff_mean", "policy/minibatch_rollout_logprobs_abs_diff_mean",
-            ),
+            "drift": ("policy/rollout_train_logprobs_abs_diff_mean", "policy/minibatch_rollout_logprobs_abs_diff_mean"),
             "ratio": ("is_ratio_mean",),
             "tail": ("policy/rollout_train_logprobs_abs_diff_max", "policy/minibatch_rollout_logprobs_abs_diff_max"),
-            "clipped": ("loss_metrics/clip_ratio", "ppo_clip_ratio"),
-            "entropy": ("policy_entropy",),
+            "clipped": ("loss_metrics/clip_ratio", "ppo_clip_ratio"), "entropy": ("policy_entropy",),
             "reward": ("reward/avg_raw_reward",),
         },
     ),
@@ -121,22 +103,17 @@ TRAINERS: Final = (
         "inclusionAI/AReaL at 4aef98d8d818: areal/trainer/ppo/actor.py, utils/functional/functional.py (its "
         "behave_approx_kl is log P - log Q, and is taken without its sign)",
         {
-            "drift": ("behave_approx_kl/avg",),
-            "ratio": ("behave_imp_weight/avg",),
-            "clipped": ("update/clip_ratio/avg",),
-            "entropy": ("update/entropy/avg",),
-            "reward": ("task_reward/avg",),
+            "drift": ("behave_approx_kl/avg",), "ratio": ("behave_imp_weight/avg",),
+            "clipped": ("update/clip_ratio/avg",), "entropy": ("update/entropy/avg",), "reward": ("task_reward/avg",),
             "lag": ("version_stats/sample_staleness_proximal_avg",),
         },
     ),
     TrainerNames(
         "OpenRLHF",
-        "OpenRLHF/OpenRLHF at 3c3be6234e0c: openrlhf/models/loss.py, trainer/ray/ppo_actor.py, utils/logging_utils.py",
+        "OpenRLHF/OpenRLHF at 3c3be6234e0c: openrlhf/models/loss.py, trainer/ray/ppo_actor.py, "
+        "utils/logging_utils.py",
         {
-            "k1": ("vllm_kl",),
-            "clipped": ("ppo_clip_ratio",),
-            "entropy": ("entropy_loss",),
-            "reward": ("reward",),
+            "k1": ("vllm_kl",), "clipped": ("ppo_clip_ratio",), "entropy": ("entropy_loss",), "reward": ("reward",),
         },
     ),
     TrainerNames(
@@ -144,23 +121,17 @@ TRAINERS: Final = (
         "alibaba/ROLL at 8eb27cc2dc34: roll/utils/train_infer_corrections.py, utils/tracking.py, "
         "pipeline/rlvr/actor_worker.py, pipeline/agentic/agentic_pipeline.py",
         {
-            "drift": ("actor/train_infer_diff_token_mean",),
-            "ratio": ("actor/train_infer_ratio_token_mean",),
-            "clipped": ("actor/ppo_ratio_clipfrac",),
-            "entropy": ("critic/entropy/mean",),
-            "reward": ("score/mean",),
+            "drift": ("actor/train_infer_diff_token_mean",), "ratio": ("actor/train_infer_ratio_token_mean",),
+            "clipped": ("actor/ppo_ratio_clipfrac",), "entropy": ("critic/entropy/mean",), "reward": ("score/mean",),
         },
     ),
     TrainerNames(
         "Open-Instruct",
         "allenai/open-instruct at e6c3044aa620: open_instruct/grpo_utils.py, grpo_fast.py, data_loader.py",
         {
-            "drift": ("debug/vllm_vs_local_logprob_diff_mean",),
-            "ratio": ("val/rho_weight",),
-            "tail": ("debug/vllm_vs_local_logprob_diff_max",),
-            "clipped": ("policy/clipfrac_avg",),
-            "entropy": ("policy/entropy_avg",),
-            "reward": ("scores",),
+            "drift": ("debug/vllm_vs_local_logprob_diff_mean",), "ratio": ("val/rho_weight",),
+            "tail": ("debug/vllm_vs_local_logprob_diff_max",), "clipped": ("policy/clipfrac_avg",),
+            "entropy": ("policy/entropy_avg",), "reward": ("scores",),
         },
     ),
 )  # fmt: skip
