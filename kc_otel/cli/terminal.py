@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -159,14 +160,22 @@ def columns_of(text: str | None) -> dict[str, str]:
     return pairs("--columns", (text or "").split(","), "ROLE=COLUMN")
 
 
-def seconds(option: str, text: str) -> float:
+def seconds(option: str, text: str, *, positive: bool = False) -> float:
     """The seconds of an option that is a duration, such as 90s; refuses anything else."""
     from kc_otel.contract.units import parse_duration  # noqa: PLC0415 - a quick --help
 
     try:
-        return parse_duration(text)
+        found = parse_duration(text)
     except ValueError as error:
         refuse(f"{option}: {error}")
+    if positive and found <= 0:
+        refuse(f"{option}: 0s is over at once; write how long, such as 30s")
+    return found
+
+
+def local_time(at: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A Unix time by this machine's clock."""
+    return datetime.fromtimestamp(at, tz=UTC).astimezone().strftime(form)
 
 
 def together(rows: Iterable[tuple[Hashable, str]]) -> dict[Any, list[str]]:
