@@ -30,11 +30,7 @@ class Marker:
 def markers_of(events: Iterable[Mapping[str, Any]], contract: str, clause: str, slice: str) -> tuple[Marker, ...]:
     """Alerts of a clause on a slice, what people did to it, and steps of promotions.
 
-    Args:
-        events: As `/api/v1/events` has them.
-        contract: Its name.
-        clause: Its id.
-        slice: The slice's name.
+    Events are as `/api/v1/events` has them.
     """
     found = []
     for event in events:

@@ -110,20 +110,8 @@ def gate_offline(
 ) -> None:
     """Judge, print, write what was asked for, and end the program with the decision's exit code.
 
-    Args:
-        contract: As the option of `gate run`, and so are those below.
-        recordings: Returns the recordings' files; called once the contract and the options are known to be good, with
-            the kernels and what says of a growing recording whether it decides the gate.
-        kernel: Fields of the kernels.
-        require: Clauses that must PASS.
-        slices: Slices that must PASS.
-        junit: File for JUnit XML.
-        markdown: File for Markdown.
-        evidence: File or folder for the evidence.
-        url: The evaluator.
-        windows: Recordings that there must be.
-        columns: Names of columns.
-        sequential: Whether bounds hold however often one looks.
+    `recordings` returns the recordings' files. It is called once the contract and the options are known to be good,
+    with the kernels and what says of a growing recording whether it decides the gate.
     """
     # This needs NumPy and more; --help does not.
     from kc_otel.contract.load import load_source  # noqa: PLC0415

@@ -230,12 +230,8 @@ def _refuse_mixed(
 def follow(url: str, path: str, *, before: str | None, after: str | None, timeout: float) -> dict[str, Any]:
     """Print steps until the version is full, rolled back or replaced; returns where it is then.
 
-    Args:
-        url: The evaluator's API.
-        path: The promotion's path in it.
-        before: Command that runs before each step; the step is taken when it exits with 0, else it is held.
-        after: Command that runs after each step, each rollback included.
-        timeout: Seconds that a command may take.
+    `before` runs before each step, which is taken when it exits with 0, else it is held; `after` runs after each step,
+    each rollback included.
     """
     if before is not None:
         post(url, path, {"order": "hook", "by": _HOOK_SIGNER})
@@ -304,4 +300,4 @@ def _run(command: str, about: Mapping[str, str], timeout: float) -> int | None:
 
 
 def _say(text: str) -> None:
-    typer.echo(f"{local_time(time.time(), '%H:%M:%S')}  {text}")
+    typer.echo(f"{local_time(None, '%H:%M:%S')}  {text}")

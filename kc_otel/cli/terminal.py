@@ -173,9 +173,10 @@ def seconds(option: str, text: str, *, positive: bool = False) -> float:
     return found
 
 
-def local_time(at: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """A Unix time by this machine's clock."""
-    return datetime.fromtimestamp(at, tz=UTC).astimezone().strftime(form)
+def local_time(at: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A Unix time, or the present where it is None, by this machine's clock."""
+    moment = datetime.now(tz=UTC) if at is None else datetime.fromtimestamp(at, tz=UTC)
+    return moment.astimezone().strftime(form)
 
 
 def together(rows: Iterable[tuple[Hashable, str]]) -> dict[Any, list[str]]:

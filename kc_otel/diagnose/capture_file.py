@@ -113,10 +113,6 @@ def relative_error(reference: NDArray[np.float32], other: NDArray[np.float32]) -
 class CaptureWriter:
     """Writes a capture, sequence by sequence; one that was begun before is gone on with.
 
-    Args:
-        path: The file that it becomes.
-        kernel: Description of the kernel.
-
     Raises:
         ValueError: If the file is there, or what was begun is of another kernel.
         OSError: If it cannot be written.

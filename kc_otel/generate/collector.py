@@ -32,10 +32,7 @@ def collector_files(
 ) -> tuple[GeneratedFile, ...]:
     """The Collector's configuration, and a folder of contracts for each evaluator.
 
-    Args:
-        contracts: The contracts, of different names.
-        texts: Their YAML, by name.
-        evaluators: Where each listens for OTLP over gRPC, `host:port`.
+    `texts` is the contracts' YAML by name; `evaluators` are where each listens for OTLP over gRPC, `host:port`.
 
     Raises:
         ValueError: If two contracts have the same name, or an evaluator is no address, is named twice or would have no

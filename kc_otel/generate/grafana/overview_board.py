@@ -64,13 +64,8 @@ def _counts() -> Iterator[Any]:
         base = "#808080" if status is Status.PASS else "green"
         span = 2 if status in {Status.INCONCLUSIVE, Status.PASS} else 3
         yield stat_panel(id, title, description, queries.count_status(status), STATUS_COLOURS[status], base, span)
-    yield stat_panel(
-        5,
-        "Alerts firing",
-        "Steps of the escalation policies that fire.",
-        queries.count_alerts(),
-        STATUS_COLOURS[Status.FAIL],
-    )
+    about = "Steps of the escalation policies that fire."
+    yield stat_panel(5, "Alerts firing", about, queries.count_alerts(), STATUS_COLOURS[Status.FAIL])
     yield stat_panel(
         6,
         "Routed away",
@@ -88,18 +83,15 @@ def _counts() -> Iterator[Any]:
         span=2,
     ).data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
     received = queries.rate("kc.evaluator.points", (), f'{label("kc.outcome")}="accepted"')
-    yield (
-        state_panel(
-            13,
-            "Points received",
-            "Data points per second that the evaluator takes into account. Zero means that nothing is measured, and "
-            "then nothing above can be trusted to be green.",
-            queries.now(received),
-        )
-        .thresholds(thresholds("red", (1e-9, "green")))
-        .unit("cps")
-        .data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
-    )
+    yield state_panel(
+        13,
+        "Points received",
+        "Data points per second that the evaluator takes into account. Zero means that nothing is measured, and "
+        "then nothing above can be trusted to be green.",
+        queries.now(received),
+        unit="cps",
+        colours=thresholds("red", (1e-9, "green")),
+    ).data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
 
 
 def _over_time() -> Iterator[Any]:

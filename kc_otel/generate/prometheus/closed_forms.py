@@ -71,11 +71,7 @@ def alphas(contract: Contract) -> Alphas:
 def forms(clause: Clause, contract: Contract, histogram: Native, samples: str) -> Forms:
     """The statistic and its interval.
 
-    Args:
-        clause: A clause on a recorded quantity.
-        contract: Its contract.
-        histogram: The histograms of every cell and window.
-        samples: Their numbers of observations, with the same labels.
+    `samples` are the numbers of observations of the histograms, with the same labels.
 
     Raises:
         ValueError: If the clause is on a metric that recorders do not send, or an assumption is missing.
