@@ -14,13 +14,7 @@ _PERSON: Final = "☞"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Something that happened at a moment.
-
-    Attributes:
-        at: Unix time, seconds.
-        sign: One character.
-        text: Description of the event.
-    """
+    """Something that happened at a moment (Unix time, seconds): a sign of one character, and a description."""
 
     at: float
     sign: str

@@ -105,9 +105,7 @@ def init(
             refuse(f"--out: {target} exists; write --force to overwrite it, or name another file")
         written = _write(answers, baseline, margin=margin, prompts=prompts)
     except ContractError as error:
-        for problem in error.problems:
-            typer.echo(f"{problem.field}: {problem.message}" if problem.field else problem.message, err=True)
-        raise typer.Exit(2) from None
+        refuse("\n".join(f"{p.field}: {p.message}" if p.field else p.message for p in error.problems))
     except (ValueError, OSError, ModuleNotFoundError) as error:
         refuse(str(error))
     if str(target) == "-":

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, post
-from kc_otel.cli.terminal import ApiJson, By, in_sections, local_time, refuse
+from kc_otel.cli.terminal import ApiJson, By, in_sections, local_time, refuse, unusable
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.words import did_you_mean, spoken
 from kc_otel.judge.promotion.stages import Stage
@@ -207,11 +207,9 @@ def _save(url: str, path: str, folder: Path) -> None:
         record = get_record(url, f"{path}/evidence/{entry['id']}")
         slug = entry["what"].replace(" ", "-").replace("%", "")
         file = folder / f"{entry['id']:04d}-{slug}.json"
-        try:
+        with unusable(files="written"):
             folder.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        except OSError as error:
-            refuse(f"--save: {file}: cannot be written ({error.strerror})")
         typer.echo(f"evidence: {file}")
 
 

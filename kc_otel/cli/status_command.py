@@ -52,8 +52,8 @@ def status(
 
     Exits with 1 when any cell is FAIL, such an incident is not contained or a version was measured after its rollback,
     3 when any has no data, another incident is broken, one closed without proof of recovery within the contract's long
-    window or nothing has been judged for 30 s, else 0. --watch exits
-    with 0.
+    window or nothing has been judged for 30 s, else 0. --watch
+    exits with 0.
 
     Examples:
       kc-otel status

@@ -117,7 +117,7 @@ def refuse(why: object) -> NoReturn:
 
 
 @contextmanager
-def unusable(*kinds: type[Exception]) -> Iterator[None]:
+def unusable(*kinds: type[Exception], files: str = "read or written") -> Iterator[None]:
     """Refuse what turns out to be unusable: a file that cannot be read, a ValueError, and further kinds of errors.
 
     A contract's problems are a ValueError that has a line for each of them.
@@ -126,7 +126,7 @@ def unusable(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(error, OSError) and error.filename:
-            refuse(f"{error.filename}: cannot be read or written ({error.strerror})")
+            refuse(f"{error.filename}: cannot be {files} ({error.strerror})")
         if isinstance(error, (ValueError, OSError, *kinds)):
             refuse(error)
         raise

@@ -64,12 +64,7 @@ class CapturedSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capture:
-    """Outputs of a kernel's operators on some sequences.
-
-    Attributes:
-        kernel: Description of the kernel.
-        sequences: The sequences.
-    """
+    """Outputs of a kernel's operators on some sequences, with a description of the kernel."""
 
     kernel: str
     sequences: tuple[CapturedSequence, ...]

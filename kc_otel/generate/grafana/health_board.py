@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kc_otel.contract.prometheus_names import label, prometheus_name
+from kc_otel.contract.prometheus_names import label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import OTHER
@@ -149,7 +149,7 @@ def _recorders() -> Iterator[Any]:
             30,
             "Kernel versions",
             f"{METRICS['kc.kernel.info'].meaning} Other panels show the short fingerprint only. {_RECORDERS}",
-            {"Info": queries.kernels()},
+            {"Info": f"{selector('kc.kernel.info', None, *queries.picked(of))} == 1"},
             {label(name): title for name, title in titles.items()},
             {},
             hide=("Value", "__name__", "job", "instance"),

@@ -63,14 +63,22 @@ def _counts() -> Iterator[Any]:
     for id, (status, title, description) in enumerate(stats, start=1):
         base = "#808080" if status is Status.PASS else "green"
         span = 2 if status in {Status.INCONCLUSIVE, Status.PASS} else 3
-        yield stat_panel(id, title, description, queries.count_status(status), STATUS_COLOURS[status], base, span)
+        yield stat_panel(
+            id,
+            title,
+            description,
+            queries.count(f"{queries.cells('kc.verdict')} == {status.code}"),
+            STATUS_COLOURS[status],
+            base,
+            span,
+        )
     about = "Steps of the escalation policies that fire."
-    yield stat_panel(5, "Alerts firing", about, queries.count_alerts(), STATUS_COLOURS[Status.FAIL])
+    yield stat_panel(5, "Alerts firing", about, queries.count(queries.alerts()), STATUS_COLOURS[Status.FAIL])
     yield stat_panel(
         6,
         "Routed away",
         "Slices that the decision table sends to the training kernel instead of the inference kernel.",
-        queries.count_routed(),
+        queries.count(queries.to_train()),
         "blue",
     ).data_links([dashboard.DashboardLink("Promotion and routing").url(f"/d/{PROMOTION_UID}")])
     yield stat_panel(
@@ -182,11 +190,7 @@ def not_holding(id: int) -> Any:
         {
             **_columns(),
             "Done about it": {"mappings": [_action_mapping()], "noValue": "nothing yet"},
-            "Alert": {
-                "mappings": [_SEVERITIES],
-                "custom.cellOptions": {"type": "color-text"},
-                "custom.width": 90,
-            },
+            "Alert": {"mappings": [_SEVERITIES], "custom.cellOptions": {"type": "color-text"}, "custom.width": 90},
             "Promise": {"custom.cellOptions": {"type": "auto", "wrapText": True}, "custom.width": 330},
         },
         sort=(("State", True), ("Margin", False)),
@@ -229,11 +233,7 @@ def every_cell(id: int) -> Any:
         "than once per false_alarms of the contract.",
         columns,
         _TITLES,
-        {
-            **_columns(),
-            "Samples": {"unit": "short"},
-            "Evidence": {"unit": "percentunit", "decimals": 0},
-        },
+        {**_columns(), "Samples": {"unit": "short"}, "Evidence": {"unit": "percentunit", "decimals": 0}},
         sort=(("State", True), ("Margin", False)),
         height=11,
     )
