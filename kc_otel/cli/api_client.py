@@ -55,9 +55,9 @@ def lateness(url: str) -> str:
 
 def _call(method: str, url: str, path: str, seconds: float = _SECONDS, **arguments: Any) -> Any:
     try:
-        verify = client_context() if url.startswith("https:") else True
+        tls: dict[str, Any] = {"verify": client_context()} if url.startswith("https:") else {}
         response = httpx.request(
-            method, url.rstrip("/") + path, timeout=seconds, headers=authorization(), verify=verify, **arguments
+            method, url.rstrip("/") + path, timeout=seconds, headers=authorization(), **tls, **arguments
         )
     except TokenError as error:
         refuse(error)
