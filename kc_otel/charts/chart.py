@@ -50,14 +50,9 @@ def drawing(
 ) -> str:
     """A drawing of three layers.
 
-    Args:
-        height: Of the plot, pixels; labels below it are outside of the drawing's own box.
-        title: Its name for a screen reader.
-        text: Its description for a screen reader.
-        behind: Elements whose horizontal places are percentages, below the plot.
-        plot: Elements in the plot's own coordinates, 1000 wide, stretched with it.
-        above: As `behind`, above the plot.
-        small: Whether nothing stands around the plot.
+    The plot is `height` pixels high, its elements in coordinates of their own, 1000 wide, stretched with it; labels
+    below it are outside of the drawing's own box. Horizontal places behind and above it are percentages. Title and text
+    are for a screen reader. Nothing stands around a small one.
     """
     top, kind = (0, "chart small") if small else (TOP, "chart")
     stretched = (

@@ -18,11 +18,7 @@ Seen = Mapping[str, Any]
 def draw_distribution(title: str, seen: Seen, name: str, whole: Seen | None = None) -> Chart | None:
     """The chart of a distribution; None where nothing was observed, or only zeros.
 
-    Args:
-        title: Title of the chart.
-        seen: The observations.
-        name: Slice of the observations.
-        whole: Observations on all traffic, for comparison.
+    The observations are of the slice `name`; `whole` are those on all traffic, for comparison.
     """
     edges, total = seen["edges"], seen["total"]
     if not edges:

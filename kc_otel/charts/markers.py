@@ -14,13 +14,7 @@ _PERSON: Final = "☞"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Something that happened at a moment.
-
-    Attributes:
-        at: Unix time, seconds.
-        sign: One character.
-        text: Description of the event.
-    """
+    """Something that happened at a moment (Unix time, seconds): a sign of one character, and a description."""
 
     at: float
     sign: str
@@ -30,11 +24,7 @@ class Marker:
 def markers_of(events: Iterable[Mapping[str, Any]], contract: str, clause: str, slice: str) -> tuple[Marker, ...]:
     """Alerts of a clause on a slice, what people did to it, and steps of promotions.
 
-    Args:
-        events: As `/api/v1/events` has them.
-        contract: Its name.
-        clause: Its id.
-        slice: The slice's name.
+    Events are as `/api/v1/events` has them.
     """
     found = []
     for event in events:

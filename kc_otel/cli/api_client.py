@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from http import HTTPStatus
 from typing import Annotated, Any
 
 import httpx
 import typer
 
+from kc_otel.cli.terminal import refuse
 from kc_otel.client.credentials import TokenError, authorization, client_context
 from kc_otel.contract.plain_text import plain, plain_tree
 from kc_otel.contract.words import duration
@@ -38,8 +38,7 @@ def post(url: str, path: str, body: dict[str, Any], seconds: float = _TIMEOUT_SE
     try:
         json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        print("a text is not in the terminal's encoding; use a UTF-8 locale, such as LANG=C.UTF-8", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse("a text is not in the terminal's encoding; use a UTF-8 locale, such as LANG=C.UTF-8")
     return _call("POST", url, path, seconds, json=body)
 
 
@@ -56,18 +55,17 @@ def lateness(url: str) -> str:
 
 def _call(method: str, url: str, path: str, seconds: float = _TIMEOUT_SECONDS, **arguments: Any) -> Any:
     try:
+        tls: dict[str, Any] = {"verify": client_context()} if url.startswith("https:") else {}
         response = httpx.request(
-            method, url.rstrip("/") + path, timeout=seconds, headers=authorization(), **_tls(url), **arguments
+            method, url.rstrip("/") + path, timeout=seconds, headers=authorization(), **tls, **arguments
         )
     except TokenError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(error)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         instead = "start one with `kc-otel serve CONTRACT...`, or say where it is with --url or KC_OTEL_URL"
         if "//" not in url:
             instead = f"write http://{url}"
-        print(f"no evaluator answers at {url} ({error}); {instead}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        refuse(f"no evaluator answers at {url} ({error}); {instead}")
     if response.is_error:
         try:
             detail = response.json()["detail"]
@@ -78,10 +76,5 @@ def _call(method: str, url: str, path: str, seconds: float = _TIMEOUT_SECONDS, *
         said = plain(detail)
         if response.status_code != HTTPStatus.UNPROCESSABLE_ENTITY:  # that says which field, and what to write
             said = f"{url}{path}: {response.status_code}: {said}"
-        print(said, file=sys.stderr)
-        raise typer.Exit(2)
+        refuse(said)
     return response.json()
-
-
-def _tls(url: str) -> dict[str, Any]:
-    return {"verify": client_context()} if url.startswith("https:") else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -44,7 +44,6 @@ _TABLE_STYLE: Final[dict[str, Any]] = {
 _TITLE: Final = "kc-otel"
 _Row = tuple[str, list[str]]
 """A name, and a cell per slice."""
-_VERDICT_HEADS: Final = ("clause", "slice", "estimate", "interval", "limit", "samples")
 
 
 def compare(
@@ -64,7 +63,6 @@ def compare(
     confidence: Annotated[float, typer.Option(help="Confidence of each interval.", min=0.5, max=1 - 1e-9)] = 0.99,
     clip: Annotated[float | None, typer.Option(help="PPO clip range; the contract's, else 0.2.", min=1e-9)] = None,
     as_json: PrintJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
     """Print how far the two kernels of a recording are apart, by slice.
 
@@ -73,7 +71,7 @@ def compare(
 
     Examples:
       kc-otel compare rollouts.npz --by task
-      kc-otel compare rollouts.npz --contract policy.yaml --markdown
+      kc-otel compare rollouts.npz --contract policy.yaml
       kc-otel compare train=scored.jsonl,inference=sampled.jsonl
     """
     # Everything below needs NumPy, rich or more; --help does not.
@@ -84,9 +82,8 @@ def compare(
     from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
 
     with unusable():
-        for first, second, both in (("contract", "by", contract and by), ("json", "markdown", as_json and markdown)):
-            if both:
-                raise ValueError(f"--{first} and --{second} exclude each other; give one of them")
+        if contract and by:
+            raise ValueError("--contract and --by exclude each other; give one of them")
         promise = load(contract) if contract is not None else None
         log = load_recording(recording, columns=columns_of(columns)).with_attributes(attributes_of(attribute or []))
         parts = by_contract(log, promise) if promise is not None else by_attributes(log, by or [])
@@ -109,8 +106,6 @@ def compare(
     )
     if as_json:
         typer.echo(json.dumps(as_data(comparison), indent=2, allow_nan=False))
-    elif markdown:
-        typer.echo(as_markdown(comparison))
     else:
         print_tables(comparison, Console())
 
@@ -123,22 +118,12 @@ def _chosen(names: list[str], parts: list[RecordingSlice]) -> list[RecordingSlic
     return [part for part in parts if not names or part.name in names]
 
 
-def as_markdown(comparison: LogComparison) -> str:
-    """A heading, a table of quantities, a table of verdicts."""
-    shown = _shown(comparison)
-    rows = ([name, *cells] for name, cells in _rows(shown))
-    lines = [f"## {plain(_headline(comparison))}", "", f"### {_TITLE}", ""]
-    lines += [*_markdown_table(["metric", *(part.name for part in shown)], rows), ""]
-    if comparison.judged is not None:
-        verdicts = _verdict_rows(comparison.judged.verdicts)
-        lines += ["### Verdicts", "", *_markdown_table(["verdict", *_VERDICT_HEADS], verdicts), ""]
-    return "\n".join([*lines, *(f"- {plain(note)}" for note in _notes(comparison))])
-
-
 def print_tables(comparison: LogComparison, console: Console) -> None:
     """Tables that fit the console: where slices do not fit beside each other, they follow below each other."""
-    shown = _shown(comparison)
-    console.print(_text(_headline(comparison), style="bold"))
+    shown = [part for part in comparison.slices if part.tokens]
+    masked = f"; {comparison.masked:,} more have no token that counts" if comparison.masked else ""
+    counted = f"{comparison.source}: {comparison.sequences:,} sequences, {comparison.tokens:,} tokens{masked}"
+    console.print(_text(counted, style="bold"))
     for table in _tables(_rows(shown), [part.name for part in shown], console.width):
         console.print(Text(), table)
     if comparison.judged is not None:
@@ -150,15 +135,6 @@ def print_tables(comparison: LogComparison, console: Console) -> None:
 def _text(said: str, style: str = "") -> Text:
     """Make text from a recording, a file name or a contract safe to show in a terminal."""
     return Text(plain(said), style=style)
-
-
-def _shown(comparison: LogComparison) -> list[SliceReport]:
-    return [part for part in comparison.slices if part.tokens]
-
-
-def _headline(comparison: LogComparison) -> str:
-    masked = f"; {comparison.masked:,} more have no token that counts" if comparison.masked else ""
-    return f"{comparison.source}: {comparison.sequences:,} sequences, {comparison.tokens:,} tokens{masked}"
 
 
 def _rows(parts: Sequence[SliceReport]) -> list[_Row]:
@@ -191,30 +167,26 @@ def _tables(rows: Sequence[_Row], slices: Sequence[str], width: int) -> Iterator
 
 
 def _verdict_tables(verdicts: Sequence[Verdict], width: int) -> Iterator[RenderableType]:
+    """Yield the table, where slices of a clause that have no data share a row, and the reasons."""
+    heads = ("estimate", *(["interval"] if width >= _WIDE_TERMINAL else []), "limit", "samples")
     table = Table(title="Verdicts", **_TABLE_STYLE)
     table.add_column("verdict", min_width=len("INCONCLUSIVE"))
-    kept = [place for place, head in enumerate(_VERDICT_HEADS) if head != "interval" or width >= _WIDE_TERMINAL]
-    for place in kept:
-        table.add_column(_VERDICT_HEADS[place], justify="left" if place < 2 else "right", overflow="fold")
-    for status, *cells in _verdict_rows(verdicts):
-        table.add_row(_text(status, style=STATUS_STYLE[status]), *(_text(cells[place]) for place in kept))
+    for head in ("clause", "slice", *heads):
+        table.add_column(head, justify="right" if head in heads else "left", overflow="fold")
+
+    def cells(verdict: Verdict) -> Iterator[str]:
+        yield _digits(verdict.estimate) if verdict.samples else ""
+        if "interval" in heads:
+            yield f"[{_bound(verdict.lower)}, {_bound(verdict.upper)}]" if verdict.samples else ""
+        yield from (f"{verdict.limit:.4g}", f"{verdict.samples:,}")
+
+    rows = (((str(v.status), v.cell.clause, v.samples and v.cell.slice, *cells(v)), v.cell.slice) for v in verdicts)
+    for (status, clause, _, *numbers), slices in together(rows).items():
+        table.add_row(_text(status, style=STATUS_STYLE[status]), *map(_text, (clause, listed(slices), *numbers)))
     yield table
     for verdict in verdicts:
         if verdict.status in {"FAIL", "INCONCLUSIVE"}:
             yield _text(f"{verdict.cell.clause} on {verdict.cell.slice}: {verdict.reason}")
-
-
-def _verdict_rows(verdicts: Sequence[Verdict]) -> Iterator[list[str]]:
-    """Yield the status and the cells of `_VERDICT_HEADS`; slices of a clause that have no data share a row."""
-
-    def cells(verdict: Verdict) -> tuple[str, ...]:
-        interval = f"[{_bound(verdict.lower)}, {_bound(verdict.upper)}]"
-        numbers = (_digits(verdict.estimate), interval) if verdict.samples else ("", "")
-        return (*numbers, f"{verdict.limit:.4g}", f"{verdict.samples:,}")
-
-    rows = (((str(v.status), v.cell.clause, v.samples and v.cell.slice, *cells(v)), v.cell.slice) for v in verdicts)
-    for (status, clause, _, *numbers), slices in together(rows).items():
-        yield [status, clause, listed(slices), *numbers]
 
 
 def _notes(comparison: LogComparison) -> Iterator[str]:
@@ -247,8 +219,3 @@ def _digits(number: float) -> str:
 
 def _bound(number: float) -> str:
     return f"{number:.3g}"
-
-
-def _markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    for cells in (heads, ["---"] * len(heads), *rows):
-        yield "| " + " | ".join(plain(cell).replace("|", "\\|") for cell in cells) + " |"

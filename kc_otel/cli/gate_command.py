@@ -21,7 +21,6 @@ from kc_otel.cli.gate_run import (
     MarkdownFile,
     Required,
     RequiredSlices,
-    gate_offline,
     run,  # noqa: F401 - one of the commands, to which the table of commands leads
 )
 from kc_otel.cli.terminal import refuse, table_lines, together, unusable
@@ -128,10 +127,8 @@ def status(
         else:
             from kc_otel.offline.gate.evidence_files import write_evidence  # noqa: PLC0415
 
-            try:
+            with unusable(files="written"):
                 typer.echo(f"evidence: {write_evidence(answer['evidence'], evidence)}")
-            except OSError as error:
-                refuse(f"{error.filename}: cannot be written ({error.strerror})")
     raise typer.Exit(EXIT[decision["outcome"]])
 
 
@@ -255,6 +252,7 @@ def live(
     Examples:
       kc-otel gate live policy.yaml --inference-url http://fp8:8000 --train-url http://bf16:8000 --prompts prompts.jsonl
     """
+    from kc_otel.cli.gate_offline import gate_offline  # noqa: PLC0415
     from kc_otel.offline.gate.endpoint_recording import EndpointPair, IncompleteError, record_endpoints  # noqa: PLC0415
     from kc_otel.offline.gate.evidence_files import recording_beside  # noqa: PLC0415
     from kc_otel.recordings.endpoints.endpoint_client import CompletionEndpoint  # noqa: PLC0415

@@ -110,24 +110,21 @@ def collector(
     Examples:
       kc-otel generate collector contracts --out collector --evaluator a:4317 --evaluator b:4317
     """
-    from kc_otel.generate.collector import collector_files  # noqa: PLC0415 - a quick --help
+    from kc_otel.contract.load import check_all  # noqa: PLC0415 - a quick --help
+    from kc_otel.generate.collector import collector_files  # noqa: PLC0415
 
     def made(loaded: Sequence[Contract]) -> Sequence[GeneratedFile]:
-        files = collector_files(loaded, _texts(contracts), evaluator)
+        known = ((checked.contract, checked.source) for checked in check_all(contracts))
+        texts = {contract.name: Path(source).read_text("utf-8") for contract, source in known if contract is not None}
+        files = collector_files(loaded, texts, evaluator)
         left = sorted({*(out / "collector" / "evaluators").glob("*/*.yaml")} - {out / file.path for file in files})
         if left:
-            msg = "\n".join(f"{path}: is judged elsewhere now, or nowhere; remove the file" for path in left)
-            raise ValueError(msg)
+            raise ValueError(
+                "\n".join(f"{path}: is judged elsewhere now, or nowhere; remove the file" for path in left)
+            )
         return files
 
     _generate(contracts, out, made, check=check)
-
-
-def _texts(paths: Sequence[Path]) -> dict[str, str]:
-    from kc_otel.contract.load import check_all  # noqa: PLC0415
-
-    known = ((checked.contract, checked.source) for checked in check_all(paths))
-    return {contract.name: Path(source).read_text("utf-8") for contract, source in known if contract is not None}
 
 
 def _generate(
@@ -139,16 +136,10 @@ def _generate(
 ) -> None:
     """Exit code 0 when done, 1 when something is stale under --check, 2 when it cannot be done."""
     from kc_otel.contract.load import load_all  # noqa: PLC0415
+    from kc_otel.generate.files import stale, write  # noqa: PLC0415
 
     with unusable(ModuleNotFoundError):
         files = make(load_all(paths))
-    _write(files, out, check=check)
-
-
-def _write(files: Sequence[GeneratedFile], out: Path, *, check: bool) -> None:
-    from kc_otel.generate.files import stale, write  # noqa: PLC0415
-
-    with unusable():
         changed = stale(files, out) if check else write(files, out)
     for file in files:
         state = "unchanged" if file not in changed else "stale" if check else "written"

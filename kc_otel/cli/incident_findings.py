@@ -5,16 +5,13 @@ from __future__ import annotations
 import getpass
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from kc_otel.cli.terminal import refuse
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
-
-WORST: Final = "worst"
 
 IncidentId = Annotated[
     str | None,
@@ -27,15 +24,8 @@ IncidentId = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class FailingCell:
-    """The cell of an incident that is looked at.
-
-    Attributes:
-        incident: Id of the incident.
-        clause: Its worst clause.
-        slice: The slice where that is worst; `all` only where it is broken nowhere else.
-    """
+class FailingCell(NamedTuple):
+    """The worst cell of an incident; its slice is `all` only where it is broken nowhere else."""
 
     incident: str
     clause: str
@@ -46,7 +36,7 @@ def failing_cell(url: str, contract: Contract, wanted: str) -> FailingCell:
     """The cell of an incident that is farthest beyond its limit; ends the program where there is none."""
     from kc_otel.cli.api_client import get  # noqa: PLC0415 - a quick --help
 
-    if wanted == WORST:
+    if wanted == "worst":
         found = get(url, "/api/v1/incidents", contract=contract.name)["incidents"]
         found = [candidate for candidate in found if candidate["on"] == "fail" and candidate["until"] is None]
         if not found:

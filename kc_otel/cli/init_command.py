@@ -24,59 +24,49 @@ _CONDITION: Final = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(>=|<=|!=|==|=|>|<)\s*(\
 
 
 def init(
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="File to write; - prints it.")] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="metadata.name.")] = None,
-    owner: Annotated[str | None, typer.Option("--owner", metavar="TEAM", help="Responsible team or person.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write; - prints it.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="metadata.name.")] = None,
+    owner: Annotated[str | None, typer.Option(metavar="TEAM", help="Responsible team or person.")] = None,
     train: Annotated[
         str | None,
-        typer.Option("--train", metavar="FIELDS", help="The training kernel, such as engine=torch,dtype=bfloat16."),
+        typer.Option(metavar="FIELDS", help="The training kernel, such as engine=torch,dtype=bfloat16."),
     ] = None,
     inference: Annotated[
         str | None,
-        typer.Option("--inference", metavar="FIELDS", help="The inference kernel, such as engine=vllm,dtype=fp8."),
+        typer.Option(metavar="FIELDS", help="The inference kernel, such as engine=vllm,dtype=fp8."),
     ] = None,
     reward_budget: Annotated[
         str | None,
-        typer.Option("--reward-budget", metavar="DRIFT", help="Largest acceptable drift of the mean reward."),
+        typer.Option(metavar="DRIFT", help="Largest acceptable drift of the mean reward."),
     ] = None,
     reward_range: Annotated[
         str | None,
-        typer.Option(
-            "--reward-range", metavar="LOW,HIGH", help="Smallest and largest reward of a sequence. (default: 0,1)"
-        ),
+        typer.Option(metavar="LOW,HIGH", help="Smallest and largest reward of a sequence. (default: 0,1)"),
     ] = None,
     horizon: Annotated[
-        str | None, typer.Option("--horizon", metavar="TOKENS", help="Longest answer, in tokens. (default: 4096)")
+        str | None, typer.Option(metavar="TOKENS", help="Longest answer, in tokens. (default: 4096)")
     ] = None,
-    clip: Annotated[
-        str | None, typer.Option("--clip", metavar="EPSILON", help="PPO clip range, if there is one.")
-    ] = None,
+    clip: Annotated[str | None, typer.Option(metavar="EPSILON", help="PPO clip range, if there is one.")] = None,
     slices: Annotated[
         str | None,
-        typer.Option("--slices", metavar="LIST", help="Slices, such as 'code: task=code; long: prompt_tokens>=8192'."),
+        typer.Option(metavar="LIST", help="Slices, such as 'code: task=code; long: prompt_tokens>=8192'."),
     ] = None,
-    confidence: Annotated[
-        str | None, typer.Option("--confidence", metavar="C", help="Confidence of verdicts. (default: 0.99)")
-    ] = None,
+    confidence: Annotated[str | None, typer.Option(metavar="C", help="Confidence of verdicts. (default: 0.99)")] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="|".join(MeasuringPath), help="How the kernels are measured. (default: loop)"),
+        typer.Option(metavar="|".join(MeasuringPath), help="How the kernels are measured. (default: loop)"),
     ] = None,
     baseline: Annotated[
         Path | None,
         typer.Option(
-            "--baseline",
             metavar="RECORDING",
             help="Recording of a pair that you accept (.npz, .jsonl or .parquet): limits follow from it.",
         ),
     ] = None,
-    margin: Annotated[
-        float, typer.Option("--margin", min=1.0, help="Factor between the baseline and the limits.")
-    ] = 2.0,
+    margin: Annotated[float, typer.Option(min=1.0, help="Factor between the baseline and the limits.")] = 2.0,
     prompts: Annotated[
         int,
         typer.Option(
-            "--prompts",
             min=1,
             help="Prompts of a gate: limits are high enough that the baseline typically passes with them.",
         ),
@@ -115,9 +105,7 @@ def init(
             refuse(f"--out: {target} exists; write --force to overwrite it, or name another file")
         written = _write(answers, baseline, margin=margin, prompts=prompts)
     except ContractError as error:
-        for problem in error.problems:
-            typer.echo(f"{problem.field}: {problem.message}" if problem.field else problem.message, err=True)
-        raise typer.Exit(2) from None
+        refuse("\n".join(f"{p.field}: {p.message}" if p.field else p.message for p in error.problems))
     except (ValueError, OSError, ModuleNotFoundError) as error:
         refuse(str(error))
     if str(target) == "-":

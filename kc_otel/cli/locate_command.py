@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -20,9 +20,11 @@ from kc_otel.cli.terminal import (
     refuse,
     seconds,
     stopped_by_signals,
+    table_lines,
     unusable,
 )
 from kc_otel.contract.load import load
+from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import did_you_mean
 
@@ -98,9 +100,11 @@ def run(
         options |= {"--precision": precision} if precision else {}
         passed = ["--shares" if shares else "--no-shares", *(f"--engine={setting}" for setting in engine or ())]
         passed += [f"{name}={value}" for name, value in options.items()]
-        _follow(contract, [*passed, *([f"--by={by}"] if by else [])], url, by, seconds("--budget", budget))
+        _follow(
+            contract, [*passed, *([f"--by={by}"] if by else [])], url, by, seconds("--budget", budget, positive=True)
+        )
         return
-    from kc_otel.diagnose.located import located_json, located_sentence  # noqa: PLC0415
+    from kc_otel.diagnose.located import located_json, located_lines, located_sentence  # noqa: PLC0415
 
     with unusable(ModuleNotFoundError, TypeError):
         promise = load(contract)
@@ -109,18 +113,20 @@ def run(
             slice, clause = slice or cell.slice, clause or cell.clause
         slice = slice or ALL
         failing = _clause(promise, clause)
-        from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415 - a quick --help
+        from kc_otel.diagnose.capture_file import is_capture  # noqa: PLC0415 - a quick --help
+        from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
         given = read_sequences(sequences, contract=promise, slice=slice, most=limit)
         arguments = pairs("--engine", engine or ())
-        if _is_capture(train) or _is_capture(infer):
+        if is_capture(Path(train)) or is_capture(Path(infer)):
             located = _of_captures(promise, train, infer, given, slice, precision, arguments)
         else:
             located = _of_kernels(promise, train, infer, given, slice, failing, precision, arguments, shares=shares)
-    _show(located, as_json=as_json)
+    answer = located_json(located)
+    typer.echo(json.dumps(answer, indent=2, allow_nan=False) if as_json else "\n".join(located_lines(located)))
     if cell is not None:
         asked = {"contract": promise.hash, "train": train, "inference": infer, "sequences": sequences}
-        evidence = {**located_json(located), "asked": asked, "version": version("kc-otel")}
+        evidence = {**answer, "asked": asked, "version": version("kc-otel")}
         text = located_sentence(located)
         typer.echo(attach(url, cell.incident, "locate", slice, text, evidence, by), err=True)
     if located.findings or located.undecided:
@@ -203,7 +209,6 @@ def operators(
       kc-otel locate operators comparisons.py:comparisons --contract policy.yaml
     """
     # Everything below needs NumPy, and the file most likely torch; --help does not.
-    from kc_otel.contract.load import load  # noqa: PLC0415
     from kc_otel.integrations.operators import compare_callables  # noqa: PLC0415
     from kc_otel.offline.operators import as_json as json_of  # noqa: PLC0415
     from kc_otel.offline.operators import comparisons_in, judge  # noqa: PLC0415
@@ -241,8 +246,6 @@ def _follow(contract: str, options: Sequence[str], url: str, by: str | None, bud
     from kc_otel.cli.locate_follow import Follower, give_way, run_within  # noqa: PLC0415
     from kc_otel.client.router import Router  # noqa: PLC0415
 
-    if budget <= 0:
-        refuse("--budget: 0s is over at once; write how long, such as 10m")
     with unusable():
         name = load(contract).name
         router = Router(url)
@@ -255,12 +258,6 @@ def _follow(contract: str, options: Sequence[str], url: str, by: str | None, bud
             lambda incident: run_within(["locate", "run", contract, *options, "--incident", incident], budget, stop),
             lambda incident, why: attach(url, incident, "locate", ALL, why, {}, by),
         ).run(stop)
-
-
-def _is_capture(kernel: str) -> bool:
-    from kc_otel.diagnose.capture_file import is_capture  # noqa: PLC0415 - a quick --help
-
-    return is_capture(Path(kernel))
 
 
 def _of_kernels(
@@ -335,42 +332,27 @@ def _clause(contract: Contract, wanted: str | None) -> Clause | None:
     return refuse(f"--clause: {wanted!r} is not in the contract; {hint}")
 
 
-def _show(located: Located, *, as_json: bool) -> None:
-    from kc_otel.diagnose.located import located_json, located_lines  # noqa: PLC0415
-
-    if as_json:
-        typer.echo(json.dumps(located_json(located), indent=2, allow_nan=False))
-    else:
-        typer.echo("\n".join(located_lines(located)))
-
-
 def _print_cases(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out: Sequence[str]) -> None:
-    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only where tables are printed
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
     from kc_otel.offline.operators import COLUMNS, cells_of  # noqa: PLC0415
 
-    console = Console()
-    console.print("Training kernel against inference kernel, by row of the output\n")
+    def row(cells: Iterable[str]) -> str:
+        return "".join(cell.rjust(_WIDTH) for cell in cells)
+
     # What a case is takes a line of its own above its numbers, so that both fit into a terminal of 80 columns.
-    lines = ("".join(heading.rjust(_WIDTH) for heading in headings) for headings in zip(*COLUMNS, strict=True))
-    console.print(Text("\n".join(lines), "bold"), soft_wrap=True)
+    lines = [
+        "Training kernel against inference kernel, by row of the output",
+        "",
+        *map(row, zip(*COLUMNS, strict=True)),
+    ]
     for report in reports:
         output = "" if report.dtype in report.case else f" -> {report.dtype}"
-        console.print(Text(f"{report.operator}  {report.case}{output}"), soft_wrap=True)
-        console.print(Text("".join(cell.rjust(_WIDTH) for cell in cells_of(report)), "cyan"), soft_wrap=True)
+        lines += [f"{report.operator}  {report.case}{output}", row(cells_of(report))]
     for report in reports:
         if report.not_finite:
             said = f"{report.operator}  {report.case}: {report.not_finite:,} rows are NaN or infinite on one side alone"
-            console.print(Text(f"{said}; no verdict is about them", "bold red"), soft_wrap=True)
+            lines.append(f"{said}; no verdict is about them")
     if verdicts or left_out:
-        judged = Table(box=SIMPLE_HEAD, title="Verdicts")
-        for heading in ("verdict", "clause", "slice", "why"):
-            judged.add_column(heading)
-        for verdict in verdicts:
-            judged.add_row(*map(Text, (str(verdict.status), verdict.cell.clause, verdict.cell.slice, verdict.reason)))
-        console.print(judged)
-    for sentence in left_out:
-        console.print(Text(f"not judged: {sentence}"))
+        judged = [(str(found.status), found.cell.clause, found.cell.slice, found.reason) for found in verdicts]
+        lines += ["", "Verdicts", *table_lines(("verdict", "clause", "slice", "why"), judged)]
+    for line in (*lines, *(f"not judged: {sentence}" for sentence in left_out)):
+        typer.echo(plain(line))

@@ -85,13 +85,7 @@ def give_way() -> None:
 def run_within(command: Sequence[str], budget: float, stop: threading.Event) -> str | None:
     """Run `kc-otel` with these arguments for at most so many seconds.
 
-    Args:
-        command: The arguments.
-        budget: Seconds.
-        stop: Ends it before its time.
-
-    Returns:
-        None where it has answered, or was stopped; else why not.
+    Returns None where it has answered, or was stopped; else why not.
     """
     process = subprocess.Popen(  # noqa: S603 - this program
         [sys.executable, "-m", "kc_otel", *command],

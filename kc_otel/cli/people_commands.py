@@ -5,13 +5,12 @@ from __future__ import annotations
 import getpass
 import json
 import time
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, lateness, post
-from kc_otel.cli.terminal import ApiJson, By, OnlyContract
+from kc_otel.cli.terminal import ApiJson, By, OnlyContract, local_time, seconds
 
 ContractArgument = Annotated[str, typer.Argument(metavar="CONTRACT", help="Name of the contract.")]
 OnlyClause = Annotated[str | None, typer.Option(help="Only this clause.")]
@@ -43,7 +42,9 @@ def list_command(
         for alert in sorted(found, key=lambda row: (row["phase"], row["contract"], row["clause"], row["slice"])):
             typer.echo(_alert_line(alert))
         for row in silences:
-            typer.echo(f"silence {row['id']}  {_where(row)} until {_time(row['until'])}, {row['by']}: {row['why']}")
+            typer.echo(
+                f"silence {row['id']}  {_where(row)} until {local_time(row['until'])}, {row['by']}: {row['why']}"
+            )
         if not found and not silences:
             typer.echo("nothing waits, fires or is silenced")
     raise typer.Exit(1 if any(alert["phase"] == "firing" for alert in found) else 3 if late else 0)
@@ -84,10 +85,10 @@ def silence(
     Examples:
       kc-otel alerts silence policy-7b --for 2h --why 'planned weight surgery'
     """
-    until = time.time() + _seconds(lasting)
+    until = time.time() + seconds("--for", lasting, positive=True)
     made = _order(url, "silences", by, why, contract=contract, clause=clause, slice=slice, until=until)
     typer.echo(
-        f"silence {made['id']} until {_time(made['until'])}: {_where(made)}; "
+        f"silence {made['id']} until {local_time(made['until'])}: {_where(made)}; "
         f"end it with kc-otel alerts unsilence {made['id']} --why ..."
     )
 
@@ -126,9 +127,9 @@ def pin(
       kc-otel route pin policy-7b train-kernel --slice code --why 'int8 is broken on code'
       kc-otel route pin policy-7b inference-kernel --for 2h --why 'load test'
     """
-    until = None if lasting is None else time.time() + _seconds(lasting)
+    until = None if lasting is None else time.time() + seconds("--for", lasting, positive=True)
     answer = _order(url, "decisions/pin", by, why, contract=contract, slice=slice, kernel=kernel, until=until)
-    end = "until it is unpinned" if until is None else f"until {_time(until)}"
+    end = "until it is unpinned" if until is None else f"until {local_time(until)}"
     typer.echo(f"{slice} is pinned to {kernel} {end}; the decision table is now version {answer['version']}")
 
 
@@ -200,7 +201,7 @@ def events(
         return
     for event in found:
         message = event["message"].removeprefix(f"{event['contract']}: ")
-        typer.echo(f"{_time(event['at'])}  {event['kind']:<13} {event['contract']}: {message}")
+        typer.echo(f"{local_time(event['at'])}  {event['kind']:<13} {event['contract']}: {message}")
     if not found:
         typer.echo("nothing has happened yet")
 
@@ -218,7 +219,7 @@ def _alert_line(alert: dict[str, Any]) -> str:
     kernel += f" against {alert['kernel_train']}" if alert["kernel_train"] else ""
     return (
         f"{alert['phase']:<8} {alert['severity']:<8} {alert['contract']}: {alert['clause']} on {alert['slice']} "
-        f"({alert['on']}){kernel} since {_time(since)}; {'; '.join(notes)}"
+        f"({alert['on']}){kernel} since {local_time(since)}; {'; '.join(notes)}"
     )
 
 
@@ -229,19 +230,3 @@ def _where(entry: dict[str, Any]) -> str:
 
 def _order(url: str, path: str, by: str | None, why: str, **body: object) -> Any:
     return post(url, f"/api/v1/{path}", {**body, "by": by or getpass.getuser(), "why": why})
-
-
-def _seconds(text: str) -> float:
-    from kc_otel.contract.units import parse_duration  # noqa: PLC0415 - only where a duration is given
-
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--for") from None
-    if seconds <= 0:
-        raise typer.BadParameter("0s is over at once; write how long, such as 2h", param_hint="--for")
-    return seconds
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -9,14 +9,13 @@ import shlex
 import subprocess
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, get_record, post
-from kc_otel.cli.terminal import ApiJson, By, in_sections, refuse
+from kc_otel.cli.terminal import ApiJson, By, in_sections, local_time, refuse, unusable
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.words import did_you_mean, spoken
 from kc_otel.judge.promotion.stages import Stage
@@ -136,7 +135,14 @@ def _look(url: str, contract: str, kernel: str, *, start: bool, as_json: bool) -
     """Refuse a kernel that was not seen, and end with what would be next, where no promotion of it has begun."""
     if kernel in {promotion["kernel"] for promotion in get(url, "/api/v1/promotions", contract=contract)["promotions"]}:
         return
-    _refuse_unseen(url, contract, kernel)
+    served = [entry for entry in get(url, "/api/v1/contracts")["contracts"] if entry["name"] == contract]
+    seen = [other["version"] for entry in served for other in entry["kernels"] if other["role"] == "inference"]
+    if seen and kernel not in seen:
+        hint = did_you_mean(kernel, seen, "seen are")
+        refuse(
+            f"{kernel}: no inference kernel of {contract} has reported by that name; {hint} One that has yet to serve "
+            "begins with --evidence"
+        )
     if start:
         return
     first = get(url, f"/api/v1/promotions/{contract}/plan")["steps"][0]["position"]
@@ -146,18 +152,6 @@ def _look(url: str, contract: str, kernel: str, *, start: bool, as_json: bool) -
     raise typer.Exit(3)
 
 
-def _refuse_unseen(url: str, contract: str, kernel: str) -> None:
-    """A name that no inference kernel of a contract has, where some have reported, is a slip of the hand."""
-    served = [entry for entry in get(url, "/api/v1/contracts")["contracts"] if entry["name"] == contract]
-    seen = [other["version"] for entry in served for other in entry["kernels"] if other["role"] == "inference"]
-    if seen and kernel not in seen:
-        hint = did_you_mean(kernel, seen, "seen are")
-        refuse(
-            f"{kernel}: no inference kernel of {contract} has reported by that name; {hint} One that has yet to serve "
-            "begins with --evidence"
-        )
-
-
 def _lines(found: dict[str, Any]) -> list[str]:
     kernel, share = found["kernel"], f"{100 * found['share']:g}% of the requests"
     if found["status"] == "rolled-back":
@@ -165,7 +159,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines = [f"{kernel} is rolled back and is to serve nothing", f"  {found['reason']}"]
         if found["seen_serving"]:
             lines += [
-                f"  {_clock(found['seen_serving'])}: it was measured after that: something served it",
+                f"  {local_time(found['seen_serving'])}: it was measured after that: something served it",
                 f"  once nothing serves it: {promote} --rollback --why ...",
             ]
         return [*lines, f"  to start once more: {promote} --start"]
@@ -218,11 +212,9 @@ def _save(url: str, path: str, folder: Path) -> None:
         record = get_record(url, f"{path}/evidence/{entry['id']}")
         slug = entry["what"].replace(" ", "-").replace("%", "")
         file = folder / f"{entry['id']:04d}-{slug}.json"
-        try:
+        with unusable(files="written"):
             folder.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        except OSError as error:
-            refuse(f"--save: {file}: cannot be written ({error.strerror})")
         typer.echo(f"evidence: {file}")
 
 
@@ -241,12 +233,8 @@ def _refuse_mixed(
 def follow(url: str, path: str, *, before: str | None, after: str | None, timeout: float) -> dict[str, Any]:
     """Print steps until the version is full, rolled back or replaced; returns where it is then.
 
-    Args:
-        url: The evaluator's API.
-        path: The promotion's path in it.
-        before: Command that runs before each step; the step is taken when it exits with 0, else it is held.
-        after: Command that runs after each step, each rollback included.
-        timeout: Seconds that a command may take.
+    `before` runs before each step, which is taken when it exits with 0, else it is held; `after` runs after each step,
+    each rollback included.
     """
     if before is not None:
         post(url, path, {"order": "hook", "by": _HOOK_SIGNER})
@@ -264,7 +252,7 @@ def follow(url: str, path: str, *, before: str | None, after: str | None, timeou
                 _say(f"waits: {reason}")
         time.sleep(_POLL_SECONDS)
         now: dict[str, Any] = get(url, path)
-        if _where(now) != _where(found):
+        if any(now[name] != found[name] for name in ("position", "status", "attempt")):
             _say(now["reason"])
             if after is not None:
                 _run(after, _about(found, now["position"], now), timeout)
@@ -314,13 +302,5 @@ def _run(command: str, about: Mapping[str, str], timeout: float) -> int | None:
     return done.returncode
 
 
-def _clock(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, tz=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def _where(found: Mapping[str, Any]) -> tuple[Any, ...]:
-    return found["position"], found["status"], found["attempt"]
-
-
 def _say(text: str) -> None:
-    typer.echo(f"{datetime.now(tz=UTC).astimezone():%H:%M:%S}  {text}")
+    typer.echo(f"{local_time(None, '%H:%M:%S')}  {text}")

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kc_otel.cli.terminal import PrintJson, refuse, seconds, unusable
+from kc_otel.cli.terminal import PrintJson, seconds, unusable
 from kc_otel.contract.plain_text import plain, plain_lines
 from kc_otel.contract.units import format_duration
 from kc_otel.offline.replay.differences import MovedSpan, TimelineDifferences
@@ -63,9 +63,7 @@ def replay(
     from kc_otel.offline.replay.replay_files import as_data, replay_recordings  # noqa: PLC0415
     from kc_otel.offline.replay.traffic_reading import TrafficFileError  # noqa: PLC0415
 
-    every = None if tick is None else seconds("--tick", tick)
-    if every is not None and every <= 0.0:
-        refuse(f"--tick {tick}: give more than 0 s, such as 10s")
+    every = None if tick is None else seconds("--tick", tick, positive=True)
     timing = GroupTiming(seconds("--group-wait", group_wait), seconds("--group-interval", group_interval))
     with unusable(TrafficFileError):
         new, old = load(contract), None if against is None else load(against)

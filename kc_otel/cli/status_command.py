@@ -6,7 +6,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, lateness
-from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, refuse, together
+from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time, refuse, together
 from kc_otel.contract.words import RUN_ENDED, listed, place
 
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
@@ -97,7 +96,7 @@ def _missing(row: Mapping[str, Any]) -> Text:
     pair = [row[side] for side in ("kernel_inference", "kernel_train") if row[side]]
     of = f" of {' against '.join(pair)}" if pair else ""
     return Text(
-        f"{row['contract']}: points{of} are not judged, since {_clock(row['since'])}: {row['text']}",
+        f"{row['contract']}: points{of} are not judged, since {local_time(row['since'], '%H:%M:%S')}: {row['text']}",
         style="bold magenta",
     )
 
@@ -119,8 +118,8 @@ def _stray(url: str, contract: str | None) -> list[Text]:
     found = get(url, "/api/v1/promotions", **({"contract": contract} if contract else {}))["promotions"]
     return [
         Text(
-            f"{entry['contract']}: {entry['kernel']} was rolled back, and was measured after that ({_clock(at)}); "
-            f"see kc-otel promote {entry['contract']} {entry['kernel']}",
+            f"{entry['contract']}: {entry['kernel']} was rolled back, and was measured after that "
+            f"({local_time(at, '%H:%M:%S')}); see kc-otel promote {entry['contract']} {entry['kernel']}",
             style="bold red",
         )
         for entry in found
@@ -198,7 +197,10 @@ def _incidents(
         if index >= _MAX_DETAILED:
             continue
         done = [action for action in incident["actions"] if action["in_force"] is not False]
-        lines += [Text(f"  {_clock(action['at'])}  {action['text']}", style="dim") for action in done[-_MAX_ACTIONS:]]
+        lines += [
+            Text(f"  {local_time(action['at'], '%H:%M:%S')}  {action['text']}", style="dim")
+            for action in done[-_MAX_ACTIONS:]
+        ]
     if len(found) > _MAX_INCIDENTS:
         lines.append(Text(f"{len(found) - _MAX_INCIDENTS} more incidents", style="bold"))
     return [*lines, Text()] if lines else []
@@ -339,7 +341,7 @@ def _shards(found: list[dict[str, Any]]) -> list[Text]:
 
 
 def _until(end: float | None) -> str:
-    return "" if end is None else datetime.fromtimestamp(end, tz=UTC).astimezone().strftime(", until %Y-%m-%d %H:%M")
+    return "" if end is None else local_time(end, ", until %Y-%m-%d %H:%M")
 
 
 def _together(events: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -361,11 +363,9 @@ def _event_line(events: Sequence[dict[str, Any]]) -> Text:
         slices = listed(list(dict.fromkeys(place(member["data"]["slice"]) for member in events)))
         said = "no longer fire" if event["kind"] == "resolved" else f"fire ({event['data'].get('severity')})"
         message = f"{len(events)} alerts {said}: {clauses} on {slices}"
-    return Text(f"{_clock(event['at'])}  {event['contract']}: {message}", overflow="ellipsis", no_wrap=True)
-
-
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at, tz=UTC).astimezone().strftime("%H:%M:%S")
+    return Text(
+        f"{local_time(event['at'], '%H:%M:%S')}  {event['contract']}: {message}", overflow="ellipsis", no_wrap=True
+    )
 
 
 def _spark(estimates: list[float | None], limit: float, width: int) -> Text:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -117,7 +118,7 @@ def refuse(why: object) -> NoReturn:
 
 
 @contextmanager
-def unusable(*kinds: type[Exception]) -> Iterator[None]:
+def unusable(*kinds: type[Exception], files: str = "read or written") -> Iterator[None]:
     """Refuse what turns out to be unusable: a file that cannot be read, a ValueError, and further kinds of errors.
 
     A contract's problems are a ValueError that has a line for each of them.
@@ -126,7 +127,7 @@ def unusable(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(error, OSError) and error.filename:
-            refuse(f"{error.filename}: cannot be read or written ({error.strerror})")
+            refuse(f"{error.filename}: cannot be {files} ({error.strerror})")
         if isinstance(error, (ValueError, OSError, *kinds)):
             refuse(error)
         raise
@@ -183,14 +184,23 @@ def columns_of(text: str | None) -> dict[str, str]:
     return pairs("--columns", (text or "").split(","), "ROLE=COLUMN")
 
 
-def seconds(option: str, text: str) -> float:
+def seconds(option: str, text: str, *, positive: bool = False) -> float:
     """The seconds of an option that is a duration, such as 90s; refuses anything else."""
     from kc_otel.contract.units import parse_duration  # noqa: PLC0415 - a quick --help
 
     try:
-        return parse_duration(text)
+        found = parse_duration(text)
     except ValueError as error:
         refuse(f"{option}: {error}")
+    if positive and found <= 0:
+        refuse(f"{option}: 0s is over at once; write how long, such as 30s")
+    return found
+
+
+def local_time(at: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A Unix time, or the present where it is None, by this machine's clock."""
+    moment = datetime.now(tz=UTC) if at is None else datetime.fromtimestamp(at, tz=UTC)
+    return moment.astimezone().strftime(form)
 
 
 def together(rows: Iterable[tuple[Hashable, str]]) -> dict[Any, list[str]]:

@@ -58,12 +58,7 @@ def compare_captures(
 ) -> Located:
     """Find where two kernels begin to differ by more than noise, from their captures.
 
-    Args:
-        contract: Names the confidence.
-        train: Capture of the training kernel.
-        inference: Capture of the inference kernel.
-        slice: The slice that the sequences are of, for the text.
-        rounding: Relative error of writing a value in the inference kernel's number format.
+    `rounding` is the relative error of writing a value in the inference kernel's number format.
 
     Raises:
         NotComparableError: If they have no sequence in common, other layers, other shapes or other weights.

@@ -64,12 +64,7 @@ class CapturedSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capture:
-    """Outputs of a kernel's operators on some sequences.
-
-    Attributes:
-        kernel: Description of the kernel.
-        sequences: The sequences.
-    """
+    """Outputs of a kernel's operators on some sequences, with a description of the kernel."""
 
     kernel: str
     sequences: tuple[CapturedSequence, ...]
@@ -112,10 +107,6 @@ def relative_error(reference: NDArray[np.float32], other: NDArray[np.float32]) -
 
 class CaptureWriter:
     """Writes a capture, sequence by sequence; one that was begun before is gone on with.
-
-    Args:
-        path: The file that it becomes.
-        kernel: Description of the kernel.
 
     Raises:
         ValueError: If the file is there, or what was begun is of another kernel.

@@ -23,9 +23,7 @@ _KV_FORMATS: Final = {"fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_
 def checkpoint_kernel(folder: Path, spec: KernelSpec) -> TorchKernel:
     """The kernel that runs a checkpoint with transformers.
 
-    Args:
-        folder: The checkpoint's.
-        spec: The contract's declaration: its number format, and that of its KV cache.
+    The contract's declaration says its number format, and that of its KV cache.
 
     Raises:
         ValueError: If transformers cannot load it, or its cache is to be in a format that cannot be made here.

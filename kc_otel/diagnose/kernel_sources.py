@@ -61,11 +61,6 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
 def kernel_from(target: str, spec: KernelSpec, options: Mapping[str, Any] | None = None) -> Iterator[WatchedKernel]:
     """The kernel that a text names: as for `torch_kernel_from`, or `vllm:FOLDER`, an engine that ends afterwards.
 
-    Args:
-        target: The text.
-        spec: The contract's declaration of it.
-        options: Arguments of `vllm.LLM`.
-
     Raises:
         ValueError: If the text names nothing, or an engine whose layers cannot be watched.
     """
@@ -99,13 +94,8 @@ def captured_by(
 ) -> Iterator[CapturedSequence]:
     """Yield a named kernel's captures of sequences; names are as for `torch_kernel_from`, or `vllm:FOLDER`.
 
-    Args:
-        target: The text.
-        spec: The contract's declaration of it.
-        sequences: Sequences to run.
-        precision: Number format whose rounding is measured in a torch kernel.
-        options: Arguments of `vllm.LLM`.
-        decode: Tokens that an engine decodes after each prompt that has no completion.
+    `precision` is the number format whose rounding is measured in a torch kernel, `options` are arguments of
+    `vllm.LLM`, and `decode` tokens are decoded by an engine after each prompt that has no completion.
 
     Raises:
         ValueError: If the text names nothing, or the number format is unknown.

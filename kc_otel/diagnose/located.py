@@ -196,9 +196,7 @@ def same_layers(train: Iterable[Boundary], inference: Iterable[Boundary]) -> Non
 def cut_vocabulary(shapes: Iterable[tuple[Boundary, int, int]], module: str = "") -> list[Divergence]:
     """A head with another vocabulary; anything else of another shape is another model.
 
-    Args:
-        shapes: Where features differ, and how many there are in training and in inference.
-        module: The inference kernel's head.
+    Shapes are where features differ, and how many there are in training and in inference.
 
     Raises:
         NotComparableError: If it is another model.

@@ -78,10 +78,6 @@ def complete_layers(checkpoint: str, tensors: Iterable[str]) -> None:
 
     >>> complete_layers("folder", [f"layers.{i}.{name}.weight" for i in range(3) for name in ("q", "k")])
 
-    Args:
-        checkpoint: Its name.
-        tensors: Names of its tensors.
-
     Raises:
         NotComparableError: If a tensor is missing: an engine would compute with whatever stands in memory.
     """

@@ -94,13 +94,8 @@ def measure_pair(
 ) -> PairMeasurement:
     """Run both kernels, each also against itself in other batches, and compare at every boundary.
 
-    Args:
-        train: The reference.
-        inference: The kernel whose operators are held against it.
-        sequences: Sequences to run on both.
-        precision: The training kernel in the inference kernel's number format; None where they are the same.
-        batch_tokens: Tokens that are worked on at a time; their activations are in memory together.
-        progress: Called with the progress.
+    `precision` is the training kernel in the inference kernel's number format, None where they are the same. The
+    activations of `batch_tokens` are in memory together.
     """
     parts, done = [], 0
     for chunk in chunks_of(sequences, batch_tokens):
@@ -147,12 +142,8 @@ def inputs_as_seen(
     engine reads the engine's cache, so it is compared with the training kernel's attention to the keys and values of
     that cache.
 
-    Args:
-        train: The training kernel.
-        inference: The inference kernel.
-        chunk: The sequences run on both, as one batch.
-        own: The training kernel's outputs.
-        forced: The inference kernel's with all that can be replaced replaced by these.
+    `own` are the training kernel's outputs on a batch, `forced` the inference kernel's with all that can be replaced
+    replaced by these.
     """
     seen = {key: tensor for key, tensor in forced.items() if key.operator in inference.only_seen and key in own}
     if not seen:

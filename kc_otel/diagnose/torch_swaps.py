@@ -38,13 +38,7 @@ def token_drift(
 ) -> tuple[Callable[[frozenset[Boundary]], NDArray[np.float64]], NDArray[np.float64]]:
     """Drift of the next-token distribution with the errors of some operators put into the training kernel.
 
-    Args:
-        train: The training kernel.
-        inference: The inference kernel.
-        sequences: Sequences to run on both.
-        per_token: Drift of each token.
-        above: The operators; errors of others are not kept.
-        batch_tokens: Tokens that are worked on at a time.
+    Errors of operators that are not in `above` are not kept.
 
     Returns:
         A function from boundaries to the mean drift of each sequence, and that of the inference kernel as it runs.

@@ -56,11 +56,7 @@ def saturated_scales(
 ) -> dict[str, Saturated]:
     """Return the scales of the inference kernel's modules that cut off inputs.
 
-    Args:
-        train: Gives the inputs.
-        inference: Has the scales.
-        modules: Its modules to examine.
-        sequences: Sequences to run on both; only the first eight are used.
+    The training kernel gives the inputs, of the first eight sequences.
     """
     scales = {
         name: (module, scale)

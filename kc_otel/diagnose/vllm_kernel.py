@@ -57,8 +57,7 @@ _PADDING_TOKEN: Final = 1
 class VllmKernel:
     """An engine whose layers are watched.
 
-    Args:
-        engine: A `vllm.LLM` in this process, eager, without prefix caching, with `logprobs_mode` for what is sampled.
+    The engine is a `vllm.LLM` in this process, eager, without prefix caching, with `logprobs_mode` for what is sampled.
 
     Raises:
         ValueError: If the engine is none of that.
@@ -86,10 +85,6 @@ class VllmKernel:
     @classmethod
     def of(cls, checkpoint: str, options: Mapping[str, Any]) -> VllmKernel:
         """An engine in this process.
-
-        Args:
-            checkpoint: Folder of a checkpoint.
-            options: Further arguments of `vllm.LLM`.
 
         Raises:
             NotComparableError: If the checkpoint lacks tensors, which the engine would not mind.
@@ -347,11 +342,6 @@ def read_back(attention: Any, request: int, tokens: int) -> tuple[torch.Tensor, 
 
     Known is the one of vLLM's attention on CPUs: a block has all keys of a head as [features, tokens], and then all
     values as [tokens, features].
-
-    Args:
-        attention: The layer's attention.
-        request: Its place in the batch of the forward that runs.
-        tokens: How many it has.
     """
     with extra("vllm", "an engine"):
         from vllm.forward_context import get_forward_context  # noqa: PLC0415 - only where vLLM runs

@@ -170,11 +170,7 @@ def annotation_texts(
 ) -> dict[str, str]:
     """Return the texts that the on-call person reads.
 
-    Args:
-        alert: The firing step.
-        shown: Texts of the cell.
-        sites: Targets of links.
-        text: Makes a contract's own words fit into a template.
+    `text` makes a contract's own words fit into a template.
     """
     said = {
         "fail": f"{alert.clause_id} {shown.either('is', 'was')} broken on {shown.where}",

@@ -24,7 +24,6 @@ from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile, as_yaml
 
-_INPUT_PIPELINE: Final = "in"
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5}")
 
 
@@ -33,10 +32,7 @@ def collector_files(
 ) -> tuple[GeneratedFile, ...]:
     """The Collector's configuration, and a folder of contracts for each evaluator.
 
-    Args:
-        contracts: The contracts, of different names.
-        texts: Their YAML, by name.
-        evaluators: Where each listens for OTLP over gRPC, `host:port`.
+    `texts` is the contracts' YAML by name; `evaluators` are where each listens for OTLP over gRPC, `host:port`.
 
     Raises:
         ValueError: If two contracts have the same name, or an evaluator is no address, is named twice or would have no
@@ -82,14 +78,10 @@ def placed(contracts: Sequence[str], evaluators: Sequence[str]) -> dict[str, tup
     share, more = divmod(len(contracts), len(evaluators))
     for name in sorted(contracts):
         free = [address for address in evaluators if len(found[address]) < share + (more > 0)]
-        mine = found[max(free, key=lambda address: _weight(address, name))]
+        mine = found[max(free, key=lambda address: blake2b(f"{address}\0{name}".encode(), digest_size=8).digest())]
         more -= len(mine) == share
         mine.append(name)
     return {address: tuple(names) for address, names in found.items()}
-
-
-def _weight(address: str, contract: str) -> bytes:
-    return blake2b(f"{address}\0{contract}".encode(), digest_size=8).digest()
 
 
 def _slug(address: str) -> str:
@@ -128,11 +120,7 @@ def _config(contracts: Sequence[Contract], places: Mapping[str, Sequence[str]]) 
     pipelines: dict[str, Any] = {}
     for signal, processors in (("metrics", ["memory_limiter", "filter/ours"]), ("traces", ["memory_limiter"])):
         into = f"routing/{signal}"
-        pipelines[f"{signal}/{_INPUT_PIPELINE}"] = {
-            "receivers": ["otlp"],
-            "processors": processors,
-            "exporters": [into],
-        }
+        pipelines[f"{signal}/in"] = {"receivers": ["otlp"], "processors": processors, "exporters": [into]}
         for address in places:
             pipelines[f"{signal}/{_slug(address)}"] = {
                 "receivers": [into],
@@ -151,18 +139,17 @@ def _config(contracts: Sequence[Contract], places: Mapping[str, Sequence[str]]) 
             "memory_limiter": {"check_interval": "1s", "limit_mib": 512, "spike_limit_mib": 128},
             "filter/ours": {"error_mode": "propagate", "metrics": {"metric": [f"not ({wanted})"]}},
         },
-        "exporters": {f"otlp_grpc/{_slug(address)}": _exporter(address) for address in places},
+        "exporters": {
+            f"otlp_grpc/{_slug(address)}": {
+                "endpoint": address,
+                "tls": {"insecure": True},
+                "sending_queue": {"enabled": False},
+                "retry_on_failure": {"enabled": False},
+            }
+            for address in places
+        },
         "connectors": connectors,
         "service": {"pipelines": pipelines},
-    }
-
-
-def _exporter(address: str) -> dict[str, Any]:
-    return {
-        "endpoint": address,
-        "tls": {"insecure": True},
-        "sending_queue": {"enabled": False},
-        "retry_on_failure": {"enabled": False},
     }
 
 

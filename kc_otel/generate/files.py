@@ -19,12 +19,7 @@ _ONE_LINE_CHARACTERS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class GeneratedFile:
-    """File to write to disk.
-
-    Attributes:
-        path: Place below the output folder.
-        text: Content; the same contracts give the same bytes.
-    """
+    """A file with its place below the output folder; the same contracts give the same bytes."""
 
     path: PurePosixPath
     text: str

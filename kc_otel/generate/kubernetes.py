@@ -22,10 +22,6 @@ _FOLDERS: Final = {
 def kubernetes_files(contracts: Sequence[Contract], sites: Sites = NOWHERE) -> tuple[GeneratedFile, ...]:
     """Return a PrometheusRule for each rule file of `generate prometheus`; load one of the two folders.
 
-    Args:
-        contracts: The contracts, of different names.
-        sites: Where links of alerts lead.
-
     Raises:
         ValueError: If two contracts have the same name.
     """

@@ -111,7 +111,7 @@ def test_a_side_in_half_precision_is_noted(run, tmp_path):
     found = json.loads(run(tmp_path / "half.npz", "--json")[1])["rounded"]
     assert (found["side"], found["grid"]) == ("train", "float16")
     assert 1e-4 < found["rounding"] < 1e-3
-    assert "the train side all lie on float16's grid" in run(tmp_path / "half.npz", "--markdown")[1]
+    assert "the train side all lie on float16's grid" in run(tmp_path / "half.npz", width=400)[1]
     assert json.loads(run(tmp_path / "whole.npz", "--json")[1])["rounded"] is None
 
 
@@ -193,18 +193,6 @@ def test_tables_fit_the_terminal(run, log, contract, width):
     assert "no sequence of this recording is in slice long" in out
 
 
-def test_markdown_has_tables(run, log, contract):
-    """Headings, rows of equally many cells, and the verdicts."""
-    code, out, _ = run(log, "--contract", contract, "--markdown")
-    assert code == 0
-    headings = [line for line in out.splitlines() if line.startswith("###")]
-    assert headings == ["### kc-otel", "### Verdicts"]
-    for block in out.split("\n\n"):
-        cells = {line.count(" | ") for line in block.splitlines() if line.startswith("|")}
-        assert len(cells) <= 1
-    assert "| k3 |" in out
-
-
 def test_one_slice(run, log, contract):
     """--slice leaves the rest out; verdicts of other slices go too."""
     answer = json.loads(run(log, "--contract", contract, "--slice", "tables", "--json")[1])
@@ -273,7 +261,6 @@ def test_columns_are_named_on_the_command_line(run, tmp_path):
         (["--by", "colour"], "no sequence has an attribute 'colour'; there are completion_tokens, prompt_tokens, task"),
         (["--slice", "code"], "--slice: there is no slice 'code'; there are all"),
         (["--contract", "c.yaml", "--by", "task"], "--contract and --by exclude each other"),
-        (["--json", "--markdown"], "--json and --markdown exclude each other"),
         (["--contract", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )

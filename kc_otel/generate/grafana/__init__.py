@@ -17,10 +17,8 @@ def grafana_files(
 ) -> tuple[GeneratedFile, ...]:
     """The dashboards; files of alerts, one that an evaluator lives and one for each contract; and how people are told.
 
-    Args:
-        contracts: The contracts.
-        datasource_uid: UID of the data source that the alerts query; dashboards let a person choose.
-        sites: Where links lead; those to dashboards lead to the Grafana that fires.
+    The data source is the one that alerts query; dashboards let a person choose. Links to dashboards lead to the
+    Grafana that fires.
 
     Raises:
         ValueError: If two contracts have the same name.

@@ -36,12 +36,6 @@ def board_file(uid: str, description: str, variables: Iterable[Any], contents: I
 
     It is a classic dashboard's JSON; equal dashboards give equal bytes. The SDK puts every link and mark into the
     controls menu, where nobody looks for them; without a placement they stand above the panels.
-
-    Args:
-        uid: One of those of `links`.
-        description: Of the dashboard.
-        variables: Its variables, after the data source.
-        contents: Its panels and rows, in their order.
     """
     made = (
         dashboard.Dashboard(f"Kernel contracts: {_TITLES[uid].lower() if uid != RL_UID else _TITLES[uid]}")
@@ -99,14 +93,8 @@ def choice(
 ) -> Any:
     """A variable whose values a query finds.
 
-    Args:
-        name: Name of the variable.
-        title: Label in front of it.
-        description: Description of the choice.
-        query: `label_values(...)` or `query_result(...)`.
-        regex: Part of each result that is the value.
-        single: Whether it holds one value instead of many; many start with all.
-        first: The one value that is picked at first; empty for the first that is found.
+    The query is `label_values(...)` or `query_result(...)`, of whose results `regex` cuts out the value. A single one
+    starts with `first`, or with what is found first; many start with all.
     """
     variable = (
         dashboard.QueryVariable(name)

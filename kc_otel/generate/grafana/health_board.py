@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kc_otel.contract.prometheus_names import label, prometheus_name
+from kc_otel.contract.prometheus_names import label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import OTHER
@@ -52,51 +52,25 @@ def evaluator_panel(id: int) -> Any:
         "Time since the last evaluation. Without a running evaluator, everything on these boards is unknown: restart "
         "it (handbook, On call)."
     )
-    return (
-        state_panel(id, "Evaluated", about, AGE, "ago")
-        .unit("s")
-        .decimals(0)
-        .thresholds(thresholds("green", (30.0, "orange"), (FRESH, "red")))
-    )
+    colours = thresholds("green", (30.0, "orange"), (FRESH, "red"))
+    return state_panel(id, "Evaluated", about, AGE, legend="ago", unit="s", colours=colours).decimals(0)
 
 
 def _counts() -> Iterator[Any]:
     yield evaluator_panel(EVALUATED_ID)
     accepted = queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES))
-    yield (
-        state_panel(1, "Points used", f"Data points per second that count. {_EVALUATOR}", queries.now(accepted))
-        .thresholds(thresholds("red", (1e-9, "green")))
-        .unit("cps")
-    )
-    refused = queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES, no=True))
-    yield (
-        stat_panel(
-            2, "Points not used", f"Ignored, duplicate, late, rejected. {_EVALUATOR}", queries.now(refused), "orange"
-        )
-        .unit("cps")
-        .decimals(2)
-    )
-    yield stat_panel(
-        3,
-        "Webhooks waiting",
-        METRICS["kc.outbox.pending"].meaning,
-        queries.now(queries.health("kc.outbox.pending")),
-        "orange",
-        span=2,
-    )
+    about, colours = f"Data points per second that count. {_EVALUATOR}", thresholds("red", (1e-9, "green"))
+    yield state_panel(1, "Points used", about, queries.now(accepted), unit="cps", colours=colours)
+    refused = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES, no=True)))
+    about = f"Ignored, duplicate, late, rejected. {_EVALUATOR}"
+    yield stat_panel(2, "Points not used", about, refused, "orange").unit("cps").decimals(2)
+    waiting, about = queries.now(queries.health("kc.outbox.pending")), METRICS["kc.outbox.pending"].meaning
+    yield stat_panel(3, "Webhooks waiting", about, waiting, "orange", span=2)
     tick = queries.now(queries.health("kc.evaluator.tick.duration", how="max"))
-    yield (
-        state_panel(4, "Evaluation takes", METRICS["kc.evaluator.tick.duration"].meaning, tick)
-        .unit("s")
-        .thresholds(thresholds("green", (1.0, "yellow"), (5.0, "red")))
-    )
-    yield stat_panel(
-        5,
-        "Invalid input",
-        f"Sequences in the range that could not be compared. {_RECORDERS}",
-        queries.increase("kc.input.invalid"),
-        "orange",
-    )
+    about, colours = METRICS["kc.evaluator.tick.duration"].meaning, thresholds("green", (1.0, "yellow"), (5.0, "red"))
+    yield state_panel(4, "Evaluation takes", about, tick, unit="s", colours=colours)
+    about = f"Sequences in the range that could not be compared. {_RECORDERS}"
+    yield stat_panel(5, "Invalid input", about, queries.increase("kc.input.invalid"), "orange")
     for id, title, name in (
         (6, "Batches dropped", "kc.recorder.dropped"),
         (7, "Exports refused", "kc.recorder.export.failures"),
@@ -104,9 +78,8 @@ def _counts() -> Iterator[Any]:
         about = f"{METRICS[name].meaning} In the range. {_RECORDERS}"
         yield stat_panel(id, title, about, queries.increase(name), "orange", span=2)
     share = queries.health("kc.recorder.sampling", how="min")
-    yield state_panel(
-        8, "Measured share", f"{METRICS['kc.recorder.sampling'].meaning} The smallest. {_RECORDERS}", share
-    ).unit("percentunit")
+    about = f"{METRICS['kc.recorder.sampling'].meaning} The smallest. {_RECORDERS}"
+    yield state_panel(8, "Measured share", about, share, unit="percentunit")
 
 
 def _evaluator() -> Iterator[Any]:
@@ -176,7 +149,7 @@ def _recorders() -> Iterator[Any]:
             30,
             "Kernel versions",
             f"{METRICS['kc.kernel.info'].meaning} Other panels show the short fingerprint only. {_RECORDERS}",
-            {"Info": queries.kernels()},
+            {"Info": f"{selector('kc.kernel.info', None, *queries.picked(of))} == 1"},
             {label(name): title for name, title in titles.items()},
             {},
             hide=("Value", "__name__", "job", "instance"),

@@ -63,19 +63,22 @@ def _counts() -> Iterator[Any]:
     for id, (status, title, description) in enumerate(stats, start=1):
         base = "#808080" if status is Status.PASS else "green"
         span = 2 if status in {Status.INCONCLUSIVE, Status.PASS} else 3
-        yield stat_panel(id, title, description, queries.count_status(status), STATUS_COLOURS[status], base, span)
-    yield stat_panel(
-        5,
-        "Alerts firing",
-        "Steps of the escalation policies that fire.",
-        queries.count_alerts(),
-        STATUS_COLOURS[Status.FAIL],
-    )
+        yield stat_panel(
+            id,
+            title,
+            description,
+            queries.count(f"{queries.cells('kc.verdict')} == {status.code}"),
+            STATUS_COLOURS[status],
+            base,
+            span,
+        )
+    about = "Steps of the escalation policies that fire."
+    yield stat_panel(5, "Alerts firing", about, queries.count(queries.alerts()), STATUS_COLOURS[Status.FAIL])
     yield stat_panel(
         6,
         "Routed away",
         "Slices that the decision table sends to the training kernel instead of the inference kernel.",
-        queries.count_routed(),
+        queries.count(queries.to_train()),
         "blue",
     ).data_links([dashboard.DashboardLink("Promotion and routing").url(f"/d/{PROMOTION_UID}")])
     yield stat_panel(
@@ -88,18 +91,15 @@ def _counts() -> Iterator[Any]:
         span=2,
     ).data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
     received = queries.rate("kc.evaluator.points", (), f'{label("kc.outcome")}="accepted"')
-    yield (
-        state_panel(
-            13,
-            "Points received",
-            "Data points per second that the evaluator counts. Zero means that nothing is measured: do not trust green "
-            "panels above.",
-            queries.now(received),
-        )
-        .thresholds(thresholds("red", (1e-9, "green")))
-        .unit("cps")
-        .data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
-    )
+    yield state_panel(
+        13,
+        "Points received",
+        "Data points per second that the evaluator counts. Zero means that nothing is measured: do not trust green "
+        "panels above.",
+        queries.now(received),
+        unit="cps",
+        colours=thresholds("red", (1e-9, "green")),
+    ).data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
 
 
 def _over_time() -> Iterator[Any]:
@@ -190,11 +190,7 @@ def not_holding(id: int) -> Any:
         {
             **_columns(),
             "Done about it": {"mappings": [_action_mapping()], "noValue": "nothing yet"},
-            "Alert": {
-                "mappings": [_SEVERITIES],
-                "custom.cellOptions": {"type": "color-text"},
-                "custom.width": 90,
-            },
+            "Alert": {"mappings": [_SEVERITIES], "custom.cellOptions": {"type": "color-text"}, "custom.width": 90},
             "Promise": {"custom.cellOptions": {"type": "auto", "wrapText": True}, "custom.width": 330},
         },
         sort=(("State", True), ("Margin", False)),
@@ -237,11 +233,7 @@ def every_cell(id: int) -> Any:
         "average.",
         columns,
         _TITLES,
-        {
-            **_columns(),
-            "Samples": {"unit": "short"},
-            "Evidence": {"unit": "percentunit", "decimals": 0},
-        },
+        {**_columns(), "Samples": {"unit": "short"}, "Evidence": {"unit": "percentunit", "decimals": 0}},
         sort=(("State", True), ("Margin", False)),
         height=11,
     )

@@ -114,18 +114,28 @@ def stat_panel(
     id: int, title: str, description: str, query: str, colour: str, base: str = "green", span: int = 3
 ) -> Any:
     """A count: `base` is the colour of zero, `colour` that of anything above it."""
-    panel = state_panel(id, title, description, query, span=span)
-    return panel.thresholds(thresholds(base, (1e-9, colour))).decimals(0)
+    colours = thresholds(base, (1e-9, colour))
+    return state_panel(id, title, description, query, span=span, colours=colours).decimals(0)
 
 
-def state_panel(id: int, title: str, description: str, query: str, legend: str = "", span: int = 3) -> Any:
+def state_panel(
+    id: int,
+    title: str,
+    description: str,
+    query: str,
+    *,
+    legend: str = "",
+    span: int = 3,
+    unit: str = "none",
+    colours: Any = None,
+) -> Any:
     """One value, large, on the colour of its threshold or mapping; where several series match, the largest."""
     panel = common_panel(stat.Panel(), id, title, description, (Query(query, legend),), instant=True)
     return (
         panel.height(4)
         .span(span)
-        .unit("none")
-        .thresholds(thresholds("text"))
+        .unit(unit)
+        .thresholds(colours or thresholds("text"))
         .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
         .color_mode(common_models.BigValueColorMode.BACKGROUND)
         .graph_mode(common_models.BigValueGraphMode.NONE)
@@ -149,17 +159,10 @@ def table_panel(
 ) -> Any:
     """A table with a row per set of labels.
 
-    Args:
-        id: Panel id.
-        title: Panel title.
-        description: Panel description.
-        columns: Title of a value column to its PromQL; they are joined on the labels.
-        labels: Label to the title of its column.
-        overrides: Properties by column title.
-        sort: Titles of the columns to sort by, and whether the largest come first.
-        hide: Fields that are left out, beside the time.
-        order: Titles of the columns from the left; the first value column, labels, other value columns by default.
-        height: Of the panel.
+    Value columns, by title, are PromQL joined on the labels; `labels` are by label the titles of their columns, and
+    `overrides` properties by column title. Rows are sorted by titles, and by whether the largest come first. Fields of
+    `hide` are left out beside the time. From the left stand the first value column, labels, and other value columns,
+    unless `order` says otherwise.
     """
     queries = tuple(Query(expression) for expression in columns.values())
     values = {value_field(index) if len(columns) > 1 else "Value": name for index, name in enumerate(columns)}

@@ -48,9 +48,9 @@ def promotion_file() -> GeneratedFile:
 
 def _panels() -> Iterator[Any]:
     about = "Slices that the decision table sends to the training kernel instead of the inference kernel."
-    yield stat_panel(2, "Routed away", about, queries.count_routed(), "purple", span=6)
+    yield stat_panel(2, "Routed away", about, queries.count(queries.to_train()), "purple", span=6)
     for id, title, action, about in _ACTIONS_IN_FORCE:
-        query = queries.now(f"count({queries.actions(_is(action))})")
+        query = queries.count(queries.actions(_is(action)))
         yield stat_panel(id, title, about, query, "orange", span=6)
     yield timeline_panel(
         10,

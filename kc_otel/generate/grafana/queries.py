@@ -42,6 +42,7 @@ _VARIABLES: Final = {
 }
 _OF_SLICE: Final = ("kc.contract", "kc.clause", "kc.slice")
 _STEP: Final = "1m"
+_STREAM: Final = ("kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
 
 
 def picked(attributes: Iterable[str]) -> tuple[str, ...]:
@@ -86,9 +87,9 @@ def now(expression: str) -> str:
     return f"({expression} or vector(0)) and on () ({LIVING})"
 
 
-def count_status(status: Status) -> str:
-    """Return a count of the picked cells with a status; empty where no evaluator lives."""
-    return now(f"count({cells('kc.verdict')} == {status.code})")
+def count(expression: str) -> str:
+    """How many series there are now, as `now` says it."""
+    return now(f"count({expression})")
 
 
 def since(*more: str) -> str:
@@ -116,11 +117,6 @@ def not_holding(expression: str) -> str:
 def alerts(*more: str) -> str:
     """1 for each step of the policy that fires."""
     return f"{cells('kc.alert.firing', *more, attributes=METRICS['kc.alert.firing'].attributes)} >= 1"
-
-
-def count_alerts() -> str:
-    """Return a count of firing policy steps, over clauses and slices; empty where no evaluator lives."""
-    return now(f"count({alerts()})")
 
 
 def severity() -> str:
@@ -204,18 +200,13 @@ def minimum_step() -> str:
 
 def routes() -> str:
     """1 for slices that the decision table sends to the training kernel, 0 for the others."""
-    return f"({to_train()} == 1) or 0 * {cells('kc.route', attributes=('kc.contract', 'kc.slice'))}"
+    return f"({to_train()}) or 0 * {cells('kc.route', attributes=('kc.contract', 'kc.slice'))}"
 
 
 def to_train() -> str:
     """1 for slices that the decision table sends to the training kernel."""
     matcher = f'{label("kc.route.kernel")}="train-kernel"'
-    return cells("kc.route", matcher, attributes=("kc.contract", "kc.slice"))
-
-
-def count_routed() -> str:
-    """Return a count of slices routed to the training kernel; empty where no evaluator lives."""
-    return now(f"count({to_train()} == 1)")
+    return f"{cells('kc.route', matcher, attributes=('kc.contract', 'kc.slice'))} == 1"
 
 
 def _of_contract(metric: str) -> tuple[str, ...]:
@@ -251,11 +242,6 @@ def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str
     return by(attributes, selector(metric, None, *picked(METRICS[metric].attributes)), how)
 
 
-def kernels() -> str:
-    """The kernel versions that have reported, with every field of their fingerprints as labels."""
-    return f"{selector('kc.kernel.info', None, *picked(('kc.contract',)))} == 1"
-
-
 def evidence() -> dict[str, str]:
     """Return the queries of a promotion gate for each pair of kernel versions, by title, over all picked cells."""
     worst, pair, passes = by(PAIR, cells("kc.verdict")), ", ".join(map(label, PAIR)), Status.PASS.code
@@ -276,11 +262,7 @@ def _spread(of_slice: str) -> str:
     return f"0 * {cells('kc.verdict')} + on ({on}) group_left () ({of_slice})"
 
 
-OF_SLICE: Final = ("kc.contract", "kc.slice")
-_STREAM: Final = ("kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
-
-
-def histogram(quantity: str, attributes: Iterable[str] = OF_SLICE) -> str:
+def histogram(quantity: str, attributes: Iterable[str] = _STREAM[:2]) -> str:
     """Observations per second of a quantity of the registry, as a histogram."""
     return by(attributes, _rate(f"{prometheus_name(RECORDED[quantity])}{{{', '.join(picked(_STREAM))}}}"), "sum")
 

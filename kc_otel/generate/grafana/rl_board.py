@@ -12,14 +12,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
-from kc_otel.generate.grafana.panels import (
-    Query,
-    graph_panel,
-    legend,
-    limit_line,
-    verdict_panel,
-    xy_panel,
-)
+from kc_otel.generate.grafana.panels import Query, graph_panel, legend, limit_line, verdict_panel, xy_panel
 from kc_otel.generate.grafana.sdk import models
 from kc_otel.generate.links import RL_UID
 

@@ -50,32 +50,21 @@ def slice_file() -> GeneratedFile:
     contract, slice, *kernels = scope(single=("contract", "slice"))
     clauses = f"label_values({selector('kc.verdict', None, _OF_CONTRACT)}, {label('kc.clause')})"
     slices = f"label_values({selector('kc.verdict', None, _OF_CONTRACT)}, {label('kc.slice')})"
-    quantity = (
-        f"label_values({selector('kc.clause.info', None, _OF_CONTRACT, _CLAUSE)}, {label('kc.clause.histogram')})"
-    )
+    info = selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE)
+    quantity = f"label_values({info}, {label('kc.clause.histogram')})"
+    any_other = "The drift histogram behind the clause. Any other can be typed."
     operators = f'label_values({{__name__="$quantity", {_OF_CONTRACT}}}, {label("kc.operator")})'
-    traces = (
-        dashboard.DatasourceVariable("traces")
-        .label("Traces")
-        .type("tempo")
-        .description("The Tempo that keeps the recorders' spans.")
-    )
+    traces = dashboard.DatasourceVariable("traces").label("Traces").type("tempo")
     variables = [
         contract,
         choice("clause", "Clause", "The promise that is looked at.", clauses, single=True),
         slice,
         *kernels,
-        choice(
-            "quantity",
-            "Quantity",
-            "The drift histogram behind the clause. Any other can be typed.",
-            quantity,
-            single=True,
-        ),
+        choice("quantity", "Quantity", any_other, quantity, single=True),
         choice("operator", "Operator", "Of a quantity that is observed of single operators, the operator.", operators),
         choice("clauses", "Bands of clauses", "The clauses that have a band of their own below.", clauses),
         choice("slices", "Bands of slices", "The slices that have a band of their own below.", slices),
-        traces,
+        traces.description("The Tempo that keeps the recorders' spans."),
         step(),
     ]
     panels = (*_now(), *_bands(), *distribution_panels(), example_panel(), *_around(), *_by_rules(), _places())
@@ -86,42 +75,30 @@ def slice_file() -> GeneratedFile:
 def _now() -> Iterator[Any]:
     worst = "Verdict now, the worst of the picked kernel versions."
     yield state_panel(1, "State", worst, _cells("kc.verdict"), span=6).mappings([status_mapping()])
-    yield (
-        state_panel(
-            2,
-            "Since",
-            "When it got this verdict; the latest of the picked kernel versions.",
-            f"max({queries.since(_CLAUSE)})",
-        )
-        .unit("dateTimeFromNow")
-        .color_mode(_NO_COLOR)
-    )
+    about = "When it got this verdict; the latest of the picked kernel versions."
+    since = f"max({queries.since(_CLAUSE)})"
+    yield state_panel(2, "Since", about, since, unit="dateTimeFromNow").color_mode(_NO_COLOR)
     for id, title, name, about in (
         (3, "Estimate", "kc.bound.estimate", "The statistic that the clause limits, in the clause's unit."),
         (4, "Limit", "kc.bound.limit", "The most that the contract allows on this slice, in the clause's unit."),
     ):
         yield in_unit(state_panel(id, title, about, _cells(name)).color_mode(_NO_COLOR).decimals(4), _UNIT)
-    yield (
-        state_panel(
-            5,
-            "Margin",
-            "Distance from the bound that decides to the limit, as a share of the limit; negative is beyond it.",
-            f"min({queries.margin_share(_CLAUSE)})",
-        )
-        .unit("percentunit")
-        .decimals(1)
-        .thresholds(thresholds("red", (0.0, "yellow"), (0.2, "green")))
-    )
+    yield state_panel(
+        5,
+        "Margin",
+        "Distance from the bound that decides to the limit, as a share of the limit; negative is beyond it.",
+        f"min({queries.margin_share(_CLAUSE)})",
+        unit="percentunit",
+        colours=thresholds("red", (0.0, "yellow"), (0.2, "green")),
+    ).decimals(1)
     about = "Observations that the verdict rests on: tokens, sequences, batches or rows, as the clause counts."
-    yield state_panel(6, "Samples", about, _cells("kc.bound.samples")).unit("short").color_mode(_NO_COLOR)
-    yield (
-        state_panel(7, "Kernel that serves it", "Where the decision table sends this slice now.", queries.routes())
-        .mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
-        .thresholds(thresholds("blue"))
-    )
+    yield state_panel(6, "Samples", about, _cells("kc.bound.samples"), unit="short").color_mode(_NO_COLOR)
+    about = "Where the decision table sends this slice now."
+    panel = state_panel(7, "Kernel that serves it", about, queries.routes(), colours=thresholds("blue"))
+    yield panel.mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
     said = "kc.clause.promise"
     promise = queries.by((said,), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE))
-    panel = state_panel(8, "What it promises", "What the clause allows.", promise, legend(said), span=24)
+    panel = state_panel(8, "What it promises", "What the clause allows.", promise, legend=legend(said), span=24)
     yield panel.color_mode(_NO_COLOR).text_mode(common_models.BigValueTextMode.NAME)
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from kc_otel.contract.bucket_layouts import BucketLayout
 from kc_otel.contract.clause import Clause
@@ -43,16 +43,14 @@ NOT_ONE: Final = 1e-6
 """Less than one observation, and more than rounding makes of none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alphas:
+class Alphas(NamedTuple):
     """Error probabilities of the two sides of every cell's interval, on one window."""
 
     lower: float
     upper: float
 
 
-@dataclass(frozen=True, slots=True)
-class Forms:
+class Forms(NamedTuple):
     """Expressions of a statistic, in the unit of the clause's limit."""
 
     estimate: str
@@ -73,11 +71,7 @@ def alphas(contract: Contract) -> Alphas:
 def forms(clause: Clause, contract: Contract, histogram: Native, samples: str) -> Forms:
     """The statistic and its interval.
 
-    Args:
-        clause: A clause on a recorded quantity.
-        contract: Its contract.
-        histogram: The histograms of every cell and window.
-        samples: Their numbers of observations, with the same labels.
+    `samples` are the numbers of observations of the histograms, with the same labels.
 
     Raises:
         ValueError: If the clause is on a metric that recorders do not send, or an assumption is missing.
@@ -133,11 +127,11 @@ def _mean(quantity: Quantity, cap: float | None, levels: Alphas, histogram: Nati
     wider = text(1 + _EDGE_ROUNDING)
     if ceiling < quantity.high:
         above = histogram.above(_edge_below(ceiling, histogram.layout))
-        beyond = f"clamp_min({histogram.largest} * {wider} - {text(ceiling)}, 0)"
+        beyond = f"clamp_min({histogram.quantile(1.0)} * {wider} - {text(ceiling)}, 0)"
         least = f"{mean} - {above} * {beyond}"
     if floor > quantity.low:
         below = histogram.below(-_edge_below(-floor, histogram.layout))
-        beyond = f"clamp_min({text(floor)} - {histogram.smallest} * {wider}, 0)"
+        beyond = f"clamp_min({text(floor)} - {histogram.quantile(0.0)} * {wider}, 0)"
         most = f"{mean} + {below} * {beyond}"
     left = f"clamp_min({samples} - 1, 0)"
 
@@ -210,7 +204,7 @@ def _fraction(threshold: float, levels: Alphas, histogram: Native, samples: str)
 
 def _maximum(histogram: Native, *, signed: bool) -> Forms:
     """The upper edge of the largest value's bucket; in the zero bucket, its sign is unknown too."""
-    largest, zero = histogram.largest, histogram.layout.zero_threshold
+    largest, zero = histogram.quantile(1.0), histogram.layout.zero_threshold
     inward = histogram.layout.growth - 1.0
     in_zero = f"({largest} <= bool {zero * (1.0 + _EDGE_ROUNDING)!r})"
     size = f"abs({largest})" if signed else largest
@@ -265,16 +259,6 @@ class Native:
             f" + {text(self.layout.zero_threshold)})"
         )
 
-    @property
-    def largest(self) -> str:
-        """The quantile of rank 1 is an edge."""
-        return self.quantile(1.0)
-
-    @property
-    def smallest(self) -> str:
-        """The quantile of rank 0 is an edge."""
-        return self.quantile(0.0)
-
     def above(self, edge: float) -> str:
         """Exact, for an edge."""
         return f"histogram_fraction({edge!r}, +Inf, {self.histogram})"
@@ -284,7 +268,7 @@ class Native:
         return f"histogram_fraction(-Inf, {edge!r}, {self.histogram})"
 
     def quantile(self, rank: float, where: str = "") -> str:
-        """Interpolated within its bucket."""
+        """Interpolated within its bucket; of ranks 0 and 1 an edge."""
         chosen = f"{self.histogram} and {where}" if where else self.histogram
         return f"histogram_quantile({text(rank)}, {chosen})"
 

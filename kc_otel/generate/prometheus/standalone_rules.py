@@ -10,9 +10,9 @@ of observations is divided by it, and so never too large.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from kc_otel.contract.bucket_layouts import bucket_layout
 from kc_otel.contract.clause import Clause
@@ -20,7 +20,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label, metric, prometheus_name, selector
 from kc_otel.contract.slices import ALL, UNJUDGED
 from kc_otel.contract.units import format_duration
-from kc_otel.generate.alert_steps import CELL_LABELS, AlertStep, alert_steps
+from kc_otel.generate.alert_steps import CELL_LABELS, alert_steps
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import NOWHERE, Sites
 from kc_otel.generate.prometheus.alerting_rules import INTERVAL, VerdictSource, alert_rule
@@ -31,6 +31,12 @@ from kc_otel.judge.verdict import Status
 _RULES: Final = VerdictSource("kc.rule.status", "kc.rule")
 """Metrics of the recording rules."""
 _MAX_RULES_PER_GROUP: Final = 20
+_EXTRAPOLATED: Final = 2.2
+_CELL: Final = ", ".join(CELL_LABELS)
+_PAIR: Final = ", ".join(CELL_LABELS[1:])
+
+_Own = Callable[..., str]
+"""From a metric, and optionally a window and a slice, to the selector of an earlier step of the same clause."""
 
 
 def standalone_path(contract: Contract) -> PurePosixPath:
@@ -49,26 +55,19 @@ def _groups(contract: Contract, sites: Sites) -> list[dict[str, Any]]:
     Mimir takes no group of more than 20 rules by default (`ruler_max_rules_per_rule_group`): alerts beyond that have
     another group, and so do those on invalid input, which no clause owns.
     """
-    alerts: dict[str, list[dict[str, Any]]] = {}
-    for alert in _steps(contract):
-        alerts.setdefault(alert.clause_id, []).append(alert_rule(alert, _RULES, sites))
-    rules = {
-        clause.id: [*clause_rules(clause, contract), *alerts.pop(clause.id, [])] for clause in expressible(contract)
-    }
+    rules = {clause.id: list(_clause_rules(clause, contract)) for clause in expressible(contract)}
+    for alert in alert_steps(contract):
+        if alert.clause is None or alert.clause_id in rules:
+            rules.setdefault(alert.clause_id, []).append(alert_rule(alert, _RULES, sites))
     return [
         {
             "name": f"kernel-contract-{contract.name}-standalone-{name}" + (f"-{start}" if start else ""),
             "interval": format_duration(INTERVAL),
             "rules": found[start : start + _MAX_RULES_PER_GROUP],
         }
-        for name, found in {**rules, **alerts}.items()
+        for name, found in rules.items()
         for start in range(0, len(found), _MAX_RULES_PER_GROUP)
     ]
-
-
-def _steps(contract: Contract) -> tuple[AlertStep, ...]:
-    judged = {clause.id for clause in expressible(contract)}
-    return tuple(alert for alert in alert_steps(contract) if alert.clause is None or alert.clause_id in judged)
 
 
 def _notes(contract: Contract) -> tuple[str, ...]:
@@ -101,14 +100,6 @@ def _notes(contract: Contract) -> tuple[str, ...]:
     )
 
 
-_EXTRAPOLATED: Final = 2.2
-CELL: Final = ", ".join(CELL_LABELS)
-"""Labels of a cell of one clause."""
-WINDOWS: Final = ("short", "long")
-"""The windows that a clause is judged over; the first decides where it can."""
-_PAIR: Final = ", ".join(CELL_LABELS[1:])
-
-
 def expressible(contract: Contract) -> tuple[Clause, ...]:
     """The clauses that rules can judge: those on one histogram that recorders send."""
     return tuple(clause for clause in contract.clauses if clause.quantity is not None and clause.opposite is None)
@@ -124,86 +115,51 @@ def left_out(contract: Contract) -> tuple[Clause, ...]:
     return tuple(clause for clause in contract.clauses if clause not in judged)
 
 
-def clause_rules(clause: Clause, contract: Contract) -> Iterator[dict[str, Any]]:
-    """The recording rules of a clause on a recorded quantity, in the order in which they have to run."""
+def _clause_rules(clause: Clause, contract: Contract) -> Iterator[dict[str, Any]]:
+    """Yield the recording rules of a clause on a recorded quantity, in the order in which they have to run."""
+    of_clause = {label("kc.contract"): contract.name, label("kc.clause"): clause.id}
+    seen = contract.observability
+    windows = {"short": seen.window, "long": max(seen.long_window, seen.window)}  # the first decides where it can
 
     def own(name: str, window: str = "", slice: str = "") -> str:
         matchers = {"kc.contract": contract.name, "kc.clause": clause.id}
         matchers |= {"kc.window": window} if window else {}
         return selector(name, matchers | ({"kc.slice": slice} if slice else {}))
 
+    def rule(name: str, expr: str, window: str = "") -> dict[str, Any]:
+        of_window = {label("kc.window"): window} if window else {}
+        return {"record": metric(name), "expr": expr, "labels": {**of_clause, **of_window}}
+
     assert clause.quantity is not None
-    raw = f"{prometheus_name(clause.quantity)}{{{recorded(clause, contract)}}}"
-    for window in WINDOWS:
-        span = format_duration(seconds(contract, window))
-        yield rule(clause, contract, "kc.rule.window.histogram", f"sum by ({CELL}) (increase({raw}[{span}]))", window)
-    for window in WINDOWS:
-        span = format_duration(seconds(contract, window))
-        exports = f"min by ({CELL}) (count_over_time({raw}[{span}]) > 1)"
-        counted = f"sum by ({CELL}) (histogram_count({own('kc.rule.window.histogram', window)}))"
-        sure = f"{counted}\n/ (1 + {_EXTRAPOLATED} / ({exports} - 1))"
-        yield rule(clause, contract, "kc.rule.window.samples", sure, window)
-    for name, expr in steps(
-        clause, contract, own, Native(own("kc.rule.window.histogram"), bucket_layout(contract, clause.quantity)), raw
-    ):
-        yield rule(clause, contract, name, expr)
-
-
-def rule(clause: Clause, contract: Contract, name: str, expr: str, window: str = "") -> dict[str, Any]:
-    """A recording rule of a metric of the registry."""
-    labels = {label("kc.contract"): contract.name, label("kc.clause"): clause.id}
-    if window:
-        labels[label("kc.window")] = window
-    return {"record": metric(name), "expr": expr, "labels": labels}
-
-
-def recorded(clause: Clause, contract: Contract) -> str:
-    """Matchers of what recorders send for a clause."""
     operator = "" if clause.operator is None else f', {label("kc.operator")}="{clause.operator}"'
-    return f'{label("kc.contract")}="{contract.name}", {label("kc.slice")}!~"{"|".join(sorted(UNJUDGED))}"{operator}'
-
-
-def seconds(contract: Contract, window: str) -> float:
-    """Length of the window `short` or `long`."""
-    seen = contract.observability
-    return seen.window if window == "short" else max(seen.long_window, seen.window)
-
-
-class Own(Protocol):
-    """Query for the result of an earlier step of the same clause."""
-
-    def __call__(self, name: str, window: str = "", slice: str = "") -> str:
-        """The step's series, of one window and one slice if they are named."""
-
-
-def steps(clause: Clause, contract: Contract, own: Own, histogram: Native, heard: str) -> Iterator[tuple[str, str]]:
-    """Metric of the registry and query of each step.
-
-    Args:
-        clause: A clause on a recorded quantity.
-        contract: Its contract.
-        own: Reads an earlier step, and `kc.rule.window.samples`.
-        histogram: Content of either window.
-        heard: Selector of the series that recorders send for the clause.
-    """
+    judged = f'{label("kc.slice")}!~"{"|".join(sorted(UNJUDGED))}"{operator}'
+    raw = f'{prometheus_name(clause.quantity)}{{{label("kc.contract")}="{contract.name}", {judged}}}'
+    for window, seconds in windows.items():
+        counted = f"sum by ({_CELL}) (increase({raw}[{format_duration(seconds)}]))"
+        yield rule("kc.rule.window.histogram", counted, window)
+    for window, seconds in windows.items():
+        exports = f"min by ({_CELL}) (count_over_time({raw}[{format_duration(seconds)}]) > 1)"
+        counted = f"sum by ({_CELL}) (histogram_count({own('kc.rule.window.histogram', window)}))"
+        yield rule("kc.rule.window.samples", f"{counted}\n/ (1 + {_EXTRAPOLATED} / ({exports} - 1))", window)
+    histogram = Native(own("kc.rule.window.histogram"), bucket_layout(contract, clause.quantity))
     found = forms(clause, contract, histogram, own("kc.rule.window.samples"))
-    yield "kc.rule.window.estimate", found.estimate
-    yield "kc.rule.window.lower", found.lower
-    yield "kc.rule.window.upper", found.upper
-    yield "kc.rule.limit", _limits(clause, contract, own)
-    yield "kc.rule.window.status", _judged(clause, contract, own)
-    yield "kc.rule.status", _decided(contract, own, heard)
+    yield rule("kc.rule.window.estimate", found.estimate)
+    yield rule("kc.rule.window.lower", found.lower)
+    yield rule("kc.rule.window.upper", found.upper)
+    yield rule("kc.rule.limit", _limits(clause, contract, own))
+    yield rule("kc.rule.window.status", _judged(clause, contract, own))
+    yield rule("kc.rule.status", _decided(contract, own, raw))
     short = own("kc.rule.window.status", "short")
     for name in ("estimate", "lower", "upper", "samples"):  # of the window that decided
         whole = f"kc.rule.window.{name}"
-        deciding = f"{own(whole, 'short')} and on ({CELL}) {short} != {Status.INCONCLUSIVE.code}"
-        either = f"(\n  max by ({CELL}) ({deciding})\n  or\n  max by ({CELL}) ({own(whole, 'long')})\n)"
-        yield f"kc.rule.{name}", f"{either}\nand on ({CELL}) {own('kc.rule.status')}"
+        deciding = f"{own(whole, 'short')} and on ({_CELL}) {short} != {Status.INCONCLUSIVE.code}"
+        either = f"(\n  max by ({_CELL}) ({deciding})\n  or\n  max by ({_CELL}) ({own(whole, 'long')})\n)"
+        yield rule(f"kc.rule.{name}", f"{either}\nand on ({_CELL}) {own('kc.rule.status')}")
 
 
-def _limits(clause: Clause, contract: Contract, own: Own) -> str:
+def _limits(clause: Clause, contract: Contract, own: _Own) -> str:
     def limited(slice: str, limit: float) -> str:
-        return f"max by ({CELL}) ({own('kc.rule.window.samples', 'long', slice)}) * 0 + {limit!r}"
+        return f"max by ({_CELL}) ({own('kc.rule.window.samples', 'long', slice)}) * 0 + {limit!r}"
 
     special = [
         limited(name, clause.limit_for(name))
@@ -213,13 +169,13 @@ def _limits(clause: Clause, contract: Contract, own: Own) -> str:
     return "\nor ".join([*special, limited("", clause.limit_for(ALL))])
 
 
-def _judged(clause: Clause, contract: Contract, own: Own) -> str:
+def _judged(clause: Clause, contract: Contract, own: _Own) -> str:
     """FAIL above the limit, PASS at or below it, and INCONCLUSIVE between or with too few observations.
 
     A maximum is broken by any number of them. A share of none is kept while none is seen; it takes more than one to
     break it here, because a store may count what is 0 as a little above.
     """
-    limit = f"on ({CELL}) group_left () {own('kc.rule.limit')}"
+    limit = f"on ({_CELL}) group_left () {own('kc.rule.limit')}"
     needed = samples_needed(clause, contract.observability)
     enough = f"({own('kc.rule.window.samples')} >= bool {needed})"
     any_ = f"({own('kc.rule.window.samples')} >= bool 1)" if clause.parsed_statistic.kind == "max" else enough
@@ -234,22 +190,22 @@ def _judged(clause: Clause, contract: Contract, own: Own) -> str:
     )
 
 
-def _decided(contract: Contract, own: Own, heard: str) -> str:
+def _decided(contract: Contract, own: _Own, heard: str) -> str:
     """The verdict of each cell of the current kernel pairs.
 
     A pair is current while it has observations in the short window; where no pair has, all are. A cell without
     observations in the long window has no data, and none has when nothing at all arrived for two heartbeats.
     """
     status, samples = "kc.rule.window.status", "kc.rule.window.samples"
-    observed = f"max by ({CELL}) ({own(samples, 'long')})"
+    observed = f"max by ({_CELL}) ({own(samples, 'long')})"
     verdict = (
-        f"    max by ({CELL}) ({own(status, 'short')} != {Status.INCONCLUSIVE.code})\n"
-        f"    or\n    max by ({CELL}) ({own(status, 'long')})"
+        f"    max by ({_CELL}) ({own(status, 'short')} != {Status.INCONCLUSIVE.code})\n"
+        f"    or\n    max by ({_CELL}) ({own(status, 'long')})"
     )
     lately = f"count(count_over_time({heard}[{format_duration(2 * contract.observability.heartbeat)}]))"
     current = f"max by ({_PAIR}) ({own(samples, 'short', ALL)} > 0)"
     cells = (
-        f"  (\n{verdict}\n  )\n  and on ({CELL}) ({observed} > 0)\n  and on () {lately}\n"
+        f"  (\n{verdict}\n  )\n  and on ({_CELL}) ({observed} > 0)\n  and on () {lately}\n"
         f"  or\n  {observed} * 0 + {Status.NO_DATA.code}"
     )
     return (
