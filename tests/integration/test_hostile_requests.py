@@ -128,13 +128,6 @@ def test_eight_million_empty_points(survives: Evaluator) -> None:
         }
 
 
-def test_json_of_millions_of_empty_resources(survives: Evaluator) -> None:
-    """The same in JSON."""
-    body = gzip.compress(b'{"resourceMetrics":[' + b"{}," * 5_600_000 + b"{}]}")
-    code = post(survives, body, **{"content-encoding": "gzip", "content-type": "application/json"})
-    assert code in {400, 413}
-
-
 def test_spans_with_keys_of_fifteen_megabytes(survives: Evaluator) -> None:
     """Twenty of them, each the worst batch so far: what is kept of one is short."""
     for number in range(20):
@@ -230,21 +223,6 @@ def test_bytes_that_drip_keep_a_connection_for_no_longer_than_silence(survives: 
             time.sleep(0.5)
             left = {of: connection for of, connection in left.items() if dripped(connection)}
     assert not left
-
-
-def test_five_hundred_senders_of_slow_headers(survives: Evaluator) -> None:
-    """A header of theirs grows by a byte at a time for some seconds; honest exports are acknowledged beside them."""
-    host, _, number = survives.http.removeprefix("http://").partition(":")
-    with ExitStack() as stack:
-        slow = [stack.enter_context(socket.create_connection((host, int(number)), timeout=30)) for _ in range(500)]
-        for connection in slow:
-            connection.sendall(DRIPS["headers"])
-            connection.setblocking(False)
-        end = time.monotonic() + 6.0
-        while time.monotonic() < end:
-            time.sleep(0.2)
-            slow = [connection for connection in slow if dripped(connection)]
-        assert slow
 
 
 def test_thirty_gzip_bombs(survives: Evaluator) -> None:

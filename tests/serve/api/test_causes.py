@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from starlette.testclient import TestClient
 
 import kc_otel
 from kc_otel.contract.load import load_text
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve import page
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
 from tests.serve.conftest import POLICY, Capture
+from tests.tools.api import client_of
 from tests.tools.two_causes import LIMIT, PLANTED, SHARES, sampled
 
 CONTRACT = load_text(
@@ -55,7 +50,7 @@ def answers(open_file: Callable) -> Callable[..., dict[str, Any]]:
         assert exporter.last is not None
         core.metrics(encode_metrics(exporter.last))
         core.tick(time.time())
-        client = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
+        client = client_of(core)
         return {path: client.get(f"/api/v1/{path}").json() for path in ("verdicts", "incidents")}
 
     return asked

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import sqlite3
-
 import pytest
 
 from kc_otel.judge.escalation.alert_lifecycle import advance
@@ -46,19 +44,6 @@ def test_log_of_events_is_bounded(connection):
     for number in range(25):
         store.record_event("c", "note", {"n": number}, number)
     assert [event.data["n"] for event in store.events()] == list(range(15, 25))
-
-
-def test_nothing_is_kept_of_a_transaction_that_rolls_back(tmp_path):
-    """The store never commits by itself."""
-    connection = sqlite3.connect(tmp_path / "kc.db", isolation_level=None)
-    store = PolicyStore(connection)
-    connection.execute("BEGIN IMMEDIATE")
-    store.save(PolicyState("c"), 1)
-    store.record_event("c", "note", {}, 1)
-    connection.execute("ROLLBACK")
-    assert store.contracts() == ()
-    assert store.events() == ()
-    connection.close()
 
 
 @pytest.mark.parametrize("data", ["'{'", "'[1]'", "'null'", "CAST(x'7bff7d' AS TEXT)", "CAST(x'00' AS TEXT)"])
