@@ -143,16 +143,6 @@ def test_what_cannot_be_meant_is_refused(run, arguments, said):
     assert (code, said in err) == (2, True), err
 
 
-def test_evidence_that_is_refused_starts_nothing(run, driven, tmp_path):
-    """Neither evidence that the evaluator refuses nor a file that cannot be read; another version can still go."""
-    (tmp_path / "edited.json").write_text("{}")
-    for file in ("edited.json", "nowhere.json"):
-        assert run("promote", "policy", "v2", "--evidence", tmp_path / file)[0] == 2
-        assert driven.core.promotions.all() == []
-    assert run("promote", "policy", "v3", "--hold", "--why", "lunch")[0] == 0
-    assert [(promotion.version, promotion.hold.why) for promotion in driven.core.promotions.all()] == [("v3", "lunch")]
-
-
 def test_json_is_the_api_s_own_answer(run):
     """For scripts."""
     _, out, _ = run("promote", "policy", "v2", "--start", "--json")

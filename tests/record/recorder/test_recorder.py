@@ -186,10 +186,11 @@ def test_a_kernel_that_is_not_what_the_contract_declares_is_said_once(recorders,
     assert f"is not what contract {declared.name} declares: kv_cache_dtype fp8 is declared, and auto reported" in said
 
 
-def test_the_caller_may_change_its_arrays_at_once(recorders, memory, held, logprobs):
-    """Arrays are copied before compare returns."""
-    train, inference = logprobs(2, 10)
-    expected = (train - inference).sum()
+@pytest.mark.parametrize("make", [np.asarray, torch.as_tensor])
+def test_the_caller_may_change_its_arrays_at_once(recorders, memory, held, logprobs, make):
+    """Arrays and tensors are copied before compare returns, as an optimizer or a buffer pool will overwrite them."""
+    train, inference = map(make, logprobs(2, 10))
+    expected = float((train - inference).sum())
     recorder = recorders()
     recorder.compare(train, inference)
     train[:] = -7.0
@@ -271,28 +272,6 @@ def test_an_error_in_measuring_is_logged_once(recorders, monkeypatch, caplog, lo
         recorder.force_flush()
     assert recorder.stats().dropped == {"measure-failed": 5}
     assert ["planted" in record.getMessage() for record in caplog.records] == [True]
-
-
-@pytest.mark.slow
-def test_four_threads_lose_nothing(recorders, memory, logprobs):
-    """Concurrent callers are all measured, exactly."""
-    recorder = recorders()
-    batches = [logprobs(4, 100, seed=seed) for seed in range(4)]
-
-    def record(pair):
-        for _ in range(50):
-            recorder.compare(*pair, attributes={"task": "code"})
-
-    threads = [threading.Thread(target=record, args=(pair,)) for pair in batches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert recorder.force_flush(30)
-    assert memory.count() == memory.count("code") == 4 * 50 * 400
-    assert recorder.stats().batches == 200
-    expected = 50 * sum(np.subtract(*pair).sum() for pair in batches)
-    assert memory.points("kc.drift.log_ratio", kc_slice="all")[0].sum == pytest.approx(expected, abs=1e-2)
 
 
 @pytest.mark.slow

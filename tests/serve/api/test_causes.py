@@ -18,8 +18,9 @@ import kc_otel
 from kc_otel.contract.load import load_text
 from kc_otel.serve import page
 from kc_otel.serve.core import Core
-from tests.serve.conftest import POLICY, Capture
+from tests.serve.conftest import POLICY
 from tests.tools.api import client_of
+from tests.tools.memory import Memory
 from tests.tools.two_causes import LIMIT, PLANTED, SHARES, sampled
 
 CONTRACT = load_text(
@@ -43,12 +44,11 @@ def answers(open_file: Callable) -> Callable[..., dict[str, Any]]:
     """Returns the API's answer to each path, of an evaluator that was told of simulated sequences."""
 
     def asked(seed: int, drift: float, aging: float) -> dict[str, Any]:
-        core, exporter = Core([CONTRACT], open_file(), external_url="http://evaluator", now=0.0), Capture()
+        core, exporter = Core([CONTRACT], open_file(), external_url="http://evaluator", now=0.0), Memory()
         train, inference, lags = sampled(seed, drift, aging)
         with kc_otel.Recorder(CONTRACT, metric_exporter=exporter, sampling=1.0) as recorder:
             recorder.compare(train, inference, weights=(20, 20 - lags))
-        assert exporter.last is not None
-        core.metrics(encode_metrics(exporter.last))
+        core.metrics(encode_metrics(exporter.exports[-1]))
         core.tick(time.time())
         client = client_of(core)
         return {path: client.get(f"/api/v1/{path}").json() for path in ("verdicts", "incidents")}

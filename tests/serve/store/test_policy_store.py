@@ -4,23 +4,7 @@ import pytest
 
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.plain_json import to_json
 from kc_otel.serve.store.policy_store import PolicyStore
-
-
-def test_state_survives_and_unknown_contracts_start_empty(connection, make_contract, make_verdict):
-    """What is saved is loaded, per contract."""
-    contract = make_contract()
-    state, _ = advance(contract, PolicyState(contract.name), [make_verdict("FAIL"), make_verdict("NO_DATA")], {}, 5.0)
-    store = PolicyStore(connection)
-    assert store.load(contract.name) == PolicyState(contract.name)
-    store.save(PolicyState(contract.name), 4)
-    store.save(state, 5)
-    again = PolicyStore(connection).load(contract.name)
-    assert to_json(again) == to_json(state)
-    assert store.contracts() == (contract.name,)
-    store.forget(contract.name)
-    assert store.contracts() == ()
 
 
 def test_events_are_read_in_order_from_where_a_reader_left_off(connection, make_contract, make_verdict):
