@@ -71,7 +71,7 @@ def breaches(count: int, folder: Path, *, beside: bool = False, wait: str = "0s"
 
     with ExitStack() as stack:
         pager = Pager()
-        stack.callback(pager.close)
+        pager.url = stack.enter_context(sink(pager.take))
         environ = {
             "KC_OTEL_WEBHOOK_PAGER_URL": pager.url,
             "KC_OTEL_WEBHOOK_PAGER_SECRET": SECRET,

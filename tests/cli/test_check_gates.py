@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from kc_otel.cli import register
 from kc_otel.contract.load import load_text
 from kc_otel.offline.gate.gate_lint import shut_gates
 
@@ -24,16 +21,15 @@ GATED = TEXT.replace("do: [notify]", "do: [notify, hold-promotion]")
 
 
 @pytest.fixture
-def check(tmp_path):
+def check(tmp_path, command):
     """Exit code and lines of a check of some text, without the file's name."""
-    app = typer.Typer()
-    register(app, "check", "diff", "reference")
+    checked = command("check", "diff", "reference")
 
     def run(text):
         path = tmp_path / "a.yaml"
         path.write_text(text)
-        result = CliRunner().invoke(app, ["check", str(path)])
-        return result.exit_code, result.stdout.replace(str(path), "a.yaml").splitlines()
+        code, out, _ = checked("check", path)
+        return code, out.replace(str(path), "a.yaml").splitlines()
 
     return run
 

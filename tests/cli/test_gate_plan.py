@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from kc_otel.cli import register
 from kc_otel.contract.load import load_text
 from kc_otel.contract.words import spoken
 from kc_otel.judge.promotion.plan import Traffic, plan_gate
@@ -34,17 +31,13 @@ def planned(text=CONTRACT, windows=3, **traffic):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.delenv("KC_OTEL_URL", raising=False)
-    app = typer.Typer()
-    register(app, "gate")
-    path = tmp_path / "policy.yaml"
+def run(tmp_path, command):
+    """Runs `kc-otel gate plan` on a contract."""
+    gate, path = command("gate"), tmp_path / "policy.yaml"
 
     def invoke(*arguments, text=CONTRACT):
         path.write_text(text)
-        result = CliRunner().invoke(app, ["gate", "plan", str(path), *arguments])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.exit_code, result.stdout, result.stderr
+        return gate("gate", "plan", path, *arguments)
 
     return invoke
 

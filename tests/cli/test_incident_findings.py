@@ -6,25 +6,18 @@ import json
 import os
 import threading
 import time
-from collections import Counter
 from contextlib import closing
 
-import httpx
 import numpy as np
 import pytest
 import typer
-from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from kc_otel.cli import register
 from kc_otel.cli.locate_follow import Follower, run_within
 from kc_otel.contract.load import load_text
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 
 CONTRACT = """\
@@ -66,15 +59,9 @@ def core():
 
 
 @pytest.fixture
-def kc(core, tmp_path, monkeypatch):
+def kc(core, tmp_path, monkeypatch, evaluator_is):
     """Runs a command beside that evaluator."""
-    api = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
-
-    def request(method, url, **arguments):
-        arguments.pop("timeout", None)
-        return api.request(method, httpx.URL(url).path, **arguments)
-
-    monkeypatch.setattr(httpx, "request", request)
+    evaluator_is(core)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "contract.yaml").write_text(CONTRACT)
     app = typer.Typer()

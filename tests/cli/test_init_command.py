@@ -4,11 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from kc_otel.cli import init_command as commands
-from kc_otel.cli import register
 from kc_otel.contract.load import check, load
 from kc_otel.contract.measuring_paths import MeasuringPath, coverage
 from kc_otel.judge.verdict import Status
@@ -26,18 +23,10 @@ _GIVEN = (
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """The exit code, standard output and standard error of the command, in an empty folder."""
+def run(tmp_path, monkeypatch, command):
+    """Runs `kc-otel init` in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    app = typer.Typer()
-    register(app, "init")
-
-    def invoke(*arguments, stdin=None):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.exit_code, result.stdout, result.stderr
-
-    return invoke
+    return command("init")
 
 
 @pytest.fixture

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import io
 import time
-from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
-import httpx
 import pytest
 import typer
 from rich.console import Console
-from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
-from kc_otel.cli import api_client, register, status_command
+from kc_otel.cli import api_client, status_command
 from kc_otel.client.doctor import _declared
 from kc_otel.contract.load import load_text
 from kc_otel.judge.facts import KernelInfo
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 
 CONTRACT = """\
@@ -43,7 +35,7 @@ VERDICT = Verdict(
 
 
 @pytest.fixture
-def running(monkeypatch):
+def running(command, evaluator_is):
     """A core of contracts with one cell each, and what runs a command against it: its exit code and output."""
 
     @contextmanager
@@ -53,21 +45,12 @@ def running(monkeypatch):
             core = Core([load_text(text) for text in texts], connection, external_url="", now=time.time())
             core.evaluator.evaluate = lambda now: {name: Evaluation(now, (found,)) for name, found in verdicts.items()}
             core.tick(time.time())
-            api = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
-
-            def request(method, url, **arguments):
-                arguments.pop("timeout", None)
-                return api.request(method, httpx.URL(url).path, **arguments)
-
-            monkeypatch.setattr(httpx, "request", request)
-            app = typer.Typer()
-            register(app, "events", "alerts", "route")
-            register(app, "status")
+            evaluator_is(core)
+            kc_otel = command("events", "alerts", "route", "status")
 
             def run(*arguments):
-                result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300", "LOGNAME": "ada"})
-                assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-                return result.exit_code, result.output
+                code, out, err = kc_otel(*arguments, width=300)
+                return code, out + err
 
             run.core = core
             yield run
@@ -158,12 +141,12 @@ def test_a_slice_is_pinned_and_unpinned(kc):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command",
+    "words",
     ["alerts ack policy", "alerts silence policy --for 1h", "route unpin policy", "route pin policy train-kernel"],
 )
-def test_nobody_decides_without_a_reason(kc, command):
+def test_nobody_decides_without_a_reason(kc, words):
     """`--why` is asked for before anything is sent."""
-    code, shown = kc(*command.split())
+    code, shown = kc(*words.split())
     assert code == 2
     assert "--why" in shown
 

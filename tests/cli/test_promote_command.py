@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
-from urllib.parse import urlsplit
 
 import pytest
-import typer
-from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
-from kc_otel.cli import api_client as _client
-from kc_otel.cli import promote_command, register
+from kc_otel.cli import promote_command
 from kc_otel.contract.load import load_text
 from kc_otel.judge.facts import KernelInfo
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 
 pytestmark = pytest.mark.slow
@@ -58,8 +48,6 @@ class Driven:
         }  # fmt: skip
         declared = {"engine": "vllm", "dtype": "bfloat16"}
         self.core.evaluator.kernels = lambda _: (KernelInfo("inference", "v2", declared, 1.0),)
-        counts = RequestCounts()
-        self.client = TestClient(make_api(self.core, lambda: read(self.core, counts, Counter()), Changes(), "0"))
 
     def tick(self, *_: object) -> None:
         if self.fails_after is not None:
@@ -70,35 +58,20 @@ class Driven:
         self.now += 61.0
         self.core.tick(self.now)
 
-    def request(self, method, url, **arguments):
-        arguments.pop("timeout", None)
-        parts = urlsplit(url)
-        return self.client.request(method, parts.path, **arguments)
-
 
 @pytest.fixture
-def driven(monkeypatch):
+def driven(monkeypatch, evaluator_is):
     driven = Driven()
-    monkeypatch.setattr(_client.httpx, "request", driven.request)
+    evaluator_is(driven.core)
     monkeypatch.setattr(promote_command, "time", SimpleNamespace(sleep=driven.tick))
     yield driven
     driven.connection.close()
 
 
 @pytest.fixture
-def run(driven, monkeypatch):  # noqa: ARG001 - it answers what is asked
-    """Exit code, standard output and standard error of a command."""
-    app = typer.Typer()
-    register(app, "promote", "gate")
-    monkeypatch.delenv("KC_OTEL_URL", raising=False)
-    monkeypatch.setenv("LOGNAME", "ada")
-
-    def invoke(*arguments):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.exit_code, result.stdout, result.stderr
-
-    return invoke
+def run(driven, command):  # noqa: ARG001 - it answers what is asked
+    """Runs `kc-otel promote` and `gate`."""
+    return command("promote", "gate")
 
 
 def test_a_name_that_no_kernel_has_starts_nothing(run, driven):
@@ -168,16 +141,6 @@ def test_what_cannot_be_meant_is_refused(run, arguments, said):
     """With 2, and what to do instead."""
     code, _, err = run("promote", "policy", "v2", *arguments)
     assert (code, said in err) == (2, True), err
-
-
-def test_evidence_that_is_refused_starts_nothing(run, driven, tmp_path):
-    """Neither evidence that the evaluator refuses nor a file that cannot be read; another version can still go."""
-    (tmp_path / "edited.json").write_text("{}")
-    for file in ("edited.json", "nowhere.json"):
-        assert run("promote", "policy", "v2", "--evidence", tmp_path / file)[0] == 2
-        assert driven.core.promotions.all() == []
-    assert run("promote", "policy", "v3", "--hold", "--why", "lunch")[0] == 0
-    assert [(promotion.version, promotion.hold.why) for promotion in driven.core.promotions.all()] == [("v3", "lunch")]
 
 
 def test_json_is_the_api_s_own_answer(run):

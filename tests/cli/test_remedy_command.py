@@ -4,10 +4,7 @@ import json
 import shlex
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from kc_otel.cli import register
 from kc_otel.offline.remedy import remedy as module
 from kc_otel.recordings.recording_files import save_recording
 from tests.cli.test_compare_command import CONTRACT, make
@@ -15,23 +12,14 @@ from tests.offline.remedy.test_remedy import SOME
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
-    """The exit code, standard output and standard error of the command, with a short catalogue."""
-    app = typer.Typer()
-    register(app, "remedy")
+def run(monkeypatch, tmp_path, command):
+    """Runs `kc-otel remedy` with a short catalogue."""
     monkeypatch.setattr(module, "catalogue", lambda **_: SOME)
     monkeypatch.chdir(tmp_path)
     save_recording(make(sequences=900), "log.npz")
     tmp_path.joinpath("kept.yaml").write_text(CONTRACT.replace("limit: 0.9}", "limit: 0.95}"))
     tmp_path.joinpath("broken.yaml").write_text(CONTRACT.replace("limit: 0.9}", "limit: 0.01}"))
-
-    def invoke(*arguments, width=100):
-        monkeypatch.setenv("COLUMNS", str(width))
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.exit_code, result.stdout, result.stderr
-
-    return invoke
+    return command("remedy")
 
 
 @pytest.mark.slow

@@ -1,13 +1,11 @@
 """`kc-otel rescore` with a user's own function as the training kernel."""
 
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from kc_otel.cli import register
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool.spool_reader import SpoolReader
@@ -31,7 +29,7 @@ nothing = None
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path, monkeypatch, command):
     """Runs the command in a folder with a contract, a module and a spool of three requests, one of them greedy."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
@@ -52,15 +50,7 @@ def run(tmp_path, monkeypatch):
             )
         )
     spool.close()
-    app = typer.Typer()
-    register(app, "rescore")
-
-    def invoke(*arguments):
-        result = CliRunner().invoke(app, ["spool.sqlite", "--contract", "contract.yaml", *arguments])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.exit_code, result.stdout, result.stderr
-
-    return invoke
+    return partial(command("rescore"), "spool.sqlite", "--contract", "contract.yaml")
 
 
 def test_requests_are_scored_by_a_function_and_leave_the_spool(run):

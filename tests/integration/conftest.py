@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from kc_otel.client.webhooks import WebhookError, verify
 from tests.tools.axe import AxeUnavailableError, violations
 from tests.tools.chromium import Chromium
 from tests.tools.forked import ForkedCommand
+from tests.tools.servers import sink
 
 SECRET = "whsec_c3VwZXItc2VjcmV0LWZvci10ZXN0cy1vbmx5ISE="  # "super-secret-for-tests-only!!"
 
@@ -131,37 +132,30 @@ class LocalServer:
         self._server.server_close()
 
 
-class Pager(LocalServer):
+class Pager:
     """A webhook endpoint that keeps what it can verify."""
 
     def __init__(self) -> None:
+        self.url = ""
         self.bodies: list[dict[str, Any]] = []
         self.ids: list[str] = []
         self.refused: list[str] = []
-        pager = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                try:
-                    pager.bodies.append(verify(SECRET, dict(self.headers.items()), body))
-                    pager.ids.append(self.headers["webhook-id"])
-                except WebhookError as error:
-                    pager.refused.append(str(error))
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        super().__init__(Handler)
+    def take(self, body: bytes, headers: Mapping[str, str]) -> int:
+        """Keep a message; answer 204 whatever it is."""
+        try:
+            self.bodies.append(verify(SECRET, dict(headers), body))
+            self.ids.append({name.lower(): value for name, value in headers.items()}["webhook-id"])
+        except WebhookError as error:
+            self.refused.append(str(error))
+        return 204
 
 
 @pytest.fixture
 def pager() -> Iterator[Pager]:
     pager = Pager()
-    yield pager
-    pager.close()
+    with sink(pager.take) as pager.url:
+        yield pager
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def send(recorder: kc_otel.Recorder, rng: np.random.Generator, *, code: float, s
     recorder.force_flush()
 
 
-def broken(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]) -> Evaluator:
+def breached(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]) -> Evaluator:
     """An evaluator whose newest kernel version breaks the promise on code, and a route that followed."""
     evaluator, rng = serve(), np.random.default_rng(0)
     sender = recorder(evaluator)
@@ -79,18 +79,21 @@ def broken(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Reco
     return evaluator
 
 
+@pytest.fixture
+def broken(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]) -> Evaluator:
+    """An evaluator that has seen a breach."""
+    return breached(serve, recorder)
+
+
 def cell_of(evaluator: Evaluator) -> str:
     cells = evaluator.get("/api/v1/cells", clause="token-tv", slice="code")["cells"]
     verdict = next(cell["verdict"] for cell in cells if cell["verdict"]["kernel_inference"] == BAD.fingerprint)
     return f"#/cell/policy/token-tv/code/{verdict['kernel_train']}/{verdict['kernel_inference']}"
 
 
-def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
-) -> None:
+def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(browser: Any, broken: Evaluator) -> None:
     """What is broken, since when, for whom, what was done; without one request elsewhere or one line in the console."""
-    evaluator = broken(serve, recorder)
-    browser.open(evaluator.api)
+    browser.open(broken.api)
     browser.wait("document.querySelector('.incident .actions-taken')")
     said = browser.evaluate("document.querySelector('main').innerText")
     assert "1 promise is broken on code" in said
@@ -137,9 +140,7 @@ def test_a_breach_is_told_in_words_to_eyes_ears_and_keyboards(
     browser.press("Escape")
     browser.wait("!document.querySelector('#cell').open")
     assert browser.complaints() == []
-    assert {url.split("/", 3)[2] for url in browser.requests() if url.startswith("http")} == {
-        evaluator.api.split("/")[2]
-    }
+    assert {url.split("/", 3)[2] for url in browser.requests() if url.startswith("http")} == {broken.api.split("/")[2]}
 
 
 def test_the_past_of_a_cell_by_time_or_by_the_trainers_step(
@@ -197,12 +198,9 @@ def test_what_is_asked_and_nobody_looks_at_is_said_beside_it(browser: Any, serve
     assert "listens" not in shown("hold-promotion", 100, "null")
 
 
-def test_an_incident_has_an_address_that_a_message_can_link_to(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
-) -> None:
+def test_an_incident_has_an_address_that_a_message_can_link_to(browser: Any, broken: Evaluator) -> None:
     """Opened from its card or from the address: every slice with its onset, and what was done; an old one says so."""
-    evaluator = broken(serve, recorder)
-    browser.open(evaluator.api)
+    browser.open(broken.api)
     browser.wait("document.querySelector('.incident h2 a')")
     browser.evaluate("document.querySelector('.incident h2 a').focus()")
     browser.press("Enter")
@@ -218,9 +216,9 @@ def test_an_incident_has_an_address_that_a_message_can_link_to(
     )
     browser.evaluate("document.querySelector('#incident .close').click()")
     browser.wait("location.hash === '#/'")
-    browser.open(f"{evaluator.api}/{address}")
+    browser.open(f"{broken.api}/{address}")
     browser.wait("document.querySelector('#incident .onsets td')")
-    browser.open(f"{evaluator.api}/#/incident/unknown")
+    browser.open(f"{broken.api}/#/incident/unknown")
     browser.wait("document.querySelector('#incident .notice')")
 
 
@@ -235,91 +233,76 @@ def located(evaluator: Evaluator, operator: str = "o_proj") -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_an_incident_shows_drift_along_depth_once_it_was_located(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
-) -> None:
+def test_an_incident_shows_drift_along_depth_once_it_was_located(browser: Any, broken: Evaluator) -> None:
     """The culprit is marked, at any width; a newer answer takes the picture's place, and its names are no markup."""
-    evaluator = broken(serve, recorder)
-    (incident,) = httpx.get(f"{evaluator.api}/api/v1/incidents").json()["incidents"]
-    browser.open(f"{evaluator.api}/#/incident/{incident['id']}", width=390, height=800)
+    (incident,) = httpx.get(f"{broken.api}/api/v1/incidents").json()["incidents"]
+    browser.open(f"{broken.api}/#/incident/{incident['id']}", width=390, height=800)
     browser.wait("document.querySelector('#incident .onsets td')")
     assert browser.evaluate("document.querySelector('#depth-chart')") is None
-    located(evaluator)
+    located(broken)
     browser.wait("document.querySelector('#depth-chart .chart')", 20)
     assert "Marked: layer 1, o_proj." in browser.evaluate("document.querySelector('#depth-text').innerText")
     assert browser.evaluate(
         "document.querySelector('#incident').scrollWidth <= document.querySelector('#incident').clientWidth"
     )
-    located(evaluator, "<img src=x onerror=alert(1)>")
+    located(broken, "<img src=x onerror=alert(1)>")
     browser.wait("document.querySelector('#depth-text').innerText.includes('<img src=x')", 20)
     assert browser.evaluate("document.querySelectorAll('img[src=x]').length") == 0
     assert browser.complaints() == []
 
 
-def test_names_from_senders_are_never_markup(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
-) -> None:
+def test_names_from_senders_are_never_markup(browser: Any, broken: Evaluator) -> None:
     """A kernel field with HTML in it is shown as it was sent."""
-    evaluator = broken(serve, recorder)
-    browser.open(f"{evaluator.api}/{cell_of(evaluator)}")
+    browser.open(f"{broken.api}/{cell_of(broken)}")
     browser.wait("document.querySelector('#cell-kernels td')")
     assert MARKUP in browser.evaluate("document.querySelector('#cell-kernels').innerText")
     assert browser.evaluate("document.querySelectorAll('img[src=x]').length") == 0
     assert browser.evaluate("document.title") != "broken-in"
 
 
-def test_it_follows_the_dark_and_fits_a_phone(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
-) -> None:
+def test_it_follows_the_dark_and_fits_a_phone(browser: Any, broken: Evaluator) -> None:
     """Dark where the system is dark; at 360 pixels neither the page nor an open cell moves sideways."""
-    evaluator = broken(serve, recorder)
     ground = "getComputedStyle(document.body).backgroundColor"
-    browser.open(evaluator.api)
+    browser.open(broken.api)
     browser.wait(READY)
     light = browser.evaluate(ground)
-    browser.open(evaluator.api, dark=True)
+    browser.open(broken.api, dark=True)
     browser.wait(READY)
     assert sum(map(int, browser.evaluate(ground)[4:-1].split(","))) < 150 < sum(map(int, light[4:-1].split(",")))
-    for address in (evaluator.api, f"{evaluator.api}/{cell_of(evaluator)}"):
+    for address in (broken.api, f"{broken.api}/{cell_of(broken)}"):
         browser.open(address, width=360, height=740)
-        browser.wait(READY if address == evaluator.api else "document.querySelector('#distribution-chart .chart')")
+        browser.wait(READY if address == broken.api else "document.querySelector('#distribution-chart .chart')")
         assert browser.evaluate(NO_SIDEWAYS), browser.evaluate("document.documentElement.scrollWidth")
         assert browser.evaluate("document.querySelector('#cell').scrollWidth <= innerWidth")
     assert browser.complaints() == []
 
 
-def test_axe_finds_nothing_wrong_while_it_is_broken_or_nobody_answers(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
-) -> None:
+def test_axe_finds_nothing_wrong_while_it_is_broken_or_nobody_answers(browser: Any, broken: Evaluator) -> None:
     """Overview, incident and cell in light and dark; then the same page when its evaluator is gone."""
-    evaluator = broken(serve, recorder)
-    located(evaluator)
+    located(broken)
     for dark in (False, True):
-        browser.open(evaluator.api, dark=dark)
+        browser.open(broken.api, dark=dark)
         browser.wait("document.querySelector('.incident .spark .c-over')")
         incident = browser.evaluate("document.querySelector('.incident h2 a').getAttribute('href')")
         assert wrong(browser) == []
-        browser.open(f"{evaluator.api}/{incident}", dark=dark)
+        browser.open(f"{broken.api}/{incident}", dark=dark)
         browser.wait("document.querySelector('#incident .onsets td') && document.querySelector('#depth-chart .chart')")
         assert wrong(browser) == []
-        browser.open(f"{evaluator.api}/{cell_of(evaluator)}", dark=dark)
+        browser.open(f"{broken.api}/{cell_of(broken)}", dark=dark)
         browser.wait("document.querySelector('#distribution-chart .chart')")
         assert wrong(browser) == []
-    browser.open(evaluator.api, dark=True)
+    browser.open(broken.api, dark=True)
     browser.wait(READY)
-    evaluator.kill()
+    broken.kill()
     browser.wait("document.querySelector('main.stale')")
     assert wrong(browser) == []
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
     assert wrong(browser) == []
 
 
-def test_a_cell_that_a_link_opens_says_what_its_fail_claims(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
-) -> None:
+def test_a_cell_that_a_link_opens_says_what_its_fail_claims(browser: Any, broken: Evaluator) -> None:
     """Its charts come with the first answers, not with a later look; for whom, how much, since when, on what data."""
-    evaluator = broken(serve, recorder)
-    browser.open(f"{evaluator.api}/{cell_of(evaluator)}")
+    browser.open(f"{broken.api}/{cell_of(broken)}")
     browser.wait("document.querySelector('#history-chart .chart')")
     asked = [url for url in browser.requests() if "/api/v1/overview" in url]
     assert len(asked) <= 2
@@ -340,7 +323,7 @@ def test_the_worst_of_a_failing_cell_are_one_click_away(
     kept = WorstSequences(path, kc_otel.load_contract(contract_file), text=lambda ids: f"{MARKUP}{len(ids)}")
     kept.add([asked], [logprobs - np.array([0.0, 2.5, 0.0])], time.time())
     kept.close()
-    evaluator = broken(lambda: serve("--worst", str(path)), recorder)
+    evaluator = breached(lambda: serve("--worst", str(path)), recorder)
     browser.open(f"{evaluator.api}/{cell_of(evaluator)}")
     browser.wait("document.querySelector('#history-chart .chart')")
     assert not [url for url in browser.requests() if "/api/v1/worst" in url]
@@ -403,33 +386,29 @@ def test_rows_and_focus_stay_where_they_are_while_numbers_change(
 
 
 def test_a_lost_evaluator_is_said_and_found_again_with_its_past(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
+    browser: Any, serve: Callable[..., Evaluator], broken: Evaluator
 ) -> None:
     """Nothing old is passed off as new; after a crash the page goes on by itself, and the past is there."""
-    evaluator = broken(serve, recorder)
-    port = evaluator.api.rsplit(":", 1)[1]
-    browser.open(evaluator.api)
+    port = broken.api.rsplit(":", 1)[1]
+    browser.open(broken.api)
     browser.wait("document.querySelector('.incident .actions-taken')")
     since = browser.evaluate("document.querySelector('.incident time').dateTime")
-    evaluator.kill()
+    broken.kill()
     browser.wait("document.querySelector('main.stale')")
-    assert "The evaluator has not answered since" in browser.evaluate("document.querySelector('#notices').innerText")
+    assert "The broken has not answered since" in browser.evaluate("document.querySelector('#notices').innerText")
     assert browser.evaluate("document.querySelector('#live-text').textContent") == "No answer"
     assert browser.evaluate("document.title").startswith("! no answer")
     serve("--api-port", port)
     browser.wait("!document.querySelector('main.stale')", 40.0)
     assert browser.evaluate("document.querySelector('#notices').innerText") == ""
     said = browser.evaluate("document.querySelector('#announce').textContent")
-    assert said.startswith("The evaluator answers again.")
+    assert said.startswith("The broken answers again.")
     browser.wait("document.querySelector('.incident .actions-taken')")
     assert browser.evaluate("document.querySelector('.incident time').dateTime") == since
 
 
-def test_what_people_decided_and_where_a_version_is_are_on_the_page(
-    browser: Any, serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Recorder]
-) -> None:
+def test_what_people_decided_and_where_a_version_is_are_on_the_page(browser: Any, broken: Evaluator) -> None:
     """A pin, a silence, an acknowledgement and a promotion, in words, with who and what ends it."""
-    evaluator = broken(serve, recorder)
     for arguments in (
         ("route", "pin", "policy", "train-kernel", "--slice", "prose", "--for", "1h"),
         ("alerts", "silence", "policy", "--slice", "prose", "--for", "1h"),
@@ -438,11 +417,11 @@ def test_what_people_decided_and_where_a_version_is_are_on_the_page(
     ):
         why = () if arguments[0] == "promote" else ("--why", "a drill")
         done = subprocess.run(
-            [sys.executable, "-m", "kc_otel", *arguments, *why, "--by", "ada", "--url", evaluator.api],
+            [sys.executable, "-m", "kc_otel", *arguments, *why, "--by", "ada", "--url", broken.api],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-    browser.open(evaluator.api)
+    browser.open(broken.api)
     browser.wait("document.querySelector('#promotions:not([hidden]) li') && document.querySelector('#in-force li')")
     said = browser.evaluate("document.querySelector('main').innerText")
     assert "prose is pinned to the training kernel by ada (a drill)" in said

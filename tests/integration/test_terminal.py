@@ -75,14 +75,6 @@ def test_status_shows_what_is_broken_why_and_what_was_done(broken: Evaluator) ->
     assert {cell["verdict"]["slice"] for cell in answer} == {"all", "code", "prose"}
 
 
-def test_watch_stops_when_told(broken: Evaluator) -> None:
-    """It ends after --count looks, with the newest events below the cells."""
-    shown = command("status", "--watch", "--url", broken.api, "--count", "1")
-    assert shown.returncode == 0
-    assert "FAIL" in shown.stdout
-    assert "critical" in shown.stdout
-
-
 def test_resume_lifts_a_route_with_a_reason(broken: Evaluator) -> None:
     """Who and why are kept as an event."""
     done = command(

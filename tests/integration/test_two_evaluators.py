@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +21,7 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 import kc_otel
 from kc_otel.client.router import Router
 from kc_otel.contract.load import load
+from tests.tools.servers import free_address
 
 from .conftest import SECRET, Evaluator, Pager, logprobs
 
@@ -81,9 +81,7 @@ class Twins:
     """Evaluators that are started alike: the same contract, state file and ports, each prepared to stand by."""
 
     def __init__(self, contract: Path, folder: Path, pager: Pager) -> None:
-        with ExitStack() as stack:
-            sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-            grpc, http, api = (str(listener.getsockname()[1]) for listener in sockets)
+        grpc, http, api = (free_address().rpartition(":")[2] for _ in range(3))
         self.http, self.api = f"http://127.0.0.1:{http}", f"http://127.0.0.1:{api}"
         self._command = [
             *(sys.executable, "-m", "kc_otel", "serve", str(contract), "--state", str(folder / "state.sqlite")),

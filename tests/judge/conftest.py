@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.contract.model import Contract
+from tests.tools.contracts import contract_of
 
 NOW = 1_800_000_000.0
 SCALE = 4
@@ -121,15 +122,11 @@ def merge(*requests: ExportMetricsServiceRequest) -> ExportMetricsServiceRequest
 def make_contract(**changes: Any) -> Contract:
     """A small contract; keyword arguments replace its parts."""
     parts: dict[str, Any] = {
-        "apiVersion": "kernel-contract/v1",
-        "kind": "KernelContract",
-        "metadata": {"name": "policy", "version": 3, "owner": "team"},
-        "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
         "slices": {"code": {"where": {"task": "code"}}},
         "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
         "observability": {"window": "5m", "long_window": "1h", "min_samples": 100, "heartbeat": "60s"},
     }
-    return Contract.model_validate({**parts, **changes})
+    return contract_of(**{"version": 3, **parts, **changes})
 
 
 @pytest.fixture

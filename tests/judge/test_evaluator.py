@@ -383,15 +383,6 @@ def test_a_kernel_that_finds_no_room_is_told_and_has_a_verdict(contract: Any, se
     assert statuses(evaluator, later + 3)[cell(inference=NEWER)] is Status.FAIL
 
 
-def test_what_finds_no_room_is_bounded_and_stays_the_same(contract: Any, sender: Any, now: float) -> None:
-    """A flood of versions adds a few cells, those that came first; the rest is counted."""
-    evaluator = Evaluator([contract(observability={"max_series": 1})])
-    for i in range(300):
-        evaluator.ingest_metrics(sender(inference=f"{i:012d}").request(now, [0.5]), now)
-    found = [verdict.cell.kernel_inference for verdict in verdicts_of(evaluator, now) if "max_series" in verdict.reason]
-    assert found == [f"{i:012d}" for i in range(1, 65)]
-
-
 @pytest.mark.slow
 def test_who_invents_kernels_displaces_none_that_was_there(contract: Any, sender: Any, now: float) -> None:
     """A kernel that reports now and then keeps its verdict beside hundreds of new ones, which are bounded and told."""

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from kc_otel import Recorder
 from kc_otel.charts.place_chart import draw_places
@@ -20,6 +19,7 @@ from kc_otel.record.telemetry.buckets import slots
 from kc_otel.record.telemetry.place_means import PlaceMeans
 from kc_otel.record.telemetry.prompt_means import Rollouts
 from kc_otel.stats import mean_interval
+from tests.tools.memory import Memory
 
 CONTRACT = """
 apiVersion: kernel-contract/v1
@@ -31,24 +31,10 @@ statistical: [{id: tv, metric: tv_token, limit: 0.01}]
 PROMPTS, ROLLOUTS, WIDTH = 64, 4, 100
 
 
-class Kept(MetricExporter):
-    """Keeps what was exported last."""
-
-    def export(self, metrics_data, **_):
-        self.data = metrics_data
-        return MetricExportResult.SUCCESS
-
-    def force_flush(self, **_):
-        return True
-
-    def shutdown(self, **_):
-        pass
-
-
 @pytest.mark.parametrize("fault", ["position:64", "turn:2"])
 def test_the_place_of_a_fault_is_named_without_a_slice(fault):
     """What arrives at an evaluator says where in the responses drift is, of a contract that has no slice of it."""
-    contract, exporter = load_text(CONTRACT), Kept()
+    contract, exporter = load_text(CONTRACT), Memory()
     recorder = Recorder(contract, metric_exporter=exporter, export_interval=1000.0)
     rng = np.random.default_rng(0)
     mask = np.ones((PROMPTS * ROLLOUTS, WIDTH), dtype=bool)
@@ -62,7 +48,7 @@ def test_the_place_of_a_fault_is_named_without_a_slice(fault):
     assert recorder.force_flush()
     evaluator = Evaluator([contract])
     evaluator.listen(time.time() - 3600)
-    evaluator.ingest_metrics(encode_metrics(exporter.data), time.time())
+    evaluator.ingest_metrics(encode_metrics(exporter.exports[-1]), time.time())
     recorder.shutdown(5.0)
     ((_, pair),) = {(key.contract, (key.kernel_train, key.kernel_inference)) for key in evaluator.series()}
     found = evaluator.by_place("policy", pair, time.time())

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kc_otel.contract.limits import factors
 from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.statistics import clause_interval
@@ -270,12 +269,6 @@ def test_what_is_either_0_or_1_is_judged_by_the_exact_interval(contract: Any) ->
         made = contract(numerical=[{"id": "d", "metric": "top1_disagreement", "unit": unit, "limit": 0.1}])
         methods.append(clause_interval(made.clauses[0], made.assumptions, flips, **sides).method)
     assert methods == ["Clopper-Pearson", "mixture betting"]
-
-
-def test_missing_assumptions_are_named(contract: Any) -> None:
-    """A derived metric without its assumptions says which to write."""
-    with pytest.raises(ValueError, match=r"assumptions\.reward_range"):
-        factors("reward_drift_bound", contract().assumptions)
 
 
 @pytest.mark.slow

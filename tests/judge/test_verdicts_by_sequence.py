@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.contract.registry.clause_metrics import AVERAGED
 from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.statistics import clause_interval, metric_name, samples_needed
+from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.judge.verdicts import decide
 from kc_otel.record.telemetry.accumulate import Accumulator
@@ -64,22 +63,6 @@ def test_a_verdict_says_what_it_is_about(contract: Any) -> None:
     assert said == ["traffic", "population", "population"]
     silent = [replace(evidence(made, clause, sample), absence="silent") for clause in range(3)]
     assert [verdict.about for verdict in decide(made, silent, NOW)] == said
-
-
-@pytest.mark.parametrize(
-    ("metric", "expected"), [("k1", -0.1), ("support_deficit", 0.9), ("clip_budget_share", 0.5485)]
-)
-def test_derived_metrics_are_judged_on_the_means_of_their_base(contract: Any, metric: str, expected: float) -> None:
-    """The same formula of the mean over sequences, read from the base quantity's stream by sequence."""
-    made = contract(
-        assumptions={"clip": 0.2}, statistical=[{"id": "d", "metric": metric, "unit": "sequence", "limit": 1}]
-    )
-    (clause,) = made.clauses
-    assert metric_name(clause) in {quantity.name for quantity in AVERAGED.values()}
-    sample = Binned.of_samples(np.array([0.05, 0.15] * 500))
-    interval = clause_interval(clause, made.assumptions, sample, alpha_lower=0.01, alpha_upper=0.01)
-    assert interval.estimate == pytest.approx(expected, rel=1e-3)
-    assert interval.samples == 1000
 
 
 def test_the_two_units_are_judged_on_streams_of_their_own(contract: Any, sender: Any, now: float) -> None:

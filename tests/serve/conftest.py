@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 
 import kc_otel
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
+from tests.tools.memory import Memory
 
 POLICY = """\
 apiVersion: kernel-contract/v1
@@ -33,24 +33,6 @@ observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
 escalation:
   - {on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}, halt]}
 """
-
-
-class Capture(MetricExporter):
-    """Keeps what a recorder exports, in the protocol's own shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last: MetricsData | None = None
-
-    def export(self, metrics_data: MetricsData, *_: object, **__: object) -> MetricExportResult:
-        self.last = metrics_data
-        return MetricExportResult.SUCCESS
-
-    def force_flush(self, timeout_millis: float = 10_000) -> bool:  # noqa: ARG002
-        return True
-
-    def shutdown(self, timeout_millis: float = 30_000, **_: object) -> None:
-        pass
 
 
 @pytest.fixture
@@ -81,13 +63,12 @@ def drift() -> Callable[..., ExportMetricsServiceRequest]:
     contract = load_text(POLICY, "policy.yaml")
 
     def make(sigma: float, step: int | None = None) -> ExportMetricsServiceRequest:
-        rng, exporter = np.random.default_rng(0), Capture()
+        rng, exporter = np.random.default_rng(0), Memory()
         inference = np.log(rng.uniform(0.05, 1.0, (64, 64)))
         train = -np.abs(inference + rng.normal(-sigma * sigma / 2, sigma, inference.shape))
         with kc_otel.Recorder(contract, metric_exporter=exporter, sampling=1.0) as recorder:
             weights = None if step is None else (step, step)
             recorder.compare(train, inference, attributes={"task": "code"}, weights=weights)
-        assert exporter.last is not None
-        return encode_metrics(exporter.last)
+        return encode_metrics(exporter.exports[-1])
 
     return make

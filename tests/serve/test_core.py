@@ -7,7 +7,6 @@ import json
 import logging
 import struct
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,13 @@ from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.escalation import escalate as escalate_module
 from kc_otel.judge.escalation.people import People, Silence
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Status
 from kc_otel.serve import core as core_module
-from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.core import Core
 from kc_otel.serve.history import CellHistory
 from kc_otel.serve.promotions import Promotions
-from kc_otel.serve.self_metrics import read
 from kc_otel.serve.server import _tick_forever
 from kc_otel.serve.store.escalation_store import EscalationStore
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
@@ -40,6 +36,7 @@ from kc_otel.serve.stream_places import tick_of
 from kc_otel.serve.webhooks.formats import pagerduty_events, slack_message
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 from tests.judge.conftest import Sender
+from tests.tools.api import api_of
 from tests.tools.full_disk import fill_disk, refuse_commits, relieve
 
 
@@ -238,7 +235,7 @@ def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(make_cor
         return real(now)
 
     monkeypatch.setattr(core.evaluator, "evaluate", evaluate)
-    client = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), told, "0"))
+    client = TestClient(api_of(core, changes=told))
     seen: list[tuple[str, str, dict[str, str]]] = []
 
     def ticked() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
 
 import pytest
 import yaml
@@ -14,10 +13,8 @@ from starlette.testclient import TestClient
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.guarded_site import GuardedSite
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
-from kc_otel.serve.self_metrics import read
 from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_events, slack_message
+from tests.tools.api import api_of, client_of
 from tests.tools.located_evidence import located_evidence
 
 FOUND = {
@@ -37,13 +34,9 @@ def failing(make_core, drift):
     return core
 
 
-def api_of(core):
-    return make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0")
-
-
 def attached(core, **changed):
     (incident,) = core.incidents()
-    return TestClient(api_of(core)).post(f"/api/v1/incidents/{incident.id}/diagnoses", json=FOUND | changed)
+    return client_of(core).post(f"/api/v1/incidents/{incident.id}/diagnoses", json=FOUND | changed)
 
 
 def last_body(core):
@@ -54,7 +47,7 @@ def test_what_was_found_is_on_the_incident_with_its_evidence(failing):
     """The evidence is what its digest says; the list of incidents and the overview have the sentence too."""
     answer = attached(failing)
     assert answer.status_code == 200
-    client, (incident,) = TestClient(api_of(failing)), failing.incidents()
+    client, (incident,) = client_of(failing), failing.incidents()
     for path in (f"/api/v1/incidents/{incident.id}", "/api/v1/incidents", "/api/v1/overview"):
         got = client.get(path).json()
         (found,) = got.get("incidents", [got])[0]["diagnoses"]
@@ -69,7 +62,7 @@ def test_what_was_found_is_on_the_incident_with_its_evidence(failing):
 @pytest.mark.slow
 def test_the_picture_of_what_was_located_is_drawn_from_its_evidence(failing):
     """The culprit is marked; evidence of another shape has no picture, and what is unknown is not found."""
-    client, (incident,) = TestClient(api_of(failing)), failing.incidents()
+    client, (incident,) = client_of(failing), failing.incidents()
 
     def depth(digest):
         return client.get("/api/v1/charts/depth", params={"incident": incident.id, "evidence": digest})
@@ -100,7 +93,7 @@ def test_it_survives_a_restart_and_the_end_of_the_incident(make_core, drift, ope
     second._store.incidents.end_others((), now + 1)
     second.escalation = second._store.begin({}, frozenset(), now + 1)
     assert second.incidents() == ()
-    client = TestClient(api_of(second))
+    client = client_of(second)
     path = f"/api/v1/incidents/{incident.id}/diagnoses"
     assert client.post(path, json=FOUND | {"kind": "remedy"}).status_code == 200
     assert [diagnosis["kind"] for diagnosis in client.get(f"/api/v1/incidents/{incident.id}").json()["diagnoses"]] == [
@@ -141,7 +134,7 @@ def test_what_cannot_be_kept_is_refused(failing):
         assert attached(failing, **changed).status_code == status, changed
     (incident,) = failing.incidents()
     body = json.dumps(FOUND).replace('"inf"', "Infinity")
-    client = TestClient(api_of(failing))
+    client = client_of(failing)
     said = client.post(
         f"/api/v1/incidents/{incident.id}/diagnoses", content=body, headers={"content-type": "application/json"}
     )

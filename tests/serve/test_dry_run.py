@@ -9,16 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.config import ServeConfig
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
 from kc_otel.serve.server import ServiceError, run
+from tests.tools.api import client_of
 
 
 @pytest.fixture
@@ -58,7 +54,7 @@ def test_the_api_tells_dry_from_real(start: Callable[..., Core], drift: Callable
     core = start()
     core.metrics(drift(0.3))
     core.tick(time.time())
-    client = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
+    client = client_of(core)
     assert {alert["dry_run"] for alert in client.get("/api/v1/alerts").json()["alerts"]} == {True}
     answer = client.get("/api/v1/dry-run").json()
     assert answer["contracts"] == ["policy"]

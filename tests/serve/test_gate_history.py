@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tracemalloc
 from collections.abc import Callable
 
@@ -16,29 +15,14 @@ CELLS = 100
 
 def evaluation(at: float, status: Callable[[int], Status], kernel: str = "b") -> Evaluation:
     """An evaluation in which every number is new."""
-    return Evaluation(
-        at,
-        tuple(
-            Verdict(
-                cell=Cell("policy", "tv", f"slice-{i}", "a", kernel),
-                status=status(i),
-                at=at,
-                limit=0.5,
-                estimate=at + i,
-                lower=at + i + 0.25,
-                upper=at + i + 0.5,
-                samples=int(at),
-                window="short",
-                method="mixture betting",
-                reason=f"{at} and {i}",
-                contract_version=1,
-                contract_hash="h",
-                about="traffic",
-                evidence=math.nan,
-            )
-            for i in range(CELLS)
-        ),
-    )
+    verdicts = (
+        Verdict(
+            Cell("policy", "tv", f"slice-{i}", "a", kernel), status(i), at, 0.5, at + i, at + i + 0.25, at + i + 0.5,
+            int(at), "short", "mixture betting", f"{at} and {i}", 1, "h", "traffic",
+        )
+        for i in range(CELLS)
+    )  # fmt: skip
+    return Evaluation(at, tuple(verdicts))
 
 
 @pytest.mark.slow

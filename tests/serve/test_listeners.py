@@ -8,22 +8,17 @@ from collections.abc import Callable
 import pytest
 from starlette.testclient import TestClient
 
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.listeners import Listeners
-from kc_otel.serve.self_metrics import read
+from tests.tools.api import client_of
 
 
 @pytest.fixture
 def client(make_core: Callable[..., Core]) -> TestClient:
-    from collections import Counter
-
-    from kc_otel.judge.otlp.sink import RequestCounts
 
     core = make_core()
     core.tick(time.time())
-    return TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
+    return client_of(core)
 
 
 def test_what_a_client_says_it_obeys_stands_in_health(client: TestClient) -> None:

@@ -17,8 +17,6 @@ import pytest
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import StateError
@@ -27,6 +25,7 @@ from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.formats import Format
 from tests.serve.conftest import contract, drift, make_core, open_file
+from tests.tools.api import api_of
 
 __all__ = ["contract", "drift", "make_core", "open_file"]
 
@@ -73,7 +72,7 @@ def core(make_core: Callable[..., Core], open_file: Callable, drift: Callable, t
 
 @asynccontextmanager
 async def site(core: Core) -> AsyncIterator[httpx.AsyncClient]:
-    api = make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0")
+    api = api_of(core)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://evaluator") as client:
         yield client
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import xml.etree.ElementTree as ET
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -16,20 +15,13 @@ from starlette.testclient import TestClient
 
 import kc_otel.serve.page as page_box
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.verdict import Evaluation, Status
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
+from tests.tools.api import client_of
 
 pytestmark = pytest.mark.slow
 
 START = 1_000_000_000.0
-
-
-def client_of(core: Core) -> TestClient:
-    return TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
 
 
 @pytest.fixture

@@ -10,13 +10,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from kc_otel.client.router import Router
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve import people_orders as people
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.people_input import refusals
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
+from tests.tools.api import client_of
 
 SIGNED = {"by": "ada", "why": "known false alarm"}
 
@@ -31,9 +28,8 @@ def failing(make_core: Callable[..., Core], drift: Callable) -> Core:
 
 @pytest.fixture
 def client(failing: Core) -> TestClient:
-    from collections import Counter
 
-    return TestClient(make_api(failing, lambda: read(failing, RequestCounts(), Counter()), Changes(), "0"))
+    return client_of(failing)
 
 
 def events(core: Core, kind: str) -> list:
@@ -93,36 +89,6 @@ def test_a_silence_mutes_people_and_nothing_else(client: TestClient, failing: Co
     assert len([message for message in said if message.endswith("still: a silence has ended")]) == 2
 
 
-def test_a_person_ends_a_silence(client: TestClient, failing: Core) -> None:
-    """What still fires is said with the next evaluation."""
-    now = time.time()
-    made = client.post("/api/v1/silences", json={"contract": "policy", "until": now + 100, **SIGNED}).json()
-    failing.tick(now)
-    ended = client.post(f"/api/v1/silences/{made['id']}/end", json={"by": "bob", "why": "work is done"})
-    assert ended.json() == made
-    failing.tick(now + 1)
-    assert len(bodies(failing)) == 1
-    (event,) = events(failing, "unsilenced")
-    assert event.data["message"].startswith("bob ended the silence of every clause on every slice by ada")
-    assert client.post(f"/api/v1/silences/{made['id']}/end", json=SIGNED).status_code == 404
-
-
-def test_a_silence_survives_a_restart_with_what_it_holds_back(make_core, open_file, drift, tmp_path):
-    """What fired unsaid before the restart is said when the silence ends after it."""
-    path, now = tmp_path / "state.sqlite", time.time()
-    connection = open_file(path)
-    core = make_core(connection)
-    people.silence(core, "policy", None, None, now + 100, "ada", "planned", now)
-    core.metrics(drift(0.3))
-    core.tick(now)
-    connection.close()
-    again = make_core(open_file(path), now=now)
-    again.tick(now + 50)
-    assert again.outbox.messages() == ()
-    again.tick(now + 100)
-    assert [body["kernelContract"]["reason"] for body in bodies(again)] == ["silence-ended"]
-
-
 def test_a_pin_wins_and_is_kept(client: TestClient, failing: Core) -> None:
     """Until it is ended by a person, with a reason too; then the route holds again."""
     failing.tick(time.time())
@@ -177,6 +143,7 @@ def test_a_pin_that_ends_by_its_time_is_recorded(failing: Core) -> None:
         ),
         ("decisions/pin", {"contract": "policy", "kernel": "train-kernel", "until": 5, **SIGNED}, 422, "the past"),
         ("decisions/unpin", {"contract": "policy", "by": " ", "why": "x"}, 422, "say who"),
+        ("decisions/pin", {"contract": "policy", "kernel": "train-kernel", "by": "x", "why": " "}, 422, "say who"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(client, failing, path, body, status, said):

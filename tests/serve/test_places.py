@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from starlette.testclient import TestClient
-
 from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.self_metrics import read
+from tests.tools.api import client_of
 
 
 def places_of(core, incident):
-    client = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
+    client = client_of(core)
     return client.get("/api/v1/charts/places", params={"incident": incident})
 
 

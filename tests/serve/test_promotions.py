@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +16,14 @@ from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.incidents.actions_taken import actions_taken
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.promotion.promotion_state import OrderError
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.offline.gate.evidence import verify_evidence
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
-from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.webhooks.formats import pagerduty_events, slack_message
+from tests.tools.api import client_of
 
 TEXT = """\
 apiVersion: kernel-contract/v1
@@ -95,8 +90,7 @@ def driven(make_core: Callable[..., Core], contract: Contract) -> Driven:
 
 @pytest.fixture
 def client(driven: Driven) -> Iterator[TestClient]:
-    self_metrics = lambda: read(driven.core, RequestCounts(), Counter())  # noqa: E731 - one use
-    with TestClient(make_api(driven.core, self_metrics, Changes(), "0")) as client:
+    with client_of(driven.core) as client:
         yield client
 
 
@@ -144,23 +138,6 @@ def test_a_failure_takes_the_traffic_away_in_the_same_tick(driven: Driven) -> No
     for record in records:
         verify_evidence(record.record)
     assert event["evidence"] == records[-1].id
-
-
-def test_a_tick_that_cannot_be_written_moves_nothing(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one that can be makes up for it."""
-    driven.core.promotions.start("policy", "v2", "ada", 0.0)
-
-    def full(*_: object) -> None:
-        raise sqlite3.OperationalError("disk is full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(driven.core._evaluator_store, "save", full)
-        with pytest.raises(StateError):
-            driven.tick(61, v2="PASS")
-    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.SHADOW
-    assert driven.core.promotions.evidence("policy", "v2") == []
-    driven.tick(62, v2="PASS")
-    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
 
 
 def test_what_is_decided_survives_a_restart(

@@ -49,7 +49,6 @@ TOOLS = {
     "victoria-metrics": Tool(("victoria-metrics",), "usr/bin/victoria-metrics"),
     "vmalert": Tool(("victoria-metrics",), "usr/bin/vmalert"),
     "chromium": Tool(("chromium-headless-shell",), "usr/lib/chromium/chromium-headless-shell", libraries=True),
-    "h2load": Tool(("nghttp2-client",), "usr/bin/h2load", libraries=True),
     "docker-compose": Tool(("docker-compose",), "usr/libexec/docker/cli-plugins/docker-compose"),
 }
 

@@ -23,11 +23,11 @@ from typing import Any, Final
 import numpy as np
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 
 from kc_otel import Kernel, Recorder
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
+from tests.tools.memory import Memory
 
 __all__ = ["CASES", "CONTRACTS", "INTERVAL", "Case", "Sender", "contract", "drift", "exponential_points", "messages"]
 
@@ -165,7 +165,7 @@ def exponential_points(body: bytes) -> list[Any]:
 
 @cache
 def _recorded(case: Case, exports: int, sender: int) -> tuple[bytes, ...]:
-    promised, capture = contract(case.contract), _Capture()
+    promised, capture = contract(case.contract), Memory()
     kernels = promised.kernels
     recorder = Recorder(
         promised,
@@ -182,8 +182,7 @@ def _recorded(case: Case, exports: int, sender: int) -> tuple[bytes, ...]:
             for batch in _batches(rng, max(case.tokens // 10, 1) if number else case.tokens):
                 _record(recorder, rng, batch, case)
             assert recorder.force_flush(60.0)
-            assert capture.last is not None
-            found.append(_spaced(encode_metrics(capture.last), number))
+            found.append(_spaced(encode_metrics(capture.exports[-1]), number))
     finally:
         recorder.shutdown()
     assert not recorder.stats().dropped
@@ -191,22 +190,6 @@ def _recorded(case: Case, exports: int, sender: int) -> tuple[bytes, ...]:
         # From the last on, because the message before has to be whole.
         found = [_difference(after, before) for before, after in reversed([*itertools.pairwise(found)])][::-1]
     return tuple(message.SerializeToString() for message in found)
-
-
-class _Capture(MetricExporter):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last: MetricsData | None = None
-
-    def export(self, metrics_data: MetricsData, *_: object, **__: object) -> MetricExportResult:
-        self.last = metrics_data
-        return MetricExportResult.SUCCESS
-
-    def force_flush(self, timeout_millis: float = 10_000) -> bool:  # noqa: ARG002
-        return True
-
-    def shutdown(self, timeout_millis: float = 30_000, **_: object) -> None:
-        pass
 
 
 @dataclass(frozen=True)

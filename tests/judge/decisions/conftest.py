@@ -8,18 +8,14 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import Action
 from kc_otel.judge.escalation.alerts import Transition, What
 from kc_otel.judge.verdict import Cell, Status, Verdict
+from tests.tools.contracts import contract_of
 
 
 def contract_named(name: str = "policy-7b") -> Contract:
-    return Contract.model_validate(
-        {
-            "apiVersion": "kernel-contract/v1",
-            "kind": "KernelContract",
-            "metadata": {"name": name, "version": 1, "owner": "rl-infra"},
-            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-            "slices": {"long-context": {"where": {"prompt_tokens": ">= 8192"}}, "code": {"where": {"task": "code"}}},
-            "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
-        }
+    return contract_of(
+        name,
+        slices={"long-context": {"where": {"prompt_tokens": ">= 8192"}}, "code": {"where": {"task": "code"}}},
+        statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
     )
 
 

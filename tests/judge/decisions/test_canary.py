@@ -13,7 +13,6 @@ from scipy.stats import binom
 from kc_otel.client.router import Router
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, Pin
 from kc_otel.judge.decisions.table import apply, forget, kept_since, pin, remove_canary, set_canary
-from kc_otel.judge.plain_json import to_plain
 
 TRAIN, INFERENCE = "train-kernel", "inference-kernel"
 WEIGHTS = st.floats(0.0, 1.0)
@@ -216,14 +215,3 @@ def test_a_canary_that_says_too_little_is_refused(wanted, said):
     """Share, version, reason, end."""
     with pytest.raises(ValueError, match=said):
         set_canary(DecisionTable(), wanted)
-
-
-def test_a_table_with_canaries_survives_its_json_form():
-    """Also one that was written before there were canaries."""
-    table = table_of(canary(0.05, until=9.0))
-    plain = to_plain(table)
-    assert DecisionTable.from_plain(plain) == table
-    assert DecisionTable.from_plain(plain).tag == table.tag
-    assert table.tag != table_of(canary(0.06, until=9.0)).tag
-    del plain["canaries"]
-    assert DecisionTable.from_plain(plain).canaries == ()

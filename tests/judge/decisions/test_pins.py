@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from kc_otel.client.router import Router
 from kc_otel.judge.decisions.entries import DecisionTable, Pin
 from kc_otel.judge.decisions.table import apply, forget, pin, unpin
-from kc_otel.judge.plain_json import to_plain
 
 KERNELS = ("train-kernel", "inference-kernel")
 
@@ -92,27 +91,3 @@ def test_pinning_again_replaces_and_unpinning_ends():
     assert [entry.contract for entry in forget(again, "policy-7b", 3.0).pins] == ["other"]
     with pytest.raises(LookupError, match="no pin is in force for slice 'long-context'"):
         unpin(again, "policy-7b", "long-context", 3.0)
-
-
-def test_a_table_with_pins_survives_its_json_form():
-    """Also one that was written before there were pins."""
-    table = pin(DecisionTable(), pinned(until=9.0))
-    plain = to_plain(table)
-    assert DecisionTable.from_plain(plain) == table
-    del plain["pins"]
-    assert DecisionTable.from_plain(plain).pins == ()
-
-
-@pytest.mark.parametrize(
-    ("wanted", "said"),
-    [
-        (Pin("c", "all", "train-kernel", " ", "why", 1.0), "say who"),
-        (Pin("c", "all", "train-kernel", "ada", "", 1.0), "say who"),
-        (Pin("c", "all", "fp8", "ada", "why", 1.0), "'fp8' is not a kernel"),
-        (Pin("c", "all", "train-kernel", "ada", "why", 5.0, 4.0), "lies in the past"),
-    ],
-)
-def test_a_pin_that_says_too_little_is_refused(wanted, said):
-    """Who, why, which kernel, until when."""
-    with pytest.raises(ValueError, match=said):
-        pin(DecisionTable(), wanted)

@@ -115,20 +115,6 @@ def test_person_resumes_one_slice_or_all_and_is_kept(contract, make_transition):
     assert (table.routes, table.version) == ((), 3)
 
 
-@pytest.mark.parametrize(("by", "why"), [("", "why"), ("ada", " ")])
-def test_resuming_needs_a_name_and_a_reason(contract, make_transition, by, why):
-    """An anonymous decision is refused."""
-    table = apply(DecisionTable(), [make_transition()], contract, 100)
-    with pytest.raises(ValueError, match="who resumes and why"):
-        resume(table, "policy-7b", None, by, why, 200)
-
-
-def test_resuming_what_is_not_routed_says_so():
-    """A typing error in the slice is not silently accepted."""
-    with pytest.raises(LookupError, match="slice 'cdoe' of 'policy-7b'"):
-        resume(DecisionTable(), "policy-7b", "cdoe", "ada", "fixed", 200)
-
-
 def test_contract_that_is_no_longer_served_leaves_nothing(contract, make_transition):
     """Routes and directives go with their contract."""
     table = apply(DecisionTable(), [make_transition(do=EVERYTHING)], contract, 100)

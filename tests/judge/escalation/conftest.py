@@ -12,6 +12,7 @@ import pytest
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.verdict import Cell, Status, Verdict
+from tests.tools.contracts import contract_of
 
 LADDER = [
     {"on": "fail", "severity": "warning", "do": ["notify", "sample-more"]},
@@ -22,19 +23,14 @@ LADDER = [
 
 
 def contract_with(escalation: list[dict[str, Any]] | None = None, **changes: Any) -> Contract:
-    return Contract.model_validate(
-        {
-            "apiVersion": "kernel-contract/v1",
-            "kind": "KernelContract",
-            "metadata": {"name": "policy-7b", "version": 3, "owner": "rl-infra", "runbook": "https://runbooks/kc"},
-            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-            "slices": {"code": {"where": {"task": "code"}}},
-            "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
-            "observability": {"window": "5m"},
-            "escalation": LADDER if escalation is None else escalation,
-        }
-        | changes
-    )
+    parts = {
+        "metadata": {"name": "policy-7b", "version": 3, "owner": "rl-infra", "runbook": "https://runbooks/kc"},
+        "slices": {"code": {"where": {"task": "code"}}},
+        "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
+        "observability": {"window": "5m"},
+        "escalation": LADDER if escalation is None else escalation,
+    }
+    return contract_of(**parts | changes)
 
 
 def verdict_of(status: Status | str, *, slice: str = "code", at: float = 0.0, **changes: Any) -> Verdict:

@@ -20,27 +20,11 @@ PAIR = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 ONE = [{"on": "fail", "for": "60s", "clear_for": "120s", "severity": "critical", "do": ["notify"]}]
 
 
-def test_step_without_for_fires_at_once_and_resolves_on_pass(make_contract, make_verdict):
-    """A step without durations follows the verdict."""
-    contract = make_contract([{"on": "fail", "do": ["notify"]}])
-    _, edges = run(contract, [(0, [make_verdict("FAIL")]), (10, [make_verdict("FAIL")]), (20, [make_verdict("PASS")])])
-    assert edges == [(0, "warning", "firing", "code"), (20, "warning", "resolved", "code")]
-
-
 def test_for_must_be_served_without_a_pass(make_contract, make_verdict):
     """A pass between two failures starts the wait again."""
     fail, ok = [make_verdict("FAIL")], [make_verdict("PASS")]
     _, edges = run(make_contract(ONE), [(0, fail), (50, fail), (55, ok), (60, fail), (110, fail), (120, fail)])
     assert edges == [(120, "critical", "firing", "code")]
-
-
-@pytest.mark.parametrize("doubt", ["INCONCLUSIVE", "NO_DATA"])
-def test_doubt_and_silence_stop_the_count_towards_firing(make_contract, make_verdict, doubt):
-    """Time without a FAIL does not count towards `for`, and what was counted before is kept."""
-    fail, held = [make_verdict("FAIL")], [make_verdict(doubt)]
-    ticks = [(0, fail), (40, fail), (50, held), (200, held), (210, fail), (229, fail), (230, fail)]
-    _, edges = run(make_contract(ONE), ticks)
-    assert edges == [(230, "critical", "firing", "code")]
 
 
 @pytest.mark.parametrize("doubt", ["INCONCLUSIVE", "NO_DATA"])
@@ -62,30 +46,6 @@ def test_firing_alert_clears_when_its_fault_has_ended(make_contract, make_verdic
     assert edges == [(60, "critical", "firing", "code"), (260, "critical", "resolved", "code")]
     state, edges = run(make_contract(ONE), [(300, [fail]), (310, [ended]), (320, [fail]), (379, [fail])], state)
     assert edges == []
-
-
-def test_firing_alert_clears_when_the_cell_has_gone(make_contract, make_verdict):
-    """A kernel version that is no longer used stops alerting after `clear_for`."""
-    fail, other = [make_verdict("FAIL")], [make_verdict("PASS", inference="c" * 12)]
-    _, edges = run(make_contract(ONE), [(0, fail), (60, fail), (70, other), (180, other), (190, other)])
-    assert edges == [(60, "critical", "firing", "code"), (190, "critical", "resolved", "code")]
-
-
-@pytest.mark.parametrize("others", ["NO_DATA", None])
-def test_a_cell_that_has_gone_clears_nothing_while_no_other_kernel_is_measured(make_contract, make_verdict, others):
-    """As after a long outage of the evaluator: nobody has taken the kernel's place."""
-    fail = [make_verdict("FAIL")]
-    left = [] if others is None else [make_verdict(others, inference="c" * 12)]
-    _, edges = run(make_contract(ONE), [(0, fail), (60, fail), (70, left), (180, left), (500, left)])
-    assert edges == [(60, "critical", "firing", "code")]
-
-
-def test_one_failure_while_clearing_starts_the_wait_again(make_contract, make_verdict):
-    """`clear_for` counts passes with no failure between them."""
-    fail, ok = [make_verdict("FAIL")], [make_verdict("PASS")]
-    ticks = [(0, fail), (60, fail), (70, ok), (180, ok), (185, fail), (190, ok), (300, ok), (310, ok)]
-    _, edges = run(make_contract(ONE), ticks)
-    assert edges == [(60, "critical", "firing", "code"), (310, "critical", "resolved", "code")]
 
 
 def test_transition_carries_what_receivers_need(make_contract, make_verdict):
@@ -140,36 +100,6 @@ def test_step_for_some_clauses_ignores_the_others(make_contract, make_verdict):
     contract = make_contract([{"on": "fail", "do": ["notify"], "clauses": ["reward"]}])
     _, edges = run(contract, [(0, [make_verdict("FAIL"), make_verdict("FAIL", clause="reward", slice="all")])])
     assert edges == [(0, "warning", "firing", "all")]
-
-
-def test_cells_do_not_share_their_waits(make_contract, make_verdict):
-    """Each slice and each kernel version serves its own `for`."""
-    fail = make_verdict("FAIL")
-    other = make_verdict("FAIL", slice="all")
-    newer = make_verdict("FAIL", inference="cccccccccccc")
-    _, edges = run(make_contract(ONE), [(0, [fail]), (30, [fail, other, newer]), (60, [fail, other, newer])])
-    assert edges == [(60, "critical", "firing", "code")]
-
-
-def test_clock_that_jumps_back_loses_nothing_and_gives_no_negative_duration(make_contract, make_verdict):
-    """After a jump back the count goes on from where it was, and an alert never ends before it began."""
-    contract = make_contract(ONE)
-    fail, ok = [make_verdict("FAIL")], [make_verdict("PASS")]
-    state, edges = run(contract, [(10_000, fail), (10_040, fail), (5_000, fail), (5_019, fail), (5_020, fail)])
-    assert edges == [(5_020, "critical", "firing", "code")]
-    state, edges = run(contract, [(5_030, ok), (100, ok), (219, ok)], state)
-    assert edges == []
-    _, (resolved,) = advance(contract, state, ok, {}, 220)
-    assert (resolved.started_at, resolved.at) == (5_020, 5_020)
-
-
-def test_clock_that_jumps_ahead_counts_for_one_window_only(make_contract, make_verdict):
-    """Two verdicts a day apart vouch for their windows, not for the day."""
-    contract = make_contract([{"on": "fail", "for": "1h", "do": ["notify"]}])
-    fail = [make_verdict("FAIL")]
-    state, edges = run(contract, [(0, fail), (86_400, fail)])
-    assert edges == []
-    assert state.alerts[0].held == contract.observability.window
 
 
 def test_changed_contract_keeps_what_still_exists(make_contract, make_verdict):

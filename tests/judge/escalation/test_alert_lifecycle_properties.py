@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.escalation.alert_lifecycle import advance
@@ -12,7 +11,6 @@ from kc_otel.judge.escalation.alerts import PolicyState, What
 from kc_otel.judge.plain_json import read_json, to_json
 
 STATUSES = st.sampled_from(["PASS", "FAIL", "FAIL", "INCONCLUSIVE", "NO_DATA", None])
-TICK = st.tuples(st.integers(0, 90), st.fixed_dictionaries({"all": STATUSES, "code": STATUSES}))
 JUMPY = st.tuples(st.integers(-500, 500), st.fixed_dictionaries({"all": STATUSES, "code": STATUSES}))
 DURATIONS = st.sampled_from([0, 1, 30, 100, 400])
 LADDERS = st.lists(st.tuples(DURATIONS, DURATIONS), min_size=1, max_size=2)
@@ -77,6 +75,7 @@ def expected(ticks, wait, clear, slice):
     return edges
 
 
+@settings(max_examples=300)
 @given(ticks=st.lists(JUMPY, max_size=40), ladder=LADDERS)
 def test_fires_and_resolves_exactly_when_the_history_says_so(world, ticks, ladder):
     """An alert fires after `for` of failure and resolves after `clear_for` without, never sooner and never later."""
@@ -86,21 +85,6 @@ def test_fires_and_resolves_exactly_when_the_history_says_so(world, ticks, ladde
         for slice in ("all", "code"):
             got = [(i, t.what) for i, t in edges if (t.severity, t.cell.slice) == (severity, slice)]
             assert got == expected(ticks, wait, clear, slice)
-
-
-@given(ticks=st.lists(TICK, max_size=40), ladder=LADDERS)
-def test_never_flaps_faster_than_the_policy_allows(world, ticks, ladder):
-    """Between a firing and its resolve lies `clear_for`, between a resolve and the next firing lies `for`."""
-    _, edges = replay(world, contract_of(world, ladder), ticks)
-    waits = dict(zip(("warning", "critical"), ladder, strict=False))
-    by_alert = {}
-    for _, transition in edges:
-        by_alert.setdefault(transition.fingerprint, []).append(transition)
-    for transitions in by_alert.values():
-        for first, second in pairwise(transitions):
-            wait, clear = waits[first.severity]
-            assert {first.what, second.what} == {What.FIRING, What.RESOLVED}
-            assert second.at - first.at >= (clear if second.what is What.RESOLVED else wait)
 
 
 @given(ticks=st.lists(JUMPY, max_size=30), ladder=LADDERS)

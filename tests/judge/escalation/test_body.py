@@ -208,3 +208,14 @@ def test_an_alert_that_fires_over_a_recovery_does_not_say_that_it_is_broken(cont
     assert "neither shows nor refutes the breach" in silent["kernelContract"]["impact"]
     both = alert_body(contract, [recovered, edges[0][1]], receiver="pager")
     assert "no breach" not in both["kernelContract"]["impact"]
+
+
+def test_the_description_says_that_sequences_were_judged(make_contract, make_verdict):
+    """The same metric by token and by sequence are two numbers; the person who is woken reads which one it is."""
+    contract = make_contract(
+        [{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}],
+        statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "sequence", "limit": 0.004}],
+    )
+    _, firing = advance(contract, PolicyState(contract.name), [make_verdict("FAIL", at=AT)], {}, AT)
+    (alert,) = alert_body(contract, firing, receiver="pager")["alerts"]
+    assert "Mean of tv_token by sequence is 0.0123, between " in alert["annotations"]["description"]

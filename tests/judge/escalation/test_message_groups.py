@@ -84,14 +84,6 @@ def test_every_message_of_an_incident_is_about_it(fleet):
     assert len(ids) == 1
 
 
-def test_a_thousand_cells_that_go_silent_are_one_message(fleet):
-    """Once the wait is over."""
-    escalation = fleet([{"on": "no-data", "do": [{"webhook": "pager"}]}])
-    silent = {f"s{index}": "NO_DATA" for index in range(1000)}
-    assert escalation.tick(0, **silent) == []
-    assert escalation.tick(30, **silent) == [("pager", "firing", 1000, 0, 1000)]
-
-
 def test_what_begins_and_ends_within_the_wait_is_not_said(fleet):
     """And what ends and begins again between two messages is no news either."""
     escalation = fleet()

@@ -7,17 +7,14 @@ import pytest
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.verdict import Cell, Status, Verdict
+from tests.tools.contracts import contract_of
 
-CONTRACT = Contract.model_validate(
-    {
-        "apiVersion": "kernel-contract/v1",
-        "kind": "KernelContract",
-        "metadata": {"name": "policy-7b", "version": 3, "owner": "rl-infra"},
-        "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-        "slices": {"code": {"where": {"task": "code"}}},
-        "statistical": [{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
-        "observability": {"window": "5m", "long_window": "1h", "min_samples": 2000},
-    }
+CONTRACT = contract_of(
+    "policy-7b",
+    version=3,
+    slices={"code": {"where": {"task": "code"}}},
+    statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}],
+    observability={"window": "5m", "long_window": "1h", "min_samples": 2000},
 )
 
 

@@ -5,53 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from kc_otel.contract.model import Contract
 from kc_otel.record.measurer import Measurer
 from kc_otel.record.recorder import Recorder
-
-
-class Memory(MetricExporter):
-    """Keeps every export."""
-
-    def __init__(self):
-        super().__init__()
-        self.exports = []
-        self.result = MetricExportResult.SUCCESS
-
-    def export(self, metrics_data, **_):
-        self.exports.append(metrics_data)
-        return self.result
-
-    def force_flush(self, **_):
-        return True
-
-    def shutdown(self, **_):
-        pass
-
-    def points(self, name, export=-1, **attributes):
-        """Data points of a metric in one export that have these attributes (given with _ for .)."""
-        wanted = {key.replace("_", "."): value for key, value in attributes.items()}
-        return [
-            point
-            for resource in self.exports[export].resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            if metric.name == name
-            for point in metric.data.data_points
-            if wanted.items() <= dict(point.attributes).items()
-        ]
-
-    def count(self, slice="all", export=-1):
-        """Tokens recorded for a slice, over all kernel pairs."""
-        return sum(point.count for point in self.points("kc.drift.tv_token", export, kc_slice=slice))
+from tests.tools.contracts import contract_of
+from tests.tools.memory import Memory
 
 
 @pytest.fixture(autouse=True)
@@ -63,19 +28,8 @@ def _clean_environment(monkeypatch):
 
 @pytest.fixture
 def contract():
-    def make(**changes):
-        return Contract.model_validate(
-            {
-                "apiVersion": "kernel-contract/v1",
-                "kind": "KernelContract",
-                "metadata": {"name": "policy", "version": 3, "owner": "rl"},
-                "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-                "slices": {"code": {"where": {"task": "code"}}, "long": {"where": {"prompt_tokens": ">= 100"}}},
-                **changes,
-            }
-        )
-
-    return make
+    slices = {"code": {"where": {"task": "code"}}, "long": {"where": {"prompt_tokens": ">= 100"}}}
+    return partial(contract_of, version=3, slices=slices)
 
 
 @pytest.fixture

@@ -3,22 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES, SAMPLING
 from kc_otel.record.slice_table import SliceTable
+from tests.tools.contracts import contract_of
 
 
 def contract(slices, max_series=2000):
-    return Contract.model_validate(
-        {
-            "apiVersion": "kernel-contract/v1",
-            "kind": "KernelContract",
-            "metadata": {"name": "policy", "version": 1, "owner": "rl"},
-            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-            "slices": slices,
-            "observability": {"max_series": max_series},
-        }
-    )
+    return contract_of(slices=slices, observability={"max_series": max_series})
 
 
 STALE = ("stale", "stale-1", "stale-2", "stale-4", "stale-8")

@@ -19,35 +19,6 @@ def buffer(max_tokens=1000, max_age=60.0):
     return PairingBuffer(max_tokens=max_tokens, max_age=max_age)
 
 
-def test_a_pair_is_complete_whichever_side_comes_first():
-    """The second side to arrive completes the pair, and nothing waits any more."""
-    for first, second in (("sampled", "scored"), ("scored", "sampled")):
-        waiting = buffer()
-        assert waiting.add(first, "a", side(1, 2, weights=first), 0.0) == (None, 0)
-        pair, evicted = waiting.add(second, "a", side(1, 2, weights=second), 1.0)
-        assert (pair.sampled.weights, pair.scored.weights) == ("sampled", "scored")
-        assert pair.comparable
-        assert evicted == 0
-        assert (len(waiting), waiting.tokens) == (0, 0)
-
-
-def test_other_tokens_under_one_key_are_not_comparable():
-    """A key that was used for other tokens is found out."""
-    waiting = buffer()
-    waiting.add("sampled", "a", side(1, 2), 0.0)
-    pair, _ = waiting.add("scored", "a", side(1, 3), 0.0)
-    assert not pair.comparable
-
-
-def test_sides_of_one_key_pair_in_order():
-    """The same answer sampled twice is paired first come, first served."""
-    waiting = buffer()
-    waiting.add("sampled", "a", side(1, weights=1), 0.0)
-    waiting.add("sampled", "a", side(1, weights=2), 0.0)
-    found = [waiting.add("scored", "a", side(1), 0.0)[0].sampled.weights for _ in range(2)]
-    assert found == [1, 2]
-
-
 def test_the_oldest_make_room():
     """Beyond the bound on tokens the oldest sides are let go, and it says how many."""
     waiting = buffer(max_tokens=5)

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel import Contract
 from kc_otel.record.rollout_quarantine import quarantine
+from tests.tools.contracts import contract_of
 
 CLAUSES = [
     {"id": "tv", "metric": "tv_token", "unit": "token", "statistic": "mean", "limit": 0.05},
@@ -26,18 +26,12 @@ CLAUSES = [
 
 def contract(*clauses, **changes):
     """A contract with these clauses, by default one on tv_token."""
-    return Contract.model_validate(
-        {
-            "apiVersion": "kernel-contract/v1",
-            "kind": "KernelContract",
-            "metadata": {"name": "policy", "version": 1, "owner": "tests"},
-            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
-            "assumptions": {"reward_range": [0, 1], "horizon": 100},
-            "slices": {"code": {"where": {"task": "code"}}, "long": {"where": {"prompt_tokens": ">= 100"}}},
-            "statistical": list(clauses) or CLAUSES[:1],
-        }
-        | changes
-    )
+    parts = {
+        "assumptions": {"reward_range": [0, 1], "horizon": 100},
+        "slices": {"code": {"where": {"task": "code"}}, "long": {"where": {"prompt_tokens": ">= 100"}}},
+        "statistical": list(clauses) or CLAUSES[:1],
+    }
+    return contract_of(**parts | changes)
 
 
 def batch(rng, sequences=12, tokens=9):

@@ -129,21 +129,6 @@ def test_rows_of_different_lengths_are_invalid_and_the_others_count(recorders, m
     assert (memory.count(), memory.count("long"), memory.count("code")) == (40, 20, 0)
 
 
-def test_invalid_input_is_counted_by_reason_and_not_measured(recorders, memory, logprobs):
-    """What fails an input check is exported as kc.input.invalid and is in no histogram."""
-    train, inference = logprobs(4, 10)
-    train[0, 3] = np.nan
-    recorder = recorders()
-    recorder.compare(train, inference)
-    recorder.compare(*logprobs(2, 10), processing=({"temperature": 1.0}, {"temperature": 0.7}))
-    recorder.compare(np.zeros((2, 3)), np.zeros((2, 4)))
-    recorder.force_flush()
-    assert recorder.stats().invalid == {"nan_logprob": 1, "processing_mismatch": 2, "shape_mismatch": 2}
-    assert memory.count() == 30
-    points = memory.points("kc.input.invalid", kc_slice="all")
-    assert {p.attributes["kc.reason"]: p.value for p in points} == recorder.stats().invalid
-
-
 def test_invalid_input_is_counted_on_its_slices(recorders, memory, logprobs):
     """On `all` and on each slice of the sequence; without one where the caller does not say of which it is."""
     train, inference = logprobs(3, 10)
@@ -201,10 +186,11 @@ def test_a_kernel_that_is_not_what_the_contract_declares_is_said_once(recorders,
     assert f"is not what contract {declared.name} declares: kv_cache_dtype fp8 is declared, and auto reported" in said
 
 
-def test_the_caller_may_change_its_arrays_at_once(recorders, memory, held, logprobs):
-    """Arrays are copied before compare returns."""
-    train, inference = logprobs(2, 10)
-    expected = (train - inference).sum()
+@pytest.mark.parametrize("make", [np.asarray, torch.as_tensor])
+def test_the_caller_may_change_its_arrays_at_once(recorders, memory, held, logprobs, make):
+    """Arrays and tensors are copied before compare returns, as an optimizer or a buffer pool will overwrite them."""
+    train, inference = map(make, logprobs(2, 10))
+    expected = float((train - inference).sum())
     recorder = recorders()
     recorder.compare(train, inference)
     train[:] = -7.0
@@ -286,28 +272,6 @@ def test_an_error_in_measuring_is_logged_once(recorders, monkeypatch, caplog, lo
         recorder.force_flush()
     assert recorder.stats().dropped == {"measure-failed": 5}
     assert ["planted" in record.getMessage() for record in caplog.records] == [True]
-
-
-@pytest.mark.slow
-def test_four_threads_lose_nothing(recorders, memory, logprobs):
-    """Concurrent callers are all measured, exactly."""
-    recorder = recorders()
-    batches = [logprobs(4, 100, seed=seed) for seed in range(4)]
-
-    def record(pair):
-        for _ in range(50):
-            recorder.compare(*pair, attributes={"task": "code"})
-
-    threads = [threading.Thread(target=record, args=(pair,)) for pair in batches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert recorder.force_flush(30)
-    assert memory.count() == memory.count("code") == 4 * 50 * 400
-    assert recorder.stats().batches == 200
-    expected = 50 * sum(np.subtract(*pair).sum() for pair in batches)
-    assert memory.points("kc.drift.log_ratio", kc_slice="all")[0].sum == pytest.approx(expected, abs=1e-2)
 
 
 @pytest.mark.slow
@@ -580,18 +544,6 @@ def test_a_side_in_half_precision_is_said_once_and_measured(recorders, caplog):
     assert recorder.stats().invalid == {"no_tokens": 5}
 
 
-def test_what_could_not_be_checked_is_said_once_and_measured(recorders, caplog):
-    """Of three tokens nobody can say that both sides score the same ones."""
-    inference = np.log(np.array([[0.3, 0.9, 0.05]], dtype=np.float32))
-    recorder = recorders()
-    for _ in range(3):
-        recorder.compare(inference - np.float32(0.3), inference)
-    assert recorder.force_flush()
-    (said,) = [text for text in caplog.messages if "input doubtful" in text]
-    assert "not checked whether both sides score the same tokens" in said
-    assert recorder.stats().sequences == 3
-
-
 def test_the_mass_that_truncation_kept_is_compared_over(recorders, memory, logprobs):
     """Of whole batches and of sequences of different lengths; what is no pair of masses is dropped."""
     train, _ = logprobs(2, 40)
@@ -623,21 +575,6 @@ def test_columns_of_attributes_are_those_of_each_sequence(recorders, memory, log
     (code,) = memory.points("kc.drift.k3", kc_slice="code")
     (everything,) = memory.points("kc.drift.k3", kc_slice="all")
     assert (code.count, everything.count) == (15, 25)
-
-
-def test_an_observation_that_is_none_is_never_raised(recorders, caplog):
-    """Whatever it is: it is counted, and said once."""
-
-    class Broken:
-        def __array__(self, *_, **__):
-            raise RuntimeError("no array")
-
-    recorder = recorders()
-    recorder.observe("weights_mismatch", Broken())
-    recorder.observe("weights_mismatch", "x")
-    assert recorder.force_flush()
-    assert sum(recorder.stats().dropped.values()) == 2
-    assert "no array" in caplog.text
 
 
 @pytest.mark.parametrize(

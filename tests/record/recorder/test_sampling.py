@@ -38,22 +38,6 @@ def test_none_and_all(share, taken):
     assert sum(Sampler(share).takes() for _ in range(100)) == taken
 
 
-def test_a_function_is_asked_every_time():
-    """The share can follow what the evaluator asks for."""
-    shares = iter([0.0, 1.0, 0.0])
-    sampler = Sampler(lambda: next(shares))
-    assert [sampler.takes() for _ in range(3)] == [False, True, False]
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_what_is_not_a_share_is_refused(share):
-    """A plain share is refused at once, that of a function when it is asked."""
-    with pytest.raises(ValueError, match="sampling"):
-        Sampler(share)
-    with pytest.raises(ValueError, match="sampling"):
-        Sampler(lambda: share).takes()
-
-
 def test_it_draws_nothing_from_the_program():
     """Sampling does not change what the program's own random numbers are."""
     random.seed(1)

@@ -89,13 +89,6 @@ def test_overload_is_bounded_by_number_too(workers):
     assert counts.values() == {"queue-full": 2}
 
 
-def test_what_can_never_fit_is_told_apart(workers):
-    """More room, not more speed, is what helps there."""
-    worker, counts = workers(max_bytes=10)
-    assert not worker.put(lambda: "x", 11)
-    assert counts.values() == {"too-large": 1}
-
-
 def test_an_item_that_cannot_be_made_costs_nobody_anything(workers):
     """A copy that fails is counted, and its room goes to others; what is no Exception is the caller's."""
     worker, counts = workers(max_bytes=10)
@@ -111,27 +104,6 @@ def test_an_item_that_cannot_be_made_costs_nobody_anything(workers):
         worker.put(stop, 10)
     assert counts.values() == {"capture-failed": 1}
     assert worker.put(lambda: "x", 10)
-
-
-def test_a_handler_that_fails_ends_nothing(workers, caplog):
-    """Failures are counted and logged once; what comes after is handled."""
-    seen = []
-
-    def handle(items):
-        if items == ["bad"]:
-            raise OSError("no disk")
-        seen.extend(items)
-
-    worker, counts = workers(handle)
-    with caplog.at_level(logging.WARNING, "kc_otel"):
-        for item in ("good", "bad", "bad", "better"):
-            worker.put(lambda item=item: item, 1)
-        assert worker.flush(60)
-    assert seen == ["good", "better"]
-    assert counts.values() == {"failed": 2}
-    assert [record.getMessage() for record in caplog.records] == [
-        "test: left out (failed): OSError: no disk; further ones are only counted"
-    ]
 
 
 def test_batches_are_of_what_waits(workers):
@@ -172,32 +144,6 @@ def test_flush_waits_for_what_was_there_and_not_for_what_comes(workers):
     finally:
         stop.set()
         thread.join()
-
-
-def test_flush_keeps_its_deadline(workers):
-    """While the handler hangs flush gives up in time."""
-    held = Held()
-    worker, _ = workers(held)
-    worker.put(lambda: "x", 1)
-    began = time.monotonic()
-    assert not worker.flush(0.05)
-    assert time.monotonic() - began < NOT_HUNG
-    held.release.set()
-
-
-def test_closing_handles_what_waits_and_refuses_what_comes(workers):
-    """Closing is final: nothing that was queued is lost, later items are counted, and the thread ends."""
-    seen = []
-    worker, counts = workers(seen.extend)
-    for number in range(50):
-        worker.put(lambda number=number: number, 1)
-    assert worker.close(60)
-    assert worker.close(60)
-    assert seen == list(range(50))
-    assert not worker.put(lambda: "late", 1)
-    assert counts.values() == {"closed": 1}
-    assert not worker.open
-    assert "test-worker" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_closing_keeps_its_deadline_and_counts_what_it_lost(workers):

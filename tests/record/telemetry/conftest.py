@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
@@ -17,6 +15,11 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
     MetricsServiceServicer,
     add_MetricsServiceServicer_to_server,
 )
+
+from tests.record.recorder.conftest import _clean_environment
+from tests.tools.servers import sink
+
+__all__ = ["_clean_environment"]
 
 
 class _Grpc(MetricsServiceServicer):
@@ -47,15 +50,6 @@ class Receiver:
         ]
 
 
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch):
-    import os
-
-    for name in list(os.environ):
-        if name.startswith("OTEL_"):
-            monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def grpc_receiver():
     requests = []
@@ -71,22 +65,11 @@ def grpc_receiver():
 def http_receiver():
     requests = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["content-length"]))
-            body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
-            assert self.path == "/v1/metrics"
-            requests.append(ExportMetricsServiceRequest.FromString(body))
-            self.send_response(200)
-            self.end_headers()
+    def take(body, headers):
+        named = {name.lower(): value for name, value in headers.items()}
+        body = gzip.decompress(body) if named.get("content-encoding") == "gzip" else body
+        requests.append(ExportMetricsServiceRequest.FromString(body))
+        return 200
 
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield Receiver(f"http://127.0.0.1:{server.server_port}", requests)
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with sink(take) as url:
+        yield Receiver(url, requests)

@@ -87,26 +87,6 @@ def assert_same(snapshot, expected):
         assert histogram.maximum == pytest.approx(max(values), rel=1e-12, abs=1e-15)
 
 
-@PATHS
-@pytest.mark.parametrize("filler", [0.0, -1.0])
-def test_a_forgotten_mask_is_noticed_where_the_tensors_are(as_device, filler) -> None:
-    """Both paths leave out the rows that end in one filler on both sides, also behind tokens that are masked.
-
-    A filler of five tokens tells nothing by itself, and is one beside others of the same number.
-    """
-    given_batch = batch(3, (6, 40), 1e-4)
-    given_batch["inference"] = np.log(np.random.default_rng(3).uniform(0.02, 1, (6, 40))).astype(np.float32)
-    given_batch["train"] = given_batch["inference"] + np.float32(1e-4) * given_batch["inference"]
-    given_batch["mask"] = np.ones((6, 40), dtype=bool)
-    given_batch["mask"][4, 25:] = False
-    for side in ("train", "inference"):
-        given_batch[side][2, 20:] = given_batch[side][4, 10:25] = given_batch[side][5, 35:] = filler
-    arrays = {key: torch.from_numpy(value) for key, value in given_batch.items()} if as_device else given_batch
-    assert Accumulator(SLICES).add_sampled(**arrays, _tensors=as_device).invalid == {"placeholder": 3}
-    alone = {key: value[[0, 1, 3, 5]] for key, value in arrays.items()}
-    assert Accumulator(SLICES).add_sampled(**alone, _tensors=as_device).invalid == {}
-
-
 @pytest.mark.slow
 @PATHS
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 1e-6, 0.05, 2.0]), st.integers(1, 12), st.integers(1, 40))
@@ -264,26 +244,6 @@ def test_copies_within_a_batch_count_once(as_device) -> None:
     found = Accumulator(SLICES).add_sampled(*sides, mask=torch.from_numpy(mask), _tensors=as_device)
     assert {reason: rows.tolist() for reason, rows in found.failed.items()} == {"repeated": [12, 13]}
     assert found.sequences == 13
-
-
-@PATHS
-def test_nothing_valid_records_nothing(as_device) -> None:
-    """A batch of which every sequence is invalid, empty or declared incomparable leaves the accumulator empty."""
-    arrays = {key: torch.from_numpy(value) for key, value in batch().items()}
-    accumulator = Accumulator(SLICES)
-    different = ({"temperature": 1}, {"temperature": 0.6})
-    assert accumulator.add_sampled(**arrays, processing=different, _tensors=as_device).invalid == {
-        "processing_mismatch": 9
-    }
-    wrong = arrays | {"inference": arrays["inference"][:, 1:]}
-    assert accumulator.add_sampled(**wrong, _tensors=as_device).invalid == {"shape_mismatch": 9}
-    ids = torch.zeros((9, 70), dtype=torch.int64)
-    found = accumulator.add_sampled(**arrays, token_ids=ids, inference_token_ids=ids + 1, _tensors=as_device)
-    assert found.invalid == {"token_mismatch": 9}
-    masked = accumulator.add_sampled(**(arrays | {"mask": torch.zeros((9, 70))}), _tensors=as_device)
-    assert (masked.sequences, masked.tokens, masked.worst, masked.invalid) == (0, 0, None, {"no_tokens": 9})
-    assert math.isnan(masked.tv_token)
-    assert accumulator.snapshot() == {}
 
 
 @pytest.mark.slow

@@ -10,11 +10,9 @@ import pytest
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 from opentelemetry.sdk.resources import Resource
 
-from kc_otel.record.kernel import Kernel
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.export import SCOPE, ExportLoop
-from kc_otel.record.telemetry.pair_streams import KernelPair
 
 NOT_HUNG = 30.0
 """What hangs in these tests hangs until it is let go; all else is done by then, on a busy machine too."""
@@ -190,34 +188,6 @@ def test_all_of_several_exporters_must_accept(loops):
     assert not loops(exporters=lambda: (good, bad)).force_flush(60)
     assert good.got
     assert bad.got
-
-
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_real_exporters_deliver_to_a_real_endpoint(monkeypatch, grpc_receiver, http_receiver, loops, protocol):
-    """The SDK's OTLP exporters, configured by the environment, deliver over gRPC and HTTP."""
-    receiver = grpc_receiver if protocol == "grpc" else http_receiver
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "trainer")
-    source = Counting()
-    source.counters.measured(2, 64)
-    source.counters.dropped("queue-full", "full", 3)
-    source.counters.invalid("nan", 5, KernelPair(Kernel("torch"), Kernel("vllm")))
-    loop = loops(source=source, exporters=environment.metric_exporters, resource=environment.process_resource())
-    assert loop.force_flush(60)
-    (tokens,) = receiver.points("kc.recorder.tokens")
-    assert tokens.as_int == 64
-    assert tokens.start_time_unix_nano == source.start < tokens.time_unix_nano
-    (dropped,) = receiver.points("kc.recorder.dropped")
-    assert {a.key: a.value.string_value for a in dropped.attributes} == {
-        "kc.contract": "policy",
-        "kc.reason": "queue-full",
-    }
-    (invalid,) = receiver.points("kc.input.invalid")
-    assert invalid.as_int == 5
-    resource = {a.key: a.value.string_value for a in receiver.requests[-1].resource_metrics[0].resource.attributes}
-    assert resource["service.name"] == "trainer"
-    assert resource["service.instance.id"]
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])

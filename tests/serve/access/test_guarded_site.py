@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from contextlib import closing, contextmanager
 
 import numpy as np
@@ -18,12 +17,10 @@ from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences
 from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.guarded_site import GuardedSite
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 from tests.serve.conftest import POLICY
+from tests.tools.api import api_of
 
 TOKENS = {name: f"kc_{name}_" + "r4nd0m" * 7 for name in ("ada", "reader", "sender", "reviewer")}
 ACCESS = {
@@ -54,10 +51,6 @@ def core():
         yield made
 
 
-def _api_of(core):
-    return make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0")
-
-
 @pytest.fixture
 def counts():
     return RequestCounts()
@@ -72,7 +65,7 @@ def site(core, tmp_path, counts):
 def _site_of(core, folder, counts):
     path = folder / "access.yaml"
     path.write_text(yaml.safe_dump(ACCESS))
-    return GuardedSite(AccessFile(path), _api_of(core), counts, secure=False)
+    return GuardedSite(AccessFile(path), api_of(core), counts, secure=False)
 
 
 @pytest.fixture
@@ -211,7 +204,7 @@ def test_a_session_ends_after_twelve_hours_and_with_its_token(core, tmp_path):
     path, now = tmp_path / "access.yaml", [0.0]
     path.write_text(yaml.safe_dump(ACCESS))
     access = AccessFile(path)
-    site = GuardedSite(access, _api_of(core), RequestCounts(), secure=True, clock=lambda: now[0])
+    site = GuardedSite(access, api_of(core), RequestCounts(), secure=True, clock=lambda: now[0])
     client = TestClient(site, base_url="https://kc")
     answer = client.post("/login", data={"token": TOKENS["ada"]}, follow_redirects=False)
     assert "Secure" in answer.headers["set-cookie"]
@@ -241,7 +234,7 @@ def test_a_cookie_is_one_of_this_host_by_tls(core, tmp_path):
     """Where there is TLS, its prefix keeps other hosts of the domain, and those in between, from setting it."""
     path = tmp_path / "access.yaml"
     path.write_text(yaml.safe_dump(ACCESS))
-    site = GuardedSite(AccessFile(path), _api_of(core), RequestCounts(), secure=True)
+    site = GuardedSite(AccessFile(path), api_of(core), RequestCounts(), secure=True)
     cookie = _logged_in(site)
     assert cookie.startswith("__Host-kc-otel-session=")
     assert _reads_with(site, cookie) == 200

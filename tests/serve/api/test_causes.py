@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from starlette.testclient import TestClient
 
 import kc_otel
 from kc_otel.contract.load import load_text
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve import page
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
-from tests.serve.conftest import POLICY, Capture
+from tests.serve.conftest import POLICY
+from tests.tools.api import client_of
+from tests.tools.memory import Memory
 from tests.tools.two_causes import LIMIT, PLANTED, SHARES, sampled
 
 CONTRACT = load_text(
@@ -48,14 +44,13 @@ def answers(open_file: Callable) -> Callable[..., dict[str, Any]]:
     """Returns the API's answer to each path, of an evaluator that was told of simulated sequences."""
 
     def asked(seed: int, drift: float, aging: float) -> dict[str, Any]:
-        core, exporter = Core([CONTRACT], open_file(), external_url="http://evaluator", now=0.0), Capture()
+        core, exporter = Core([CONTRACT], open_file(), external_url="http://evaluator", now=0.0), Memory()
         train, inference, lags = sampled(seed, drift, aging)
         with kc_otel.Recorder(CONTRACT, metric_exporter=exporter, sampling=1.0) as recorder:
             recorder.compare(train, inference, weights=(20, 20 - lags))
-        assert exporter.last is not None
-        core.metrics(encode_metrics(exporter.last))
+        core.metrics(encode_metrics(exporter.exports[-1]))
         core.tick(time.time())
-        client = TestClient(make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0"))
+        client = client_of(core)
         return {path: client.get(f"/api/v1/{path}").json() for path in ("verdicts", "incidents")}
 
     return asked

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,15 +19,13 @@ from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve import people_orders
 from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.guarded_site import GuardedSite
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.documented import PUBLIC
 from kc_otel.serve.api.own_site import OwnSite
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import StateError, open_state
 from tests.serve.api.test_hostile_requests import GOOD
 from tests.serve.conftest import POLICY
+from tests.tools.api import api_of
 
 TOKENS = {name: f"kc_{name}_" + "r4nd0m" * 7 for name in ("acts", "reads")}
 ACCESS = {
@@ -53,14 +50,14 @@ def make_core() -> Core:
 def make_site(core: Core, path: Path) -> OwnSite:
     """As `kc-otel serve --access` has it."""
     path.write_text(yaml.safe_dump(ACCESS))
-    api = make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0")
+    api = api_of(core)
     return OwnSite(GuardedSite(AccessFile(path), api, RequestCounts(), secure=False), ("testserver",))
 
 
 def operations() -> list[tuple[str, str]]:
     core = make_core()
     with closing(core._connection):
-        document = make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0").openapi()
+        document = api_of(core).openapi()
     return [(path, method) for path, found in document["paths"].items() for method in found]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -15,13 +14,10 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from kc_otel.contract.load import load_text
-from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 from tests.serve.conftest import POLICY
+from tests.tools.api import client_of
 
 SIGNED = {"by": "ada", "why": "because"}
 GOOD = {
@@ -67,14 +63,9 @@ def core() -> Iterator[Core]:
         yield Core([load_text(POLICY, "policy.yaml")], connection, external_url="http://evaluator", now=0.0)
 
 
-def client_of(core: Core) -> TestClient:
-    api = make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0")
-    return TestClient(api, raise_server_exceptions=False)
-
-
 @pytest.fixture(scope="module")
 def client(core: Core) -> Iterator[TestClient]:
-    with client_of(core) as opened:  # one loop for all requests, not one for each
+    with client_of(core, raise_server_exceptions=False) as opened:  # one loop for all requests, not one for each
         yield opened
 
 
@@ -85,7 +76,7 @@ def fresh_core(make_core: Callable[..., Core]) -> Core:
 
 @pytest.fixture
 def fresh_client(fresh_core: Core) -> Iterator[TestClient]:
-    with client_of(fresh_core) as opened:
+    with client_of(fresh_core, raise_server_exceptions=False) as opened:
         yield opened
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -11,15 +10,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from kc_otel.contract.load import load_text
-from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.api import own_site
-from kc_otel.serve.api.app import make_api
-from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.own_site import OwnSite
 from kc_otel.serve.core import Core
-from kc_otel.serve.self_metrics import read
 from kc_otel.serve.store.state_file import open_state
 from tests.serve.conftest import POLICY
+from tests.tools.api import api_of
 
 PIN = {"contract": "policy", "kernel": "train-kernel", "by": "ada", "why": "because"}
 
@@ -32,7 +28,7 @@ def changed(client: TestClient, headers: dict[str, str]) -> bool:
 def client() -> Iterator[TestClient]:
     with closing(open_state(None)) as connection:
         core = Core([load_text(POLICY, "policy.yaml")], connection, external_url="http://evaluator", now=0.0)
-        api = make_api(core, lambda: read(core, RequestCounts(), Counter()), Changes(), "0")
+        api = api_of(core)
         yield TestClient(OwnSite(api, ["evaluator"], "https://kc.example.com/kernels"))
 
 

@@ -30,23 +30,9 @@ def test_the_protocols_own_examples_are_read(examples: Path, name: str) -> None:
 
 def test_ids_of_links_and_exemplars_are_hex_too() -> None:
     """Wherever an id stands it is hex; attributes of the same name are left alone."""
-    body = {
-        "resourceSpans": [
-            {
-                "scopeSpans": [
-                    {
-                        "spans": [
-                            {
-                                "name": "x",
-                                "links": [{"traceId": "00" * 15 + "0a", "spanId": "00" * 7 + "0b"}],
-                                "attributes": [{"key": "traceId", "value": {"stringValue": "not hex"}}],
-                            }
-                        ]
-                    }
-                ]
-            }
-        ]
-    }
+    attribute = {"key": "traceId", "value": {"stringValue": "not hex"}}
+    span = {"links": [{"traceId": "00" * 15 + "0a", "spanId": "00" * 7 + "0b"}], "attributes": [attribute]}
+    body = {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
     (span,) = from_json(json.dumps(body).encode(), TRACES, LIMITS).resource_spans[0].scope_spans[0].spans
     assert span.links[0].trace_id == bytes(15) + b"\x0a"
     assert span.attributes[0].value.string_value == "not hex"

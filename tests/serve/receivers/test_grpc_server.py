@@ -1,4 +1,4 @@
-"""OTLP/gRPC as real clients speak it: gRPC's own in Python, nghttp2's in C; and what slow ones are told."""
+"""OTLP/gRPC as gRPC's own client in Python speaks it, and what slow ones are told."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -26,7 +24,6 @@ from kc_otel.serve.receivers.byte_budget import ByteBudget
 from kc_otel.serve.receivers.grpc_server import GrpcServer, serve_grpc
 from kc_otel.serve.receivers.request_taker import RequestTaker
 from tests.serve.receivers.test_exporters import EXPORT, export, grpc_server
-from tests.tools import debian
 from tests.tools.receivers import start_grpc
 
 
@@ -44,42 +41,6 @@ async def served(sink: Any, **options: Any) -> AsyncIterator[tuple[GrpcServer, g
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         yield server, channel
     await server.stop()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate])
-@pytest.mark.parametrize("size", [0, 1000, 100_000, 15 * 2**20])
-def test_messages_of_all_sizes_arrive(sink: Any, how: Any, size: int) -> None:
-    """In both kinds of compression that gRPC has, and without."""
-    body = large(size) if size else b""
-    with grpc_server(sink) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        for _ in range(2):
-            assert channel.unary_unary(EXPORT)(body, timeout=30, compression=how) == b""
-    assert [request.SerializeToString() for _, request in sink.requests] == [body] * 2
-
-
-@pytest.mark.slow
-def test_a_hundred_large_messages_at_once_are_taken_or_told_to_come_again(sink: Any) -> None:
-    """From ten channels: those that are refused are told when to come back, and all others arrive whole."""
-    body, found = large(4 * 2**20), []
-    with grpc_server(sink) as port:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        channels = [grpc.insecure_channel(f"127.0.0.1:{port}", options) for _ in range(10)]
-
-        def send(number: int) -> str:
-            try:
-                return str(export(channels[number % 10], body, timeout=120))
-            except grpc.RpcError as error:
-                told = "google.rpc.retryinfo-bin" in dict(error.trailing_metadata())
-                return str(error.code().name) if told else "told nothing"
-
-        with ThreadPoolExecutor(100) as pool:
-            found = list(pool.map(send, range(100)))
-        for channel in channels:
-            channel.close()
-    assert set(found) <= {"b''", "RESOURCE_EXHAUSTED"}
-    assert found.count("b''") == len(sink.requests) >= 4
-    assert all(request.ByteSize() == len(body) for _, request in sink.requests)
 
 
 @pytest.mark.slow
@@ -110,30 +71,6 @@ def test_cancelled_calls_leave_their_channel_as_it_is() -> None:
     counts = asyncio.run(scenario())
     assert counts["grpc", "accepted"] == 1
     assert counts["grpc", "disconnected"] == 6
-
-
-@pytest.mark.slow
-def test_a_deadline_is_kept() -> None:
-    """On both sides: the sender is told in time, and the work ends."""
-
-    async def scenario() -> Any:
-        ended = asyncio.Event()
-
-        class Slow:
-            async def metrics(self, _: Any) -> ExportResult:
-                try:
-                    await asyncio.sleep(60)
-                finally:
-                    ended.set()
-                return ExportResult()
-
-        async with served(Slow()) as (_, channel):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary(EXPORT)(b"", timeout=0.3)
-            await asyncio.wait_for(ended.wait(), 5)
-        return caught.value.code()
-
-    assert asyncio.run(scenario()) is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @pytest.mark.slow
@@ -169,71 +106,6 @@ async def _code(call: Awaitable[bytes]) -> str:
     except grpc.aio.AioRpcError as error:
         return str(error.code().name)
     return "OK"
-
-
-@pytest.mark.slow
-def test_a_server_that_stops_and_comes_back_loses_no_call(sink: Any) -> None:
-    """A client that sends one after the other, and again where it was not answered, sees each taken once or more."""
-
-    async def scenario() -> int:
-        server, sent, end = await start_grpc(sink, port=0), 0, asyncio.Event()
-        port = server.port
-        async with grpc.aio.insecure_channel(
-            f"127.0.0.1:{port}", [("grpc.initial_reconnect_backoff_ms", 50)]
-        ) as channel:
-
-            async def send() -> None:
-                nonlocal sent
-                while not end.is_set():
-                    if await _code(channel.unary_unary(EXPORT)(b"", timeout=5, wait_for_ready=True)) == "OK":
-                        sent += 1
-
-            senders = [asyncio.create_task(send()) for _ in range(4)]
-            for _ in range(3):
-                await asyncio.sleep(0.2)
-                await server.stop(2)
-                server = await start_grpc(sink, port=port)
-            await asyncio.sleep(0.2)
-            end.set()
-            await asyncio.gather(*senders)
-        await server.stop()
-        return sent
-
-    sent = asyncio.run(scenario())
-    assert 10 < sent <= len(sink.requests)
-
-
-@pytest.mark.slow
-def test_h2load_is_answered(sink: Any, request_of_metrics: Any, tmp_path: Path) -> None:
-    """nghttp2's client, with frames of 16 KiB and a hundred streams at a time, over connections of every kind."""
-    try:
-        program = debian.command("h2load")
-    except debian.UnavailableError as error:
-        pytest.skip(str(error))
-    metric = request_of_metrics.resource_metrics[0].scope_metrics[0].metrics[0]
-    metric.description = "x" * 80_000
-    body = request_of_metrics.SerializeToString()
-    (tmp_path / "message").write_bytes(b"\0" + len(body).to_bytes(4, "big") + body)
-
-    async def scenario() -> str:
-        counts = RequestCounts()
-        server = await start_grpc(sink, port=0, counts=counts)
-        command = [
-            *(*program, "-n", "3000", "-c", "20", "-m", "50", "-d", str(tmp_path / "message")),
-            *("-H", "content-type: application/grpc", "-H", "te: trailers", f"http://127.0.0.1:{server.port}{EXPORT}"),
-        ]
-        running = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        said, _ = await running.communicate()
-        await server.stop()
-        answered = counts.snapshot()
-        assert answered.keys() <= {("grpc", "accepted"), ("grpc", "throttled")}
-        assert sum(answered.values()) == 3000
-        assert answered["grpc", "accepted"] == len(sink.requests) > 0
-        return said.decode()
-
-    said = asyncio.run(scenario())
-    assert "3000 succeeded, 0 failed, 0 errored" in said
-    assert all(request.ByteSize() == len(body) for _, request in sink.requests)
 
 
 def silent_calls(channel: Any, number: int) -> list[Any]:

@@ -47,20 +47,6 @@ def status(response: httpx.Response) -> tuple[int, str]:
     return tree["code"], tree["message"]
 
 
-@pytest.mark.parametrize("encoding", ["", "gzip"])
-@pytest.mark.parametrize("name", ["metrics", "traces", "logs"])
-def test_protobuf_reaches_the_sink(sink: Any, name: str, encoding: str) -> None:
-    """A POST in protobuf is taken, whole, and answered in protobuf."""
-    body = gzip.compress(b"", mtime=0) if encoding else b""
-    counts = RequestCounts()
-    response = call(
-        http_app(sink, counts=counts), "POST", f"/v1/{name}", body, content_type=PROTOBUF, content_encoding=encoding
-    )
-    assert (response.status_code, response.headers["content-type"], response.content) == (200, PROTOBUF, b"")
-    assert [taken for taken, _ in sink.requests] == [name]
-    assert counts.snapshot() == {("http", "accepted"): 1}
-
-
 async def _turns_of_others(app: Any, content: bytes, headers: dict[str, str]) -> tuple[httpx.Response, int]:
     """The answer to a request, and how often others had a turn meanwhile."""
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://kc") as client:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import statistics
 import time
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +16,6 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kc_otel.judge.otlp.decode import to_json
-from kc_otel.judge.otlp.request_errors import ReceiveError, TooLargeError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS, TRACES
 from kc_otel.judge.otlp.sink import ColumnSink, ExportResult, RequestCounts
@@ -30,7 +26,6 @@ from kc_otel.serve.receivers import request_taker
 from kc_otel.serve.receivers.byte_budget import BusyError, ByteBudget
 from kc_otel.serve.receivers.request_taker import RequestTaker, parts_of
 from tests.benchmarks.bench_overload import message
-from tests.serve.receivers.conftest import wrapped
 from tests.tools.receivers import http_app
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -151,40 +146,6 @@ def test_a_request_of_many_points_holds_nobody_up(make_core: Callable[..., Core]
     assert len(waits) > 10
     *_, long, longest = sorted(waits)  # once a busy machine may have had something else to do
     assert long < took / 5, (long, longest, took)
-
-
-@pytest.mark.slow
-def test_decoding_goes_on_one_request_at_a_time() -> None:
-    """Thirty bombs of sixteen megabytes: others are taken meanwhile, and one is inflated at a time."""
-    bomb = gzip.compress(wrapped(wrapped(b"", 1) * 8_000_000, 10, 2, 2, 1))
-    budget = ByteBudget(Limits())
-    sink = Everything()
-
-    async def attacked() -> tuple[list[Any], list[float]]:
-        taker, waits = RequestTaker(sink, Limits(), Senders(), budget), list[float]()
-
-        async def explode() -> Any:
-            try:
-                return await taker.take(METRICS, bomb, "gzip", "http")
-            except ReceiveError as error:
-                return error.with_traceback(None)  # as ports do: else it keeps what was inflated
-
-        bombs = [asyncio.create_task(explode()) for _ in range(30)]
-        while not all(task.done() for task in bombs):
-            began = time.monotonic()
-            await taker.take(METRICS, message(["honest"], 1, 1), "", "http")
-            waits.append(time.monotonic() - began)
-            await asyncio.sleep(0.01)
-        return await asyncio.gather(*bombs), waits
-
-    tracemalloc.start()
-    answers, waits = asyncio.run(attacked())
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert {type(answer) for answer in answers} <= {TooLargeError, BusyError}
-    assert sum(isinstance(answer, TooLargeError) for answer in answers) >= 1
-    assert peak < 100 * 2**20
-    assert statistics.median(waits) < 0.05
 
 
 def test_what_takes_long_is_told_to_come_back_where_others_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,28 +1,10 @@
 from __future__ import annotations
 
-import sqlite3
-
 import pytest
 
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.plain_json import to_json
 from kc_otel.serve.store.policy_store import PolicyStore
-
-
-def test_state_survives_and_unknown_contracts_start_empty(connection, make_contract, make_verdict):
-    """What is saved is loaded, per contract."""
-    contract = make_contract()
-    state, _ = advance(contract, PolicyState(contract.name), [make_verdict("FAIL"), make_verdict("NO_DATA")], {}, 5.0)
-    store = PolicyStore(connection)
-    assert store.load(contract.name) == PolicyState(contract.name)
-    store.save(PolicyState(contract.name), 4)
-    store.save(state, 5)
-    again = PolicyStore(connection).load(contract.name)
-    assert to_json(again) == to_json(state)
-    assert store.contracts() == (contract.name,)
-    store.forget(contract.name)
-    assert store.contracts() == ()
 
 
 def test_events_are_read_in_order_from_where_a_reader_left_off(connection, make_contract, make_verdict):
@@ -46,19 +28,6 @@ def test_log_of_events_is_bounded(connection):
     for number in range(25):
         store.record_event("c", "note", {"n": number}, number)
     assert [event.data["n"] for event in store.events()] == list(range(15, 25))
-
-
-def test_nothing_is_kept_of_a_transaction_that_rolls_back(tmp_path):
-    """The store never commits by itself."""
-    connection = sqlite3.connect(tmp_path / "kc.db", isolation_level=None)
-    store = PolicyStore(connection)
-    connection.execute("BEGIN IMMEDIATE")
-    store.save(PolicyState("c"), 1)
-    store.record_event("c", "note", {}, 1)
-    connection.execute("ROLLBACK")
-    assert store.contracts() == ()
-    assert store.events() == ()
-    connection.close()
 
 
 @pytest.mark.parametrize("data", ["'{'", "'[1]'", "'null'", "CAST(x'7bff7d' AS TEXT)", "CAST(x'00' AS TEXT)"])

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import subprocess
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
@@ -22,6 +18,7 @@ from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.formats import Format
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 from tests.tools.deliveries import drain
+from tests.tools.servers import free_address, running, sink
 
 pytestmark = pytest.mark.slow
 
@@ -36,68 +33,35 @@ receivers:
 """
 
 
-def free_port():
-    """A port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 @pytest.fixture
 def notified():
     """URL of a server that hands every request to the ready receiver, and the bodies that it accepted."""
     bodies, statuses = [], []
     app = make_receiver(None, bodies.append, bearer="t0ken")
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            content = self.rfile.read(int(self.headers["content-length"]))
+    async def ask(content, headers):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://receiver") as client:
+            return await client.post("/", content=content, headers=headers)
 
-            async def ask():
-                transport = httpx.ASGITransport(app)
-                async with httpx.AsyncClient(transport=transport, base_url="http://receiver") as client:
-                    return await client.post("/", content=content, headers=dict(self.headers))
+    def take(content, headers):
+        statuses.append(asyncio.run(ask(content, headers)).status_code)
+        return statuses[-1]
 
-            statuses.append(asyncio.run(ask()).status_code)
-            self.send_response(statuses[-1])
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", bodies, statuses
-        server.shutdown()
-        thread.join()
+    with sink(take) as url:
+        yield url, bodies, statuses
 
 
 @pytest.fixture
 def alertmanager(alertmanager_command, tmp_path, notified):
     """URL of a real Alertmanager that sends everything on."""
-    configuration = tmp_path / "alertmanager.yml"
+    configuration, address = tmp_path / "alertmanager.yml", free_address()
     configuration.write_text(CONFIGURATION.replace("URL", notified[0]))
-    port = free_port()
     command = [
         *alertmanager_command, f"--config.file={configuration}", f"--storage.path={tmp_path / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=",
+        f"--web.listen-address={address}", "--cluster.listen-address=",
     ]  # fmt: skip
-    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 20
-        while True:
-            try:
-                if httpx.get(f"{url}/-/ready").is_success:
-                    break
-            except httpx.TransportError:
-                pass
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()
-                pytest.fail((tmp_path / "log").read_text())
-            time.sleep(0.05)
-        yield url
-        process.terminate()
+    with running(command, tmp_path / "log", f"http://{address}/-/ready"):
+        yield f"http://{address}"
 
 
 def until(condition, seconds=60.0):

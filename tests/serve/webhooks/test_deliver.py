@@ -195,22 +195,6 @@ def test_wake_delivers_at_once(outbox, receiver):
     asyncio.run(main())
 
 
-def test_gone_stops_everything_to_the_endpoint(outbox, receiver):
-    """After 410 the endpoint gets nothing more."""
-    receiver.answers["/pager"] = [(410, {})]
-    for _ in range(3):
-        outbox.enqueue("pager", "policy-7b", b"{}", time.time())
-
-    async def main():
-        dispatcher = Dispatcher(outbox, endpoints(receiver, "pager"), client_factory=client)
-        await drain(dispatcher)
-        await dispatcher.aclose()
-
-    asyncio.run(main())
-    assert len(receiver.requests) == 1
-    assert outbox.status()[0].disabled == "HTTP 410"
-
-
 def test_message_to_an_unknown_endpoint_waits_and_is_logged_once(outbox, caplog):
     """A contract that names an endpoint nobody configured loses nothing."""
     outbox.enqueue("nobody", "policy-7b", b"{}", AT)

@@ -30,20 +30,6 @@ def test_only_the_oldest_message_of_a_lane_is_due(outbox):
     assert due_ids(outbox, 0) == [second, other_contract, other_endpoint]
 
 
-def test_message_keeps_id_and_body_over_failures(outbox):
-    """A retry is the same message, and its lane waits for it."""
-    message_id = outbox.enqueue("pager", "a", b"\x00body", 0)
-    outbox.enqueue("pager", "a", b"next", 0)
-    now = 0.0
-    for attempt in range(1, 6):
-        assert outbox.failed(message_id, now, "HTTP 500", status=500) is DeliveryState.WAITING
-        now += 1000
-        (message,) = outbox.due(now)
-        assert (message.id, message.body, message.attempts) == (message_id, b"\x00body", attempt)
-    assert message_id.startswith("msg_")
-    assert "." not in message_id
-
-
 @given(seed=st.integers(0, 2**32), failures=st.integers(1, 100))
 def test_pause_is_random_and_bounded(seed, failures):
     """After n failures the pause lies between zero and min(cap, base * 2^n)."""
@@ -173,14 +159,3 @@ def test_failure_of_a_message_that_expired_meanwhile_is_harmless(outbox):
     outbox.expire(86_400)
     assert outbox.failed(message_id, 86_401, "HTTP 500", status=500) is DeliveryState.PARKED
     assert due_ids(outbox, 100_000) == []
-
-
-def test_enqueued_message_shares_the_fate_of_its_transaction(tmp_path):
-    """No webhook leaves for a tick that was rolled back."""
-    connection = sqlite3.connect(tmp_path / "kc.db", isolation_level=None)
-    outbox = Outbox(connection)
-    connection.execute("BEGIN IMMEDIATE")
-    outbox.enqueue("pager", "a", b"1", 0)
-    connection.execute("ROLLBACK")
-    assert outbox.messages() == ()
-    connection.close()

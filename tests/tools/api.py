@@ -1,0 +1,27 @@
+"""The evaluator's API of a core, without a port."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from kc_otel.judge.otlp.sink import RequestCounts
+from kc_otel.serve.api.app import make_api
+from kc_otel.serve.api.changes import Changes
+from kc_otel.serve.core import Core
+from kc_otel.serve.self_metrics import read
+
+__all__ = ["api_of", "client_of"]
+
+
+def api_of(core: Core, counts: RequestCounts | None = None, changes: Changes | None = None) -> FastAPI:
+    """Return the application that answers for a core."""
+    counts = counts or RequestCounts()
+    return make_api(core, lambda: read(core, counts, Counter()), changes or Changes(), "0")
+
+
+def client_of(core: Core, **options: bool) -> TestClient:
+    """Return a client of that application."""
+    return TestClient(api_of(core), **options)

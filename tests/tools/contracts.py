@@ -1,0 +1,22 @@
+"""Small contracts, of which a test names what it is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kc_otel.contract.model import Contract
+
+__all__ = ["contract_of"]
+
+
+def contract_of(name: str = "policy", version: int = 1, **parts: Any) -> Contract:
+    """Return a contract between torch and vLLM; keyword arguments are its sections, or replace them."""
+    return Contract.model_validate(
+        {
+            "apiVersion": "kernel-contract/v1",
+            "kind": "KernelContract",
+            "metadata": {"name": name, "version": version, "owner": "tests"},
+            "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "vllm"}},
+            **parts,
+        }
+    )
