@@ -26,7 +26,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.plain_json import read_plain
 from kc_otel.judge.verdict import Causes, Cell, OfLag, Part, Status, Verdict
 
-__all__ = ["SilentExporter", "TrainingLog", "scalars"]
+__all__ = ["TrainingLog", "scalars"]
 
 _log: Final = logging.getLogger("kc_otel")
 _MOST_BYTES: Final = 64 << 20
