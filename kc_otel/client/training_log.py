@@ -250,8 +250,6 @@ def _verdict(plain: Mapping[str, Any]) -> Verdict:
 
 
 def _causes(plain: Mapping[str, Any]) -> Causes:
-    """Causes in the API's shape."""
-
     def part(given: Mapping[str, Any]) -> list[float]:
         return [math.nan if given[end] is None else given[end] for end in Part.__dataclass_fields__]
 

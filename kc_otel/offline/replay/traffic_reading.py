@@ -119,7 +119,6 @@ def _of(messages: Iterable[tuple[str, bytes]], damage: list[str]) -> Iterator[Tr
 
 
 def _messages(path: Path, first: bytes, file: IO[bytes], damage: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Place and bytes of each message."""
     number, head = 1, first
     while True:
         where = f"{path}: message {number}"
