@@ -145,9 +145,7 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
     problems += _missing(record["verdicts"], contract)
     parts = [
         RecordingVerdicts(
-            tuple(verdicts),
-            tuple(UnjudgedClause(**row) for row in about["left_out"]),
-            about["unreadable"],
+            tuple(verdicts), tuple(UnjudgedClause(**row) for row in about["left_out"]), about["unreadable"]
         )
         for verdicts, about in zip(judged, offline["recordings"], strict=True)
     ]
