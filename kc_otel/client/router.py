@@ -82,13 +82,7 @@ class Router:
         self._setup(contracts, stale_after, trusted, time.monotonic)
         self._table_file = _default_file(url, token_file) if keep is True else TableFile(Path(keep)) if keep else None
         self._poller: Poller | None = Poller(
-            url,
-            self._arrived,
-            self._touch,
-            self._obeyed,
-            wait=wait,
-            refresh=refresh,
-            token_file=token_file,
+            url, self._arrived, self._touch, self._obeyed, wait=wait, refresh=refresh, token_file=token_file
         )
         if self._table_file is not None and (last := self._table_file.load()) is not None:
             self._take(last)

@@ -26,7 +26,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.plain_json import read_plain
 from kc_otel.judge.verdict import Causes, Cell, OfLag, Part, Status, Verdict
 
-__all__ = ["SilentExporter", "TrainingLog", "scalars"]
+__all__ = ["TrainingLog", "scalars"]
 
 _log: Final = logging.getLogger("kc_otel")
 _MAX_RESPONSE_BYTES: Final = 64 << 20
@@ -250,8 +250,6 @@ def _verdict(plain: Mapping[str, Any]) -> Verdict:
 
 
 def _causes(plain: Mapping[str, Any]) -> Causes:
-    """Causes in the API's shape."""
-
     def part(given: Mapping[str, Any]) -> list[float]:
         return [math.nan if given[end] is None else given[end] for end in Part.__dataclass_fields__]
 

@@ -212,9 +212,7 @@ def _escalation(contract: Contract) -> Iterator[LintFinding]:
         for name, seconds in (("for", step.after), ("clear_for", step.clear_for)):
             if seconds > _DAY_SECONDS:
                 yield LintFinding(
-                    (*here, name),
-                    f"{format_duration(seconds)} is more than a day; write minutes or hours",
-                    "warning",
+                    (*here, name), f"{format_duration(seconds)} is more than a day; write minutes or hours", "warning"
                 )
         yield from _order(steps, index, here)
 

@@ -78,10 +78,10 @@ _REASON_UNMEASURED: Final[Mapping[MeasuringPath, Mapping[Origin, str]]] = {
     },
     MeasuringPath.VERL: {
         Origin.LOGITS: "verl keeps log-probabilities of sampled tokens, not full logits; judge the clause in a "
-        "gate, or call Recorder.compare_logits",
+        "gate, or call Recorder.compare_logits"
     },
     MeasuringPath.GATE: {
-        Origin.RUNTIME: "a recording has no weight versions; measure the clause where the kernels run",
+        Origin.RUNTIME: "a recording has no weight versions; measure the clause where the kernels run"
     },
 }
 _OPERATORS: Final = (

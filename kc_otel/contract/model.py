@@ -13,10 +13,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import (
-    Field,
-    field_validator,
-)
+from pydantic import Field, field_validator
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.fields import Duration, Name, Number, Strict

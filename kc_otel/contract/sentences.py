@@ -174,6 +174,5 @@ def _statistic(clause: Clause) -> str:
 
 
 def _meaning(clause: Clause) -> str:
-    """Return the meaning of the clause's metric, from the registry."""
     known = QUANTITIES.get(clause.metric) or DERIVED.get(clause.metric)
     return known.meaning if known else f"The OpenTelemetry histogram {clause.metric}."

@@ -29,12 +29,7 @@ if TYPE_CHECKING:
     from kc_otel.stats.e_detector import EDetector
     from kc_otel.stats.fractions import fraction_interval, two_valued_mean_interval
     from kc_otel.stats.gradient_estimates import GradientBias, estimated_gradient_bias
-    from kc_otel.stats.gradients import (
-        clip_budget_share,
-        gradient_bias,
-        gradient_bias_from_chi2,
-        largest_second_moment,
-    )
+    from kc_otel.stats.gradients import clip_budget_share, gradient_bias, gradient_bias_from_chi2, largest_second_moment
     from kc_otel.stats.histogram import Buckets, ExponentialHistogram
     from kc_otel.stats.interval import Interval, affine, maximum_interval
     from kc_otel.stats.means import capped_mean_interval, mean_interval

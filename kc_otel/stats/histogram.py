@@ -257,11 +257,7 @@ class ExponentialHistogram:
             taken += int(side.counts[:inside].sum())
             kept.append(Buckets(side.offset + inside, side.counts[inside:]))
         return replace(
-            self,
-            zero_count=self.zero_count + taken,
-            positive=kept[0],
-            negative=kept[1],
-            zero_threshold=threshold,
+            self, zero_count=self.zero_count + taken, positive=kept[0], negative=kept[1], zero_threshold=threshold
         )
 
 

@@ -277,15 +277,7 @@ def merged(rows: Numbers, columns: HistogramColumns) -> tuple[Numbers, Histogram
 
 
 def _united(columns: HistogramColumns, owner: Numbers) -> Iterator[tuple[Numbers, HistogramColumns]]:
-    """Unions by owner, of one kind each, whose extremes are known; nothing of one that is too wide by itself.
-
-    Args:
-        columns: The histograms [n].
-        owner: Of each [n].
-
-    Yields:
-        Owners [k], and a union of each [k].
-    """
+    """Owners and their unions, of one kind each, whose extremes are known; nothing of one too wide by itself."""
     if not owner.size:
         return
     numbers, row = np.unique(owner, return_inverse=True)
@@ -349,7 +341,6 @@ def _kind(largest: int) -> type[np.integer]:
 
 
 def _gathered(counts: NDArray[np.integer], begins: Numbers, sizes: Numbers) -> NDArray[np.integer]:
-    """Parts of the counts, one after the other."""
     if not machine_code.is_available():
         return counts[_ranges(begins, sizes)]
     begins, sizes = (np.ascontiguousarray(array, np.int64) for array in (begins, sizes))

@@ -311,8 +311,7 @@ def tv_from_kl(kl: float) -> Bound:
         ValueError: If it is negative or NaN.
     """
     return smallest(
-        Bound(float(tv_pinsker(kl)), "Pinsker"),
-        Bound(float(tv_bretagnolle_huber(kl)), "Bretagnolle-Huber"),
+        Bound(float(tv_pinsker(kl)), "Pinsker"), Bound(float(tv_bretagnolle_huber(kl)), "Bretagnolle-Huber")
     )
 
 

@@ -253,10 +253,7 @@ OPERATORS: Final[dict[str, Quantity]] = {q.key: q for q in _QUANTITIES if q.sour
 """Quantities of single operators: a clause on one names its operator, and so does each of its streams."""
 
 
-_AVERAGING_UNITS: Final = {
-    Unit.TOKEN: (Unit.SEQUENCE, Unit.PROMPT, Unit.STEP),
-    Unit.SEQUENCE: (Unit.PROMPT, Unit.STEP),
-}
+_AVERAGING_UNITS: Final = {Unit.TOKEN: (Unit.SEQUENCE, Unit.PROMPT, Unit.STEP), Unit.SEQUENCE: (Unit.PROMPT, Unit.STEP)}
 """Over what the observations of a quantity can be averaged."""
 _AVERAGES: Final = {
     (Unit.TOKEN, Unit.SEQUENCE): "each sequence's tokens",

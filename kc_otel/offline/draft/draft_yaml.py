@@ -258,7 +258,6 @@ def _head(draft: Draft, source: str) -> Iterator[str]:
 
 
 def _foot(draft: Draft, asked: Sequence[str]) -> Iterator[str]:
-    """Yield the observability section and the escalation policy."""
     lag = not why_not(_LAG, draft.data)
     if lag:
         yield "runtime:"

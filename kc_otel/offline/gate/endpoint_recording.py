@@ -164,11 +164,7 @@ async def _same_version(client: CompletionClient, wanted: str | None, say: _Say)
 
 
 def _check_writable(where: Path) -> None:
-    """Check that the files can be written, before sampling costs time on two accelerators.
-
-    Raises:
-        ValueError: If the name says no format, its library is missing, or no file can be written there.
-    """
+    """Check that the files can be written, before sampling costs time on two accelerators."""
     if format_of(where) == "parquet":
         arrow(where)
     try:

@@ -95,7 +95,6 @@ def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
 
 
 def _section(gate: OfflineGate, text: str) -> dict[str, Any]:
-    """The section of a gate, a JSON object."""
     return {
         "contract": text,
         "kernels": {"train": gate.train.to_plain(), "inference": gate.inference.to_plain()},
@@ -146,9 +145,7 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
     problems += _missing(record["verdicts"], contract)
     parts = [
         RecordingVerdicts(
-            tuple(verdicts),
-            tuple(UnjudgedClause(**row) for row in about["left_out"]),
-            about["unreadable"],
+            tuple(verdicts), tuple(UnjudgedClause(**row) for row in about["left_out"]), about["unreadable"]
         )
         for verdicts, about in zip(judged, offline["recordings"], strict=True)
     ]
@@ -173,7 +170,6 @@ def _sampling_problems(about: Mapping[str, Any], allowed: Mapping[str, Sequence[
 
 
 def _row_problems(row: Mapping[str, Any], contract: Contract, pair: tuple[str, str]) -> list[str]:
-    """List how a verdict's row contradicts the contract and the kernels."""
     where = f"{row['clause']} on {row['slice']}"
     problems = []
     clause = next((candidate for candidate in contract.clauses if candidate.id == row["clause"]), None)
@@ -204,18 +200,7 @@ def _missing(rows: Sequence[Mapping[str, Any]], contract: Contract) -> list[str]
 
 
 def _gate_again(record: Mapping[str, Any], files: Sequence[Path]) -> tuple[OfflineGate | None, str, list[str]]:
-    """Judge the recordings of a record again.
-
-    Args:
-        record: A record that verifies, with a section `offline`.
-        files: Files among which its recordings are, found by their checksums.
-
-    Returns:
-        The gate, the contract's text, and no problems; or None, and which recordings are not among the files.
-
-    Raises:
-        ValueError: If a file cannot be read as a recording any more.
-    """
+    """Judge a record's recordings again, unless some are not among the files, which the problems say then."""
     offline = record["offline"]
     terms = _terms(offline["terms"])
     found: list[tuple[GatedRecording, Recording]] = []

@@ -109,7 +109,6 @@ class RecordingObservations:
         return int((~((rewards >= low) & (rewards <= high))).sum())
 
     def _values(self, quantity: str) -> NDArray[np.float64] | None:
-        """Observations of a quantity."""
         known = RECORDED[quantity]
         if not known.base and known.per is Unit.TOKEN:
             tokens = self._token_values(quantity)

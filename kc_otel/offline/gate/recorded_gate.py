@@ -186,14 +186,8 @@ def _content(recording: Recording) -> str:
     return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
 
-def _apart(
-    recordings: Sequence[tuple[GatedRecording, Recording]],
-) -> list[tuple[GatedRecording, Recording]]:
-    """Remove sequences that another recording has.
-
-    Raises:
-        ValueError: If one has nothing of its own.
-    """
+def _apart(recordings: Sequence[tuple[GatedRecording, Recording]]) -> list[tuple[GatedRecording, Recording]]:
+    """Remove sequences that another recording has; one that has nothing of its own is refused."""
     if len(recordings) == 1:
         return list(recordings)
     seen: dict[str, str] = {}

@@ -74,7 +74,6 @@ def _verl(correction: Correction) -> str | None:
 
 
 def _trl(correction: Correction) -> str | None:
-    """Arguments of `GRPOConfig`."""
     weight, rule = correction.weight, correction.rejection
     if rule is not None and rule.statistic != "off_policy":
         return None
@@ -107,7 +106,6 @@ TRAINERS: Final = tuple(_LINES)
 
 
 def _between(statistic: Statistic, caps: tuple[float, ...]) -> Iterator[Rejection]:
-    """Ratios within [1/cap, cap]."""
     for cap in caps:
         yield Rejection(statistic, math.log(_inverse(cap)), math.log(cap))
 

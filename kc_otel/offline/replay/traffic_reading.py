@@ -16,14 +16,7 @@ from typing import IO, Final
 from kc_otel.judge.otlp.decode import from_protobuf
 from kc_otel.judge.otlp.request_errors import BadRequestError
 from kc_otel.judge.otlp.signals import METRICS
-from kc_otel.judge.otlp.traffic_entries import (
-    EVALUATED,
-    MOST_BYTES,
-    OWN_FILES,
-    TrafficEntry,
-    entry_of,
-    unmarked,
-)
+from kc_otel.judge.otlp.traffic_entries import EVALUATED, MOST_BYTES, OWN_FILES, TrafficEntry, entry_of, unmarked
 
 _LENGTH: Final = struct.Struct(">I")
 _BUFFER_BYTES: Final = 256 * 1024
@@ -119,7 +112,6 @@ def _of(messages: Iterable[tuple[str, bytes]], damage: list[str]) -> Iterator[Tr
 
 
 def _messages(path: Path, first: bytes, file: IO[bytes], damage: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Place and bytes of each message."""
     number, head = 1, first
     while True:
         where = f"{path}: message {number}"

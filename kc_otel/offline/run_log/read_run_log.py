@@ -333,11 +333,7 @@ def _scalar_tensor(data: bytes) -> float | None:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | int | float]]:
-    """Numbers and values of a message's fields; a fixed 32-bit value as a float, and one of 64 bits as a double.
-
-    Raises:
-        ValueError: If the bytes are no message.
-    """
+    """Numbers and values of a message's fields; a fixed 32-bit value as a float, and one of 64 bits as a double."""
     try:
         fields = UnknownFieldSet(Empty.FromString(data))
     except DecodeError:
