@@ -25,6 +25,7 @@ from kc_otel.record.measure.processing import (
     looks_processed,
     looks_processed_together,
     patterns,
+    surer_rows,
     temperature_like,
     together_temperature_like,
     truncation_like,
@@ -262,18 +263,25 @@ def _check_pairs(
         note(shifted(block) or other_places(block))
     if {InvalidReason.NOT_SAME_TOKENS, InvalidReason.PLACEHOLDER} <= why.keys():
         why[InvalidReason.NOT_SAME_TOKENS] += f"; and {why[InvalidReason.PLACEHOLDER]}"
-    free = codes == InvalidReason.VALID
-    look = looks_processed(drift, block.lengths) & free
-    if look.any():
-        codes[look] = check_patterns(block if look.all() else block.only(look))
-    short = looks_processed_together(drift, block.lengths) & (codes == InvalidReason.VALID)
-    if short.any() and together_temperature_like(block.only(short)):
-        codes[short] = InvalidReason.TEMPERATURE_MISMATCH
+    _check_processing(block, drift, codes)
     if suspicious.any() and not codes.any():
         note(likeliest(block, drift))
     if altered and not codes.any():
         note(left_out(block))
     return codes
+
+
+def _check_processing(block: Block, drift: NDArray[np.float64], codes: NDArray[np.int8]) -> None:
+    """Add the faults of sampling processing to the codes of rows that have none."""
+    look = looks_processed(drift, block.lengths) & (codes == InvalidReason.VALID)
+    if look.any():
+        codes[look] = check_patterns(block if look.all() else block.only(look))
+    short = looks_processed_together(drift, block.lengths) & (codes == InvalidReason.VALID)
+    if short.any() and together_temperature_like(block.only(short)):
+        codes[short] = InvalidReason.TEMPERATURE_MISMATCH
+    left = doubtful(drift, block.lengths) & (codes == InvalidReason.VALID)
+    if left.any():
+        codes[np.flatnonzero(left)[surer_rows(block.only(left))]] = InvalidReason.TEMPERATURE_MISMATCH
 
 
 def _single_numbers(block: Block, edges: tuple[NDArray[Any], ...], why: dict[InvalidReason, str]) -> NDArray[np.int8]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.pairing_faults import RUN, Floats, Mask, PairingFault, improbable, runs_of
+from kc_otel.record.measure.pairing_faults import RUN, Floats, Mask, PairingFault, improbable, runs_of, surely_more
 from kc_otel.stats.surplus import RATIO_CUT
 
 _DRIFT: Final = 0.03
@@ -250,7 +250,7 @@ def _lag(p: NDArray[np.float64], q: NDArray[np.float64]) -> int:
 
 
 def other_places(block: Block) -> list[PairingFault]:
-    """Find faults of a place: single tokens at an edge that are another sequence's, and beginnings after other prompts.
+    """Find faults of a place: tokens at an edge, or at the same places of all rows, that are others, and other prompts.
 
     What was said since weighs more than the prompt, so that answers scored after another one differ the less the
     longer they get. Kernels differ at each place by as much as their tokens are improbable.
@@ -266,19 +266,29 @@ def other_places(block: Block) -> list[PairingFault]:
     far = np.minimum(np.abs(block.train.astype(np.float64) - block.inference), 3.0)
     wide, ends = far > _FAR_EDGE, block.starts + block.lengths
     every, many = np.arange(block.rows.size), block.lengths >= RUN
-    for name, edge in (("last", ends[many] - 1), ("first", block.starts[many])):
+    for name, edge in (("last token is another one: it differs", ends[many] - 1), _odd_places(block, wide)):
         rest = np.count_nonzero(wide) - np.count_nonzero(wide[edge])
         if edge.size < _PLACE_ROWS or np.mean(wide[edge]) <= 0.5 or rest >= _EDGE_DIFFERENCE * (far.size - edge.size):
             continue
         if _unrelated(block.train[edge], block.inference[edge]):
-            said = f"only the {name} token is another one: it differs by {far[edge].mean():.2g} nats on average, all "
-            said += f"tokens by {far.mean():.2g}"
+            said = f"only the {name} by {far[edge].mean():.2g} nats on average, all tokens by {far.mean():.2g}"
             return [PairingFault(InvalidReason.NOT_SAME_TOKENS, every, said)]
     begins, decays = _beginnings(block)
     if begins and decays:
         said = f"{begins}: they were scored after other prompts, or without (chat template, order of the rows, prefix "
         return [PairingFault(InvalidReason.PROMPT_MISMATCH, every, said + "cache)")]
     return []
+
+
+def _odd_places(block: Block, wide: Mask) -> tuple[str, NDArray[np.intp]]:
+    """Places from the rows' beginning at which most rows differ widely, in words, and the tokens that are there."""
+    place = np.arange(wide.size) - np.repeat(block.starts, block.lengths)
+    count, often = np.bincount(place), np.bincount(place, wide).astype(np.intp)
+    likely = np.flatnonzero((count >= _PLACE_ROWS) & (2 * often > count))
+    odd = [int(at) for at in likely if surely_more(often[at], count[at], _EDGE_DIFFERENCE)]
+    which = ", ".join(map(str, odd[:4])) + (", ..." if len(odd) > 4 else "")
+    name = "first token is another one: it differs" if odd == [0] else f"tokens at {which} are others: they differ"
+    return name, np.flatnonzero(np.isin(place, odd))
 
 
 def not_told(block: Block, drift: NDArray[np.float64]) -> str:

@@ -153,7 +153,13 @@ def filled(p, q, _rng, row):
     return (np.full(p.size, -11.3) if row % 8 else p), q
 
 
+def chunked(p, q, rng, _row):
+    """The last token of each chunk of 24 is scored as another one."""
+    return np.where(np.arange(p.size) % 24 == 23, -rng.exponential(4.0, p.size), p), q
+
+
 FAULTS = {
+    "another token at the end of each chunk": (by_row(chunked), "not_same_tokens: .*only the tokens at 23, 47, 71, 95"),
     "the number of the token before": (by_row(before), "placeholder: .*number of the token before them"),
     "numbers of the draft model": (by_row(drafts), "^[^;]*INVALID INPUT, not_sampled"),
     "padding for whole rows": (by_row(filled), "one value at each token of .*padding or a filler"),

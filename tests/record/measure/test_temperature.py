@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kc_otel.record.measure.checks import InvalidReason, check
+from tests.tools.planted_faults import sampled, texts
 
 pytestmark = pytest.mark.slow
 
@@ -89,3 +90,17 @@ def test_a_temperature_is_named_where_kernels_differ_as_in_four_bits(temperature
         token = np.argmax(inference + rng.gumbel(size=logits.shape), axis=-1)[..., None]
         sides = [np.take_along_axis(side, token, -1)[..., 0].astype(np.float32) for side in (train, inference)]
         assert has_temperature(*(reversed(sides) if turned else sides)).mean() >= least, seed
+
+
+@pytest.mark.parametrize("rows", [24, 12, 6])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_temperature_of_some_rows_is_named_where_no_line_fits(rows, turned):
+    """Each position has its own entropy, and a share of the rows was colder; the setting rejects the batch."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        text = texts(rng, (24, 80), 0.5)
+        noisy = text + 0.1 * rng.standard_normal(text.shape)
+        noisy[:rows] /= 0.6
+        sides = sampled(rng, text, noisy)
+        assert has_temperature(*(reversed(sides) if turned else sides)).all(), seed
+        assert not has_temperature(*sampled(rng, text, text + 0.3 * rng.standard_normal(text.shape))).any(), seed
