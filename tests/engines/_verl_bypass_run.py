@@ -103,8 +103,10 @@ class InProcess:
 class Group:
     """verl's group of actor workers: one, in this process."""
 
+    worker_class = ActorRolloutRefWorker
+
     def __init__(self, config):
-        self.worker = ActorRolloutRefWorker(config, "actor")
+        self.worker = self.worker_class(config, "actor")
         self.worker.init_model()
         self._dispatch_info, self.world_size = {"actor": [0]}, 1
 
@@ -172,13 +174,9 @@ def checkpoint():
     return path
 
 
-def main(kind, *arguments):
-    said = dict(argument.split("=") for argument in arguments if argument.partition("=")[0] in ("drift", "skip"))
-    overrides = [argument for argument in arguments if argument.partition("=")[0] not in said]
-    path = checkpoint()
-    InProcess.engine = Engine(path, float(said.get("drift", 0)), int(said.get("skip", 0)))
-    config = configured(
-        "algorithm.rollout_correction.bypass_mode=True", f"trainer.v1.trainer_mode={kind}",
+def overrides_of(path):
+    """What an actor needs that is trained without an accelerator, and its engine."""
+    return [
         f"actor_rollout_ref.model.path={path}",
         "actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.fsdp_config.strategy=fsdp2",
         "actor_rollout_ref.actor.fsdp_config.dtype=float32", "actor_rollout_ref.model.use_remove_padding=False",
@@ -187,7 +185,18 @@ def main(kind, *arguments):
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8", "actor_rollout_ref.actor.optim.lr=0.01",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8", "actor_rollout_ref.hybrid_engine=False",
         "actor_rollout_ref.rollout.checkpoint_engine.backend=in-process", "actor_rollout_ref.rollout.nnodes=1",
-        "actor_rollout_ref.rollout.n_gpus_per_node=1", *overrides,
+        "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    ]  # fmt: skip
+
+
+def main(kind, *arguments):
+    said = dict(argument.split("=") for argument in arguments if argument.partition("=")[0] in ("drift", "skip"))
+    overrides = [argument for argument in arguments if argument.partition("=")[0] not in said]
+    path = checkpoint()
+    InProcess.engine = Engine(path, float(said.get("drift", 0)), int(said.get("skip", 0)))
+    config = configured(
+        "algorithm.rollout_correction.bypass_mode=True", f"trainer.v1.trainer_mode={kind}",
+        *overrides_of(path), *overrides,
     )  # fmt: skip
     ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/group", rank=0, world_size=1)

@@ -133,6 +133,37 @@ def test_drift_and_staleness_of_the_colocated_trainer_are_two_numbers(watched):
     assert causes.staleness.estimate > 0.01
 
 
+def test_drift_and_staleness_of_the_fully_asynchronous_trainer_are_two_numbers(watched):
+    """Its queue is a step ahead, so that all but the first batch is a step old; and one source drifts."""
+    contract = BY_SEQUENCE.replace("limit: 0.05", "limit: 0.01")
+    found, output = watched(HERE / "_verl_fully_async_run.py", "drift=0.5", contract=contract)
+    assert "step:4" in output
+    assert "the first mini-batch of each update is measured, here 32 of 32 sequences" in output
+    assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("FAIL", 1)
+    assert (str(found["token-tv", "all"].status), found["token-tv", "all"].samples) == ("FAIL", 32)
+    assert found["token-tv", "code"].estimate < 0.01
+    assert found["token-tv", "tables"].estimate > 0.15
+    (causes,) = {of for cell, of in watched.evaluation().causes.items() if cell.clause == "token-tv"}
+    assert causes.share == 0.75
+    assert causes.kernel.estimate == found["token-tv", "all"].estimate
+    assert causes.kernel.lower > causes.limit
+    assert causes.total.estimate > causes.kernel.estimate
+    assert causes.staleness.estimate > 0.01
+
+
+def test_staleness_of_the_fully_asynchronous_trainer_is_no_drift_of_its_kernels(watched):
+    """Two local updates for each transfer of the weights: only the lag's clause fails."""
+    overrides = ["async_training.trigger_parameter_sync_step=2"]
+    found, output = watched(HERE / "_verl_fully_async_run.py", *overrides, contract=BY_SEQUENCE)
+    assert "step:2" in output
+    assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("FAIL", 2)
+    assert found["token-tv", "all"].estimate < 0.01
+    (causes,) = {of for cell, of in watched.evaluation().causes.items() if cell.clause == "token-tv"}
+    assert causes.kernel.estimate < 0.01
+    assert causes.share == 0.75
+    assert causes.staleness.estimate > 0.02
+
+
 def test_staleness_of_the_separate_trainer_is_no_drift_of_its_kernels(watched):
     """Two local updates a step, each of one mini-batch, and weights that arrive late: only the lag's clause fails."""
     overrides = ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.v1.separate_async.parameter_sync_step=2"]
