@@ -255,7 +255,7 @@ def test_identical_sides_are_noted(run, contract, tmp_path):
     sides = [name for name in arrays if arrays[name].dtype.kind == "f" and arrays[name].ndim == 1][:2]
     arrays[sides[0]] = arrays[sides[1]]
     np.savez(made, **arrays)
-    assert "both sides are the same number in every token" in run("gate", "run", contract, made)[1]
+    assert "both sides have the same number at every token" in run("gate", "run", contract, made)[1]
 
 
 def test_a_side_in_half_precision_is_noted(run, contract, tmp_path):
@@ -285,7 +285,7 @@ def test_a_limit_that_nothing_can_keep_is_said_to_be_one(run, contract, tmp_path
         (("LOG", "LOG"), "has the same content as"),
         (("LOG", "--require", "tv"), "--require: the contract has no clause 'tv'; there are exact, token-tv, lag"),
         (("LOG", "--slice", "cod"), "--slice: the contract has no slice 'cod'; did you mean 'code'?"),
-        (("LOG", "--kernel", "infer.dtype=fp8"), "--kernel: 'infer.dtype' names no side"),
+        (("LOG", "--kernel", "infer.dtype=fp8"), "--kernel: 'infer.dtype' does not name a side"),
         (("LOG", "--kernel", "inference.kv=fp8"), "--kernel: 'kv' is none of engine, version"),
         (("LOG", "--kernel", "inference.dtype"), "--kernel: 'inference.dtype' is not NAME=VALUE"),
         (("LOG", "--evidence", "CONTRACT/e.json"), "cannot be written"),

@@ -81,7 +81,7 @@ def test_the_same_model_on_both_sides_advances(run, endpoints, folder):
     code, out, err = run(*asked(*endpoints(), "--evidence", "gate", "--all"))
     assert code == 0, err
     assert out.startswith("advance: vllm ")
-    assert "both sides are the same number in every token" in out
+    assert "both sides have the same number at every token" in out
     assert f"recording: gate/recording.npz ({PROMPTS} completions, {PROMPTS * TOKENS:,} tokens)" in err
     assert run("gate", "verify", "gate", "--recordings", "gate")[0] == 0
     recording = load_recording(folder / "gate" / "recording.npz")
@@ -289,7 +289,7 @@ def test_models_of_other_names_are_told(run, endpoints):
         (("--temperature", "0.7"), "--temperature: 0.7: log-probabilities of given tokens are from before"),
         (("--require", "tv"), "--require: the contract has no clause 'tv'; there are token-tv, lag"),
         (("--slice", "cod"), "--slice: the contract has no slice 'cod'; did you mean 'code'?"),
-        (("--kernel", "infer.dtype=fp8"), "--kernel: 'infer.dtype' names no side"),
+        (("--kernel", "infer.dtype=fp8"), "--kernel: 'infer.dtype' does not name a side"),
         (("--record", "log.txt"), "log.txt: the name does not end in"),
         (("--record", "policy.yaml/log.npz"), "policy.yaml/log.npz: cannot be written"),
         (("--prompts", "none.jsonl"), "none.jsonl: cannot be read"),
