@@ -209,7 +209,7 @@ def test_a_limit_that_nothing_can_keep_is_said_to_be_one(run, contract, tmp_path
         (("LOG", "LOG"), "has the same content as"),
         (("LOG", "--require", "tv"), "--require: the contract has no clause 'tv'; there are exact, token-tv, lag"),
         (("LOG", "--slice", "cod"), "--slice: the contract has no slice 'cod'; did you mean 'code'?"),
-        (("LOG", "--kernel", "infer.dtype=fp8"), "--kernel: 'infer.dtype' names no side"),
+        (("LOG", "--kernel", "infer.dtype=fp8"), "--kernel: 'infer.dtype' does not name a side"),
         (("LOG", "--kernel", "inference.kv=fp8"), "--kernel: 'kv' is none of engine, version"),
         (("LOG", "--kernel", "inference.dtype"), "--kernel: 'inference.dtype' is not NAME=VALUE"),
         (("LOG", "--evidence", "CONTRACT/e.json"), "cannot be written"),

@@ -69,7 +69,7 @@ def test_the_same_model_on_both_sides_advances(run, endpoints, folder):
     code, out, err = run(*asked(*endpoints(), "--evidence", "gate", "--all"))
     assert code == 0, err
     assert out.startswith("advance: vllm ")
-    assert "both sides are the same number in every token" in out
+    assert "both sides have the same number at every token" in out
     assert f"recording: gate/recording.npz ({PROMPTS} completions, {PROMPTS * TOKENS:,} tokens)" in err
     assert run("gate", "verify", "gate", "--recordings", "gate")[0] == 0
     recording = load_recording(folder / "gate" / "recording.npz")

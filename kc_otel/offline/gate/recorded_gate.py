@@ -82,7 +82,7 @@ class GatedRecording:
         size: Its bytes.
         sequences: Sequences in it that count, each once.
         tokens: Tokens in it that count.
-        identical: Whether both sides are the same number in every token.
+        identical: Whether both sides have the same number at every token.
         coarse: The side that was rounded to half precision where the other was not, None where none was; it follows
             from the bytes, so that evidence does not repeat it.
         sampling: Values of each sampling parameter that its sequences name, where the contract lists any.

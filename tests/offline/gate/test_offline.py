@@ -364,8 +364,8 @@ def test_sequences_that_occur_again_are_no_new_evidence(tmp_path):
     save_recording(many, tmp_path / "many.jsonl")
     inputs = [read_input(tmp_path / name) for name in ("many.npz", "many.jsonl")]
     gate = gate_recordings(CONTRACT, inputs[:1], KERNELS, GateTerms(), 0.0)
-    (said,) = [note for note in notes(gate) if "again" in note]
-    assert "570 of 600 sequences are others again" in said
+    (said,) = [note for note in notes(gate) if "repeat" in note]
+    assert "570 of 600 sequences repeat others" in said
     assert "the gate decides on 30" in said
     save_recording(made, tmp_path / "once.npz")
     once = gate_recordings(CONTRACT, [read_input(tmp_path / "once.npz")], KERNELS, GateTerms(), 0.0)
@@ -374,4 +374,4 @@ def test_sequences_that_occur_again_are_no_new_evidence(tmp_path):
         gate_recordings(CONTRACT, inputs, KERNELS, GateTerms(), 0.0)
     save_recording(recording(sequences=600), tmp_path / "own.npz")
     sound = gate_recordings(CONTRACT, [read_input(tmp_path / "own.npz")], KERNELS, GateTerms(), 0.0)
-    assert not [note for note in notes(sound) if "again" in note]
+    assert not [note for note in notes(sound) if "repeat" in note]
