@@ -270,11 +270,7 @@ def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
     return [Text.assemble(("route", "bold"), line) for line in lines]
 
 
-def list_command(
-    url: Url = DEFAULT_URL,
-    contract: OnlyContract = None,
-    as_json: ApiJson = False,
-) -> None:
+def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json: ApiJson = False) -> None:
     """List what is ordered: routes, pins, and shares of versions on their way.
 
     Examples:
