@@ -56,11 +56,8 @@ def check(
             for result in check_all(paths)
         ]
     problems = [problem for result in results for problem in result.problems]
-    covered = {
-        result.source: coverage(result.contract, path)
-        for result in results
-        if path is not None and result.contract is not None
-    }
+    judged = [(result.source, result.contract) for result in results if result.contract is not None]
+    covered = {} if path is None else {source: coverage(contract, path) for source, contract in judged}
     if as_json:
         files = [
             _result(result) | ({"coverage": asdict(covered[result.source])} if result.source in covered else {})
@@ -71,17 +68,18 @@ def check(
         for line in problem_lines(problems):
             typer.echo(line)
         for result in results:
-            for scope in scopes(_abouts(result)):
+            for scope in scopes(_abouts(result.contract)):
                 typer.echo(f"{result.source}: verdicts {scope}")
-            if assumed := _independent(result):
-                typer.echo(f"{result.source}: assumes that sequences are independent: {', '.join(assumed)}")
+            clauses = result.contract.clauses if result.contract else ()
+            if assumed := ", ".join(clause.id for clause in clauses if clause.unit == "sequence"):
+                typer.echo(f"{result.source}: assumes that sequences are independent: {assumed}")
         errors = sum(problem.level == "error" for problem in problems)
         typer.echo(
             f"{_count(len(results), 'file')}: {_count(errors, 'error')}, {_count(len(problems) - errors, 'warning')}"
         )
         for source, found in covered.items():
             typer.echo("\n".join(_coverage(source, str(path), found)))
-    if any(result.contract is None for result in results):
+    if len(judged) < len(results):
         raise typer.Exit(2)
 
 
@@ -223,17 +221,13 @@ def _result(result: Checked) -> dict[str, Any]:
     return {
         "file": Path(result.source).as_posix(),
         "contract": about,
-        "about": _abouts(result),
+        "about": _abouts(contract),
         "problems": [asdict(problem) for problem in result.problems],
     }
 
 
-def _abouts(result: Checked) -> dict[str, About]:
-    return {clause.id: clause.about for clause in result.contract.clauses} if result.contract else {}
-
-
-def _independent(result: Checked) -> list[str]:
-    return [clause.id for clause in result.contract.clauses if clause.unit == "sequence"] if result.contract else []
+def _abouts(contract: Contract | None) -> dict[str, About]:
+    return {clause.id: clause.about for clause in contract.clauses} if contract else {}
 
 
 def _count(number: int, noun: str) -> str:

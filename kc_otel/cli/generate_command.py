@@ -57,11 +57,7 @@ def grafana(
 
 
 def prometheus(
-    contracts: _Contracts,
-    out: _Out,
-    check: _Check = False,
-    grafana_url: _Grafana = "",
-    evaluator_url: _Evaluator = "",
+    contracts: _Contracts, out: _Out, check: _Check = False, grafana_url: _Grafana = "", evaluator_url: _Evaluator = ""
 ) -> None:
     """Generate alerting rules for Prometheus or Mimir, and routes for Alertmanager.
 
@@ -77,11 +73,7 @@ def prometheus(
 
 
 def kubernetes(
-    contracts: _Contracts,
-    out: _Out,
-    check: _Check = False,
-    grafana_url: _Grafana = "",
-    evaluator_url: _Evaluator = "",
+    contracts: _Contracts, out: _Out, check: _Check = False, grafana_url: _Grafana = "", evaluator_url: _Evaluator = ""
 ) -> None:
     """Generate the rules of `generate prometheus` as PrometheusRule resources.
 
@@ -128,11 +120,7 @@ def collector(
 
 
 def _generate(
-    paths: Sequence[Path],
-    out: Path,
-    make: Callable[[Sequence[Contract]], Sequence[GeneratedFile]],
-    *,
-    check: bool,
+    paths: Sequence[Path], out: Path, make: Callable[[Sequence[Contract]], Sequence[GeneratedFile]], *, check: bool
 ) -> None:
     """Exit code 0 when done, 1 when something is stale under --check, 2 when it cannot be done."""
     from kc_otel.contract.load import load_all  # noqa: PLC0415

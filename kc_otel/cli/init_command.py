@@ -28,33 +28,27 @@ def init(
     name: Annotated[str | None, typer.Option(metavar="NAME", help="metadata.name.")] = None,
     owner: Annotated[str | None, typer.Option(metavar="TEAM", help="Responsible team or person.")] = None,
     train: Annotated[
-        str | None,
-        typer.Option(metavar="FIELDS", help="The training kernel, such as engine=torch,dtype=bfloat16."),
+        str | None, typer.Option(metavar="FIELDS", help="The training kernel, such as engine=torch,dtype=bfloat16.")
     ] = None,
     inference: Annotated[
-        str | None,
-        typer.Option(metavar="FIELDS", help="The inference kernel, such as engine=vllm,dtype=fp8."),
+        str | None, typer.Option(metavar="FIELDS", help="The inference kernel, such as engine=vllm,dtype=fp8.")
     ] = None,
     reward_budget: Annotated[
-        str | None,
-        typer.Option(metavar="DRIFT", help="Largest acceptable drift of the mean reward."),
+        str | None, typer.Option(metavar="DRIFT", help="Largest acceptable drift of the mean reward.")
     ] = None,
     reward_range: Annotated[
-        str | None,
-        typer.Option(metavar="LOW,HIGH", help="Smallest and largest reward of a sequence. (default: 0,1)"),
+        str | None, typer.Option(metavar="LOW,HIGH", help="Smallest and largest reward of a sequence. (default: 0,1)")
     ] = None,
     horizon: Annotated[
         str | None, typer.Option(metavar="TOKENS", help="Longest answer, in tokens. (default: 4096)")
     ] = None,
     clip: Annotated[str | None, typer.Option(metavar="EPSILON", help="PPO clip range, if there is one.")] = None,
     slices: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Slices, such as 'code: task=code; long: prompt_tokens>=8192'."),
+        str | None, typer.Option(metavar="LIST", help="Slices, such as 'code: task=code; long: prompt_tokens>=8192'.")
     ] = None,
     confidence: Annotated[str | None, typer.Option(metavar="C", help="Confidence of verdicts. (default: 0.99)")] = None,
     data: Annotated[
-        str | None,
-        typer.Option(metavar="|".join(MeasuringPath), help="How the kernels are measured. (default: loop)"),
+        str | None, typer.Option(metavar="|".join(MeasuringPath), help="How the kernels are measured. (default: loop)")
     ] = None,
     baseline: Annotated[
         Path | None,
@@ -67,8 +61,7 @@ def init(
     prompts: Annotated[
         int,
         typer.Option(
-            min=1,
-            help="Prompts of a gate: limits are high enough that the baseline typically passes with them.",
+            min=1, help="Prompts of a gate: limits are high enough that the baseline typically passes with them."
         ),
     ] = 400,
     yes: Annotated[

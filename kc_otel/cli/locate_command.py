@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -114,10 +114,11 @@ def run(
         slice = slice or ALL
         failing = _clause(promise, clause)
         from kc_otel.diagnose.capture_file import is_capture  # noqa: PLC0415 - a quick --help
+        from kc_otel.diagnose.kernel_sources import engine_options  # noqa: PLC0415
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
         given = read_sequences(sequences, contract=promise, slice=slice, most=limit)
-        arguments = pairs("--engine", engine or ())
+        arguments = engine_options(pairs("--engine", engine or ()))
         if is_capture(Path(train)) or is_capture(Path(infer)):
             located = _of_captures(promise, train, infer, given, slice, precision, arguments)
         else:
@@ -177,14 +178,8 @@ def capture(
         named = ", ".join([kernel, *([dtype] if dtype else []), *(f"{key}={value}" for key, value in options.items())])
         writer = CaptureWriter(out, named)
         left = [(index, sequence) for index, sequence in enumerate(given) if not writer.has(index, sequence.token_ids)]
-        captured = captured_by(
-            kernel,
-            KernelSpec(engine="any", dtype=dtype),
-            [sequence for _, sequence in left],
-            precision=precision,
-            options=options,
-            decode=decode,
-        )
+        spec, asked_for = KernelSpec(engine="any", dtype=dtype), [sequence for _, sequence in left]
+        captured = captured_by(kernel, spec, asked_for, precision=precision, options=options, decode=decode)
         for (index, asked), sequence in zip(left, captured, strict=True):
             writer.write(index, asked.token_ids, sequence)
         writer.seal()
@@ -217,18 +212,10 @@ def operators(
         promise = load(contract) if contract is not None else None
         wanted = comparisons_in(comparisons)
     try:
-        reports = [
-            report
-            for pair in wanted
-            for report in compare_callables(
-                pair.train,
-                pair.inference,
-                pair.cases,
-                operator=pair.operator,
-                batch_sizes=pair.batch_sizes,
-                ulp_of=pair.ulp_of,
-            )
-        ]
+        reports: list[CaseReport] = []
+        for pair in wanted:
+            how = {"operator": pair.operator, "batch_sizes": pair.batch_sizes, "ulp_of": pair.ulp_of}
+            reports += compare_callables(pair.train, pair.inference, pair.cases, **how)
     except Exception as error:  # noqa: BLE001 - operators are foreign code
         where = "; ".join(getattr(error, "__notes__", ()))
         refuse(f"{comparisons}: {type(error).__name__}: {error} ({where})")
@@ -268,22 +255,17 @@ def _of_kernels(
     slice: str,
     clause: Clause | None,
     precision: str | None,
-    options: Mapping[str, str],
+    options: Mapping[str, Any],
     *,
     shares: bool,
 ) -> Located:
     from kc_otel.diagnose.above_noise import enough_sequences  # noqa: PLC0415 - torch
-    from kc_otel.diagnose.kernel_sources import (  # noqa: PLC0415 - torch
-        completed_by,
-        engine_options,
-        kernel_from,
-        torch_kernel_from,
-    )
+    from kc_otel.diagnose.kernel_sources import completed_by, kernel_from, torch_kernel_from  # noqa: PLC0415
     from kc_otel.diagnose.torch_locate import locate  # noqa: PLC0415
 
     reference = torch_kernel_from(train, contract.kernels.train)
     enough_sequences(len(given), len(set(reference.named.values())), 1.0 - contract.observability.confidence)
-    with kernel_from(infer, contract.kernels.inference, engine_options(options)) as kernel:
+    with kernel_from(infer, contract.kernels.inference, options) as kernel:
         tokens = completed_by(kernel, given, _DECODED)
         return locate(
             contract, reference, kernel, tokens, slice=slice, clause=clause, shares=shares, precision=precision,
@@ -298,25 +280,21 @@ def _of_captures(
     given: Sequence[TokenSequence],
     slice: str,
     precision: str | None,
-    options: Mapping[str, str],
+    options: Mapping[str, Any],
 ) -> Located:
     """Compare captures; a side that is not one is captured on the other's tokens."""
     from kc_otel.diagnose.capture_compare import compare_captures, rounding_of  # noqa: PLC0415 - a quick --help
     from kc_otel.diagnose.capture_file import Capture, is_capture, read_capture  # noqa: PLC0415
-    from kc_otel.diagnose.kernel_sources import captured_by, engine_options  # noqa: PLC0415
+    from kc_otel.diagnose.kernel_sources import captured_by  # noqa: PLC0415
     from kc_otel.diagnose.token_sequences import TokenSequence  # noqa: PLC0415
 
     def side(kernel: str, spec: KernelSpec, tokens: Sequence[TokenSequence], rounding: str | None) -> Capture:
         if is_capture(Path(kernel)):
             return read_capture(Path(kernel))
-        arguments = engine_options(options)
-        return Capture(kernel, tuple(captured_by(kernel, spec, tokens, precision=rounding, options=arguments)))
+        return Capture(kernel, tuple(captured_by(kernel, spec, tokens, precision=rounding, options=options)))
 
     inference = side(infer, contract.kernels.inference, given, None)
-    tokens = [
-        TokenSequence(sequence.token_ids, sequence.prompt_tokens, {}, sequence.messages)
-        for sequence in inference.sequences
-    ]
+    tokens = [TokenSequence(of.token_ids, of.prompt_tokens, {}, of.messages) for of in inference.sequences]
     reference = side(train, contract.kernels.train, tokens, precision or "bfloat16")
     rounding = rounding_of(precision or contract.kernels.inference.dtype)
     return compare_captures(contract, reference, inference, slice=slice, rounding=rounding)

@@ -18,11 +18,7 @@ OnlySlice = Annotated[str | None, typer.Option(help="Only this slice; `all` for 
 Why = Annotated[str, typer.Option(help="Reason, kept with the event.")]
 
 
-def list_command(
-    url: Url = DEFAULT_URL,
-    contract: OnlyContract = None,
-    as_json: ApiJson = False,
-) -> None:
+def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json: ApiJson = False) -> None:
     """List pending and firing alerts, their acknowledgements, and silences.
 
     Exits with 1 when anything fires, 3 when nothing has been judged for 30 s, else 0.

@@ -83,15 +83,13 @@ def replay_lines(found: Replayed) -> Iterator[str]:
     yield f"recording: {_at(new.start)} to {_at(new.end)}; {new.requests:,} requests, points: {points}"
     yield f"replayed:  {new.evaluations:,} evaluations of {new.cells:,} cells"
     yield ""
-    yield f"{_named(new)}: {_counts(new)}"
-    for alert in new.alerts:
-        yield from _alert_lines(" ", alert)
-    for decision in new.decisions:
-        yield f"  {_decision(decision)}"
-    yield from _webhooks(new)
+    yield _totals(new)
+    yield from _spans(" ", new.alerts, new.decisions)
+    sent = Counter((message.endpoint, message.reason) for message in new.messages)
+    yield from (f"  webhook {endpoint}: {count} {reason}" for (endpoint, reason), count in sorted(sent.items()))
     if found.old is not None and found.changed is not None:
         yield ""
-        yield f"{_named(found.old)}: {_counts(found.old)}"
+        yield _totals(found.old)
         yield from _differences(found.changed)
     if found.not_recorded:
         yield ""
@@ -103,8 +101,13 @@ def _differences(changed: TimelineDifferences) -> Iterator[str]:
     if not changed:
         yield "no difference"
         return
-    yield from _listed("only with the old contract:", "-", changed.alerts_dropped, changed.decisions_dropped)
-    yield from _listed("only with the new contract:", "+", changed.alerts_added, changed.decisions_added)
+    for title, sign, alerts, decisions in (
+        ("only with the old contract:", "-", changed.alerts_dropped, changed.decisions_dropped),
+        ("only with the new contract:", "+", changed.alerts_added, changed.decisions_added),
+    ):
+        if alerts or decisions:
+            yield title
+            yield from _spans(sign, alerts, decisions)
     if changed.alerts_moved or changed.decisions_moved:
         yield "with both, but differently:"
     for pair in changed.alerts_moved:
@@ -115,13 +118,12 @@ def _differences(changed: TimelineDifferences) -> Iterator[str]:
         yield f"webhook {endpoint}: {after} {reason} instead of {before}"
 
 
-def _listed(title: str, sign: str, alerts: Sequence[AlertSpan], decisions: Sequence[DecisionSpan]) -> Iterator[str]:
-    if alerts or decisions:
-        yield title
+def _spans(sign: str, alerts: Sequence[AlertSpan], decisions: Sequence[DecisionSpan]) -> Iterator[str]:
     for alert in alerts:
-        yield from _alert_lines(sign, alert)
+        yield f"{sign} {_from_to(alert)}  {_alert(alert)} -> {', '.join(alert.actions)}"
+        yield f"    {alert.reason}"
     for decision in decisions:
-        yield f"{sign} {_decision(decision)}"
+        yield f"{sign} {_from_to(decision)}  {_thing(decision)}"
 
 
 def _how(pair: MovedSpan[AlertSpan]) -> Iterator[str]:
@@ -138,19 +140,16 @@ def _how(pair: MovedSpan[AlertSpan]) -> Iterator[str]:
 
 
 def _when(pair: MovedSpan[AlertSpan] | MovedSpan[DecisionSpan], begins: str, ends: str) -> Iterator[str]:
-    if pair.later:
-        word = "later" if pair.later > 0 else "earlier"
-        yield f"{begins} {_span(abs(pair.later))} {word} ({_at(pair.new.start)} instead of {_at(pair.old.start)})"
-    if math.isinf(pair.ends_later):
-        yield f"no longer {ends}" if pair.ends_later > 0 else f"now {ends} at {_at(pair.new.end)}"
-    elif pair.ends_later:
-        word = "later" if pair.ends_later > 0 else "earlier"
-        yield f"{ends} {_span(abs(pair.ends_later))} {word} ({_at(pair.new.end)} instead of {_at(pair.old.end)})"
-
-
-def _alert_lines(sign: str, alert: AlertSpan) -> Iterator[str]:
-    yield f"{sign} {_from_to(alert)}  {_alert(alert)} -> {', '.join(alert.actions)}"
-    yield f"    {alert.reason}"
+    old, new = pair.old, pair.new
+    for verb, later, before, after in (
+        (begins, pair.later, old.start, new.start),
+        (ends, pair.ends_later, old.end, new.end),
+    ):
+        if math.isinf(later):
+            yield f"no longer {verb}" if later > 0 else f"now {verb} at {_at(after)}"
+        elif later:
+            word = "later" if later > 0 else "earlier"
+            yield f"{verb} {_span(abs(later))} {word} ({_at(after)} instead of {_at(before)})"
 
 
 def _alert(alert: AlertSpan) -> str:
@@ -158,33 +157,18 @@ def _alert(alert: AlertSpan) -> str:
     return f"{alert.severity} {alert.on}: {alert.clause} on {alert.slice}{kernels}"
 
 
-def _decision(decision: DecisionSpan) -> str:
-    return f"{_from_to(decision)}  {_thing(decision)}"
-
-
 def _thing(decision: DecisionSpan) -> str:
     return f"{decision.what} on {decision.slice}" + (f" away from {decision.avoid}" if decision.avoid else "")
 
 
-def _webhooks(timeline: ReplayTimeline) -> Iterator[str]:
-    sent = Counter((message.endpoint, message.reason) for message in timeline.messages)
-    for (endpoint, reason), count in sorted(sent.items()):
-        yield f"  webhook {endpoint}: {count} {reason}"
-
-
-def _counts(timeline: ReplayTimeline) -> str:
-    alerts, decisions, messages = len(timeline.alerts), len(timeline.decisions), len(timeline.messages)
-    return f"{_many(alerts, 'alert')}, {_many(decisions, 'route or directive')}, {_many(messages, 'webhook')}"
-
-
-def _many(number: int, noun: str) -> str:
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number:,} {'routes and directives' if noun == 'route or directive' else noun + 's'}"
-
-
-def _named(timeline: ReplayTimeline) -> str:
-    return f"{timeline.name} v{timeline.version} ({timeline.hash[:12]})"
+def _totals(timeline: ReplayTimeline) -> str:
+    counts = (
+        (len(timeline.alerts), "alert", "alerts"),
+        (len(timeline.decisions), "route or directive", "routes and directives"),
+        (len(timeline.messages), "webhook", "webhooks"),
+    )
+    said = ", ".join(f"{count:,} {single if count == 1 else many}" for count, single, many in counts)
+    return f"{timeline.name} v{timeline.version} ({timeline.hash[:12]}): {said}"
 
 
 def _from_to(span: AlertSpan | DecisionSpan) -> str:

@@ -81,11 +81,7 @@ def rescore(
     """
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
-    from kc_otel.recordings.rescorer import (  # noqa: PLC0415
-        RescoreError,
-        Rescorer,
-        TokenBudget,
-    )
+    from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget  # noqa: PLC0415
     from kc_otel.recordings.spool.spool_file import SpoolError  # noqa: PLC0415
     from kc_otel.recordings.spool.spool_reader import SpoolReader  # noqa: PLC0415
     from kc_otel.recordings.worst_sequences import WorstSequences  # noqa: PLC0415

@@ -43,7 +43,7 @@ from kc_otel.diagnose.same_checkpoint import other_settings, same_architecture, 
 from kc_otel.diagnose.shares import Shares, shares_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
-from kc_otel.diagnose.torch_measure import PairMeasurement, kernel_in, measure_pair, tokens_at_a_time
+from kc_otel.diagnose.torch_measure import Absent, kernel_in, measure_pair, tokens_at_a_time
 from kc_otel.diagnose.torch_swaps import PerToken, token_drift, token_log_ratio, token_tv
 from kc_otel.diagnose.torch_weights import TensorDifference, saturated_scales, tensor_differences
 from kc_otel.diagnose.watched_kernel import WatchedKernel
@@ -100,18 +100,18 @@ def locate(
     wanted = _dtype(precision or contract.kernels.inference.dtype, inference)
     rounded = kernel_in(train, wanted) if wanted != train.dtype else None
     batch_tokens = tokens_at_a_time(train)
-    measurement = measure_pair(
+    measured, missing = measure_pair(
         train, inference, sequences, precision=rounded, batch_tokens=batch_tokens, progress=progress
     )
-    embedding = measurement.measured.get(Boundary(None, "embedding"))
+    embedding = measured.get(Boundary(None, "embedding"))
     related(None if embedding is None else embedding.local)
     # Also where both kernels compute in it: another order of the same sum may round each value the other way.
     rounding = WRITTEN * torch.finfo(wanted).eps
-    rows = boundary_drift(measurement.measured, alpha / 2, rounding=rounding)
-    notes = [*_notes(measurement, rows, weights)]
+    rows = boundary_drift(measured, alpha / 2, rounding=rounding)
+    notes = [*_notes(missing, rows, weights)]
     if rounded is None and wanted != train.dtype:
         notes.append(f"the training kernel does not run in {wanted}: rounding to it counts as a difference")
-    findings += _shape_findings(measurement, inference)
+    findings += _shape_findings(missing, inference)
     modules = {boundary: name for name, boundary in inference.named.items()}
     drifting = [_drift_finding(row, modules, weights) for row in rows if row.is_above]
     scales = saturated_scales(train, inference, {finding.module for finding in drifting if finding.module}, sequences)
@@ -121,12 +121,12 @@ def locate(
         else finding
         for finding in drifting
     ]
-    findings += _batch_findings(measurement.measured, modules, alpha / 2, rounding)
+    findings += _batch_findings(measured, modules, alpha / 2, rounding)
     shared: tuple[Shares, ...] = ()
     culprit = by_size(findings, rows)
     metric, per_token, observed = *_metric(clause), float("nan")
-    above, unswapped = _swappable([row.boundary for row in rows if row.is_above], measurement)
-    forwards = measurement.forwards
+    above, unswapped = _swappable([row.boundary for row in rows if row.is_above], missing)
+    forwards = (8 if rounded else 6) * len(sequences)
     if any(finding.kind == "tokens" for finding in findings):
         notes.append("operators are compared on the training kernel's tokens")
     if unswapped:
@@ -160,9 +160,9 @@ def locate(
     return replace(located, notes=(*located.notes, *_share_notes(located)))
 
 
-def _swappable(above: Sequence[Boundary], measurement: PairMeasurement) -> tuple[list[Boundary], list[Boundary]]:
+def _swappable(above: Sequence[Boundary], missing: Sequence[Absent]) -> tuple[list[Boundary], list[Boundary]]:
     """Split boundaries into those that can be put into the training kernel, and routers whose choices are not seen."""
-    lacking = {missing.boundary for missing in measurement.missing if missing.side == "inference"}
+    lacking = {gap.boundary for gap in missing if gap.side == "inference"}
     unswapped = [
         boundary for boundary in above if boundary.operator == "router" and replace(boundary, part=1) in lacking
     ]
@@ -243,9 +243,9 @@ def _token_findings(
     return other_tokens(encoded, len(sequences))
 
 
-def _shape_findings(measurement: PairMeasurement, inference: WatchedKernel) -> list[Divergence]:
+def _shape_findings(missing: Sequence[Absent], inference: WatchedKernel) -> list[Divergence]:
     head = next((name for name, boundary in inference.named.items() if boundary == Boundary(None, "head")), "")
-    return cut_vocabulary(((gap.boundary, *gap.features) for gap in measurement.missing if gap.features), head)
+    return cut_vocabulary(((gap.boundary, *gap.features) for gap in missing if gap.features), head)
 
 
 def _drift_finding(
@@ -330,7 +330,7 @@ def _divide(
 
 
 def _notes(
-    measurement: PairMeasurement,
+    missing: Sequence[Absent],
     rows: Sequence[BoundaryDrift],
     weights: Mapping[Boundary, tuple[TensorDifference, ...]],
 ) -> Sequence[str]:
@@ -340,9 +340,9 @@ def _notes(
     known = {Boundary(row.boundary.layer, row.boundary.operator) for row in rows}
     absent = {
         side: by_operator(
-            missing.boundary
-            for missing in measurement.missing
-            if missing.side == side and Boundary(missing.boundary.layer, missing.boundary.operator) not in known
+            gap.boundary
+            for gap in missing
+            if gap.side == side and Boundary(gap.boundary.layer, gap.boundary.operator) not in known
         )
         for side in ("inference", "training")
     }

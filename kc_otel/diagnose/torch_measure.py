@@ -51,21 +51,6 @@ class Absent:
     features: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PairMeasurement:
-    """Measurements of two kernels on S sequences.
-
-    Attributes:
-        measured: Relative errors by boundary, in the order of execution.
-        missing: Boundaries that one kernel has and the other has not, or has in another shape.
-        forwards: Forwards that were run, in sequences.
-    """
-
-    measured: dict[Boundary, Measured]
-    missing: tuple[Absent, ...]
-    forwards: int
-
-
 def kernel_in(kernel: TorchKernel, dtype: torch.dtype) -> TorchKernel | None:
     """A kernel in another number format, which shows the effect of rounding alone; None where it runs in none.
 
@@ -91,8 +76,10 @@ def measure_pair(
     precision: TorchKernel | None,
     batch_tokens: int,
     progress: Callable[[str], None] = lambda _: None,
-) -> PairMeasurement:
+) -> tuple[dict[Boundary, Measured], list[Absent]]:
     """Run both kernels, each also against itself in other batches, and compare at every boundary.
+
+    Returns relative errors by boundary, in the order of execution, and the boundaries that cannot be compared.
 
     `precision` is the training kernel in the inference kernel's number format, None where they are the same. The
     activations of `batch_tokens` are in memory together.
@@ -105,8 +92,7 @@ def measure_pair(
     measured = {
         key: _together([part[key] for part, _ in parts]) for key in parts[0][0] if all(key in part for part, _ in parts)
     }
-    missing = tuple(dict.fromkeys(gap for _, gaps in parts for gap in gaps))
-    return PairMeasurement(measured, missing, (8 if precision else 6) * len(sequences))
+    return measured, list(dict.fromkeys(gap for _, gaps in parts for gap in gaps))
 
 
 def _together(parts: Sequence[Measured]) -> Measured:

@@ -126,11 +126,11 @@ def _mean(quantity: Quantity, cap: float | None, levels: Alphas, histogram: Nati
     above = below = ""
     wider = text(1 + _EDGE_ROUNDING)
     if ceiling < quantity.high:
-        above = histogram.above(_edge_below(ceiling, histogram.layout))
+        above = histogram.above(_edge_toward(ceiling, histogram.layout, down=True))
         beyond = f"clamp_min({histogram.quantile(1.0)} * {wider} - {text(ceiling)}, 0)"
         least = f"{mean} - {above} * {beyond}"
     if floor > quantity.low:
-        below = histogram.below(-_edge_below(-floor, histogram.layout))
+        below = histogram.below(-_edge_toward(-floor, histogram.layout, down=True))
         beyond = f"clamp_min({text(floor)} - {histogram.quantile(0.0)} * {wider}, 0)"
         most = f"{mean} + {below} * {beyond}"
     left = f"clamp_min({samples} - 1, 0)"
@@ -213,13 +213,6 @@ def _maximum(histogram: Native, *, signed: bool) -> Forms:
         f"{largest} - {text(inward)} * {size} - {text(zero)} * {in_zero}",
         f"clamp_min({largest}, {text(zero)})",
     )
-
-
-def _edge_below(magnitude: float, layout: BucketLayout) -> float:
-    """The largest edge of a bucket that is at most this positive number."""
-    per_octave = 2**layout.scale
-    edge: float = 2.0 ** (math.floor(round(math.log2(magnitude) * per_octave, 9)) / per_octave)
-    return edge
 
 
 def _edge_toward(threshold: float, layout: BucketLayout, *, down: bool) -> float:
