@@ -347,16 +347,7 @@ def test_a_fingerprint_stands_for_what_the_kernel_has_reported(run, contract, tm
     kernel = Kernel("vllm", version="0.32.0", dtype="bfloat16", attention="FLASH_ATTN", hardware="H100")
     served |= {"version": kernel.fingerprint, "fields": kernel.fields()}
     evidence = tmp_path / "gate"
-    run(
-        "gate",
-        "run",
-        contract,
-        log,
-        "--kernel",
-        f"inference={kernel.fingerprint}",
-        "--evidence",
-        evidence,
-    )
+    run("gate", "run", contract, log, "--kernel", f"inference={kernel.fingerprint}", "--evidence", evidence)
     assert json.loads((evidence / "evidence.json").read_text())["kernel"] == kernel.fingerprint
     code, _, said = run("gate", "run", contract, log, "--kernel", "inference=0123456789ab")
     assert (code, "no inference kernel 0123456789ab of policy has reported" in said) == (2, True)

@@ -140,16 +140,7 @@ def test_a_remedy_of_rollouts_stands_on_the_incident_too(core, kc, tmp_path):
         inference_logprobs=inference,
         task=np.array(["code"] * 200),
     )
-    result = kc(
-        "remedy",
-        "rollouts.npz",
-        "--contract",
-        "contract.yaml",
-        "--trainer",
-        "trl",
-        "--incident",
-        "worst",
-    )
+    result = kc("remedy", "rollouts.npz", "--contract", "contract.yaml", "--trainer", "trl", "--incident", "worst")
     assert result.exit_code in {0, 1}, result.output
     (found,) = core.incidents()[0].diagnoses
     assert (found.kind, found.slice) == ("remedy", "code")

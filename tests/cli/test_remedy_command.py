@@ -62,10 +62,7 @@ def test_where_nothing_keeps_the_contract_it_says_so_and_ends_with_1(run):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (
-            ("log.npz", "--contract", "kept.yaml", "--trainer", "ppo"),
-            "'ppo' is not known; write one of verl, trl",
-        ),
+        (("log.npz", "--contract", "kept.yaml", "--trainer", "ppo"), "'ppo' is not known; write one of verl, trl"),
         (("none.npz", "--contract", "kept.yaml"), "none.npz"),
         (("log.npz", "--contract", "log.npz"), "log.npz"),
     ],

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import numpy as np
@@ -156,6 +156,30 @@ def pager() -> Iterator[Pager]:
     pager = Pager()
     with sink(pager.take) as pager.url:
         yield pager
+
+
+class Meanwhile:
+    """Does something on a thread, again and again with a pause before each time, as long as a block lasts."""
+
+    def __init__(self, pause: float) -> None:
+        self._pause, self._stopped = pause, threading.Event()
+        self._thread = threading.Thread(target=self._repeat)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def act(self) -> None:
+        """Do it once."""
+        raise NotImplementedError
+
+    def _repeat(self) -> None:
+        while not self._stopped.wait(self._pause):
+            self.act()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from kc_otel.contract.load import load
 from tests.tools.chromium import Chromium
 from tests.tools.servers import free_address, running
 
-from .conftest import Evaluator, LocalServer, logprobs, wrong
+from .conftest import Evaluator, LocalServer, Meanwhile, logprobs, wrong
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ class Limited(LocalServer):
         super().__init__(Handler)
 
 
-class Fleet:
+class Fleet(Meanwhile):
     """Sixty teams' traffic through one kernel version, measured on in its shadow where it is routed away."""
 
     def __init__(self, contract: Path, http: str, router: Router) -> None:
@@ -110,16 +110,10 @@ class Fleet:
         self.drifted: list[str] = []
         self._between = threading.Lock()
         """A roll-out is between two batches: what one kernel computed is never said of the other."""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+        super().__init__(1.0)
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        super().__exit__()
         self.recorder.shutdown()
 
     def roll_out(self, kernel: kc_otel.Kernel) -> None:
@@ -127,11 +121,10 @@ class Fleet:
             self._kernel = kernel
             self.recorder.rollout(inference=kernel)
 
-    def _serve(self) -> None:
-        while not self._stop.wait(1.0):
-            for team in SLICES:
-                with self._between:
-                    self._batch(team)
+    def act(self) -> None:
+        for team in SLICES:
+            with self._between:
+                self._batch(team)
 
     def _batch(self, team: str) -> None:
         self._router.choose("fleet", {"team": team}, inference_version=self._kernel.fingerprint)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import socket
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.benchmarks.bench_overload import message
-from tests.integration.conftest import CONTRACT, Evaluator
+from tests.integration.conftest import CONTRACT, Evaluator, Meanwhile
 from tests.serve.receivers.conftest import wrapped
 
 pytestmark = pytest.mark.slow
@@ -36,31 +35,28 @@ SMALL = 400 * 2**20
 """Bytes that the process may have at any time; they were 1 to 1.5 GB."""
 
 
-class Beside:
+class Beside(Meanwhile):
     """What an honest sender and a health check see meanwhile, on a thread."""
 
     def __init__(self, evaluator: Evaluator) -> None:
-        self._evaluator, self._stopped = evaluator, threading.Event()
+        super().__init__(0.1)
+        self._evaluator, self._client = evaluator, httpx.Client(trust_env=False, timeout=60)
         self.began, self.total, self.slowest = time.time_ns(), 0, 0.0
         self.peace, self.waits = 0.0, list[float]()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
 
-    def _run(self) -> None:
-        with httpx.Client(trust_env=False, timeout=60) as client:
-            while not self._stopped.wait(0.1):
-                begin = time.monotonic()
-                client.get(f"{self._evaluator.api}/healthz").raise_for_status()
-                self.slowest = max(self.slowest, time.monotonic() - begin)
-                self.total += 200
-                body = message(["honest"], self.began, self.total)
-                begin = time.monotonic()
-                client.post(f"{self._evaluator.http}/v1/metrics", content=body, headers=PROTOBUF)
-                self.waits.append(time.monotonic() - begin)
+    def act(self) -> None:
+        begin = time.monotonic()
+        self._client.get(f"{self._evaluator.api}/healthz").raise_for_status()
+        self.slowest = max(self.slowest, time.monotonic() - begin)
+        self.total += 200
+        body = message(["honest"], self.began, self.total)
+        begin = time.monotonic()
+        self._client.post(f"{self._evaluator.http}/v1/metrics", content=body, headers=PROTOBUF)
+        self.waits.append(time.monotonic() - begin)
 
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._client.close()
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +64,11 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Evaluat
     folder: Path = tmp_path_factory.mktemp("hostile")
     (folder / "policy.yaml").write_text(CONTRACT)
     evaluator = Evaluator(folder / "policy.yaml", folder / "state.sqlite", {}, "--no-webhooks")
-    beside = Beside(evaluator)
-    while len(beside.waits) < 10:
-        time.sleep(0.1)
-    beside.peace = statistics.median(beside.waits)
-    yield evaluator, beside
-    beside.stop()
+    with Beside(evaluator) as beside:
+        while len(beside.waits) < 10:
+            time.sleep(0.1)
+        beside.peace = statistics.median(beside.waits)
+        yield evaluator, beside
     evaluator.stop()
 
 

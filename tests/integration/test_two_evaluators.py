@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import numpy as np
@@ -23,12 +22,12 @@ from kc_otel.client.router import Router
 from kc_otel.contract.load import load
 from tests.tools.servers import free_address
 
-from .conftest import SECRET, Evaluator, Pager, logprobs
+from .conftest import SECRET, Evaluator, Meanwhile, Pager, logprobs
 
 pytestmark = pytest.mark.slow
 
 
-class Rollouts:
+class Rollouts(Meanwhile):
     """A recorder that sends broken batches all the time, whoever listens."""
 
     def __init__(self, contract: Path, url: str) -> None:
@@ -36,45 +35,28 @@ class Rollouts:
         exporter = OTLPMetricExporter(endpoint=f"{url}/v1/metrics", timeout=1)
         self.recorder = kc_otel.Recorder(contract, metric_exporter=exporter, export_interval=0.25, sampling=1.0)
         self.sigma = 0.2
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._send)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+        super().__init__(0.1)
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        super().__exit__()
         self.recorder.shutdown()
 
-    def _send(self) -> None:
-        while not self._stop.wait(0.1):
-            for task in ("code", "prose"):
-                self.recorder.compare(*logprobs(self._rng, 16, 64, self.sigma), attributes={"task": task})
+    def act(self) -> None:
+        for task in ("code", "prose"):
+            self.recorder.compare(*logprobs(self._rng, 16, 64, self.sigma), attributes={"task": task})
 
 
-class Versions:
+class Versions(Meanwhile):
     """Asks for the decision table all the time, as a client would, and keeps what it was given."""
 
     def __init__(self, url: str) -> None:
         self.seen: list[dict[str, Any]] = []
         self._url = url
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._ask)
+        super().__init__(0.02)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _ask(self) -> None:
-        while not self._stop.wait(0.02):
-            with suppress(httpx.HTTPError):
-                self.seen.append(httpx.get(f"{self._url}/api/v1/decisions", timeout=2).json())
+    def act(self) -> None:
+        with suppress(httpx.HTTPError):
+            self.seen.append(httpx.get(f"{self._url}/api/v1/decisions", timeout=2).json())
 
 
 class Twins:

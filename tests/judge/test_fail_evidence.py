@@ -60,8 +60,7 @@ def evidence_of(kind: str, **observability: Any) -> tuple[FailEvidence, SeriesKe
 
 arrivals = st.lists(
     st.tuples(
-        st.floats(0.0, 40.0),
-        st.lists(st.lists(st.floats(0.0, 2.0), min_size=1, max_size=6), min_size=1, max_size=3),
+        st.floats(0.0, 40.0), st.lists(st.lists(st.floats(0.0, 2.0), min_size=1, max_size=6), min_size=1, max_size=3)
     ),
     min_size=1,
     max_size=8,

@@ -77,9 +77,7 @@ def test_a_contract_that_cannot_be_judged_keeps_its_cells_as_no_data(contract, s
     evaluator = two(contract, sender, now)
     before = evaluator.evaluate(now + 3)
     monkeypatch.setattr(
-        CellColumns,
-        "judge",
-        raising(CellColumns.judge, lambda cells, *_: cells is evaluator._cells_of["policy"]),
+        CellColumns, "judge", raising(CellColumns.judge, lambda cells, *_: cells is evaluator._cells_of["policy"])
     )
     after = evaluator.evaluate(now + 4)
     assert statuses(after) == {"policy": [Status.NO_DATA] * 2, "other": [Status.FAIL] * 2}

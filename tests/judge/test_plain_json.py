@@ -32,8 +32,7 @@ SCALARS = st.text() | st.booleans() | st.integers() | st.floats(allow_nan=False,
 
 st.register_type_strategy(float, st.floats())
 st.register_type_strategy(
-    WorstBatch,
-    st.builds(WorstBatch, attributes=st.dictionaries(st.text(), SCALARS | st.lists(SCALARS))),
+    WorstBatch, st.builds(WorstBatch, attributes=st.dictionaries(st.text(), SCALARS | st.lists(SCALARS)))
 )
 st.register_type_strategy(
     Action,

@@ -234,11 +234,7 @@ def test_any_arrival_order_counts_the_latest_snapshot_of_every_life(
 
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
-@given(
-    st.lists(st.integers(-8, 8), max_size=30),
-    st.lists(st.integers(-8, 8), max_size=30),
-    st.integers(0, 2),
-)
+@given(st.lists(st.integers(-8, 8), max_size=30), st.lists(st.integers(-8, 8), max_size=30), st.integers(0, 2))
 def test_difference_agrees_with_the_values_own(before: list[int], new: list[int], coarser: int) -> None:
     """The quick path of a difference says what ExponentialHistogram.since says, at equal and at unequal scales."""
 

@@ -175,17 +175,6 @@ def test_numbers_whose_sums_would_overflow_are_refused(sender: Any, now: float) 
     assert (points, refused) == ([], {"malformed": 1})
 
 
-@pytest.mark.parametrize("where", ["key", "value", "many"])
-def test_attributes_that_name_nothing_are_refused(sender: Any, now: float, where: str) -> None:
-    """A megabyte is no name of a kernel; neither are hundreds of attributes."""
-    request = sender().request(now, [0.5])
-    attributes = only_point(request).attributes
-    for number in range(200 if where == "many" else 1):
-        pair = attributes.add(key="k" * 2_000 if where == "key" else f"key{number}")
-        pair.value.string_value = "v" * 2_000 if where == "value" else "v"
-    assert read(request) == ([], {"malformed": 1})
-
-
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(

@@ -34,12 +34,7 @@ def test_firing_again_keeps_the_first_time(contract, make_transition):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"train": "same", "inference": "same"},
-        {"train": "", "inference": ""},
-        {"do": ("notify",)},
-    ],
+    "changes", [{"train": "same", "inference": "same"}, {"train": "", "inference": ""}, {"do": ("notify",)}]
 )
 def test_nothing_is_routed_without_a_worse_version_to_avoid(contract, make_transition, changes):
     """A kernel paired with itself, a kernel that never reported, and steps that do not route add no route."""

@@ -212,10 +212,7 @@ FAULTS = {
     "label smoothing": (training(lambda p, _: np.log(0.9 * np.exp(p) + 0.1 / VOCABULARY)), "not_logprobs: .*0.9"),
 }
 """Name -> how to plant it, and what names it."""
-UNNAMED = {
-    "bits on both sides": both(lambda x: x / np.log(2)),
-    "one decimal": both(lambda x: np.round(x, 1)),
-}
+UNNAMED = {"bits on both sides": both(lambda x: x / np.log(2)), "one decimal": both(lambda x: np.round(x, 1))}
 """Faults that nothing in the numbers contradicts, or that are measured as the drift that they are."""
 
 

@@ -32,7 +32,7 @@ ACCESS = {
             ("reviewer", ["read", "prompts"]),
             ("sender", ["send"]),
         )
-    ],
+    ]
 }
 
 

@@ -32,7 +32,7 @@ ACCESS = {
     "tokens": [
         {"name": "acts", "may": ["read", "act"], "sha256": digest_of(TOKENS["acts"])},
         {"name": "reads", "may": ["read"], "sha256": digest_of(TOKENS["reads"])},
-    ],
+    ]
 }
 METHODS = ("get", "post", "put", "patch", "delete", "options")
 KNOWN = {

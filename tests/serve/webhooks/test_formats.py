@@ -199,8 +199,7 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(mak
 def test_many_alerts_are_each_there_where_the_format_has_room(make_contract, make_verdict):
     """Forty alerts of no incident: forty events for a pager, a message of twenty for people."""
     contract = make_contract(
-        [{"on": "fail", "do": [{"webhook": "pager"}]}],
-        slices={f"s{n}": {"where": {"n": n}} for n in range(40)},
+        [{"on": "fail", "do": [{"webhook": "pager"}]}], slices={f"s{n}": {"where": {"n": n}} for n in range(40)}
     )
     verdicts = [make_verdict("FAIL", slice=f"s{n}") for n in range(40)]
     _, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
