@@ -193,7 +193,7 @@ def seconds(option: str, text: str, *, positive: bool = False) -> float:
     except ValueError as error:
         refuse(f"{option}: {error}")
     if positive and found <= 0:
-        refuse(f"{option}: 0s is over at once; write how long, such as 30s")
+        refuse(f"{option} {text}: give more than 0 s, such as 30s")
     return found
 
 
