@@ -238,6 +238,18 @@ def test_damaged_rows_are_refused(contract, sender, now, connection, table):
         EvaluatorStore(connection).restore(Evaluator([contract()]))
 
 
+def test_the_store_never_commits(contract: Any, sender: Any, now: float, connection: sqlite3.Connection) -> None:
+    """Who owns the connection owns the transaction: rolling back takes everything back."""
+    store = EvaluatorStore(connection)
+    evaluator = Evaluator([contract()])
+    evaluator.ingest_metrics(sender().request(now, [0.5]), now)
+    connection.execute("BEGIN IMMEDIATE")
+    store.save(evaluator, UnitOfWork())
+    assert connection.in_transaction
+    connection.execute("ROLLBACK")
+    assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (0,)
+
+
 widths = st.sampled_from([2**8, 2**16, 2**32]).flatmap(lambda most: st.integers(most - 1, most))
 counts = st.lists(widths | st.integers(0, 2**53), max_size=5).map(lambda values: np.array(values, dtype=np.int64))
 finite = st.floats(allow_nan=False, allow_infinity=False)

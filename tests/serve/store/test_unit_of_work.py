@@ -8,7 +8,9 @@ from contextlib import closing
 
 import pytest
 
+from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.store.unit_of_work import unit_of_work
+from tests.tools.full_disk import refuse_commits
 
 
 @pytest.fixture
@@ -29,3 +31,34 @@ def test_what_is_committed_takes_force_in_the_order_of_the_calls(connection: sql
         assert done == []
     assert done == ["first", "second"]
     assert connection.execute("SELECT value FROM content").fetchall() == [("a",)]
+
+
+def test_a_commit_that_is_refused_takes_force_nowhere(connection: sqlite3.Connection) -> None:
+    """The transaction does not stay open, and memory is told that nothing was written."""
+    done: list[str] = []
+    refuse_commits(connection)
+
+    def write() -> None:
+        with unit_of_work(connection) as unit:
+            unit.on_commit(lambda: done.append("never"))
+            unit.on_rollback(lambda: done.append("undone"))
+            connection.execute("INSERT INTO content VALUES ('a')")
+
+    with pytest.raises(StateError, match="nothing is decided"):
+        write()
+    connection.set_authorizer(None)
+    assert (done, connection.in_transaction) == (["undone"], False)
+    assert connection.execute("SELECT value FROM content").fetchall() == []
+
+
+def test_what_goes_wrong_inside_is_raised_as_it_is(connection: sqlite3.Connection) -> None:
+    """Only what the disk says becomes a StateError."""
+
+    def write() -> None:
+        with unit_of_work(connection):
+            connection.execute("INSERT INTO content VALUES ('a')")
+            raise LookupError("no such route")
+
+    with pytest.raises(LookupError, match="no such route"):
+        write()
+    assert connection.execute("SELECT value FROM content").fetchall() == []
