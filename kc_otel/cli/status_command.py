@@ -52,8 +52,8 @@ def status(
 
     Exits with 1 if a cell FAILs, if an incident of a FAIL is not contained, or if a version was measured after its
     rollback. Otherwise exits with 3 if a cell has no data or invalid input, if another incident is broken, if a breach
-    closed without proof of recovery within the contract's long window, if points arrive that are not judged, or if
-    nothing has been judged for 30 s. Exits with 0 otherwise, and always with --watch.
+    closed without proof of recovery within the contract's long window, if points arrive that are not judged, if
+    a shard does not answer, or if nothing has been judged for 30 s. Exits with 0 otherwise, and always with --watch.
 
     Examples:
       kc-otel status
@@ -68,6 +68,7 @@ def status(
     cells, late = _cells(url, contract), lateness(url)
     overview, stray = get(url, "/api/v1/overview"), _stray(url, contract)
     missing = [row for row in overview["missing"] if contract in {None, row["contract"]}]
+    shards = get(url, "/api/v1/shards")
     if as_json:
         typer.echo(json.dumps(cells, indent=2))
     else:
@@ -83,12 +84,13 @@ def status(
             for said in kernel.get("otherwise", ())
         ]
         tables = _tables(cells, now, console.width, most=len(cells) if every else _MAX_ROWS)
-        in_force, behind = _in_force(overview, contract), _shards(get(url, "/api/v1/shards"))
+        in_force, behind = _in_force(overview, contract), _shards(shards)
         old = [Text(late, style="bold red")] if late else []
         console.print(*old, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
     incidents = [*overview["incidents"], *overview["unproven"]]
     of_contract = [incident for incident in incidents if contract in {None, incident["contract"]}]
-    raise typer.Exit(_exit_code(cells, of_contract, stray, unknown=bool(late or missing)))
+    unknown = bool(late or missing) or any(shard["trouble"] for shard in shards)
+    raise typer.Exit(_exit_code(cells, of_contract, stray, unknown=unknown))
 
 
 def _missing(row: Mapping[str, Any]) -> Text:

@@ -175,7 +175,7 @@ def test_a_fault_is_timed_from_its_first_rollouts():
     ("file", "pair", "figure", "sentence"),
     [
         ("contracts/fp8-kv-cache.yaml", "vllm-fp8-kv", "token_tv_exact", "token TV against float32 is {} ("),
-        ("contracts/fp8-kv-cache.yaml", "vllm-bf16", "token_tv_exact", "the bf16 cache has {}."),
+        ("contracts/fp8-kv-cache.yaml", "vllm-bf16", "token_tv_exact", "the bf16 cache it is {}."),
         ("contracts/serving-int8.yaml", "vllm-w8a8", "kl_exact", "a mean KL divergence of {} "),
         ("contracts/attention-kernel-upgrade.yaml", "vllm-bf16", "mean_abs_l", "float32: {}."),
         ("kc_otel/handbook/pages/run/fp8-kv-cache.md", "vllm-fp8-kv", "token_tv_exact", "with the bf16 cache to {}."),

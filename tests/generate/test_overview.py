@@ -55,7 +55,7 @@ def test_the_first_table_answers_its_four_questions_from_the_left(board: dict) -
     (organize,) = (step["options"] for step in worst["transformations"] if step["id"] == "organize")
     names = sorted(organize["indexByName"], key=organize["indexByName"].__getitem__)
     titles = [organize["renameByName"][name] for name in names]
-    assert titles[:8] == ["State", "Contract", "Clause", "Slice", "Promise", "Since", "Done about it", "Alert"]
+    assert titles[:8] == ["State", "Contract", "Clause", "Slice", "Promise", "Since", "Actions", "Alert"]
     assert [(key["displayName"], key["desc"]) for key in worst["options"]["sortBy"]] == [
         ("State", True),
         ("Margin", False),
@@ -90,7 +90,7 @@ def test_the_timeline_says_its_states_in_words_and_broken_ones_first(board: dict
 
 def test_every_combination_of_actions_has_words(board: dict) -> None:
     """A bit for every kind of action, the gravest highest; a cell for which nothing was done says so."""
-    (mapping,) = column(table(board, WORST), "Done about it")["mappings"]
+    (mapping,) = column(table(board, WORST), "Actions")["mappings"]
     assert set(mapping["options"]) == {str(code) for code in range(2 ** len(ACTION_BITS))}
     kinds = get_args(Action.model_fields["kind"].annotation)
     assert all(

@@ -172,7 +172,7 @@ def not_holding(id: int) -> Any:
         "State": queries.cells("kc.verdict"),
         "Since": queries.since(),
         "Margin": queries.margin_share(),
-        "Done about it": queries.action_bits(),
+        "Actions": queries.action_bits(),
         "Alert": queries.severity(),
         "": queries.promises(),
     }
@@ -183,13 +183,13 @@ def not_holding(id: int) -> Any:
         "exceeded; the contract states the time between false alarms. NO_DATA: nothing reports, which is not a PASS. "
         "INVALID_INPUT: the data are not scores of the same tokens by two kernels. INCONCLUSIVE: the samples do not "
         "decide it yet. Margin is the distance from the bound that "
-        "decides to the limit, as a share of the limit: negative is beyond it. Done about it: the actions of the "
+        "decides to the limit, as a share of the limit: negative is beyond it. Actions: the actions of the "
         "policy's steps that fire now. Click a state, clause or slice to look into it, a promise for what it means.",
         {title: queries.not_holding(query) for title, query in columns.items()},
         {**_TITLES, label("kc.clause.promise"): "Promise"},
         {
             **_columns(),
-            "Done about it": {"mappings": [_action_mapping()], "noValue": "nothing yet"},
+            "Actions": {"mappings": [_action_mapping()], "noValue": "nothing yet"},
             "Alert": {"mappings": [_SEVERITIES], "custom.cellOptions": {"type": "color-text"}, "custom.width": 90},
             "Promise": {"custom.cellOptions": {"type": "auto", "wrapText": True}, "custom.width": 330},
         },
@@ -202,7 +202,7 @@ def not_holding(id: int) -> Any:
             "Slice",
             "Promise",
             "Since",
-            "Done about it",
+            "Actions",
             "Alert",
             "Margin",
             "Training kernel",

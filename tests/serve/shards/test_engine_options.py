@@ -66,7 +66,7 @@ def test_an_evaluator_without_shards_says_so(make_core: Any) -> None:
 
 
 def test_shards_are_shown_in_a_terminal_and_changed_over_http(make_core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line for each, with what is wrong in its place; 1 where one is not heard; a move that fails says why."""
+    """A shard that does not answer is named, and not all is known then; a move that fails says why."""
     core = make_core()
     client = api(core)
     health = ShardHealth("f00d", "node-7", 42, 0.0, 0, 1234, 99, 2048, 1.0)
@@ -79,14 +79,17 @@ def test_shards_are_shown_in_a_terminal_and_changed_over_http(make_core: Any, mo
             raise ShardError("not every shard answers: shard 1 has not answered for 9 s")
 
     core.resize = resize
-    monkeypatch.setattr(status_command, "get", lambda _url, path: client.get(path).json())
+    monkeypatch.setattr(status_command, "get", lambda _url, path, **query: client.get(path, params=query).json())
+    monkeypatch.setattr(status_command, "lateness", lambda _: "")
     app = typer.Typer()
     register(app, "status")
-    found = CliRunner().invoke(app, ["--shards"], env={"COLUMNS": "120"})
-    assert found.exit_code == 1
-    lines = [" ".join(line.split()) for line in found.output.splitlines()]
-    assert lines[1].startswith("0 node-7 (42) 1,234 99 2,049")
-    assert lines[2] == "1 0 0 0 has not answered for 9 s"
+    found = CliRunner().invoke(app, [], env={"COLUMNS": "120"})
+    assert found.exit_code == 3
+    assert "2 shards, 1,234 streams" in found.output
+    assert "shard 1 has not answered for 9 s" in found.output
+    silent, core.shards = core.shards, core.shards[:1]
+    assert CliRunner().invoke(app, []).exit_code == 0
+    core.shards = silent
     assert client.post("/api/v1/shards", json={"shards": 3}).status_code == 200
     assert asked == [3]
     refused = client.post("/api/v1/shards", json={"shards": 9})
