@@ -42,7 +42,7 @@ _ROUTES = 3
 """Routes away from a version that have a line each."""
 _EVENTS = 400
 """Events that are asked for to show the newest: many are about cells of one incident."""
-_STATE_STYLE = {"broken": "bold red", "contained": "yellow", "resolved": "magenta"}
+_STATE_STYLE = {"broken": "bold red", "contained": "yellow", "unproven": "magenta"}
 
 
 def status(
@@ -62,9 +62,9 @@ def status(
     """Print incidents, then the cells, the worst first.
 
     Exits with 1 when any cell is FAIL, such an incident is not contained or a version was measured after its rollback,
-    3 when any has no data, another incident is broken, one closed without proof of recovery within the contract's long
-    window, points arrive that are not judged or nothing has been judged for 30 s, else 0. With --shards it exits with 1
-    when a shard does not answer; --watch exits with 0.
+    3 when any has no data, another incident is broken, one went away without proof of recovery, points arrive that are
+    not judged or nothing has been judged for 30 s, else 0. With --shards it exits with 1 when a shard does not answer;
+    --watch exits with 0.
 
     Examples:
       kc-otel status
@@ -103,7 +103,6 @@ def status(
         old = [Text(late, style="bold red")] if late else []
         console.print(*old, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
     incidents = [incident for incident in overview["incidents"] if contract in {None, incident["contract"]}]
-    incidents += [incident for incident in overview["unproven"] if contract in {None, incident["contract"]}]
     raise typer.Exit(_exit_code(cells, incidents, stray, unknown=bool(late or missing)))
 
 
@@ -125,7 +124,7 @@ def _exit_code(
     broken = {incident["on"] for incident in incidents if incident["state"] == "broken"}
     if "FAIL" in found or "fail" in broken or stray:
         return 1
-    unproven = any(incident["state"] == "resolved" for incident in incidents)
+    unproven = any(incident["state"] == "unproven" for incident in incidents)
     return 3 if unknown or broken or unproven or found & {"NO_DATA", "INVALID_INPUT"} else 0
 
 
@@ -207,8 +206,7 @@ def _incidents(
 ) -> list[Text]:
     """Lines for the incidents, the most urgent first: headline, onset, kernel and actions taken."""
     named = {(entry["name"], kernel["version"]): kernel["name"] for entry in contracts for kernel in entry["kernels"]}
-    shown = [*overview["incidents"], *overview["unproven"]]
-    found = [incident for incident in shown if contract in {None, incident["contract"]}]
+    found = [incident for incident in overview["incidents"] if contract in {None, incident["contract"]}]
     lines: list[Text] = []
     for index, incident in enumerate(found[:_INCIDENTS]):
         style = _STATE_STYLE[incident["state"]] if incident["status"] == "FAIL" else _STYLE[incident["status"]]

@@ -92,6 +92,15 @@ class AlertStep:
         """PromQL: the series of `kc.verdict` that the alert looks at."""
         return selector("kc.verdict", {"kc.contract": self.contract.name, "kc.clause": self.clause_id})
 
+    def said(self, where: str) -> str:
+        """What set the alert off, true as well while it only waits for its `clear_for`, when no text is made anew."""
+        return {
+            "fail": f"{self.clause_id} broke its limit on {where}",
+            "no-data": f"no data came for {self.clause_id} on {where}",
+            "inconclusive": f"{self.clause_id} could not be decided on {where}",
+            "invalid-input": "sequences failed the input checks",
+        }[self.step.on]
+
     @property
     def promise(self) -> str:
         """Promise of the clause, as a sentence."""

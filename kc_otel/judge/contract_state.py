@@ -376,6 +376,11 @@ class ContractState:
         rows, columns = self.panes.take_arrived()
         self.evidence.take(since, now, self._table.keys(rows), columns)
 
+    def has_ended(self, pair: Pair) -> bool:
+        """Return True if the last recorder of a kernel pair that reported said that it shuts down."""
+        ended, heard = self.ended.get(pair[1]), self.heard.get(pair)
+        return ended is not None and (heard is None or ended >= heard.last)
+
     def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
         """Series of a metric on a slice, by kernel pair."""
         return self._table.on(metric, slice)

@@ -177,8 +177,9 @@ class Measurer:
             self._sent = [(stream, stream.batches) for stream in streams if stream.retired]
             metrics = drift_metrics(streams, now)
             steps = train_step(streams, self._start, now)
-            pairs = {self._current, *self._streams}
-        metrics.append(kernel_info(self._contract.name, pairs, self._start, now, last=self._closed))
+            current = self._current
+            pairs = {current, *self._streams}
+        metrics.append(kernel_info(self._contract.name, pairs, None if self._closed else current, self._start, now))
         metrics.extend([steps] if steps.data.data_points else [])
         metrics.extend(self._counters.metrics(self._start, now))
         try:

@@ -46,6 +46,9 @@ _OF_VERDICT: Mapping[str, Callable[[Verdict], float]] = {
 }
 
 
+_STATE_CODES = {IncidentState.BROKEN: 2.0, IncidentState.CONTAINED: 1.0, IncidentState.UNPROVEN: 0.0}
+
+
 def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]) -> SelfMetrics:
     """Every metric of the registry that the evaluator emits, with its series; a bound that is not known has none."""
     verdicts = [verdict for verdict, _, _ in core.history.cells()]
@@ -72,7 +75,7 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
                 "kc.kernel.train": incident.kernel_train,
                 "kc.kernel.inference": incident.kernel_inference,
             },
-            2.0 if incident.state is IncidentState.BROKEN else 1.0,
+            _STATE_CODES[incident.state],
         )
         for incident in core.incidents()
     ]
@@ -265,10 +268,14 @@ def _places(core: Core) -> dict[str, Series]:
 
 
 def _routes(core: Core) -> Iterable[tuple[Mapping[str, str], float]]:
+    """Return where each slice's requests go instead of each version that has reported or is avoided."""
     for name, contract in core.contracts.items():
-        avoided = {route.slice for route in core.decisions.routes if route.contract == name}
+        avoided = {(route.slice, route.avoid) for route in core.decisions.routes if route.contract == name}
+        versions = {kernel.version for kernel in core.evaluator.kernels(name) if kernel.role == "inference"}
+        versions |= {version for _, version in avoided}
         for slice in (ALL, *contract.slices):
-            routed = TRAIN_KERNEL if {slice, ALL} & avoided else INFERENCE_KERNEL
             pin = deciding_pin(core.decisions, name, slice)
-            kernel = routed if pin is None else pin.kernel
-            yield {"kc.contract": name, "kc.slice": slice, "kc.route.kernel": kernel}, 1.0
+            for version in sorted(versions or {""}):
+                routed = TRAIN_KERNEL if {(slice, version), (ALL, version)} & avoided else INFERENCE_KERNEL
+                where = {"kc.contract": name, "kc.slice": slice, "kc.kernel.inference": version}
+                yield {**where, "kc.route.kernel": routed if pin is None else pin.kernel}, 1.0

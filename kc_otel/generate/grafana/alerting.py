@@ -23,7 +23,7 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.generate import evaluator_alert, rolled_back_alert
+from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import (
     CELL_LABELS,
     HELD_BY,
@@ -42,12 +42,10 @@ from kc_otel.generate.links import (
     NOT_HOLDING_ID,
     NOWHERE,
     OVERVIEW_UID,
-    PROMOTION_UID,
-    STAGE_ID,
     Sites,
     slice_link,
 )
-from kc_otel.generate.rolled_back_alert import ROLLED_BACK_ALERTS, RolledBackAlert
+from kc_otel.generate.state_alerts import STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
 DATASOURCE_UID: Final = "prometheus"
@@ -75,7 +73,7 @@ def alerting_file(contract: Contract, datasource_uid: str = DATASOURCE_UID, site
 
 
 def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE) -> GeneratedFile:
-    """Rules shared by all contracts: no evaluator lives, Grafana cannot query, a version was rolled back.
+    """Rules shared by all contracts: no evaluator lives, Grafana cannot query, and those of STATE_ALERTS.
 
     The first is said within a minute.
     """
@@ -103,29 +101,30 @@ def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID, sites: Sites =
         "labels": evaluator_alert.LABELS,
         "isPaused": False,
     }
-    rolled = [_rolled_back(alert, datasource_uid, sites) for alert in ROLLED_BACK_ALERTS]
-    note = "Whether an evaluator lives, and what was rolled back; the same for every contract."
-    return _file("_evaluator", _SHORTEST_INTERVAL, [rule, *rolled], note)
+    states = [_of_state(alert, datasource_uid, sites) for alert in STATE_ALERTS]
+    note = "Whether an evaluator lives, and what nobody judges; the same for every contract."
+    return _file("_evaluator", _SHORTEST_INTERVAL, [rule, *states], note)
 
 
-def _rolled_back(alert: RolledBackAlert, datasource_uid: str, sites: Sites) -> dict[str, Any]:
+def _of_state(alert: StateAlert, datasource_uid: str, sites: Sites) -> dict[str, Any]:
+    board, panel = alert.panel
     return {
-        "uid": f"kc-rolled-back-{alert.severity}",
-        "title": f"{rolled_back_alert.NAME}, {alert.severity}",
+        "uid": alert.uid,
+        "title": f"{alert.name}, {alert.severity}",
         "condition": "B",
         # Its series are what fires, whatever their value.
         "data": [_query(f"({alert.expression}) * 0 + 1", datasource_uid), _threshold(_above(0.0))],
-        "dashboardUid": PROMOTION_UID,
-        "panelId": STAGE_ID,
+        "dashboardUid": board,
+        "panelId": panel,
         "noDataState": "OK",
         "execErrState": "KeepLast",
         "for": format_duration(0.0),
         "annotations": {
             **alert.texts(_of),
-            "dashboard": f"{_GRAFANA}/d/{PROMOTION_UID}",
-            **sites.runbook(rolled_back_alert.NAME),
-            "__dashboardUid__": PROMOTION_UID,
-            "__panelId__": str(STAGE_ID),
+            "dashboard": f"{_GRAFANA}/d/{board}",
+            **sites.runbook(alert.name),
+            "__dashboardUid__": board,
+            "__panelId__": str(panel),
         },
         "labels": alert.labels(_of),
         "isPaused": False,
@@ -225,14 +224,8 @@ def _of(label: str) -> str:
 def _texts(alert: AlertStep, sites: Sites) -> dict[str, str]:
     slice = f"{{{{ with index .Labels `{_SLICE}` }}}}{{{{ . }}}}{{{{ else }}}}"
     where = slice.replace("{{ . }}", "slice {{ . }}") + "every slice{{ end }}"
-    said = {
-        "fail": f"{alert.clause_id} is broken on {where}",
-        "no-data": f"no data for {alert.clause_id} on {where}",
-        "inconclusive": f"{alert.clause_id} cannot be decided on {where}",
-        "invalid-input": "sequences fail the input checks",
-    }[alert.step.on]
     texts = {
-        "summary": f"{alert.contract.name}: {said}{pair_template('index .Labels `{}`')}",
+        "summary": f"{alert.contract.name}: {alert.said(where)}{pair_template('index .Labels `{}`')}",
         "description": f"{literal(alert.promise)} {alert.actions}",
         "owner": literal(alert.contract.metadata.owner),
         "runbook": literal(runbook(alert)),

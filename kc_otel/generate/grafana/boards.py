@@ -203,7 +203,7 @@ def _incidents() -> Any:
     """A mark from the beginning of each incident to its end."""
     of = METRICS["kc.incident"].attributes
     contract, id, on, train, inference = (f"{{{{{label(name)}}}}}" for name in of)
-    lasting = by(of, selector("kc.incident", None, *picked(("kc.contract",))))
+    lasting = f"{by(of, selector('kc.incident', None, *picked(('kc.contract',))))} > 0"
     text = f"{contract}: {on}, training kernel {train} against inference kernel {inference}; incident {id}"
     return _mark("Incidents", lasting, text, "red")
 

@@ -68,9 +68,9 @@ def _panels() -> Iterator[Any]:
         timeline_panel(
             10,
             "Routes over time",
-            "Which kernel the decision table sends each slice to. A route stays after its alert has resolved, until a "
-            "person resumes the slice.",
-            Query(queries.routes(), f"{{{{{label('kc.contract')}}}}} · {{{{{label('kc.slice')}}}}}"),
+            "Which kernel the decision table sends each slice to instead of a version. A route stays after its alert "
+            "has resolved, until a person resumes the slice.",
+            Query(queries.routes(), " · ".join(f"{{{{{label(name)}}}}}" for name in queries.ROUTE)),
             mapping({"0": ("inference kernel", "blue"), "1": ("training kernel", "purple")}),
             "blue",
         )

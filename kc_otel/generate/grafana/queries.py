@@ -201,20 +201,23 @@ def minimum_step() -> str:
     return f"ceil(clamp_min({slowest}, 120) / 4) or vector(30)"
 
 
+ROUTE: Final = ("kc.contract", "kc.slice", "kc.kernel.inference")
+"""Attributes that tell routes apart."""
+
+
 def routes() -> str:
-    """1 for slices that the decision table sends to the training kernel, 0 for the others."""
-    return f"({to_train()} == 1) or 0 * {cells('kc.route', attributes=('kc.contract', 'kc.slice'))}"
+    """1 for slices that the decision table sends to the training kernel instead of a version, 0 for the others."""
+    return f"({to_train()} == 1) or 0 * {cells('kc.route', attributes=ROUTE)}"
 
 
-def to_train() -> str:
+def to_train(attributes: tuple[str, ...] = ROUTE) -> str:
     """1 for slices that the decision table sends to the training kernel."""
-    matcher = f'{label("kc.route.kernel")}="train-kernel"'
-    return cells("kc.route", matcher, attributes=("kc.contract", "kc.slice"))
+    return cells("kc.route", f'{label("kc.route.kernel")}="train-kernel"', attributes=attributes)
 
 
 def count_routed() -> str:
     """Return a count of slices routed to the training kernel; empty where no evaluator lives."""
-    return now(f"count({to_train()} == 1)")
+    return now(f"count({to_train(ROUTE[:2])} == 1)")
 
 
 def _of_contract(metric: str) -> tuple[str, ...]:

@@ -123,7 +123,14 @@ def _now() -> Iterator[Any]:
     about = "Observations that the verdict rests on: tokens, sequences, batches or rows, as the clause counts."
     yield state_panel(6, "Samples", about, _cells("kc.bound.samples")).unit("short").color_mode(_NO_COLOR)
     yield (
-        state_panel(7, "Kernel that serves it", "Where the decision table sends this slice now.", queries.routes())
+        state_panel(
+            7,
+            "Kernel that serves it",
+            "Where the decision table sends this slice's requests instead of each version of the inference kernel.",
+            queries.routes(),
+            f"{{{{{label('kc.kernel.inference')}}}}}",
+        )
+        .text_mode(common_models.BigValueTextMode.VALUE_AND_NAME)
         .mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
         .thresholds(thresholds("blue"))
     )

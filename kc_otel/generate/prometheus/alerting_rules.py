@@ -159,12 +159,6 @@ def annotation_texts(
     """
     text = literal if shown is None else str
     shown = shown or _templates(alert, source)
-    said = {
-        "fail": f"{alert.clause_id} {shown.either('is', 'was')} broken on {shown.where}",
-        "no-data": f"no data for {alert.clause_id} on {shown.where}",
-        "inconclusive": f"{alert.clause_id} cannot be decided on {shown.where}",
-        "invalid-input": "sequences fail the input checks",
-    }[alert.step.on]
     with_numbers = alert.status in {Status.FAIL, Status.INCONCLUSIVE}
     numbers = ", ".join(f"{name} {value}" for name, value in shown.bounds.items())
     effect = consequence(alert.clause, alert.step.on, shown.where)
@@ -176,7 +170,7 @@ def annotation_texts(
         f"Measured: {numbers}." if with_numbers else "",
     )
     return {
-        "summary": f"{alert.contract.name}: {said}{shown.kernels}",
+        "summary": f"{alert.contract.name}: {alert.said(shown.where)}{shown.kernels}",
         "description": " ".join(filter(None, description)),
         "owner": text(alert.contract.metadata.owner),
         **sites.dashboard(overview_link(alert.contract.name, "$__all" if alert.clause is None else shown.slice)),

@@ -73,6 +73,20 @@ def test_an_incident_is_one_message_after_the_wait_an_update_and_an_end(fleet):
     assert escalation.groups == ()
 
 
+def test_that_a_breach_went_away_is_not_told_as_its_end(fleet):
+    """Another kernel is measured in its place: the end is said once it is known; a breach that goes on is no news."""
+    escalation = fleet(timing=AT_ONCE)
+    healthy, make = "c" * 12, escalation.make_verdict
+    assert escalation.tick(0, a="FAIL") == [("pager", "firing", 1, 0, 1)]
+    escalation.make_verdict = lambda status, **where: make(status, inference=healthy, **where)
+    assert [escalation.tick(60, a="PASS") for _ in range(200)] == [[]] * 200
+    assert [incident.state for incident in escalation.lasting] == [IncidentState.UNPROVEN]
+    escalation.make_verdict = make
+    assert escalation.tick(60, a="FAIL") == []
+    (message,) = escalation.messages(60, a="PASS")
+    assert (message.reason, message.incident.state_text) == ("resolved", "Resolved")
+
+
 def test_every_message_of_an_incident_is_about_it(fleet):
     """The id of the first is that of the last."""
     escalation = fleet(timing=AT_ONCE)

@@ -411,6 +411,8 @@ def test_a_rollout_ends_the_old_pair_and_starts_the_new(recorders, memory, logpr
     assert counts[0][old.fingerprint] == 5
     assert sum(old.fingerprint in by_kernel for by_kernel in counts) == 1
     assert counts[-1] == {new.fingerprint: 7}
+    last = {p.attributes["kc.kernel.version"]: p.value for p in memory.points("kc.kernel.info", 0)}
+    assert last == {Kernel("torch").fingerprint: 1, old.fingerprint: 0, new.fingerprint: 1}, "this one is done with it"
     assert {p.attributes["kc.kernel.version"] for p in memory.points("kc.kernel.info")} == {
         Kernel("torch").fingerprint,
         new.fingerprint,
