@@ -169,6 +169,7 @@ class Incident:
             do not. Later orders do not move it.
         taken_at: Unix time at which a router was first seen to have taken such an order, seconds; None before.
         obeyed: What is known of the orders while they do not contain it: `untaken`, `recent` or `disobeyed`.
+        gone: Whether its kernel version is known to serve nobody, or a person has closed what went away of it.
     """
 
     id: str
@@ -186,6 +187,16 @@ class Incident:
     ordered_at: float | None = None
     taken_at: float | None = None
     obeyed: Literal["untaken", "recent", "disobeyed"] = "untaken"
+    gone: bool = False
+
+    def unproven(self, clause: str, slice: str) -> bool:
+        """Return whether a FAIL of one of its cells went away without proof, and may go on."""
+        if self.on != "fail" or self.gone or self.state is IncidentState.RESOLVED:
+            return False
+        cell = next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
+        if cell is None:
+            return False
+        return cell.held and cell.doubted if cell.until is None else not cell.refuted
 
     @property
     def refuted(self) -> bool:
@@ -232,7 +243,7 @@ class Incident:
             (cell.clause, cell.slice, cell.since, cell.until is None, cell.held, cell.doubted, cell.refuted, cell.peak)
             for cell in self.cells
         )
-        return self.state, self.ordered_at, self.obeyed, cells, self.actions, self.words, self.diagnoses
+        return self.state, self.ordered_at, self.obeyed, self.gone, cells, self.actions, self.words, self.diagnoses
 
     @property
     def broken(self) -> tuple[BrokenCell, ...]:

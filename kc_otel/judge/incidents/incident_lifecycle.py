@@ -386,6 +386,7 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
         key=lambda cell: (cell.until is not None, -cell.badness, cell.slice == ALL, cell.slice, cell.clause),
     )
     incident = replace(incident, cells=tuple(cells))
+    incident = replace(incident, gone=_gone(incident, now, traffic))
     slices, version = {cell.slice for cell in incident.broken}, incident.kernel_inference
     if incident.on == "no-data" and slices:  # no order mends that nobody sees
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
@@ -394,7 +395,7 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
     if not slices:
         orders = {**_routes(table, incident)} if incident.on in _ROUTED else {}
         if not orders:
-            return _over(incident, now, traffic)
+            return _over(incident, now)
     given = {slice: since for slice, since in orders.items() if since is not None}
     if len(given) < len(orders):
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
@@ -414,20 +415,21 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
     return replace(incident, state=IncidentState.BROKEN, contained_at=None, obeyed=obeyed)
 
 
-def _over(incident: Incident, now: float, traffic: TrafficSeen) -> Incident:
+def _over(incident: Incident, now: float) -> Incident:
     """The incident once nothing of it is broken, held or routed."""
-    pair = incident.kernel_train, incident.kernel_inference
-    ended = max(cell.until or now for cell in incident.cells)
-    known = (
-        incident.on != "fail"
-        or incident.refuted
-        or traffic.ended(*pair)
-        or any(action.kind == "roll-back" for action in incident.actions)
-        or any(word.kind == "closed" and word.at > ended for word in incident.words)
-    )
-    if known:
+    if incident.on != "fail" or incident.refuted or incident.gone:
         return replace(incident, state=IncidentState.RESOLVED, resolved_at=now, ordered_at=None)
     return replace(incident, state=IncidentState.UNPROVEN, **_NO_ORDER)
+
+
+def _gone(incident: Incident, now: float, traffic: TrafficSeen) -> bool:
+    """Return whether a kernel version is known to serve nobody, or a person has closed what went away."""
+    ended, done = max(cell.until or now for cell in incident.cells), {action.kind for action in incident.actions}
+    return (
+        traffic.ended(incident.kernel_train, incident.kernel_inference)
+        or ("roll-back" in done and "serves" not in done)
+        or any(word.kind == "closed" and word.at > ended for word in incident.words)
+    )
 
 
 def _routes(table: DecisionTable, incident: Incident) -> dict[str, float]:
