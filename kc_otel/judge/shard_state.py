@@ -21,7 +21,7 @@ from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.histograms import Histogram, layout, union
-from kc_otel.judge.refused_points import Refused
+from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
 
@@ -249,7 +249,7 @@ def _note(evaluator: Evaluator, state: ContractState, notes: Mapping[str, Any]) 
     for *key, at in notes.get("unjudged", ()):
         state.leave_unjudged(SeriesKey(*key), at)
     for fields in notes.get("refused", ()):
-        state.refused.merge(Refused(**{**fields, "pair": tuple(fields["pair"])}))
+        state.refused.merge(RefusedSender(**{**fields, "pair": tuple(fields["pair"])}))
     state.ended |= notes.get("ended", {})
     versions = evaluator.facts[state.contract.name][0]
     for fields in notes.get("kernels", ()):

@@ -17,6 +17,7 @@ from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.incidents.actions_taken import actions_taken
+from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.promotion.promotion_state import OrderError
 from kc_otel.judge.promotion.stages import Stage
@@ -433,9 +434,14 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) 
     assert paged(core) == [], "once"
     slow.tick(2000.0)
     assert core.promotions.of("policy", "v2").seen_serving == 93.0
+    assert paged(core) == [], "it may still serve"
+    assert [incident.state for incident in core.incidents("policy")] == [IncidentState.UNPROVEN]
+    core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 2010.0)
+    for at in (2011.0, 2012.0):
+        slow.tick(at)
     assert "is over" in (last := paged(core)[-1]["alerts"][-1]["annotations"]["summary"])
     assert "that nothing serves what was rolled back is not known" in last
-    core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 2010.0)
+    assert core.incidents("policy") == ()
     assert core.promotions.of("policy", "v2").seen_serving is None
     newest["at"] = 2041.0
     slow.tick(2042.0)

@@ -424,10 +424,11 @@ def _over(incident: Incident, now: float) -> Incident:
 
 def _gone(incident: Incident, now: float, traffic: TrafficSeen) -> bool:
     """Return whether a kernel version is known to serve nobody, or a person has closed what went away."""
-    ended, done = max(cell.until or now for cell in incident.cells), {action.kind for action in incident.actions}
+    ended = max(cell.until or now for cell in incident.cells)
+    last = {action.kind: action.at for action in sorted(incident.actions, key=lambda action: action.at)}
     return (
         traffic.ended(incident.kernel_train, incident.kernel_inference)
-        or ("roll-back" in done and "serves" not in done)
+        or last.get("roll-back", -math.inf) > last.get("serves", -math.inf)
         or any(word.kind == "closed" and word.at > ended for word in incident.words)
     )
 

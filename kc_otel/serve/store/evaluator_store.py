@@ -20,7 +20,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.points import INVALID, metric_of
-from kc_otel.judge.refused_points import Refused
+from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.histogram_codec import check_observed, decode_histogram, encode_histogram, encode_histograms
@@ -307,7 +307,7 @@ class EvaluatorStore:
             state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
             state.ended = content["ended"]
             for fields in content["refused"]:
-                refused = Refused(**{**fields, "pair": tuple(fields["pair"])})
+                refused = RefusedSender(**{**fields, "pair": tuple(fields["pair"])})
                 state.refused.found[refused.outcome, refused.pair, refused.sender] = refused
             for metric, train, inference, time in content["newest"]:
                 state.newest.setdefault(metric, {})[train, inference] = time

@@ -431,7 +431,7 @@ def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
     ):
         (closed,) = after(other, **known)
         assert (closed.state, closed.state_text) == (IncidentState.RESOLVED, "Closed without proof of recovery")
-    (serves,) = after(other, incident={"actions": (back, replace(back, kind="serves", target=""))})
+    (serves,) = after(other, incident={"actions": (back, replace(back, kind="serves", target="", at=200.0))})
     assert serves.state is IncidentState.UNPROVEN
     for kind in ("acknowledged", "resumed"):
         (still,) = after(other, incident={"words": said(kind, 1e6)[0].words})
