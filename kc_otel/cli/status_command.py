@@ -90,7 +90,7 @@ def status(
         now = time.time()
         contracts = get(url, "/api/v1/contracts")["contracts"]
         broken = _incidents(overview, contract, now, contracts)
-        broken += [*stray, *map(_missing, missing)]
+        broken += [*stray, *_missing(missing)]
         broken += [
             Text(f"{entry['name']}, {kernel['name']}: {said}", style="bold yellow")
             for entry in contracts
@@ -106,14 +106,16 @@ def status(
     raise typer.Exit(_exit_code(cells, incidents, stray, unknown=bool(late or missing)))
 
 
-def _missing(row: Mapping[str, Any]) -> Text:
-    """Line for points that arrive and are not judged."""
-    pair = [row[side] for side in ("kernel_inference", "kernel_train") if row[side]]
-    of = f" of {' against '.join(pair)}" if pair else ""
-    return Text(
-        f"{row['contract']}: points{of} are not judged, since {_clock(row['since'])}: {row['text']}",
-        style="bold magenta",
-    )
+def _missing(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Lines for points that arrive and are not judged."""
+    lines = []
+    for row in rows[:_INCIDENTS]:
+        pair = [row[side] for side in ("kernel_inference", "kernel_train") if row[side]]
+        of = f" of {' against '.join(pair)}" if pair else ""
+        lines.append(f"{row['contract']}: points{of} are not judged, since {_clock(row['since'])}: {row['text']}")
+    if len(rows) > _INCIDENTS:
+        lines.append(f"points of {len(rows) - _INCIDENTS} more kernel pairs are not judged")
+    return [Text(line, style="bold magenta") for line in lines]
 
 
 def _exit_code(
@@ -159,7 +161,7 @@ def _watch(url: str, contract: str | None, interval: float, count: int) -> None:
                 recent = recent[-_RECENT:]
                 old = [Text(late, style="bold red")] if late else []
                 old += _stray(url, contract)
-                old += [_missing(row) for row in overview["missing"] if contract in {None, row["contract"]}]
+                old += _missing([row for row in overview["missing"] if contract in {None, row["contract"]}])
                 live.update(Group(*old, *incidents, *_tables(cells, now, console.width, most=most), Text(), *recent))
                 looks += 1
                 if looks == count:
