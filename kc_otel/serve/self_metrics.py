@@ -20,7 +20,7 @@ from kc_otel.contract.registry.sent_metrics import Metric as Described
 from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL
-from kc_otel.judge.decisions.table import deciding_pin
+from kc_otel.judge.decisions.table import kept_since
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.otlp.sink import DURATION_BOUNDS, Durations, RequestCounts
 from kc_otel.judge.promotion.machine import share_of
@@ -268,14 +268,14 @@ def _places(core: Core) -> dict[str, Series]:
 
 
 def _routes(core: Core) -> Iterable[tuple[Mapping[str, str], float]]:
-    """Return where each slice's requests go instead of each version that has reported or is avoided."""
+    """Return where routers send each slice's requests instead of each version that has reported or is kept away."""
     for name, contract in core.contracts.items():
-        avoided = {(route.slice, route.avoid) for route in core.decisions.routes if route.contract == name}
+        kept = kept_since(core.decisions, name)
         versions = {kernel.version for kernel in core.evaluator.kernels(name) if kernel.role == "inference"}
-        versions |= {version for _, version in avoided}
+        versions |= {route.avoid for route in core.decisions.routes if route.contract == name}
+        versions |= {canary.version for canary in core.decisions.canaries if canary.contract == name}
         for slice in (ALL, *contract.slices):
-            pin = deciding_pin(core.decisions, name, slice)
             for version in sorted(versions or {""}):
-                routed = TRAIN_KERNEL if {(slice, version), (ALL, version)} & avoided else INFERENCE_KERNEL
+                kernel = INFERENCE_KERNEL if kept(slice, version) is None else TRAIN_KERNEL
                 where = {"kc.contract": name, "kc.slice": slice, "kc.kernel.inference": version}
-                yield {**where, "kc.route.kernel": routed if pin is None else pin.kernel}, 1.0
+                yield {**where, "kc.route.kernel": kernel}, 1.0

@@ -13,7 +13,8 @@ from starlette.testclient import TestClient
 
 from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions.entries import Canary, DecisionTable
+from kc_otel.judge.decisions.table import set_canary
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.judge.refused_points import Missing
@@ -159,14 +160,17 @@ def test_the_metric_of_routes_follows_pins_as_routers_do(client: TestClient) -> 
 
 
 def test_the_metric_of_routes_names_the_version_that_is_avoided(client: TestClient, core: Core) -> None:
-    """Another version of the same slice is served as before."""
+    """Another version of the same slice is served as before, and one without a share by nobody."""
     (avoided,) = {route.avoid for route in core.decisions.routes}
     known = core.evaluator.kernels("policy")
     other = KernelInfo("inference", "v2", {}, 0.0)
     core.evaluator.kernels = lambda _: (*known, other)  # type: ignore[method-assign]
+    decisions = set_canary(core.decisions, Canary("policy", "all", "v3", 0.0, "rolled back", 0.0))
+    core.escalation = replace(core.escalation, decisions=decisions)
     lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith("kc_route{")]
     routed = {line.split('kc_kernel_inference="')[1].split('"')[0]: line for line in lines if 'kc_slice="code"' in line}
-    assert {version: "train-kernel" in line for version, line in routed.items()} == {avoided: True, "v2": False}
+    expected = {avoided: True, "v2": False, "v3": True}
+    assert {version: "train-kernel" in line for version, line in routed.items()} == expected
 
 
 def test_an_unknown_contract_has_no_gate(client: TestClient) -> None:
