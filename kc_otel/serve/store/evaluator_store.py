@@ -216,6 +216,7 @@ class EvaluatorStore:
             {
                 "heard": [[*pair, heard.last, heard.gaps, heard.since] for pair, heard in state.heard.items()],
                 "ended": state.ended,
+                "recorders": {version: sorted(senders) for version, senders in state.recorders.items()},
                 "refused": [asdict(refused) for refused in state.refused.found.values()],
                 "newest": [
                     [metric, *pair, time] for metric, pairs in state.newest.items() for pair, time in pairs.items()
@@ -306,6 +307,7 @@ class EvaluatorStore:
             content = json.loads(data)
             state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
             state.ended = content["ended"]
+            state.recorders = {version: set(senders) for version, senders in content["recorders"].items()}
             for fields in content["refused"]:
                 refused = RefusedSender(**{**fields, "pair": tuple(fields["pair"])})
                 state.refused.found[refused.outcome, refused.pair, refused.sender] = refused

@@ -523,12 +523,11 @@ def test_what_comes_while_a_batch_waits_for_the_disk_is_told(
     assert observations(first, second) == observations(expected)
 
 
-def test_what_a_shard_refuses_and_which_recorders_end_is_told_once_to_the_judge() -> None:
+def test_what_a_shard_refuses_is_told_once_to_the_judge() -> None:
     """With the sender's name, until the batch has come; what cannot be sent is told again."""
     shard, judge = Evaluator([POLICY], remember=ShardState), Evaluator([POLICY])
     name, pair = POLICY.name, ("t" * 12, "i" * 12)
     shard.states[name].refused.add("future", pair, "gpu-7", -60.0, START)
-    shard.states[name].ended["i" * 12] = START
 
     def batch() -> ShardBatch:
         made = unsent_batch(shard, 1, {}, START)
@@ -541,4 +540,3 @@ def test_what_a_shard_refuses_and_which_recorders_end_is_told_once_to_the_judge(
     assert batch() == first
     merge(judge, [first], START)
     assert judge.missing(name, START) == shard.missing(name, START) != []
-    assert judge.states[name].has_ended(pair)
