@@ -399,7 +399,7 @@ class ContractState:
             senders.add(sender if len(senders) < _MAX_RECORDERS else _MORE_RECORDERS)
 
     def has_ended(self, pair: Pair) -> bool:
-        """Return True if each recorder of a pair's kernel version said that it is done with it, and none reported since.
+        """Return True if each recorder of a pair's kernel version is done with it, and none reported it since.
 
         One that fell silent without a word may have died beside a kernel that serves.
         """

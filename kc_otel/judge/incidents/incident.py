@@ -16,6 +16,7 @@ _OBEYED: Final = {
     "untaken": "no router has taken it",
     "recent": "a heartbeat without this kernel has yet to pass since a router took it",
     "disobeyed": "this kernel was measured after a router took it",
+    "pinned": "a pin to the inference kernel is above it",
 }
 _RECEDED_FACTOR: Final = 1.25
 """Factor over the current value above which a breach is reported at its earlier size."""
@@ -168,7 +169,8 @@ class Incident:
         ordered_at: Unix time since when routes or pins ask that users be kept from all of it, seconds; None while they
             do not. Later orders do not move it.
         taken_at: Unix time at which a router was first seen to have taken such an order, seconds; None before.
-        obeyed: What is known of the orders while they do not contain it: `untaken`, `recent` or `disobeyed`.
+        obeyed: What is known of the orders while they do not contain it: `untaken`, `recent`, `disobeyed` or
+            `pinned`.
         gone: Whether its kernel version is known to serve nobody, or a person has closed what went away of it.
     """
 
@@ -186,7 +188,7 @@ class Incident:
     diagnoses: tuple[Diagnosis, ...] = ()
     ordered_at: float | None = None
     taken_at: float | None = None
-    obeyed: Literal["untaken", "recent", "disobeyed"] = "untaken"
+    obeyed: Literal["untaken", "recent", "disobeyed", "pinned"] = "untaken"
     gone: bool = False
 
     def unproven(self, clause: str, slice: str) -> bool:

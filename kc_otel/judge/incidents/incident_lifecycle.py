@@ -396,6 +396,11 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
         orders = {**_routes(table, incident)} if incident.on in _ROUTED else {}
         if not orders:
             return _over(incident, now)
+        if any(kept(slice, version) is None for slice in orders):
+            ordered_at = max(_routes(table, incident).values()) if incident.ordered_at is None else incident.ordered_at
+            return replace(
+                incident, state=IncidentState.BROKEN, contained_at=None, ordered_at=ordered_at, obeyed="pinned"
+            )
     given = {slice: since for slice, since in orders.items() if since is not None}
     if len(given) < len(orders):
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)

@@ -475,6 +475,19 @@ def test_silence_is_never_contained() -> None:
     assert states == {"fail": IncidentState.CONTAINED, "no-data": IncidentState.BROKEN}
 
 
+def test_a_route_below_a_pin_is_not_called_untaken() -> None:
+    """No router can take it: the pin sends requests to the kernel."""
+    evaluator = Evaluator(ROUTING)
+    evaluator.tick(0.0, fail("code"))
+    evaluator.table = pin(evaluator.table, Pin(evaluator.contract.name, "all", "inference-kernel", "ada", "now", 5.0))
+    (incident,) = evaluator.tick(60.0, verdict_of("PASS"))
+    assert incident.state is IncidentState.BROKEN
+    assert incident.state_text.startswith(
+        "No longer measured as broken; routing to the training kernel was ordered at "
+    )
+    assert incident.state_text.endswith(" UTC, but a pin to the inference kernel is above it")
+
+
 def test_pins_decide_who_meets_a_broken_kernel_before_routes_do() -> None:
     """A slice pinned to the broken kernel is not contained, one pinned away from it is."""
     for ladder, kernel, expected in (
