@@ -419,6 +419,21 @@ def test_a_rollout_ends_the_old_pair_and_starts_the_new(recorders, memory, logpr
     }
 
 
+def test_a_kernel_that_was_never_measured_is_said_to_be_left(recorders, memory):
+    """Once: who shuts down before its roll-out ends in order, too."""
+    old, new = Kernel("vllm", dtype="bf16"), Kernel("vllm", dtype="int8")
+    recorder = recorders(train=Kernel("torch"), inference=old)
+    assert recorder.force_flush()
+    recorder.rollout(inference=new)
+    said = []
+    for _ in range(3):
+        assert recorder.force_flush()
+        points = memory.points("kc.kernel.info", kc_kernel_role="inference")
+        said.append({point.attributes["kc.kernel.version"]: point.value for point in points})
+    assert {old.fingerprint: 0, new.fingerprint: 1} in said
+    assert said[-1] == {new.fingerprint: 1}
+
+
 def test_rolling_back_starts_the_old_pair_anew(recorders, memory, logprobs):
     """A pair that comes back is a new stream with a later start, and no count from before."""
     old, new = Kernel("vllm", dtype="bf16"), Kernel("vllm", dtype="int8")
