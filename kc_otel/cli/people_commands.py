@@ -56,12 +56,18 @@ def ack(
 ) -> None:
     """Acknowledge alerts: they keep firing, without reminders, until they resolve.
 
+    Where none fires, close the incidents that went away without proof of recovery.
+
     Examples:
       kc-otel alerts ack policy-7b --why 'rolling back'
       kc-otel alerts ack policy-7b --clause token-tv --slice code --why 'rolling back'
     """
     cells = {"contract": contract, "clause": clause, "slice": slice}
-    taken = _order(url, "alerts/acknowledge", by, why, **cells)["fingerprints"]
+    answer = _order(url, "alerts/acknowledge", by, why, **cells)
+    if closed := answer["closed"]:
+        typer.echo(f"{len(closed)} incident{'s' * (len(closed) != 1)} closed without proof of recovery")
+        return
+    taken = answer["fingerprints"]
     typer.echo(f"{len(taken)} alert{'s' * (len(taken) != 1)} acknowledged: no reminders until they resolve")
 
 

@@ -34,7 +34,7 @@ _MAX_LISTED_ROUTES = 3
 """Routes away from a version that have a line each."""
 _MAX_FETCHED_EVENTS = 400
 """Events that are asked for to show the newest: many are about cells of one incident."""
-_STATE_STYLE = {"broken": "bold red", "contained": "yellow", "resolved": "magenta"}
+_STATE_STYLE = {"broken": "bold red", "contained": "yellow", "unproven": "magenta"}
 
 
 def status(
@@ -52,8 +52,8 @@ def status(
 
     Exits with 1 if a cell FAILs, if an incident of a FAIL is not contained, or if a version was measured after its
     rollback. Otherwise exits with 3 if a cell has no data or invalid input, if another incident is broken, if a breach
-    closed without proof of recovery within the contract's long window, if points arrive that are not judged, if
-    a shard does not answer, or if nothing has been judged for 30 s. Exits with 0 otherwise, and always with --watch.
+    is unproven (it went away without proof of recovery), if points arrive that are not judged, if a shard does not
+    answer, or if nothing has been judged for 30 s. Exits with 0 otherwise, and always with --watch.
 
     Examples:
       kc-otel status
@@ -75,7 +75,7 @@ def status(
         console, now = Console(), time.time()
         routes = _routes(get(url, "/api/v1/decisions"), contract)
         contracts = get(url, "/api/v1/contracts")["contracts"]
-        broken = [*_incidents(overview, contract, now, contracts), *stray, *map(_missing, missing)]
+        broken = [*_incidents(overview, contract, now, contracts), *stray, *_missing(missing)]
         broken += [
             Text(f"{entry['name']}, {kernel['name']}: {said}", style="bold yellow")
             for entry in contracts
@@ -87,20 +87,23 @@ def status(
         in_force, behind = _in_force(overview, contract), _shards(shards)
         old = [Text(late, style="bold red")] if late else []
         console.print(*old, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
-    incidents = [*overview["incidents"], *overview["unproven"]]
-    of_contract = [incident for incident in incidents if contract in {None, incident["contract"]}]
+    incidents = [incident for incident in overview["incidents"] if contract in {None, incident["contract"]}]
     unknown = bool(late or missing) or any(shard["trouble"] for shard in shards)
-    raise typer.Exit(_exit_code(cells, of_contract, stray, unknown=unknown))
+    raise typer.Exit(_exit_code(cells, incidents, stray, unknown=unknown))
 
 
-def _missing(row: Mapping[str, Any]) -> Text:
-    """Line for points that arrive and are not judged."""
-    pair = [row[side] for side in ("kernel_inference", "kernel_train") if row[side]]
-    of = f" of {' against '.join(pair)}" if pair else ""
-    return Text(
-        f"{row['contract']}: points{of} are not judged, since {local_time(row['since'], '%H:%M:%S')}: {row['text']}",
-        style="bold magenta",
-    )
+def _missing(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Lines for points that arrive and are not judged."""
+    lines = []
+    for row in rows[:_MAX_INCIDENTS]:
+        pair = [row[side] for side in ("kernel_inference", "kernel_train") if row[side]]
+        of = f" of {' against '.join(pair)}" if pair else ""
+        lines.append(
+            f"{row['contract']}: points{of} are not judged, since {local_time(row['since'], '%H:%M:%S')}: {row['text']}"
+        )
+    if len(rows) > _MAX_INCIDENTS:
+        lines.append(f"points of {len(rows) - _MAX_INCIDENTS} more kernel pairs are not judged")
+    return [Text(line, style="bold magenta") for line in lines]
 
 
 def _exit_code(
@@ -111,7 +114,7 @@ def _exit_code(
     broken = {incident["on"] for incident in incidents if incident["state"] == "broken"}
     if "FAIL" in found or "fail" in broken or stray:
         return 1
-    unproven = any(incident["state"] == "resolved" for incident in incidents)
+    unproven = any(incident["state"] == "unproven" for incident in incidents)
     return 3 if unknown or broken or unproven or found & {"NO_DATA", "INVALID_INPUT"} else 0
 
 
@@ -146,7 +149,7 @@ def _watch(url: str, contract: str | None, interval: float, count: int) -> None:
                 recent = recent[-_MAX_RECENT_EVENTS:]
                 old = [Text(late, style="bold red")] if late else []
                 old += _stray(url, contract)
-                old += [_missing(row) for row in overview["missing"] if contract in {None, row["contract"]}]
+                old += _missing([row for row in overview["missing"] if contract in {None, row["contract"]}])
                 live.update(Group(*old, *incidents, *_tables(cells, now, console.width, most=most), Text(), *recent))
                 looks += 1
                 if looks == count:
@@ -177,8 +180,7 @@ def _incidents(
 ) -> list[Text]:
     """Lines for the incidents, the most urgent first: headline, onset, kernel and actions taken."""
     named = {(entry["name"], kernel["version"]): kernel["name"] for entry in contracts for kernel in entry["kernels"]}
-    shown = [*overview["incidents"], *overview["unproven"]]
-    found = [incident for incident in shown if contract in {None, incident["contract"]}]
+    found = [incident for incident in overview["incidents"] if contract in {None, incident["contract"]}]
     lines: list[Text] = []
     for index, incident in enumerate(found[:_MAX_INCIDENTS]):
         style = _STATE_STYLE[incident["state"]] if incident["status"] == "FAIL" else STATUS_STYLE[incident["status"]]

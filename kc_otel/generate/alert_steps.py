@@ -93,6 +93,15 @@ class AlertStep:
         """PromQL: the series of `kc.verdict` that the alert looks at."""
         return selector("kc.verdict", {"kc.contract": self.contract.name, "kc.clause": self.clause_id})
 
+    def said(self, where: str) -> str:
+        """What set the alert off, true as well while it only waits for its `clear_for`, when no text is made anew."""
+        return {
+            "fail": f"{self.clause_id} broke its limit on {where}",
+            "no-data": f"no data came for {self.clause_id} on {where}",
+            "inconclusive": f"{self.clause_id} could not be decided on {where}",
+            "invalid-input": "sequences failed the input checks",
+        }[self.step.on]
+
     @property
     def promise(self) -> str:
         """Promise of the clause, as a sentence."""
@@ -172,12 +181,6 @@ def annotation_texts(
 
     `text` makes a contract's own words fit into a template.
     """
-    said = {
-        "fail": f"{alert.clause_id} {shown.either('is', 'was')} broken on {shown.where}",
-        "no-data": f"no data for {alert.clause_id} on {shown.where}",
-        "inconclusive": f"{alert.clause_id} cannot be decided on {shown.where}",
-        "invalid-input": "sequences fail the input checks",
-    }[alert.step.on]
     with_numbers = alert.status in {Status.FAIL, Status.INCONCLUSIVE}
     numbers = ", ".join(f"{name} {value}" for name, value in shown.bounds.items())
     effect = consequence(alert.clause, alert.step.on, shown.where)
@@ -189,7 +192,7 @@ def annotation_texts(
         f"Measured: {numbers}." if with_numbers and numbers else "",
     )
     return {
-        "summary": f"{alert.contract.name}: {said}{shown.kernels}",
+        "summary": f"{alert.contract.name}: {alert.said(shown.where)}{shown.kernels}",
         "description": " ".join(filter(None, description)),
         "owner": text(alert.contract.metadata.owner),
         **sites.dashboard(overview_link(alert.contract.name, "$__all" if alert.clause is None else shown.slice)),

@@ -22,6 +22,8 @@ EVALUATED_ID: Final = 36
 """Panel of the health dashboard: how long ago an evaluator judged last."""
 INVALID_INPUT_ID: Final = 32
 """Panel of the health dashboard: sequences that failed an input check."""
+MISSING_ID: Final = 46
+"""Panel of the health dashboard: senders whose points are not judged."""
 STAGE_ID: Final = 16
 """Panel of the promotion dashboard: the stage of each kernel version."""
 

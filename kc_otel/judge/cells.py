@@ -260,7 +260,7 @@ def _current(
 
 def _silence(state: ContractState, pairs: Iterable[Pair], quiet: float) -> str:
     """Say since when pairs are silent, and why as far as it is known: the last recorder of each shut down in order."""
-    if all((heard := state.heard.get(pair)) and state.ended.get(pair[1], -math.inf) >= heard.last for pair in pairs):
+    if all(map(state.has_ended, pairs)):
         return f"{RUN_ENDED}: its last recorder shut down {_span(quiet)} ago"
     heartbeat = _span(state.contract.observability.heartbeat)
     return f"no report for {_span(quiet)} (heartbeat {heartbeat}): its run ended, or its recorder died"

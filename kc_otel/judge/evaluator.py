@@ -420,9 +420,9 @@ class Evaluator:
             name = state.contract.name
             if point.kind is PointKind.INFO:
                 seen = self.facts[name][0].see(point.attributes, now)
-                if seen and point.histogram is not None and not point.histogram.count:
-                    recent = list(state.ended.items())[1 - _MOST_PAIRS :]
-                    state.ended = {**dict(recent), str(point.attributes["kc.kernel.version"]): now}
+                if seen:
+                    done = point.histogram is not None and not point.histogram.count
+                    state.hear_of(str(point.attributes["kc.kernel.version"]), sender_of(point.resource), now, done=done)
                 return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")
             if point.kind is PointKind.STEP:
                 return self._take_step(point, self.steps[name]), ""

@@ -44,7 +44,7 @@ _MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedSender:
     """Points of one sender that are not judged for one reason.
 
     Attributes:
@@ -95,7 +95,7 @@ class RefusedPoints:
     """
 
     lasting: float
-    found: dict[tuple[str, Pair, str], Refused] = field(default_factory=dict)
+    found: dict[tuple[str, Pair, str], RefusedSender] = field(default_factory=dict)
 
     def add(self, outcome: str, pair: Pair, sender: str, age: float, now: float, said: str = "") -> None:
         """Note a point that arrived at `now`, Unix seconds."""
@@ -106,13 +106,13 @@ class RefusedPoints:
                 key = outcome, ("", ""), ""
         known = self.found.get(key)
         since = known.since if known is not None and self._lasts(known, now) else now
-        self.found[key] = Refused(*key, since, now, age, said)
+        self.found[key] = RefusedSender(*key, since, now, age, said)
 
-    def merge(self, refused: Refused) -> None:
+    def merge(self, refused: RefusedSender) -> None:
         """Note what another process has noted."""
         self.add(refused.outcome, refused.pair, refused.sender, refused.age, refused.last, refused.said)
 
-    def present(self, now: float) -> list[Refused]:
+    def present(self, now: float) -> list[RefusedSender]:
         """Return those that are missing at a Unix time, seconds; the oldest first."""
         lasting = (known for known in self.found.values() if self._lasts(known, now))
         return sorted(lasting, key=lambda known: known.since)
@@ -124,13 +124,13 @@ class RefusedPoints:
             for key, known in self.found.items()
         }
 
-    def _lasts(self, known: Refused, now: float) -> bool:
+    def _lasts(self, known: RefusedSender, now: float) -> bool:
         return now - known.last <= self.lasting
 
 
-def missing(refused: Iterable[Refused]) -> list[Missing]:
+def missing(refused: Iterable[RefusedSender]) -> list[Missing]:
     """Return the points that are missing, one row for all senders of a kernel pair with one reason."""
-    rows: dict[tuple[str, Pair], list[Refused]] = {}
+    rows: dict[tuple[str, Pair], list[RefusedSender]] = {}
     for found in refused:
         rows.setdefault((found.outcome, found.pair), []).append(found)
     return [
@@ -139,7 +139,7 @@ def missing(refused: Iterable[Refused]) -> list[Missing]:
     ]
 
 
-def _text(outcome: str, found: Sequence[Refused]) -> str:
+def _text(outcome: str, found: Sequence[RefusedSender]) -> str:
     worst = max(found, key=lambda refused: abs(refused.age))
     said = worst.said or OUTCOME_SENTENCES[outcome]
     if outcome in OF_CLOCKS:

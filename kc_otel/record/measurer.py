@@ -114,6 +114,7 @@ class Measurer:
         measured = {"sequence_tokens": assumed.horizon, "advantage_abs": assumed.advantage_max}
         self._sampling = [key for key, limit in measured.items() if limit is not None]
         self._streams: dict[KernelPair, PairStreams] = {}
+        self._left, self._left_sent = set[KernelPair](), frozenset[KernelPair]()  # not said yet that they are left
         self._sent: list[tuple[PairStreams, int]] = []
 
     @property
@@ -177,8 +178,10 @@ class Measurer:
             self._sent = [(stream, stream.batches) for stream in streams if stream.retired]
             metrics = drift_metrics(streams, now)
             steps = train_step(streams, self._start, now)
-            pairs = {self._current, *self._streams}
-        metrics.append(kernel_info(self._contract.name, pairs, self._start, now, last=self._closed))
+            current = self._current
+            self._left_sent = frozenset(self._left)
+            pairs = {current, *self._streams, *self._left}
+        metrics.append(kernel_info(self._contract.name, pairs, None if self._closed else current, self._start, now))
         metrics.extend([steps] if steps.data.data_points else [])
         metrics.extend(self._counters.metrics(self._start, now))
         try:
@@ -201,12 +204,14 @@ class Measurer:
             return
         self._counters.exported()
         with self._lock:
+            self._left -= self._left_sent
             for streams, batches in self._sent:
                 if streams.retired and streams.batches == batches and self._streams.get(streams.pair) is streams:
                     del self._streams[streams.pair]
 
     def _change_pair(self, pair: KernelPair) -> bool:
         with self._lock:
+            self._left.add(self._current)
             self._current = pair
             self._looks_left = _STORAGE_LOOKS
             for stream in self._streams.values():

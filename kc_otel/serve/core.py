@@ -333,8 +333,7 @@ class Core:
             lambda name: self.evaluator.missing(name, now),
         )
         step = replace(step, state=replace(step.state, decisions=decisions))
-        if rolled:
-            step = with_roll_backs_told(contract, step, rolled, evaluation.verdicts, self._timing, now)
+        step = with_roll_backs_told(contract, step, rolled, evaluation.verdicts, self._timing, now)
         announcements = self._write(contract, before, step, now)
         if renews:
             self._renew(contract, step.state, now)
@@ -359,6 +358,7 @@ class Core:
                 if incident.taken_at is not None
             },
             slices=frozenset((ALL, *self.contracts[name].slices)),
+            ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
         )
 
     def resume(self, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
@@ -522,8 +522,12 @@ class Core:
         """Tell endpoints that forget which of a contract's alerts still fire, of those that they were told of."""
         groups, policy = state.groups[contract.name], state.policies[contract.name]
         for target in self._forgetful:
-            told = {fingerprint for group in groups if group.endpoint == target for fingerprint in group.told}
+            own = [group for group in groups if group.endpoint == target]
+            told = {fingerprint for group in own for fingerprint in group.told}
             firing = [edge(alert, What.FIRING, now) for alert in policy.firing if alert.fingerprint in told]
+            # Ends that nobody is told of yet: no verdict shows them.
+            ends = (notice.transition for group in own for notice in group.pending)
+            firing += [replace(end, what=What.FIRING) for end in ends if end.what is What.RESOLVED]
             if firing:
                 body = alert_body(
                     contract,

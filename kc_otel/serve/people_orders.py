@@ -22,17 +22,36 @@ from kc_otel.judge.escalation import people as desk
 from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.escalation.people import Silence
-from kc_otel.judge.incidents.incident import Diagnosis
+from kc_otel.judge.incidents.incident import Diagnosis, Incident, IncidentState
 from kc_otel.serve.core import Core
 
 
 def acknowledge(
     core: Core, contract: str, clause: str | None, slice: str | None, by: str, why: str, now: float
-) -> tuple[Alert, ...]:
-    """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders; return them."""
+) -> tuple[tuple[Alert, ...], tuple[Incident, ...]]:
+    """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders.
+
+    Where none fires, close the incidents there that went away without proof of recovery.
+
+    Returns:
+        The alerts, and the incidents.
+    """
     _known(core, contract, clause, slice)
     firing = core.policies[contract].firing
     meant = [alert for alert in firing if clause in {None, alert.cell.clause} and slice in {None, alert.cell.slice}]
+    closed = tuple(
+        incident
+        for incident in core.incidents(contract)
+        if incident.state is IncidentState.UNPROVEN and not meant
+        if clause in {None, *incident.clauses} and slice in {None, ALL, *incident.slices}
+    )
+    if closed:
+        _signed(by, why)
+        message = f"{by} closed {listed([f'incident {incident.id}' for incident in closed])}: {why}"
+        core.amend(
+            contract, "closed", {"clause": clause, "slice": slice, "by": by, "why": why, "message": message}, now
+        )
+        return (), closed
     after = desk.acknowledge(core.people, meant, by, why, now)
     new = {ack.fingerprint for ack in after.acknowledgements} - {
         ack.fingerprint for ack in core.people.acknowledgements
@@ -44,7 +63,7 @@ def acknowledge(
         "message": f"{by} acknowledged {listed(list(places))}: {why}",
     }  # fmt: skip
     core.amend(contract, "acknowledged", said, now, people=after)
-    return taken
+    return taken, ()
 
 
 def silence(

@@ -132,12 +132,8 @@ class Promotions:
             if before.status is not PromotionStatus.RUNNING:
                 continue
             own = evaluations[contract.name]
-            holds = _holds(decisions, contract.name) + _otherwise(contract, before, kernels(contract.name))
-            holds += [
-                f"points of it are not judged: {row.text}"
-                for row in missing(contract.name)
-                if row.pair[1] == before.version
-            ]
+            reports = kernels(contract.name), missing(contract.name)
+            holds = reasons_to_wait(contract, before.version, before.position.stage, decisions, *reports)
             after, moves = machine.advance(before, contract, own, holds)
             known[key] = after
             if after != before:
@@ -392,22 +388,35 @@ class Promotions:
         return self._contracts[name]
 
 
-def _holds(decisions: DecisionTable, contract: str) -> list[str]:
-    """Return the reasons why promotion waits, each once with the slices that it is about."""
-    found: dict[str, set[str]] = {}
+def reasons_to_wait(
+    contract: Contract,
+    version: str,
+    stage: Stage,
+    decisions: DecisionTable,
+    kernels: Iterable[KernelInfo],
+    missing: Iterable[Missing],
+) -> list[str]:
+    """Return the reasons why a version stays in its stage whatever its verdicts are.
+
+    Args:
+        contract: The contract.
+        version: Short fingerprint of the inference kernel version.
+        stage: Where it is.
+        decisions: The decision table, with its holds: each reason is told once with the slices that it is about.
+        kernels: Reports of the contract's kernels; one that differs from the declaration, or does not say, waits.
+        missing: Points of the contract that are not judged: while there are some of the version, it waits.
+    """
+    held: dict[str, set[str]] = {}
     for directive in decisions.directives:
-        if directive.contract == contract and directive.kind is DirectiveKind.HOLD_PROMOTION:
-            found.setdefault(directive.reason, set()).add(directive.slice)
-    return [f"{', '.join(sorted(slices))}: {reason}" for reason, slices in found.items()]
-
-
-def _otherwise(contract: Contract, promotion: Promotion, kernels: Iterable[KernelInfo]) -> list[str]:
-    """Return the reasons why a version that differs from the contract's declaration, or does not say, waits."""
+        if directive.contract == contract.name and directive.kind is DirectiveKind.HOLD_PROMOTION:
+            held.setdefault(directive.reason, set()).add(directive.slice)
+    reasons = [f"{', '.join(sorted(slices))}: {reason}" for reason, slices in held.items()]
     known = list(kernels)
-    found = [kernel for kernel in known if (kernel.role, kernel.version) == ("inference", promotion.version)]
-    if not found and promotion.position.stage is not Stage.OFFLINE_CI:
-        return ["it has not said what it is, so nothing shows that it is what the contract declares"]
-    return [said for kernel in found for said in unlike_declared(contract.kernels, kernel, known)]
+    found = [kernel for kernel in known if (kernel.role, kernel.version) == ("inference", version)]
+    if not found and stage is not Stage.OFFLINE_CI:
+        reasons.append("it has not said what it is, so nothing shows that it is what the contract declares")
+    reasons += [said for kernel in found for said in unlike_declared(contract.kernels, kernel, known)]
+    return reasons + [f"points of it are not judged: {row.text}" for row in missing if row.pair[1] == version]
 
 
 def _announced(promotion: Promotion, severity: str, message: str) -> Announcement:

@@ -20,7 +20,7 @@ from kc_otel.contract.registry.sent_metrics import Metric as Described
 from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL
-from kc_otel.judge.decisions.table import deciding_pin
+from kc_otel.judge.decisions.table import kept_since
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.otlp.sink import DURATION_BOUNDS, Durations, RequestCounts
 from kc_otel.judge.promotion.machine import share_of
@@ -44,6 +44,9 @@ _OF_VERDICT: Mapping[str, Callable[[Verdict], float]] = {
     "kc.bound.margin": lambda verdict: verdict.margin,
     "kc.bound.samples": lambda verdict: verdict.samples,
 }
+
+
+_STATE_CODES = {IncidentState.BROKEN: 2.0, IncidentState.CONTAINED: 1.0, IncidentState.UNPROVEN: 0.0}
 
 
 def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]) -> SelfMetrics:
@@ -72,7 +75,7 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
                 "kc.kernel.train": incident.kernel_train,
                 "kc.kernel.inference": incident.kernel_inference,
             },
-            2.0 if incident.state is IncidentState.BROKEN else 1.0,
+            _STATE_CODES[incident.state],
         )
         for incident in core.incidents()
     ]
@@ -265,10 +268,14 @@ def _places(core: Core) -> dict[str, Series]:
 
 
 def _routes(core: Core) -> Iterable[tuple[Mapping[str, str], float]]:
+    """Return where routers send each slice's requests instead of each version that has reported or is kept away."""
     for name, contract in core.contracts.items():
-        avoided = {route.slice for route in core.decisions.routes if route.contract == name}
+        kept = kept_since(core.decisions, name)
+        versions = {kernel.version for kernel in core.evaluator.kernels(name) if kernel.role == "inference"}
+        versions |= {route.avoid for route in core.decisions.routes if route.contract == name}
+        versions |= {canary.version for canary in core.decisions.canaries if canary.contract == name}
         for slice in (ALL, *contract.slices):
-            routed = TRAIN_KERNEL if {slice, ALL} & avoided else INFERENCE_KERNEL
-            pin = deciding_pin(core.decisions, name, slice)
-            kernel = routed if pin is None else pin.kernel
-            yield {"kc.contract": name, "kc.slice": slice, "kc.route.kernel": kernel}, 1.0
+            for version in sorted(versions or {""}):
+                kernel = INFERENCE_KERNEL if kept(slice, version) is None else TRAIN_KERNEL
+                where = {"kc.contract": name, "kc.slice": slice, "kc.kernel.inference": version}
+                yield {**where, "kc.route.kernel": kernel}, 1.0

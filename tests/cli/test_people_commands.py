@@ -171,7 +171,7 @@ def test_a_long_table_is_cut_after_what_does_not_pass() -> None:
         "actions": [{"at": 0.0, "text": f"action {index}", "in_force": index != 5} for index in range(6)],
         "diagnoses": [],
     }  # fmt: skip
-    overview = {"incidents": [incident | {"id": f"{index:012d}"} for index in range(8)], "unproven": []}
+    overview = {"incidents": [incident | {"id": f"{index:012d}"} for index in range(8)]}
     named = {"name": f"vllm 0.32 fp8 ({'b' * 12})", "otherwise": []}
     contracts = [{"name": "policy", "kernels": [{"role": "inference", "version": "b" * 12, **named}]}]
     console.print(*status_command._incidents(overview, None, 60.0, contracts), *blocks, sep="\n")

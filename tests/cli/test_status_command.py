@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from kc_otel.cli.status_command import _event_line, _exit_code, _incidents, _reasons, _routes, _tables, _together
+from kc_otel.cli.status_command import (
+    _event_line,
+    _exit_code,
+    _incidents,
+    _missing,
+    _reasons,
+    _routes,
+    _tables,
+    _together,
+)
 
 
 def event(id: int, kind: str, slice: str, at: float = 10.0, **data: Any) -> dict[str, Any]:
@@ -83,9 +92,26 @@ def test_invalid_input_is_told_with_its_reason_and_what_to_do() -> None:
                 "grew": "", "kernel_inference": "bb", "kernel_train": "aa", "actions": [],
                 "extents": [["input", said], ["other", said]],
                 "diagnoses": []}  # fmt: skip
-    lines = [line.plain for line in _incidents({"incidents": [incident], "unproven": []}, None, 60.0, [])]
+    lines = [line.plain for line in _incidents({"incidents": [incident]}, None, 60.0, [])]
     assert lines.count(f"  {said}") == 1
     assert "  on bb against aa" in lines
+
+
+def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> None:
+    """A sender that invents kernels fills no screen."""
+    row = {
+        "contract": "policy",
+        "kernel_train": "aa",
+        "kernel_inference": "bb",
+        "since": 0.0,
+        "text": "a clock is wrong",
+    }
+    (line,) = _missing([row])
+    assert line.plain.startswith("policy: points of bb against aa are not judged, since ")
+    assert line.plain.endswith(": a clock is off")
+    (unknown,) = _missing([row | {"kernel_train": "", "kernel_inference": ""}])
+    assert unknown.plain.startswith("policy: points are not judged")
+    assert _missing([row] * 64)[-1].plain == "points of 58 more kernel pairs are not judged"
 
 
 def test_status_is_not_0_while_an_incident_is_broken() -> None:
@@ -100,9 +126,7 @@ def test_status_is_not_0_while_an_incident_is_broken() -> None:
         ("fail", "broken"): 1, ("fail", "contained"): 0, ("no-data", "broken"): 3, ("no-data", "contained"): 0,
     }  # fmt: skip
     assert _exit_code(cells, [], [], unknown=False) == 0
-    assert _exit_code(cells, [{"on": "fail", "state": "resolved"}], [], unknown=False) == 3, (
-        "closed without proof of recovery"
-    )
+    assert _exit_code(cells, [{"on": "fail", "state": "unproven"}], [], unknown=False) == 3
     assert _exit_code(cells, [], ["v2 was rolled back, and was measured after that"], unknown=False) == 1
     assert _exit_code([{"verdict": {"status": "FAIL"}}], [], [], unknown=True) == 1
     assert _exit_code(cells, [], [], unknown=True) == 3, "points that are not judged, or a late evaluation"

@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.prometheus_names import selector
+from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.contract.units import format_duration
-from kc_otel.generate import evaluator_alert, rolled_back_alert
+from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import HELD_BY, AlertStep, CellText, alert_steps, annotation_texts, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.prometheus.alerting_rules import BOUNDS, INTERVAL, rules_path
-from kc_otel.generate.rolled_back_alert import ROLLED_BACK_ALERTS
+from kc_otel.generate.state_alerts import STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
 _CALM: Final = 4
@@ -172,7 +172,7 @@ def step_seconds(contract: Contract) -> int:
 
 
 def evaluator_test_file() -> GeneratedFile:
-    """An evaluator that goes away and comes back, one that hangs, and two of which one goes on; a roll-back."""
+    """An evaluator that goes away and comes back, one that hangs, and two of which one goes on; and states that end."""
     first, other = (selector("kc.evaluator.last_evaluation", None, f'instance="{name}"') for name in "ab")
     alert = {"exp_labels": evaluator_alert.LABELS, "exp_annotations": evaluator_alert.ANNOTATIONS}
     hung = evaluator_alert.FRESH + evaluator_alert.PENDING_SECONDS
@@ -200,23 +200,52 @@ def evaluator_test_file() -> GeneratedFile:
             }
             for name, (series, expected) in cases.items()
         ]
-        + [_roll_back()],
+        + [_roll_back(), *map(_state, STATE_ALERTS[2:])],
     }
     path = PurePosixPath("prometheus", "tests", "_evaluator.yaml")
     return GeneratedFile(path, as_yaml(content))
+
+
+def _fired(alert: StateAlert, where: dict[str, str]) -> dict[str, Any]:
+    return {
+        "exp_labels": {**where, **alert.labels(where.__getitem__)},
+        "exp_annotations": alert.texts(where.__getitem__),
+    }
+
+
+def _state(alert: StateAlert) -> dict[str, Any]:
+    """A state that begins at 2m and ends at 4m, beside one of another kind that does not fire."""
+    name, quiet, values = {
+        "KernelContractUnproven": ("kc.incident", {"kc.incident.on": "no-data"}, "2x23 0x23 1x23"),
+        "KernelContractPointsMissing": ("kc.evaluator.missing", {"kc.outcome": "late"}, "0x23 3x23 0x23"),
+    }[alert.name]
+    fires = {"kc.incident.on": "fail", "kc.outcome": "future"}
+    pair = {"kc.contract": "policy-7b", "kc.kernel.train": "t1", "kc.kernel.inference": "v2"}
+    other = next(iter(quiet))
+    where = {label(attribute): value for attribute, value in {**pair, "kc.outcome": "future"}.items()}
+    given = {label(attribute) for attribute in pair} | ({label("kc.outcome")} if "outcome" in alert.given else set())
+    fired = _fired(alert, where)
+    fired["exp_labels"] = {n: v for n, v in fired["exp_labels"].items() if n in given or not n.startswith("kc_")}
+    still = values.split(" ")[0].replace("23", "69")
+    return {
+        "name": f"{alert.name} begins and ends",
+        "interval": "5s",
+        "input_series": [
+            {"series": selector(name, {**pair, other: fires[other]}), "values": values},
+            {"series": selector(name, {**pair, **quiet}), "values": still},
+        ],
+        "alert_rule_test": [
+            {"eval_time": f"{at}s", "alertname": alert.name, "exp_alerts": [fired] * firing}
+            for at, firing in {115: 0, 120: 1, 235: 1, 240: 0}.items()
+        ],
+    }
 
 
 def _roll_back() -> dict[str, Any]:
     """One version is rolled back at 2m and serves from 4m to 6m; another was rolled back long before."""
     values = {"v2": "2x23 -1x23 -2x23 -1x2000", "v1": "-1x2072"}
     where = {"kc_contract": "policy-7b", "kc_kernel_inference": "v2"}
-    warning, critical = (
-        {
-            "exp_labels": {**where, **alert.labels(where.__getitem__)},
-            "exp_annotations": alert.texts(where.__getitem__),
-        }
-        for alert in ROLLED_BACK_ALERTS
-    )
+    warning, critical = (_fired(alert, where) for alert in STATE_ALERTS[:2])
     expected = {115: [], 120: [warning], 235: [warning], 240: [warning, critical], 360: [warning], 3720: []}
     return {
         "name": "a version is rolled back",
@@ -229,7 +258,7 @@ def _roll_back() -> dict[str, Any]:
             for version, given in values.items()
         ],
         "alert_rule_test": [
-            {"eval_time": f"{at}s", "alertname": rolled_back_alert.NAME, "exp_alerts": alerts}
+            {"eval_time": f"{at}s", "alertname": STATE_ALERTS[0].name, "exp_alerts": alerts}
             for at, alerts in expected.items()
         ],
     }

@@ -54,8 +54,8 @@ def test_without_an_evaluator_one_rule_fires_and_the_others_stay_as_they_are(
         assert rule["noDataState"] == ("OK" if alert.clause is None else "KeepLast")
         assert rule["execErrState"] == "KeepLast"
     (group,) = yaml.safe_load(evaluator_alerting_file().text)["groups"]
-    down, *rolled_back = group["rules"]
-    assert {(rule["noDataState"], rule["execErrState"]) for rule in rolled_back} == {("OK", "KeepLast")}
+    down, *states = group["rules"]
+    assert {(rule["noDataState"], rule["execErrState"]) for rule in states} == {("OK", "KeepLast")}
     assert (down["noDataState"], down["execErrState"], down["labels"]) == (
         "Alerting",
         "Alerting",

@@ -107,6 +107,12 @@ def test_what_fires_goes_on_while_no_evaluator_lives(promtool, policy: Contract,
     assert code == 0, said
 
 
+def route(slice: str, version: str, kernel: str) -> str:
+    """A series of kc.route."""
+    where = f'kc_contract="c", kc_slice="{slice}", kc_kernel_inference="{version}"'
+    return f'kc_route{{{where}, kc_route_kernel="{kernel}"}}'
+
+
 CASES = {
     "a cell says since when": (
         queries.since(),
@@ -156,11 +162,15 @@ CASES = {
     "a route to the training kernel is one, to the inference kernel zero": (
         queries.routes(),
         [
-            ('kc_route{kc_contract="c", kc_slice="all", kc_route_kernel="inference-kernel"}', "1x40"),
-            ('kc_route{kc_contract="c", kc_slice="code", kc_route_kernel="inference-kernel"}', "1x20 _x20"),
-            ('kc_route{kc_contract="c", kc_slice="code", kc_route_kernel="train-kernel"}', "_x20 1x20"),
+            (route("all", "v2", "inference-kernel"), "1x40"),
+            (route("code", "v2", "inference-kernel"), "1x40"),
+            (route("code", "v1", "train-kernel"), "_x20 1x20"),
         ],
-        [('{kc_contract="c", kc_slice="all"}', 0), ('{kc_contract="c", kc_slice="code"}', 1)],
+        [
+            ('{kc_contract="c", kc_slice="all", kc_kernel_inference="v2"}', 0),
+            ('{kc_contract="c", kc_slice="code", kc_kernel_inference="v1"}', 1),
+            ('{kc_contract="c", kc_slice="code", kc_kernel_inference="v2"}', 0),
+        ],
     ),
     "a firing step is one, a quiet one is not there": (
         queries.alerts(),

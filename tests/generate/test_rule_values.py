@@ -86,7 +86,7 @@ def test_breaches_fire_with_their_numbers(panel_store: Store) -> None:
     for key, verdicts in broken.items():
         contract, clause, slice, train, inference = key
         pair = f"for {inference} against {train}"
-        assert told[key]["summary"] == f"{contract}: {clause} is broken on slice {slice} {pair}"
+        assert told[key]["summary"] == f"{contract}: {clause} broke its limit on slice {slice} {pair}"
         # Of evaluators side by side, those of either.
         for name in ("estimate", "lower", "upper", "limit"):
             title = name if name in {"estimate", "limit"} else f"{name} bound"

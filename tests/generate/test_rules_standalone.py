@@ -89,11 +89,15 @@ def test_shifted_ranks_are_never_sharper_than_the_binomial(rank: float, n: int, 
 
 
 def test_each_steps_webhooks_get_its_alerts(policy: Contract) -> None:
-    """One route per step and endpoint, for roll-backs, and for a lost evaluator; secrets are in files only."""
+    """One route per step and endpoint, for states, and for a lost evaluator; secrets are in files only."""
     content = yaml.safe_load(routes_file([policy]).text)
-    route, rolled_back, lost = content["route"]["routes"]
-    assert rolled_back == {
-        "receiver": "pager", "matchers": ['contract="policy-7b"', 'alertname="KernelContractRolledBack"'],
+    route, states, lost = content["route"]["routes"]
+    assert states == {
+        "receiver": "pager",
+        "matchers": [
+            'contract="policy-7b"',
+            'alertname=~"KernelContractRolledBack|KernelContractUnproven|KernelContractPointsMissing"',
+        ],
         "group_wait": "0s", "continue": True,
     }  # fmt: skip
     assert (lost["receiver"], lost["matchers"], lost["group_wait"]) == ("pager", [f'alertname="{NAME}"'], "0s")

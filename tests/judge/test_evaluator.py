@@ -610,10 +610,25 @@ def test_a_run_that_ended_in_order_is_told_from_one_that_fell_silent(contract: A
         assert (verdict.status, said in verdict.reason) == (Status.NO_DATA, True), verdict.reason
 
 
-def info_request(sender: Any, now: float, value: int) -> Any:
+def test_a_run_has_not_ended_while_a_recorder_of_it_fell_silent_without_a_word(contract, sender, now) -> None:
+    """Whoever shuts down last: the other may have died beside a kernel that serves. A rollout is a word, too."""
+    evaluator = Evaluator([contract(slices={})])
+    for instance, value in (("0", 1), ("1", 1), ("1", 0)):
+        request = info_request(sender, now, value, instance=instance)
+        request.resource_metrics.extend(sender(instance=instance).request(now, small(5000)).resource_metrics)
+        evaluator.ingest_metrics(request, now)
+    (verdict,) = verdicts_of(evaluator, now + 200)
+    assert "its run ended, or its recorder died" in verdict.reason
+    evaluator.ingest_metrics(info_request(sender, now + 201, 0), now + 201)
+    (verdict,) = verdicts_of(evaluator, now + 500)
+    assert "the run ended" in verdict.reason
+
+
+def info_request(sender: Any, now: float, value: int, instance: str = "0") -> Any:
     """A request with one point of kc.kernel.info."""
     request = sender(
         "kc.kernel.info",
+        instance=instance,
         attributes={
             "kc.contract": "policy", "kc.kernel.role": "inference", "kc.kernel.version": INFERENCE,
             "kc.kernel.engine": "vllm", "kc.kernel.dtype": "fp8",

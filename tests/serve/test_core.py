@@ -8,6 +8,7 @@ import logging
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.escalation import escalate as escalate_module
 from kc_otel.judge.escalation.people import People, Silence
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.verdict import Status
+from kc_otel.judge.verdict import Evaluation, Status
 from kc_otel.serve import core as core_module
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.config import ServeConfig
@@ -102,6 +103,27 @@ def test_an_endpoint_that_forgets_is_told_every_minute_what_still_fires(contract
             core.tick(now + 190)
             (again,) = core.outbox.messages(DeliveryState.WAITING)
             assert (again.id, again.seq > waiting[-1][0].seq) == (waiting[-1][0].id, True)
+
+
+def test_an_endpoint_that_forgets_is_told_of_a_breach_that_only_went_away(contract, open_file, drift, monkeypatch):
+    """It would take silence for the end; nobody is told of that before it is known."""
+    now = time.time()
+    core = Core([contract], open_file(), external_url="", now=now, forgetful=["pager"])
+    core.metrics(drift(0.3))
+    core.tick(now + 1)
+    (fired,) = core.outbox.due(now + 1)
+    core.outbox.accepted(fired.id)
+    core.evaluator.states["policy"].ended.clear()
+    healthy = [
+        replace(verdict, cell=verdict.cell._replace(kernel_inference="healthy"), status=Status.PASS)
+        for verdict, _, _ in core.history.cells()
+    ]
+    monkeypatch.setattr(core.evaluator, "evaluate", lambda at: {"policy": Evaluation(at, tuple(healthy))})
+    core.tick(now + 30)
+    assert not core.firing()
+    core.tick(now + 62)
+    (renewal,) = core.outbox.messages(DeliveryState.WAITING)
+    assert sorted(map(str, _alerts(renewal.body))) == sorted(map(str, _alerts(fired.body)))
 
 
 def test_kernels_that_are_all_but_equal_are_judged(make_core: Callable[..., Core], drift: Callable) -> None:

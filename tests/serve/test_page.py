@@ -14,7 +14,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import kc_otel.serve.page as page_box
-from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
+from kc_otel.judge.escalation.alerts import PolicyState
+from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.verdict import Evaluation, Status
 from kc_otel.serve.core import Core
 from tests.tools.api import client_of
@@ -171,32 +172,24 @@ def test_before_any_data_nothing_is_broken(make_core: Callable[..., Core]) -> No
     assert answer["counts"]["policy"] == {"NO_DATA": 2}
 
 
-def test_a_breach_that_only_went_away_is_shown(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernel fell silent beside others: what is measured holds, and whether the kernel serves is not known."""
-    now = core.evaluated_at
-    assert now is not None
+def test_a_breach_that_only_went_away_is_shown(core: Core) -> None:
+    """With a metric of its own value, until a person closes it; no alert fires that they could acknowledge."""
     (before,) = core.incidents()
-    over = replace(before, state=IncidentState.RESOLVED, resolved_at=now, refuted=False)
-    back = IncidentAction("roll-back", "v2 from canary", now, ("all",))
-
-    def shown(past: Incident = over, kernel: str = "healthy", later: float = 0.0) -> list[str]:
-        cells = [
-            (replace(verdict, cell=verdict.cell._replace(kernel_inference=kernel), status=Status.PASS), *more)
-            for verdict, *more in judged
-        ]
-        monkeypatch.setattr(core.history, "cells", lambda *_: cells)
-        monkeypatch.setattr(core, "past_incidents", lambda *_: [past])
-        core.evaluated_at = now + later
-        return [row["state_text"] for row in client_of(core).get("/api/v1/overview").json()["unproven"]]
-
-    judged = core.history.cells()
-    assert shown() == [], "its last recorder said that it shuts down"
-    core.evaluator.states["policy"].ended.clear()
-    assert shown() == ["Closed without proof of recovery"]
-    assert shown(replace(over, refuted=True)) == []
-    assert shown(replace(over, actions=(back,))) == [], "nobody waits for what was rolled back"
-    assert shown(kernel=before.kernel_inference) == [], "its own cells say how it is"
-    assert shown(later=301.0) == [], "a long window later"
+    unproven = replace(before, state=IncidentState.UNPROVEN)
+    core.escalation = replace(
+        core.escalation, incidents={"policy": (unproven,)}, policies={"policy": PolicyState("policy")}
+    )
+    client = client_of(core)
+    (row,) = client.get("/api/v1/overview").json()["incidents"]
+    assert (row["state"], row["state_text"]) == ("unproven", "Went away without proof of recovery")
+    (line,) = [line for line in client.get("/metrics").text.splitlines() if line.startswith("kc_incident{")]
+    assert line.endswith(" 0.0")
+    wrong = {"contract": "policy", "slice": "code", "by": "ada", "why": " "}
+    assert client.post("/api/v1/alerts/acknowledge", json=wrong).status_code == 422
+    answer = client.post("/api/v1/alerts/acknowledge", json=wrong | {"why": "the run was killed"}).json()
+    assert answer == {"fingerprints": [], "closed": [before.id]}
+    (event,) = [event for event in core.events.events("policy", 0, 1000) if event.kind == "closed"]
+    assert event.data["message"] == f"ada closed incident {before.id}: the run was killed"
 
 
 def test_points_that_are_not_judged_are_shown(make_core: Callable[..., Core], drift: Callable) -> None:

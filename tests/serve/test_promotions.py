@@ -16,6 +16,7 @@ from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.incidents.actions_taken import actions_taken
+from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.promotion.promotion_state import OrderError
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.refused_points import Missing
@@ -410,9 +411,14 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) 
     assert paged(core) == [], "once"
     slow.tick(2000.0)
     assert core.promotions.of("policy", "v2").seen_serving == 93.0
+    assert paged(core) == [], "it may still serve"
+    assert [incident.state for incident in core.incidents("policy")] == [IncidentState.UNPROVEN]
+    core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 2010.0)
+    for at in (2011.0, 2012.0):
+        slow.tick(at)
     assert "is over" in (last := paged(core)[-1]["alerts"][-1]["annotations"]["summary"])
     assert "whether the version that was rolled back still serves is not known" in last
-    core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 2010.0)
+    assert core.incidents("policy") == ()
     assert core.promotions.of("policy", "v2").seen_serving is None
     newest["at"] = 2041.0
     slow.tick(2042.0)
@@ -478,5 +484,33 @@ def test_a_version_that_serves_after_a_person_rolled_it_back_is_told_though_it_b
     assert alert["annotations"]["summary"] == "policy: vllm bfloat16 (v2) was rolled back but still serves"
     assert (alert["labels"]["severity"], body["kernelContract"]["incident"]) == ("critical", None)
     assert body["kernelContract"]["impact"] == "A version that was rolled back still serves requests."
-    slow.tick(42, v2="PASS")
-    assert paged(core) == [], "once"
+    for at in (42, 5000):
+        slow.tick(at, v2="PASS")
+        assert paged(core) == [], "once, and silence ends nothing"
+    core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 5001.0)
+    slow.tick(5002, v2="PASS")
+    (over,) = paged(core)
+    assert (over["status"], over["alerts"][0]["fingerprint"]) == ("resolved", alert["fingerprint"])
+    assert over["alerts"][0]["annotations"]["summary"] == (
+        "policy: a person has answered for a rolled back version for vllm bfloat16 (v2) against trainA; that nothing "
+        "serves what was rolled back is not known"
+    )
+    assert core.escalation.groups["policy"] == ()
+
+
+def test_a_rolled_back_version_that_serves_undecided_is_told_in_its_incident(slow: Driven) -> None:
+    """Its alert holds, and no verdict is FAIL now; that it serves is news all the same."""
+    core, newest = slow.core, {"at": 61.0}
+    core.evaluator.newest_of = lambda *_: newest["at"]  # type: ignore[method-assign]
+    core.promotions.start("policy", "v2", "ada", 0.0)
+    for at in range(1, 3700, 60):  # until the ladder's own step fires
+        newest["at"] = float(at)
+        slow.tick(at, v2="FAIL" if at > 1 else "PASS")
+    core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 3662.0)
+    slow.tick(3663, v2="INCONCLUSIVE")
+    paged(core)
+    newest["at"] = 3700.0
+    slow.tick(3701, v2="INCONCLUSIVE")
+    (body,) = paged(core)
+    assert "was rolled back but still serves" in body["alerts"][0]["annotations"]["summary"]
+    assert body["kernelContract"]["incident"] is not None

@@ -93,8 +93,8 @@ _METRICS: Final = (
         "1 while a step of the escalation policy fires.",
     ),
     Metric(
-        "kc.route", "1", Instrument.GAUGE, ("kc.contract", "kc.slice", "kc.route.kernel"),
-        "1 for the kernel that the decision table sends a slice to.",
+        "kc.route", "1", Instrument.GAUGE, ("kc.contract", "kc.slice", "kc.kernel.inference", "kc.route.kernel"),
+        "1 for the kernel that the decision table sends a slice to, where it would be served by this version.",
     ),
     Metric(
         "kc.action.active", "1", Instrument.GAUGE, ("kc.contract", "kc.clause", "kc.slice", "kc.action"),
@@ -103,7 +103,8 @@ _METRICS: Final = (
     Metric(
         "kc.incident", "1", Instrument.GAUGE,
         ("kc.contract", "kc.incident", "kc.incident.on", "kc.kernel.train", "kc.kernel.inference"),
-        "An open incident: 2 while it is broken, 1 while it is contained.",
+        "An open incident: 2 while it is broken, 1 while it is contained, 0 once it went away without proof of "
+        "recovery.",
     ),
     *(
         Metric(

@@ -78,7 +78,8 @@ SENT_METRICS: Final = (
     ),
     Metric(
         "kc.kernel.info", "1", Instrument.GAUGE, ("kc.contract", "kc.kernel.role", "kc.kernel.version"),
-        "1, and 0 after its recorder has shut down; its attributes are the fields of the kernel version's fingerprint.",
+        "1, and 0 once its recorder has shut down or records another version; its attributes are the fields of the "
+        "kernel version's fingerprint.",
     ),
     Metric(
         "kc.train.step", "{step}", Instrument.GAUGE, ("kc.contract", "kc.kernel.train", "kc.kernel.inference"),

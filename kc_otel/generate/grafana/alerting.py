@@ -22,7 +22,7 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.generate import evaluator_alert, rolled_back_alert
+from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import (
     CELL_LABELS,
     HELD_BY,
@@ -43,12 +43,10 @@ from kc_otel.generate.links import (
     NOT_HOLDING_ID,
     NOWHERE,
     OVERVIEW_UID,
-    PROMOTION_UID,
-    STAGE_ID,
     Sites,
     slice_link,
 )
-from kc_otel.generate.rolled_back_alert import ROLLED_BACK_ALERTS, RolledBackAlert
+from kc_otel.generate.state_alerts import STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
 DATASOURCE_UID: Final = "prometheus"
@@ -76,7 +74,7 @@ def alerting_file(contract: Contract, datasource_uid: str = DATASOURCE_UID, site
 
 
 def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE) -> GeneratedFile:
-    """Rules shared by all contracts: no evaluator lives, Grafana cannot query, a version was rolled back.
+    """Rules shared by all contracts: no evaluator lives, Grafana cannot query, and those of STATE_ALERTS.
 
     The first is said within a minute.
     """
@@ -91,20 +89,20 @@ def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID, sites: Sites =
         no_data="Alerting",
         on_error="Alerting",
     )
-    rolled = [_rolled_back(alert, datasource_uid, sites) for alert in ROLLED_BACK_ALERTS]
-    note = "Whether an evaluator lives, and what was rolled back; the same for every contract."
-    return _file("_evaluator", _SHORTEST_INTERVAL, [down, *rolled], note)
+    states = [_of_state(alert, datasource_uid, sites) for alert in STATE_ALERTS]
+    note = "Whether an evaluator lives, and what nobody judges; the same for every contract."
+    return _file("_evaluator", _SHORTEST_INTERVAL, [down, *states], note)
 
 
-def _rolled_back(alert: RolledBackAlert, datasource_uid: str, sites: Sites) -> dict[str, Any]:
+def _of_state(alert: StateAlert, datasource_uid: str, sites: Sites) -> dict[str, Any]:
     return _rule(
-        f"kc-rolled-back-{alert.severity}",
-        f"{rolled_back_alert.NAME}, {alert.severity}",
+        alert.uid,
+        f"{alert.name}, {alert.severity}",
         # Its series are what fires, whatever their value.
         [_query(f"({alert.expression}) * 0 + 1", datasource_uid), _threshold(_above(0.0))],
-        (PROMOTION_UID, STAGE_ID),
+        alert.panel,
         alert.labels(_of),
-        {**alert.texts(_of), **_board(PROMOTION_UID), **sites.runbook(rolled_back_alert.NAME)},
+        {**alert.texts(_of), **_board(alert.panel[0]), **sites.runbook(alert.name)},
         no_data="OK",
     )
 

@@ -24,7 +24,7 @@ from kc_otel.generate.grafana.panels import (
     thresholds,
 )
 from kc_otel.generate.grafana.sdk import dashboard
-from kc_otel.generate.links import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID
+from kc_otel.generate.links import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID, MISSING_ID
 
 _USED_OUTCOMES: Final = "accepted|baseline"
 _EVALUATOR: Final = "From the evaluator's own metrics."
@@ -83,10 +83,12 @@ def _counts() -> Iterator[Any]:
 
 
 def _evaluator() -> Iterator[Any]:
-    yield _rates(20, "Points received", "kc.evaluator.points", ("kc.outcome",), "cps", _EVALUATOR).span(12)
+    yield _rates(20, "Points received", "kc.evaluator.points", ("kc.outcome",), "cps", _EVALUATOR).span(8)
+    of = METRICS["kc.evaluator.missing"].attributes
+    yield _gauge(MISSING_ID, "Senders not judged", "kc.evaluator.missing", of, "short", _EVALUATOR, "max").span(8)
     yield _rates(
         21, "OTLP requests", "kc.evaluator.requests", ("kc.transport", "kc.outcome"), "reqps", _EVALUATOR
-    ).span(12)
+    ).span(8)
     kept, allowed = "kc.evaluator.series", "kc.evaluator.series.limit"
     about = f"{METRICS[kept].meaning} The dashed line: {METRICS[allowed].meaning.lower()} {_EVALUATOR}"
     series = (Query(queries.health(kept), "streams"), Query(queries.health(allowed), "limit"))

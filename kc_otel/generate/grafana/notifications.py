@@ -16,10 +16,10 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate import rolled_back_alert
 from kc_otel.generate.alert_steps import repeat_interval
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import FOLDER
+from kc_otel.generate.state_alerts import STATE_ALERTS
 
 _PREFIX: Final = "kernel-contracts"
 _ORG: Final = 1
@@ -112,7 +112,7 @@ def _policy(contracts: tuple[Contract, ...], endpoints: list[str]) -> dict[str, 
         {"receiver": _receiver(endpoint), **steps, "continue": True}
         for endpoint in endpoints
         for contract in contracts
-        for steps in (*_steps(contract, endpoint), *_roll_backs(contract, endpoint))
+        for steps in (*_steps(contract, endpoint), *_states(contract, endpoint))
     ]
     routes += [{"receiver": _receiver(None), **steps} for contract in contracts for steps in _steps(contract, None)]
     branch = {"receiver": _receiver(None), "object_matchers": [["grafana_folder", "=", FOLDER]]}
@@ -143,10 +143,11 @@ def _steps(contract: Contract, endpoint: str | None) -> list[dict[str, Any]]:
     ]
 
 
-def _roll_backs(contract: Contract, endpoint: str) -> list[dict[str, Any]]:
-    """Tell whomever a step on FAIL calls about a roll-back, at once."""
+def _states(contract: Contract, endpoint: str) -> list[dict[str, Any]]:
+    """Tell whomever a step on FAIL calls about what no step waits for, at once."""
     told = {action.target for step in contract.escalation if step.on == "fail" for action in step.do}
-    name = ["alertname", "=~", f"{rolled_back_alert.NAME}.*"]  # Grafana's alerts are named by the title of their rule
+    names = "|".join(dict.fromkeys(alert.name for alert in STATE_ALERTS))
+    name = ["alertname", "=~", f"({names}).*"]  # Grafana's alerts are named by the title of their rule
     at_once = {"object_matchers": [["contract", "=", contract.name], name], "group_wait": "0s"}
     return [at_once] if endpoint in told else []
 

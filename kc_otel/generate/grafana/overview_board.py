@@ -78,7 +78,7 @@ def _counts() -> Iterator[Any]:
         6,
         "Routed away",
         "Slices that the decision table sends to the training kernel instead of the inference kernel.",
-        queries.count(queries.to_train()),
+        queries.count(queries.to_train(queries.ROUTE[:2])),
         "blue",
     ).data_links([dashboard.DashboardLink("Promotion and routing").url(f"/d/{PROMOTION_UID}")])
     yield stat_panel(

@@ -48,16 +48,16 @@ def promotion_file() -> GeneratedFile:
 
 def _panels() -> Iterator[Any]:
     about = "Slices that the decision table sends to the training kernel instead of the inference kernel."
-    yield stat_panel(2, "Routed away", about, queries.count(queries.to_train()), "purple", span=6)
+    yield stat_panel(2, "Routed away", about, queries.count(queries.to_train(queries.ROUTE[:2])), "purple", span=6)
     for id, title, action, about in _ACTIONS_IN_FORCE:
         query = queries.count(queries.actions(_is(action)))
         yield stat_panel(id, title, about, query, "orange", span=6)
     yield timeline_panel(
         10,
         "Routes over time",
-        "Which kernel the decision table sends each slice to. A route stays after its alert has resolved, until a "
-        "person resumes the slice.",
-        (Query(queries.routes(), legend("kc.contract", "kc.slice")),),
+        "Which kernel the decision table sends each slice to instead of a version. A route stays after its alert "
+        "has resolved, until a person resumes the slice.",
+        (Query(queries.routes(), legend(*queries.ROUTE)),),
         mapping({"0": ("inference kernel", "blue"), "1": ("training kernel", "purple")}),
         "blue",
         height=8,

@@ -198,15 +198,19 @@ def minimum_step() -> str:
     return f"ceil(clamp_min({slowest}, 120) / 4) or vector(30)"
 
 
+ROUTE: Final = ("kc.contract", "kc.slice", "kc.kernel.inference")
+"""Attributes that tell routes apart."""
+
+
 def routes() -> str:
-    """1 for slices that the decision table sends to the training kernel, 0 for the others."""
-    return f"({to_train()}) or 0 * {cells('kc.route', attributes=('kc.contract', 'kc.slice'))}"
+    """1 for slices that the decision table sends to the training kernel instead of a version, 0 for the others."""
+    return f"({to_train()}) or 0 * {cells('kc.route', attributes=ROUTE)}"
 
 
-def to_train() -> str:
+def to_train(attributes: tuple[str, ...] = ROUTE) -> str:
     """1 for slices that the decision table sends to the training kernel."""
     matcher = f'{label("kc.route.kernel")}="train-kernel"'
-    return f"{cells('kc.route', matcher, attributes=('kc.contract', 'kc.slice'))} == 1"
+    return f"{cells('kc.route', matcher, attributes=attributes)} == 1"
 
 
 def _of_contract(metric: str) -> tuple[str, ...]:
@@ -239,7 +243,9 @@ def increase(metric: str) -> str:
 
 def health(metric: str, attributes: Iterable[str] = (), how: str = "sum") -> str:
     """A gauge of the evaluator or the recorders."""
-    return by(attributes, selector(metric, None, *picked(METRICS[metric].attributes)), how)
+    kernels = {"kc.kernel.train", "kc.kernel.inference"}  # nobody picks one on the board of health
+    selected = selector(metric, None, *picked(name for name in METRICS[metric].attributes if name not in kernels))
+    return by(attributes, selected, how)
 
 
 def evidence() -> dict[str, str]:

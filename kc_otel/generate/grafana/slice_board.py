@@ -93,9 +93,11 @@ def _now() -> Iterator[Any]:
     ).decimals(1)
     about = "Observations that the verdict rests on: tokens, sequences, batches or rows, as the clause counts."
     yield state_panel(6, "Samples", about, _cells("kc.bound.samples"), unit="short").color_mode(_NO_COLOR)
-    about = "Where the decision table sends this slice now."
-    panel = state_panel(7, "Kernel that serves it", about, queries.routes(), colours=thresholds("blue"))
-    yield panel.mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
+    about = "Where the decision table sends this slice's requests instead of each version of the inference kernel."
+    of = legend("kc.kernel.inference")
+    panel = state_panel(7, "Kernel that serves it", about, queries.routes(), colours=thresholds("blue"), legend=of)
+    panel.mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
+    yield panel.text_mode(common_models.BigValueTextMode.VALUE_AND_NAME)
     said = "kc.clause.promise"
     promise = queries.by((said,), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE))
     panel = state_panel(8, "What it promises", "What the clause allows.", promise, legend=legend(said), span=24)

@@ -13,14 +13,14 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
-from kc_otel.generate import evaluator_alert, rolled_back_alert
+from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.links import HEALTH_UID, NOWHERE, PROMOTION_UID, Sites
+from kc_otel.generate.links import HEALTH_UID, NOWHERE, Sites
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.generate.prometheus.alertmanager_routes import routes_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
-from kc_otel.generate.rolled_back_alert import ROLLED_BACK_ALERTS, RolledBackAlert
+from kc_otel.generate.state_alerts import STATE_ALERTS, StateAlert
 
 _INTERVAL: Final = 5.0
 """Seconds between evaluations: three of other rules would be most of the minute."""
@@ -41,10 +41,10 @@ def prometheus_files(contracts: Iterable[Contract], sites: Sites = NOWHERE) -> t
 
 def evaluator_file(sites: Sites = NOWHERE) -> GeneratedFile:
     """Return the rule file, which is the same for all contracts."""
-    rules = [_rule(sites), *(_rolled_back(alert, sites) for alert in ROLLED_BACK_ALERTS)]
+    rules = [_rule(sites), *(_of_state(alert, sites) for alert in STATE_ALERTS)]
     group = {"name": "kernel-contracts-evaluator", "interval": format_duration(_INTERVAL), "rules": rules}
     text = as_yaml(
-        {"groups": [group]}, "Whether an evaluator lives, and what was rolled back; the same for every contract."
+        {"groups": [group]}, "Whether an evaluator lives, and what nobody judges; the same for every contract."
     )
     return GeneratedFile(PurePosixPath("prometheus", "rules", _FILE), text)
 
@@ -60,13 +60,13 @@ def _rule(sites: Sites) -> dict[str, Any]:
     }
 
 
-def _rolled_back(alert: RolledBackAlert, sites: Sites) -> dict[str, Any]:
+def _of_state(alert: StateAlert, sites: Sites) -> dict[str, Any]:
     def of(label: str) -> str:
         return f"{{{{ $labels.{label} }}}}"
 
-    links = {**sites.dashboard(f"/d/{PROMOTION_UID}"), **sites.runbook(rolled_back_alert.NAME)}
+    links = {**sites.dashboard(f"/d/{alert.panel[0]}"), **sites.runbook(alert.name)}
     return {
-        "alert": rolled_back_alert.NAME,
+        "alert": alert.name,
         "expr": alert.expression,
         "labels": alert.labels(of),
         "annotations": {**alert.texts(of), **links},

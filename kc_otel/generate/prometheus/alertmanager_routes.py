@@ -11,9 +11,10 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate import evaluator_alert, rolled_back_alert
+from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import repeat_interval
 from kc_otel.generate.files import GeneratedFile, as_yaml
+from kc_otel.generate.state_alerts import STATE_ALERTS
 
 SECRETS: Final = "/etc/alertmanager/secrets"
 """Folder of the files `NAME.url` and `NAME.token`."""
@@ -37,8 +38,9 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
                 route = {"receiver": endpoint, "matchers": matchers, "continue": True}
                 routes.append(route | {"repeat_interval": repeat_interval(step.repeat)})
         told = {action.target for step in contract.escalation if step.on == "fail" for action in step.do}
-        rolled = [f'contract="{contract.name}"', f'alertname="{rolled_back_alert.NAME}"']
-        at_once = {"matchers": rolled, "group_wait": "0s", "continue": True}
+        names = "|".join(dict.fromkeys(alert.name for alert in STATE_ALERTS))
+        of_states = [f'contract="{contract.name}"', f'alertname=~"{names}"']
+        at_once = {"matchers": of_states, "group_wait": "0s", "continue": True}
         routes += [{"receiver": endpoint, **at_once} for endpoint in sorted(endpoints & told)]
     # Whoever acts on a contract's verdicts has to know that there are none; it has waited by itself.
     down = {

@@ -7,11 +7,10 @@ no notices are sent.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kc_otel.contract.model import Contract
-from kc_otel.contract.policy import Action
 from kc_otel.judge.decisions.entries import DecisionTable, Pin
 from kc_otel.judge.decisions.table import apply, kept_since
 from kc_otel.judge.escalation.alert_lifecycle import advance
@@ -180,7 +179,8 @@ def with_roll_backs_told(
     """The same, with the versions that are rolled back in their incidents, and said at once where that is new.
 
     Every endpoint of the ladder's steps on FAIL is told, whatever a step waits for: somebody else has acted by then. A
-    version that serves after its rollback and breaks nothing has no incident, and a message of its own.
+    version that serves after its rollback and breaks nothing has no incident, and a message of its own, whose end is
+    said once a person has rolled it back again or started it.
     """
     rolled = list(rolled)
     name, before = contract.name, (*step.state.incidents.get(contract.name, ()), *step.resolved)
@@ -194,21 +194,31 @@ def with_roll_backs_told(
             if action.kind == "webhook"
         )
     )
-    said = []
+    said: list[Notice] = []
+
+    def say(version_or_incident: str, kind: str, verdict: Verdict, started_at: float) -> None:
+        edge = Transition(
+            contract=name, step=ROLLED_BACK, on="fail", cell=verdict.cell, what=What.FIRING, at=now,
+            started_at=started_at, severity="critical" if kind == "serves" else "warning", actions=actions,
+            verdict=verdict, fingerprint=_fingerprint(version_or_incident, kind),
+        )  # fmt: skip
+        said.append(Notice(edge, NoticeReason.ROLLED_BACK))
+
     for old, new in zip(before, after, strict=True):
-        worst = _worst(new, verdicts)
-        if worst is None or not actions:
-            continue
-        for action in new.actions[len(old.actions) :]:
-            edge = Transition(
-                contract=name, step=ROLLED_BACK, on="fail", cell=worst.cell, what=What.FIRING, at=now,
-                started_at=action.at, severity="critical" if action.kind == "serves" else "warning", actions=actions,
-                verdict=worst, fingerprint=_fingerprint(new.id, action.kind),
-            )  # fmt: skip
-            said.append(Notice(edge, NoticeReason.ROLLED_BACK))
+        done = new.actions[len(old.actions) :]
+        if done and (worst := _worst(new, verdicts)) is not None:
+            for action in done:
+                say(new.id, action.kind, worst, action.at)
+    told = {notice.transition.cell.kernel_inference for notice in said}
+    serving = [promotion for promotion in rolled if promotion.seen_serving is not None]
+    for promotion in serving:
+        of_it = (verdict for verdict in verdicts if verdict.cell.kernel_inference == promotion.version)
+        if promotion.seen_serving == now and promotion.version not in told and (last := next(of_it, None)) is not None:
+            say(_alone(promotion), "serves", last, now)
     groups, messages = group_messages(
-        step.state.groups.get(name, ()), said, after, step.state.people, timing, contract.observability.window, now
-    )
+        step.state.groups.get(name, ()), said if actions else (), after, step.state.people, timing,
+        contract.observability.window, now, {_fingerprint(_alone(promotion), "serves") for promotion in serving},
+    )  # fmt: skip
     by_id = {incident.id: incident for incident in after}
     earlier = tuple(
         replace(message, incident=by_id.get(message.incident.id, message.incident)) if message.incident else message
@@ -224,35 +234,13 @@ def with_roll_backs_told(
             groups={**step.state.groups, name: groups},
         ),
         resolved=tuple(incident for incident in after if incident.state is IncidentState.RESOLVED),
-        messages=(*earlier, *messages, *_without_incident(contract, step, rolled, verdicts, actions, now)),
+        messages=(*earlier, *messages),
     )
 
 
-def _without_incident(
-    contract: Contract,
-    step: Escalation,
-    rolled: Iterable[Promotion],
-    verdicts: Iterable[Verdict],
-    actions: tuple[Action, ...],
-    now: float,
-) -> Iterator[IncidentMessage]:
-    """Messages about versions that are found now to serve after their rollback, and are in no incident of a FAIL."""
-    told = {
-        incident.kernel_inference for incident in step.state.incidents.get(contract.name, ()) if incident.on == "fail"
-    }
-    for promotion in rolled:
-        if promotion.seen_serving != now or promotion.version in told:
-            continue
-        last = next((verdict for verdict in verdicts if verdict.cell.kernel_inference == promotion.version), None)
-        if last is None or step.state.people.silencing(last.cell, now):
-            continue
-        edge = Transition(
-            contract=contract.name, step=ROLLED_BACK, on="fail", cell=last.cell, what=What.FIRING, at=now,
-            started_at=now, severity="critical", actions=actions, verdict=last,
-            fingerprint=_fingerprint(promotion.version, "serves"),
-        )  # fmt: skip
-        for action in actions:
-            yield IncidentMessage(str(action.target), NoticeReason.ROLLED_BACK, None, (edge,), 1)
+def _alone(promotion: Promotion) -> str:
+    """What is told of a version that has no incident."""
+    return f"{promotion.contract}/{promotion.version}"
 
 
 def _worst(incident: Incident, verdicts: Iterable[Verdict]) -> Verdict | None:

@@ -13,7 +13,7 @@ less than zero and never more than the contract's window. Source: Prometheus doc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -97,6 +97,7 @@ def group_messages(
     timing: GroupTiming,
     window: float,
     now: float,
+    lasting: Collection[str] | None = None,
 ) -> tuple[tuple[MessageGroup, ...], tuple[IncidentMessage, ...]]:
     """The groups after an evaluation, and the webhooks that are to be sent now.
 
@@ -108,6 +109,7 @@ def group_messages(
         timing: How long messages wait.
         window: The contract's window, seconds.
         now: Unix time, seconds.
+        lasting: Fingerprints of alerts about rolled back versions that have no incident and are not over; None for all.
     """
     by_id = {incident.id: incident for incident in incidents}
     by_key = {incident.key: incident.id for incident in incidents}
@@ -125,7 +127,12 @@ def group_messages(
     messages: list[IncidentMessage] = []
     for group in known.values():
         over = by_id.get(group.incident)
-        if over is None or over.state is IncidentState.RESOLVED:
+        alone = over is None and any(edge.fingerprint == group.incident for edge in group.closing)
+        if alone:
+            ended = lasting is not None and group.incident not in lasting
+        else:
+            ended = over is None or over.state is IncidentState.RESOLVED
+        if ended:
             group = _closed(group, now)  # noqa: PLW2901 - the same one
         rest, message = _sent(group, by_id.get(group.incident), people, timing, now)
         messages += [message] if message is not None else []
@@ -197,6 +204,8 @@ def _sent(
     firing = [notice for notice in group.pending if notice.transition.what is What.FIRING]
     muted = [notice for notice in firing if people.silencing(notice.transition.cell, now)]
     ended = [notice for notice in group.pending if notice.transition.what is What.RESOLVED]
+    held = [notice for notice in ended if incident is not None and incident.unproven(*notice.transition.cell[1:3])]
+    ended = [notice for notice in ended if notice not in held]
     ready = [notice for notice in firing if notice not in muted]
     lasting = set(group.told) - {notice.transition.fingerprint for notice in ended}
     over = bool(ended) and not lasting and not ready
@@ -218,6 +227,6 @@ def _sent(
     )
     steps = {notice.transition.step for notice in ready} | set(group.steps)
     rest = replace(
-        group, told=tuple(sorted(told)), steps=tuple(sorted(steps)), pending=tuple(muted), waited=0.0, quiet=0.0
+        group, told=tuple(sorted(told)), steps=tuple(sorted(steps)), pending=(*muted, *held), waited=0.0, quiet=0.0
     )
     return rest, message

@@ -195,12 +195,12 @@ def _alert_name(transition: Transition) -> str:
     return ALERT_NAMES[ROLLED_BACK if transition.step == ROLLED_BACK else transition.on]
 
 
-def _over(transition: Transition, where: str, of: str) -> str:
+def _over(transition: Transition, where: str, of: str, *, refuted: bool) -> str:
     """Say what ended, for which kernels, and, if nothing refuted it, why."""
     cell, last = transition.cell, transition.verdict
     match transition.on:
         case "fail":
-            if last.status is Status.PASS or last.ended:
+            if refuted or last.status is Status.PASS or last.ended:
                 return f"{cell.clause} on {where} is resolved{of}"
             why = "the pair no longer reports while others do, or the contract has changed"
             return f"{cell.clause} on {where} is closed{of} without proof of recovery: {why}"
@@ -212,16 +212,18 @@ def _over(transition: Transition, where: str, of: str) -> str:
     return f"no sequences fail the input checks any more{of}"
 
 
-def summary(transition: Transition, names: Mapping[tuple[str, str], str]) -> str:
+def summary(transition: Transition, names: Mapping[tuple[str, str], str], incident: Incident | None = None) -> str:
     """One line for a person: the firing or resolved clause, its slice, and the kernels by their `kernel_names`."""
     cell = transition.cell
     of = pair_name(names, cell.kernel_train, cell.kernel_inference)
     where = "all traffic" if cell.slice == "all" else f"slice {cell.slice}"
     if transition.what is What.RESOLVED:
         if transition.step == ROLLED_BACK and transition.severity == "critical":
+            over = "the incident is over" if incident is not None else "a person has answered for a rolled back version"
             said = "whether the version that was rolled back still serves is not known"
-            return f"{cell.contract}: the incident is over{of}; {said}"
-        return f"{cell.contract}: {_over(transition, where, of)}"
+            return f"{cell.contract}: {over}{of}; {said}"
+        refuted = incident is not None and incident.refuted
+        return f"{cell.contract}: {_over(transition, where, of, refuted=refuted)}"
     if transition.step == ROLLED_BACK:
         said = "was rolled back but still serves" if transition.severity == "critical" else "was rolled back"
         if not _shows(transition):
@@ -263,7 +265,7 @@ def _alert(
     if reason in _REPEATED_SENTENCES:
         lasted = format_duration(max(1.0, round(transition.at - transition.started_at)))
         description = f"{_REPEATED_SENTENCES[reason].format(lasted=lasted)} {description}"
-    annotations = {"summary": summary(transition, names), "description": description}
+    annotations = {"summary": summary(transition, names, incident), "description": description}
     if runbook := contract.metadata.runbook or runbook_page(base, _alert_name(transition)):
         annotations["runbook_url"] = runbook
     return {

@@ -16,6 +16,7 @@ _OBEYED: Final = {
     "untaken": "no router has applied it",
     "recent": "this kernel has not been silent for a heartbeat since a router applied it",
     "disobeyed": "this kernel was measured after a router applied it",
+    "pinned": "a pin to the inference kernel overrides it",
 }
 _RECEDED_FACTOR: Final = 1.25
 """Factor over the current value above which a breach is reported at its earlier size."""
@@ -32,8 +33,18 @@ class IncidentState(StrEnum):
     """Users are kept from the kernel wherever it is broken, or was and nobody has given it back: a router has taken
     what was ordered, and the kernel was not measured for a heartbeat after that. Neither an order nor silence contains
     anything."""
+    UNPROVEN = "unproven"
+    """A breach that went away without a verdict that refutes it: its kernel fell silent and may still serve. It lasts
+    until such a verdict, a rollback or orderly end of the kernel version, or until a person closes it."""
     RESOLVED = "resolved"
     """Nothing is broken, no alert fires, and no route is left of it."""
+
+
+_STATE_WORDS: Final = {
+    IncidentState.CONTAINED: "Contained",
+    IncidentState.UNPROVEN: "Went away without proof of recovery",
+    IncidentState.RESOLVED: "Resolved",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,7 @@ class BrokenCell:
         at: Unix time of the estimate and its bounds, seconds; None when unknown.
         held: Whether only its alert says that it is broken: the last verdict does not.
         doubted: Whether the last verdict does not refute it either.
+        refuted: Whether a verdict has refuted it since it ended.
     """
 
     clause: str
@@ -73,6 +85,7 @@ class BrokenCell:
     at: float | None = None
     held: bool = False
     doubted: bool = False
+    refuted: bool = False
 
     @property
     def badness(self) -> float:
@@ -106,7 +119,7 @@ class PersonsWord:
 
     Attributes:
         at: Unix time, seconds.
-        kind: acknowledged, silenced, unsilenced, pinned, unpinned, enabled or resumed.
+        kind: acknowledged, closed, silenced, unsilenced, pinned, unpinned, enabled or resumed.
         text: In words, with who and why.
     """
 
@@ -146,7 +159,7 @@ class Incident:
         on: Kind of breach, as escalation steps call it: fail, no-data, inconclusive or invalid-input.
         kernel_train: Short fingerprint.
         kernel_inference: Short fingerprint.
-        state: broken, contained or resolved.
+        state: broken, contained, unproven or resolved.
         cells: Where it is or was broken, worst first; at least one. Each stays until the incident is over.
         actions: Actions of the policy, oldest first.
         words: Actions of people, oldest first.
@@ -156,8 +169,9 @@ class Incident:
         ordered_at: Unix time since when routes or pins ask that users be kept from all of it, seconds; None while they
             do not. Later orders do not move it.
         taken_at: Unix time at which a router was first seen to have taken such an order, seconds; None before.
-        obeyed: What is known of the orders while they do not contain it: `untaken`, `recent` or `disobeyed`.
-        refuted: Whether verdicts refuted all of it when it was over; else it only went away.
+        obeyed: What is known of the orders while they do not contain it: `untaken`, `recent`, `disobeyed` or
+            `pinned`.
+        gone: Whether its kernel version is known to serve nobody, or a person has closed what went away of it.
     """
 
     id: str
@@ -174,18 +188,31 @@ class Incident:
     diagnoses: tuple[Diagnosis, ...] = ()
     ordered_at: float | None = None
     taken_at: float | None = None
-    obeyed: Literal["untaken", "recent", "disobeyed"] = "untaken"
-    refuted: bool = True
+    obeyed: Literal["untaken", "recent", "disobeyed", "pinned"] = "untaken"
+    gone: bool = False
+
+    def unproven(self, clause: str, slice: str) -> bool:
+        """Return whether a FAIL of one of its cells went away without proof, and may go on."""
+        if self.on != "fail" or self.gone or self.state is IncidentState.RESOLVED:
+            return False
+        cell = next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
+        if cell is None:
+            return False
+        return cell.held and cell.doubted if cell.until is None else not cell.refuted
+
+    @property
+    def refuted(self) -> bool:
+        """Whether verdicts refuted all of it; else it only went away. Nobody breaks what has not reported yet."""
+        return not self.kernel_inference or all(cell.refuted for cell in self.cells)
 
     @property
     def state_text(self) -> str:
         """State of the incident in words, as the beginning of a sentence."""
         if self.on == "no-data" and not self.kernel_inference and self.state is not IncidentState.RESOLVED:
             return "Waiting for first data"
-        if self.state is IncidentState.RESOLVED and not self.refuted:
-            return "Closed without proof of recovery"
         if self.state is not IncidentState.BROKEN:
-            return self.state.capitalize()
+            unproven = self.state is IncidentState.RESOLVED and not self.refuted
+            return "Closed without proof of recovery" if unproven else _STATE_WORDS[self.state]
         if self._ended:
             return "Ended"
         if self.ordered_at is None:
@@ -215,10 +242,10 @@ class Incident:
     def outline(self) -> tuple[object, ...]:
         """The incident without the numbers that change with every evaluation, except the largest estimate."""
         cells = sorted(
-            (cell.clause, cell.slice, cell.since, cell.until is None, cell.held, cell.doubted, cell.peak)
+            (cell.clause, cell.slice, cell.since, cell.until is None, cell.held, cell.doubted, cell.refuted, cell.peak)
             for cell in self.cells
         )
-        return self.state, self.ordered_at, self.obeyed, cells, self.actions, self.words, self.diagnoses
+        return self.state, self.ordered_at, self.obeyed, self.gone, cells, self.actions, self.words, self.diagnoses
 
     @property
     def broken(self) -> tuple[BrokenCell, ...]:

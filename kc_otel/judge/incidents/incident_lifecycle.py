@@ -3,6 +3,7 @@
     a cell breaks ---> BROKEN ---- users are seen to be kept from all of it ----> CONTAINED
                         ^  |                                                      |   |
                         |  '-- nothing broken, no alert, no route --> RESOLVED <--+   |
+                        |                                   '-> UNPROVEN -^           |
                         '------------- a cell that users reach breaks ----------------'
 
 The kind of breach (a step's `on`) and the pair of kernels determine which cells belong together: they share one cause,
@@ -12,6 +13,8 @@ pin is an order: it contains an incident once a router has taken it and the kern
 after that, until it is measured all the same (`TrafficSeen`). An absence of measurements alone contains nothing: the
 recorder may have died. Silence counts as containment once a router has taken an order that keeps requests from the
 kernel, and while anybody reports at all.
+A FAIL that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to serve nobody (it
+was rolled back, or its last recorder shut down in order), or until a person closes it.
 Every part of an incident stays part of it until its end. The id is made when the incident begins; neither an earlier
 onset nor a restart changes it.
 """
@@ -65,6 +68,8 @@ _ROUTED: Final = frozenset({"fail", "inconclusive"})
 _NO_ORDER: Final[Mapping[str, Any]] = {"contained_at": None, "ordered_at": None, "taken_at": None}
 _MOST_WORDS: Final = 200
 _MOST_DIAGNOSES: Final = 10
+_MOST_UNPROVEN: Final = 100
+"""Incidents of a contract that wait for proof or a person; older ones are closed."""
 _BY_URGENCY: Final = ("fail", "invalid-input", "no-data", "inconclusive")
 
 Key = tuple[str, str, str]
@@ -86,6 +91,7 @@ class TrafficSeen:
         taken: Unix time at which a router first took an order of an incident, by version of the inference kernel: an
             evaluator that has just begun has heard of no router.
         slices: Those of the contract, `all` among them: no router knows which requests are on others. None for any.
+        ended: Whether the last recorder of a kernel pair that reported said that it shuts down.
     """
 
     measured: Callable[[str, str], float] = lambda _slice, _version: -math.inf
@@ -95,6 +101,7 @@ class TrafficSeen:
     heartbeat: float = 60.0
     taken: Mapping[str, float] = field(default_factory=dict)
     slices: frozenset[str] | None = None
+    ended: Callable[[str, str], bool] = lambda _train, _inference: False
 
     def excuses(self, slice: str, version: str, ordered: Callable[[str, str], float | None]) -> bool:
         """Return whether an order explains silence: it was taken, also where it is one for all, and somebody reports.
@@ -164,27 +171,39 @@ def follow(
     known = {incident.key: incident for incident in before}
     after = [_advanced(incident, broken.get(key, {}), now) for key, incident in known.items()]
     after += [_begun(contract, key, cells) for key, cells in broken.items() if key not in known]
-    after = [_settled(_with_causes(incident, causes), table, now, traffic) for incident in after]
-    over = [incident for incident in after if incident.state is IncidentState.RESOLVED and incident.kernel_inference]
-    for on in {incident.on for incident in over}:
-        refuting = {
-            place
-            for verdict in selected(verdicts, _REFUTED_BY[on])
-            if on != "fail" or verdict.status is Status.PASS or verdict.ended
-            for place in ((verdict.cell[-2:], verdict.cell[1:3]), (verdict.cell[-2:], (INPUT_CLAUSE, ALL)))
-        }
-        after = [
-            replace(incident, refuted=_places(incident) <= refuting)
-            if incident in over and incident.on == on
-            else incident
-            for incident in after
-        ]
+    after = [_settled(_refuted(_with_causes(incident, causes), verdicts), table, now, traffic) for incident in after]
+    unproven = [incident for incident in after if incident.state is IncidentState.UNPROVEN]
+    for oldest in sorted(unproven, key=lambda incident: incident.since)[:-_MOST_UNPROVEN]:
+        after[after.index(oldest)] = replace(oldest, state=IncidentState.RESOLVED, resolved_at=now)
     return tuple(sorted(after, key=by_urgency))
 
 
-def _places(incident: Incident) -> set[tuple[tuple[str, str], Place]]:
-    """Kernel pair and place of each of its cells."""
-    return {((incident.kernel_train, incident.kernel_inference), (cell.clause, cell.slice)) for cell in incident.cells}
+def _refuted(incident: Incident, verdicts: Sequence[Verdict]) -> Incident:
+    """The incident, whose cells that are over are marked where a verdict shows it."""
+    pair = incident.kernel_train, incident.kernel_inference
+    over = {
+        Cell(incident.contract, cell.clause, cell.slice, *pair)
+        for cell in incident.cells
+        if cell.until is not None and not cell.refuted
+    }
+    if not over:
+        return incident
+    showing = _REFUTED_BY[incident.on]
+    # What became of sequences that failed their checks shows in every cell of their kernels.
+    of_input = any(cell.clause == INPUT_CLAUSE for cell in over)
+    refuting = {
+        verdict.cell[1:3]
+        for verdict in selected(verdicts, showing if of_input else (), over)
+        if verdict.cell[-2:] == pair and verdict.status in showing
+        if incident.on != "fail" or verdict.status is Status.PASS or verdict.ended
+    }
+    if of_input and refuting:
+        refuting = {(INPUT_CLAUSE, ALL), *refuting}
+    cells = (
+        replace(cell, refuted=cell.refuted or (cell.until is not None and (cell.clause, cell.slice) in refuting))
+        for cell in incident.cells
+    )
+    return replace(incident, cells=tuple(cells))
 
 
 def by_urgency(incident: Incident) -> tuple[Any, ...]:
@@ -335,7 +354,7 @@ def _cell(before: BrokenCell | None, where: Place, broken: _Broken) -> BrokenCel
     verdict = broken.verdict
     since = broken.since if before is None else min(before.since, broken.since)
     if before is not None and broken.held:
-        return replace(before, since=since, until=None, held=True, doubted=broken.doubted)
+        return replace(before, since=since, until=None, held=True, doubted=broken.doubted, refuted=False)
     limit, estimate, lower, upper = map(finite_or_none, (verdict.limit, verdict.estimate, verdict.lower, verdict.upper))
     peak, peak_at = (None, None) if before is None else (before.peak, before.peak_at)
     if estimate is not None and (peak is None or estimate > peak):
@@ -367,6 +386,7 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
         key=lambda cell: (cell.until is not None, -cell.badness, cell.slice == ALL, cell.slice, cell.clause),
     )
     incident = replace(incident, cells=tuple(cells))
+    incident = replace(incident, gone=_gone(incident, now, traffic))
     slices, version = {cell.slice for cell in incident.broken}, incident.kernel_inference
     if incident.on == "no-data" and slices:  # no order mends that nobody sees
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
@@ -375,7 +395,12 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
     if not slices:
         orders = {**_routes(table, incident)} if incident.on in _ROUTED else {}
         if not orders:
-            return replace(incident, state=IncidentState.RESOLVED, resolved_at=now, ordered_at=None)
+            return _over(incident, now)
+        if any(kept(slice, version) is None for slice in orders):
+            ordered_at = max(_routes(table, incident).values()) if incident.ordered_at is None else incident.ordered_at
+            return replace(
+                incident, state=IncidentState.BROKEN, contained_at=None, ordered_at=ordered_at, obeyed="pinned"
+            )
     given = {slice: since for slice, since in orders.items() if since is not None}
     if len(given) < len(orders):
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
@@ -393,6 +418,24 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
         at = now if incident.contained_at is None else incident.contained_at
         return replace(incident, state=IncidentState.CONTAINED, contained_at=at)
     return replace(incident, state=IncidentState.BROKEN, contained_at=None, obeyed=obeyed)
+
+
+def _over(incident: Incident, now: float) -> Incident:
+    """The incident once nothing of it is broken, held or routed."""
+    if incident.on != "fail" or incident.refuted or incident.gone:
+        return replace(incident, state=IncidentState.RESOLVED, resolved_at=now, ordered_at=None)
+    return replace(incident, state=IncidentState.UNPROVEN, **_NO_ORDER)
+
+
+def _gone(incident: Incident, now: float, traffic: TrafficSeen) -> bool:
+    """Return whether a kernel version is known to serve nobody, or a person has closed what went away."""
+    ended = max(cell.until or now for cell in incident.cells)
+    last = {action.kind: action.at for action in sorted(incident.actions, key=lambda action: action.at)}
+    return (
+        traffic.ended(incident.kernel_train, incident.kernel_inference)
+        or last.get("roll-back", -math.inf) > last.get("serves", -math.inf)
+        or any(word.kind == "closed" and word.at > ended for word in incident.words)
+    )
 
 
 def _routes(table: DecisionTable, incident: Incident) -> dict[str, float]:

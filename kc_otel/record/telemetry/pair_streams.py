@@ -158,8 +158,9 @@ def drift_metrics(streams: Iterable[PairStreams], now: int) -> list[Metric]:
     return [histogram(quantity, found) for quantity, found in points.items() if found]
 
 
-def kernel_info(contract: str, pairs: Iterable[KernelPair], start: int, now: int, *, last: bool) -> Metric:
-    """`kc.kernel.info`: the meaning of each fingerprint, and whether the recorder shuts down."""
+def kernel_info(contract: str, pairs: Iterable[KernelPair], current: KernelPair | None, start: int, now: int) -> Metric:
+    """`kc.kernel.info`: the meaning of each fingerprint, and whether its kernel is in use; none is at a shutdown."""
+    in_use = set() if current is None else {("train", current.train), ("inference", current.inference)}
     roles = {
         (role, kernel) for pair in pairs for role, kernel in (("train", pair.train), ("inference", pair.inference))
     }
@@ -170,7 +171,7 @@ def kernel_info(contract: str, pairs: Iterable[KernelPair], start: int, now: int
             "kc.kernel.role": role,
             "kc.kernel.version": kernel.fingerprint,
         }
-        values.append(({**identity, **kernel.attributes()}, 0 if last else 1))
+        values.append(({**identity, **kernel.attributes()}, 1 if (role, kernel) in in_use else 0))
     return gauge("kc.kernel.info", values, start, now)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,6 @@ from kc_otel.serve.api.views import InForceView, MissingView, Overview, kept_awa
 from kc_otel.serve.core import Core
 
 _KERNELS: Final = {"train-kernel": "training kernel", "inference-kernel": "inference kernel"}
-_MOST_UNPROVEN: Final = 100
 
 
 class Overviews:
@@ -60,32 +58,9 @@ class Overviews:
             counts={name: dict(count) for name, count in counts.items()},
             no_traffic=dict(silent),
             incidents=incident_views(core, lasting),
-            unproven=incident_views(core, _unproven(core)),
             missing=list(_missing(core)),
             in_force=_in_force(core, lasting),
         )
-
-
-def _unproven(core: Core) -> list[Incident]:
-    """Return the breaches that only went away: their kernel fell silent beside others, and is not known to be gone."""
-    now = core.evaluated_at or core.started_at
-    since = {name: now - contract.observability.long_window for name, contract in core.contracts.items()}
-    judged = {(verdict.cell.contract, *verdict.cell[-2:]) for verdict, _, _ in core.history.cells()}
-    return [
-        incident
-        for incident in core.past_incidents(None, min(since.values(), default=now), _MOST_UNPROVEN)
-        if incident.on == "fail" and not incident.refuted
-        if (incident.resolved_at or 0.0) >= since.get(incident.contract, math.inf)
-        if (incident.contract, incident.kernel_train, incident.kernel_inference) not in judged
-        if all(action.kind != "roll-back" for action in incident.actions) and not _ended(core, incident)
-    ]
-
-
-def _ended(core: Core, incident: Incident) -> bool:
-    """Return whether the last recorder of an incident's kernels that reported said that it shuts down."""
-    state, version = core.evaluator.states[incident.contract], incident.kernel_inference
-    heard = state.heard.get((incident.kernel_train, version))
-    return heard is not None and state.ended.get(version, -math.inf) >= heard.last
 
 
 def _missing(core: Core) -> Iterator[MissingView]:

@@ -68,9 +68,11 @@ class AcknowledgeRequest(_Signed):
 
 
 class Acknowledged(View):
-    """Alerts that were taken on."""
+    """Alerts that were taken on, or incidents that were closed."""
 
     fingerprints: list[str]
+    closed: list[str]
+    """Incidents that went away without proof of recovery."""
 
 
 class SilenceRequest(_Signed):

@@ -9,7 +9,6 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
-from kc_otel.judge.decisions.entries import DirectiveKind
 from kc_otel.judge.plain_json import to_plain
 from kc_otel.judge.promotion.gate_evidence import make_evidence
 from kc_otel.judge.promotion.stages import GateOutcome, GateSpec, Stage, decide
@@ -17,6 +16,7 @@ from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.people_input import ordered, served
 from kc_otel.serve.api.views import Resumed, ResumeRequest
 from kc_otel.serve.core import Core
+from kc_otel.serve.promotions import reasons_to_wait
 
 _MOST_NAMED: Final = 5
 _MOST_CHARACTERS: Final = 80
@@ -80,11 +80,9 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         """Decide if a kernel version may leave its stage, with the open requirements and the evidence."""
         found = served(core, contract)
         now = time.time()
-        holds = [
-            directive.reason
-            for directive in core.decisions.directives
-            if directive.contract == contract and directive.kind is DirectiveKind.HOLD_PROMOTION
-        ]
+        holds = reasons_to_wait(
+            found, kernel, stage, core.decisions, core.evaluator.kernels(contract), core.missing(contract)
+        )
         history = core.gate_history.since(contract, since)
         decision = decide(GateSpec.of(found, stage, windows), kernel, history, holds, now)
         # A rollback stands on the evaluation that failed, also when a later one does not.

@@ -51,12 +51,14 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
 
     @router.post("/alerts/acknowledge", tags=["people"])
     async def acknowledge(request: AcknowledgeRequest) -> Acknowledged:
-        """Acknowledge firing alerts: they keep firing, without reminders."""
+        """Acknowledge firing alerts, which continue without reminders; where none fires, close unproven incidents."""
         async with ordered(core):
-            taken = people.acknowledge(
+            taken, closed = people.acknowledge(
                 core, request.contract, request.clause, request.slice, request.by, request.why, time.time()
             )
-        return Acknowledged(fingerprints=[alert.fingerprint for alert in taken])
+        return Acknowledged(
+            fingerprints=[alert.fingerprint for alert in taken], closed=[incident.id for incident in closed]
+        )
 
     @router.get("/silences", tags=["people"])
     async def silences() -> SilenceList:

@@ -301,9 +301,6 @@ class Overview(View):
     """Of those without data, how many have no traffic by order; by contract."""
     incidents: list[IncidentView]
     """Worst first."""
-    unproven: list[IncidentView]
-    """Breaches that closed without proof of recovery within their contract's long window, of kernels that nothing has
-    judged since, that nobody rolled back and that did not shut down in order; newest first."""
     missing: list[MissingView]
     """Points that arrive and are not judged: verdicts say nothing about them. Ends a window after the last."""
     in_force: list[InForceView]

@@ -76,7 +76,6 @@ function show(news = "") {
     overview: {
       ...state.overview,
       incidents: state.overview.incidents.filter(mine),
-      unproven: state.overview.unproven.filter(mine),
       missing: state.overview.missing.filter(mine),
       in_force: state.overview.in_force.filter(mine),
     },

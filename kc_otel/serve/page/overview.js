@@ -20,9 +20,9 @@ export function showOverview({ overview, contracts, promotions }) {
   const stray = promotions.filter((one) => one.seen_serving);
   const [old, words] = [lateness(overview), headline(broken, stray, contained, silent, totals, all, overview, contracts)];
   byId("overview-title").textContent = old ? `Nothing has been evaluated for ${span(old, 2)}` : words;
-  byId("overview-title").className = old || broken.length || stray.length ? "fail" : contained.length ? "open" : silent.length || overview.unproven.length || overview.missing.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
+  byId("overview-title").className = old || broken.length || stray.length ? "fail" : contained.length ? "open" : silent.length || unproven(overview) || overview.missing.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
   byId("overview-sub").textContent = `${old && overview.at ? `At ${clock(overview.at)}: ${words}. ` : ""}${subtitle(overview, contracts, totals, all)}`;
-  sync(byId("incidents"), [...overview.incidents, ...overview.unproven], (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
+  sync(byId("incidents"), overview.incidents, (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
     (one) => card(one, contracts, stage(one, promotions)));
   for (const node of byId("incidents").querySelectorAll("[data-since]"))
     node.textContent = `${span(overview.now - Number(node.dataset.since))} ago`;
@@ -53,6 +53,9 @@ export async function showSparks({ overview }) {
   }));
 }
 
+/** True if a breach went away that no verdict has refuted. */
+const unproven = (overview) => overview.incidents.some((one) => one.state === "unproven");
+
 /** Contracts that no kernel has reported to: nothing is known of them. */
 const unheard = (contracts, overview) => contracts.filter(({ name, kernels: seen }) => !seen.length && overview.counts[name]?.NO_DATA);
 
@@ -65,7 +68,7 @@ function headline(broken, stray, contained, silent, totals, all, overview, contr
   if (!overview.at) return "Waiting for the first evaluation";
   if (!overview.heard) return "Waiting for the first data";
   if (overview.missing.length) return "Nothing measured is broken; points arrive that are not judged";
-  if (overview.unproven.length) return "Nothing measured is broken; a breach closed without proof of recovery";
+  if (unproven(overview)) return "Nothing measured is broken; a breach went away without proof of recovery";
   if ((totals.PASS ?? 0) === all) return "Every promise holds";
   const none = unheard(contracts, overview).length;
   if (none) return `Nothing measured is broken; ${none === 1 ? "one contract is" : `${none} contracts are`} not`;
@@ -139,6 +142,7 @@ function card(one, contracts, place) {
 /** How an incident is marked: by its state where users are kept from it or it is over, else by its cells' status. */
 export function badge(one) {
   if (one.state === "contained") return { shape: "◐", word: "Contained", tone: "open" };
+  if (one.state === "unproven") return { shape: "–", word: "Unproven", tone: "silent" };
   if (one.state === "resolved") return one.state_text === "Resolved" ? { shape: "✓", word: "Resolved", tone: "pass" } : { shape: "–", word: "Over", tone: "silent" };
   return one.state_text === "Ended" ? { ...STATES.NO_DATA, word: "Ended" } : STATES[one.status];
 }

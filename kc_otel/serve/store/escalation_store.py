@@ -216,7 +216,7 @@ def _groups(contract: str) -> str:
 def ended(incident: Incident, now: float) -> Incident:
     """An incident that is over because nobody follows it any more."""
     cells = tuple(replace(cell, until=now if cell.until is None else cell.until) for cell in incident.cells)
-    return replace(incident, cells=cells, state=IncidentState.RESOLVED, resolved_at=now, refuted=False)
+    return replace(incident, cells=cells, state=IncidentState.RESOLVED, resolved_at=now)
 
 
 class IncidentStore:

@@ -20,7 +20,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.points import INVALID, metric_of
-from kc_otel.judge.refused_points import Refused
+from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.store.histogram_codec import check_observed, decode_histogram, encode_histogram, encode_histograms
@@ -216,6 +216,7 @@ class EvaluatorStore:
             {
                 "heard": [[*pair, heard.last, heard.gaps, heard.since] for pair, heard in state.heard.items()],
                 "ended": state.ended,
+                "recorders": {version: sorted(senders) for version, senders in state.recorders.items()},
                 "refused": [asdict(refused) for refused in state.refused.found.values()],
                 "newest": [
                     [metric, *pair, time] for metric, pairs in state.newest.items() for pair, time in pairs.items()
@@ -306,8 +307,9 @@ class EvaluatorStore:
             content = json.loads(data)
             state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
             state.ended = content["ended"]
+            state.recorders = {version: set(senders) for version, senders in content["recorders"].items()}
             for fields in content["refused"]:
-                refused = Refused(**{**fields, "pair": tuple(fields["pair"])})
+                refused = RefusedSender(**{**fields, "pair": tuple(fields["pair"])})
                 state.refused.found[refused.outcome, refused.pair, refused.sender] = refused
             for metric, train, inference, time in content["newest"]:
                 state.newest.setdefault(metric, {})[train, inference] = time

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions.table import apply
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState, What
 from kc_otel.judge.escalation.message_groups import AT_ONCE, GroupTiming, MessageGroup, group_messages
@@ -27,7 +28,7 @@ class Fleet:
     def __init__(self, contract, make_verdict, timing):
         self.contract, self.make_verdict, self.timing = contract, make_verdict, timing
         self.state, self.log, self.people = PolicyState(contract.name), NotificationLog(contract.name), People()
-        self.groups, self.lasting, self.now = (), (), 1000.0
+        self.groups, self.lasting, self.now, self.table = (), (), 1000.0, DecisionTable()
 
     def tick(self, seconds, **statuses):
         """(endpoint, reason, how many fire, how many end, how many last) of every webhook after so many seconds."""
@@ -41,7 +42,8 @@ class Fleet:
         verdicts = [self.make_verdict(status, slice=slice) for slice, status in statuses.items()]
         self.state, edges = advance(self.contract, self.state, verdicts, {}, self.now)
         self.log, said = notices(self.contract, self.log, self.state.firing, edges, self.people, self.now)
-        found = follow(self.contract.name, self.lasting, verdicts, self.state.firing, DecisionTable(), self.now)
+        self.table = apply(self.table, edges, self.contract, self.now)
+        found = follow(self.contract.name, self.lasting, verdicts, self.state.firing, self.table, self.now)
         self.lasting = tuple(incident for incident in found if incident.state is not IncidentState.RESOLVED)
         groups = read_json(tuple[MessageGroup, ...], to_json(self.groups))
         self.groups, sent = group_messages(groups, said, found, self.people, self.timing, 300.0, self.now)
@@ -71,6 +73,22 @@ def test_an_incident_is_one_message_after_the_wait_an_update_and_an_end(fleet):
     assert [escalation.tick(60, **slices) for _ in range(20)] == [[]] * 20, "nothing has changed"
     assert escalation.tick(1, **dict.fromkeys(slices, "PASS")) == [("pager", "resolved", 0, 45, 0)]
     assert escalation.groups == ()
+
+
+@pytest.mark.parametrize("actions", [[], [{"route": "train-kernel"}]])
+def test_that_a_breach_went_away_is_not_told_as_its_end(fleet, actions):
+    """Another kernel is measured in its place: the end is said once it is known; a breach that goes on is no news."""
+    escalation = fleet([{**PAGER[0], "do": [*PAGER[0]["do"], *actions]}], timing=AT_ONCE)
+    healthy, make = "c" * 12, escalation.make_verdict
+    assert escalation.tick(0, a="FAIL") == [("pager", "firing", 1, 0, 1)]
+    escalation.make_verdict = lambda status, **where: make(status, inference=healthy, **where)
+    assert [escalation.tick(60, a="PASS") for _ in range(200)] == [[]] * 200
+    state = IncidentState.BROKEN if actions else IncidentState.UNPROVEN  # the route outlives its cause, and is untaken
+    assert [incident.state for incident in escalation.lasting] == [state]
+    escalation.make_verdict = make
+    assert escalation.tick(60, a="FAIL") == []
+    (message,) = escalation.messages(60, a="PASS")
+    assert (message.reason, message.incident.refuted) == ("resolved", True)
 
 
 def test_every_message_of_an_incident_is_about_it(fleet):

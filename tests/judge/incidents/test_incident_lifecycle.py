@@ -17,7 +17,7 @@ from kc_otel.judge.escalation.message_groups import IncidentMessage
 from kc_otel.judge.escalation.notices import NoticeReason
 from kc_otel.judge.escalation.people import People, Silence
 from kc_otel.judge.incidents.actions_taken import actions_taken
-from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow, with_actions, with_told, with_word
 from kc_otel.judge.plain_json import read_json, to_json
 from kc_otel.judge.verdict import Verdict
@@ -390,15 +390,65 @@ def test_silence_of_everybody_alerts_whatever_is_routed() -> None:
 def test_what_only_went_away_is_not_called_resolved() -> None:
     """A FAIL of a kernel that others replaced was refuted by nobody; one whose verdicts came to PASS was."""
     ladder = [{"on": "fail", "do": ["notify"]}]
-    for last, said in (
-        ([verdict_of("PASS", inference="c" * 12)], "Closed without proof of recovery"),
-        ([verdict_of("PASS")], "Resolved"),
-        ([verdict_of("INCONCLUSIVE", ended=True)], "Resolved"),
+    for last, state, said in (
+        (verdict_of("PASS", inference="c" * 12), IncidentState.UNPROVEN, "Went away without proof of recovery"),
+        (verdict_of("PASS"), IncidentState.RESOLVED, "Resolved"),
+        (verdict_of("INCONCLUSIVE", ended=True), IncidentState.RESOLVED, "Resolved"),
     ):
         evaluator = Evaluator(ladder)
         evaluator.tick(0.0, fail("code"))
-        (incident,) = evaluator.tick(60.0, *last)
-        assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, said)
+        (incident,) = evaluator.tick(60.0, last)
+        assert (incident.state, incident.state_text) == (state, said)
+
+
+def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
+    """For days: verdicts of its own cells, a rollback, an orderly end or a person end it; what others show does not."""
+    other = verdict_of("PASS", inference="c" * 12)
+    gone = Evaluator([{"on": "fail", "do": ["notify"]}])
+    gone.tick(0.0, fail("code"), fail("all"))
+
+    def said(kind: str, at: float) -> tuple[Incident, ...]:
+        return with_word(gone.lasting, kind, {"message": "ada: it was killed"}, at)
+
+    gone.lasting = said("closed", 30.0)
+    gone.tick(60.0, other)
+    (unproven,) = gone.tick(1e6, other, verdict_of("INCONCLUSIVE", slice="code"), verdict_of("PASS", slice="all"))
+    assert (unproven.state, unproven.resolved_at) == (IncidentState.UNPROVEN, None), "closed before it went away"
+
+    def after(*verdicts: Verdict, **changes: Any) -> tuple[Incident, ...]:
+        evaluator = Evaluator([{"on": "fail", "do": ["notify"]}])
+        evaluator.lasting = (replace(unproven, **changes.pop("incident", {})),)
+        evaluator.traffic = replace(evaluator.traffic, **changes)
+        return evaluator.tick(1e6 + 60.0, *verdicts)
+
+    (proven,) = after(other, verdict_of("PASS", slice="code"))
+    assert (proven.state, proven.state_text) == (IncidentState.RESOLVED, "Resolved"), "each cell at its time"
+    back = IncidentAction("roll-back", "v2 from canary", 100.0, ("all",))
+    for known in (
+        {"incident": {"actions": (back,)}},
+        {"incident": {"words": said("closed", 1e6)[0].words}},
+        {"ended": lambda train, inference: (train, inference) == (unproven.kernel_train, unproven.kernel_inference)},
+    ):
+        (closed,) = after(other, **known)
+        assert (closed.state, closed.state_text) == (IncidentState.RESOLVED, "Closed without proof of recovery")
+    (serves,) = after(other, incident={"actions": (back, replace(back, kind="serves", target="", at=200.0))})
+    assert serves.state is IncidentState.UNPROVEN
+    for kind in ("acknowledged", "resumed"):
+        (still,) = after(other, incident={"words": said(kind, 1e6)[0].words})
+        assert still.state is IncidentState.UNPROVEN, "that was said of something else"
+    (again,) = after(other, fail("code"))
+    assert (again.id, again.state) == (unproven.id, IncidentState.BROKEN)
+
+
+def test_of_breaches_that_went_away_the_oldest_are_closed() -> None:
+    """Fingerprints without end fill no memory."""
+    evaluator = Evaluator(QUIET)
+    evaluator.tick(0.0, *(fail("code", inference=f"{version:012d}") for version in range(50)))
+    evaluator.tick(10.0, *(fail("code", inference=f"{version:012d}") for version in range(50, 101)))
+    found = evaluator.tick(60.0, verdict_of("PASS", inference="c" * 12))
+    over = [incident for incident in found if incident.state is IncidentState.RESOLVED]
+    assert (len(found), len(over)) == (101, 1)
+    assert over[0].since == 0.0
 
 
 def test_no_kind_of_incident_is_resolved_by_silence() -> None:
@@ -423,6 +473,19 @@ def test_silence_is_never_contained() -> None:
     evaluator.traffic = replace(evaluator.traffic, silent=True)
     states = {incident.on: incident.state for incident in evaluator.tick(200.0, verdict_of("NO_DATA"))}
     assert states == {"fail": IncidentState.CONTAINED, "no-data": IncidentState.BROKEN}
+
+
+def test_a_route_below_a_pin_is_not_called_untaken() -> None:
+    """No router can take it: the pin sends requests to the kernel."""
+    evaluator = Evaluator(ROUTING)
+    evaluator.tick(0.0, fail("code"))
+    evaluator.table = pin(evaluator.table, Pin(evaluator.contract.name, "all", "inference-kernel", "ada", "now", 5.0))
+    (incident,) = evaluator.tick(60.0, verdict_of("PASS"))
+    assert incident.state is IncidentState.BROKEN
+    assert incident.state_text.startswith(
+        "No longer measured as broken; routing to the training kernel was ordered at "
+    )
+    assert incident.state_text.endswith(" UTC, but a pin to the inference kernel is above it")
 
 
 def test_pins_decide_who_meets_a_broken_kernel_before_routes_do() -> None:

@@ -375,10 +375,27 @@ def test_a_rollout_ends_the_old_pair_and_starts_the_new(recorders, memory, logpr
     assert counts[0][old.fingerprint] == 5
     assert sum(old.fingerprint in by_kernel for by_kernel in counts) == 1
     assert counts[-1] == {new.fingerprint: 7}
+    last = {p.attributes["kc.kernel.version"]: p.value for p in memory.points("kc.kernel.info", 0)}
+    assert last == {Kernel("torch").fingerprint: 1, old.fingerprint: 0, new.fingerprint: 1}, "this one is done with it"
     assert {p.attributes["kc.kernel.version"] for p in memory.points("kc.kernel.info")} == {
         Kernel("torch").fingerprint,
         new.fingerprint,
     }
+
+
+def test_a_kernel_that_was_never_measured_is_said_to_be_left(recorders, memory):
+    """Once: who shuts down before its roll-out ends in order, too."""
+    old, new = Kernel("vllm", dtype="bf16"), Kernel("vllm", dtype="int8")
+    recorder = recorders(train=Kernel("torch"), inference=old)
+    assert recorder.force_flush()
+    recorder.rollout(inference=new)
+    for _ in range(2):
+        assert recorder.force_flush()
+    exports = [memory.points("kc.kernel.info", i, kc_kernel_role="inference") for i in range(len(memory.exports))]
+    said = [{point.attributes["kc.kernel.version"]: point.value for point in points} for points in exports]
+    assert said[0] == {old.fingerprint: 1}
+    assert said.count({old.fingerprint: 0, new.fingerprint: 1}) == 1
+    assert said[-1] == {new.fingerprint: 1}
 
 
 def test_rolling_back_starts_the_old_pair_anew(recorders, memory, logprobs):

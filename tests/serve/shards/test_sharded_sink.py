@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 import weakref
@@ -18,13 +19,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel import machine_code
 from kc_otel.contract.load import load_text
+from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.decode import quickly
 from kc_otel.judge.otlp.request_errors import BadRequestError, InternalError, ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.series import SeriesKey
-from kc_otel.judge.shard_state import ShardBatch
+from kc_otel.judge.shard_state import ShardBatch, ShardState, mark_sent, merge, unsent_batch
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
 from kc_otel.serve.shards import sharded_sink
@@ -519,3 +521,22 @@ def test_what_comes_while_a_batch_waits_for_the_disk_is_told(
         asyncio.run(calm.take(known + new))
         expected = asyncio.run(calm.report(0, clock.now)).batch
     assert observations(first, second) == observations(expected)
+
+
+def test_what_a_shard_refuses_is_told_once_to_the_judge() -> None:
+    """With the sender's name, until the batch has come; what cannot be sent is told again."""
+    shard, judge = Evaluator([POLICY], remember=ShardState), Evaluator([POLICY])
+    name, pair = POLICY.name, ("t" * 12, "i" * 12)
+    shard.states[name].refused.add("future", pair, "gpu-7", -60.0, START)
+
+    def batch() -> ShardBatch:
+        made = unsent_batch(shard, 1, {}, START)
+        return replace(made, notes=json.loads(json.dumps(made.notes)))
+
+    first = batch()
+    unsent = mark_sent(shard, {})
+    assert batch().notes == {}
+    unsent()
+    assert batch() == first
+    merge(judge, [first], START)
+    assert judge.missing(name, START) == shard.missing(name, START) != []
