@@ -53,11 +53,10 @@ _TWICE: Final = (64, -4.0, 0.3, 1.001, 0.25)
 """A softmax of probabilities: different values at least, log-probability below which all lie, least and largest range
 in nats, and share of tokens in the outer tenths of the range: sure tokens at one end, improbable ones at the other. Of
 a model that was never trained, whose log-probabilities lie as close, 6 % do; a quarter of 64 by chance: 1e-6."""
-_NEVER: Final = (1000, -4.0, math.log(0.5), 3.5, 0.5)
-"""Tokens, least and largest highest log-probability, distance of the first percentile from the median in that of the
-last, and that one in nats: a policy with few moves has 0. Of SmolLM a third of sampled tokens are above a half; the
-second to fifth entries of its lists lie within 1.4 nats above their median and 7 to 8 below, 5.2 to 5.8 times as far; a
-model of open texts alone has 1.7."""
+_NEVER: Final = (1000, -4.0, math.log(0.5), 3.5, 5.0)
+"""Tokens, least and largest highest log-probability, and distance of the first percentile from the median: in that of
+the last one, and in nats. Of SmolLM a third of sampled tokens are above a half; the second to fifth entries of its
+lists lie within 1.4 nats above their median and 7 to 8 below; a model of open texts alone 2.4 and 4."""
 _SCALE: Final = 5e-3
 """Median |l| from which a thousandth of it is several steps of float32's grid."""
 _COPY_DRIFT: Final = 0.03
@@ -160,7 +159,7 @@ def never_sure(block: Block, edges: tuple[Floats, ...]) -> list[PairingFault]:
     if not _NEVER[1] < high < _NEVER[2] or block.inference.size < _NEVER[0]:
         return []
     low, middle, top = np.quantile(block.inference, (0.01, 0.5, 0.99))
-    if top - middle < _NEVER[4] or middle - low < _NEVER[3] * (top - middle):
+    if middle - low < max(_NEVER[3] * (top - middle), _NEVER[4]):
         return []
     said = f"none of {block.inference.size:,} tokens has more than {math.exp(high):.2g} of the mass on the inference "
     said += "side: are they a later entry of lists of the likeliest tokens"
