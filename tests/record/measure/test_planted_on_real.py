@@ -101,8 +101,8 @@ def training(change):
 
 
 def elsewhere(p, q, rng, _row):
-    """The training side after another prompt, which SmolLM forgets about so fast."""
-    return np.minimum(p + rng.normal(0.0, 1.5, p.size) * np.exp(-np.arange(p.size) / 20), -1e-4), q
+    """The training side after another prompt, which matters the less the longer the answer gets."""
+    return np.minimum(p + rng.normal(0.0, 1.5, p.size) * np.exp(-np.arange(p.size) / 12), -1e-4), q
 
 
 def last(p, q, rng, _row):
