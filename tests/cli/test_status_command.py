@@ -108,7 +108,7 @@ def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> Non
     }
     (line,) = _missing([row])
     assert line.plain.startswith("policy: points of bb against aa are not judged, since ")
-    assert line.plain.endswith(": a clock is off")
+    assert line.plain.endswith(": a clock is wrong")
     (unknown,) = _missing([row | {"kernel_train": "", "kernel_inference": ""}])
     assert unknown.plain.startswith("policy: points are not judged")
     assert _missing([row] * 64)[-1].plain == "points of 58 more kernel pairs are not judged"

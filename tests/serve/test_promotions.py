@@ -492,8 +492,8 @@ def test_a_version_that_serves_after_a_person_rolled_it_back_is_told_though_it_b
     (over,) = paged(core)
     assert (over["status"], over["alerts"][0]["fingerprint"]) == ("resolved", alert["fingerprint"])
     assert over["alerts"][0]["annotations"]["summary"] == (
-        "policy: a person has answered for a rolled back version for vllm bfloat16 (v2) against trainA; that nothing "
-        "serves what was rolled back is not known"
+        "policy: a person has acted on the rollback for vllm bfloat16 (v2) against trainA; whether the "
+        "version that was rolled back still serves is not known"
     )
     assert core.escalation.groups["policy"] == ()
 

@@ -219,7 +219,7 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str], incide
     where = "all traffic" if cell.slice == "all" else f"slice {cell.slice}"
     if transition.what is What.RESOLVED:
         if transition.step == ROLLED_BACK and transition.severity == "critical":
-            over = "the incident is over" if incident is not None else "a person has answered for a rolled back version"
+            over = "the incident is over" if incident is not None else "a person has acted on the rollback"
             said = "whether the version that was rolled back still serves is not known"
             return f"{cell.contract}: {over}{of}; {said}"
         refuted = incident is not None and incident.refuted

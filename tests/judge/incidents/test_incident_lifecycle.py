@@ -485,7 +485,7 @@ def test_a_route_below_a_pin_is_not_called_untaken() -> None:
     assert incident.state_text.startswith(
         "No longer measured as broken; routing to the training kernel was ordered at "
     )
-    assert incident.state_text.endswith(" UTC, but a pin to the inference kernel is above it")
+    assert incident.state_text.endswith(" UTC, but a pin to the inference kernel overrides it")
 
 
 def test_pins_decide_who_meets_a_broken_kernel_before_routes_do() -> None:
