@@ -379,10 +379,11 @@ class ContractState:
             replaced = series is not None and not series.histories[LONG].has_explicit
             (before if replaced else since)[key] = _merged(parts)
         self.arrived.clear()
+        shared = {version for version, senders in self.recorders.items() if len(senders) > 1}
         if before:  # their series have had other buckets since
-            self.evidence.take(before, now)
+            self.evidence.take(before, now, shared=shared)
         rows, columns = self.panes.take_arrived()
-        self.evidence.take(since, now, self._table.keys(rows), columns)
+        self.evidence.take(since, now, self._table.keys(rows), columns, shared)
 
     def hear_of(self, version: str, sender: str, now: float, *, done: bool) -> None:
         """Note that a recorder reports a kernel version, or is done with it: it shuts down, or records another."""

@@ -8,6 +8,10 @@ M is what `kc_otel.stats.e_detector` says, with panes as wide as short windows',
 A the panes in `false_alarms` and K the cells, means that the limit is not kept, and is on average not reached by chance
 within A panes by any of the K cells together. K is the largest number of cells that ever existed at once: their sum
 divided by K must not grow because a cell disappears.
+
+Recorders of one kernel version export one after the other, and what came last may be a healthy one's alone. Where a
+version has several recorders, what arrives about a cell that fails is taken in rounds of a heartbeat, so that its end
+rests on all of them.
 """
 
 from __future__ import annotations
@@ -116,6 +120,21 @@ class HeldEvidence:
         return f"HeldEvidence({', '.join(map(repr, said))})"
 
 
+@dataclass(slots=True, eq=False)
+class _Round:
+    """Observations of a failing cell that wait until each of its recorders has exported.
+
+    Attributes:
+        since: Unix time in seconds at which the first arrived.
+        gains: Of each bet [bets].
+        parts: The observations.
+    """
+
+    since: float
+    gains: Floats
+    parts: list[Histogram]
+
+
 @dataclass(frozen=True, eq=False)
 class _Arrivals:
     """The cells that some series are about.
@@ -181,6 +200,8 @@ class FailEvidence:
         self._contract = contract
         self._width = width
         self._long = max(contract.observability.long_window, contract.observability.window)
+        self._round = contract.observability.heartbeat
+        self._rounds: dict[Cell, _Round] = {}
         self._alpha = 1.0 - contract.observability.confidence
         self._panes = max(contract.observability.false_alarms / width, 1.0) if width > 0.0 else 1.0
         self._clauses: dict[str, list[str]] = {}
@@ -263,6 +284,7 @@ class FailEvidence:
         now: float,
         series: Sequence[SeriesKey | None] = (),
         columns: HistogramColumns | None = None,
+        shared: Collection[str] = (),
     ) -> None:
         """Hold what arrived since the last time against the cells that it is about.
 
@@ -271,6 +293,7 @@ class FailEvidence:
             now: Unix time in seconds.
             series: More series, each of which is there once; None for one that is gone.
             columns: Observations of each of these.
+            shared: Versions of the inference kernel that several recorders report.
         """
         found = self._arrivals(series)
         cells, held, numbers = found.cells, found.held, found.numbers
@@ -284,10 +307,19 @@ class FailEvidence:
         self.most = max(self.most, len(self.cells))
         pane = math.floor(now / self._width) if self._width > 0.0 else 0
         gains = self._gains(cells, numbers, found, columns or HistogramColumns.of(()), more)
+        apart = [place for place, cell in enumerate(cells) if self._takes_rounds(cell, shared)]
+        whole: dict[Cell, list[Histogram]] = {}
+        if apart:
+            of = self._parts_of(
+                {cells[place] for place in apart}, zip(found.cells, found.parts.tolist(), strict=True), columns, more
+            )
+            for place in apart:
+                whole[cells[place]] = self._whole_round(cells[place], gains[place], of[cells[place]], now, shared)
         rows = self._rows[numbers]
         before = EDetector(rows[:, :_MEAN]).opened(pane > rows[:, _PANE]).gained(gains)
         found_now = before.log_evidence
         reached = found_now >= self.level
+        reached[[place for place in apart if not whole[cells[place]]]] = False
         after = before.clipped(self.level) if reached.any() else before
         rows[:, :_MEAN], rows[:, _PANE] = after.log_sums, pane
         rows[:, _MEAN] = after.log_evidence if reached.any() else found_now
@@ -297,6 +329,7 @@ class FailEvidence:
             parts = self._parts_of(
                 self.alarmed.keys() | alarms, zip(found.cells, found.parts.tolist(), strict=True), columns, more
             )
+            parts = {cell: taken for cell, those in parts.items() if (taken := whole.get(cell, those))}
             self._follow_peaks(parts, now)
             self._follow_faults(parts, alarms)
         self.changed.update(cells)
@@ -383,6 +416,27 @@ class FailEvidence:
                 new.setdefault(cell, []).extend(parts)
         return new
 
+    def _takes_rounds(self, cell: Cell, shared: Collection[str]) -> bool:
+        if cell in self._rounds:
+            return True
+        own = self.alarmed.get(cell)
+        return own is not None and cell.kernel_inference in shared and (own.failing or own.fault is not None)
+
+    def _whole_round(
+        self, cell: Cell, gains: Floats, parts: list[Histogram], now: float, shared: Collection[str]
+    ) -> list[Histogram]:
+        """Return a failing cell's observations of a whole round, empty before its end; `gains` becomes theirs."""
+        waiting = self._rounds.setdefault(cell, _Round(now, np.zeros(gains.shape), []))
+        waiting.gains += gains
+        joined = together([*waiting.parts, *parts])
+        waiting.parts = [] if joined is None else [joined]
+        if cell.kernel_inference in shared and 0.0 <= now - waiting.since < self._round:
+            gains[:] = 0.0
+            return []
+        del self._rounds[cell]
+        gains[:] = waiting.gains
+        return waiting.parts
+
     def _follow_peaks(self, arrived: Mapping[Cell, Sequence[Histogram]], now: float) -> None:
         """Sum the observations since a cell was last at the alarm level, and end alarms without evidence."""
         for cell, parts in arrived.items():
@@ -428,6 +482,7 @@ class FailEvidence:
         for side in (cell, other_side(cell)):
             if (held := self.cells.get(side)) is not None:
                 held.fault, held.ended = None, False
+                self._rounds.pop(side, None)
                 self._forget_bets(side)
 
     def _forget_bets(self, cell: Cell) -> None:
@@ -451,6 +506,7 @@ class FailEvidence:
             if (held := self.cells.pop(cell, None)) is not None:
                 self._free.append(held.number)
                 self.alarmed.pop(cell, None)
+                self._rounds.pop(cell, None)
                 self.version += 1
                 self.changed.add(cell)
         del self._of_series[key]

@@ -40,9 +40,9 @@ def harmless(said):
 
 @pytest.mark.slow
 @hostile
-@pytest.mark.parametrize("form", [(), ("--markdown",), ("--json",)], ids=["table", "Markdown", "JSON"])
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["table", "JSON"])
 def test_slices_of_a_recording_are_shown_escaped(text, form, tmp_path):
-    """As a table, in Markdown and as JSON, of which a reader still gets the text that it was."""
+    """As a table and as JSON, of which a reader still gets the text that it was."""
     (tmp_path / "log.jsonl").write_text(json.dumps(ROW | {"task": text}) + "\n")
     done = ran("compare", tmp_path / "log.jsonl", "--by", "task", *form)
     assert done.exit_code == 0, done.output

@@ -167,6 +167,24 @@ def test_what_came_after_an_older_peak_is_not_after_a_newer_one() -> None:
         assert (after and after.count) == counted_apart
 
 
+def test_a_healthy_recorders_exports_do_not_end_the_fault_of_another() -> None:
+    """Three recorders of one version export in turn; only rounds of all of them say that a fault is over."""
+    evidence, key, cell = evidence_of("mean", heartbeat="20s", confidence=0.99)
+    alone, _, _ = evidence_of("mean", heartbeat="20s", confidence=0.99)
+    lasting: list[bool] = []
+    for step in range(120):
+        export = {key: [histogram(np.full(200, 0.9 if step % 3 == 0 else 0.05))]}
+        evidence.take(export, NOW + 2.5 * step, shared={"b"})
+        alone.take(export, NOW + 2.5 * step)
+        lasting.append(alone.cells[cell].fault is not None)
+        assert evidence.cells[cell].fault is not None
+    assert not all(lasting), "two healthy exports in a row are a recovery"
+    for step in range(24):
+        evidence.take({key: [histogram(np.full(200, 0.05))]}, NOW + 300 + 2.5 * step, shared={"b"})
+    assert evidence.cells[cell].fault is None
+    assert not evidence.cells[cell].failing
+
+
 @pytest.mark.parametrize("test", [MeanTest(0.1, cap=1.0), MeanTest(0.3, above=0.2), MeanTest(0.5, top=2.0)])
 @pytest.mark.parametrize("counts", [[7], [1, 3], [2, 0, 0, 5]])
 def test_many_samples_gain_what_each_does(test: MeanTest, counts: list[int]) -> None:
