@@ -52,8 +52,6 @@ class InvalidReason(IntEnum):
     """One side penalises tokens that came before (presence, frequency, repetition); the whole batch."""
     NOT_LOGPROBS = 18
     """Numbers of a side are sums, means, probabilities of probabilities or cut: none that a kernel computed."""
-    REPEATED = 19
-    """The batch has the sequence already; the first one is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +132,6 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "under its sampling parameters (vLLM: logprobs_mode=processed_logprobs; greedy tokens are not a "
             "sample), in nats and of single tokens, from a log-sum-exp over the whole vocabulary; and whether both "
             "sides have the same weights.",
-        ),
-        "repeated": Explained(
-            "The batch has the same numbers of a long sequence already; the first one is measured.",
-            "Drop the rows that fill up a batch before you compare it, or mask all of their tokens. Rollouts that are "
-            "alike although they were sampled have one seed.",
         ),
         "temperature_mismatch": Explained(
             "One side is the other at another temperature, or in another base: log P is a multiple of log Q, nearly "

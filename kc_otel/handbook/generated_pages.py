@@ -63,7 +63,7 @@ nothing else is measured, the cell is INVALID_INPUT. `kc-otel reference invalid-
 is `reward_out_of_range`: the sequence is measured without its reward.
 
 The numbers alone show these faults, so you need not declare anything: `placeholder`, `not_logprobs`, `one_value`,
-`not_same_tokens`, `not_sampled`, `repeated`, `temperature_mismatch`, `truncated_sampling` and, with token ids,
+`not_same_tokens`, `not_sampled`, `temperature_mismatch`, `truncated_sampling` and, with token ids,
 `penalised_sampling`. The first log line says how many tokens of how many sequences are affected, where, on which side,
 and by what shift. A sampler setting that shows in a tenth of a batch rejects the whole batch. So does a mean of P/Q
 that is surely above 1; the evaluator checks that mean too, over the window of each slice and pair of kernels. Eight

@@ -20,7 +20,6 @@ from kc_otel.record.measure.arrays import as_bool, as_host, host_rows, is_tensor
 from kc_otel.record.measure.checks import InvalidReason, check_declared, difference, failed, held_together, same_shape
 from kc_otel.record.measure.logits import LOGITS, CountedRows, logit_drift
 from kc_otel.record.measure.packing import SampledBatch
-from kc_otel.record.measure.pairing_faults import RUN
 from kc_otel.record.measure.penalties import DRIFT, LOOK, penalised
 from kc_otel.record.measure.places import Places, TokenSlice
 from kc_otel.record.measure.same_prompt import TOO_SURE, more_than_all
@@ -42,8 +41,6 @@ _LOG_RATIO: Final = list(TOKEN).index("log_ratio")
 _ABS_LOG_RATIO: Final = list(TOKEN).index("abs_log_ratio")
 _TV: Final = list(TOKEN).index("tv_token")
 _UNKNOWN: Final = Rollouts()
-_REPEATED_NATS: Final = 30.0
-"""-log Q of a sequence from which no two rollouts of a batch are alike by chance."""
 _NO_ROWS: Final = np.zeros(0, dtype=np.intp)
 
 
@@ -207,9 +204,6 @@ class Accumulator:
         reduce = self._reducer(train, inference, advantages, tensors=tensors)
         bounds = None if places is None else places.bounds
         reduced = reduce(mask, codes, groups, density=density, bounds=bounds)
-        if (again := _repeated(reduced, train, inference, mask)).size:
-            codes[again] = InvalidReason.REPEATED
-            reduced = reduce(mask, codes, groups, density=density, bounds=bounds)
         if density:
             reduced.bets[1] = 0.0  # how sure Q may be of its tokens is a question of probabilities
             reduced = self._held(reduced)
@@ -664,21 +658,6 @@ def _check_rollouts(of: Rollouts, sequences: int) -> None:
 
 def _nothing(sequences: int, reason: InvalidReason) -> Batch:
     return Batch(0, 0, math.nan, None, (), {reason.name.lower(): np.arange(sequences)} if sequences else {})
-
-
-def _repeated(reduced: Reduced, train: Any, inference: Any, mask: Any) -> NDArray[np.intp]:
-    """Return the sequences that the batch has already: two rollouts of so many nats are not equal by chance."""
-    sums = np.ascontiguousarray(np.column_stack([reduced.totals, reduced.tokens]))
-    _, first, of = np.unique(sums.view(f"V{sums.shape[1] * 8}").ravel(), return_index=True, return_inverse=True)
-    later = (first[of] != np.arange(of.size)) & (reduced.totals[:, _ABS_LOG_RATIO] > 0.0)
-    again = []
-    for row in reduced.rows[later].tolist():
-        only = slice(row, row + 1)
-        batch = SampledBatch.of(train[only], inference[only], None if mask is None else mask[only])
-        numbers = batch.block(np.zeros(1, dtype=np.intp)).inference
-        if -numbers.sum() > _REPEATED_NATS and np.unique(numbers).size >= RUN:
-            again.append(row)
-    return np.array(again, dtype=np.intp)
 
 
 def _penalty(reduced: Reduced, train: Any, inference: Any, mask: Any, token_ids: Any) -> str:

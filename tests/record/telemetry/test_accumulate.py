@@ -231,21 +231,6 @@ def test_invalid_sequences_are_counted_and_recorded_nowhere(as_device) -> None:
     assert_same(accumulator.snapshot(), observed(**{key: value[valid] for key, value in arrays.items()}))
 
 
-@PATHS
-def test_copies_within_a_batch_count_once(as_device) -> None:
-    """Rows that fill up a batch are left out by name; short answers may come again and again."""
-    rng = np.random.default_rng(3)
-    inference = np.log(rng.uniform(0.02, 1, (12, 70))).astype(np.float32)
-    train = np.minimum(inference + 0.05 * rng.standard_normal(inference.shape).astype(np.float32), 0)
-    filled = np.append(np.arange(12), [0, 5, 11])
-    mask = np.ones((15, 70), dtype=bool)
-    mask[filled == 11, 4:] = False
-    sides = [torch.from_numpy(side[filled]) for side in (train, inference)]
-    found = Accumulator(SLICES).add_sampled(*sides, mask=torch.from_numpy(mask), _tensors=as_device)
-    assert {reason: rows.tolist() for reason, rows in found.failed.items()} == {"repeated": [12, 13]}
-    assert found.sequences == 13
-
-
 @pytest.mark.slow
 def test_advantages_may_be_per_token() -> None:
     """Advantages [sequences, tokens] say the same as [sequences] where they are constant; a bad one is invalid."""
