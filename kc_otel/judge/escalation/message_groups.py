@@ -204,7 +204,10 @@ def _sent(
     firing = [notice for notice in group.pending if notice.transition.what is What.FIRING]
     muted = [notice for notice in firing if people.silencing(notice.transition.cell, now)]
     ended = [notice for notice in group.pending if notice.transition.what is What.RESOLVED]
-    held = [notice for notice in ended if incident is not None and incident.unproven(*notice.transition.cell[1:3])]
+    # Users are seen to be kept from what is contained: its alert may end, and the incident stays.
+    held: list[Notice] = []
+    if incident is not None and incident.state is not IncidentState.CONTAINED:
+        held = [notice for notice in ended if incident.unproven(*notice.transition.cell[1:3])]
     ended = [notice for notice in ended if notice not in held]
     ready = [notice for notice in firing if notice not in muted]
     lasting = set(group.told) - {notice.transition.fingerprint for notice in ended}

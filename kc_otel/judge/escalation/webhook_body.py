@@ -195,13 +195,15 @@ def _alert_name(transition: Transition) -> str:
     return ALERT_NAMES[ROLLED_BACK if transition.step == ROLLED_BACK else transition.on]
 
 
-def _over(transition: Transition, where: str, of: str, *, refuted: bool) -> str:
+def _over(transition: Transition, where: str, of: str, *, refuted: bool, contained: bool) -> str:
     """Say what ended, for which kernels, and, if nothing refuted it, why."""
     cell, last = transition.cell, transition.verdict
     match transition.on:
         case "fail":
             if refuted or last.status is Status.PASS or last.ended:
                 return f"{cell.clause} on {where} is resolved{of}"
+            if contained:
+                return f"{cell.clause} on {where} is contained{of}: a router avoids the kernel, which is not repaired"
             why = "the pair no longer reports while others do, or the contract has changed"
             return f"{cell.clause} on {where} is closed{of} without proof of recovery: {why}"
         case "no-data":
@@ -223,7 +225,7 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str], incide
             said = "whether the version that was rolled back still serves is not known"
             return f"{cell.contract}: {over}{of}; {said}"
         refuted = incident is not None and incident.refuted
-        return f"{cell.contract}: {_over(transition, where, of, refuted=refuted)}"
+        return f"{cell.contract}: {_over(transition, where, of, refuted=refuted, contained=_contained(incident))}"
     if transition.step == ROLLED_BACK:
         said = "was rolled back but still serves" if transition.severity == "critical" else "was rolled back"
         if not _shows(transition):
