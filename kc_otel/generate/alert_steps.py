@@ -94,7 +94,7 @@ class AlertStep:
         return selector("kc.verdict", {"kc.contract": self.contract.name, "kc.clause": self.clause_id})
 
     def said(self, where: str) -> str:
-        """What set the alert off, true as well while it only waits for its `clear_for`, when no text is made anew."""
+        """Cause of the alert, in words that stay true while it only waits for its `clear_for`."""
         return {
             "fail": f"{self.clause_id} broke its limit on {where}",
             "no-data": f"no data came for {self.clause_id} on {where}",

@@ -32,7 +32,7 @@ OUTCOME_SENTENCES: Final = {
     f"or {PAIRS} kernel pairs, that it may have; give kernels fewer versions, or raise observability.max_series",
     "over_cap": "too many streams; raise observability.max_series, or give the senders fewer identities",
 }
-"""What a sender is told of its points, by outcome."""
+"""Sentences for a sender about its points, by outcome."""
 OF_CLOCKS: Final = frozenset({"future", "late", "behind"})
 """Outcomes of points whose time cannot be right."""
 _MAX_KEPT: Final = 64

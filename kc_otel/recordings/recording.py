@@ -113,7 +113,7 @@ class Recording:
 
     @property
     def density(self) -> bool:
-        """Whether both sides are log-densities: every sequence says so."""
+        """True if both sides are log-densities: every sequence says so."""
         return all(row.get(DENSITY) is True for row in self.attributes)
 
     @property

@@ -88,7 +88,7 @@ def now(expression: str) -> str:
 
 
 def count(expression: str) -> str:
-    """How many series there are now, as `now` says it."""
+    """Number of series there are now, as in `now`."""
     return now(f"count({expression})")
 
 

@@ -239,7 +239,7 @@ def with_roll_backs_told(
 
 
 def _alone(promotion: Promotion) -> str:
-    """What is told of a version that has no incident."""
+    """Identity of messages about a version that has no incident."""
     return f"{promotion.contract}/{promotion.version}"
 
 

@@ -202,7 +202,7 @@ class Incident:
 
     @property
     def refuted(self) -> bool:
-        """Whether verdicts refuted all of it; else it only went away. Nobody breaks what has not reported yet."""
+        """True if verdicts refuted all of it, or its kernel never reported; otherwise it only went away."""
         return not self.kernel_inference or all(cell.refuted for cell in self.cells)
 
     @property

@@ -78,7 +78,7 @@ class RecordingVerdicts:
 
     @property
     def age_note(self) -> str:
-        """What follows where nothing says which weights sampled; empty where that is known."""
+        """Conclusion where nothing says which weights sampled; empty where that is known."""
         if not self.age_unknown:
             return ""
         return (
