@@ -109,16 +109,16 @@ def looks_altered(block: Block, log_w: Floats, edges: tuple[Floats, ...]) -> boo
             inside = side[some][(other[some] < -NUCLEUS) & (other[some] > -10.0 * NUCLEUS)]
             if inside.size >= 2 * RUN and np.mean(inside == 0.0) > 0.8:
                 return True
-    apart = np.abs(log_w)
-    if _edge(apart):
+    if _edge(np.abs(log_w)):
         return True
-    few, apart = np.sort(block.inference[some]), apart[some]
-    pile, again = block.inference[some][apart >= apart.max() - _LAST_BITS], few[1:][few[1:] == few[:-1]]
-    where = log_w if (size := float(apart.sum()) / apart.size) > _COPY_DRIFT else log_w[some]
+    few, ends = np.sort(block.inference[some]), (log_w[some], -log_w[some])
+    piles = [block.inference[some][end >= end.max() - _LAST_BITS] for end in ends if end.max() > _SCALE]
+    again = few[1:][few[1:] == few[:-1]]
+    where = log_w if (size := float(np.abs(ends[0]).mean())) > _COPY_DRIFT else log_w[some]
     same = block.inference[np.flatnonzero(where == 0.0)[:_LOOK_TOKENS]] if size > _SCALE else few[:0]
     return any(
         log_w.size > odd.size >= least and np.count_nonzero(fine(odd[odd < -UNSURE][:_FEW])) >= least
-        for odd, least in ((same, 2), (pile, 2), (again, _FEW // 10))
+        for odd, least in ((same, 2), *((pile, 2) for pile in piles), (again, _FEW // 10))
     )
 
 

@@ -173,6 +173,10 @@ FAULTS = {
     "a high floor on one side": (by_row(lambda p, q, _rng, _row: (p, np.maximum(q, -2.0))), "placeholder"),
     "log ratios that were cut": (training(lambda p, q: q + np.clip(p - q, -0.5, 0.5)), "not_logprobs"),
     "a small cut": (training(lambda p, q: q + np.clip(p - q, -0.02, 0.02)), "not_logprobs"),
+    "a cap on one side": (
+        training(lambda p, q: q + np.minimum(p - q, 0.05)),
+        "not_logprobs: .*none by more: cut there",
+    ),
     "large log ratios masked": (training(lambda p, q: np.where(np.abs(p - q) > 0.2, q, p)), "placeholder"),
     "nearly all masked": (training(lambda p, q: np.where(np.abs(p - q) > 0.05, q, p)), "placeholder"),
     "a copy in a third of the rows": (one_in(3, lambda _, q: q), "placeholder"),
