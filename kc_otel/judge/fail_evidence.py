@@ -121,7 +121,7 @@ class HeldEvidence:
 
 
 @dataclass(slots=True, eq=False)
-class _Round:
+class _Waiting:
     """Observations of a failing cell that wait until each of its recorders has exported.
 
     Attributes:
@@ -200,8 +200,8 @@ class FailEvidence:
         self._contract = contract
         self._width = width
         self._long = max(contract.observability.long_window, contract.observability.window)
-        self._round = contract.observability.heartbeat
-        self._rounds: dict[Cell, _Round] = {}
+        self._heartbeat = contract.observability.heartbeat
+        self._waiting: dict[Cell, _Waiting] = {}
         self._alpha = 1.0 - contract.observability.confidence
         self._panes = max(contract.observability.false_alarms / width, 1.0) if width > 0.0 else 1.0
         self._clauses: dict[str, list[str]] = {}
@@ -307,14 +307,14 @@ class FailEvidence:
         self.most = max(self.most, len(self.cells))
         pane = math.floor(now / self._width) if self._width > 0.0 else 0
         gains = self._gains(cells, numbers, found, columns or HistogramColumns.of(()), more)
-        apart = [place for place, cell in enumerate(cells) if self._takes_rounds(cell, shared)]
+        apart = [place for place, cell in enumerate(cells) if self._waits_for_all(cell, shared)]
         whole: dict[Cell, list[Histogram]] = {}
         if apart:
             of = self._parts_of(
                 {cells[place] for place in apart}, zip(found.cells, found.parts.tolist(), strict=True), columns, more
             )
             for place in apart:
-                whole[cells[place]] = self._whole_round(cells[place], gains[place], of[cells[place]], now, shared)
+                whole[cells[place]] = self._of_all_recorders(cells[place], gains[place], of[cells[place]], now, shared)
         rows = self._rows[numbers]
         before = EDetector(rows[:, :_MEAN]).opened(pane > rows[:, _PANE]).gained(gains)
         found_now = before.log_evidence
@@ -416,24 +416,24 @@ class FailEvidence:
                 new.setdefault(cell, []).extend(parts)
         return new
 
-    def _takes_rounds(self, cell: Cell, shared: Collection[str]) -> bool:
-        if cell in self._rounds:
+    def _waits_for_all(self, cell: Cell, shared: Collection[str]) -> bool:
+        if cell in self._waiting:
             return True
         own = self.alarmed.get(cell)
         return own is not None and cell.kernel_inference in shared and (own.failing or own.fault is not None)
 
-    def _whole_round(
+    def _of_all_recorders(
         self, cell: Cell, gains: Floats, parts: list[Histogram], now: float, shared: Collection[str]
     ) -> list[Histogram]:
         """Return a failing cell's observations of a whole round, empty before its end; `gains` becomes theirs."""
-        waiting = self._rounds.setdefault(cell, _Round(now, np.zeros(gains.shape), []))
+        waiting = self._waiting.setdefault(cell, _Waiting(now, np.zeros(gains.shape), []))
         waiting.gains += gains
         joined = together([*waiting.parts, *parts])
         waiting.parts = [] if joined is None else [joined]
-        if cell.kernel_inference in shared and 0.0 <= now - waiting.since < self._round:
+        if cell.kernel_inference in shared and 0.0 <= now - waiting.since < self._heartbeat:
             gains[:] = 0.0
             return []
-        del self._rounds[cell]
+        del self._waiting[cell]
         gains[:] = waiting.gains
         return waiting.parts
 
@@ -482,7 +482,7 @@ class FailEvidence:
         for side in (cell, other_side(cell)):
             if (held := self.cells.get(side)) is not None:
                 held.fault, held.ended = None, False
-                self._rounds.pop(side, None)
+                self._waiting.pop(side, None)
                 self._forget_bets(side)
 
     def _forget_bets(self, cell: Cell) -> None:
@@ -506,7 +506,7 @@ class FailEvidence:
             if (held := self.cells.pop(cell, None)) is not None:
                 self._free.append(held.number)
                 self.alarmed.pop(cell, None)
-                self._rounds.pop(cell, None)
+                self._waiting.pop(cell, None)
                 self.version += 1
                 self.changed.add(cell)
         del self._of_series[key]
