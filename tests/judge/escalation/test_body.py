@@ -8,8 +8,12 @@ import pytest
 
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, PolicyState
+from kc_otel.judge.escalation.message_groups import AT_ONCE, MessageGroup, group_messages
+from kc_otel.judge.escalation.notices import Notice, NoticeReason
+from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, alert_body, encode, rfc3339, summary
 from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
 from kc_otel.judge.kernel_names import kernel_names
 from kc_otel.judge.verdict import Status
 
@@ -170,6 +174,33 @@ def test_a_resolved_alert_says_of_which_kernel_and_whether_anything_refuted_it(e
     assert summary(replace(passes, on="no-data"), {}).endswith(f"{of} arrive again")
     silent = replace(passes.verdict, status=Status.NO_DATA)
     assert summary(replace(passes, on="no-data", verdict=silent), {}).endswith("are no longer expected")
+
+
+def test_the_end_of_what_is_only_contained_is_no_repair(edges):
+    """A router keeps the slice away from the kernel: nothing has refuted the breach, and the message says so."""
+    gone, _ = edges[1]
+    cell = gone.cell
+    broken = BrokenCell(cell.clause, cell.slice, since=AT, until=AT + 90)
+    of = ("1", cell.contract, "fail", cell.kernel_train, cell.kernel_inference)
+    said = {state: summary(gone, {}, Incident(*of, state, (broken,))) for state in IncidentState}
+    assert "is contained" in said[IncidentState.CONTAINED]
+    assert said[IncidentState.CONTAINED].endswith("a router avoids the kernel, which is not repaired")
+    assert "without proof of recovery" in said[IncidentState.UNPROVEN]
+
+
+def test_the_alert_of_what_is_contained_may_end_and_of_what_is_not_waits(edges):
+    """An endpoint is told the end of a breach that nothing refuted once users are seen to be kept from it."""
+    gone, _ = edges[1]
+    cell, at = gone.cell, AT + 90
+    broken = BrokenCell(cell.clause, cell.slice, since=AT, until=at)
+    told = MessageGroup("1", "pager", (gone.fingerprint,), (gone.step,), (), 0.0, 0.0, at)
+    reasons = {}
+    for state in (IncidentState.BROKEN, IncidentState.CONTAINED):
+        of = ("1", cell.contract, "fail", cell.kernel_train, cell.kernel_inference, state, (broken,))
+        said = [Notice(gone, NoticeReason.RESOLVED)]
+        _, messages = group_messages([told], said, [Incident(*of)], People(), AT_ONCE, 60.0, at)
+        reasons[state] = [str(message.reason) for message in messages]
+    assert reasons == {IncidentState.BROKEN: [], IncidentState.CONTAINED: ["resolved"]}
 
 
 def test_the_first_line_names_both_kernels_by_the_fields_in_which_they_differ(contract, edges):
