@@ -22,9 +22,9 @@ _MAX_BOUNDARIES: Final = 10_000
 """Boundaries that are drawn: more than any model has."""
 _NAME_SPACING: Final = 220
 """Thousandths of the width between two names below: as many as fit on a phone."""
-_HEIGHT: Final = 240
+_PLOT_HEIGHT: Final = 240
 _LOWEST_ERROR: Final = 1e-9
-_KINDS: Final = ("c-line", "c-over", "c-over-too", "c-below", "c-below-too", "c-other")
+_LINE_CLASSES: Final = ("c-line", "c-over", "c-over-too", "c-below", "c-below-too", "c-other")
 
 
 def depth_chart(evidence: Mapping[str, Any]) -> Chart:
@@ -63,7 +63,7 @@ def draw_depth(
     Raises:
         ValueError: If there is no boundary, or there are more than six series.
     """
-    if not names or len(series) > len(_KINDS):
+    if not names or len(series) > len(_LINE_CLASSES):
         raise ValueError(
             f"names, series: {len(names)} boundaries and {len(series)} series; draw 1 or more and at most 6"
         )
@@ -71,9 +71,9 @@ def draw_depth(
     axis = log_axis(min(seen, default=1e-6) / 2, max(seen, default=1.0) * 2)
     step = 1000 / len(names)
     plot, key = [], []
-    for kind, (name, values) in zip(_KINDS, series, strict=False):
+    for kind, (name, values) in zip(_LINE_CLASSES, series, strict=False):
         points = [
-            (step * (index + 0.5), _HEIGHT * (1 - axis.at(max(value, axis.low))))
+            (step * (index + 0.5), _PLOT_HEIGHT * (1 - axis.at(max(value, axis.low))))
             for index, value in enumerate(values)
             if not math.isnan(value)
         ]
@@ -86,11 +86,11 @@ def draw_depth(
     above = []
     if marked is not None:
         at = step * (marked + 0.5)
-        plot.append(path("c-mark", [(at, 0.0), (at, float(_HEIGHT))]))
+        plot.append(path("c-mark", [(at, 0.0), (at, float(_PLOT_HEIGHT))]))
         anchor = "end" if at > 800 else "start" if at < 200 else "middle"
         above.append(label(names[marked], f"{at / 10:.2f}%", TOP - 4, anchor=anchor, kind="c-limit-text"))
     above += [
-        label(said, f"{step * (index + 0.5) / 10:.2f}%", TOP + _HEIGHT + 15, anchor="middle")
+        label(said, f"{step * (index + 0.5) / 10:.2f}%", TOP + _PLOT_HEIGHT + 15, anchor="middle")
         for index, said in _layers(names, math.ceil(_NAME_SPACING / step))
     ]
     said = f"{len(names)} boundaries in the order of execution."
@@ -100,7 +100,7 @@ def draw_depth(
         (step * (index + 0.5), (name, *(number(values[index]) for _, values in series)))
         for index, name in enumerate(names)
     )
-    svg = drawing(_HEIGHT, title, said, upward(axis, _HEIGHT, "relative error"), plot, above)
+    svg = drawing(_PLOT_HEIGHT, title, said, upward(axis, _PLOT_HEIGHT, "relative error"), plot, above)
     return Chart(svg=svg, text=said, key=tuple(key), columns=("boundary", *(name for name, _ in series)), rows=rows)
 
 

@@ -9,7 +9,7 @@ from kc_otel.charts.axes import Axis, linear_axis, log_axis
 from kc_otel.charts.chart import TOP, Chart, across, area, drawing, label, path, swatch, unit_word, upward
 from kc_otel.contract.words import duration, number
 
-_HEIGHT: Final = 180
+_PLOT_HEIGHT: Final = 180
 
 Seen = Mapping[str, Any]
 """Observations by size, as `/api/v1/distribution` says them."""
@@ -46,18 +46,18 @@ def draw_distribution(title: str, seen: Seen, name: str, whole: Seen | None = No
     for mark in marks:
         x = sizes.at(mark["value"])
         end, gap = ("end", -5) if x > 0.5 else ("start", 5)
-        plot.append(path("c-limit", [(1000 * x, 0.0), (1000 * x, float(_HEIGHT))]))
+        plot.append(path("c-limit", [(1000 * x, 0.0), (1000 * x, float(_PLOT_HEIGHT))]))
         above.append(
             f'<svg x="{100 * x:.2f}%">{label(mark["text"], str(gap), TOP + 10, anchor=end, kind="c-limit-text")}</svg>'
         )
     text = _text(seen, whole is not None)
     unit = f"size of {seen['metric']}" if signed else seen["metric"]
     unit += f", {unit_word(seen['unit'])}" if unit_word(seen["unit"]) else ""
-    behind = [*upward(shares, _HEIGHT, "% of observations"), *across(sizes, _HEIGHT, grid=False)]
-    behind.append(label(unit, "50%", TOP + _HEIGHT + 32, anchor="middle"))
+    behind = [*upward(shares, _PLOT_HEIGHT, "% of observations"), *across(sizes, _PLOT_HEIGHT, grid=False)]
+    behind.append(label(unit, "50%", TOP + _PLOT_HEIGHT + 32, anchor="middle"))
     columns = ("Size", f"{name}, above 0", "Below 0") if signed else ("Size", name)
     return Chart(
-        svg=drawing(_HEIGHT, title, text, behind, plot, above),
+        svg=drawing(_PLOT_HEIGHT, title, text, behind, plot, above),
         text=text,
         key=tuple(key),
         columns=columns,
@@ -80,9 +80,9 @@ def _stairs(
     edges: Sequence[float], counts: Sequence[int], total: int, sizes: Axis, shares: Axis
 ) -> list[tuple[float, float]]:
     xs = [1000 * sizes.at(edge) for edge in edges]
-    ys = [_HEIGHT * (1 - shares.at(100 * count / total)) for count in counts]
+    ys = [_PLOT_HEIGHT * (1 - shares.at(100 * count / total)) for count in counts]
     corners = [(xs[index + side], y) for index, y in enumerate(ys) for side in (0, 1)]
-    return [(xs[0], float(_HEIGHT)), *corners, (xs[-1], float(_HEIGHT))]
+    return [(xs[0], float(_PLOT_HEIGHT)), *corners, (xs[-1], float(_PLOT_HEIGHT))]
 
 
 def _share(count: int, total: int) -> str:

@@ -12,7 +12,7 @@ from kc_otel.charts.chart import TOP, Chart, across, drawing, label, swatch, upw
 from kc_otel.charts.history_chart import GAP, VERDICTS, Point, known, moment, scene_of, stepped
 from kc_otel.contract.words import number
 
-_HEIGHT: Final = 80
+_PLOT_HEIGHT: Final = 80
 _ALARM: Final = 100.0
 """Per cent: the evidence at which a verdict becomes FAIL."""
 
@@ -41,16 +41,16 @@ def draw_evidence(
         return None
     values = linear_axis(0.0, 1.15 * _ALARM)
     every = sorted((p for found in (points, *others) for p in found), key=lambda p: p[0])
-    scene = scene_of(every, over, zone, values, _HEIGHT, GAP * step)
+    scene = scene_of(every, over, zone, values, _PLOT_HEIGHT, GAP * step)
     most = max(seen, key=lambda p: p[1] or 0.0)
     text = f"Evidence that the limit is broken: {_percent(seen[-1])} of an alarm at {moment(seen[-1][0], zone)}" + (
         "" if most[1] == seen[-1][1] else f", {_percent(most)} at its highest, at {moment(most[0], zone)}"
     )
     text += ". FAIL begins at an alarm, and ends when later observations pass or no evidence is left."
     above = label("alarm", "100%", TOP + scene.y(_ALARM) - 5, anchor="end", kind="c-limit-text")
-    behind = [*upward(values, _HEIGHT, "% of an alarm"), *across(scene.span, _HEIGHT, grid=False)]
+    behind = [*upward(values, _PLOT_HEIGHT, "% of an alarm"), *across(scene.span, _PLOT_HEIGHT, grid=False)]
     return Chart(
-        svg=drawing(_HEIGHT, title, text, behind, scene.curves(held, (), held), [above]),
+        svg=drawing(_PLOT_HEIGHT, title, text, behind, scene.curves(held, (), held), [above]),
         text=text,
         key=((swatch("c-line"), "evidence that the limit is broken"), (swatch("c-limit"), "alarm: FAIL begins")),
         columns=("Time", "Verdict", "Evidence"),

@@ -15,11 +15,11 @@ from kc_otel.charts.chart import TOP, Chart, across, area, drawing, label, path,
 from kc_otel.charts.markers import Marker
 from kc_otel.contract.words import duration, interval, number
 
-_HEIGHT: Final = 200
+_PLOT_HEIGHT: Final = 200
 _STRIP_HEIGHT: Final = 14
 """Pixels of the strip of verdicts at the bottom of the plot."""
 _MIN_EXACT_POWER: Final = 1e-290  # below which a power of ten is no longer exact
-_RATIO: Final = 30.0
+_LOGARITHMIC_RATIO: Final = 30.0
 """Between estimate and limit, from which on the axis is logarithmic: one of both would lie at its end."""
 _MARKER_SPACING: Final = 12.0
 """Thousandths of the width within which markers are one."""
@@ -57,7 +57,7 @@ def draw_history(
     every = sorted((p for found in (points, *others.values()) for p in found), key=lambda p: p[0])
     if not every:
         return None
-    scene = scene_of(every, over, zone, _value_axis(every), _HEIGHT, GAP * step)
+    scene = scene_of(every, over, zone, _value_axis(every), _PLOT_HEIGHT, GAP * step)
     x = scene.x
     new = [
         Marker(found[0][0], "◆", f"kernel {name} is judged first")
@@ -72,10 +72,10 @@ def draw_history(
         columns = (*columns, "Step")
         known_steps = [f"{point[STEP]:,}" if stepped(point) else number(None) for point in points]
         rows = [(*row, said) for row, said in zip(rows, known_steps, strict=True)]
-    above = [*_strip(points, scene), *_signs(together, _HEIGHT), _limit(every[-1][4], points, scene)]
-    behind = [*upward(scene.values, _HEIGHT, unit), *across(scene.span, _HEIGHT + _STRIP_HEIGHT, grid=False)]
+    above = [*_strip(points, scene), *_signs(together, _PLOT_HEIGHT), _limit(every[-1][4], points, scene)]
+    behind = [*upward(scene.values, _PLOT_HEIGHT, unit), *across(scene.span, _PLOT_HEIGHT + _STRIP_HEIGHT, grid=False)]
     return Chart(
-        svg=drawing(_HEIGHT, title, text, behind, scene.curves(points, others.values(), every), above),
+        svg=drawing(_PLOT_HEIGHT, title, text, behind, scene.curves(points, others.values(), every), above),
         text=text,
         key=tuple(_key(points, others)),
         columns=columns,
@@ -112,7 +112,7 @@ def _value_axis(every: Sequence[Point]) -> Axis:
     limit = max(p[4] for p in every)
     estimates = [p[1] for p in every if p[1] is not None]
     least, largest = min(estimates, default=0.0), max(estimates, default=0.0)
-    if min(least, limit) > _MIN_EXACT_POWER and not 1 / _RATIO < largest / limit < _RATIO:
+    if min(least, limit) > _MIN_EXACT_POWER and not 1 / _LOGARITHMIC_RATIO < largest / limit < _LOGARITHMIC_RATIO:
         low, high = max(min(least, limit), max(largest, limit) * 1e-9), max(largest, limit)
         return log_axis(10.0 ** math.floor(math.log10(low / 1.2)), min(high * 3, 1e308))
     bound = max((p[3] for p in every if p[3] is not None), default=0.0)
@@ -132,7 +132,7 @@ def _limit(limit: float, points: Sequence[Point], scene: HistoryScene) -> str:
 
 def _strip(points: Sequence[Point], scene: HistoryScene) -> Iterator[str]:
     """The verdicts as a strip below the plot: a colour, and a shape where there is room for it."""
-    y = TOP + _HEIGHT
+    y = TOP + _PLOT_HEIGHT
     for code, (_, tone, shape) in enumerate(VERDICTS):
         for start, end in _spans(points, code, scene.gap):
             width = max(scene.x(end) - scene.x(start), 4.0) / 10

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-_ALERTS: Final = {
+_ALERT_MARKERS: Final = {
     "firing": "▲", "silence-ended": "▲", "would-fire": "△", "resolved": "▽", "would-resolve": "▽",
 }  # fmt: skip
-_PERSON: Final = "☞"
+_PERSON_MARKER: Final = "☞"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ def markers_of(events: Iterable[Mapping[str, Any]], contract: str, clause: str, 
             continue
         if kind == "promotion":
             sign = "→"
-        elif kind in _ALERTS:
-            sign = _ALERTS[kind] if (data.get("clause"), data.get("slice")) == (clause, slice) else ""
+        elif kind in _ALERT_MARKERS:
+            sign = _ALERT_MARKERS[kind] if (data.get("clause"), data.get("slice")) == (clause, slice) else ""
         else:
             whole = data.get("clause") in {None, clause} and data.get("slice") in {None, slice}
-            sign = _PERSON if data.get("by") and whole else ""
+            sign = _PERSON_MARKER if data.get("by") and whole else ""
         if sign:
             said = event["message"].removeprefix(f"{contract}: ")
             found.append(Marker(event["at"], sign, f"{kind.replace('-', ' ')}: {said}"))

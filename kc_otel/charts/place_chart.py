@@ -11,7 +11,7 @@ from kc_otel.contract.slices import POSITION, POSITION_EDGES, TURN, TURNS
 from kc_otel.contract.words import number
 from kc_otel.stats import Interval
 
-_HEIGHT: Final = 180
+_PLOT_HEIGHT: Final = 180
 
 
 def draw_places(title: str, found: Mapping[str, Interval], confidence: float) -> Chart | None:
@@ -29,10 +29,10 @@ def draw_places(title: str, found: Mapping[str, Interval], confidence: float) ->
     plot, above, rows = [], [], []
     for index, (place, interval) in enumerate(found.items()):
         at, name = step * (index + 0.5), place_text(place)
-        heights = [_HEIGHT * (1 - axis.at(value)) for value in (interval.lower, interval.upper, interval.estimate)]
+        heights = [_PLOT_HEIGHT * (1 - axis.at(value)) for value in (interval.lower, interval.upper, interval.estimate)]
         plot.append(path("c-line", [(at, heights[0]), (at, heights[1])]))
         plot.append(path("c-line c-dot", [(at, heights[2])]))
-        above.append(label(_short(place), f"{at / 10:.2f}%", TOP + _HEIGHT + 15, anchor="middle"))
+        above.append(label(_short(place), f"{at / 10:.2f}%", TOP + _PLOT_HEIGHT + 15, anchor="middle"))
         values = (interval.estimate, interval.lower, interval.upper)
         rows.append((at, (name, *map(number, values), f"{interval.samples:,}")))
     most = max(found, key=lambda place: found[place].lower)
@@ -42,7 +42,7 @@ def draw_places(title: str, found: Mapping[str, Interval], confidence: float) ->
         f"{number(found[most].lower)}."
     )
     return Chart(
-        svg=drawing(_HEIGHT, title, text, upward(axis, _HEIGHT, "(1-w)+"), plot, above),
+        svg=drawing(_PLOT_HEIGHT, title, text, upward(axis, _PLOT_HEIGHT, "(1-w)+"), plot, above),
         text=text,
         key=((swatch("c-line"), f"interval of {100 * confidence:g} %, mean"),),
         columns=("place", "mean", "at least", "at most", "prompts"),

@@ -34,7 +34,7 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.importers.detect import files_of
 from kc_otel.recordings.recording import Recording
 
-_SUMMARY: Final = "GITHUB_STEP_SUMMARY"
+_SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 _UNNAMED_SLICE: Final = "such a slice"
 
 
@@ -201,8 +201,8 @@ def _write(
     summary = markdown_of(gate)
     if markdown is not None:
         write_text(markdown, summary)
-    if os.environ.get(_SUMMARY):
-        with Path(os.environ[_SUMMARY]).open("a", encoding="utf-8") as file:
+    if os.environ.get(_SUMMARY_VARIABLE):
+        with Path(os.environ[_SUMMARY_VARIABLE]).open("a", encoding="utf-8") as file:
             file.write(summary + "\n")
     if evidence is None:
         return []

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from kc_otel.integrations.operators import CaseReport
     from kc_otel.judge.verdict import Verdict
 
-_WIDTH: Final = 8
+_COLUMN_CHARACTERS: Final = 8
 """Characters of a column of `locate operators`."""
-_DECODED: Final = 16
+_DECODED_TOKENS: Final = 16
 """Tokens that an engine decodes after a prompt without a completion."""
 
 Engine = Annotated[
@@ -155,7 +155,7 @@ def capture(
         typer.Option(
             min=0, metavar="TOKENS", help="Tokens that an engine decodes after a prompt without a completion."
         ),
-    ] = _DECODED,
+    ] = _DECODED_TOKENS,
     engine: Engine = None,
 ) -> None:
     """Record the outputs of a kernel's operators, to compare them on another machine.
@@ -266,7 +266,7 @@ def _of_kernels(
     reference = torch_kernel_from(train, contract.kernels.train)
     enough_sequences(len(given), len(set(reference.named.values())), 1.0 - contract.observability.confidence)
     with kernel_from(infer, contract.kernels.inference, options) as kernel:
-        tokens = completed_by(kernel, given, _DECODED)
+        tokens = completed_by(kernel, given, _DECODED_TOKENS)
         return locate(
             contract, reference, kernel, tokens, slice=slice, clause=clause, shares=shares, precision=precision,
             progress=lambda said: typer.echo(said, err=True),
@@ -314,7 +314,7 @@ def _print_cases(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], lef
     from kc_otel.offline.operators import COLUMNS, cells_of  # noqa: PLC0415
 
     def row(cells: Iterable[str]) -> str:
-        return "".join(cell.rjust(_WIDTH) for cell in cells)
+        return "".join(cell.rjust(_COLUMN_CHARACTERS) for cell in cells)
 
     # What a case is takes a line of its own above its numbers, so that both fit into a terminal of 80 columns.
     lines = [

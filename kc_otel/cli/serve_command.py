@@ -11,8 +11,8 @@ import typer
 from kc_otel.cli.terminal import in_sections, refuse, seconds
 from kc_otel.serve.config import LogFormat, ServeConfig, StreamEngine
 
-_DEFAULT = ServeConfig()
-_MIB = 1024 * 1024
+_DEFAULTS = ServeConfig()
+_BYTES_PER_MIB = 1024 * 1024
 
 
 @in_sections(
@@ -26,18 +26,18 @@ _MIB = 1024 * 1024
 )
 def serve(
     contracts: Annotated[list[Path], typer.Argument(help="Contract files, or folders of them.", metavar="CONTRACT...")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULT.host,
-    grpc_port: Annotated[int, typer.Option(help="OTLP over gRPC; 0: any free port.")] = _DEFAULT.grpc_port,
-    http_port: Annotated[int, typer.Option(help="OTLP over HTTP; 0: any free port.")] = _DEFAULT.http_port,
-    api_port: Annotated[int, typer.Option(help="API, /metrics, health; 0: any free port.")] = _DEFAULT.api_port,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,
+    grpc_port: Annotated[int, typer.Option(help="OTLP over gRPC; 0: any free port.")] = _DEFAULTS.grpc_port,
+    http_port: Annotated[int, typer.Option(help="OTLP over HTTP; 0: any free port.")] = _DEFAULTS.http_port,
+    api_port: Annotated[int, typer.Option(help="API, /metrics, health; 0: any free port.")] = _DEFAULTS.api_port,
     state: Annotated[
         Path, typer.Option(help="SQLite file with everything that must survive a restart; `:memory:` keeps nothing.")
     ] = Path("kc-otel.sqlite"),
     set_aside_damaged: Annotated[
         bool,
         typer.Option("--set-aside-damaged", help="If the state file is damaged, rename it and start without it."),
-    ] = _DEFAULT.set_aside_damaged,
-    tick: Annotated[float, typer.Option(help="Seconds between evaluations.", min=0.05)] = _DEFAULT.tick,
+    ] = _DEFAULTS.set_aside_damaged,
+    tick: Annotated[float, typer.Option(help="Seconds between evaluations.", min=0.05)] = _DEFAULTS.tick,
     external_url: Annotated[
         str | None,
         typer.Option(
@@ -70,52 +70,52 @@ def serve(
     allow_unauthenticated: Annotated[
         bool,
         typer.Option("--allow-unauthenticated", help="Allow every machine that can connect, without tokens."),
-    ] = _DEFAULT.allow_unauthenticated,
+    ] = _DEFAULTS.allow_unauthenticated,
     webhooks: Annotated[
         bool, typer.Option(help="Refuse to start while a webhook endpoint is not configured.")
-    ] = _DEFAULT.webhooks,
+    ] = _DEFAULTS.webhooks,
     group_wait: Annotated[
         str, typer.Option(help="How long the first webhook about an incident waits for related alerts: 30s, 0s.")
-    ] = f"{_DEFAULT.group_wait:g}s",
+    ] = f"{_DEFAULTS.group_wait:g}s",
     group_interval: Annotated[
         str, typer.Option(help="Time between a webhook about an incident and an update.")
-    ] = f"{_DEFAULT.group_interval / 60:g}m",
+    ] = f"{_DEFAULTS.group_interval / 60:g}m",
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Only record the actions of the policy: nothing is sent, routed or requested."),
-    ] = _DEFAULT.dry_run,
+    ] = _DEFAULTS.dry_run,
     dry_run_contract: Annotated[
         list[str] | None, typer.Option(help="Dry run for this contract only; repeatable.", metavar="NAME")
     ] = None,
     standby: Annotated[
         bool, typer.Option("--standby", help="If another evaluator holds the state file, wait and take over.")
-    ] = _DEFAULT.standby,
+    ] = _DEFAULTS.standby,
     log_format: Annotated[
         LogFormat, typer.Option(help="Log lines as sentences, or as JSON objects with attributes.")
-    ] = _DEFAULT.log_format,
+    ] = _DEFAULTS.log_format,
     max_request: Annotated[
         int, typer.Option(help="Largest OTLP request in MiB, also after decompression.", min=1)
-    ] = _DEFAULT.max_request_bytes // _MIB,
+    ] = _DEFAULTS.max_request_bytes // _BYTES_PER_MIB,
     record: Annotated[
         bool, typer.Option("--record", help="Keep all exports in STATE-recording, for `kc-otel replay`.")
-    ] = _DEFAULT.record,
+    ] = _DEFAULTS.record,
     record_limit: Annotated[
         int, typer.Option(help="MiB of exports to keep; the oldest are deleted first.", min=1)
-    ] = _DEFAULT.record_limit // _MIB,
+    ] = _DEFAULTS.record_limit // _BYTES_PER_MIB,
     engine: Annotated[
         StreamEngine, typer.Option(help="Where streams are processed: in this process, or in shards on a Ray cluster.")
-    ] = _DEFAULT.engine,
+    ] = _DEFAULTS.engine,
     ray_address: Annotated[
         str, typer.Option(help="The cluster: auto, local, or HOST:PORT of its head.", metavar="ADDRESS")
-    ] = _DEFAULT.ray_address,
-    shards: Annotated[int, typer.Option(help="Number of shards.", min=1)] = _DEFAULT.shards,
+    ] = _DEFAULTS.ray_address,
+    shards: Annotated[int, typer.Option(help="Number of shards.", min=1)] = _DEFAULTS.shards,
     shard_folder: Annotated[
         Path | None,
         typer.Option(help="Folder for the shards' state, which every node of the cluster must reach."),
-    ] = _DEFAULT.shard_folder,
+    ] = _DEFAULTS.shard_folder,
     shard_cpus: Annotated[
         float, typer.Option(help="Cores that Ray reserves for each shard.", min=0.0)
-    ] = _DEFAULT.shard_cpus,
+    ] = _DEFAULTS.shard_cpus,
 ) -> None:
     """Receive OTLP, judge it against contracts, and carry out their escalation policy.
 
@@ -156,9 +156,9 @@ def serve(
         dry_run_contracts=tuple(dry_run_contract or ()),
         standby=standby,
         record=record,
-        record_limit=record_limit * _MIB,
+        record_limit=record_limit * _BYTES_PER_MIB,
         log_format=log_format,
-        max_request_bytes=max_request * _MIB,
+        max_request_bytes=max_request * _BYTES_PER_MIB,
         engine=engine,
         ray_address=ray_address,
         shards=shards,

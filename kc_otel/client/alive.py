@@ -16,10 +16,9 @@ from typing import Final
 __all__ = ["alive"]
 
 _TIMEOUT_SECONDS: Final = 2.0
-_DEFAULT_ADDRESS: Final = "127.0.0.1:4320"
 
 
-def alive(address: str = _DEFAULT_ADDRESS, path: str = "/healthz") -> bool:
+def alive(address: str = "127.0.0.1:4320", path: str = "/healthz") -> bool:
     """Return True if an evaluator answers.
 
     Args:

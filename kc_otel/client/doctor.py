@@ -25,7 +25,7 @@ from kc_otel.contract.units import format_duration
 
 __all__ = ["Finding", "connects", "of_evaluator", "of_path", "of_sender"]
 
-_PROTOCOLS: Final = {"grpc": 4317, "http/protobuf": 4318}
+_PORT_OF_PROTOCOL: Final = {"grpc": 4317, "http/protobuf": 4318}
 _API_PORT: Final = 4320
 _MAX_SKEW_SECONDS: Final = 5.0
 _LATE_SECONDS: Final = 30.0
@@ -183,11 +183,11 @@ def of_evaluator(
 
 def _endpoint(environment: Mapping[str, str], answers: Callable[[str, int], str]) -> Iterator[Finding]:
     protocol = _either(environment, "PROTOCOL") or "grpc"
-    if protocol not in _PROTOCOLS:
+    if protocol not in _PORT_OF_PROTOCOL:
         yield _error(f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol} is not supported", "write grpc or http/protobuf")
         return
     given = _either(environment, "ENDPOINT")
-    written = given or f"http://localhost:{_PROTOCOLS[protocol]}"
+    written = given or f"http://localhost:{_PORT_OF_PROTOCOL[protocol]}"
     parts = urlsplit(written if "//" in written else f"//{written}")
     try:
         host, port = parts.hostname or "", parts.port
@@ -216,19 +216,19 @@ def _misdirected(
     environment: Mapping[str, str], written: str, protocol: str, port: int, path: str
 ) -> Iterator[Finding]:
     """Yield the reasons why an exporter with this protocol cannot deliver to an endpoint, even if it answers."""
-    other = next(name for name in _PROTOCOLS if name != protocol)
+    other = next(name for name in _PORT_OF_PROTOCOL if name != protocol)
     if "//" not in written and (protocol != "grpc" or _either(environment, "INSECURE").lower() != "true"):
         does = "gRPC uses TLS" if protocol == "grpc" else "HTTP cannot use it"
         yield _error(f"the OTLP endpoint {written} has no scheme, so {does}", f"write http://{written}")
-    if port == _PROTOCOLS[other]:
+    if port == _PORT_OF_PROTOCOL[other]:
         yield _error(
             f"{written} is the usual port of {other}, but the protocol is {protocol}",
-            f"write port {_PROTOCOLS[protocol]}, or OTEL_EXPORTER_OTLP_PROTOCOL={other}",
+            f"write port {_PORT_OF_PROTOCOL[protocol]}, or OTEL_EXPORTER_OTLP_PROTOCOL={other}",
         )
     if port == _API_PORT:
         yield _error(
             f"{written} is the usual port of the evaluator's page and API, which accept no OTLP",
-            f"write port {_PROTOCOLS[protocol]}",
+            f"write port {_PORT_OF_PROTOCOL[protocol]}",
         )
     own = environment.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "").strip()
     if protocol == "http/protobuf" and own and not path:

@@ -54,7 +54,7 @@ class Choice:
     reason: str = ""
 
 
-_DEFAULT: Final = Choice(INFERENCE_KERNEL, "default")
+_DEFAULT_CHOICE: Final = Choice(INFERENCE_KERNEL, "default")
 UNPROVEN: Final = Choice(
     TRAIN_KERNEL, "stale", reason="no fresh decision table, and nothing says that the version was promoted to full"
 )
@@ -179,7 +179,7 @@ class Snapshot:
             for route in self.routes.get(contract, ()):
                 if route.holds(where, version):
                     return route.choice
-            choice = _DEFAULT
+            choice = _DEFAULT_CHOICE
         elif choice.kernel == TRAIN_KERNEL:
             return choice
         for share in self.canaries.get(contract, ()):

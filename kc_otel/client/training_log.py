@@ -31,7 +31,7 @@ __all__ = ["TrainingLog", "scalars"]
 _log: Final = logging.getLogger("kc_otel")
 _MAX_RESPONSE_BYTES: Final = 64 << 20
 _TIMEOUT_SECONDS: Final = 10.0
-_BADNESS: Final = (Status.NO_DATA, Status.PASS, Status.INCONCLUSIVE, Status.FAIL)
+_BEST_FIRST: Final = (Status.NO_DATA, Status.PASS, Status.INCONCLUSIVE, Status.FAIL)
 """Statuses by severity; the one that says least about the kernels comes first."""
 
 
@@ -239,7 +239,7 @@ def scalars(verdicts: Sequence[Verdict], causes: Mapping[Cell, Causes] = Mapping
 def _badness(verdict: Verdict) -> tuple[int, bool, float]:
     """Return a sort key: greater is worse, a slice before all traffic."""
     margin = verdict.margin / (abs(verdict.limit) or 1.0)
-    return _BADNESS.index(verdict.status), verdict.cell.slice != ALL, -margin if math.isfinite(margin) else math.inf
+    return _BEST_FIRST.index(verdict.status), verdict.cell.slice != ALL, -margin if math.isfinite(margin) else math.inf
 
 
 def _verdict(plain: Mapping[str, Any]) -> Verdict:

@@ -31,7 +31,7 @@ WIDEST_ZERO: Final = 0.5
 """Largest zero threshold that a recorder chooses."""
 _SHARE_OF_LIMIT: Final = 20.0
 _FINE, _COARSE = 4, 3
-_OCTAVES: Final = (MOST_BUCKETS - 1) >> _FINE
+_FINE_OCTAVES: Final = (MOST_BUCKETS - 1) >> _FINE
 """Powers of two that fit at the fine scale; one bucket is empty and says where the zero bucket ends."""
 _SMALLEST_THRESHOLD, _LARGEST_THRESHOLD = -30, -5
 """Powers of two, of quantities that are no number of steps."""
@@ -40,7 +40,7 @@ _MAX_LOG_RATIO: Final = 64.0
 _FIXED_THRESHOLDS: Final = {"weights_lag": -1, "ratio": -5, "geometric_ratio": -5}
 """Thresholds, powers of two, of numbers of steps, and of ratios and their means: these are 1 where kernels agree, and
 no limit on how far they are from 1 needs small ones."""
-_UNLIMITED: Final = -20
+_UNLIMITED_THRESHOLD_EXPONENT: Final = -20
 _TV_UNLIMITED: Final = -9
 """Thresholds, powers of two, of what is recorded without a limit on it."""
 
@@ -105,12 +105,12 @@ def _layout(quantity: Quantity, limit: float) -> BucketLayout:
     else:
         reach = quantity.high if math.isfinite(quantity.high) else min(2.0 * quantity.cap, _MAX_LOG_RATIO)
     octaves = math.ceil(math.log2(reach)) - threshold
-    return BucketLayout(_FINE if octaves <= _OCTAVES else _COARSE, 2.0**threshold)
+    return BucketLayout(_FINE if octaves <= _FINE_OCTAVES else _COARSE, 2.0**threshold)
 
 
 def _threshold(key: str, limit: float) -> int:
     if math.isinf(limit):
-        return _TV_UNLIMITED if key == "tv_token" else _UNLIMITED
+        return _TV_UNLIMITED if key == "tv_token" else _UNLIMITED_THRESHOLD_EXPONENT
     if limit <= 0.0:
         return _SMALLEST_THRESHOLD
     return max(_SMALLEST_THRESHOLD, min(_LARGEST_THRESHOLD, math.floor(math.log2(limit / _SHARE_OF_LIMIT))))

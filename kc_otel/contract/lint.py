@@ -28,7 +28,7 @@ _SENT_ATTRIBUTES: Final = frozenset[str]().union(*AUTOMATIC.values())
 _MISSPELT: Final = _SENT_ATTRIBUTES - {TURN}  # `turns`, how many a conversation has, is no misspelling of it
 _NUMERIC_KEYS: Final = frozenset({"prompt_tokens", "completion_tokens", "temperature", "advantage", POSITION, TURN})
 """Attributes that our own instrumentation sends, as numbers."""
-_FORMAT: Final = re.compile(
+_FORMAT_NAME: Final = re.compile(
     r"auto|half|float|double|(?:bf|bfloat)16|(?:float|fp|mxfp|nvfp|nf|tf|u?int|mxint|i?q)(?:2|3|4|5|6|8|16|19|32|64)"
     r"(?:[_-]\w+)*|w\d+a\d+\w*|e\dm\d\w*"
 )
@@ -53,7 +53,7 @@ def _kernels(contract: Contract) -> Iterator[LintFinding]:
         spec: KernelSpec = getattr(contract.kernels, role)
         for field in ("dtype", "kv_cache_dtype"):
             given = getattr(spec, field)
-            if given is not None and not _FORMAT.fullmatch(given.lower().removeprefix("torch.")):
+            if given is not None and not _FORMAT_NAME.fullmatch(given.lower().removeprefix("torch.")):
                 hint = did_you_mean(given.lower(), _FORMATS, "some are")
                 what = f"{given!r} is not a known number format; {hint}"
                 yield LintFinding(("kernels", role, field), what, "warning")

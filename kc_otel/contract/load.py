@@ -31,7 +31,7 @@ _MINIMAL_CONTRACT: Final[dict[str, Any]] = {
     "observability": {},
     "promotion": {},
 }
-_METRIC: Final = {"numerical": "tv_exact", "statistical": "tv_token", "runtime": "weights_lag"}
+_EXAMPLE_METRIC: Final = {"numerical": "tv_exact", "statistical": "tv_token", "runtime": "weights_lag"}
 # So wide that no limit is out of range because of them.
 _ASSUMPTIONS: Final[dict[str, Any]] = {
     "reward_range": [-1e9, 1e9],
@@ -276,4 +276,4 @@ def _item(section: str, index: int, written: Any) -> dict[str, Any]:
         return {"on": "fail", "do": [{"webhook": f"broken-{index}"}]}
     wanted = written.get("id") if isinstance(written, dict) else None
     usable = isinstance(wanted, str) and re.fullmatch(NAME_PATTERN, wanted)
-    return {"id": wanted if usable else f"broken-{section}-{index}", "metric": _METRIC[section], "limit": 0.5}
+    return {"id": wanted if usable else f"broken-{section}-{index}", "metric": _EXAMPLE_METRIC[section], "limit": 0.5}

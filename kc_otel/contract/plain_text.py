@@ -7,14 +7,14 @@ from typing import Any, Final
 
 _CATEGORIES: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Control characters, lone surrogates, line and paragraph separators."""
-_DIRECTIONS: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_BIDI_MARKS: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the direction of text, so that a line reads differently than it is. Source: UAX 9;
 CVE-2021-42574."""
 
 
 def is_plain(character: str) -> bool:
     """Return True if a character neither ends a line, nor drives a terminal, nor reverses text."""
-    return character.isprintable() or not (character in _DIRECTIONS or unicodedata.category(character) in _CATEGORIES)
+    return character.isprintable() or not (character in _BIDI_MARKS or unicodedata.category(character) in _CATEGORIES)
 
 
 def plain(text: object) -> str:

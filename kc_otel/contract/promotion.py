@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, fi
 from kc_otel.contract.fields import Number, Strict
 from kc_otel.contract.units import parse_limit
 
-_STEPS: Final = (0.01, 0.05, 0.25)
+_CANARY_SHARES: Final = (0.01, 0.05, 0.25)
 _FLAGS: Final = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "watermarking")
 SAMPLING_PARAMETERS: Final = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -61,7 +61,7 @@ class PromotionTerms(Strict):
 
     windows: int = Field(default=3, ge=1, le=100, strict=True)
     """Consecutive windows without shared data in which every clause is PASS on every slice, before each step."""
-    steps: tuple[TrafficShare, ...] = Field(default=_STEPS, min_length=1, max_length=20)
+    steps: tuple[TrafficShare, ...] = Field(default=_CANARY_SHARES, min_length=1, max_length=20)
     """Share of the requests that the version serves at each step of the canary, growing."""
     failure_limit: int = Field(default=1, ge=1, le=100, strict=True)
     """Number of failing windows (without shared data) after which the version is rolled back."""

@@ -18,7 +18,7 @@ _SECONDS: Final = {
     "h": Decimal(3600),
     "d": Decimal(86400),
 }
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)")
+_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)")
 _NUMBER: Final = re.compile(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 
@@ -30,10 +30,10 @@ def parse_duration(text: object) -> float:
     """
     if not isinstance(text, str) or not text:
         raise ValueError(f"{text!r} is not a duration; write a number with a unit, such as 30s, 5m or 1h30m")
-    parts = _PART.findall(text)
+    parts = _DURATION_PART.findall(text)
     if "".join(number + unit for number, unit in parts) != text:
         closed = "".join(text.split())
-        if closed != text and "".join(number + unit for number, unit in _PART.findall(closed)) == closed:
+        if closed != text and "".join(number + unit for number, unit in _DURATION_PART.findall(closed)) == closed:
             raise ValueError(f"{text!r} is not a duration; write it without spaces: {closed}")
         msg = f"{text!r} is not a duration; write numbers with units ns, us, ms, s, m, h or d, such as 30s, 5m or 1h30m"
         raise ValueError(msg)

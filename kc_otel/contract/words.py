@@ -12,7 +12,7 @@ from typing import Final
 
 RUN_ENDED: Final = "the run ended"
 """First words of a NO_DATA cell's reason where its recorder shut down in order."""
-_NOISE: Final = 1e-9
+_ROUNDING_ERROR: Final = 1e-9
 """Relative error that floating-point arithmetic may have added; rounding ignores it."""
 _MAX_SEARCHED_NAMES: Final = 100
 """Names that a hint is looked for in; comparing all with all would take minutes on a hostile file."""
@@ -42,7 +42,7 @@ def rounded_down(value: float, digits: int = 3) -> str:
     >>> rounded_down(0.003125), rounded_down(0.05)
     ('0.00312', '0.05')
     """
-    return _digits(value * (1.0 + _NOISE), digits, ROUND_FLOOR)
+    return _digits(value * (1.0 + _ROUNDING_ERROR), digits, ROUND_FLOOR)
 
 
 def with_unit(text: str, unit: str) -> str:

@@ -16,7 +16,7 @@ from kc_otel.contract.words import boundary_name
 
 Output = TypeVar("Output")
 
-_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)(?:\.(.+))?$")
+_LAYER_PATH: Final = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)(?:\.(.+))?$")
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "embedding": ("embed_tokens", "wte", "embed", "tok_embeddings", "word_embeddings"),
     "position_embedding": ("wpe",),
@@ -146,7 +146,7 @@ def layer_of(name: str) -> int | None:
     >>> layer_of("model.layers.3.self_attn"), layer_of("model.norm")
     (3, None)
     """
-    matched = _LAYER.search(name)
+    matched = _LAYER_PATH.search(name)
     return int(matched[1]) if matched else None
 
 
@@ -165,7 +165,7 @@ def boundaries_of(modules: Iterable[tuple[str, bool]]) -> dict[str, Boundary]:
     """
     found: dict[str, tuple[int | None, str, str]] = {}
     for name, is_leaf in modules:
-        matched = _LAYER.search(name)
+        matched = _LAYER_PATH.search(name)
         layer, path = (int(matched[1]), matched[2] or "") if matched else (None, name)
         if matched and not path:
             found[name] = (layer, "block", path)

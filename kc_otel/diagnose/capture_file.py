@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from kc_otel.diagnose.boundaries import Boundary
 
 FORMAT: Final = "kc-otel capture 2"
-_FEATURES: Final = 64
-_POSITIONS: Final = 32
+_PROJECTED_FEATURES: Final = 64
+_MAX_POSITIONS: Final = 32
 _MAX_CAPTURE_BYTES: Final = 1 << 31
 _HEADER, _SEAL = "header.json", "seal.json"
 
@@ -72,7 +72,7 @@ class Capture:
 
 def kept_positions(tokens: int) -> NDArray[np.int64]:
     """Positions of a sequence that are kept, with the first and the last."""
-    return np.unique(np.linspace(0, tokens - 1, min(tokens, _POSITIONS)).round().astype(np.int64))
+    return np.unique(np.linspace(0, tokens - 1, min(tokens, _MAX_POSITIONS)).round().astype(np.int64))
 
 
 def projected(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -82,15 +82,15 @@ def projected(values: NDArray[np.float32]) -> NDArray[np.float32]:
     >>> bool(abs(np.linalg.norm(projected(wide)) / np.linalg.norm(wide) - 1) < 0.1)
     True
     """
-    if values.shape[1] <= _FEATURES:
+    if values.shape[1] <= _PROJECTED_FEATURES:
         return values
     return np.asarray(values @ _directions(values.shape[1]), dtype=np.float32)
 
 
 @lru_cache(maxsize=64)
 def _directions(features: int) -> NDArray[np.float32]:
-    signs = np.random.default_rng([20260607, features]).integers(0, 2, (features, _FEATURES), dtype=np.int8)
-    return np.asarray((2 * signs - 1) / np.sqrt(_FEATURES), dtype=np.float32)
+    signs = np.random.default_rng([20260607, features]).integers(0, 2, (features, _PROJECTED_FEATURES), dtype=np.int8)
+    return np.asarray((2 * signs - 1) / np.sqrt(_PROJECTED_FEATURES), dtype=np.float32)
 
 
 def relative_error(reference: NDArray[np.float32], other: NDArray[np.float32]) -> float:

@@ -17,7 +17,7 @@ from kc_otel.diagnose.boundaries import TOKENS, Boundary, by_operator
 from kc_otel.diagnose.shares import ComponentShare, Shares
 from kc_otel.stats import Interval
 
-_UNRELATED: Final = 0.7
+_UNRELATED_RELATIVE_ERROR: Final = 0.7
 """Relative error of the embedding beyond which two kernels have other weights; quantised ones stay below 0.1."""
 
 Kind = Literal["tokens", "shape", "drift", "batch", "sampler"]
@@ -173,7 +173,7 @@ def related(errors: NDArray[np.float64] | None) -> None:
     Raises:
         NotComparableError: If the two kernels' embeddings are unrelated.
     """
-    if errors is not None and float(np.median(errors)) > _UNRELATED:
+    if errors is not None and float(np.median(errors)) > _UNRELATED_RELATIVE_ERROR:
         raise NotComparableError(
             "the embeddings of the same tokens have nothing to do with each other: the checkpoints are others"
         )
@@ -272,7 +272,7 @@ def _plain(value: Any) -> Any:
 
 _HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")
 _MAX_BOUNDARIES: Final = 12
-_WORTH_SAYING: Final = 0.05
+_MIN_SHARE_SAID: Final = 0.05
 
 
 def located_lines(located: Located) -> Iterator[str]:
@@ -341,7 +341,7 @@ def _largest_shares(located: Located) -> str:
         operator = whole[0].name.split(" in ")[0]
         layer = next(part for part in located.shares[1].components if part.name.startswith(operator))
         said[0] += f", {_percent(layer.share.estimate)} % from {layer.name.rpartition(' in ')[2]} alone"
-    said += [f"{_share(share)} from {share.name}" for share in whole[1:3] if share.share.estimate >= _WORTH_SAYING]
+    said += [f"{_share(share)} from {share.name}" for share in whole[1:3] if share.share.estimate >= _MIN_SHARE_SAID]
     return "; ".join(said)
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from kc_otel._extras import extra
 from kc_otel.stats import Interval
 
-_RESAMPLES: Final = 2000
+_RESAMPLE_COUNT: Final = 2000
 _MAX_EXACT_COMPONENTS: Final = 5
 """Components of which every set is run: 32 sets, fewer than eight orders of them have."""
 
@@ -174,7 +174,7 @@ def _bootstrap(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Expanded percentile ends [components] of the ratio of means, sequences drawn with replacement."""
     n = total.size
-    drawn = generator.multinomial(n, np.full(n, 1 / n), size=_RESAMPLES).astype(np.float64)
+    drawn = generator.multinomial(n, np.full(n, 1 / n), size=_RESAMPLE_COUNT).astype(np.float64)
     sums = drawn @ total
     usable = sums != 0.0
     if not usable.any():

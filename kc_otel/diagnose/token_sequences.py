@@ -16,10 +16,10 @@ from kc_otel.recordings.read_jsonl import records
 from kc_otel.recordings.recording_files import load_recording
 from kc_otel.recordings.spool.spool_reader import SpoolReader
 
-_PROMPT: Final = ("prompt_ids", "prompt_token_ids")
-_TOKENS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
+_PROMPT_COLUMNS: Final = ("prompt_ids", "prompt_token_ids")
+_TOKEN_COLUMNS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
 _MAX_SPOOLED_REQUESTS: Final = 4096
-_PROGRAM: Final = "a function of a slice's name that returns objects with prompt_ids and token_ids"
+_PROGRAM_DESCRIPTION: Final = "a function of a slice's name that returns objects with prompt_ids and token_ids"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,9 +100,9 @@ def _found(
 
 
 def _program_rows(target: str, slice: str) -> Iterator[TokenSequence]:
-    give = python_name(target, _PROGRAM)
+    give = python_name(target, _PROGRAM_DESCRIPTION)
     if not callable(give):
-        raise ValueError(f"{target}: is {type(give).__name__}, not {_PROGRAM}")  # noqa: TRY004 - a wrong argument
+        raise ValueError(f"{target}: is {type(give).__name__}, not {_PROGRAM_DESCRIPTION}")  # noqa: TRY004 - a wrong argument
     for number, row in enumerate(give(slice), 1):
         yield _row(f"{target}: sequence {number}", row)
 
@@ -111,14 +111,14 @@ def _has_tokens(path: Path) -> bool:
     """Return whether a file holds JSON lines and the first one has tokens."""
     lines = path.name.removesuffix(".gz").endswith(".jsonl") and path.is_file()
     first = next((row for _, row in records(path)), None) if lines else None
-    return first is not None and any(first.get(name) is not None for name in (*_PROMPT, *_TOKENS))
+    return first is not None and any(first.get(name) is not None for name in (*_PROMPT_COLUMNS, *_TOKEN_COLUMNS))
 
 
 def _row(where: str, row: Any) -> TokenSequence:
     if not isinstance(row, dict):
         raise ValueError(f"{where}: is no object; write {{'prompt_ids': [...], 'token_ids': [...]}}")  # noqa: TRY004 - a wrong file
-    prompt = _ids(row, _PROMPT, where, needed=False)
-    ids = (*prompt, *_ids(row, _TOKENS, where, needed=True))
+    prompt = _ids(row, _PROMPT_COLUMNS, where, needed=False)
+    ids = (*prompt, *_ids(row, _TOKEN_COLUMNS, where, needed=True))
     if len(ids) < 2:
         raise ValueError(f"{where}: token_ids: {len(ids)} tokens; a sequence needs two")
     attributes = row.get("attributes") or {}

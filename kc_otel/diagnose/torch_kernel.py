@@ -26,7 +26,7 @@ from kc_otel.recordings.scoring import processed
 with extra("torch", "locating in a torch module"):
     import torch
 
-_PAD: Final = 0
+_PAD_TOKEN_ID: Final = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ class TorchKernel:
         logits: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
         for rows in batches:
             width = max(len(ids_of[row]) for row in rows) + padding
-            ids = torch.full((len(rows), width), _PAD, dtype=torch.int64)
+            ids = torch.full((len(rows), width), _PAD_TOKEN_ID, dtype=torch.int64)
             for place, row in enumerate(rows):
                 ids[place, : len(ids_of[row])] = ids_of[row]
             visit = Visit(found, rows, [len(token_ids) for token_ids in ids_of], width, replaced, added, taken=taken)

@@ -52,7 +52,7 @@ with extra("torch", "locating in a torch module"):
     import torch
 
 _MAX_COMPONENTS: Final = 12
-_REMAINDER: Final = "everything else that is above noise"
+_REMAINDER_TEXT: Final = "everything else that is above noise"
 
 
 def locate(
@@ -324,8 +324,8 @@ def _divide(
         name: part for run in runs for name, part in by_operator(key for key in largest if key.layer in run).items()
     }
     rest = [boundary for boundary in above if boundary not in largest]
-    second = divided({**layers, **({_REMAINDER: rest} if rest else {})})
-    most = next(component.name for component in second.components if component.name != _REMAINDER)
+    second = divided({**layers, **({_REMAINDER_TEXT: rest} if rest else {})})
+    most = next(component.name for component in second.components if component.name != _REMAINDER_TEXT)
     return (first, second), float(ran.mean()), layers[most][0]
 
 

@@ -30,7 +30,7 @@ with extra("torch", "locating in a torch module"):
 
 _ALONE_ROWS: Final = 8
 """Sequences that are run alone, each kernel against itself; the rest of a batch stays together."""
-_OUTPUTS: Final = 300 << 20
+_MAX_OUTPUT_BYTES: Final = 300 << 20
 """Bytes of a run's outputs that are in memory at a time. Up to four runs are."""
 MOVED: Final = 7
 """Padding of the other composition of a batch: no power of two, so that kernels choose other tiles."""
@@ -105,7 +105,7 @@ def tokens_at_a_time(kernel: TorchKernel) -> int:
     """Return the number of tokens whose outputs at every boundary fit the memory limit."""
     outputs, logits = kernel.run([TokenSequence((0, 0))], [[0]])
     of_two = sum(int(value.nbytes) for values in outputs.values() for value in values)
-    return max(1, 2 * _OUTPUTS // (of_two + int(logits[0].nbytes)))
+    return max(1, 2 * _MAX_OUTPUT_BYTES // (of_two + int(logits[0].nbytes)))
 
 
 def chunks_of(sequences: Sequence[TokenSequence], batch_tokens: int) -> list[list[TokenSequence]]:

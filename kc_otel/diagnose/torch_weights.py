@@ -23,8 +23,8 @@ from kc_otel.diagnose.watched_kernel import WatchedKernel
 with extra("torch", "locating in a torch module"):
     import torch
 
-_NAME = "input_scale"
-_SEQUENCES = 8
+_SCALE_NAME = "input_scale"
+_MAX_SEQUENCES = 8
 """Sequences that are looked at."""
 
 
@@ -61,11 +61,11 @@ def saturated_scales(
     scales = {
         name: (module, scale)
         for name in modules
-        if isinstance(scale := getattr(module := inference.module.get_submodule(name), _NAME, None), torch.Tensor)
+        if isinstance(scale := getattr(module := inference.module.get_submodule(name), _SCALE_NAME, None), torch.Tensor)
     }
     if not scales:
         return {}
-    some = sequences[:_SEQUENCES]
+    some = sequences[:_MAX_SEQUENCES]
     alone = [[row] for row in range(len(some))]  # without padding
     own, _ = train.run(some, alone)
     beyond: dict[str, list[torch.Tensor]] = {name: [] for name in scales}
@@ -85,7 +85,7 @@ def saturated_scales(
             largest = times.amax(0)
             channel = int(largest.argmax())
             share = float((times > 1.0).float().mean())
-            found[name] = Saturated(f"{name}.{_NAME}", share, channel, float(largest[channel]))
+            found[name] = Saturated(f"{name}.{_SCALE_NAME}", share, channel, float(largest[channel]))
     return found
 
 

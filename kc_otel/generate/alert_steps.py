@@ -33,7 +33,7 @@ HELD_BY: Final = {
 }
 """Verdicts that neither feed nor clear an alert on a verdict: doubt and silence do not prove that a breach is over."""
 
-_LONGEST_REPEAT: Final = 120 * 3600.0
+_MAX_REPEAT_SECONDS: Final = 120 * 3600.0
 """Alertmanager and Grafana forget after 120 h whom they told (`--data.retention`), and know no "never"."""
 _STATUS: Final = {"fail": Status.FAIL, "no-data": Status.NO_DATA, "inconclusive": Status.INCONCLUSIVE}
 
@@ -206,7 +206,7 @@ def repeat_interval(repeat: float = REPEAT) -> str:
     Args:
         repeat: Seconds between two reminders of the step; 0 for none.
     """
-    return format_duration(min(repeat, _LONGEST_REPEAT) or _LONGEST_REPEAT)
+    return format_duration(min(repeat, _MAX_REPEAT_SECONDS) or _MAX_REPEAT_SECONDS)
 
 
 def unique_names(contracts: Iterable[Contract]) -> tuple[Contract, ...]:

@@ -21,10 +21,10 @@ _LABELS: Final = {
     "outcome": "kc.outcome",
 }
 """Labels of an alert, as in the evaluator's webhooks, and the attributes that they are taken from."""
-_STAGE: Final = selector("kc.promotion.stage", None)
+_STAGE_QUERY: Final = selector("kc.promotion.stage", None)
 _ROLL_BACK: Final = ("contract", "kernel_inference")
-_PAIR: Final = ("contract", "kernel_train", "kernel_inference")
-_MISSING: Final = (*_PAIR, "outcome")
+_PAIR_LABELS: Final = ("contract", "kernel_train", "kernel_inference")
+_MISSING_LABELS: Final = (*_PAIR_LABELS, "outcome")
 _ALERT_DURATION: Final = "1h"
 """For how long a roll-back is news; that the version serves is said for as long as it does."""
 
@@ -74,8 +74,8 @@ STATE_ALERTS: Final = (
         ALERT_NAMES[ROLLED_BACK],
         "kc-rolled-back-warning",
         "warning",
-        f"{_by(_ROLL_BACK, _STAGE, 'min')} < 0 and "
-        f"{_by(_ROLL_BACK, f'max_over_time({_STAGE}[{_ALERT_DURATION}])')} >= 0",
+        f"{_by(_ROLL_BACK, _STAGE_QUERY, 'min')} < 0 and "
+        f"{_by(_ROLL_BACK, f'max_over_time({_STAGE_QUERY}[{_ALERT_DURATION}])')} >= 0",
         _ROLL_BACK,
         (PROMOTION_UID, STAGE_ID),
         "{contract}: {kernel_inference} was rolled back",
@@ -85,7 +85,7 @@ STATE_ALERTS: Final = (
         ALERT_NAMES[ROLLED_BACK],
         "kc-rolled-back-critical",
         "critical",
-        f"{_by(_ROLL_BACK, _STAGE, 'min')} == -2",
+        f"{_by(_ROLL_BACK, _STAGE_QUERY, 'min')} == -2",
         _ROLL_BACK,
         (PROMOTION_UID, STAGE_ID),
         "{contract}: {kernel_inference} served after it was rolled back",
@@ -97,8 +97,8 @@ STATE_ALERTS: Final = (
         "KernelContractUnproven",
         "kc-unproven",
         "warning",
-        f"{_by(_PAIR, selector('kc.incident', {'kc.incident.on': 'fail'}))} == 0",
-        _PAIR,
+        f"{_by(_PAIR_LABELS, selector('kc.incident', {'kc.incident.on': 'fail'}))} == 0",
+        _PAIR_LABELS,
         (OVERVIEW_UID, NOT_HOLDING_ID),
         "{contract}: a breach of {kernel_inference} against {kernel_train} went away without proof of recovery",
         "The kernel fell silent beside others, and no verdict has refuted the breach: it may still serve. Silence does "
@@ -109,8 +109,8 @@ STATE_ALERTS: Final = (
         "KernelContractPointsMissing",
         "kc-points-missing",
         "warning",
-        f"{_by(_MISSING, selector('kc.evaluator.missing', None))} > 0",
-        _MISSING,
+        f"{_by(_MISSING_LABELS, selector('kc.evaluator.missing', None))} > 0",
+        _MISSING_LABELS,
         (HEALTH_UID, MISSING_ID),
         "{contract}: points of {kernel_inference} against {kernel_train} arrive and are not judged ({outcome})",
         "Verdicts say nothing about what these senders measure, though others of the kernels may pass. `kc-otel "

@@ -24,7 +24,7 @@ with extra("torch", "watching a module"):
 
 __all__ = ["AttachedHooks", "HookGuard", "UnpicklableHook", "next_token_logprobs", "observe", "shadow"]
 
-_BLOCK: Final = 1 << 22
+_LOGITS_PER_BLOCK: Final = 1 << 22
 """Logits that are worked on at a time: 16 MiB in float32."""
 _IGNORED_LABEL: Final = -100
 
@@ -161,7 +161,7 @@ def next_token_logprobs(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.
     sequences, tokens, vocabulary = logits.shape
     dtype = torch.promote_types(logits.dtype, torch.float32)
     out = torch.empty((sequences, tokens - 1), dtype=dtype, device=logits.device)
-    rows, columns = max(_BLOCK // (tokens * vocabulary), 1), max(_BLOCK // vocabulary, 1)
+    rows, columns = max(_LOGITS_PER_BLOCK // (tokens * vocabulary), 1), max(_LOGITS_PER_BLOCK // vocabulary, 1)
     for i in range(0, sequences, rows):
         for j in range(0, tokens - 1, columns):
             end = min(j + columns, tokens - 1)

@@ -58,9 +58,9 @@ _REMEMBERED_OUTCOMES: Final = frozenset({"accepted", "behind", "two_writers", "b
 """Outcomes of points that the next ones of their stream are held against."""
 _MISSING_OUTCOMES: Final = _REJECTED | {"behind"}
 """Outcomes of points that no verdict on the short window has in it."""
-_MESSAGES: Final = 3
+_MAX_REASONS: Final = 3
 _NO_PAIR: Final[Pair] = ("", "")
-_MOST_PAIRS: Final = 256
+_MAX_PAIRS: Final = 256
 """Pairs of kernels of a contract whose steps are remembered: the ones that told theirs last."""
 
 
@@ -229,9 +229,9 @@ class Evaluator:
                     self._learn(self._columns, columns, numbers, point)
         self.counters.update(counts)
         rejected = sum(counts[outcome] for outcome in _REJECTED)
-        more = f"; and {len(messages) - _MESSAGES} more reasons" if len(messages) > _MESSAGES else ""
+        more = f"; and {len(messages) - _MAX_REASONS} more reasons" if len(messages) > _MAX_REASONS else ""
         heard = rejected or any(counts[outcome] for outcome in _REPORTED_OUTCOMES)
-        return ExportResult(rejected, "; ".join(list(messages)[:_MESSAGES]) + more if heard else "")
+        return ExportResult(rejected, "; ".join(list(messages)[:_MAX_REASONS]) + more if heard else "")
 
     def ingest_traces(self, request: Any, now: float) -> ExportResult:
         """Take an ExportTraceServiceRequest; of its spans, the worst `kc.compare` ones are kept as examples."""
@@ -440,7 +440,7 @@ class Evaluator:
         pair = _pair(point.attributes)
         steps.pop(pair, None)  # the newest is at the end
         steps[pair] = int(point.histogram.count)
-        while len(steps) > _MOST_PAIRS:
+        while len(steps) > _MAX_PAIRS:
             del steps[next(iter(steps))]
         return "accepted"
 

@@ -12,13 +12,13 @@ from kc_otel.contract.slices import Scalar
 COMPARE: Final = "kc.compare"
 _WORST_LOG_RATIO: Final = "kc.compare.worst.abs_log_ratio"
 _PREFIX: Final = "kc.kernel."
-_MOST_KERNELS: Final = 256
-_MOST_EXAMPLES: Final = 20
-_MOST_FIELDS: Final = 32
+_MAX_KERNELS: Final = 256
+_MAX_EXAMPLES: Final = 20
+_MAX_FIELDS: Final = 32
 _MAX_CHARACTERS: Final = 200
-_MOST_ATTRIBUTES: Final = 128
+_MAX_ATTRIBUTES: Final = 128
 """Of a span; OpenTelemetry's SDKs send as many."""
-_IDENTITY: Final = frozenset({"kc.contract", "kc.kernel.role", "kc.kernel.version"})
+_IDENTITY_ATTRIBUTES: Final = frozenset({"kc.contract", "kc.kernel.role", "kc.kernel.version"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class WorstBatch:
 
 
 class KernelVersions:
-    """Kernel versions of one contract, at most _MOST_KERNELS: the ones seen last."""
+    """Kernel versions of one contract, at most _MAX_KERNELS: the ones seen last."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, str], KernelInfo] = {}
@@ -70,7 +70,7 @@ class KernelVersions:
         role, version = attributes.get("kc.kernel.role"), attributes.get("kc.kernel.version")
         if not (isinstance(role, str) and isinstance(version, str) and role and version):
             return False
-        given = [(name, value) for name, value in attributes.items() if name not in _IDENTITY][:_MOST_FIELDS]
+        given = [(name, value) for name, value in attributes.items() if name not in _IDENTITY_ATTRIBUTES][:_MAX_FIELDS]
         fields = {name.removeprefix(_PREFIX)[:_MAX_CHARACTERS]: str(value)[:_MAX_CHARACTERS] for name, value in given}
         key = (role[:_MAX_CHARACTERS], version[:_MAX_CHARACTERS])
         self.know(KernelInfo(*key, fields, now))
@@ -79,12 +79,12 @@ class KernelVersions:
     def know(self, info: KernelInfo) -> None:
         """Keep a version, and as many others as there is room for."""
         self.known[info.role, info.version] = info
-        if len(self.known) > _MOST_KERNELS:
+        if len(self.known) > _MAX_KERNELS:
             del self.known[min(self.known, key=lambda name: self.known[name].last_seen)]
 
 
 class WorstBatches:
-    """The worst batches of one contract within the long window, at most _MOST_EXAMPLES, worst first."""
+    """The worst batches of one contract within the long window, at most _MAX_EXAMPLES, worst first."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -95,7 +95,7 @@ class WorstBatches:
         fresh = [kept for kept in self.recent(now) if kept.span_id != example.span_id]
         fresh.append(example)
         fresh.sort(key=lambda kept: -kept.worst)
-        self.kept = fresh[:_MOST_EXAMPLES]
+        self.kept = fresh[:_MAX_EXAMPLES]
 
     def recent(self, now: float) -> list[WorstBatch]:
         """The kept ones that are not too old."""
@@ -129,7 +129,7 @@ def examples_in(request: Any) -> list[tuple[str, WorstBatch]]:
 
 def _attributes(span: Any) -> dict[str, Scalar | list[Scalar]]:
     """Return a span's own attributes that are short enough."""
-    short = (pair for pair in span.attributes[:_MOST_ATTRIBUTES] if len(pair.key) <= _MAX_CHARACTERS)
+    short = (pair for pair in span.attributes[:_MAX_ATTRIBUTES] if len(pair.key) <= _MAX_CHARACTERS)
     return {pair.key: value for pair in short if (value := _value(pair.value)) is not None}
 
 
@@ -141,6 +141,6 @@ def _value(value: Any) -> Scalar | list[Scalar] | None:
         scalar: Scalar = getattr(value, field)
         return str(scalar) if isinstance(scalar, float) and not math.isfinite(scalar) else scalar  # JSON has no number
     if field == "array_value":
-        items = [_value(item) for item in value.array_value.values[:_MOST_FIELDS]]
+        items = [_value(item) for item in value.array_value.values[:_MAX_FIELDS]]
         return [item for item in items if item is not None and not isinstance(item, list)]
     return None

@@ -34,7 +34,7 @@ _BETS: Final[Floats] = np.array([0.03, 0.1, 0.3, 0.6, 0.9])
 """Bets lam, in units of 1 / (c - L)."""
 _RECOVERY_RUN: Final = 20
 """Observations that are looked at together for a sign of recovery."""
-_SIGN: Final = 2.0 / 3.0
+_RECOVERY_SHARE: Final = 2.0 / 3.0
 """Part of a fault's mean down to which a run has to fall to be one, where it stays above the limit."""
 _GIVEN_UP: Final = math.log(1.0 / 20.0)
 """Logarithm of the wealth at which a recovery is taken for none."""
@@ -112,7 +112,7 @@ class Fault:
 
     def _look(self, run: Histogram, test: MeanTest, alpha: float) -> None:
         """Begin to watch a recovery, where a run of observations is a sign of one; none of these is part of it."""
-        sign = self.sample is not None and _mean(run, test) <= max(1.0, _SIGN * _mean(self.sample, test))
+        sign = self.sample is not None and _mean(run, test) <= max(1.0, _RECOVERY_SHARE * _mean(self.sample, test))
         if self.recovery is None and not sign:
             self.sample = _both(self.sample, run)
         elif sign and (self.recovery is None or self.recovery.won <= 0.0):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kc_otel.stats import Binned, Buckets, ExponentialHistogram
 from kc_otel.stats.histogram import MAX_BUCKETS
 
-_ROUNDING: Final = 1e-9
+_ROUNDING_ERROR: Final = 1e-9
 """Relative error that a sum of doubles may have picked up."""
 _UNSAID_ZERO: Final = 2.0**-30
 """Half width that a zero bucket may have without saying so: OpenTelemetry's SDK for Python cannot say it."""
@@ -167,7 +167,7 @@ def sum_fits(histogram: Histogram, slack: float = 0.0) -> bool:
         slack: Rounding error that the sum may contain.
     """
     low, high = _sums(histogram)
-    rounding = slack + _ROUNDING * (abs(low) + abs(high)) if math.isfinite(low) and math.isfinite(high) else slack
+    rounding = slack + _ROUNDING_ERROR * (abs(low) + abs(high)) if math.isfinite(low) and math.isfinite(high) else slack
     return low - rounding <= histogram.sum <= high + rounding
 
 

@@ -11,7 +11,7 @@ from kc_otel.judge.histograms import ExplicitHistogram, Histogram, layout, union
 from kc_otel.judge.panes import PaneColumns, PaneContent, PaneGrid, WindowContent
 from kc_otel.stats import Binned, ExponentialHistogram
 
-_PARTS: Final = 8
+_HISTOGRAMS_BEFORE_MERGE: Final = 8
 """Histograms that a pane collects before they are merged."""
 
 
@@ -42,7 +42,7 @@ class PaneHistory:
             return
         parts = self._explicit.setdefault(index, [])
         parts.append(increment)
-        if len(parts) >= _PARTS:
+        if len(parts) >= _HISTOGRAMS_BEFORE_MERGE:
             self._explicit[index] = [ExplicitHistogram.union(parts)]
         self._parts = None
 

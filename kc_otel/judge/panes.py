@@ -30,7 +30,7 @@ _MAX_WAITING_HISTOGRAMS: Final = 16_384
 """Histograms that wait at most until they become columns."""
 _MAX_FRESH_COLUMNS: Final = 256
 """Columns that wait at most for who follows what is counted."""
-_PARTS: Final = 8
+_COLUMNS_BEFORE_MERGE: Final = 8
 """Columns that a pane collects before they are merged."""
 
 
@@ -265,7 +265,7 @@ class PaneColumns:
             fresh.append(content)
             if len(fresh) > _MAX_FRESH_COLUMNS:
                 self._fresh[grid] = None
-        if len(parts) > _PARTS:
+        if len(parts) > _COLUMNS_BEFORE_MERGE:
             self.whole(grid, pane)
 
     def _touch(self, rows: Numbers) -> None:

@@ -47,7 +47,7 @@ MAX_WRITERS: Final = 4
 """Start times that a stream keeps values for."""
 REMEMBERED: Final = 512
 """Times of delta points that a stream remembers: a long window of exports, in any order."""
-_ROUNDING: Final = 1e-12
+_ROUNDING_ERROR: Final = 1e-12
 """Of two large sums that are subtracted, relative to what they may have been at most."""
 
 
@@ -234,6 +234,6 @@ def _counted(value: Histogram, before: Histogram, gap: str) -> Increment | None:
     increment = difference(value, before)
     if increment is None:
         return Increment("accepted", value, "reset")
-    if not sum_fits(increment, _ROUNDING * (magnitude(before) + magnitude(value))):
+    if not sum_fits(increment, _ROUNDING_ERROR * (magnitude(before) + magnitude(value))):
         return None
     return Increment("accepted", increment, gap)

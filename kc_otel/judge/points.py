@@ -40,7 +40,7 @@ _SCALAR_FIELDS: Final = frozenset({"string_value", "int_value", "double_value", 
 _MAX_COUNT = 2**44
 """Counts beyond this are no counts: half a year of a million tokens a second. With it, the sum over the most streams of
 a contract stays below 2^63."""
-_SCALES: Final = range(-2, 21)
+_ACCEPTED_SCALES: Final = range(-2, 21)
 """Buckets that are a factor of 16 wide suffice for all values; wider ones would make a whole window so."""
 _EXPONENTS: Final = (-1080.0, 512.0)
 """Binary exponents of what is observed. No drift is larger, and sums of as many as there can be stay finite."""
@@ -239,9 +239,9 @@ def _counter(point: Any) -> Histogram:
 
 def _exponential(point: Any) -> Histogram:
     scale = point.scale
-    if scale not in _SCALES:
+    if scale not in _ACCEPTED_SCALES:
         wide = "; wider buckets than a factor of 16 would coarsen the whole window" if scale < 0 else ""
-        raise _MalformedError(f"scale {scale} is outside {_SCALES.start}..{_SCALES.stop - 1}{wide}")
+        raise _MalformedError(f"scale {scale} is outside {_ACCEPTED_SCALES.start}..{_ACCEPTED_SCALES.stop - 1}{wide}")
     positive, negative = _buckets(point.positive, scale), _buckets(point.negative, scale)
     counted = point.zero_count + int(positive.counts.sum()) + int(negative.counts.sum())
     _check(point, counted)

@@ -25,7 +25,7 @@ SHORT: Final = 0
 LONG: Final = 1
 _SHORT_PANES: Final = 10
 _LONG_PANES: Final = 12
-_GAPS: Final = 8
+_MAX_GAPS: Final = 8
 PAIRS: Final = 64
 """Kernel pairs of a metric that are judged at a time."""
 
@@ -88,7 +88,7 @@ class Heard:
 
     Attributes:
         last: Unix time in seconds.
-        gaps: Seconds between its latest reports, at most _GAPS of them.
+        gaps: Seconds between its latest reports, at most _MAX_GAPS of them.
         since: Unix time in seconds from which on it has been heard of without falling silent.
     """
 
@@ -105,7 +105,7 @@ class Heard:
         if now - self.last > self.patience(heartbeat):
             self.since = now
         if now > self.last:
-            self.gaps = [*self.gaps[1 - _GAPS :], now - self.last]
+            self.gaps = [*self.gaps[1 - _MAX_GAPS :], now - self.last]
             self.last = now
 
     def patience(self, heartbeat: float) -> float:

@@ -25,7 +25,7 @@ from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-_PARTS: Final = 8
+_PARTS_BEFORE_MERGE: Final = 8
 _OF_STREAMS: Final = ("reset", "gap", "streams_evicted")
 """Events that only who has the streams can count; the judge counts the others itself."""
 
@@ -41,7 +41,7 @@ class _Slot:
     def add(self, increment: Histogram, time: float, now: float) -> None:
         self.parts.append(increment)
         self.time, self.now = max(self.time, time), max(self.now, now)
-        if len(self.parts) >= _PARTS:
+        if len(self.parts) >= _PARTS_BEFORE_MERGE:
             self.parts = [union(self.parts)]
 
 

@@ -24,7 +24,7 @@ from kc_otel.stats import Binned
 TRUTHS: Final = (0.5, 0.8, 2.0)
 """Truth in limits for which sizes are said: what to expect, the worst that one should plan for, and a fault."""
 _MAX_OBSERVATIONS: Final = 10**8
-_POINTS: Final = 1000
+_LAW_POINTS: Final = 1000
 """Points of the law that stand for more observations than that."""
 
 
@@ -129,7 +129,7 @@ def _exponential(mean: float, high: float) -> Callable[[int], Binned]:
     """Samples of an exponential law, cut at the largest value that there is."""
 
     def sample(count: int) -> Binned:
-        points = min(count, _POINTS)
+        points = min(count, _LAW_POINTS)
         values = -np.log1p(-(np.arange(points) + 0.5) / points)
         ends = np.linspace(0, count, points + 1).astype(np.int64)
         return _binned(np.minimum(values * (mean / values.mean()), high), np.diff(ends))

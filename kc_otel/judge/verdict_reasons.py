@@ -22,7 +22,7 @@ _DISTANCES: Final = frozenset(
     key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
 ) - {"weights_lag", "updates_rounded_away"}
 """Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
-_PROJECTION: Final = 4
+_SIZE_FACTOR: Final = 4
 """Times as many observations for which an interval is computed to see how it narrows."""
 _SLOW_NARROWING: Final = 0.75
 """Part of its width that an interval keeps with four times as many, above which it may not narrow to a point."""
@@ -31,7 +31,7 @@ _CAP_IN_LIMITS: Final = 5.0
 _WORTH_A_CAP: Final = 0.5
 """Part of the distance from the estimate to its upper bound that a cap has to leave at most to be advised."""
 _FAR_POWER: Final = 10
-"""Power of `_PROJECTION` that stands for as many observations as one likes."""
+"""Power of `_SIZE_FACTOR` that stands for as many observations as one likes."""
 
 
 def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
@@ -184,8 +184,8 @@ def _missing(contract: Contract, case: JudgedWindow, alpha: float) -> str:
 def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> float | None:
     """Observations that are missing for the nearer bound to reach the limit, if what comes is like what came.
 
-    Intervals narrow as a/sqrt(n) + b/n; a and b come from the present one and the one that _PROJECTION times as many of
-    the same observations would give. Infinity where no number suffices: unknown values, such as missing rewards, keep
+    Intervals narrow as a/sqrt(n) + b/n; a and b come from the present one and the one that _SIZE_FACTOR times as many
+    of them would give. Infinity where no number suffices: unknown values, such as missing rewards, keep
     an interval wide.
     """
     now, n = case.interval, case.interval.samples
@@ -204,12 +204,12 @@ def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> 
         return found.estimate - found.lower if above else found.upper - found.estimate
 
     half = now.estimate - now.lower if above else now.upper - now.estimate
-    later = half_width(_PROJECTION)
-    if later > half * _SLOW_NARROWING and half_width(_PROJECTION**_FAR_POWER) >= gap > 0:
+    later = half_width(_SIZE_FACTOR)
+    if later > half * _SLOW_NARROWING and half_width(_SIZE_FACTOR**_FAR_POWER) >= gap > 0:
         return math.inf
     if not (gap > 0 and math.isfinite(half) and math.isfinite(later) and 0 <= later < half):
         return None
-    b = max((half - later * math.sqrt(_PROJECTION)) / (1.0 - 1.0 / math.sqrt(_PROJECTION)), 0.0)
+    b = max((half - later * math.sqrt(_SIZE_FACTOR)) / (1.0 - 1.0 / math.sqrt(_SIZE_FACTOR)), 0.0)
     a = max(half - b, 0.0)
     # gap = a / x + b / x^2 for x = sqrt(n'/n)
     x = (a + math.sqrt(a * a + 4.0 * b * gap)) / (2.0 * gap)

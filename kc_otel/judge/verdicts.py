@@ -25,7 +25,7 @@ from kc_otel.judge.verdict_reasons import reason_of
 from kc_otel.stats import Binned, ExponentialHistogram, Interval, holm
 from kc_otel.stats.histogram_rows import rows_of
 
-_AT_ONCE: Final = 8
+_MIN_CELLS_TOGETHER: Final = 8
 """Cells of a clause from which on their intervals are computed together."""
 _MEMO_INTERVALS: Final = 4
 """Intervals per cell that a memo keeps: two windows, and as many of cells that are gone."""
@@ -87,7 +87,7 @@ class Memo:
                 exponential = cast("tuple[ExponentialHistogram, ...]", parts)
                 by_clause.setdefault(item.clause.id, []).append((item, exponential))
         for asked in by_clause.values():
-            for rows in rows_of([parts for _, parts in asked]) if len(asked) >= _AT_ONCE else ():
+            for rows in rows_of([parts for _, parts in asked]) if len(asked) >= _MIN_CELLS_TOGETHER else ():
                 found = intervals_of_rows(
                     asked[0][0].clause, contract.assumptions, rows, alpha_lower=alpha_lower, alpha_upper=alpha_upper
                 )

@@ -163,7 +163,7 @@ def _verdict_json(of: Verdict) -> dict[str, Any]:
 
 _MAX_VALUES: Final = 20
 """Values of an attribute that become slices of their own."""
-_RANGES: Final = 4
+_RANGE_COUNT: Final = 4
 
 
 def by_attributes(recording: Recording, names: Sequence[str]) -> list[RecordingSlice]:
@@ -203,7 +203,7 @@ def _part(recording: Recording, name: str, inside: NDArray[np.bool_]) -> Recordi
 
 def _ranges(recording: Recording, name: str, values: NDArray[np.float64]) -> list[RecordingSlice]:
     measured = values[: recording.lengths.size]
-    edges = np.unique(np.nanquantile(measured, np.linspace(0.0, 1.0, _RANGES + 1), method="lower"))
+    edges = np.unique(np.nanquantile(measured, np.linspace(0.0, 1.0, _RANGE_COUNT + 1), method="lower"))
     parts = []
     for place, (low, high) in enumerate(pairwise(edges)):
         last = place == edges.size - 2

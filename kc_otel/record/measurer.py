@@ -62,7 +62,7 @@ from kc_otel.record.work import (
 )
 
 _MAX_RETIRED: Final = 8
-_STRADDLING: Final = "kc.compare.straddling"
+_STRADDLING_NAME: Final = "kc.compare.straddling"
 _AHEAD_OF_TRAINER: Final = (
     "a training kernel of an earlier one, which it cannot be; weights= takes (training, inference)"
 )
@@ -457,7 +457,7 @@ class Measurer:
                 "kc.compare.slices": batch.slices,
                 "kc.compare.tv_token": batch.tv_token,
                 **({} if worst is None else _worst(worst, rows.kept)),
-                **({} if versions is None or work.weights[1] is not None else {_STRADDLING: versions.straddling}),
+                **({} if versions is None or work.weights[1] is not None else {_STRADDLING_NAME: versions.straddling}),
                 **weights,
             },
             parent=work.origin.parent,

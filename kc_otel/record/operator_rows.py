@@ -15,7 +15,7 @@ from kc_otel.record.measure.operator_drift import OperatorDrift, compare_outputs
 from kc_otel.record.work import OperatorComparison, RouteComparison
 
 _MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
-_BLOCK: Final = 1 << 22
+_COMPARISONS_PER_BLOCK: Final = 1 << 22
 """Comparisons of two experts' ids at a time."""
 _MIN_CHOICES: Final = 256
 """Choices from which a share of them is told from chance."""
@@ -169,7 +169,7 @@ def route_disagreement(train: Any, inference: Any) -> NDArray[np.float64]:
             )
     tokens, layers, k = ours.shape
     found = np.empty((tokens, layers))
-    step = max(_BLOCK // max(layers * k * k, 1), 1)
+    step = max(_COMPARISONS_PER_BLOCK // max(layers * k * k, 1), 1)
     for start in range(0, tokens, step):
         a, b = ours[start : start + step], theirs[start : start + step]
         for name, ids in (("train", a), ("inference", b)):

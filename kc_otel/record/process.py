@@ -30,7 +30,7 @@ from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.worker import PerProcess
 
 _log: Final = logging.getLogger("kc_otel")
-_LONGEST_INTERVAL: Final = 60.0
+_MAX_INTERVAL_SECONDS: Final = 60.0
 _alive: Final[weakref.WeakSet[ProcessEngine]] = weakref.WeakSet()
 
 
@@ -151,7 +151,7 @@ def _interval(given: float | None, heartbeat: float) -> float:
         if not given > 0.0:
             raise ValueError(f"export_interval: {given!r} is not a number of seconds above 0")
         return given
-    interval = environment.export_interval(min(heartbeat / 3.0, _LONGEST_INTERVAL))
+    interval = environment.export_interval(min(heartbeat / 3.0, _MAX_INTERVAL_SECONDS))
     if interval > heartbeat:
         _log.warning(
             "OTEL_METRIC_EXPORT_INTERVAL: every %g s is slower than the contract's heartbeat of %g s, "

@@ -43,7 +43,6 @@ from kc_otel.record.work import (
     Weights,
 )
 
-_TIMEOUT: Final = 10.0
 _OBSERVABLE: Final = [key for key, known in (QUANTITIES | SAMPLING).items() if known.source is Origin.RUNTIME]
 
 
@@ -528,12 +527,12 @@ class Recorder:
             engine.counters.dropped("log-failed", error)
             return {}
 
-    def force_flush(self, timeout: float = _TIMEOUT) -> bool:
+    def force_flush(self, timeout: float = 10.0) -> bool:
         """Measure and export everything recorded; return True if that was done within `timeout` seconds."""
         engine = self._process.engine
         return engine is None or engine.force_flush(timeout)
 
-    def shutdown(self, timeout: float = _TIMEOUT) -> bool:
+    def shutdown(self, timeout: float = 10.0) -> bool:
         """Measure and export everything recorded, then stop; return True if that was done within `timeout` seconds.
 
         Calling it again does nothing. It is called at the exit of the interpreter.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-_RANGE: Final = float(1 << 64)
+_HASH_RANGE: Final = float(1 << 64)
 
 
 def position_of(key: Hashable) -> float:
@@ -21,7 +21,7 @@ def position_of(key: Hashable) -> float:
     (True, True)
     """
     digest = hashlib.blake2b(repr(_plain(key)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") / _RANGE
+    return int.from_bytes(digest, "little") / _HASH_RANGE
 
 
 def _plain(key: Any) -> Any:

@@ -26,7 +26,7 @@ _HALF_PRECISION: Final = 0.25
 """Nats by which a log-sum-exp that was rounded to bfloat16 lies below a logit of 32 to 64, at most."""
 _FEW_SEQUENCES_SHARE: Final = 0.05
 """Share of sequences with a fault of their own up to which a fault of all others is told first."""
-_TOLERANCE: Final = 1e-3
+_TOLERANCE_NATS: Final = 1e-3
 """As in `measure.checks`: how far above 0 a log-probability may be."""
 
 
@@ -252,12 +252,12 @@ def _impossible(role: str, values: NDArray[np.float64], *, density: bool) -> tup
     if density:
         return values == np.inf, "a log-density is finite"
     over = float(np.max(values, initial=0.0, where=np.isfinite(values)))
-    if role in {"train", "inference"} and over == 1.0 and (values[values > _TOLERANCE] == over).all():
+    if role in {"train", "inference"} and over == 1.0 and (values[values > _TOLERANCE_NATS] == over).all():
         return np.zeros(values.shape, dtype=np.bool_), ""  # a placeholder, for `check_block` to tell
     if role in {"train", "inference"} and over <= _HALF_PRECISION:
         why = "above 0 by the rounding of a log-sum-exp in half precision; compute the log-softmax in float32"
-        return values > _TOLERANCE, why
-    return values > _TOLERANCE, (
+        return values > _TOLERANCE_NATS, why
+    return values > _TOLERANCE_NATS, (
         "a log-probability is at most 0: is it a logit or a probability? A loss is positive, and rows of log-densities "
         "say density: true"
     )
@@ -269,4 +269,4 @@ def _renormalise(given: dict[str, NDArray[Any]], note: Callable[[str, NDArray[np
         if (kept := given.get(f"{side}_kept")) is not None:
             given[side] = renormalised(given[side], kept)
             note(side, np.isnan(given[side]), "the kernel has no mass on the tokens that were kept")
-            note(side, given[side] > _TOLERANCE, f"over the mass in {side}_kept_logprobs: was the token kept?")
+            note(side, given[side] > _TOLERANCE_NATS, f"over the mass in {side}_kept_logprobs: was the token kept?")

@@ -54,7 +54,7 @@ class RaggedTable:
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
-_VARYING: Final = re.compile(r"[-+]?\d[\d.,e+-]*|\b(?:nan|inf)\b")
+_VARYING_PART: Final = re.compile(r"[-+]?\d[\d.,e+-]*|\b(?:nan|inf)\b")
 """Parts in which two sentences about one fault may differ."""
 
 
@@ -68,7 +68,7 @@ class Problems:
 
     def add(self, sentence: str, *, times: int = 1) -> None:
         """Note a fault, and that it occurs so many times; sentences that differ in numbers alone are one fault."""
-        kind = _VARYING.sub("#", sentence)
+        kind = _VARYING_PART.sub("#", sentence)
         self._first.setdefault(kind, sentence)
         self._count[kind] += times
 

@@ -24,7 +24,7 @@ from kc_otel.recordings.request import KeptTokens
 if TYPE_CHECKING:
     import torch
 
-_BLOCK: Final = 1 << 22
+_LOGITS_PER_BLOCK: Final = 1 << 22
 """Logits that are worked on at a time: 16 MiB in float32."""
 
 
@@ -135,7 +135,7 @@ def sampled_logprobs(
     positions, vocabulary = logits.shape
     dtype = torch.promote_types(logits.dtype, torch.float32)
     out = torch.empty(positions, dtype=dtype, device=logits.device)
-    step = max(_BLOCK // vocabulary, 1)
+    step = max(_LOGITS_PER_BLOCK // vocabulary, 1)
     for start in range(0, positions, step):
         block = _processed(logits[start : start + step].to(dtype), wanted)
         chosen = block.gather(-1, token_ids[start : start + step, None].to(block.device)).squeeze(-1)
@@ -172,7 +172,7 @@ def kept_mass(logits: torch.Tensor, kept: KeptTokens, processing: Mapping[str, S
     ids = torch.from_numpy(kept.ids).to(logits.device)
     ends = np.cumsum(kept.counts)
     mass = torch.zeros(positions, dtype=torch.float64, device=logits.device)
-    dtype, step = torch.promote_types(logits.dtype, torch.float32), max(_BLOCK // vocabulary, 1)
+    dtype, step = torch.promote_types(logits.dtype, torch.float32), max(_LOGITS_PER_BLOCK // vocabulary, 1)
     for start in range(0, positions, step):
         block = _processed(logits[start : start + step].to(dtype), wanted)
         part = slice(int(ends[start] - kept.counts[start]), int(ends[min(start + step, positions) - 1]))

@@ -42,8 +42,8 @@ _TABLE: Final = """CREATE TABLE IF NOT EXISTS worst (
     content TEXT NOT NULL
 ) STRICT"""
 _SALT: Final = "CREATE TABLE IF NOT EXISTS salt (value BLOB NOT NULL) STRICT"
-_APPLICATION: Final = 0x6B63_5753  # "kcWS"
-_NEUTRAL: Final = {"ratio": 1.0, "geometric_ratio": 1.0}
+_APPLICATION_ID: Final = 0x6B63_5753  # "kcWS"
+_NEUTRAL_VALUE: Final = {"ratio": 1.0, "geometric_ratio": 1.0}
 _MAX_TOKENS: Final = 4096
 """Tokens of a completion, and characters of a prompt, that are kept: the first ones."""
 
@@ -229,7 +229,7 @@ def _opened(path: Path) -> tuple[sqlite3.Connection, bytes]:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(_TABLE)
             connection.execute(_SALT)
-            connection.execute(f"PRAGMA application_id={_APPLICATION}")
+            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
             if not (row := connection.execute("SELECT value FROM salt").fetchone()):
                 row = (secrets.token_bytes(32),)
                 connection.execute("INSERT INTO salt VALUES (?)", row)
@@ -241,14 +241,14 @@ def _opened(path: Path) -> tuple[sqlite3.Connection, bytes]:
 
 
 def _check(path: Path, connection: sqlite3.Connection) -> None:
-    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
         raise ValueError(f"{path}: holds no worst sequences; give the file that kc-otel rescore --worst wrote")
 
 
 def _value_of(clause: Clause) -> Callable[[NDArray[np.float64]], float] | None:
     """Return a function from log ratios [tokens] to a sequence's value for a clause; None if there is none."""
     key = DERIVED[clause.metric].base if clause.metric in DERIVED else clause.metric
-    neutral = _NEUTRAL.get(key, 0.0)
+    neutral = _NEUTRAL_VALUE.get(key, 0.0)
     if key in TOKEN:
         of_tokens = np.mean if clause.parsed_statistic.kind == "mean" else np.max
         if key in {"log_ratio", "ratio"}:

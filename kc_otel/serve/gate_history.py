@@ -16,7 +16,7 @@ from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 
 _MAX_EVALUATIONS: Final = 2000
 _MIN_SECONDS_BETWEEN: Final = 5.0
-_KERNELS: Final = 8
+_MAX_KERNELS: Final = 8
 """Kernel versions whose last evaluation with a FAIL is kept whole."""
 _SHARED_VERDICTS_SPARE: Final = 64
 """Verdicts that are shared beyond four for each cell, before those of cells that are gone are forgotten."""
@@ -44,7 +44,7 @@ class _Past:
         }:
             self.failed.pop(kernel, None)
             self.failed[kernel] = evaluation
-        for kernel in list(self.failed)[:-_KERNELS]:
+        for kernel in list(self.failed)[:-_MAX_KERNELS]:
             del self.failed[kernel]
         if len(self.shared) > 4 * len(same) + _SHARED_VERDICTS_SPARE:
             self.shared = {(verdict.cell, verdict.status, verdict.window): verdict for verdict in same}

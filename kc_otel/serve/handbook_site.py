@@ -23,7 +23,7 @@ with extra("serve", "the evaluator"):
 
 _SITE_FOLDER: Final = Path(str(files("kc_otel"))) / "handbook" / "site"
 _PAGES: Final = _SITE_FOLDER.parent / "pages"
-_POLICY: Final = (
+_CSP: Final = (
     "default-src 'self'; script-src 'self'{}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
@@ -67,7 +67,7 @@ _Served = dict[str, tuple[bytes, str, str]]
 def _unbuilt() -> _Served:
     """Return the pages as Markdown, under the names that they have in the built site."""
     return {
-        page.relative_to(_PAGES).with_suffix(".html").as_posix(): (page.read_bytes(), "text/plain", _POLICY.format(""))
+        page.relative_to(_PAGES).with_suffix(".html").as_posix(): (page.read_bytes(), "text/plain", _CSP.format(""))
         for page in _PAGES.rglob("*.md")
     }
 
@@ -84,7 +84,7 @@ def _site(site: Path) -> _Served:
             if kind == "text/html":
                 scripts = {_hash(script) for script in _INLINE_SCRIPT.findall(body.decode())}
                 hashes = "".join(f" 'sha256-{digest}'" for digest in sorted(scripts))
-            served[file.relative_to(site).as_posix()] = (body, kind, _POLICY.format(hashes))
+            served[file.relative_to(site).as_posix()] = (body, kind, _CSP.format(hashes))
     return served
 
 

@@ -19,12 +19,12 @@ from typing import Any, Final
 from kc_otel.judge.otlp.request_errors import BindError
 
 _log: Final = logging.getLogger(__name__)
-_PORTS: Final = 3
+_PORT_COUNT: Final = 3
 _LAST_PORT: Final = 65_535
 _OTHER_FILES: Final = 128
 """The state, the log's segments, webhooks, and what the interpreter opens."""
 _MAX_CONNECTIONS: Final = 4096
-_REMINDER: Final = 60.0
+_REMINDER_SECONDS: Final = 60.0
 
 
 class Listener(socket.socket):
@@ -39,7 +39,7 @@ class Listener(socket.socket):
         self._answered: dict[socket.socket, None] = {}
         self._by_file: dict[int, socket.socket] = {}
         self._closing = False
-        self._reminded = -_REMINDER
+        self._reminded = -_REMINDER_SECONDS
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection; for its place another one is closed, where all are taken.
@@ -82,7 +82,7 @@ class Listener(socket.socket):
         with contextlib.suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)  # its reader or writer sees the end, and closes it
         self._closing = True
-        if time.monotonic() - self._reminded > _REMINDER:
+        if time.monotonic() - self._reminded > _REMINDER_SECONDS:
             self._reminded = time.monotonic()
             _log.warning("port %d has %d connections, which is all that it may have; silent ones are closed",
                          self.getsockname()[1], self.most)  # fmt: skip
@@ -136,4 +136,4 @@ def connections_per_port() -> int:
         except (OSError, ValueError):  # some systems say unlimited and mean less
             pass
     unlimited = soft == resource.RLIM_INFINITY
-    return _MAX_CONNECTIONS if unlimited else max(16, min(_MAX_CONNECTIONS, (soft - _OTHER_FILES) // _PORTS))
+    return _MAX_CONNECTIONS if unlimited else max(16, min(_MAX_CONNECTIONS, (soft - _OTHER_FILES) // _PORT_COUNT))

@@ -64,7 +64,7 @@ from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookE
 from kc_otel.serve.webhooks.formats import Format
 
 _log: Final = logging.getLogger(__name__)
-_GRACE: Final = 3.0
+_GRACE_SECONDS: Final = 3.0
 _M_MMAP_THRESHOLD: Final = -3
 """Of malloc.h."""
 _LARGE_BLOCK: Final = 1024 * 1024
@@ -223,7 +223,7 @@ async def _serve(
         sink = await stack.enter_async_context(sink_of(core, config, limits))
         taker = RequestTaker(sink, limits, Senders(access), budget)
         grpc = await serve_grpc(taker, config.host, config.grpc_port, requests, tls, most)
-        stack.push_async_callback(grpc.stop, _GRACE)
+        stack.push_async_callback(grpc.stop, _GRACE_SECONDS)
         await stack.enter_async_context(serving_http(HttpReceiver(taker, requests, _names(config)), http_socket, tls))
         api = _site(core, access, requests, dispatcher, decided, secure=core.external_url.startswith("https:"))
         own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)

@@ -20,8 +20,8 @@ from kc_otel.record.worker import BoundedWorker, ReasonCounts
 
 _log: Final = logging.getLogger(__name__)
 _FILE_BYTES: Final = 64 * 1024 * 1024
-_MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
-_BATCH: Final = 256
+_MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
+_MAX_BATCH: Final = 256
 
 
 def recording_folder(state: Path) -> Path:
@@ -55,7 +55,7 @@ class TrafficRecording:
         self._size = 0
         self._gaps = ReasonCounts(f"{folder}: the recording has a gap: %s")
         self._worker: BoundedWorker[bytes] = BoundedWorker(
-            self._write, self._gaps.add, name="kc-otel-recording", max_bytes=_MOST_WAITING_BYTES, batch=_BATCH
+            self._write, self._gaps.add, name="kc-otel-recording", max_bytes=_MAX_WAITING_BYTES, batch=_MAX_BATCH
         )
 
     def received(self, body: bytes, at: float) -> None:

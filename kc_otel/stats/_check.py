@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kc_otel.stats.binned import Binned
 
-_ROUNDING: Final = 1e-12
+_ROUNDING_ERROR: Final = 1e-12
 """Distance beyond the end of its range at which a number still counts as that end: more than sums of floats err by."""
 
 Real = TypeVar("Real", float, NDArray[np.float64])
@@ -28,7 +28,7 @@ def real(
     array = np.asarray(value, dtype=np.float64)
     if array.size == 0:
         raise ValueError(f"{name}: is empty; pass at least one number")
-    wrong = ~((array >= low - _ROUNDING) & (array <= high + _ROUNDING))
+    wrong = ~((array >= low - _ROUNDING_ERROR) & (array <= high + _ROUNDING_ERROR))
     if not infinite:
         wrong |= np.isinf(array)
     if wrong.any():

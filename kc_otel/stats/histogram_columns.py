@@ -21,7 +21,7 @@ from kc_otel.stats.histogram import MAX_BUCKETS, Buckets, ExponentialHistogram
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
-_TYPES: Final = (np.uint8, np.uint16, np.uint32, np.int64)
+_COUNT_DTYPES: Final = (np.uint8, np.uint16, np.uint32, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class SideColumns:
     @classmethod
     def empty(cls, number: int) -> SideColumns:
         """Those of histograms that have none."""
-        return cls(np.zeros(number, np.int64), np.zeros(number, np.int64), np.zeros(0, _TYPES[0]))
+        return cls(np.zeros(number, np.int64), np.zeros(number, np.int64), np.zeros(0, _COUNT_DTYPES[0]))
 
     @classmethod
     def joined(cls, sides: Sequence[SideColumns]) -> SideColumns:
@@ -140,7 +140,7 @@ class SideColumns:
             return
         ends, here = self.begins + self.size, 0
         while here < self.size.size:
-            till = max(int(ends.searchsorted(self.begins[here] + _BLOCK)), here + 1)
+            till = max(int(ends.searchsorted(self.begins[here] + _BUCKETS_PER_BLOCK)), here + 1)
             sizes, first, stop = self.size[here:till], int(self.begins[here]), int(ends[till - 1])
             at = begins[here:till].repeat(sizes) + step * _ranges(np.zeros_like(sizes), sizes)
             np.add.at(total, at, times * self.counts[first:stop].astype(total.dtype))
@@ -282,7 +282,7 @@ def _united(columns: HistogramColumns, owner: Numbers) -> Iterator[tuple[Numbers
         return
     numbers, row = np.unique(owner, return_inverse=True)
     widest = max(end - first for first, end in (columns.positive.span, columns.negative.span))
-    if widest > MAX_BUCKETS or numbers.size * widest > _CELLS:
+    if widest > MAX_BUCKETS or numbers.size * widest > _MAX_SUMMED_BUCKETS:
         middle = numbers.size // 2
         for half in (row < middle, row >= middle) if middle else ():
             yield from _united(columns.taken(np.flatnonzero(half)), owner[half])
@@ -318,16 +318,16 @@ def _reduced(by: np.ufunc, values: NDArray[Any], owner: Numbers, size: int) -> N
 
 MAX_EXACT_COUNT: Final = 2**53
 """Observations up to which a double counts them exactly."""
-_CELLS: Final = 2**21
+_MAX_SUMMED_BUCKETS: Final = 2**21
 """Buckets that are added up at once, of all rows together: 16 MB."""
-_BLOCK: Final = 2**18
+_BUCKETS_PER_BLOCK: Final = 2**18
 """Buckets whose places are listed at a time."""
-_PLACES: Final = (ADDRESS, NUMBER, ADDRESS, ADDRESS, NUMBER)
+_ARGUMENTS: Final = (ADDRESS, NUMBER, ADDRESS, ADDRESS, NUMBER)
 _gather: Final = function(
     "kc_gather", ADDRESS, NUMBER, NUMBER, ADDRESS, ADDRESS, NUMBER, ADDRESS, NUMBER, result=NUMBER
 )
-_add_to_doubles: Final = function("kc_add_to_doubles", *_PLACES, NUMBER, DOUBLE, ADDRESS, NUMBER, result=NUMBER)
-_add_to_numbers: Final = function("kc_add_to_numbers", *_PLACES, NUMBER, NUMBER, ADDRESS, NUMBER, result=NUMBER)
+_add_to_doubles: Final = function("kc_add_to_doubles", *_ARGUMENTS, NUMBER, DOUBLE, ADDRESS, NUMBER, result=NUMBER)
+_add_to_numbers: Final = function("kc_add_to_numbers", *_ARGUMENTS, NUMBER, NUMBER, ADDRESS, NUMBER, result=NUMBER)
 _FIELDS: Final = tuple(field.name for field in fields(HistogramColumns))[:-2]
 
 
@@ -337,7 +337,7 @@ def _packed(counts: NDArray[np.integer]) -> NDArray[np.integer]:
 
 
 def _kind(largest: int) -> type[np.integer]:
-    return next(kind for kind in _TYPES if largest <= np.iinfo(kind).max)
+    return next(kind for kind in _COUNT_DTYPES if largest <= np.iinfo(kind).max)
 
 
 def _gathered(counts: NDArray[np.integer], begins: Numbers, sizes: Numbers) -> NDArray[np.integer]:

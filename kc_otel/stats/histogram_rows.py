@@ -22,9 +22,9 @@ from kc_otel.stats.histogram_columns import MAX_EXACT_COUNT, HistogramColumns
 
 Floats = NDArray[np.float64]
 
-_ROWS: Final = 512
+_BLOCK_ROWS: Final = 512
 """Rows at a time: their matrices stay in a core's cache."""
-_STEP: Final = 16
+_BIN_MULTIPLE: Final = 16
 """Buckets that rows' bins are a multiple of."""
 _MAX_BINS: Final = 2048
 """Bins that rows may have together."""
@@ -147,7 +147,7 @@ def rows_of_columns(columns: HistogramColumns, row: NDArray[np.int64]) -> Iterat
     if not row.size:
         return
     known = columns.minimum <= columns.maximum
-    if row.size <= _ROWS and known.all() and (row[1:] > row[:-1]).all():  # mostly, and quicker than what follows
+    if row.size <= _BLOCK_ROWS and known.all() and (row[1:] > row[:-1]).all():  # mostly, and quicker than what follows
         count, scale, threshold = columns.count, columns.scale, columns.zero_threshold
         few = count.min() > 0 and count.max() < MAX_EXACT_COUNT
         if few and (scale == scale[0]).all() and (threshold == threshold[0]).all():
@@ -165,8 +165,8 @@ def rows_of_columns(columns: HistogramColumns, row: NDArray[np.int64]) -> Iterat
         scale, threshold, is_known = kind[:, left[0]].tolist()
         alike = (kind[:, left] == kind[:, left[:1]]).all(axis=0)
         group, left = left[alike], left[~alike]
-        for begin in range(0, group.size, _ROWS):
-            some = group[begin : begin + _ROWS]
+        for begin in range(0, group.size, _BLOCK_ROWS):
+            some = group[begin : begin + _BLOCK_ROWS]
             of = np.repeat(np.arange(some.size), sizes[some])
             which = begins[some][of] + np.arange(of.size) - (np.cumsum(sizes[some]) - sizes[some])[of]
             parts = columns if which.size == len(columns) else columns.taken(which)
@@ -293,4 +293,4 @@ def _edges(bins: Bins, scale: int, threshold: float) -> Floats:
 def _rounded(span: tuple[int, int]) -> tuple[int, int]:
     """The same buckets and a few more, so that what came a moment later mostly has the same bins."""
     first, end = span
-    return first // _STEP * _STEP, -(-end // _STEP) * _STEP
+    return first // _BIN_MULTIPLE * _BIN_MULTIPLE, -(-end // _BIN_MULTIPLE) * _BIN_MULTIPLE

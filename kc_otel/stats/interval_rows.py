@@ -74,7 +74,7 @@ class IntervalRows(Sequence[Interval | None]):
         return IntervalRows(self.estimate * scale + offset, lower, upper, self.samples, self.method, note, self.odd)
 
 
-_ROWS: Final = 128
+_BLOCK_ROWS: Final = 128
 """Rows whose bounds are looked for together: their matrices stay in a core's cache."""
 
 
@@ -179,7 +179,7 @@ def mean_intervals(
     below = scores(least, lambda x: (x - floor) / width, alpha_lower)
     above = scores(most, lambda x: (ceiling - x) / width, alpha_upper)
     both, sizes = np.concatenate([below, above]), np.tile(n, 2)
-    parts = [slice(begin, begin + _ROWS) for begin in range(0, sizes.size, _ROWS)]
+    parts = [slice(begin, begin + _BLOCK_ROWS) for begin in range(0, sizes.size, _BLOCK_ROWS)]
     shares = np.concatenate([lower_bounds(bets, both[part], sizes[part]) for part in parts])
     bound_below = np.maximum(floor, np.minimum(least, floor + width * shares[: n.size]))
     bound_above = np.minimum(ceiling, np.maximum(most, ceiling - width * shares[n.size :]))

@@ -32,19 +32,19 @@ Bets = tuple[Floats, Floats]
 
 _PER_OCTAVE: Final = 2
 """Bets per factor of 2: with four the bounds would be narrower by less than a part in a hundred."""
-_DECAY: Final = 0.125
-"""Exponent of the weight of bets above 1, c^-_DECAY: they pay where the mean is tiny, often but not always."""
+_WEIGHT_DECAY: Final = 0.125
+"""Exponent of the weight of bets above 1, c^-_WEIGHT_DECAY: they pay where the mean is tiny, often but not always."""
 _SMALLEST_BET: Final = 4.0
 """Smallest bet for n observations, in 1/sqrt(n): about the best one for a coin, which has the largest variance."""
 _LARGEST_BET: Final = 16.0
 """Largest bet for few observations; for more than that it is n, which one observation of 1 among n zeros pays."""
 _ALL_BET_POWERS: Final = (-16, 20)
 """Powers of 2 that the bets for any number of observations span."""
-_TOLERANCE: Final = 1e-9
+_TOLERANCE_NATS: Final = 1e-9
 """Nats by which the wealth at a bound may exceed 1/alpha: the bound is that much too cautious, never too bold."""
-_BLOCK: Final = 1024
+_VALUES_PER_BLOCK: Final = 1024
 """Values at a time: for all bets together they stay in a core's cache, which halves the time."""
-_STEPS: Final = 50
+_MAX_NEWTON_STEPS: Final = 50
 """Newton steps; three or four are usual."""
 
 
@@ -79,15 +79,15 @@ def grid_of(spans: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
 @lru_cache(maxsize=1024)
 def _geometric(first: int, last: int) -> Bets:
     bets = np.exp2(np.arange(first, last + 1) / _PER_OCTAVE)
-    weights = np.maximum(bets, 1.0) ** -_DECAY
+    weights = np.maximum(bets, 1.0) ** -_WEIGHT_DECAY
     return bets, np.log(weights / weights.sum())
 
 
 def growth(bets: Floats, values: Floats, weights: Floats) -> Floats:
     """Sum over observations of log(1 + c x) for each bet [J], from values in [0, 1] [k] that stand for weights [k]."""
     total = np.zeros(len(bets))
-    for first in range(0, len(values), _BLOCK):
-        block = slice(first, first + _BLOCK)
+    for first in range(0, len(values), _VALUES_PER_BLOCK):
+        block = slice(first, first + _VALUES_PER_BLOCK)
         stakes = np.multiply.outer(bets, values[block])
         stakes += 1.0
         # log, and not log1p: five times as fast, and wrong by 1e-16 per observation at most.
@@ -109,9 +109,9 @@ def lower_bounds(bets: Floats, scores: Floats, n: Floats) -> Floats:
     # Alone, each bet has its root in closed form. The mixture refutes at least what the luckiest of them refutes.
     mean: Floats = np.clip((np.expm1(scores / n[:, None]) / bets).max(axis=1), 0.0, 1.0)
     active = np.arange(n.size)
-    for _ in range(_STEPS):
+    for _ in range(_MAX_NEWTON_STEPS):
         excess, slope = _wealth(bets, scores[active], n[active], mean[active])
-        on = excess > _TOLERANCE
+        on = excess > _TOLERANCE_NATS
         if not on.any():
             break
         active = active[on]

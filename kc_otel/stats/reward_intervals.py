@@ -30,7 +30,7 @@ from kc_otel.stats.interval import Interval, nothing
 from kc_otel.stats.mixture import worst_bound
 from kc_otel.stats.placement import Placement
 
-_SCALE = 2.0
+_DISTANCE_SCALE = 2.0
 """1 - x is in units of it, so that its mean, 1 -+ d, is in [0, 1]."""
 
 
@@ -143,5 +143,5 @@ def _most(sample: Binned, alpha: float, *, anytime: bool) -> float:
     if not sample.total:
         return 1.0
     known = Placement.of(sample, float(min(sample.lower[0], 0.0)), 1.0)
-    share = worst_bound(known, known.most, lambda x: (1.0 - x) / _SCALE, alpha, anytime=anytime)
-    return min(1.0, max(1.0 - _SCALE * share, known.most, -1.0))
+    share = worst_bound(known, known.most, lambda x: (1.0 - x) / _DISTANCE_SCALE, alpha, anytime=anytime)
+    return min(1.0, max(1.0 - _DISTANCE_SCALE * share, known.most, -1.0))

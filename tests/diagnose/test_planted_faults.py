@@ -85,7 +85,7 @@ def test_memory_bounds_the_tokens_that_are_worked_on_and_changes_no_answer(monke
     fault, told = FAULTS[0], []
     train, inference = pair(fault, 1)
     at_once = locate(contract(), train, inference, conversations(6))
-    monkeypatch.setattr(torch_measure, "_OUTPUTS", 1)
+    monkeypatch.setattr(torch_measure, "_MAX_OUTPUT_BYTES", 1)
     in_parts = locate(contract(), train, inference, conversations(6), progress=told.append)
     assert in_parts.culprit.boundary == at_once.culprit.boundary
     assert in_parts.observed == pytest.approx(at_once.observed, rel=1e-3)

@@ -53,7 +53,7 @@ def test_processed_log_probs_are_those_of_a_distribution_over_what_is_left(seed,
 @pytest.mark.parametrize("block", [1, VOCABULARY * 3, 1 << 22])
 def test_the_mass_of_the_kept_tokens_is_that_of_the_whole_vocabulary_over_them(monkeypatch, block):
     """After the temperature and before any truncation, whatever is worked on at a time; an empty set has none."""
-    monkeypatch.setattr(scoring, "_BLOCK", block)
+    monkeypatch.setattr(scoring, "_LOGITS_PER_BLOCK", block)
     values, rng = logits(5), np.random.default_rng(0)
     sets = [rng.choice(VOCABULARY, count, replace=False) for count in (3, 1, 0, 23, 5, 2, 7)]
     kept = KeptTokens(np.concatenate(sets), np.array([members.size for members in sets]))
@@ -74,7 +74,7 @@ def test_blocks_change_nothing(monkeypatch):
     """The size of the blocks that positions are worked on in is not seen in the result."""
     values, ids = logits(0, 50), torch.arange(50) % VOCABULARY
     whole = sampled_logprobs(values, ids)
-    monkeypatch.setattr(scoring, "_BLOCK", 3 * VOCABULARY)
+    monkeypatch.setattr(scoring, "_LOGITS_PER_BLOCK", 3 * VOCABULARY)
     assert torch.equal(sampled_logprobs(values, ids), whole)
     assert torch.allclose(whole, values.log_softmax(1).gather(1, ids[:, None])[:, 0], atol=1e-6)
 

@@ -249,7 +249,7 @@ def test_a_full_disk_is_said_to_the_sender_who_may_try_again(make_core, open_fil
 def test_more_than_the_disk_takes_is_refused(make_core, open_file, drift, tmp_path, monkeypatch):
     """Memory has a bound: who comes above it is told to try again, and those who wait are taken."""
     core, request = make_core(open_file(tmp_path / "state")), drift(0.3)
-    monkeypatch.setattr(inbox, "_MOST_WAITING_BYTES", 3 * request.ByteSize())
+    monkeypatch.setattr(inbox, "_MAX_WAITING_BYTES", 3 * request.ByteSize())
 
     async def send() -> list[Any]:
         sink = DurableSink(core)

@@ -55,8 +55,8 @@ DATASOURCE_UID: Final = "prometheus"
 _INTERVAL: Final = "30s"
 _SHORTEST_INTERVAL: Final = "10s"
 """The shortest interval that Grafana knows."""
-_LOOKBACK: Final = 600
-_GRAFANA: Final = '{{ reReplaceAll "/*$" "" externalURL }}'
+_LOOKBACK_SECONDS: Final = 600
+_GRAFANA_URL: Final = '{{ reReplaceAll "/*$" "" externalURL }}'
 """Template of Grafana's own base URL, which it writes with a slash at its end."""
 _SLICE, _TRAIN, _INFERENCE = CELL_LABELS
 
@@ -108,7 +108,7 @@ def _of_state(alert: StateAlert, datasource_uid: str, sites: Sites) -> dict[str,
 
 
 def _board(uid: str) -> dict[str, str]:
-    return {"dashboard": f"{_GRAFANA}/d/{uid}"}
+    return {"dashboard": f"{_GRAFANA_URL}/d/{uid}"}
 
 
 def _file(name: str, interval: str, rules: list[dict[str, Any]], note: str) -> GeneratedFile:
@@ -174,7 +174,7 @@ def _value(alert: AlertStep) -> str:
 def _query(expression: str, datasource_uid: str) -> dict[str, Any]:
     return {
         "refId": "A",
-        "relativeTimeRange": {"from": _LOOKBACK, "to": 0},
+        "relativeTimeRange": {"from": _LOOKBACK_SECONDS, "to": 0},
         "datasourceUid": datasource_uid,
         "model": {"refId": "A", "expr": expression, "instant": True, "range": False, "editorMode": "code"},
     }
@@ -227,4 +227,4 @@ def _texts(alert: AlertStep, sites: Sites) -> dict[str, str]:
     if alert.clause is None:
         return texts
     path = slice_link(alert.contract.name, alert.clause_id, f"{slice}{{{{ . }}}}{{{{ else }}}}{ALL}{{{{ end }}}}")
-    return {**texts, "slice_dashboard": f"{_GRAFANA}{path}"}
+    return {**texts, "slice_dashboard": f"{_GRAFANA_URL}{path}"}

@@ -27,7 +27,7 @@ _TITLES: Final = {
     PROMOTION_UID: "Promotion and routing",
     HEALTH_UID: "Health",
 }
-_WIDTH: Final = 120
+_LINE_CHARACTERS: Final = 120
 _FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache_dtype", "attention", "hardware")
 
 
@@ -70,7 +70,7 @@ def board_file(uid: str, description: str, variables: Iterable[Any], contents: I
 def _json(value: Any, indent: int = 0) -> str:
     """JSON with as much on a line as fits, so that a board can be read and a change of it too."""
     flat = json.dumps(value, ensure_ascii=False)
-    if len(flat) + indent < _WIDTH or not isinstance(value, dict | list) or not value:
+    if len(flat) + indent < _LINE_CHARACTERS or not isinstance(value, dict | list) or not value:
         return flat
     inner = " " * (indent + 2)
     if isinstance(value, dict):
@@ -79,7 +79,7 @@ def _json(value: Any, indent: int = 0) -> str:
         parts = [_json(item, indent + 2) for item in value]
     lines: list[str] = []
     for part in parts:
-        if lines and len(inner) + len(lines[-1]) + len(part) + 3 < _WIDTH and "\n" not in lines[-1] + part:
+        if lines and len(inner) + len(lines[-1]) + len(part) + 3 < _LINE_CHARACTERS and "\n" not in lines[-1] + part:
             lines[-1] += f", {part}"
         else:
             lines.append(part)

@@ -22,7 +22,7 @@ from kc_otel.generate.links import FOLDER
 from kc_otel.generate.state_alerts import STATE_ALERTS
 
 _PREFIX: Final = "kernel-contracts"
-_ORG: Final = 1
+_ORG_ID: Final = 1
 _GROUP_BY: Final = ["grafana_folder", "alertname", "contract", "kernel_train", "kernel_inference"]
 """Labels that identify one incident, as in the evaluator: the kind of fault, and the pair of kernels."""
 _NOTES: Final = (
@@ -77,7 +77,7 @@ def notifications_file(contracts: Iterable[Contract]) -> GeneratedFile:
         "apiVersion": 1,
         "contactPoints": points,
         "policies": [_policy(known, endpoints)],
-        "templates": [{"orgId": _ORG, "name": "kernel_contracts", "template": _TEMPLATE}],
+        "templates": [{"orgId": _ORG_ID, "name": "kernel_contracts", "template": _TEMPLATE}],
     }
     path = PurePosixPath("grafana", "notifications", "kernel-contracts.yaml")
     return GeneratedFile(path, as_yaml(content, *_NOTES, *variables))
@@ -99,7 +99,7 @@ def _contact_point(endpoint: str | None) -> dict[str, Any]:
     name = _receiver(endpoint)
     uid = f"kc-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     receiver = {"uid": uid, "type": "webhook", "settings": settings}
-    return {"orgId": _ORG, "name": name, "receivers": [{**receiver, "disableResolveMessage": False}]}
+    return {"orgId": _ORG_ID, "name": name, "receivers": [{**receiver, "disableResolveMessage": False}]}
 
 
 def _policy(contracts: tuple[Contract, ...], endpoints: list[str]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _policy(contracts: tuple[Contract, ...], endpoints: list[str]) -> dict[str, 
     routes += [{"receiver": _receiver(None), **steps} for contract in contracts for steps in _steps(contract, None)]
     branch = {"receiver": _receiver(None), "object_matchers": [["grafana_folder", "=", FOLDER]]}
     return {
-        "orgId": _ORG,
+        "orgId": _ORG_ID,
         "receiver": _receiver(None),
         "group_by": _GROUP_BY,
         "group_wait": "30s",

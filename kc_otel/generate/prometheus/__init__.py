@@ -22,9 +22,9 @@ from kc_otel.generate.prometheus.alertmanager_routes import routes_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
 from kc_otel.generate.state_alerts import STATE_ALERTS, StateAlert
 
-_INTERVAL: Final = 5.0
+_INTERVAL_SECONDS: Final = 5.0
 """Seconds between evaluations: three of other rules would be most of the minute."""
-_FILE: Final = "_evaluator.yaml"
+_EVALUATOR_FILE: Final = "_evaluator.yaml"
 """No contract's name begins so."""
 
 
@@ -42,11 +42,11 @@ def prometheus_files(contracts: Iterable[Contract], sites: Sites = NOWHERE) -> t
 def evaluator_file(sites: Sites = NOWHERE) -> GeneratedFile:
     """Return the rule file, which is the same for all contracts."""
     rules = [_rule(sites), *(_of_state(alert, sites) for alert in STATE_ALERTS)]
-    group = {"name": "kernel-contracts-evaluator", "interval": format_duration(_INTERVAL), "rules": rules}
+    group = {"name": "kernel-contracts-evaluator", "interval": format_duration(_INTERVAL_SECONDS), "rules": rules}
     text = as_yaml(
         {"groups": [group]}, "Whether an evaluator lives, and what nobody judges; the same for every contract."
     )
-    return GeneratedFile(PurePosixPath("prometheus", "rules", _FILE), text)
+    return GeneratedFile(PurePosixPath("prometheus", "rules", _EVALUATOR_FILE), text)
 
 
 def _rule(sites: Sites) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from kc_otel.generate.state_alerts import STATE_ALERTS
 SECRETS: Final = "/etc/alertmanager/secrets"
 """Folder of the files `NAME.url` and `NAME.token`."""
 
-_PAGE: Final = "page-only"
-_INCIDENT: Final = ["alertname", "contract", "kernel_train", "kernel_inference"]
+_PAGE_ONLY_RECEIVER: Final = "page-only"
+_INCIDENT_LABELS: Final = ["alertname", "contract", "kernel_train", "kernel_inference"]
 """Labels that identify one incident, as in the evaluator: the kind of fault, and the pair of kernels."""
-_CELL: Final = ["alertname", "contract", "clause", "slice", "kernel_train", "kernel_inference"]
+_CELL_LABELS: Final = ["alertname", "contract", "clause", "slice", "kernel_train", "kernel_inference"]
 
 
 def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
@@ -52,8 +52,8 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
     routes += [{"receiver": endpoint, **down, "continue": True} for endpoint in sorted(endpoints)]
     content = {
         "route": {
-            "receiver": _PAGE,
-            "group_by": _INCIDENT,
+            "receiver": _PAGE_ONLY_RECEIVER,
+            "group_by": _INCIDENT_LABELS,
             "group_wait": "30s",
             "group_interval": "5m",
             "repeat_interval": repeat_interval(),
@@ -64,10 +64,10 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
             {
                 "source_matchers": ['severity="critical"'],
                 "target_matchers": ['severity=~"warning|info"'],
-                "equal": _CELL,
+                "equal": _CELL_LABELS,
             }
         ],
-        "receivers": [{"name": _PAGE}, *map(_receiver, sorted(endpoints))],
+        "receivers": [{"name": _PAGE_ONLY_RECEIVER}, *map(_receiver, sorted(endpoints))],
     }
     notes = (
         f"Routes from the contracts' policies. For each receiver NAME put its address into {SECRETS}/NAME.url and the",

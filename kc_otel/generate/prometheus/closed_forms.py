@@ -35,7 +35,7 @@ from kc_otel.judge.statistics import samples_needed
 PAIRS: Final = 4
 """Kernel pairs at a time for which false FAILs stay as rare as the contract asks."""
 
-_DOUBLINGS: Final = 10
+_SAMPLE_SIZES: Final = 10
 """Sizes of a sample that a quantile's rank is shifted for."""
 _EDGE_ROUNDING: Final = 1e-9
 """Largest relative error of a bucket's edge from arithmetic in float64."""
@@ -175,7 +175,7 @@ def _by_size(rank_at: Callable[[int], float], first: int, histogram: Native, sam
     """The quantile of the largest listed sample size that a window reaches."""
     tiers = [
         histogram.quantile(rank_at(size), f"{samples} >= {size}")
-        for size in (first * 2**power for power in reversed(range(_DOUBLINGS)))
+        for size in (first * 2**power for power in reversed(range(_SAMPLE_SIZES)))
         if 0.0 < rank_at(size) < 1.0
     ]
     return "({})".format("\nor ".join([*tiers, f"{samples} * 0 + {fewer}"]))

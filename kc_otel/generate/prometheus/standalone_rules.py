@@ -31,7 +31,7 @@ from kc_otel.judge.verdict import Status
 _RULES: Final = VerdictSource("kc.rule.status", "kc.rule")
 """Metrics of the recording rules."""
 _MAX_RULES_PER_GROUP: Final = 20
-_EXTRAPOLATED: Final = 2.2
+_EXTRAPOLATION_FACTOR: Final = 2.2
 _CELL: Final = ", ".join(CELL_LABELS)
 _PAIR: Final = ", ".join(CELL_LABELS[1:])
 
@@ -140,7 +140,7 @@ def _clause_rules(clause: Clause, contract: Contract) -> Iterator[dict[str, Any]
     for window, seconds in windows.items():
         exports = f"min by ({_CELL}) (count_over_time({raw}[{format_duration(seconds)}]) > 1)"
         counted = f"sum by ({_CELL}) (histogram_count({own('kc.rule.window.histogram', window)}))"
-        yield rule("kc.rule.window.samples", f"{counted}\n/ (1 + {_EXTRAPOLATED} / ({exports} - 1))", window)
+        yield rule("kc.rule.window.samples", f"{counted}\n/ (1 + {_EXTRAPOLATION_FACTOR} / ({exports} - 1))", window)
     histogram = Native(own("kc.rule.window.histogram"), bucket_layout(contract, clause.quantity))
     found = forms(clause, contract, histogram, own("kc.rule.window.samples"))
     yield rule("kc.rule.window.estimate", found.estimate)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.slices import Scalar
-
-_NO_ATTRIBUTES: Final[Mapping[str, Scalar]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ def cases_over(
     dtypes: Iterable[Any],
     *,
     seeds: Iterable[int] = (0,),
-    attributes: Mapping[str, Scalar] = _NO_ATTRIBUTES,
+    attributes: Mapping[str, Scalar] = MappingProxyType({}),
     batched: tuple[int, ...] | None = None,
 ) -> list[Case]:
     """A case for each shape, dtype and seed, with these three as attributes.

@@ -31,11 +31,11 @@ __all__ = ["Audit", "audited", "pop_audited"]
 _log: Final = logging.getLogger("kc_otel")
 _PARTITION: Final = "kc-otel-audit"
 _AUDITED_PROMPTS: Final = "kc_otel_audited_prompts"
-_AUDITED: Final = (
+_BUDGET_WARNING: Final = (
     "kc-otel: audit forwards: %d of the step's %d sequences were scored in %.0f ms; KC_OTEL_AUDIT_BUDGET allows "
     "%.0f ms a step on average"
 )
-_LEFT_OUT: Final = frozenset({"entropy", "log_probs", "old_log_probs"})
+_UNSENT_FIELDS: Final = frozenset({"entropy", "log_probs", "old_log_probs"})
 
 
 def audited(prompt: str, share: float) -> bool:
@@ -111,7 +111,7 @@ class Audit(Guarded):
         spent = 1000.0 * (self._clock() - begun)
         if scored and not self._said:
             self._said = True
-            _log.warning(_AUDITED, scored, len(batch), spent, 1000.0 * self._budget)
+            _log.warning(_BUDGET_WARNING, scored, len(batch), spent, 1000.0 * self._budget)
         metrics["kc/audit/ms"] = spent
         metrics["kc/audit/sequences"] = scored
         metrics["kc/audit/skipped_steps"] = self._skipped
@@ -138,7 +138,7 @@ class Audit(Guarded):
         rows_of_rank = 1 if scoring.log_prob_use_dynamic_bsz else scoring.log_prob_micro_batch_size_per_gpu
         more = -len(chosen) % (trainer.actor_rollout_wg.world_size * rows_of_rank)
         rows = [at % len(chosen) for at in range(len(chosen) + more)]
-        copies = index_select_tensor_dict(data.exclude(*_LEFT_OUT), rows)
+        copies = index_select_tensor_dict(data.exclude(*_UNSENT_FIELDS), rows)
         keys, place = [f"{at}-audit" for at in range(len(rows))], {"partition_id": _PARTITION}
         try:
             meta = queue.kv_batch_put(keys=keys, fields=copies, tags=[chosen.tags[row] for row in rows], **place)

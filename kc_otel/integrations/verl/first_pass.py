@@ -36,9 +36,9 @@ from kc_otel.record.work import Weights
 __all__ = ["WORKER_MODULES", "FirstPassWatch"]
 
 _log: Final = logging.getLogger("kc_otel")
-_LOSSES: Final = "verl.workers.utils.losses"
-_WORKERS: Final = "verl.workers.engine_workers"
-WORKER_MODULES: Final = (_LOSSES, _WORKERS)
+_LOSSES_MODULE: Final = "verl.workers.utils.losses"
+_WORKERS_MODULE: Final = "verl.workers.engine_workers"
+WORKER_MODULES: Final = (_LOSSES_MODULE, _WORKERS_MODULE)
 """Modules that `FirstPassWatch.attach` puts wrappers into."""
 _OF_TENSORS: Final = {"prompt_tokens", "completion_tokens"}
 _MEASURED_MESSAGE: Final = (
@@ -79,10 +79,10 @@ class FirstPassWatch(Guarded):
         Raises:
             AttributeError: If the module lacks one of them.
         """
-        if module.__name__ == _LOSSES:
+        if module.__name__ == _LOSSES_MODULE:
             _replace(module, "ppo_loss", self._around_loss)
             _replace(module, "get_policy_loss_fn", self._around_choice)
-        elif module.__name__ == _WORKERS:
+        elif module.__name__ == _WORKERS_MODULE:
             _replace(module.TrainingWorker, "train_mini_batch", self._around_update)
             _replace(module.TrainingWorker, "train_batch", self._around_mini_batch)
             _replace(module.ActorRolloutRefWorker, "update_actor", self._around_actor)

@@ -29,8 +29,8 @@ from kc_otel.record.work import Weights
 __all__ = ["TrainerWatch", "watch"]
 
 _log: Final = logging.getLogger("kc_otel")
-_V1: Final = "verl.trainer.ppo.v1.trainer_base"
-_LEGACY: Final = "verl.trainer.ppo.ray_trainer"
+_V1_MODULE: Final = "verl.trainer.ppo.v1.trainer_base"
+_LEGACY_MODULE: Final = "verl.trainer.ppo.ray_trainer"
 _OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}
 _REWARD_COLUMNS: Final = ("rm_scores", "advantages")
 _NO_LOGPROBS: Final = (
@@ -198,8 +198,8 @@ def watch(path: str) -> TrainerWatch:
     wrappers: dict[str, dict[str, Callable[..., Any]]] = {
         "verl.utils.debug.metrics": {"calculate_debug_metrics": found.around_debug_metrics},
         "verl.trainer.ppo.metric_utils": {"compute_data_metrics": found.around_data_metrics},
-        _LEGACY: {"RayPPOTrainer.fit": found.around_fit},
-        _V1: {"PPOTrainer.fit": found.around_fit, "PPOTrainer._compute_advantage": found.around_advantage},
+        _LEGACY_MODULE: {"RayPPOTrainer.fit": found.around_fit},
+        _V1_MODULE: {"PPOTrainer.fit": found.around_fit, "PPOTrainer._compute_advantage": found.around_advantage},
     }
 
     def wrap(module: Any) -> None:
@@ -211,7 +211,7 @@ def watch(path: str) -> TrainerWatch:
             _log.error("kc-otel: %s is not as expected, and is not watched: %s", module.__name__, error)
 
     if found.audits.share:
-        wrappers[_V1] |= {
+        wrappers[_V1_MODULE] |= {
             "PPOTrainer._compute_old_log_prob": found.audits.around_old_log_prob,
             "PPOTrainer._update_actor": found.audits.around_update,
         }

@@ -28,7 +28,7 @@ _RESTRICTIONS: Final = (
     "thinking_token_budget",
 )
 _SECRET_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
-_UNASSERTED: Final = "default"
+_DEFAULT_WEIGHTS_VERSION: Final = "default"
 """vLLM's version of weights for which no version was set."""
 
 
@@ -196,7 +196,7 @@ def weights_of(versions: Sequence[tuple[str, int]]) -> int | str | tuple[tuple[i
     Names that are no steps are joined by commas: no lag follows from them.
     """
     names = [version for version, _ in versions]
-    if all(name == _UNASSERTED for name in names):
+    if all(name == _DEFAULT_WEIGHTS_VERSION for name in names):
         return None
     if not all(name.isdecimal() for name in names):
         return ",".join(names)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TOKEN_BYTES: Final = 32
 """A reference and a number; prompts and completions wait as lists."""
 _REQUEST_BYTES: Final = 2048
-_WAIT_FOR_WORKERS: Final = 60.0
+_WORKER_WAIT_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class RequestDelivery(PerProcess):
     def _record(self, waiting: Sequence[FinishedRequest]) -> None:
         for finished in waiting:
             completion = finished.completion()
-            kernel = finished.kernel.result(_WAIT_FOR_WORKERS)
+            kernel = finished.kernel.result(_WORKER_WAIT_SECONDS)
             try:
                 request = request_of(completion, kernel, finished.logprobs_mode, self._own(completion))
             except ValueError as error:

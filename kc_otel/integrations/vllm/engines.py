@@ -24,7 +24,7 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.record.sampling import Sampler
 
 _log = logging.getLogger(__name__)
-_NOTHING: Final[Mapping[str, Any]] = {}
+_NO_FIELDS: Final[Mapping[str, Any]] = {}
 _RPC_SECONDS: Final = 30.0
 
 
@@ -68,7 +68,7 @@ class Engines:
         self._contract = contract
         self._sampler = sampler
         self._engines: WeakKeyDictionary[Any, _Engine] = WeakKeyDictionary()
-        self._context: ContextVar[Mapping[str, Any]] = ContextVar("kc_otel_vllm_request", default=_NOTHING)
+        self._context: ContextVar[Mapping[str, Any]] = ContextVar("kc_otel_vllm_request", default=_NO_FIELDS)
         self._asking: set[asyncio.Task[None]] = set()
 
     def known(self, engine: Any) -> bool:
@@ -175,7 +175,7 @@ def _unanswered(error: Exception) -> list[Mapping[str, str]]:
     return []
 
 
-_SPLITS: Final = (
+_PARALLEL_SIZES: Final = (
     ("tp", "tensor_parallel_size"),
     ("pp", "pipeline_parallel_size"),
     ("dp", "data_parallel_size"),
@@ -200,7 +200,7 @@ def kernel_of(
     model, cache, parallel, compilation = (
         config.model_config, config.cache_config, config.parallel_config, config.compilation_config,
     )  # fmt: skip
-    splits = [f"{short}={size}" for short, name in _SPLITS if (size := getattr(parallel, name, 1)) != 1]
+    splits = [f"{short}={size}" for short, name in _PARALLEL_SIZES if (size := getattr(parallel, name, 1)) != 1]
     extra: dict[str, Any] = {name.lower(): environment[name] for name in _ENVIRONMENT if environment.get(name)}
     speculative = getattr(config, "speculative_config", None)
     if speculative is not None:

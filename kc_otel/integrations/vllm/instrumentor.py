@@ -98,8 +98,8 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
         self._close = settings.close
         delivery = RequestDelivery(settings.sink, settings.attributes)
         self._engines = Engines(settings.sampler, delivery, settings.contract)
-        _COUNTS.start(settings.contract.name, lambda: outcomes(delivery), kwargs.get("meter_provider"))
-        self._patches = Patches(self._engines, serving=_COUNTS.show)
+        _CAPTURE_COUNTERS.start(settings.contract.name, lambda: outcomes(delivery), kwargs.get("meter_provider"))
+        self._patches = Patches(self._engines, serving=_CAPTURE_COUNTERS.show)
         self._patches.apply()
 
     def _uninstrument(self, **_: Any) -> None:
@@ -110,7 +110,7 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
             self._engines.delivery.close()
         if self._close is not None:
             self._close()
-        _COUNTS.end()
+        _CAPTURE_COUNTERS.end()
         self._patches = self._engines = self._close = None
 
 
@@ -204,4 +204,4 @@ def outcomes(delivery: RequestDelivery) -> Counter[str]:
     return found
 
 
-_COUNTS: Final = CaptureCounters()
+_CAPTURE_COUNTERS: Final = CaptureCounters()

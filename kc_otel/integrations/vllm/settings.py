@@ -42,7 +42,7 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.record.sampling import Sampler
 from kc_otel.recordings.spool.spool_file import MIN_BYTES
 
-_SHIFTS: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
+_UNIT_SHIFTS: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,9 +134,9 @@ def _retention(environment: Mapping[str, str]) -> dict[str, Any]:
             raise ValueError(f"KC_OTEL_SPOOL_MAX_AGE: {error}") from None
     if text := environment.get("KC_OTEL_SPOOL_MAX_SIZE", "").strip():
         size = re.fullmatch(r"(\d+) ?(KiB|MiB|GiB)", text)
-        if size is None or int(size[1]) << _SHIFTS[size[2]] < MIN_BYTES:
+        if size is None or int(size[1]) << _UNIT_SHIFTS[size[2]] < MIN_BYTES:
             raise ValueError(f"KC_OTEL_SPOOL_MAX_SIZE: {text!r} is no size of 1 MiB or more; write 512MiB or 2GiB")
-        found["max_bytes"] = int(size[1]) << _SHIFTS[size[2]]
+        found["max_bytes"] = int(size[1]) << _UNIT_SHIFTS[size[2]]
     return found
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kc_otel.judge.column_message import WireColumns
 from kc_otel.machine_code import ADDRESS, NUMBER, function
 
-_MOST_BYTES: Final = 16 * 1024 * 1024
+_MAX_BYTES: Final = 16 * 1024 * 1024
 """Bytes of all layouts together: enough to identify a hundred thousand streams of usual attributes."""
 _OTHER, _SAME, _PLAIN = 0, 1, 2
 _Key = tuple[bytes, bytes, int]
@@ -81,12 +81,12 @@ class MessageLayouts:
         rows = rows.copy()
         rows.flags.writeable = False
         made = _Layout(*_identities(wire), rows)
-        if made.bytes > _MOST_BYTES // 8:
+        if made.bytes > _MAX_BYTES // 8:
             return
         before = self._known.pop(key, None)
         self._known[key] = made
         self._bytes += made.bytes - (before.bytes if before is not None else 0)
-        while self._bytes > _MOST_BYTES:
+        while self._bytes > _MAX_BYTES:
             _, oldest = self._known.popitem(last=False)
             self._bytes -= oldest.bytes
 

@@ -37,14 +37,14 @@ from kc_otel.judge.refused_points import sender_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-_MOST_ROWS: Final = 32_768
-_MOST_KEYS: Final = 2 * _MOST_ROWS
+_MAX_ROWS: Final = 32_768
+_MAX_KEYS: Final = 2 * _MAX_ROWS
 """Spellings of streams that are known: their attributes may be listed in any order."""
-_CHUNK: Final = 1024
+_POINTS_PER_CHUNK: Final = 1024
 """Points that are folded at once; they may need a slot each."""
 _NO_KEYS: Final[dict[bytes, int]] = {}
 Numbers = NDArray[np.int64]
-_SLOTS: Final = 4096
+_SLOT_COUNT: Final = 4096
 
 
 class StreamColumns:
@@ -140,9 +140,9 @@ class StreamColumns:
             of["oldest"], of["gap"] = horizon.oldest, horizon.gap
         heard = np.zeros(len(self._pair_names), np.bool_)
         gaps = np.zeros(len(self._states), np.int64)
-        for first in range(0, message.taken.size, _CHUNK):
-            self._slots.make_room(_CHUNK)
-            last = min(first + _CHUNK, message.taken.size)
+        for first in range(0, message.taken.size, _POINTS_PER_CHUNK):
+            self._slots.make_room(_POINTS_PER_CHUNK)
+            last = min(first + _POINTS_PER_CHUNK, message.taken.size)
             self._slots.used = self._known().fold(
                 wire, message.rows, (first, last), self._slots.used, now, self._message, message.taken, heard, gaps
             )
@@ -239,7 +239,7 @@ class StreamColumns:
         stream = state.streams.get(point.stream)
         if stream is None or not stream.writers or key not in state.series:
             return
-        if self._key_count >= _MOST_KEYS or len(self._rows.names) >= _MOST_ROWS:
+        if self._key_count >= _MAX_KEYS or len(self._rows.names) >= _MAX_ROWS:
             self.settle()
             self.forget()
         row, plain = self._rows.load(point.stream, key, stream)
@@ -313,8 +313,8 @@ class SeriesSlots:
 
     def __init__(self, states: Sequence[ContractState]) -> None:
         self._states = states
-        self.slots = np.zeros(_SLOTS, SLOT)
-        self.buckets = np.zeros((2, _SLOTS, SPAN), np.int64)
+        self.slots = np.zeros(_SLOT_COUNT, SLOT)
+        self.buckets = np.zeros((2, _SLOT_COUNT, SPAN), np.int64)
         self.used = 0
         self.forget()
 

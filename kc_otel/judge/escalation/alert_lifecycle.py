@@ -47,7 +47,7 @@ __all__ = ["INPUT_CLAUSE", "advance", "edge", "retire", "step_keys"]
 INPUT_CLAUSE: Final = "input"
 """Clause of the pseudo cell that `on: invalid-input` steps watch; its slice is `all`."""
 
-_TOLERANCE: Final = 1e-6
+_TOLERANCE_SECONDS: Final = 1e-6
 """Seconds by which a count may fall short: sums of differences of unix times are not exact."""
 
 _MATCHES: Final = {
@@ -216,7 +216,7 @@ def _next(
 def _pending(alert: Alert, *, matches: bool, held: float, needed: float) -> tuple[Alert | None, What | None]:
     if not matches:
         return None, None
-    if held + _TOLERANCE >= needed:
+    if held + _TOLERANCE_SECONDS >= needed:
         return replace(alert, phase=Phase.FIRING, started_at=alert.seen, held=0.0, counting=False), What.FIRING
     return replace(alert, held=held, counting=True), None
 
@@ -224,7 +224,7 @@ def _pending(alert: Alert, *, matches: bool, held: float, needed: float) -> tupl
 def _firing(alert: Alert, *, matches: bool, held: float, needed: float) -> tuple[Alert | None, What | None]:
     if matches:
         return replace(alert, held=0.0, counting=False), None
-    if held + _TOLERANCE >= needed:
+    if held + _TOLERANCE_SECONDS >= needed:
         return None, What.RESOLVED
     return replace(alert, held=held, counting=True), None
 

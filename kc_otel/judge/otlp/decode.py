@@ -21,10 +21,10 @@ from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS, Signal
 from kc_otel.judge.otlp.sink import ColumnSink
 
-_IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
-_OBJECTS: Final = 20
+_ID_FIELDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
+_OBJECTS_PER_POINT: Final = 20
 """JSON objects that one data point with eight attributes is made of, and a few more."""
-_QUOTED: Final = 400
+_MAX_QUOTED_CHARACTERS: Final = 400
 """Characters of the parser's own words that are passed on; it quotes values of any length."""
 _PARSER_ERRORS: Final = (
     json_format.ParseError,
@@ -36,17 +36,17 @@ _PARSER_ERRORS: Final = (
     RecursionError,
 )
 """Exceptions that protobuf's JSON parser raises on unforeseen input; only the first is documented."""
-_ITEMS: Final = frozenset(
+_ITEM_MESSAGES: Final = frozenset(
     {"ResourceMetrics", "ScopeMetrics", "Metric", "ResourceSpans", "ScopeSpans", "Span", "ResourceLogs", "ScopeLogs"}
     | {"NumberDataPoint", "HistogramDataPoint", "ExponentialHistogramDataPoint", "SummaryDataPoint", "LogRecord"}
 )
-_WEIGHT: Final = 20
+_MESSAGES_PER_ITEM: Final = 20
 """Messages that an item counts for: it has some of its own."""
 _MAX_PARTS_PER_ITEM: Final = 50
 """The same that an item may be made of in the mean: attributes are two each."""
 _MAX_DEPTH: Final = 256
 """More than a parser follows: it rejects deeper nesting itself."""
-_LENGTH: Final = 2
+_LENGTH_WIRE_TYPE: Final = 2
 _FIXED_LENGTHS: Final = {1: 8, 5: 4}
 """Bytes of the wire types that have always as many."""
 _Fields = dict[int, tuple[Any, int]]
@@ -87,7 +87,7 @@ def from_json(body: bytes, signal: Signal, limits: Limits) -> Any:
         BadRequestError: If `body` is not JSON, or not such a message.
         TooLargeError: If it holds too many things.
     """
-    if body.count(b"{") > _OBJECTS * limits.max_items:
+    if body.count(b"{") > _OBJECTS_PER_POINT * limits.max_items:
         raise limits.too_many()  # before they are made: an empty object takes two bytes here and a hundred there
     request = signal.request()
     try:
@@ -105,7 +105,7 @@ def from_json(body: bytes, signal: Signal, limits: Limits) -> Any:
         ) from None
     except _PARSER_ERRORS as error:
         raise BadRequestError(
-            f"the body is not an {request.DESCRIPTOR.name} in OTLP/JSON: {str(error)[:_QUOTED]}"
+            f"the body is not an {request.DESCRIPTOR.name} in OTLP/JSON: {str(error)[:_MAX_QUOTED_CHARACTERS]}"
         ) from None
     return _bounded(request, signal, limits)
 
@@ -135,7 +135,7 @@ def _ids_to_base64(tree: Any) -> None:
         for key, value in node.items():
             if isinstance(value, dict | list):
                 pending.append(value)
-            elif key in _IDS and isinstance(value, str):
+            elif key in _ID_FIELDS and isinstance(value, str):
                 try:
                     node[key] = base64.b64encode(binascii.unhexlify(value)).decode()
                 except ValueError:
@@ -160,7 +160,7 @@ def holds_more_than(items: int, body: bytes, descriptor: Any) -> bool:  # noqa: 
             while at < end:
                 key, at = _varint(body, at)
                 wire = key & 7
-                if wire == _LENGTH:
+                if wire == _LENGTH_WIRE_TYPE:
                     length, at = _varint(body, at)
                     inner = fields.get(key >> 3)
                     if inner is not None:
@@ -201,7 +201,7 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
 @cache
 def _fields(descriptor: Any) -> _Fields:
     return {
-        field.number: (field.message_type, _WEIGHT if field.message_type.name in _ITEMS else 1)
+        field.number: (field.message_type, _MESSAGES_PER_ITEM if field.message_type.name in _ITEM_MESSAGES else 1)
         for field in descriptor.fields
         if field.message_type is not None
     }

@@ -29,7 +29,7 @@ from kc_otel.judge.verdict import Evaluation
 
 Moved = tuple[Promotion, tuple[PromotionMove, ...]]
 
-_REFUSED: Final = Position(Stage.OFFLINE_CI)
+_RESET_TO: Final = Position(Stage.OFFLINE_CI)
 
 
 def begin(
@@ -60,7 +60,7 @@ def begin(
         attempt=attempt, reason=message, proof_from=_rolled_back_at(previous),
     )  # fmt: skip
     nothing = Decision(GateOutcome.WAIT, first.stage, 0)
-    return promotion, (PromotionMove(MoveKind.START, _REFUSED, first, now, nothing, by, message=message),)
+    return promotion, (PromotionMove(MoveKind.START, _RESET_TO, first, now, nothing, by, message=message),)
 
 
 def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, holds: Iterable[str]) -> Moved:
@@ -151,11 +151,11 @@ def rolled_back(promotion: Promotion, decision: Decision, now: float, *, by: str
         message = f"{promotion.version} is rolled back from {position}: {'; '.join(decision.missing)}"
     after = replace(
         promotion,
-        position=_REFUSED, entered=now, status=PromotionStatus.ROLLED_BACK, tally=Tally(), offline="", approved=(),
+        position=_RESET_TO, entered=now, status=PromotionStatus.ROLLED_BACK, tally=Tally(), offline="", approved=(),
         hold=None, confirmed="", awaiting="", missing=(), reason=message, seen_serving=None,
     )  # fmt: skip
     return after, (
-        PromotionMove(MoveKind.ROLLBACK, position, _REFUSED, now, decision, by, why, promotion.tally.failed, message),
+        PromotionMove(MoveKind.ROLLBACK, position, _RESET_TO, now, decision, by, why, promotion.tally.failed, message),
     )
 
 

@@ -23,18 +23,18 @@ from kc_otel.judge.typical_sizes import typical_size
 from kc_otel.offline.draft.draft import CAP_IN_LIMITS, Draft, DraftClause, NoiseFloor, clauses_of, cut, exact, floors
 from kc_otel.recordings.recording import Recording
 
-_WIDTH: Final = 112
+_LINE_CHARACTERS: Final = 112
 BUDGET: Final = "reward"
 """The clause that is the budget itself: no baseline changes it."""
 _TAIL_OF_TV: Final = "token-tv-tail"
 PROMPTS_OF_A_GATE: Final = 400
 """Prompts that a gate may take by default."""
-_MOST_RAISED: Final = 10.0
+_MAX_RAISED_FACTOR: Final = 10.0
 _LEAST_TRUTH: Final = 0.05
 """In limits: a smaller value is decided no sooner."""
 _LEAST_LIMIT: Final = 1e-6
 """A pair that is the same to the last bit keeps any limit; below this one rounding alone is a breach."""
-_LAG: Final = Clause(id="weights-lag", metric="weights_lag", limit=1)
+_LAG_CLAUSE: Final = Clause(id="weights-lag", metric="weights_lag", limit=1)
 _REWARD_DRIFT: Final = Clause(id=BUDGET, metric="reward_drift", limit=1)
 _REWARD_PATHS: Final = frozenset({MeasuringPath.TRL, MeasuringPath.VERL})
 """Measuring paths on which sequences have rewards without further setup."""
@@ -164,7 +164,7 @@ def _margins(
     margins = {}
     for clause in contract.clauses:
         limit, raised = clause.limit_for(ALL), 1.0
-        while clause.quantity is not None and clause.id in estimates and raised < _MOST_RAISED:
+        while clause.quantity is not None and clause.id in estimates and raised < _MAX_RAISED_FACTOR:
             tried = {"limit": limit * raised, "cap": None if clause.cap is None else clause.cap * raised}
             truth = max(estimates[clause.id] / (limit * raised), _LEAST_TRUTH)
             size = typical_size(contract, clause.model_copy(update=tried), ALL, truth)
@@ -258,7 +258,7 @@ def _head(draft: Draft, source: str) -> Iterator[str]:
 
 
 def _foot(draft: Draft, asked: Sequence[str]) -> Iterator[str]:
-    lag = not why_not(_LAG, draft.data)
+    lag = not why_not(_LAG_CLAUSE, draft.data)
     if lag:
         yield "runtime:"
         yield from _comment(
@@ -266,8 +266,8 @@ def _foot(draft: Draft, asked: Sequence[str]) -> Iterator[str]:
             "rollouts wait for the sync.",
             "  ",
         )
-        yield f"  - id: {_LAG.id}"
-        yield f"    metric: {_LAG.metric}"
+        yield f"  - id: {_LAG_CLAUSE.id}"
+        yield f"    metric: {_LAG_CLAUSE.metric}"
         yield "    limit: 1"
         yield "    description: Rollouts come from older weights than the recipe allows; look at the weight sync first."
     yield from _comment(
@@ -291,7 +291,7 @@ def _foot(draft: Draft, asked: Sequence[str]) -> Iterator[str]:
     serves = draft.data not in TRAINERS
     done = "route to the training kernel" if serves else "leave its rollouts out of the loss"
     yield from _comment(f"{what}: {done}, and page.", "  ")
-    clauses = ", ".join([*critical, *([_LAG.id] if lag else [])])
+    clauses = ", ".join([*critical, *([_LAG_CLAUSE.id] if lag else [])])
     first = "{route: train-kernel}" if serves else "quarantine-rollouts, resync-weights"
     yield _step("2m", f"[{first}, {{webhook: pager}}]", clauses)
     later = "notify, hold-promotion" if serves else "halt, hold-promotion"
@@ -333,7 +333,7 @@ def _clause(clause: DraftClause, needed: Sequence[Needed]) -> Iterator[str]:
 
 def _comment(text: str, indent: str = "") -> Iterable[str]:
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_long_words=False
+        text, _LINE_CHARACTERS, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_long_words=False
     )
 
 

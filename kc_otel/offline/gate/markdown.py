@@ -18,7 +18,7 @@ from kc_otel.record.kernel import Kernel
 _MARK: Final = {Status.FAIL: "❌", Status.INCONCLUSIVE: "❔", Status.NO_DATA: "❔", Status.PASS: "✅"}
 _MAX_ROWS: Final = 200
 """Rows of a table; a job's summary has a size that CI systems cut it at."""
-_SPECIAL: Final = re.compile(r"([\\|<>`*_\[\]])")
+_MARKDOWN_CHARACTERS: Final = re.compile(r"([\\|<>`*_\[\]])")
 
 
 def headline(gate: OfflineGate) -> str:
@@ -130,4 +130,4 @@ def _bound(number: float) -> str:
 
 def safe(text: str) -> str:
     """Return text that Markdown shows as it is."""
-    return _SPECIAL.sub(r"\\\1", text.replace("\n", " "))
+    return _MARKDOWN_CHARACTERS.sub(r"\\\1", text.replace("\n", " "))

@@ -19,7 +19,7 @@ from kc_otel.stats import Binned, reward_sides
 
 ADVANTAGE: Final = ("advantage_drift_positive", "advantage_drift_negative")
 """Registry keys of what needs advantages: of tokens with a positive one, and with a negative one."""
-_BINS: Final = 32_768
+_MIN_VALUES_FOR_BINS: Final = 32_768
 """Distinct values from which a mean's interval is computed from bins of neighbours: it stays valid, and is quick."""
 
 _Values = tuple[NDArray[np.float64], NDArray[np.bool_]]
@@ -66,12 +66,12 @@ class RecordingObservations:
         return self._known[quantity]
 
     def for_mean(self, quantity: str) -> Binned | None:
-        """Reduce to at most `_BINS` bins with the exact sum and count."""
+        """Reduce to at most `_MIN_VALUES_FOR_BINS` bins with the exact sum and count."""
         sample = self.of(quantity)
-        if sample is None or sample.count.size <= _BINS:
+        if sample is None or sample.count.size <= _MIN_VALUES_FOR_BINS:
             return sample
         if quantity not in self._coarse:
-            self._coarse[quantity] = sample.merged(_BINS)
+            self._coarse[quantity] = sample.merged(_MIN_VALUES_FOR_BINS)
         return self._coarse[quantity]
 
     @property

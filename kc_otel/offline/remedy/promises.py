@@ -49,9 +49,9 @@ _AIMS: Final[dict[str, Aim]] = {
     "advantage_drift_negative": "negative",
     "chi2_token": "ess",
 }
-_BINS: Final = 1024
+_MIN_VALUES_FOR_BINS: Final = 1024
 """Distinct values from which an interval is computed from bins of neighbours: hundreds of them stay quick."""
-_MOST_TIMES: Final = 1 << 16
+_MAX_SIZE_FACTOR: Final = 1 << 16
 """Times as many sequences as a recording has, beyond which nobody records any."""
 _FIXED_REASON: Final = "is of the kernels themselves: weights do not change it"
 
@@ -151,7 +151,7 @@ def lacking(promise: RemedyTarget, correction: Correction, found: Effects, *, al
     low, high = 1, 2
     while is_open(high):
         low, high = high, 2 * high
-        if high > _MOST_TIMES:
+        if high > _MAX_SIZE_FACTOR:
             return None
     while high - low > 1:
         middle = (low + high) // 2
@@ -210,7 +210,7 @@ def _mean(
     if math.isfinite(low):
         values = values.clip(low, high)  # a mean of equal values may be off by its rounding
     return capped_mean_interval(
-        Binned.of_samples(values).merged(_BINS).times(times),
+        Binned.of_samples(values).merged(_MIN_VALUES_FOR_BINS).times(times),
         low=low,
         high=high,
         cap=cap or max(abs(low), abs(high)),

@@ -17,7 +17,7 @@ Trainer = Literal["verl", "trl", "slime"]
 
 _CAPS: Final = (1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 """Largest ratios to try; 2 is the default of verl and slime, 3 of TRL, 5 with 0.5 that of IcePop."""
-_ICEPOP: Final = (0.5, 5.0)
+_ICEPOP_BAND: Final = (0.5, 5.0)
 _GEOMETRIC: Final = (1.001, 1.003, 1.01, 1.03, 1.1)
 _K3: Final = (0.001, 0.003, 0.01, 0.03, 0.1)
 _OFF_POLICY: Final = (0.01, 0.03, 0.1, 0.5)
@@ -35,7 +35,7 @@ def catalogue(*, advantages: bool) -> tuple[Correction, ...]:
         ratios += [Weight(level, "truncate", 0.0, cap) for cap in _CAPS]
         ratios += [Weight(level, "mask", 0.0, cap) for cap in _CAPS]
         ratios += [Weight(level, "mask", _inverse(cap), cap) for cap in _CAPS]
-        ratios.append(Weight(level, "mask", *_ICEPOP))
+        ratios.append(Weight(level, "mask", *_ICEPOP_BAND))
     found += [Correction(weight) for weight in ratios]
     rules = [*_between("token_k1", _CAPS), *_between("seq_sum_k1", _CAPS), *_between("seq_mean_k1", _GEOMETRIC)]
     k3: tuple[Statistic, ...] = ("token_k3", "seq_mean_k3", "seq_max_k3")

@@ -34,10 +34,10 @@ _STEPS: Final = (
 """Names of a row's step: the trainer's, and last the logger's, which counts rows (Open-Instruct's global_step counts
 episodes beside its training_step)."""
 _CONSOLE: Final = re.compile(r"\bstep:(\d+) - (.+)")
-_PAIR: Final = re.compile(r"([^\s:]+):(?:np\.\w+\()?(-?(?:\d[\d.eE+-]*|nan|inf))\)?(?= - |\s*$)")
+_CONSOLE_PAIR: Final = re.compile(r"([^\s:]+):(?:np\.\w+\()?(-?(?:\d[\d.eE+-]*|nan|inf))\)?(?= - |\s*$)")
 _PRINTED: Final = re.compile(r"(?:\b(\d+): )?(\{'.*\})")
 _PRINTED_PAIR: Final = re.compile(r"'([^']+)': (?:np\.\w+\()?'?(-?(?:\d[\d.eE+-]*|nan|inf))\b")
-_BAR: Final = re.compile(r"(\d+)/\d+ \[")
+_PROGRESS_BAR: Final = re.compile(r"(\d+)/\d+ \[")
 """A progress bar, whose first number is the step."""
 _MAX_FILE_BYTES: Final = 1 << 30
 _MAX_STEP: Final = 1 << 53
@@ -192,12 +192,12 @@ def _console(text: str) -> Iterator[Scalar]:
     last = bar = 0
     for line in re.split(r"[\r\n]+", text):
         if match := _CONSOLE.search(line):
-            for name, value in _PAIR.findall(match[2]):
+            for name, value in _CONSOLE_PAIR.findall(match[2]):
                 if (number := _number(value)) is not None:
                     yield int(match[1]), name, number
             continue
         printed = _PRINTED.search(line)
-        if bars := _BAR.findall(line[: printed.start()] if printed else line):
+        if bars := _PROGRESS_BAR.findall(line[: printed.start()] if printed else line):
             bar = int(bars[-1])
         if printed is None or "'train_runtime'" in line:
             continue

@@ -26,7 +26,7 @@ Steps = NDArray[np.int64]
 with extra("stats", "what a log of averages can tell"):
     from scipy import stats
 
-_BLOCKS: Final = 10
+_BLOCK_COUNT: Final = 10
 _EVALUATION: Final = frozenset({"eval", "val", "validation", "test"})
 _SIZE_RULES: Final = frozenset({"drift-rises", "drift-before-collapse"})
 """Rules of how large drift is."""
@@ -34,10 +34,10 @@ _MAX_SHIFT_PARTS: Final = 60
 """Parts at most that a run is looked at in for a level that changes at once."""
 _MIN_PARTS_PER_LEVEL: Final = 3
 """Parts at least that each level lasts."""
-_ALPHA: Final = 1e-3
+_FALSE_ALARM_PROBABILITY: Final = 1e-3
 _MIN_LEVEL_RATIO: Final = 1.5
 """Gap between the lowest tenth of the higher level and the highest tenth of the lower: a drifting value has none."""
-_PERIODS: Final = range(2, 13)
+_PERIODS_IN_STEPS: Final = range(2, 13)
 _FIRST_STEPS: Final = 10
 """Steps within which what is high at the beginning has come down."""
 _MAX_EXCEPTION_SHARE: Final = 0.1
@@ -160,7 +160,7 @@ def _wanted(log: RunLog, role: Role) -> str:
 
 
 def _medians(values: Floats) -> Floats:
-    return np.array([np.median(part) for part in np.array_split(values, _BLOCKS)])
+    return np.array([np.median(part) for part in np.array_split(values, _BLOCK_COUNT)])
 
 
 def _trend(values: Floats, sign: int) -> bool:
@@ -183,17 +183,17 @@ def _jump(values: Floats, sign: int) -> bool:
         if np.quantile(high, 0.1) < _MIN_LEVEL_RATIO * np.quantile(low, 0.9):
             continue  # it wanders
         found = stats.mannwhitneyu(high, low, alternative="greater", method="exact")
-        if found.pvalue * len(cuts) < _ALPHA:
+        if found.pvalue * len(cuts) < _FALSE_ALARM_PROBABILITY:
             return True
     return False
 
 
 def _gradual(values: Floats, sign: int) -> bool:
     medians = _medians(values)
-    found = stats.kendalltau(np.arange(_BLOCKS), medians, alternative="greater" if sign > 0 else "less")
+    found = stats.kendalltau(np.arange(_BLOCK_COUNT), medians, alternative="greater" if sign > 0 else "less")
     before, after = np.median(medians[:3]), np.median(medians[-3:])
     low, high = (before, after) if sign > 0 else (after, before)
-    return bool(found.pvalue < _ALPHA and high >= 2.0 * low and high > 0.0)
+    return bool(found.pvalue < _FALSE_ALARM_PROBABILITY and high >= 2.0 * low and high > 0.0)
 
 
 def _change(values: Floats) -> str:
@@ -219,9 +219,9 @@ def _before_collapse(steps: Steps, drift: Floats, reward: Floats) -> str | None:
     best = int(medians.argmax())
     gained, lost = medians[best] - medians[0], medians[best] - medians[-1]
     noise = float(np.median(np.abs(np.diff(reward)))) + 1e-12
-    if not (0 < best < _BLOCKS - 1 and lost > 0.5 * gained and lost > 4.0 * noise) or not _trend(drift, 1):
+    if not (0 < best < _BLOCK_COUNT - 1 and lost > 0.5 * gained and lost > 4.0 * noise) or not _trend(drift, 1):
         return None
-    width = steps.size // _BLOCKS
+    width = steps.size // _BLOCK_COUNT
     after = reward[best * width :]
     gone = np.flatnonzero(after < medians[best] - 0.5 * lost)
     fell, rose = int(steps[best * width + gone[0]]), _onset(steps, drift)
@@ -236,8 +236,8 @@ def _before_collapse(steps: Steps, drift: Floats, reward: Floats) -> str | None:
 def _entropy(_: Steps, drift: Floats, entropy: Floats) -> str | None:
     if not _trend(drift, 1):
         return None
-    tau = stats.kendalltau(np.arange(_BLOCKS), _medians(entropy), alternative="greater")
-    if tau.pvalue < _ALPHA:
+    tau = stats.kendalltau(np.arange(_BLOCK_COUNT), _medians(entropy), alternative="greater")
+    if tau.pvalue < _FALSE_ALARM_PROBABILITY:
         return (
             f"drift rises {_change(drift)} while entropy rises {_change(entropy)}: unlikely tokens drift more, so "
             "the policy alone may explain this; compare the two kernels on the same tokens of an early and a late step"
@@ -285,7 +285,7 @@ def _follows_lag(_: Steps, drift: Floats, lag: Floats) -> str | None:
     # Differences of consecutive steps: two series that both grow are not one because of the other.
     with np.errstate(invalid="ignore"):
         found = stats.spearmanr(np.diff(drift), np.diff(lag), alternative="greater") if np.ptp(lag) else None
-    if found is None or not (found.pvalue < _ALPHA and found.statistic > 0.3):
+    if found is None or not (found.pvalue < _FALSE_ALARM_PROBABILITY and found.statistic > 0.3):
         return None
     return (
         f"drift moves with the lag of the weights from step to step (rank correlation {found.statistic:.2f}): part of "
@@ -296,11 +296,11 @@ def _follows_lag(_: Steps, drift: Floats, lag: Floats) -> str | None:
 def _periodic(steps: Steps, drift: Floats) -> str | None:
     trendless = drift - np.convolve(np.pad(drift, 12, mode="edge"), np.ones(25) / 25.0, mode="valid")
     best = (math.inf, 0)
-    for period in _PERIODS:
+    for period in _PERIODS_IN_STEPS:
         phases = [trendless[steps % period == phase] for phase in range(period)]
         if min(part.size for part in phases) >= 5 and np.ptp(trendless):
             best = min(best, (float(stats.kruskal(*phases).pvalue), period))
-    if best[0] * len(_PERIODS) >= _ALPHA:
+    if best[0] * len(_PERIODS_IN_STEPS) >= _FALSE_ALARM_PROBABILITY:
         return None
     return f"drift repeats every {best[1]} steps, as if weights were synced at that interval: part of it is staleness"
 
@@ -434,7 +434,7 @@ class _Rule(NamedTuple):
     roles: tuple[Role, ...]
     judge: Callable[..., str | None]
     otherwise: str
-    fewest: int = 3 * _BLOCKS
+    fewest: int = 3 * _BLOCK_COUNT
 
 
 RULES: Final[Mapping[str, _Rule]] = {

@@ -40,7 +40,7 @@ Processing = tuple[Mapping[str, object], Mapping[str, object]]
 _LOG_RATIO: Final = list(TOKEN).index("log_ratio")
 _ABS_LOG_RATIO: Final = list(TOKEN).index("abs_log_ratio")
 _TV: Final = list(TOKEN).index("tv_token")
-_UNKNOWN: Final = Rollouts()
+_UNKNOWN_ROLLOUTS: Final = Rollouts()
 _NO_ROWS: Final = np.zeros(0, dtype=np.intp)
 
 
@@ -147,7 +147,7 @@ class Accumulator:
         train_kept: Any = None,
         inference_kept: Any = None,
         processing: Processing | None = None,
-        rollouts: Rollouts = _UNKNOWN,
+        rollouts: Rollouts = _UNKNOWN_ROLLOUTS,
         density: bool = False,
         places: Places | None = None,
         parts: Sequence[TokenSlice] = (),
@@ -237,7 +237,7 @@ class Accumulator:
         membership: Any = None,
         targets: Any = None,
         processing: Processing | None = None,
-        rollouts: Rollouts = _UNKNOWN,
+        rollouts: Rollouts = _UNKNOWN_ROLLOUTS,
         places: Places | None = None,
         parts: Sequence[TokenSlice] = (),
         _tensors: bool | None = None,

@@ -23,13 +23,13 @@ MAX_SCALE: Final = 6
 """Finest scale: there the counts of what is recorded of sampled tokens still fit the tables."""
 
 _MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
-_TOP: Final = 128  # float32 ends below 2^128
-_BOTTOM: Final = -30
+_MAX_EXPONENT: Final = 128  # float32 ends below 2^128
+_MIN_EXPONENT: Final = -30
 
-_SHIFT: Final = 12
-_PREFIXES: Final = 1 << (31 - _SHIFT)
-_AMBIGUOUS: Final = 0xFFFF
-_WORTH_A_TABLE: Final = 1 << 17
+_PREFIX_SHIFT_BITS: Final = 12
+_PREFIX_COUNT: Final = 1 << (31 - _PREFIX_SHIFT_BITS)
+_AMBIGUOUS_BUCKET: Final = 0xFFFF
+_MIN_VALUES_FOR_TABLE: Final = 1 << 17
 
 Crosses = Callable[[NDArray[np.float64]], NDArray[np.bool_]]
 
@@ -56,14 +56,14 @@ class Partition:
 
     def locate(self, values: NDArray[np.float32]) -> NDArray[np.uint16]:
         """Cell of each value, uint16 [n]; values [n] are contiguous and not NaN, infinite ones are in the outermost."""
-        if self._located < _WORTH_A_TABLE:
+        if self._located < _MIN_VALUES_FOR_TABLE:
             self._located += values.size
             return np.searchsorted(self.edges, values, side="right").astype(np.uint16)
         # One less, so that powers of two, which close a bucket, end a prefix and are never ambiguous.
         prefix = values.view(np.uint32) - np.uint32(1)
-        prefix >>= np.uint32(_SHIFT)
+        prefix >>= np.uint32(_PREFIX_SHIFT_BITS)
         cells = np.take(self._table, prefix.astype(np.intp), mode="wrap")
-        unclear = np.flatnonzero(cells == _AMBIGUOUS)
+        unclear = np.flatnonzero(cells == _AMBIGUOUS_BUCKET)
         if unclear.size:
             cells[unclear] = np.searchsorted(self.edges, values[unclear], side="right")
         return cells
@@ -80,13 +80,13 @@ class Partition:
 
     @cached_property
     def _table(self) -> NDArray[np.uint16]:
-        first = (np.arange(_PREFIXES, dtype=np.uint32) << _SHIFT) + np.uint32(1)
-        last = first + np.uint32((1 << _SHIFT) - 1)
+        first = (np.arange(_PREFIX_COUNT, dtype=np.uint32) << _PREFIX_SHIFT_BITS) + np.uint32(1)
+        last = first + np.uint32((1 << _PREFIX_SHIFT_BITS) - 1)
         halves = []
         for thresholds, sign in ((self._positive, 1), (self._negative, -1)):
             inner = np.searchsorted(thresholds, first, side="right")
             outer = np.searchsorted(thresholds, last, side="right")
-            cells = np.where(inner == outer, self.center + sign * inner, _AMBIGUOUS).astype(np.uint16)
+            cells = np.where(inner == outer, self.center + sign * inner, _AMBIGUOUS_BUCKET).astype(np.uint16)
             # +0 less one wraps to the negative half's last prefix, -0 to the positive half's; only NaN lies there.
             cells[-1] = self.center
             halves.append(cells)
@@ -105,8 +105,8 @@ class Slots:
             msg = f"scale: {scale} is not within 0..{MAX_SCALE}; 4 resolves 4.4% and is what contracts are evaluated at"
             raise ValueError(msg)
         self.scale: Final = scale
-        self.lowest_index: Final = _BOTTOM << scale
-        index = np.arange(self.lowest_index, _TOP << scale)
+        self.lowest_index: Final = _MIN_EXPONENT << scale
+        index = np.arange(self.lowest_index, _MAX_EXPONENT << scale)
         whole, part = np.divmod(index, 1 << scale)
         self.bounds: Final[NDArray[np.float64]] = np.ldexp(np.exp2(part / (1 << scale)), whole)
         """Lower bounds of the positive buckets, ascending: ZERO_THRESHOLD is the first."""

@@ -15,11 +15,11 @@ from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.telemetry.sdk_points import counter
 from kc_otel.record.worker import ReasonCounts
 
-_ASSUMED: Final = (
+_PROMPTS_UNKNOWN_WARNING: Final = (
     "prompts are unknown, so each sequence counts as independent; if a prompt has several rollouts, pass groups= or "
     "prompt_ids= to compare, or intervals are too narrow"
 )
-_PARTS: Final = (
+_SPLIT_PROMPT_WARNING: Final = (
     "some rollouts of a prompt arrived after it had counted, or too late, so it counts in parts; pass compare "
     "group_size= and all rollouts of a prompt to one process"
 )
@@ -130,9 +130,9 @@ class Counters:
         with self._lock:
             self._prompts.update(outcomes)
         if outcomes.get("part"):
-            self.noted("prompt-parts", _PARTS)
+            self.noted("prompt-parts", _SPLIT_PROMPT_WARNING)
         if outcomes.get("assumed"):
-            self.noted("prompts", _ASSUMED)
+            self.noted("prompts", _PROMPTS_UNKNOWN_WARNING)
 
     def exported(self) -> None:
         """Every endpoint accepted an export."""

@@ -14,7 +14,7 @@ from kc_otel.record.telemetry.groups import LogRatioCells, by_slice
 from kc_otel.record.telemetry.reduce_host import Reduced
 from kc_otel.stats.histogram import ExponentialHistogram
 
-_GROW: Final = 64
+_ROWS_PER_GROWTH: Final = 64
 
 
 class Moments:
@@ -136,8 +136,8 @@ class QuantityStream:
         low, high = self._first, self._first + self._counts.shape[1]
         if low <= first and last < high:
             return
-        new_low = low if low <= first else max(0, first - _GROW)
-        new_high = high if last < high else min(self._slots.size, last + 1 + _GROW)
+        new_low = low if low <= first else max(0, first - _ROWS_PER_GROWTH)
+        new_high = high if last < high else min(self._slots.size, last + 1 + _ROWS_PER_GROWTH)
         counts = np.zeros((self._counts.shape[0], new_high - new_low), dtype=np.int64)
         counts[:, low - new_low : high - new_low] = self._counts
         self._first, self._counts = new_low, counts

@@ -21,7 +21,7 @@ from kc_otel.record.telemetry.operator_histograms import MOST_OPERATORS, Operato
 from kc_otel.record.telemetry.sdk_points import gauge, histogram, histogram_point
 from kc_otel.stats.histogram import ExponentialHistogram
 
-_SCALE: Final = 4
+_TOP_SCALE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class PairStreams:
         self.pair: Final = pair
         self.accumulator: Final = Accumulator(
             slices,
-            scale=_SCALE,
+            scale=_TOP_SCALE,
             recorded=recorded,
             averaged=averaged,
             sampling=sampling,
             reward_range=reward_range,
             patience=patience,
         )
-        self.operators: Final = OperatorAccumulator(slices, named=operators, more=more_operators, scale=_SCALE)
+        self.operators: Final = OperatorAccumulator(slices, named=operators, more=more_operators, scale=_TOP_SCALE)
         self.retired = False
         self.batches = 0
         self.step: int | None = None

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 _Key = tuple[Hashable, Hashable]
 """Step and name of a prompt."""
 
-_MOST_OPEN: Final = 16_384
+_MAX_OPEN_PROMPTS: Final = 16_384
 """Prompts that wait for more rollouts; beyond that the oldest counts with those that came."""
 _MAX_REMEMBERED_PROMPTS: Final = 16_384
 """Prompts that have counted, by which it is noticed that more of their rollouts come."""
@@ -220,7 +220,7 @@ class PromptMeans:
                     self._remember(key)
             else:
                 self._open[key] = part
-        while len(self._open) > _MOST_OPEN:
+        while len(self._open) > _MAX_OPEN_PROMPTS:
             ready.append((*self._open.popitem(last=False), False))
         found = self._done(ready)
         assert found.prompts is not None

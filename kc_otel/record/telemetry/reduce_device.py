@@ -29,7 +29,7 @@ from kc_otel.stats.surplus import BET_COUNT, LIKELY, sureness_of_sums
 with extra("torch", "a batch on a device"):
     import torch
 
-_CHUNK: Final = 1 << 22
+_TOKENS_PER_CHUNK: Final = 1 << 22
 """Tokens, padding included, that are worked on at a time: float64 arrays of them take 32 MiB each."""
 _MAX_GROUP_COUNTERS: Final = 1 << 24
 """Most counters that are kept for groups of sequences before they are summed into slices."""
@@ -90,7 +90,7 @@ def reduce_device(
         codes = codes.copy()
         codes[(codes == InvalidReason.VALID) & (lengths == 0)] = InvalidReason.NO_TOKENS
         order = groups.order[codes[groups.order] == InvalidReason.VALID]
-        step = max(1, _CHUNK // max(1, train.shape[1]))
+        step = max(1, _TOKENS_PER_CHUNK // max(1, train.shape[1]))
         slices, drift_size = groups.members.shape[1], 2 * cells.slots.size
         counts = torch.zeros((slices, cells.size + 1), dtype=torch.int64, device=device)
         drift_counts = torch.zeros((slices, drift_size + 1), dtype=torch.int64, device=device)

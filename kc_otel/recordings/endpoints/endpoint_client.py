@@ -21,7 +21,7 @@ with extra("cli", "asking an endpoint"):
     import httpx
 
 _BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
-_ATTEMPTS: Final = 5
+_MAX_ATTEMPTS: Final = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _CONNECT_SECONDS: Final = 10.0
 _MAX_QUOTED_CHARACTERS: Final = 300
@@ -100,7 +100,7 @@ class CompletionClient:
         http: httpx.AsyncClient,
         *,
         timeout: float = 120.0,
-        attempts: int = _ATTEMPTS,
+        attempts: int = _MAX_ATTEMPTS,
     ) -> None:
         self.endpoint = endpoint
         self._http = http

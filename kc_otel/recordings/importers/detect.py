@@ -17,9 +17,9 @@ from kc_otel.recordings.recording import RecordingError
 
 Format = Literal["verl", "slime", "skyrl", "roll", "prime-rl", "nemo-rl", "generic"]
 FORMATS: Final[tuple[Format, ...]] = ("verl", "slime", "skyrl", "roll", "prime-rl", "nemo-rl", "generic")
-_LINES: Final = (".jsonl", ".jsonl.gz")
-_AREAL: Final = "give Recorder.compare the batch's logprobs, versions and the actor's recomputed ones"
-_GENERIC: Final = (".npz", ".parquet")
+_JSONL_SUFFIXES: Final = (".jsonl", ".jsonl.gz")
+_AREAL_ADVICE: Final = "give Recorder.compare the batch's logprobs, versions and the actor's recomputed ones"
+_RECORDING_SUFFIXES: Final = (".npz", ".parquet")
 
 
 def format_of(path: Path) -> Format:
@@ -31,7 +31,7 @@ def format_of(path: Path) -> Format:
     name = path.name.lower()
     if name.endswith(verl.ENDINGS):
         return _of_batches(path)
-    if not name.endswith(_LINES):
+    if not name.endswith(_JSONL_SUFFIXES):
         return "generic"
     record = first_record(path)
     if verl.is_text_dump(record):
@@ -41,7 +41,7 @@ def format_of(path: Path) -> Format:
         )
         raise RecordingError(msg)
     if record is not None and {"head_version", "tail_version", "completion"} <= set(record):
-        msg = f"{path}: is a dump of AReaL's rollouts: text and rewards without log-probabilities; {_AREAL}"
+        msg = f"{path}: is a dump of AReaL's rollouts: text and rewards without log-probabilities; {_AREAL_ADVICE}"
         raise RecordingError(msg)
     if prime_rl.looks_like(path, record):
         return "prime-rl"
@@ -81,7 +81,7 @@ def complete(path: Path) -> bool:
     return prime_rl.complete(path)
 
 
-_KNOWN_SUFFIXES: Final = (*_LINES, *_GENERIC, *verl.ENDINGS)
+_KNOWN_SUFFIXES: Final = (*_JSONL_SUFFIXES, *_RECORDING_SUFFIXES, *verl.ENDINGS)
 
 
 def _natural(path: Path) -> tuple[tuple[int, int | str], ...]:

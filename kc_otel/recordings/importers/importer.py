@@ -29,7 +29,7 @@ from kc_otel.recordings.importers.imported import Imported, Refusals
 from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
 from kc_otel.recordings.recording_files import load_own
 
-_UNFLUSHED: Final = 2_000_000
+_MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
 _PICKLE_READERS: Final[Mapping[str, Callable[..., Iterator[Imported]]]] = {
     "verl": verl.read,
@@ -162,7 +162,7 @@ class Importer:
                 size = sum(sequence.train.size for sequence in chunk)
                 self._compare(chunk)
                 sequences, tokens, unflushed = sequences + len(chunk), tokens + size, unflushed + size
-                if unflushed >= _UNFLUSHED:
+                if unflushed >= _MAX_UNFLUSHED_TOKENS:
                     self._recorder.force_flush(self._patience)
                     if self._steps is not None:
                         self._steps.flush()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kc_otel._extras import MissingExtraError, extra
 from kc_otel.recordings.recording import RecordingError
 
-_ARRAYS: Final = {"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"}
+_ARRAY_FUNCTIONS: Final = {"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"}
 _NUMPY: Final = {
     "numpy",
     "numpy.core.multiarray",
@@ -97,7 +97,7 @@ class _Restricted(pickle.Unpickler):
             return tuple
         if (module, name) == ("torch", "device"):
             return _place
-        if (module in _NUMPY and name in _ARRAYS) or (module, name) in _PLAIN:
+        if (module in _NUMPY and name in _ARRAY_FUNCTIONS) or (module, name) in _PLAIN:
             return super().find_class(module, name)
         msg = f"holds {module}.{name}, which a batch needs not; `kc-otel import --trust` runs it, for files of your own"
         raise pickle.UnpicklingError(msg)

@@ -27,7 +27,7 @@ _TABLE: Final = """CREATE TABLE IF NOT EXISTS requests (
     logprobs BLOB NOT NULL,
     about TEXT NOT NULL
 ) STRICT"""
-_APPLICATION: Final = 0x6B63_5350  # "kcSP"
+_APPLICATION_ID: Final = 0x6B63_5350  # "kcSP"
 _WAL_PAGES: Final = 256
 _EXPIRED_AT_ONCE: Final = 500
 
@@ -130,7 +130,7 @@ def expire(connection: sqlite3.Connection, before: float) -> int:
 def _prepared(connection: sqlite3.Connection, max_bytes: int | None) -> bool:
     """Return True if the database is a spool; an empty one is made into a spool."""
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-    if tables and connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+    if tables and connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
         return False
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
@@ -139,7 +139,7 @@ def _prepared(connection: sqlite3.Connection, max_bytes: int | None) -> bool:
     if not tables:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(_TABLE)
-        connection.execute(f"PRAGMA application_id={_APPLICATION}")
+        connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
         connection.execute("COMMIT")
     if max_bytes is not None:
         page = connection.execute("PRAGMA page_size").fetchone()[0]

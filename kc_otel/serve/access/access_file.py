@@ -30,7 +30,7 @@ from kc_otel.judge.otlp.request_errors import ForbiddenError, UnauthenticatedErr
 from kc_otel.serve.api.people_input import Name, refusals
 
 _log: Final = logging.getLogger(__name__)
-_PREFIX: Final = "kc_"
+_TOKEN_PREFIX: Final = "kc_"  # noqa: S105 - public
 """Lets scanners of repositories and logs find a token that has got lost."""
 _LARGEST_FILE: Final = 1 << 20
 _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +(\S+) *")
@@ -176,7 +176,7 @@ class AccessFile:
 
 def new_token() -> str:
     """A fresh token of 256 random bits."""
-    return _PREFIX + secrets.token_urlsafe(32)
+    return _TOKEN_PREFIX + secrets.token_urlsafe(32)
 
 
 def digest_of(token: str) -> str:

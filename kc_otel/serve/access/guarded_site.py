@@ -44,14 +44,14 @@ _MAX_SESSIONS: Final = 100
 """Of one token; a browser that logs in once more ends the oldest."""
 _MAX_FORM_BYTES: Final = 4096
 _DIAGNOSES: Final = re.compile(r"/api/v1/incidents/[^/]+/diagnoses")
-_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_PUBLIC: Final = PUBLIC | {"/handbook"}
+_READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_PUBLIC_PATHS: Final = PUBLIC | {"/handbook"}
 _PUBLIC_BELOW: Final = ("/handbook/", "/page/")
-_POLICY: Final = (
+_CSP: Final = (
     "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _HEADERS: Final = {
-    "Content-Security-Policy": _POLICY,
+    "Content-Security-Policy": _CSP,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -94,14 +94,14 @@ class GuardedSite:
             await (await self._login(method, headers, receive))(scope, receive, send)
         elif path == "/logout" and method == "POST":
             await self._logout(headers)(scope, receive, send)
-        elif path in _PUBLIC or path.startswith(_PUBLIC_BELOW):
+        elif path in _PUBLIC_PATHS or path.startswith(_PUBLIC_BELOW):
             await self._site(scope, receive, send)
         else:
             await self._known(headers, scope, receive, send)
 
     async def _known(self, headers: Mapping[str, str], scope: Message, receive: Receive, send: Send) -> None:
         caller = self._caller(headers)
-        reading = scope["method"] in _READING
+        reading = scope["method"] in _READ_METHODS
         if caller is None:
             self._counts.add("api", "unauthenticated")
             await (_to_login() if scope["path"] == "/" and reading else _unknown())(scope, receive, send)
@@ -219,10 +219,10 @@ def _form(caller: Caller | None, said: str = "", status: int = 200) -> Response:
             f'<p>You are {html.escape(caller.name)}. <a href="/">What is broken now</a></p>'
             '<form method="post" action="/logout"><button>Log out</button></form>'
         )
-    return HTMLResponse(_PAGE.format(text), status, headers=_HEADERS)
+    return HTMLResponse(_LOGIN_PAGE.format(text), status, headers=_HEADERS)
 
 
-_PAGE: Final = """\
+_LOGIN_PAGE: Final = """\
 <!doctype html>
 <html lang="en">
 <meta charset="utf-8">

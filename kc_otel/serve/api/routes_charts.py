@@ -24,7 +24,7 @@ from kc_otel.judge.verdict import Cell
 from kc_otel.serve.api.routes_past import distribution_view, find_clause
 from kc_otel.serve.core import Core
 
-_EVENTS: Final = 1000
+_MAX_EVENTS: Final = 1000
 
 Start = Annotated[float, Query(alias="from", description="Unix time, seconds.")]
 End = Annotated[float | None, Query(alias="to", description="Unix time, seconds; now when left out.")]
@@ -147,7 +147,7 @@ def _past(core: Core, asked: _Asked) -> tuple[list[tuple[Any, ...]], dict[Cell, 
 
 
 def _markers(core: Core, cell: Cell) -> tuple[Marker, ...]:
-    events = core.events.newest(cell.contract, _EVENTS, verdicts=False)
+    events = core.events.newest(cell.contract, _MAX_EVENTS, verdicts=False)
     said = [asdict(event) | {"message": event.data.get("message", "")} for event in events]
     return markers_of(said, cell.contract, cell.clause, cell.slice)
 

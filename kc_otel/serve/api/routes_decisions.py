@@ -18,8 +18,8 @@ from kc_otel.serve.api.views import Resumed, ResumeRequest
 from kc_otel.serve.core import Core
 from kc_otel.serve.promotions import reasons_to_wait
 
-_MOST_NAMED: Final = 5
-_MOST_CHARACTERS: Final = 80
+_MAX_NAMED: Final = 5
+_MAX_CHARACTERS: Final = 80
 """Contracts that an answer names as not served, and characters of each."""
 
 
@@ -47,8 +47,8 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         The header `Age` has the seconds since the last evaluation. `KC-Unserved` names contracts of `obeys` that are
         not served here.
         """
-        unserved = {subject.partition("/")[0][:_MOST_CHARACTERS] for subject in obeys} - core.contracts.keys() - {""}
-        headers = {"KC-Unserved": " ".join(map(quote, sorted(unserved)[:_MOST_NAMED]))} if unserved else {}
+        unserved = {subject.partition("/")[0][:_MAX_CHARACTERS] for subject in obeys} - core.contracts.keys() - {""}
+        headers = {"KC-Unserved": " ".join(map(quote, sorted(unserved)[:_MAX_NAMED]))} if unserved else {}
         known = not tag or core.decisions.tag == tag
         current = known and core.decisions.version == after
         core.listeners.heard(obeys, core.contracts, time.time(), current=current)

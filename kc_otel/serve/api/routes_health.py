@@ -57,7 +57,7 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
     return router
 
 
-_UNHEARD = ShardHealth(name="", node="", pid=0, started=0.0, recovered=0, streams=0, taken=0, lag=0, cpu=0.0)
+_UNHEARD_SHARD = ShardHealth(name="", node="", pid=0, started=0.0, recovered=0, streams=0, taken=0, lag=0, cpu=0.0)
 
 
 def shard_routes(core: Core) -> APIRouter:
@@ -87,7 +87,7 @@ def shard_views(core: Core) -> list[ShardView]:
     """Every shard."""
     found = []
     for shard in core.shards:
-        said = shard.health or _UNHEARD
+        said = shard.health or _UNHEARD_SHARD
         found.append(
             ShardView(
                 number=shard.number,

@@ -17,7 +17,7 @@ from kc_otel.serve.api.people_views import DiagnosisRequest
 from kc_otel.serve.api.views import IncidentList, IncidentView
 from kc_otel.serve.core import Core
 
-_MOST_CELLS: Final = 20
+_MAX_CELLS: Final = 20
 
 
 def incident_routes(core: Core) -> APIRouter:
@@ -78,7 +78,7 @@ def _view(
     core: Core, incident: Incident, waiting: dict[str, float], given_up: dict[str, float], *, whole: bool
 ) -> IncidentView:
     every = incident.cells if whole else incident.current
-    cells = every if whole else every[:_MOST_CELLS]
+    cells = every if whole else every[:_MAX_CELLS]
     return IncidentView(
         id=incident.id,
         contract=incident.contract,

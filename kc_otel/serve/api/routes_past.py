@@ -36,7 +36,7 @@ from kc_otel.serve.otlp_out import SelfMetrics
 from kc_otel.stats import Binned
 
 _PER_DECADE: Final = 8
-_DECADES: Final = 12
+_MAX_DECADES: Final = 12
 """Decades below the largest observation with bins of their own; smaller values go into the lowest bin."""
 
 
@@ -203,7 +203,7 @@ def distribution_of(sample: Binned) -> Distribution:
     if not used.any():
         return Distribution((), (), (), sample.total, sample.total, *common)
     index = np.floor(np.log10(size[used]) * _PER_DECADE + 1e-9).astype(np.int64)
-    index = np.maximum(index, index.max() - _PER_DECADE * _DECADES)
+    index = np.maximum(index, index.max() - _PER_DECADE * _MAX_DECADES)
     first, bins = int(index.min()), int(index.max() - index.min()) + 1
     count, positive = sample.count[used], sign[used] > 0
     return Distribution(

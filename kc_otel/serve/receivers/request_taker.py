@@ -38,7 +38,7 @@ _REPEATED_BYTES: Final = 32 * 1024 * 1024
 _SLOW_WAIT_SECONDS: Final = 5.0
 """Time a request waits for the slow lane; exporters time out after ten seconds."""
 _LONGEST_PAUSE_SECONDS: Final = 0.05
-_MESSAGES: Final = 3
+_MAX_REASONS: Final = 3
 """Different reasons for rejected points that one answer says."""
 
 
@@ -145,7 +145,7 @@ class RequestTaker:
 def _answered(signal: Signal, results: list[ExportResult]) -> tuple[Any, str]:
     rejected = sum(result.rejected for result in results)
     messages = list(dict.fromkeys(result.message for result in results if result.message))
-    answer = signal.answer(ExportResult(rejected, "; ".join(messages[:_MESSAGES])))
+    answer = signal.answer(ExportResult(rejected, "; ".join(messages[:_MAX_REASONS])))
     return answer, "partial" if rejected else "accepted"
 
 

@@ -13,7 +13,7 @@ from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns, SideColumns
 
 _EXPONENTIAL: Final = struct.Struct("<BbB4dqq")
-_HEADS: Final = np.dtype(
+_EXPONENTIAL_DTYPE: Final = np.dtype(
     [
         ("kind", "u1"),
         ("scale", "i1"),
@@ -32,7 +32,7 @@ _LEAST_EXPONENT, _MOST_EXPONENT = -1080.0, 512.0
 """Binary exponents of what `points` lets be observed; coarser buckets reach beyond by less than one of them."""
 _EXPLICIT: Final = struct.Struct("<BB3dI")
 _RUN: Final = struct.Struct("<cqI")
-_RUNS: Final = np.dtype([("width", "S1"), ("offset", "<i8"), ("size", "<u4")])
+_RUN_DTYPE: Final = np.dtype([("width", "S1"), ("offset", "<i8"), ("size", "<u4")])
 """`_RUN`, of many."""
 _WIDTHS: Final[dict[bytes, np.dtype[Any]]] = {
     b"1": np.dtype("<u1"),
@@ -40,9 +40,9 @@ _WIDTHS: Final[dict[bytes, np.dtype[Any]]] = {
     b"4": np.dtype("<u4"),
     b"8": np.dtype("<i8"),
 }
-_NAMES: Final = np.array([*_WIDTHS])
-_KINDS: Final = [*_WIDTHS.values()]
-_ENDS: Final = np.array([2**8, 2**16, 2**32])
+_WIDTH_CODES: Final = np.array([*_WIDTHS])
+_WIDTH_DTYPES: Final = [*_WIDTHS.values()]
+_WIDTH_LIMITS: Final = np.array([2**8, 2**16, 2**32])
 """Counts from which on the next width is needed."""
 
 
@@ -74,7 +74,7 @@ def encode_histogram(histogram: Histogram) -> bytes:
 
 def encode_histograms(columns: HistogramColumns) -> list[bytes]:
     """Exponential histograms as bytes, those of `encode_histogram` of each."""
-    heads = np.zeros(len(columns), _HEADS)
+    heads = np.zeros(len(columns), _EXPONENTIAL_DTYPE)
     for name, values in (
         ("scale", columns.scale),
         ("observed", columns.observed),
@@ -155,12 +155,12 @@ def _encode_runs(side: SideColumns) -> list[bytes]:
     largest, used = np.zeros(side.size.size, np.int64), np.flatnonzero(side.size)
     if used.size:
         largest[used] = np.maximum.reduceat(side.counts, side.begins[used])
-    kind = np.searchsorted(_ENDS, largest, side="right")
-    heads = np.zeros(kind.size, _RUNS)
-    heads["width"], heads["size"] = _NAMES[kind], side.size
+    kind = np.searchsorted(_WIDTH_LIMITS, largest, side="right")
+    heads = np.zeros(kind.size, _RUN_DTYPE)
+    heads["width"], heads["size"] = _WIDTH_CODES[kind], side.size
     heads["offset"] = np.where(side.size > 0, side.offset, 0)
-    whole = {number: side.counts.astype(_KINDS[number]).tobytes() for number in np.unique(kind).tolist()}
-    width = np.array([dtype.itemsize for dtype in _KINDS])[kind]
+    whole = {number: side.counts.astype(_WIDTH_DTYPES[number]).tobytes() for number in np.unique(kind).tolist()}
+    width = np.array([dtype.itemsize for dtype in _WIDTH_DTYPES])[kind]
     begins = side.begins * width
     places = zip(_rows(heads), kind.tolist(), begins.tolist(), (begins + side.size * width).tolist(), strict=True)
     return [head + whole[number][begin:end] for head, number, begin, end in places]

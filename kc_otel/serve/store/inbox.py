@@ -25,12 +25,12 @@ from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork
 T = TypeVar("T")
 
 _log: Final = logging.getLogger(__name__)
-_MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
+_MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 """Bytes that may wait for the disk before more is refused."""
-_MOST_IN_GROUP: Final = 256
-_MOST_AT_A_TIME: Final = 3
+_MAX_BODIES_PER_COMMIT: Final = 256
+_MAX_REQUESTS_AT_ONCE: Final = 3
 """Requests that are applied before ports and ticks have the event loop again, if they take no longer than this:"""
-_MOST_SECONDS_AT_A_TIME: Final = 0.002
+_MAX_SECONDS_AT_ONCE: Final = 0.002
 
 
 class InboxFullError(StateError):
@@ -101,7 +101,7 @@ class Inbox:
         Raises:
             StateError: If it cannot be kept: nothing of it is in the inbox, nor applied.
         """
-        if self._waiting_bytes + len(body) > _MOST_WAITING_BYTES:
+        if self._waiting_bytes + len(body) > _MAX_WAITING_BYTES:
             raise InboxFullError("more arrives than the disk takes")
         self._last += 1
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -153,7 +153,7 @@ class Inbox:
         unit.on_rollback(lambda: self._refuse(group, unit.error))
 
     def _taken(self) -> list[_Waiting]:
-        group = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MOST_IN_GROUP))]
+        group = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BODIES_PER_COMMIT))]
         self._waiting_bytes -= sum(len(waiting.body) for waiting in group)
         return group
 
@@ -168,8 +168,8 @@ class Inbox:
 
     def _apply_next(self) -> None:
         """Apply the oldest that are kept: a few at a time, so that ports and ticks come in between."""
-        until = time.monotonic() + _MOST_SECONDS_AT_A_TIME
-        for _ in range(_MOST_AT_A_TIME):
+        until = time.monotonic() + _MAX_SECONDS_AT_ONCE
+        for _ in range(_MAX_REQUESTS_AT_ONCE):
             waiting = self._kept[0]
             self._applied = waiting.id  # also where it fails: it would fail again
             self._held.append((waiting.id, len(waiting.body)))

@@ -20,7 +20,7 @@ from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.unit_of_work import StateError
 
 _LOCK_WAIT_SECONDS: Final = 2.0
-_DAMAGE: Final = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, IndexError, OverflowError)
+_DAMAGE_ERRORS: Final = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, IndexError, OverflowError)
 """Exceptions raised by reading bytes that are not what was written."""
 _DISK_ERRORS: Final = frozenset(
     {
@@ -120,7 +120,7 @@ def reading_state(connection: sqlite3.Connection) -> Iterator[None]:
     """
     try:
         yield
-    except _DAMAGE as error:
+    except _DAMAGE_ERRORS as error:
         if _of_the_disk(error):
             raise
         (_, _, path) = connection.execute("PRAGMA database_list").fetchone()

@@ -29,7 +29,7 @@ _TEST: Final = struct.Struct("<5d")
 _HELD_EVIDENCE: Final = struct.Struct("<dqB??II")
 _FAULT: Final = struct.Struct("<I4d?BIII")
 _LAST_POINT: Final = struct.Struct("<qqI")
-_DOUBTED: Final = struct.Struct("<BI")
+_DOUBTED_INPUT: Final = struct.Struct("<BI")
 
 
 def encode_stream(stream: PointStream) -> bytes:
@@ -58,7 +58,7 @@ def _stream(stream: PointStream, contents: Sequence[bytes]) -> bytes:
     for number, last in enumerate(stream.writers):
         if last.doubted is not None:
             doubted = encode_histogram(last.doubted)
-            parts += [_DOUBTED.pack(number, len(doubted)), doubted]
+            parts += [_DOUBTED_INPUT.pack(number, len(doubted)), doubted]
     return b"".join(parts)
 
 
@@ -77,8 +77,8 @@ def decode_stream(data: bytes) -> PointStream:
             at += _LAST_POINT.size + size
             stream.writers.append(LatestValue(start, time, decode_histogram(data[at - size : at])))
         while at < len(data):
-            number, size = _DOUBTED.unpack_from(data, at)
-            at += _DOUBTED.size + size
+            number, size = _DOUBTED_INPUT.unpack_from(data, at)
+            at += _DOUBTED_INPUT.size + size
             stream.writers[number].doubted = decode_histogram(data[at - size : at])
     except (struct.error, ValueError, IndexError) as error:
         raise CodecError(f"not a stream: {error}") from None

@@ -31,8 +31,8 @@ from kc_otel.serve.webhooks.formats import Format
 _log: Final = logging.getLogger(__name__)
 _CREDENTIALS_LOOK_SECONDS: Final = 5.0
 """Seconds between two looks at the credential files."""
-_YES = frozenset({"1", "true", "yes", "on"})
-_NO = frozenset({"", "0", "false", "no", "off"})
+_TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+_FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
 
 
 class WebhookEndpointError(ValueError):
@@ -181,9 +181,9 @@ def _secrets(prefix: str, text: str, environ: Mapping[str, str]) -> tuple[Secret
 
 def _flag(variable: str, environ: Mapping[str, str]) -> bool:
     text = environ.get(variable, "").strip().lower()
-    if text not in _YES | _NO:
+    if text not in _TRUE_WORDS | _FALSE_WORDS:
         raise WebhookEndpointError(f"{variable}: {text!r} is neither yes nor no; write 1, or leave it out")
-    return text in _YES
+    return text in _TRUE_WORDS
 
 
 class Rotation:

@@ -11,7 +11,7 @@ from kc_otel.record.operator_rows import as_unrelated, route_disagreement
 
 def test_it_is_the_share_of_experts_that_the_other_did_not_choose(monkeypatch):
     """Against sets, one token and layer at a time, whatever the order and however many blocks it takes."""
-    monkeypatch.setattr(operator_rows, "_BLOCK", 100)
+    monkeypatch.setattr(operator_rows, "_COMPARISONS_PER_BLOCK", 100)
     numbers = np.random.default_rng(0)
     ours, theirs = (np.argsort(numbers.random((50, 3, 16)), axis=-1)[..., :4].astype(np.uint8) for _ in range(2))
     expected = [

@@ -95,7 +95,7 @@ def test_sequences_count_by_themselves_where_nobody_knows_prompts() -> None:
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest counts with what came of it."""
-    monkeypatch.setattr("kc_otel.record.telemetry.prompt_means._MOST_OPEN", 2)
+    monkeypatch.setattr("kc_otel.record.telemetry.prompt_means._MAX_OPEN_PROMPTS", 2)
     accumulator = made("tv_token_by_prompt")
     accumulator.add_sampled(*batch([0.1, 0.2, 0.3]), rollouts=Rollouts(["a", "b", "c"], 2, 1))
     assert counted(accumulator, "tv_token_by_prompt") == (1, 0.1)
