@@ -103,7 +103,7 @@ export function showPromotions({ promotions, contracts }) {
 }
 
 const webhook = (one) => {
-  if (one.disabled) return one.disabled;
+  if (one.disabled) return `disabled since ${clock(one.disabled_at)} (${one.disabled}), ${count(one.waiting)} waiting`;
   if (!one.waiting) return one.parked ? `none waits; ${count(one.parked)} given up, the newest of ${clock(one.given_up)}: refused, or expired` : "delivered";
   return `${count(one.waiting)} waiting${one.oldest ? ` since ${clock(one.oldest)}` : ""}${one.error ? `: ${one.error}` : ""}`;
 };
@@ -118,7 +118,7 @@ export function showHealth({ health, overview }) {
     ["Points accepted", count(health.points.accepted ?? 0)],
     ["Points rejected", refused.length ? refused.map((name) => `${count(health.points[name])} ${name.replaceAll("_", " ")}: ${REMEDIES[name]}`).join("; ") : "none"],
     ["Series", count(health.series)],
-    ...Object.entries(health.failures).map(([name, why]) => [`Not judged${name && `: ${name}`}`, why]),
+    ...Object.entries(health.failures).map(([name, why]) => [`Fails${name && `: ${name}`}`, why]),
     ["Sequences that failed input checks", invalid.length ? invalid.map(([reason, many]) => `${count(many)} ${reason}`).join(", ") : "none"],
     ...health.shards.map((one) => [`Shard ${one.number}`, shard(one)]),
     ...health.outbox.map((one) => [`Webhook ${one.endpoint}`, webhook(one)]),
