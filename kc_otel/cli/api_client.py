@@ -52,13 +52,14 @@ def warnings(url: str) -> list[str]:
         said.append(f"{since}: {'; '.join(failing) or 'the log of the evaluator may say why'}")
     else:
         said += failing
-    return said + [
-        f"webhooks to {hook['endpoint']} are disabled since {local_time(hook['disabled_at'])} ({hook['disabled']}), and "
-        f"{hook['waiting']} wait; when it accepts them again, run kc-otel alerts enable-webhook CONTRACT "
-        f"{hook['endpoint']} --why ..."
-        for hook in health["outbox"]
-        if hook["disabled"]
-    ]
+    for hook in health["outbox"]:
+        if hook["disabled"]:
+            name, since = hook["endpoint"], local_time(hook["disabled_at"])
+            said.append(
+                f"webhooks to {name} are disabled since {since} ({hook['disabled']}), and {hook['waiting']} wait; "
+                f"when it accepts them again, run kc-otel alerts enable-webhook CONTRACT {name} --why ..."
+            )
+    return said
 
 
 def _call(method: str, url: str, path: str, seconds: float = _TIMEOUT_SECONDS, **arguments: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url, get, warnings, post
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post, warnings
 from kc_otel.cli.terminal import ApiJson, By, OnlyContract, local_time, seconds
 
 ContractArgument = Annotated[str, typer.Argument(metavar="CONTRACT", help="Name of the contract.")]

@@ -73,12 +73,10 @@ def incident_views(core: Core, found: Sequence[Incident], *, whole: bool = False
         {queue.endpoint: at for queue in outbox if (at := getattr(queue, name)) is not None}
         for name in ("oldest", "given_up", "disabled_at")
     ]
-    return [
-        _view(core, incident, actions_taken(incident, core.decisions, *of_hooks), whole=whole) for incident in found
-    ]
+    return [_view(incident, actions_taken(incident, core.decisions, *of_hooks), whole=whole) for incident in found]
 
 
-def _view(core: Core, incident: Incident, actions: Iterable[ActionTaken], *, whole: bool) -> IncidentView:
+def _view(incident: Incident, actions: Iterable[ActionTaken], *, whole: bool) -> IncidentView:
     every = incident.cells if whole else incident.current
     cells = every if whole else every[:_MOST_CELLS]
     return IncidentView(
