@@ -204,14 +204,17 @@ class Incident:
 
     @property
     def refuted(self) -> bool:
-        """True if verdicts refuted all of it, or its kernel never reported; otherwise it only went away."""
-        return not self.kernel_inference or all(cell.refuted for cell in self.cells)
+        """True if verdicts refuted all of it; otherwise it only went away."""
+        return all(cell.refuted for cell in self.cells)
 
     @property
     def state_text(self) -> str:
         """State of the incident in words, as the beginning of a sentence."""
-        if self.on == "no-data" and not self.kernel_inference and self.state is not IncidentState.RESOLVED:
-            return "Waiting for first data"
+        if self.on == "no-data" and not self.kernel_inference:
+            if self.state is not IncidentState.RESOLVED:
+                return "Waiting for first data"
+            arrived = any(cell.refuted for cell in self.cells)
+            return "First data arrived" if arrived else "Closed before any data arrived"
         if self.state is not IncidentState.BROKEN:
             unproven = self.state is IncidentState.RESOLVED and not self.refuted
             return "Closed without proof of recovery" if unproven else _STATE_WORDS[self.state]

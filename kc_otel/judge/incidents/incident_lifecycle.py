@@ -195,12 +195,12 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict]) -> Incident:
     if not over:
         return incident
     showing = _REFUTED_BY[incident.on]
-    # What became of sequences that failed their checks shows in every cell of their kernels.
-    of_input = any(cell.clause == INPUT_CLAUSE for cell in over)
+    # What became of sequences that failed their checks shows in every cell of their kernels; first data, in any's.
+    of_input, of_any = any(cell.clause == INPUT_CLAUSE for cell in over), not any(pair)
     refuting = {
         verdict.cell[1:3]
-        for verdict in selected(verdicts, showing if of_input else (), over)
-        if verdict.cell[-2:] == pair and verdict.status in showing
+        for verdict in selected(verdicts, showing if of_input or of_any else (), over)
+        if (of_any or verdict.cell[-2:] == pair) and verdict.status in showing
         if incident.on != "fail" or verdict.status is Status.PASS or verdict.ended
     }
     if of_input and refuting:

@@ -486,6 +486,23 @@ def test_no_kind_of_incident_is_resolved_by_silence() -> None:
             assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, said), on
 
 
+def test_the_wait_for_first_data_says_whether_they_came() -> None:
+    """A contract that no longer has the clause ends it too."""
+    ladder = [{"on": "no-data", "do": ["notify"]}]
+    unheard = verdict_of("NO_DATA", observed=False)
+    unheard = replace(unheard, cell=unheard.cell._replace(kernel_train="", kernel_inference=""))
+    for last, said in (
+        ([verdict_of("INCONCLUSIVE")], "First data arrived"),
+        ([verdict_of("PASS", clause="other")], "Closed before any data arrived"),
+        ([], "Closed before any data arrived"),
+    ):
+        evaluator = Evaluator(ladder)
+        (waiting,) = evaluator.tick(0.0, unheard)
+        (incident,) = evaluator.tick(60.0, *last)
+        assert (waiting.state_text, incident.state_text) == ("Waiting for first data", said)
+        assert incident.state is IncidentState.RESOLVED
+
+
 def test_silence_is_never_contained() -> None:
     """A route keeps users from a kernel; that nobody sees what they meet is another matter."""
     evaluator = Evaluator([*ROUTING, {"on": "no-data", "do": ["notify"]}])
