@@ -45,7 +45,8 @@ def post(url: str, path: str, body: dict[str, Any], seconds: float = _TIMEOUT_SE
 def warnings(url: str) -> list[str]:
     """Warnings that verdicts are not of now, that the evaluator fails, or that nobody is told; empty for none."""
     health, now = get(url, "/api/v1/health"), get(url, "/api/v1/overview")["now"]
-    at, said = health["evaluated_at"], []
+    at = health["evaluated_at"]
+    said: list[str] = []
     failing = [f"{name or 'all contracts'}: {fault}" for name, fault in health["failures"].items()]
     if at is None or now - at > _LATE_SECONDS:
         since = "nothing has been judged yet" if at is None else f"nothing has been judged for {duration(now - at)}"
