@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from kc_otel.cli.terminal import refuse
+from kc_otel.cli.terminal import local_time, refuse
 from kc_otel.client.credentials import TokenError, authorization, client_context
 from kc_otel.contract.plain_text import plain, plain_tree
 from kc_otel.contract.words import duration
@@ -42,15 +42,25 @@ def post(url: str, path: str, body: dict[str, Any], seconds: float = _TIMEOUT_SE
     return _call("POST", url, path, seconds, json=body)
 
 
-def lateness(url: str) -> str:
-    """Warning that the last evaluation is too old, with the failures; empty if it is recent."""
+def warnings(url: str) -> list[str]:
+    """Warnings that verdicts are not of now, that the evaluator fails, or that nobody is told; empty for none."""
     health, now = get(url, "/api/v1/health"), get(url, "/api/v1/overview")["now"]
     at = health["evaluated_at"]
-    if at is not None and now - at <= _LATE_SECONDS:
-        return ""
-    since = "nothing has been judged yet" if at is None else f"nothing has been judged for {duration(now - at)}"
-    failing = "; ".join(f"{name or 'all contracts'}: {fault}" for name, fault in health["failures"].items())
-    return f"{since}: {failing or 'the log of the evaluator may say why'}"
+    said: list[str] = []
+    failing = [f"{name or 'all contracts'}: {fault}" for name, fault in health["failures"].items()]
+    if at is None or now - at > _LATE_SECONDS:
+        since = "nothing has been judged yet" if at is None else f"nothing has been judged for {duration(now - at)}"
+        said.append(f"{since}: {'; '.join(failing) or 'the log of the evaluator may say why'}")
+    else:
+        said += failing
+    for hook in health["outbox"]:
+        if hook["disabled"]:
+            name, since = hook["endpoint"], local_time(hook["disabled_at"])
+            said.append(
+                f"webhooks to {name} are disabled since {since} ({hook['disabled']}), and {hook['waiting']} wait; "
+                f"when it accepts them again, run kc-otel alerts enable-webhook CONTRACT {name} --why ..."
+            )
+    return said
 
 
 def _call(method: str, url: str, path: str, seconds: float = _TIMEOUT_SECONDS, **arguments: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url, get, lateness, post
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get, post, warnings
 from kc_otel.cli.terminal import ApiJson, By, OnlyContract, local_time, seconds
 
 ContractArgument = Annotated[str, typer.Argument(metavar="CONTRACT", help="Name of the contract.")]
@@ -21,20 +21,21 @@ Why = Annotated[str, typer.Option(help="Reason, kept with the event.")]
 def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json: ApiJson = False) -> None:
     """List pending and firing alerts, their acknowledgements, and silences.
 
-    Exits with 1 when anything fires, 3 when nothing has been judged for 30 s, else 0.
+    Exits with 1 when anything fires; 3 when the evaluator fails or has judged nothing for 30 s, or a webhook endpoint
+    is disabled; else 0.
 
     Examples:
       kc-otel alerts list
       kc-otel alerts list --contract policy-7b --json
     """
     found = get(url, "/api/v1/alerts", **({"contract": contract} if contract else {}))["alerts"]
-    late = lateness(url)
+    warned = warnings(url)
     silences = [row for row in get(url, "/api/v1/silences")["silences"] if contract in {None, row["contract"]}]
     if as_json:
         typer.echo(json.dumps({"alerts": found, "silences": silences}, indent=2))
     else:
-        if late:
-            typer.echo(late)
+        for line in warned:
+            typer.echo(line)
         for alert in sorted(found, key=lambda row: (row["phase"], row["contract"], row["clause"], row["slice"])):
             typer.echo(_alert_line(alert))
         for row in silences:
@@ -43,7 +44,7 @@ def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json:
             )
         if not found and not silences:
             typer.echo("nothing waits, fires or is silenced")
-    raise typer.Exit(1 if any(alert["phase"] == "firing" for alert in found) else 3 if late else 0)
+    raise typer.Exit(1 if any(alert["phase"] == "firing" for alert in found) else 3 if warned else 0)
 
 
 def ack(

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url, get, lateness
+from kc_otel.cli.api_client import DEFAULT_URL, Url, get, warnings
 from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time, refuse, together
 from kc_otel.contract.words import RUN_ENDED, listed, place
 
@@ -53,7 +53,8 @@ def status(
     Exits with 1 if a cell FAILs, if an incident of a FAIL is not contained, or if a version was measured after its
     rollback. Otherwise exits with 3 if a cell has no data or invalid input, if another incident is broken, if a breach
     is unproven (it went away without proof of recovery), if points arrive that are not judged, if a shard does not
-    answer, or if nothing has been judged for 30 s. Exits with 0 otherwise, and always with --watch.
+    answer, if the evaluator fails or has judged nothing for 30 s, or if a webhook endpoint is disabled. Exits with 0
+    otherwise, and always with --watch.
 
     Examples:
       kc-otel status
@@ -65,7 +66,7 @@ def status(
             refuse("--watch: leave out --json and --all; a screen has room for the worst cells")
         _watch(url, contract, interval, count)
         return
-    cells, late = _cells(url, contract), lateness(url)
+    cells, warned = _cells(url, contract), _warned(url)
     overview, stray = get(url, "/api/v1/overview"), _stray(url, contract)
     missing = [row for row in overview["missing"] if contract in {None, row["contract"]}]
     shards = get(url, "/api/v1/shards")
@@ -85,11 +86,14 @@ def status(
         ]
         tables = _tables(cells, now, console.width, most=len(cells) if every else _MAX_ROWS)
         in_force, behind = _in_force(overview, contract), _shards(shards)
-        old = [Text(late, style="bold red")] if late else []
-        console.print(*old, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
+        console.print(*warned, *broken, *tables, *_reasons(cells), *routes, *in_force, *behind, sep="\n")
     incidents = [incident for incident in overview["incidents"] if contract in {None, incident["contract"]}]
-    unknown = bool(late or missing) or any(shard["trouble"] for shard in shards)
+    unknown = bool(warned or missing) or any(shard["trouble"] for shard in shards)
     raise typer.Exit(_exit_code(cells, incidents, stray, unknown=unknown))
+
+
+def _warned(url: str) -> list[Text]:
+    return [Text(said, style="bold red") for said in warnings(url)]
 
 
 def _missing(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
@@ -139,7 +143,7 @@ def _watch(url: str, contract: str | None, interval: float, count: int) -> None:
     with Live(console=console, refresh_per_second=4, screen=console.is_terminal) as live:
         try:
             while True:
-                cells, late = _cells(url, contract), lateness(url)
+                cells, warned = _cells(url, contract), _warned(url)
                 events = get(url, "/api/v1/events", newest=_MAX_FETCHED_EVENTS, verdicts=False)["events"]
                 recent = [_event_line(group) for group in _together(events) if contract in {None, group[0]["contract"]}]
                 now, most = time.time(), max(5, console.height - 28)
@@ -147,10 +151,9 @@ def _watch(url: str, contract: str | None, interval: float, count: int) -> None:
                 overview = get(url, "/api/v1/overview")
                 incidents = _incidents(overview, contract, now, contracts)
                 recent = recent[-_MAX_RECENT_EVENTS:]
-                old = [Text(late, style="bold red")] if late else []
-                old += _stray(url, contract)
-                old += _missing([row for row in overview["missing"] if contract in {None, row["contract"]}])
-                live.update(Group(*old, *incidents, *_tables(cells, now, console.width, most=most), Text(), *recent))
+                warned += _stray(url, contract)
+                warned += _missing([row for row in overview["missing"] if contract in {None, row["contract"]}])
+                live.update(Group(*warned, *incidents, *_tables(cells, now, console.width, most=most), Text(), *recent))
                 looks += 1
                 if looks == count:
                     break

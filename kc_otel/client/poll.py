@@ -46,7 +46,8 @@ def lateness(headers: Message) -> str:
 class Poller(threading.Thread):
     """Asks `GET {url}/api/v1/decisions?after=VERSION&tag=TAG&wait=SECONDS` over and over, and hands on what it gets.
 
-    `&obeys=CONTRACT/DIRECTIVE` says what this process looks at.
+    `&obeys=CONTRACT/DIRECTIVE` says what this process looks at, `&kept=CONTRACT/SLICE/VERSION` from what it keeps
+    requests.
 
     Whatever differs from the table at hand is newer, also when its version is lower: the evaluator has then lost its
     state, and what it says now is what it knows.
@@ -58,7 +59,8 @@ class Poller(threading.Thread):
         url: Base URL of the evaluator's API.
         on_table: Called with each new table, and whether the evaluator has evaluated lately.
         on_contact: Called after every answer of an evaluator that is not late, new table or not.
-        asked: Contract and kind of the directives that this process looks at, so that people see whether anybody does.
+        report: What this process looks at and does, as names and values of the query, so that people see whether
+            anybody does.
         wait: How long the evaluator may hold an answer back, seconds.
         refresh: Least time between two requests, seconds, for an evaluator that does not hold answers back.
         longest_pause: Longest pause between failed requests, seconds.
@@ -74,7 +76,7 @@ class Poller(threading.Thread):
         url: str,
         on_table: Callable[[DecisionTable, bool], None],
         on_contact: Callable[[], None],
-        asked: Callable[[], Sequence[tuple[str, str]]] = tuple,
+        report: Callable[[], Sequence[tuple[str, str]]] = tuple,
         *,
         wait: float,
         refresh: float,
@@ -87,7 +89,7 @@ class Poller(threading.Thread):
             raise ValueError(f"{url!r} is not the URL of an evaluator; write one such as http://127.0.0.1:4320")
         self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
         self._path = f"{parts.path.rstrip('/')}/api/v1/decisions"
-        self._on_table, self._on_contact, self._asked = on_table, on_contact, asked
+        self._on_table, self._on_contact, self._report = on_table, on_contact, report
         self._token_file = token_file
         self._wait, self._refresh, self._longest_pause = wait, refresh, longest_pause
         self._table: DecisionTable | None = None
@@ -163,7 +165,7 @@ class Poller(threading.Thread):
         self._connection = connection
         version = -1 if self._table is None else self._table.version
         path = f"{self._path}?after={version}&tag={quote(self._tag)}&wait={self._wait:g}"
-        path += "".join(f"&obeys={quote(f'{contract}/{kind}')}" for contract, kind in self._asked())
+        path += "".join(f"&{name}={quote(value)}" for name, value in self._report())
         headers = {"accept": "application/json", "user-agent": "kc-otel", **authorization(self._token_file)}
         connection.request("GET", path, headers=headers)
         return connection.getresponse()

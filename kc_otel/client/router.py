@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -35,6 +36,10 @@ _ROUTE: Final = "route"
 """Kind of directive that a program reports to obey when it asks for routes."""
 _MOST_ASKED: Final = 64
 """Contracts and kinds of directives that are told; a process has a few."""
+_MOST_KEPT: Final = 100
+"""Slices and versions from which requests are kept that are told at a time."""
+_MOST_VERSIONS: Final = 4096
+"""Versions, by contract and slice, that are remembered; a process has a few."""
 _NO_DIRECTIVES: Final[Mapping[str, str]] = MappingProxyType({})
 _MAPPINGS: Final = (dict, Mapping)
 """dict first: the abstract class is slow to ask."""
@@ -82,7 +87,7 @@ class Router:
         self._setup(contracts, stale_after, trusted, time.monotonic)
         self._table_file = _default_file(url, token_file) if keep is True else TableFile(Path(keep)) if keep else None
         self._poller: Poller | None = Poller(
-            url, self._arrived, self._touch, self._obeyed, wait=wait, refresh=refresh, token_file=token_file
+            url, self._arrived, self._touch, self._report, wait=wait, refresh=refresh, token_file=token_file
         )
         if self._table_file is not None and (last := self._table_file.load()) is not None:
             self._take(last)
@@ -111,6 +116,8 @@ class Router:
     ) -> None:
         self._contracts = {contract.name: contract for contract in contracts}
         self._asked: set[tuple[str, str]] = set()
+        self._served: set[tuple[str, str]] = set()
+        """Contracts and versions that a request was sent to."""
         self._clock = clock
         self._stale_after = stale_after
         self._trusted = frozenset(trusted)
@@ -183,7 +190,12 @@ class Router:
             if not self._said_stale:
                 self._say_stale()
             promoted = inference_version in self._trusted or (contract, inference_version) in snapshot.promoted
-            return PROVEN if promoted else UNPROVEN
+            choice = PROVEN if promoted else UNPROVEN
+        if choice.slice:
+            if len(snapshot.kept) < _MOST_VERSIONS:
+                snapshot.kept.add((contract, choice.slice, inference_version or ""))
+        elif choice.kernel == INFERENCE_KERNEL and len(self._served) < _MOST_VERSIONS:
+            self._served.add((contract, inference_version or ""))
         return choice
 
     def choose_version(
@@ -279,10 +291,21 @@ class Router:
         if len(self._asked) < _MOST_ASKED:
             self._asked = {*self._asked, (contract, kind)}  # the poller reads it on another thread
 
-    def _obeyed(self) -> list[tuple[str, str]]:
-        """Return the directives to report as obeyed, without routes of contracts that have slices unknown here."""
-        blind = self._snapshot.blind
-        return sorted(pair for pair in self._asked if pair[1] != _ROUTE or pair[0] not in blind)
+    def _report(self) -> list[tuple[str, str]]:
+        """Return what the evaluator is told, as names and values of its query.
+
+        The directives that this process looks at; for routes, by which definition of the slices; and from which slices
+        and versions it keeps requests, of versions that it sent requests to before.
+        """
+        defined = {(name, _ROUTE): f"/{contract.slices_hash}" for name, contract in self._contracts.items()}
+        told = [("obeys", "/".join(asked) + defined.get(asked, "")) for asked in sorted(self._asked)]
+        kept = [
+            f"{contract}/{slice}/{version}"
+            for contract, slice, version in tuple(self._snapshot.kept)
+            if (contract, version) in self._served
+        ]
+        # A few at a time, in turn by chance: a request has a longest length.
+        return told + [("kept", name) for name in random.sample(kept, min(len(kept), _MOST_KEPT))]
 
     def _touch(self) -> None:
         self._fresh_until = self._clock() + self._stale_after

@@ -46,12 +46,14 @@ class Choice:
         cause: `pin`, `route`, `canary`, `stale`, or `default` where nothing had to be decided.
         weight: Share that the inference kernel has of such requests, where a canary decided.
         reason: One sentence; empty for `default`.
+        slice: Slice from which all requests are kept, which decided; empty where none did.
     """
 
     kernel: Kernel
     cause: Literal["pin", "route", "canary", "stale", "default"]
     weight: float | None = None
     reason: str = ""
+    slice: str = ""
 
 
 _DEFAULT_CHOICE: Final = Choice(INFERENCE_KERNEL, "default")
@@ -166,8 +168,8 @@ class Snapshot:
     directives: Mapping[tuple[str, DirectiveKind], Mapping[str, str]] = field(default_factory=dict)
     promoted: frozenset[tuple[str, str]] = frozenset()
     """(contract, version)"""
-    blind: frozenset[str] = frozenset()
-    """Contracts of which something is decided for a slice that they do not have here: it cannot be obeyed."""
+    kept: set[tuple[str, str, str]] = field(default_factory=set)
+    """(contract, slice, version) from which this table kept a request; an empty version where none was named."""
 
     def choice(self, contract: str, where: Where, version: str | None, key: str | bytes | None) -> Choice:
         """Return the choice by the newest pin, else a route, and the smallest canary; without a key by chance.
@@ -193,14 +195,12 @@ class Snapshot:
 
 def compiled(table: DecisionTable, contracts: Mapping[str, Contract]) -> Snapshot:
     """The table, ready to be asked. Slices that the contracts do not have are known by name only, which is logged."""
-    blind: set[str] = set()
 
     @cache
     def slice_of(contract: str, name: str) -> SliceOf:
         known = contracts.get(contract)
         spec = None if known is None else known.slices.get(name)
         if known is not None and spec is None and name != ALL:
-            blind.add(contract)
             _log.warning("contract %r has no slice %r here; what is decided of it holds only by name", contract, name)
         return SliceOf(name, () if name == ALL else None if spec is None else _checks(spec))
 
@@ -222,7 +222,7 @@ def compiled(table: DecisionTable, contracts: Mapping[str, Contract]) -> Snapsho
     for asked in table.directives:
         directives.setdefault((asked.contract, asked.kind), {}).setdefault(asked.slice, asked.reason)
     promoted = frozenset((promotion.contract, promotion.version) for promotion in table.promoted)
-    return Snapshot(table, pins, routes, canaries, directives, promoted, frozenset(blind))
+    return Snapshot(table, pins, routes, canaries, directives, promoted)
 
 
 def _routes(slice: SliceOf, found: Iterable[Route]) -> SliceRoutes:
@@ -232,21 +232,20 @@ def _routes(slice: SliceOf, found: Iterable[Route]) -> SliceRoutes:
         until = NEVER if route.until is None else route.until
         versions[route.avoid] = max(until, versions.get(route.avoid, 0.0))
         reason = route.reason
-    return SliceRoutes(slice, versions, max(versions.values()), Choice(TRAIN_KERNEL, "route", reason=reason))
+    return SliceRoutes(slice, versions, max(versions.values()), Choice(TRAIN_KERNEL, "route", None, reason, slice.name))
 
 
 def _pin(slice: SliceOf, pin: Pin) -> SlicePin:
     kernel: Kernel = TRAIN_KERNEL if pin.kernel == TRAIN_KERNEL else INFERENCE_KERNEL
-    choice = Choice(kernel, "pin", reason=f"{pin.by}: {pin.why}")
+    choice = Choice(kernel, "pin", None, f"{pin.by}: {pin.why}", slice.name if kernel == TRAIN_KERNEL else "")
     return SlicePin(slice, NEVER if pin.until is None else pin.until, choice)
 
 
 def _share(slice: SliceOf, canary: Canary) -> SliceShare:
     salted = hashlib.blake2b(f"{canary.contract}\0{canary.version}\0".encode(), digest_size=8)
     below = int(canary.weight * 2.0**64).to_bytes(8, "big") if 0.0 < canary.weight < 1.0 else None
-    inside, outside = (
-        Choice(kernel, "canary", canary.weight, canary.reason) for kernel in (INFERENCE_KERNEL, TRAIN_KERNEL)
-    )
+    inside = Choice(INFERENCE_KERNEL, "canary", canary.weight, canary.reason)
+    outside = Choice(TRAIN_KERNEL, "canary", canary.weight, canary.reason, "" if canary.weight else slice.name)
     return SliceShare(
         slice, canary.version, NEVER if canary.until is None else canary.until, salted, below, inside, outside
     )

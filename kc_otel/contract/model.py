@@ -268,13 +268,24 @@ class Contract(Strict):
         content = self.model_dump(mode="json", by_alias=True)
         for section in ("numerical", "statistical", "runtime"):
             content[section] = [_meaning(clause) for clause in getattr(self, section)]
-        for name, spec in self.slices.items():
-            content["slices"][name]["where"] = {
+        for name, where in self._slices_meant.items():
+            content["slices"][name]["where"] = where
+        return _digest(content)
+
+    @cached_property
+    def slices_hash(self) -> str:
+        """Digest of the slices' definitions, 12 hex digits: two contracts that share it put a request into the same."""
+        return _digest(self._slices_meant)[:12]
+
+    @property
+    def _slices_meant(self) -> dict[str, Any]:
+        return {
+            name: {
                 attribute: [[condition.comparison, *condition.values] for condition in conditions]
                 for attribute, conditions in spec.conditions.items()
             }
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+            for name, spec in self.slices.items()
+        }
 
     def slices_for(self, clause: Clause) -> tuple[str, ...]:
         """Return the slices that a clause is judged on, `all` first; slices of tokens only for a clause on tokens."""
@@ -284,6 +295,10 @@ class Contract(Strict):
     def slices_of(self, attributes: Mapping[str, Scalar]) -> tuple[str, ...]:
         """Names of the slices that a sequence with these attributes belongs to as a whole, `all` first."""
         return (ALL, *(name for name, spec in self.slices.items() if spec.matches(attributes)))
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _meaning(clause: Clause) -> dict[str, Any]:

@@ -35,8 +35,15 @@ class Faults:
 
     @property
     def present(self) -> Mapping[str, str]:
-        """Current failures, as a sentence by the contract's name."""
-        return {contract: sentence for (contract, _), (_, sentence) in sorted(self._present.items())}
+        """Current failures in words, by the contract's name."""
+        found: dict[str, str] = {}
+        for (contract, _), (_, sentence) in sorted(self._present.items()):
+            found[contract] = f"{found[contract]}; {sentence}" if contract in found else sentence
+        return found
+
+    def fails(self, contract: str, stage: str) -> bool:
+        """Return whether a stage of the tick fails now."""
+        return (contract, stage) in self._present
 
     def report(self, contract: str, stage: str, errors: Mapping[str, Exception]) -> None:
         """Say what failed in a stage of the tick, by where; nothing when all went well."""

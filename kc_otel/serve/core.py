@@ -345,11 +345,13 @@ class Core:
         ordered = {route.contract for route in decided.routes} | {pin.contract for pin in decided.pins}
         ordered |= {canary.contract for canary in decided.canaries}
         newest = self.evaluator.newest(name) if name in ordered or before.incidents.get(name) else {}
-        never = -math.inf, -math.inf
+        never, own = (-math.inf, -math.inf), self.contracts[name].slices
         return TrafficSeen(
             measured=lambda *where: newest.get(where, never)[0],
             arrived=lambda *where: newest.get(where, never)[1],
             routers=self.listeners.routes(name),
+            kept=lambda *where: self._kept(name, *where),
+            otherwise=lambda part: part != ALL and (part not in own or self.listeners.defined_otherwise(name, now)),
             silent=self.evaluator.silent(name, now),
             heartbeat=self.contracts[name].observability.heartbeat,
             taken={
@@ -357,9 +359,18 @@ class Core:
                 for incident in before.incidents.get(name, ())
                 if incident.taken_at is not None
             },
-            slices=frozenset((ALL, *self.contracts[name].slices)),
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
         )
+
+    def inference_versions(self, contract: str) -> frozenset[str]:
+        """Versions of the inference kernel that have reported; "" where there is one, which routers need not name."""
+        found = {kernel.version for kernel in self.evaluator.kernels(contract) if kernel.role == "inference"}
+        return frozenset(found | {""} if len(found) == 1 else found)
+
+    def _kept(self, contract: str, slice: str, version: str) -> float:
+        """Unix time when a router last kept requests of a slice from a version; of one that it did not name, too."""
+        names = {version, ""} & self.inference_versions(contract)
+        return max((self.listeners.kept(contract, slice, name) for name in names), default=-math.inf)
 
     def resume(self, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
         """A person lifts routes; returns how many.

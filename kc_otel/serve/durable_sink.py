@@ -24,6 +24,8 @@ from kc_otel.serve.store.inbox import Inbox
 from kc_otel.serve.store.unit_of_work import StateError
 
 _log: Final = logging.getLogger(__name__)
+WRITING: Final = "writing the state"
+"""Stage in which the evaluator fails while its disk is full: what arrives is refused, and nothing is decided."""
 
 
 class NotKeptError(ThrottledError):
@@ -78,9 +80,12 @@ class DurableSink(ColumnSink):
         if not kept:
             return self._core.metrics(request, now)
         try:
-            return await self._core.inbox.append(kept, now, partial(self._apply, request, kept, now))
+            result = await self._core.inbox.append(kept, now, partial(self._apply, request, kept, now))
         except StateError as error:
+            self._core.evaluator.faults.report("", WRITING, {"all contracts": error})
             raise NotKeptError(f"cannot be kept on disk at the moment: {error}") from None
+        self._core.evaluator.faults.report("", WRITING, {})
+        return result
 
     def traces(self, request: Any) -> ExportResult:
         """Take an ExportTraceServiceRequest."""

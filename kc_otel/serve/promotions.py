@@ -20,7 +20,7 @@ from kc_otel.judge.decisions.table import changed, remove_canary, set_canary
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.kernel_names import unlike_declared
 from kc_otel.judge.promotion import machine, orders
-from kc_otel.judge.promotion.gate_evidence import SectionProblems, step_evidence
+from kc_otel.judge.promotion.gate_evidence import SectionProblems, of_other_contracts, step_evidence
 from kc_otel.judge.promotion.machine import Moved, share_of
 from kc_otel.judge.promotion.promotion_state import MoveKind, OrderError, Promotion, PromotionMove, PromotionStatus
 from kc_otel.judge.promotion.stages import Stage
@@ -134,7 +134,7 @@ class Promotions:
             own = evaluations[contract.name]
             reports = kernels(contract.name), missing(contract.name)
             holds = reasons_to_wait(contract, before.version, before.position.stage, decisions, *reports)
-            after, moves = machine.advance(before, contract, own, holds)
+            after, moves = machine.advance(self._under(contract, before), contract, own, holds)
             known[key] = after
             if after != before:
                 self._store.save(after)
@@ -148,6 +148,15 @@ class Promotions:
             if promotion.status is PromotionStatus.ROLLED_BACK and self._acts(promotion.contract)
         ]
         return self._shares(decisions, known, evaluations, now), said, rolled
+
+    def _under(self, contract: Contract, promotion: Promotion) -> Promotion:
+        """The promotion, which says what of its evidence was made under another contract, once that has changed."""
+        if promotion.contract_hash == contract.hash:
+            return promotion
+        kept = self._store.evidence(contract.name, promotion.version)
+        own = (found.record for found in kept if found.at >= promotion.started)
+        elsewhere, short = of_other_contracts(contract, own)
+        return replace(promotion, elsewhere=elsewhere, short=short)
 
     def _overheard(self, before: Promotion, after: Promotion, now: float) -> list[Announcement]:
         """Write that a version which was rolled back serves, once."""

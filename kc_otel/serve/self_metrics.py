@@ -123,7 +123,9 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     metrics["kc.evaluator.failures"] = [
         ({"kc.contract": name}, failures[name]) for name in sorted({*core.contracts, *failures})
     ]
-    metrics["kc.outbox.pending"] = [({"kc.endpoint": queue.endpoint}, queue.waiting) for queue in core.outbox.status()]
+    queues = [({"kc.endpoint": queue.endpoint}, queue) for queue in core.outbox.status()]
+    metrics["kc.outbox.pending"] = [(of, queue.waiting) for of, queue in queues]
+    metrics["kc.outbox.disabled"] = [(of, at) for of, queue in queues if (at := queue.disabled_at) is not None]
     metrics["kc.outbox.attempts"] = [
         ({"kc.endpoint": endpoint, "kc.outcome": outcome}, count)
         for (endpoint, outcome), count in sorted(attempts.items())

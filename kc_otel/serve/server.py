@@ -44,6 +44,7 @@ from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.own_site import HostNames, OwnSite, reachable_from_elsewhere
 from kc_otel.serve.config import LogFormat, ServeConfig
 from kc_otel.serve.core import Core
+from kc_otel.serve.durable_sink import WRITING
 from kc_otel.serve.listening import check_ports, connections_per_port, listen
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
 from kc_otel.serve.otlp_out import SelfMetrics, TelemetryExporter
@@ -357,8 +358,9 @@ async def _tick_forever(
         try:
             await tick()
             faults.report("", "the evaluation", {})
+            faults.report("", WRITING, {})
         except StateError as error:  # a full disk: received data stays in memory, and the write is retried
-            _log.error("%s", error)
+            faults.report("", WRITING, {"all contracts": error})
         except Exception as error:  # noqa: BLE001 - nothing of it was written; senders and people are still served
             faults.report("", "the evaluation", {"all contracts": error})
         try:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from kc_otel.cli import api_client, status_command
+from kc_otel.cli.terminal import local_time
 from kc_otel.client.doctor import _declared
 from kc_otel.contract.load import load_text
 from kc_otel.judge.facts import KernelInfo
@@ -204,6 +205,28 @@ def test_what_nobody_judges_any_more_is_no_all_clear(running):
         assert "nothing has been judged for" in run("status", "--watch", "--count", "1")[1]
         core.evaluated_at = None
         assert run("status")[1].startswith("nothing has been judged yet")
+
+
+def test_an_evaluator_that_fails_and_an_endpoint_that_is_sent_nothing_are_no_all_clear(running):
+    """Both are said at once with what to do, and are not exit code 0."""
+    with running(policy=replace(VERDICT, status=Status.PASS)) as run:
+        core = run.core
+        message = core.outbox.enqueue("pager", "policy", b"{}", 0.0)
+        core.outbox.failed(message, 0.0, "HTTP 410", status=410)
+        for words in (["status"], ["alerts", "list"]):
+            code, said = run(*words)
+            assert code == 3
+            assert said.splitlines()[0] == (
+                f"webhooks to pager are disabled since {local_time(0.0)} (HTTP 410), and 1 wait; when it accepts them "
+                "again, run kc-otel alerts enable-webhook CONTRACT pager --why ..."
+            )
+        core.outbox.enable("pager")
+        assert run("status")[0] == 0
+        core.evaluator.faults.report("", "writing the state", {"all contracts": OSError("no space")})
+        code, said = run("status")
+        assert (code, said.splitlines()[0]) == (
+            3, "all contracts: writing the state fails for all contracts: OSError: no space",
+        )  # fmt: skip
 
 
 def test_a_kernel_that_is_not_what_was_declared_is_in_the_status(kc):

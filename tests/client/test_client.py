@@ -26,7 +26,7 @@ class Evaluator:
         self.table = DecisionTable()
         self.changed = threading.Condition()
         self.asked = []
-        self.obeys = None
+        self.obeys = self.kept = None
         self.raw = None
         self.age = 0
         self.unserved = ""
@@ -40,7 +40,7 @@ class Evaluator:
                 query = parse_qs(urlsplit(self.path).query)
                 after, wait = int(query["after"][0]), float(query["wait"][0])
                 owner.asked.append((urlsplit(self.path).path, after))
-                owner.obeys = query.get("obeys", [])
+                owner.obeys, owner.kept = query.get("obeys", []), query.get("kept", [])
                 with owner.changed:
                     owner.changed.wait_for(lambda: owner.stopping or owner.table.version != after or owner.raw, wait)
                     body = owner.raw or to_json(owner.table).encode()
@@ -341,14 +341,26 @@ def test_the_evaluator_is_told_which_directives_the_program_looks_at(evaluator):
         assert len(evaluator.obeys) == 64
 
 
-def test_a_router_that_does_not_know_a_routed_slice_does_not_say_that_it_obeys(evaluator, contract, routed):
-    """Its copy of the contract is another: requests of the slice go where they went, and nothing is contained."""
-    evaluator.table = routed
-    older = contract.model_copy(update={"slices": {}})
-    for copy, told in ((contract, ["policy-7b/route"]), (older, [])):
+def test_a_router_says_by_which_slices_it_routes_and_what_it_keeps_from_a_version_that_it_served(
+    evaluator, contract, routed
+):
+    """Its copy of the contract may be another; a process that never sent a request to the version keeps none of it."""
+    older = type(contract).model_validate(contract.model_dump(mode="json", by_alias=True) | {"slices": {}})
+    assert older.slices_hash != contract.slices_hash
+    for copy, before, kept in (
+        (contract, CODE, ["policy-7b/code/inferB"]),
+        (contract, None, []),
+        (older, CODE, []),
+    ):
+        evaluator.table = DecisionTable()
         with Router(evaluator.url, contracts=[copy], refresh=0.05, wait=0.2, keep=False) as router:
             router.wait_for_table(5.0)
-            router.choose("policy-7b", CODE)
+            if before is not None:
+                router.choose("policy-7b", before, "inferB")
+            evaluator.table = routed
+            eventually(lambda: router.table.routes)
+            router.choose("policy-7b", CODE, "inferB")
             asked = len(evaluator.asked)
             eventually(lambda: len(evaluator.asked) > asked + 2)  # noqa: B023
-            assert evaluator.obeys == told
+            assert evaluator.obeys == [f"policy-7b/route/{copy.slices_hash}"]
+            assert evaluator.kept == kept

@@ -17,6 +17,7 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 
 import kc_otel
 from kc_otel.client.router import Router
+from kc_otel.contract.load import load_text
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences
 from tests.tools.located_evidence import located_evidence
@@ -67,11 +68,14 @@ def breached(serve: Callable[..., Evaluator], recorder: Callable[..., kc_otel.Re
     send(sender, rng, code=0.005)
     sender.rollout(inference=BAD)
     end = time.monotonic() + 60
-    while not evaluator.get("/api/v1/decisions")["routes"]:
-        assert time.monotonic() < end, evaluator.get("/api/v1/verdicts")
-        send(sender, rng, code=0.2)
-        time.sleep(0.2)
-    with Router(evaluator.api, refresh=0.05, wait=0.2) as router:  # one that takes it, or nothing is contained
+    # One that sent requests to the kernel and then keeps them from it, or nothing is contained.
+    with Router(evaluator.api, contracts=[load_text(CONTRACT)], refresh=0.05, wait=0.2) as router:
+        assert router.wait_for_table(5)
+        while not evaluator.get("/api/v1/decisions")["routes"]:
+            assert time.monotonic() < end, evaluator.get("/api/v1/verdicts")
+            router.choose("policy", ["code"], BAD.fingerprint)
+            send(sender, rng, code=0.2)
+            time.sleep(0.2)
         while not evaluator.get("/api/v1/incidents", state="contained")["incidents"]:
             assert time.monotonic() < end, evaluator.get("/api/v1/incidents")
             router.choose("policy", ["code"], BAD.fingerprint)

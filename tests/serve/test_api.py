@@ -24,6 +24,7 @@ from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
+from tests.tools.api import route_kept
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_a_cell_whose_requests_go_elsewhere_has_no_traffic(
         return {(verdict["slice"], verdict["no_traffic"]) for verdict in verdicts}, overview["no_traffic"]
 
     assert said() == ({("all", False), ("code", False)}, {"policy": 0}), "nobody has taken the order"
-    core.listeners.heard(["policy/route"], core.contracts, core.evaluated_at)
+    route_kept(core, core.evaluated_at)
     core.evaluated_at += 1.0
     assert said() == ({("all", True), ("code", True)}, {"policy": 2})
     core.resume("policy", None, "ada", "kernel patched", 10.0)

@@ -285,6 +285,30 @@ def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(make_cor
     assert core.decisions.routes
 
 
+def test_a_state_that_cannot_be_written_is_said_at_once(make_core, open_file):
+    """The last evaluation is of now, and yet nothing is ready: what arrives is refused."""
+    connection, told, seen, done = open_file(), Changes(), [], asyncio.Event()
+    core = make_core(connection)
+    client = TestClient(api_of(core, changes=told))
+
+    def ticked() -> None:
+        seen.append((client.get("/readyz"), client.get("/api/v1/health").json()["failures"]))
+        {1: refuse_commits, 3: relieve}.get(len(seen), lambda _: None)(connection)
+        if len(seen) == 5:
+            done.set()
+
+    async def some() -> None:
+        config = ServeConfig(tick=0.01)
+        ticking = asyncio.create_task(_tick_forever(core, config, tick_of(core, core), told, ticked, StatePlace(None)))
+        await asyncio.wait([ticking, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
+        ticking.cancel()
+
+    asyncio.run(some())
+    assert [answer.status_code for answer, _ in seen] == [200, 503, 503, 200, 200]
+    assert seen[1][0].text.startswith("what arrives is refused\nall: writing the state fails for all contracts: ")
+    assert [len(failures) for _, failures in seen] == [0, 1, 1, 0, 0]
+
+
 OTHER = {"name": "other", "version": 1, "owner": "tests"}
 CALLS = [
     (escalate_module, "advance"),

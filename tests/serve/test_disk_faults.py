@@ -74,11 +74,13 @@ def test_a_disk_that_is_full_refuses_until_there_is_room(
                 break
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert b"database or disk is full" in answer.content
+        assert "database or disk is full" in core.evaluator.faults.present[""], "before any evaluation fails"
         with pytest.raises(StateError, match="full"):
             await ticks()
         assert {verdict.status for verdict, _, _ in core.history.cells()} == {"FAIL"}
         ballast.unlink()
         assert (await send(request)).status_code == 200
+        assert core.evaluator.faults.present == {}
         await core.evaluate(time.time())
 
     sending(core, counts, steps)

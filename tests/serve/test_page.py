@@ -18,7 +18,7 @@ from kc_otel.judge.escalation.alerts import PolicyState
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.verdict import Evaluation, Status
 from kc_otel.serve.core import Core
-from tests.tools.api import client_of
+from tests.tools.api import client_of, route_kept
 
 pytestmark = pytest.mark.slow
 
@@ -213,7 +213,7 @@ def test_a_route_that_outlives_its_cause_is_still_shown(make_core: Callable[...,
     core, now = make_core(), time.time()
     core.metrics(drift(0.3))
     core.tick(now)
-    core.listeners.heard(["policy/route"], core.contracts, now + 60)
+    route_kept(core, now + 60)
     core.tick(now + 3600)
     answer = client_of(core).get("/api/v1/overview").json()
     contained, *others = answer["incidents"]

@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from kc_otel.client.router import Router
+from kc_otel.contract.words import moment
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.people_input import refusals
 from kc_otel.serve.core import Core
@@ -165,9 +166,14 @@ def test_an_endpoint_that_answered_410_is_told_again_when_a_person_says_so(clien
     (message,) = failing.outbox.due(now)
     failing.outbox.failed(message.id, now, "410 Gone", status=410)
     assert failing.outbox.due(now + 3600) == ()
+    (incident,) = client.get("/api/v1/overview").json()["incidents"]
+    said = f"the webhook to pager is still waiting: the endpoint answered HTTP 410 at {moment(now)[11:16]} UTC"
+    assert any(action["text"].startswith(said) for action in incident["actions"])
+    assert 'kc_outbox_disabled_seconds{kc_endpoint="pager"} ' in client.get("/metrics").text
     assert client.post("/api/v1/webhooks/enable", json=order | {"endpoint": "x"}).status_code == 404
     assert client.post("/api/v1/webhooks/enable", json=order).json() == {"waiting": 1}
     assert [due.id for due in failing.outbox.due(now + 3600)] == [message.id]
+    assert "kc_outbox_disabled_seconds{" not in client.get("/metrics").text
     (event,) = events(failing, "enabled")
     assert event.data["message"] == "ada had pager told again: known false alarm"
     (incident,) = failing.incidents()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from kc_otel.cli import promote_command
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.judge.facts import KernelInfo
@@ -161,6 +162,33 @@ def test_what_is_decided_survives_a_restart(
     assert second.shares() == {"v2": 0.01}
     second.tick(122, v2="PASS")
     assert second.core.promotions.of("policy", "v2").missing == ("held: by bob: lunch",)
+
+
+@pytest.mark.parametrize(("limit", "goes_on"), [("0.012", False), ("0.05", True)])
+def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_force(
+    driven: Driven, client: TestClient, limit: str, goes_on: bool
+) -> None:
+    """The gates that it has passed are not passed again: the page and the step say so, and a tighter limit holds it."""
+    core, first = driven.core, driven._contract
+    core.promotions.start("policy", "v2", "ada", 0.0)
+    for now in (1, 61):
+        driven.tick(now, v2="PASS")
+    assert core.promotions.of("policy", "v2").elsewhere == ""
+    other = load_text(TEXT.replace("limit: 0.02", f"limit: {limit}").replace("version: 1", "version: 2"))
+    core.contracts["policy"] = driven._contract = other
+    for now in (70, 131, 192):
+        driven.tick(now, v2="PASS")
+    found = client.get("/api/v1/promotions/policy/v2").json()
+    said = f"its evidence of shadow was made under version 1 ({first.hash[:12]}) of the contract"
+    assert found["elsewhere"] == f"{said}; version 2 ({other.hash[:12]}) is in force"
+    assert found["position"] == ("canary at 10%" if goes_on else "canary at 1%")
+    assert (found["elsewhere"] in found["reason"]) is goes_on
+    lacks = "it does not show that this one's limit holds for token-tv on all traffic and token-tv on code"
+    assert any(lacks in missing for missing in found["missing"]) is not goes_on
+    assert any(found["elsewhere"] in line for line in promote_command._lines(found))
+    driven._contract = core.contracts["policy"] = first
+    driven.tick(200, v2="PASS")
+    assert core.promotions.of("policy", "v2").short == ""
 
 
 def test_one_version_at_a_time_and_the_one_before_is_replaced(driven: Driven) -> None:

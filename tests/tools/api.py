@@ -13,7 +13,7 @@ from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 
-__all__ = ["api_of", "client_of"]
+__all__ = ["api_of", "client_of", "route_kept"]
 
 
 def api_of(core: Core, counts: RequestCounts | None = None, changes: Changes | None = None) -> FastAPI:
@@ -25,3 +25,11 @@ def api_of(core: Core, counts: RequestCounts | None = None, changes: Changes | N
 def client_of(core: Core, **options: bool) -> TestClient:
     """Return a client of that application."""
     return TestClient(api_of(core), **options)
+
+
+def route_kept(core: Core, now: float) -> None:
+    """A router says that it keeps all requests from the kernel that it sent them to."""
+    versions = core.inference_versions("policy")
+    assert versions
+    kept = [f"policy/all/{version}" for version in versions]
+    core.listeners.heard(["policy/route"], core.contracts, now, kept=kept, versions=core.inference_versions)

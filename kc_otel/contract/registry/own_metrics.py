@@ -192,6 +192,10 @@ _METRICS: Final = (
         "Webhook messages that wait to be delivered.",
     ),
     Metric(
+        "kc.outbox.disabled", "s", Instrument.GAUGE, ("kc.endpoint",),
+        "Unix time at which an endpoint answered HTTP 410: it is sent nothing until a person enables it.",
+    ),
+    Metric(
         "kc.outbox.attempts", "{attempt}", Instrument.COUNTER, ("kc.endpoint", "kc.outcome"),
         "Webhook deliveries tried, by outcome.",
     ),

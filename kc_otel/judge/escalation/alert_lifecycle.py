@@ -37,6 +37,7 @@ from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import RUN_ENDED
 from kc_otel.judge.escalation.alerts import Alert, Phase, PolicyState, Transition, What
 from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Cell, Status, Verdict
@@ -47,6 +48,7 @@ __all__ = ["INPUT_CLAUSE", "advance", "edge", "retire", "step_keys"]
 INPUT_CLAUSE: Final = "input"
 """Clause of the pseudo cell that `on: invalid-input` steps watch; its slice is `all`."""
 
+_CHANGED: Final = "are no longer asked for: the contract has changed"
 _TOLERANCE_SECONDS: Final = 1e-6
 """Seconds by which a count may fall short: sums of differences of unix times are not exact."""
 
@@ -111,7 +113,7 @@ def advance(
     known = {(alert.step, alert.cell): alert for alert in state.alerts}
     keys = step_keys(contract)
     transitions = [
-        edge(alert, What.RESOLVED, now)
+        edge(alert, What.RESOLVED, now, end=_CHANGED)
         for alert in state.alerts
         if alert.step not in keys and alert.phase is Phase.FIRING
     ]
@@ -131,7 +133,9 @@ def advance(
                 continue
             after, what = _next(alert, step, verdict, contract.observability.window, now)
             if what is not None:
-                transitions.append(edge(after or alert, what, now, verdict))
+                gone = step.on == "no-data" and what is What.RESOLVED and verdict is None
+                end = _why_gone(contract, alert, verdicts, kept_away) if gone else ""
+                transitions.append(edge(after or alert, what, now, verdict, end=end))
             if after is not None:
                 kept.append(after)
     kept.sort(key=lambda alert: (alert.step, alert.cell))
@@ -193,6 +197,28 @@ def _measures(verdicts: Sequence[Verdict], of: Cell) -> bool:
     return others and not any(verdict.cell[-2:] == pair for verdict in selected(verdicts, silent))
 
 
+def _why_gone(
+    contract: Contract, alert: Alert, verdicts: Sequence[Verdict], kept_away: Callable[[str, str], bool]
+) -> str:
+    """Say why data that an alert misses are missed no more although they have no verdict, as the end of a sentence."""
+    cell = alert.cell
+    clause = next((clause for clause in contract.clauses if clause.id == cell.clause), None)
+    if clause is None or cell.slice not in contract.slices_for(clause):
+        return _CHANGED
+    if kept_away(cell.slice, cell.kernel_inference):
+        return "are no longer expected: requests are kept from this kernel, as ordered"
+    if alert.verdict.reason.startswith(RUN_ENDED):
+        return "are no longer expected: its run ended in order"
+    others = selected(verdicts, set(Status) - {Status.NO_DATA})
+    if not any(cell[-2:]):
+        here = {verdict.status for verdict in others if verdict.cell[1:3] == cell[1:3]}
+        if here - {Status.INVALID_INPUT}:
+            return "have arrived for the first time"
+        return "arrive, and are invalid" if here else "have not arrived yet, but a kernel reports and is watched"
+    in_place = ": other kernels report in its place" * any(verdict.cell[-2:] != cell[-2:] for verdict in others)
+    return f"have not arrived again, and this kernel is no longer watched{in_place}"
+
+
 def _first(key: str, step: EscalationStep, verdict: Verdict, now: float) -> Alert:
     return Alert(
         step=key, on=step.on, severity=step.severity, actions=step.do, cell=verdict.cell, phase=Phase.PENDING,
@@ -229,11 +255,11 @@ def _firing(alert: Alert, *, matches: bool, held: float, needed: float) -> tuple
     return replace(alert, held=held, counting=True), None
 
 
-def edge(alert: Alert, what: What, now: float, verdict: Verdict | None = None) -> Transition:
-    """Return an alert's transition at unix time `now`, with the verdict given or else its last one."""
+def edge(alert: Alert, what: What, now: float, verdict: Verdict | None = None, *, end: str = "") -> Transition:
+    """Return an alert's transition at unix time `now`, with the verdict given or else its last, and why it ended."""
     started_at = now if alert.started_at is None else alert.started_at
     return Transition(
         contract=alert.cell.contract, step=alert.step, on=alert.on, cell=alert.cell, what=what,
         at=max(now, started_at), started_at=started_at, severity=alert.severity, actions=alert.actions,
-        verdict=verdict or alert.verdict, fingerprint=alert.fingerprint,
+        verdict=verdict or alert.verdict, fingerprint=alert.fingerprint, end=end,
     )  # fmt: skip

@@ -48,6 +48,7 @@ class Transition:
         actions: Actions of the step.
         verdict: Last verdict of the cell; when the cell has gone, the last one it had.
         fingerprint: 16 hex digits of contract, step and cell; the same for a firing and its resolve.
+        end: Why missing data that still have no verdict are missed no more, as the end of a sentence.
     """
 
     contract: str
@@ -61,6 +62,7 @@ class Transition:
     actions: tuple[Action, ...]
     verdict: Verdict
     fingerprint: str
+    end: str = ""
 
 
 @dataclass(frozen=True, slots=True)

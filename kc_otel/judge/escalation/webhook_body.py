@@ -207,8 +207,9 @@ def _over(transition: Transition, where: str, of: str, *, refuted: bool, contain
             why = "the pair no longer reports while others do, or the contract has changed"
             return f"{cell.clause} on {where} is closed{of} without proof of recovery: {why}"
         case "no-data":
-            said = {Status.NO_DATA: "are no longer expected", Status.INVALID_INPUT: "arrive again, and are invalid"}
-            return f"data for {cell.clause} on {where}{of} {said.get(last.status, 'arrive again')}"
+            said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "arrive again, and are invalid"}
+            end = transition.end or said.get(last.status, "arrive again")
+            return f"data for {cell.clause} on {where}{of} {end}"
         case "inconclusive":
             return f"{cell.clause} on {where} is no longer undecided{of}"
     return f"no sequences fail the input checks any more{of}"

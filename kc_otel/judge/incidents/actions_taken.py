@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from kc_otel.contract.words import listed, place
+from kc_otel.contract.words import listed, moment, place
 from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
 
@@ -39,7 +39,11 @@ class ActionTaken:
 
 
 def actions_taken(
-    incident: Incident, table: DecisionTable, waiting: Mapping[str, float], given_up: Mapping[str, float] = _NONE
+    incident: Incident,
+    table: DecisionTable,
+    waiting: Mapping[str, float],
+    given_up: Mapping[str, float] = _NONE,
+    disabled: Mapping[str, float] = _NONE,
 ) -> tuple[ActionTaken, ...]:
     """Return the actions taken, oldest first, and for each if it is in force.
 
@@ -48,8 +52,9 @@ def actions_taken(
         table: The decision table in force.
         waiting: Since when the oldest undelivered webhook of an endpoint waits, Unix seconds.
         given_up: When the newest webhook of an endpoint that it refused, or that expired, was written, Unix seconds.
+        disabled: Since when an endpoint is sent nothing, because it answered HTTP 410, Unix seconds.
     """
-    done = [_in_words(incident, action, table, waiting, given_up) for action in incident.actions]
+    done = [_in_words(incident, action, table, waiting, given_up, disabled) for action in incident.actions]
     said = [ActionTaken(word.at, word.kind, word.text) for word in incident.words]
     return tuple(sorted([*done, *said], key=lambda action: (action.at, action.kind, action.text)))
 
@@ -60,6 +65,7 @@ def _in_words(
     table: DecisionTable,
     waiting: Mapping[str, float],
     given_up: Mapping[str, float],
+    disabled: Mapping[str, float],
 ) -> ActionTaken:
     if action.dry_run:
         return ActionTaken(action.at, "would-fire", f"dry run: it would {action.kind} {action.target}".rstrip())
@@ -71,6 +77,9 @@ def _in_words(
         text = f"the webhook to {action.target} is still waiting" if late else f"notified {action.target} by webhook"
         if not late and given_up.get(action.target, -math.inf) >= action.at:
             text = f"a webhook to {action.target} was given up: it was refused, or has expired"
+        if late and action.target in disabled:
+            since = moment(disabled[action.target])[11:16]
+            text += f": the endpoint answered HTTP 410 at {since} UTC and is disabled until a person enables it"
         return ActionTaken(action.at, action.kind, text)
     if action.kind in _PROMOTION:
         return ActionTaken(action.at, action.kind, _PROMOTION[action.kind] or action.target)

@@ -14,6 +14,8 @@ _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCL
 _OPEN: Final = {"fail": "Broken", "no-data": "No data", "inconclusive": "Undecided", "invalid-input": "Invalid input"}
 _OBEYED: Final = {
     "untaken": "no router has applied it",
+    "otherwise": "not every router that asks defines the slice as this contract does",
+    "unconfirmed": "no router that sent requests to this kernel has kept one from it yet",
     "recent": "this kernel has not been silent for a heartbeat since a router applied it",
     "disobeyed": "this kernel was measured after a router applied it",
     "pinned": "a pin to the inference kernel overrides it",
@@ -30,9 +32,9 @@ class IncidentState(StrEnum):
     BROKEN = "broken"
     """Users of the kernel meet what is broken."""
     CONTAINED = "contained"
-    """Users are kept from the kernel wherever it is broken, or was and nobody has given it back: a router has taken
-    what was ordered, and the kernel was not measured for a heartbeat after that. Neither an order nor silence contains
-    anything."""
+    """Users are kept from the kernel wherever it is broken, or was and nobody has given it back: a router that had sent
+    requests to the kernel keeps them from it as ordered, and the kernel was not measured for a heartbeat after that.
+    Neither an order nor silence contains anything, nor does a router with other definitions of the slices."""
     UNPROVEN = "unproven"
     """A breach that went away without a verdict that refutes it: its kernel fell silent and may still serve. It lasts
     until such a verdict, a rollback or orderly end of the kernel version, or until a person closes it."""
@@ -169,8 +171,8 @@ class Incident:
         ordered_at: Unix time since when routes or pins ask that users be kept from all of it, seconds; None while they
             do not. Later orders do not move it.
         taken_at: Unix time at which a router was first seen to have taken such an order, seconds; None before.
-        obeyed: What is known of the orders while they do not contain it: `untaken`, `recent`, `disobeyed` or
-            `pinned`.
+        obeyed: What is known of the orders while they do not contain it: `untaken`, `otherwise`, `unconfirmed`,
+            `recent`, `disobeyed` or `pinned`.
         gone: Whether its kernel version is known to serve nobody, or a person has closed what went away of it.
     """
 
@@ -188,7 +190,7 @@ class Incident:
     diagnoses: tuple[Diagnosis, ...] = ()
     ordered_at: float | None = None
     taken_at: float | None = None
-    obeyed: Literal["untaken", "recent", "disobeyed", "pinned"] = "untaken"
+    obeyed: Literal["untaken", "otherwise", "unconfirmed", "recent", "disobeyed", "pinned"] = "untaken"
     gone: bool = False
 
     def unproven(self, clause: str, slice: str) -> bool:
@@ -202,14 +204,17 @@ class Incident:
 
     @property
     def refuted(self) -> bool:
-        """True if verdicts refuted all of it, or its kernel never reported; otherwise it only went away."""
-        return not self.kernel_inference or all(cell.refuted for cell in self.cells)
+        """True if verdicts refuted all of it; otherwise it only went away."""
+        return all(cell.refuted for cell in self.cells)
 
     @property
     def state_text(self) -> str:
         """State of the incident in words, as the beginning of a sentence."""
-        if self.on == "no-data" and not self.kernel_inference and self.state is not IncidentState.RESOLVED:
-            return "Waiting for first data"
+        if self.on == "no-data" and not self.kernel_inference:
+            if self.state is not IncidentState.RESOLVED:
+                return "Waiting for first data"
+            arrived = any(cell.refuted for cell in self.cells)
+            return "First data arrived" if arrived else "Closed before any data arrived"
         if self.state is not IncidentState.BROKEN:
             unproven = self.state is IncidentState.RESOLVED and not self.refuted
             return "Closed without proof of recovery" if unproven else _STATE_WORDS[self.state]

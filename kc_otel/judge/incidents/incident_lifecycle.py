@@ -9,8 +9,9 @@
 The kind of breach (a step's `on`) and the pair of kernels determine which cells belong together: they share one cause,
 a version of a kernel. A cell is broken while its verdict is FAIL, or NO_DATA after data, and while an alert about it
 fires: the alert holds over an inconclusive verdict until the fault has ended, and so does the incident. A route or a
-pin is an order: it contains an incident once a router has taken it and the kernel was not measured for a heartbeat
-after that, until it is measured all the same (`TrafficSeen`). An absence of measurements alone contains nothing: the
+pin is an order: it contains an incident once a router that had sent requests to the kernel keeps those of the slice
+from it, by the contract's definition of the slice, and the kernel was not measured for a heartbeat after that, until it
+is measured all the same (`TrafficSeen`). An absence of measurements alone contains nothing: the
 recorder may have died. Silence counts as containment once a router has taken an order that keeps requests from the
 kernel, and while anybody reports at all.
 A FAIL that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to serve nobody (it
@@ -85,22 +86,25 @@ class TrafficSeen:
         measured: Unix time of the newest observation of a slice and a version of the inference kernel; -inf for none.
         arrived: Unix time at which observations of them arrived last; a sender's clock may be wrong.
         routers: Unix time when a program that routes by the contract last had the decision table in force.
+        kept: Unix time when a router that had sent requests to a version of the inference kernel last said that the
+            table keeps requests of a slice from it; -inf for never.
+        otherwise: Whether the contract does not have a slice, or a program that routes defines it in another way.
         silent: Whether nobody reports any more: no silence is excused then.
         heartbeat: Seconds within which what was under way when an order was taken is measured, and within which
             every recorder exports.
         taken: Unix time at which a router first took an order of an incident, by version of the inference kernel: an
             evaluator that has just begun has heard of no router.
-        slices: Those of the contract, `all` among them: no router knows which requests are on others. None for any.
         ended: Whether the last recorder of a kernel pair that reported said that it shuts down.
     """
 
     measured: Callable[[str, str], float] = lambda _slice, _version: -math.inf
     arrived: Callable[[str, str], float] = lambda _slice, _version: -math.inf
     routers: float = -math.inf
+    kept: Callable[[str, str], float] = lambda _slice, _version: -math.inf
+    otherwise: Callable[[str], bool] = lambda _slice: False
     silent: bool = False
     heartbeat: float = 60.0
     taken: Mapping[str, float] = field(default_factory=dict)
-    slices: frozenset[str] | None = None
     ended: Callable[[str, str], bool] = lambda _train, _inference: False
 
     def excuses(self, slice: str, version: str, ordered: Callable[[str, str], float | None]) -> bool:
@@ -116,14 +120,16 @@ class TrafficSeen:
         taken_at = self.taken.get(version)
         orders = {name: since for name in (slice, ALL) if (since := ordered(name, version)) is not None}
         return all(
-            self.has_taken(name, since, taken_at) and not self.disobeyed(name, version, since, taken_at)
+            self.has_taken(name, version, since, taken_at) and not self.disobeyed(name, version, since, taken_at)
             for name, since in orders.items()
         )
 
-    def has_taken(self, slice: str, since: float, taken_at: float | None) -> bool:
-        """Return whether a router has an order about a slice given at `since`; the first was taken at `taken_at`."""
-        known = self.slices is None or slice in self.slices
-        return known and max(self.routers, -math.inf if taken_at is None else taken_at) >= since
+    def has_taken(self, slice: str, version: str, since: float, taken_at: float | None) -> bool:
+        """Return whether routers carry out an order given at `since`; the incident's first was taken at `taken_at`."""
+        if self.kept(ALL, version) >= since:
+            return True
+        taken = max(self.kept(slice, version), -math.inf if taken_at is None else taken_at)
+        return taken >= since and not self.otherwise(slice)
 
     def disobeyed(self, slice: str, version: str, since: float, taken_at: float | None) -> bool:
         """Return whether a version was measured after an order was taken, however long ago."""
@@ -189,12 +195,12 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict]) -> Incident:
     if not over:
         return incident
     showing = _REFUTED_BY[incident.on]
-    # What became of sequences that failed their checks shows in every cell of their kernels.
-    of_input = any(cell.clause == INPUT_CLAUSE for cell in over)
+    # What became of sequences that failed their checks shows in every cell of their kernels; first data, in any's.
+    of_input, of_any = any(cell.clause == INPUT_CLAUSE for cell in over), not any(pair)
     refuting = {
         verdict.cell[1:3]
-        for verdict in selected(verdicts, showing if of_input else (), over)
-        if verdict.cell[-2:] == pair and verdict.status in showing
+        for verdict in selected(verdicts, showing if of_input or of_any else (), over)
+        if (of_any or verdict.cell[-2:] == pair) and verdict.status in showing
         if incident.on != "fail" or verdict.status is Status.PASS or verdict.ended
     }
     if of_input and refuting:
@@ -405,11 +411,7 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
     if len(given) < len(orders):
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
     newest, taken_at = max(given.values()), incident.taken_at
-    obeyed: Literal["untaken", "recent", "disobeyed"] = "untaken"
-    if all(traffic.has_taken(slice, since, taken_at) for slice, since in given.items()):
-        taken_at = min(traffic.routers, now) if taken_at is None else taken_at
-        disobeyed = any(traffic.disobeyed(slice, version, since, taken_at) for slice, since in given.items())
-        obeyed = "disobeyed" if disobeyed else "recent"
+    obeyed, taken_at = _obeyed(given, version, taken_at, now, traffic)
     incident = replace(
         incident, taken_at=taken_at, ordered_at=newest if incident.ordered_at is None else incident.ordered_at
     )
@@ -418,6 +420,20 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
         at = now if incident.contained_at is None else incident.contained_at
         return replace(incident, state=IncidentState.CONTAINED, contained_at=at)
     return replace(incident, state=IncidentState.BROKEN, contained_at=None, obeyed=obeyed)
+
+
+def _obeyed(
+    given: Mapping[str, float], version: str, taken_at: float | None, now: float, traffic: TrafficSeen
+) -> tuple[Literal["untaken", "otherwise", "unconfirmed", "recent", "disobeyed"], float | None]:
+    """Return what is known of orders by slice, and since when a router has been known to carry them out."""
+    if all(traffic.has_taken(slice, version, since, taken_at) for slice, since in given.items()):
+        if taken_at is None:
+            taken_at = min(now, *(max(traffic.kept(slice, version), traffic.kept(ALL, version)) for slice in given))
+        disobeyed = any(traffic.disobeyed(slice, version, since, taken_at) for slice, since in given.items())
+        return "disobeyed" if disobeyed else "recent", taken_at
+    if any(map(traffic.otherwise, given)):
+        return "otherwise", taken_at
+    return "unconfirmed" if traffic.routers >= max(given.values()) else "untaken", taken_at
 
 
 def _over(incident: Incident, now: float) -> Incident:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version as installed_version
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.promotion import PromotionTerms
+from kc_otel.contract.words import listed, place
 from kc_otel.judge.escalation.webhook_body import rfc3339
 from kc_otel.judge.plain_json import finite_or_none, read_plain, to_plain
 from kc_otel.judge.promotion.promotion_state import MoveKind, Position, Promotion, PromotionMove
@@ -142,9 +143,7 @@ def _problems(record: Mapping[str, Any], offline_problems: SectionProblems) -> l
         status, limit = Status(verdict["status"]), verdict["limit"]
         statuses.add(status)
         where = f"{verdict['clause']} on {verdict['slice']}"
-        none_seen = limit == verdict["estimate"] == 0  # of what none may be: how many there can be is no limit's matter
-        within = verdict["upper"] is not None and verdict["upper"] <= limit
-        if status is Status.PASS and not (within or none_seen):
+        if status is Status.PASS and not _within(verdict, limit):
             problems.append(f"{where} is PASS, but its upper bound is not at or below the limit")
         # What the evaluator follows over time fails by what it holds against the limit, not by one window's bound.
         followed = verdict["evidence"] is not None
@@ -247,6 +246,45 @@ def _advanced(record: Mapping[str, Any], step: Mapping[str, Any], after: Positio
     if decision["windows"] < step["terms"]["windows"]:
         problems.append(f"the step goes on after {decision['windows']} windows; its terms ask for more")
     return problems
+
+
+def of_other_contracts(contract: Contract, records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+    """Tell which records of passed gates were made under another contract, and what they lack under this one.
+
+    Args:
+        contract: The contract in force.
+        records: Records of one version's steps.
+
+    Returns:
+        A sentence that names the gates and their contracts, and one with the cells for which a record does not show
+        that this contract's limit holds; each is empty where there is nothing to say.
+    """
+    passed = [record for record in records if record["decision"]["outcome"] == GateOutcome.ADVANCE]
+    others = [record for record in passed if record["contract"]["hash"] != contract.hash]
+    if not others:
+        return "", ""
+    gates = listed(list(dict.fromkeys(record["stage"] for record in others)))
+    made = {(record["contract"]["version"], record["contract"]["hash"][:12]) for record in others}
+    versions = listed([f"version {version} ({digest})" for version, digest in sorted(made)])
+    in_force = f"{contract.metadata.version} ({contract.hash[:12]})"
+    said = f"its evidence of {gates} was made under {versions} of the contract; version {in_force} is in force"
+    short: dict[str, None] = {}
+    for clause in contract.clauses:
+        for slice in contract.slices_for(clause):
+            limit = clause.limit_for(slice)
+            for record in others:
+                rows = [row for row in record["verdicts"] if (row["clause"], row["slice"]) == (clause.id, slice)]
+                if not rows or not all(_within(row, limit) for row in rows):
+                    short[f"{clause.id} on {place(slice)}"] = None
+    if not short:
+        return said, ""
+    lacks = f"it does not show that this one's limit holds for {listed(list(short))}"
+    return said, f"{said}, and {lacks}; start the version again, or a person has to force it and say why"
+
+
+def _within(row: Mapping[str, Any], limit: float) -> bool:
+    """Return whether a verdict's row shows that a limit holds; of what none may be, none seen is enough."""
+    return limit == row["estimate"] == 0 or (row["upper"] is not None and row["upper"] <= limit)
 
 
 def verdict_row(verdict: Verdict) -> dict[str, Any]:

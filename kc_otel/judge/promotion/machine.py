@@ -82,7 +82,8 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
     if promotion.contract_hash != contract.hash:
         # Results under other limits prove nothing under these.
         promotion = replace(promotion, contract_hash=contract.hash, offline="", tally=Tally(pass_from=now))
-    asked = [*holds, *([f"by {promotion.hold.by}: {promotion.hold.why}"] if promotion.hold else [])]
+    by_person = f"by {promotion.hold.by}: {promotion.hold.why}" if promotion.hold else ""
+    asked = [*holds, *filter(None, (promotion.short, by_person))]
     if promotion.position.stage is Stage.OFFLINE_CI:
         tally, decision = promotion.tally, _offline(promotion, asked)
     else:
@@ -132,7 +133,7 @@ def stepped(
     """
     before, verb = promotion.position, f"{by} forces" if by else "goes"
     subject = f"{verb} {promotion.version} on" if by else f"{promotion.version} {verb} on"
-    message = f"{subject} from {before} to {to}: {why or said}"
+    message = f"{subject} from {before} to {to}: {why or said}" + f"; {promotion.elsewhere}" * bool(promotion.elsewhere)
     after = replace(
         promotion,
         position=to, entered=now, status=PromotionStatus.RUNNING,
@@ -153,6 +154,7 @@ def rolled_back(promotion: Promotion, decision: Decision, now: float, *, by: str
         promotion,
         position=_RESET_TO, entered=now, status=PromotionStatus.ROLLED_BACK, tally=Tally(), offline="", approved=(),
         hold=None, confirmed="", awaiting="", missing=(), reason=message, seen_serving=None,
+        elsewhere="", short="",
     )  # fmt: skip
     return after, (
         PromotionMove(MoveKind.ROLLBACK, position, _RESET_TO, now, decision, by, why, promotion.tally.failed, message),

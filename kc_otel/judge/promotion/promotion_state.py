@@ -89,6 +89,8 @@ class Promotion:
         missing: Open requirements of the next step, one sentence each.
         reason: Why it is where it is, in a sentence.
         seen_serving: Unix time at which drift of it was first measured after it was rolled back, seconds; else None.
+        elsewhere: Sentence that says which of its evidence was made under another contract; empty for none.
+        short: The same, where that evidence does not show that the limits in force hold: it goes no further.
         proof_from: Unix time at which its last attempt was rolled back, seconds: evidence from before proves nothing.
     """
 
@@ -111,6 +113,8 @@ class Promotion:
     reason: str = ""
     seen_serving: float | None = None
     proof_from: float = 0.0
+    elsewhere: str = ""
+    short: str = ""
 
     @property
     def full(self) -> bool:

@@ -39,7 +39,18 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         wait: Annotated[float, Query(ge=0.0, le=60.0, description="Seconds to wait for a newer one.")] = 0.0,
         obeys: Annotated[
             list[str],
-            Query(max_length=200, description="Directives that the caller follows, CONTRACT/DIRECTIVE each."),
+            Query(
+                max_length=200,
+                description="Directives that the caller follows, CONTRACT/DIRECTIVE each; CONTRACT/route/HASH says by "
+                "which definitions of the slices.",
+            ),
+        ] = [],  # noqa: B006 - FastAPI copies it
+        kept: Annotated[
+            list[str],
+            Query(
+                max_length=200,
+                description="CONTRACT/SLICE/VERSION of requests that the caller keeps from a version that it served.",
+            ),
         ] = [],  # noqa: B006 - FastAPI copies it
     ) -> Response:
         """Return the decision table; 204 if the caller's is still in force after the wait.
@@ -51,7 +62,9 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         headers = {"KC-Unserved": " ".join(map(quote, sorted(unserved)[:_MAX_NAMED]))} if unserved else {}
         known = not tag or core.decisions.tag == tag
         current = known and core.decisions.version == after
-        core.listeners.heard(obeys, core.contracts, time.time(), current=current)
+        core.listeners.heard(
+            obeys, core.contracts, time.time(), current=current, kept=kept, versions=core.inference_versions
+        )
         if known and not await decided.wait_for(lambda: core.decisions.version != after, wait):
             return Response(status_code=204, headers={"Age": f"{core.age:.0f}", **headers})
         table = core.decisions

@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse
 from kc_otel.contract.words import duration
 from kc_otel.serve.api.views import ResizeRequest, ShardView
 from kc_otel.serve.core import Core
+from kc_otel.serve.durable_sink import WRITING
 from kc_otel.serve.otlp_out import SelfMetrics
 from kc_otel.serve.self_metrics import exposition
 from kc_otel.serve.shards.shard_health import ShardHealth
@@ -35,19 +36,21 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
         response_class=PlainTextResponse,
         responses={
             503: {
-                "description": "Its last evaluation is too old.",
+                "description": "Its last evaluation is too old, or it refuses what arrives.",
                 "content": {"text/plain": {"schema": {"type": "string"}}},
             }
         },
     )
     async def readyz() -> Response:
-        """Report ready if it receives and its last evaluation is recent; cells it cannot judge are listed."""
+        """Report ready if it can keep what it receives and its last evaluation is recent; failures are listed."""
         age = math.inf if core.evaluated_at is None else time.time() - core.evaluated_at
-        late, said = age > _LATE_SECONDS, "ready\n"
+        late, refusing, said = age > _LATE_SECONDS, core.evaluator.faults.fails("", WRITING), "ready\n"
         if late:
             said = "no evaluation yet\n" if core.evaluated_at is None else f"no evaluation for {duration(age)}\n"
+        elif refusing:
+            said = "what arrives is refused\n"
         said += "".join(f"{name or 'all'}: {fault}\n" for name, fault in core.evaluator.faults.present.items())
-        return PlainTextResponse(said, 503 if late else 200)
+        return PlainTextResponse(said, 503 if late or refusing else 200)
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:

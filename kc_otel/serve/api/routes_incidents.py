@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, HTTPException, Query, Response
 
-from kc_otel.judge.incidents.actions_taken import actions_taken
+from kc_otel.judge.incidents.actions_taken import ActionTaken, actions_taken
 from kc_otel.judge.incidents.incident import Diagnosis, Incident, IncidentState
 from kc_otel.judge.verdict import Status
 from kc_otel.serve import people_orders as people
@@ -69,14 +69,14 @@ def incident_routes(core: Core) -> APIRouter:
 def incident_views(core: Core, found: Sequence[Incident], *, whole: bool = False) -> list[IncidentView]:
     """Incidents in the API's shape; `whole` with every cell."""
     outbox = core.outbox.status() if found else ()
-    waiting = {queue.endpoint: queue.oldest for queue in outbox if queue.oldest is not None}
-    given_up = {queue.endpoint: queue.given_up for queue in outbox if queue.given_up is not None}
-    return [_view(core, incident, waiting, given_up, whole=whole) for incident in found]
+    of_hooks = [
+        {queue.endpoint: at for queue in outbox if (at := getattr(queue, name)) is not None}
+        for name in ("oldest", "given_up", "disabled_at")
+    ]
+    return [_view(incident, actions_taken(incident, core.decisions, *of_hooks), whole=whole) for incident in found]
 
 
-def _view(
-    core: Core, incident: Incident, waiting: dict[str, float], given_up: dict[str, float], *, whole: bool
-) -> IncidentView:
+def _view(incident: Incident, actions: Iterable[ActionTaken], *, whole: bool) -> IncidentView:
     every = incident.cells if whole else incident.current
     cells = every if whole else every[:_MAX_CELLS]
     return IncidentView(
@@ -99,6 +99,6 @@ def _view(
         slices=list(incident.slices),
         cells=list(cells),
         more=len(every) - len(cells),
-        actions=list(actions_taken(incident, core.decisions, waiting, given_up)),
+        actions=list(actions),
         diagnoses=list(incident.diagnoses),
     )

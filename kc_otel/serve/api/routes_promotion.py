@@ -163,6 +163,7 @@ def _view(core: Core, promotion: Promotion) -> PromotionView:
         approved=list(promotion.approved),
         reason=promotion.reason,
         seen_serving=promotion.seen_serving,
+        elsewhere=promotion.elsewhere,
     )
 
 
@@ -204,6 +205,8 @@ class PromotionView(View):
     """Reason for its position, in a sentence."""
     seen_serving: float | None
     """Unix time since which its drift is measured although it was rolled back; else null."""
+    elsewhere: str
+    """Sentence that says which of its evidence was made under another contract; empty for none."""
 
 
 class PromotionList(View):

@@ -98,12 +98,13 @@ export function showPromotions({ promotions, contracts }) {
       ` ${verb}${one.status === "rolled-back" ? "" : ` ${one.position}`}, since ${clock(one.entered)}. `,
       one.seen_serving && el("strong", {}, `It was measured after that, at ${clock(one.seen_serving)}: something served it. `),
       one.status === "running" && one.stage !== "full" && `${one.windows} of ${one.windows_needed} windows passed. `,
+      one.elsewhere && !left.includes(one.elsewhere) && `${one.elsewhere[0].toUpperCase()}${one.elsewhere.slice(1)}. `,
       el("span", { class: "quiet" }, left));
   })));
 }
 
 const webhook = (one) => {
-  if (one.disabled) return one.disabled;
+  if (one.disabled) return `disabled since ${clock(one.disabled_at)} (${one.disabled}), ${count(one.waiting)} waiting`;
   if (!one.waiting) return one.parked ? `none waits; ${count(one.parked)} given up, the newest of ${clock(one.given_up)}: refused, or expired` : "delivered";
   return `${count(one.waiting)} waiting${one.oldest ? ` since ${clock(one.oldest)}` : ""}${one.error ? `: ${one.error}` : ""}`;
 };
@@ -118,7 +119,7 @@ export function showHealth({ health, overview }) {
     ["Points accepted", count(health.points.accepted ?? 0)],
     ["Points rejected", refused.length ? refused.map((name) => `${count(health.points[name])} ${name.replaceAll("_", " ")}: ${REMEDIES[name]}`).join("; ") : "none"],
     ["Series", count(health.series)],
-    ...Object.entries(health.failures).map(([name, why]) => [`Not judged${name && `: ${name}`}`, why]),
+    ...Object.entries(health.failures).map(([name, why]) => [`Fails${name && `: ${name}`}`, why]),
     ["Sequences that failed input checks", invalid.length ? invalid.map(([reason, many]) => `${count(many)} ${reason}`).join(", ") : "none"],
     ...health.shards.map((one) => [`Shard ${one.number}`, shard(one)]),
     ...health.outbox.map((one) => [`Webhook ${one.endpoint}`, webhook(one)]),

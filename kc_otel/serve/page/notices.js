@@ -12,6 +12,7 @@ export function showNotices({ overview, contracts, health }, lost) {
   if (lost) said.push(["lost", `The evaluator has not answered since ${clock(lost)}.`, overview ? ` This page is as of ${clock(overview.now)}. Retrying every few seconds.` : " Retrying every few seconds. Is kc-otel serve running?"]);
   const failing = Object.entries(health?.failures ?? {}).map(([name, fault]) => `${name || "all contracts"}: ${fault}`).join("; ");
   if (lateness(overview)) said.push(["old", `Nothing has been evaluated for ${span(lateness(overview))}.`, ` The evaluator answers, but this page is out of date; ${failing || "its log says why"}.`]);
+  else if (failing) said.push(["fails", "The evaluator fails: what arrives may be refused, or not judged.", ` ${failing}.`]);
   const missing = overview?.missing ?? [];
   if (missing.length > FEW) said.push(["missing", `Points of ${count(missing.length)} kernel pairs are not judged.`, " kc-otel status says of whom, and why."]);
   else for (const one of missing) {
@@ -20,7 +21,7 @@ export function showNotices({ overview, contracts, health }, lost) {
     said.push([`missing ${one.contract} ${one.outcome} ${pair}`, `Points${pair.length ? ` of ${pair.join(" against ")}` : ""} are not judged, since ${clock(one.since)}.`, ` ${one.contract}: ${one.text}.`]);
   }
   for (const one of health?.outbox ?? []) {
-    if (one.disabled) said.push([`off ${one.endpoint}`, `${one.endpoint} no longer gets messages.`, ` ${one.disabled}; when it accepts messages again, run kc-otel alerts enable-webhook CONTRACT ${one.endpoint} --why …`]);
+    if (one.disabled) said.push([`off ${one.endpoint}`, `${one.endpoint} gets no messages since ${clock(one.disabled_at)}.`, ` It answered ${one.disabled}, and ${count(one.waiting)} wait; when it accepts messages again, run kc-otel alerts enable-webhook CONTRACT ${one.endpoint} --why …`]);
     else if (one.oldest && overview.now - one.oldest > WEBHOOK_SECONDS) said.push([`late ${one.endpoint}`, `${one.endpoint} is not receiving its messages.`, ` ${count(one.waiting)} ${one.waiting === 1 ? "webhook waits" : "webhooks wait"} since ${clock(one.oldest)}${one.error ? `: ${one.error}` : "."}`]);
   }
   document.querySelector("main").classList.toggle("stale", Boolean(lost));

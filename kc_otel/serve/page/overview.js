@@ -9,7 +9,7 @@ const REFRESH = 5000; // milliseconds
 const sparks = new Map();
 let asked = -Infinity;
 
-export function showOverview({ overview, contracts, promotions }) {
+export function showOverview({ overview, contracts, promotions, health }) {
   const broken = overview.incidents.filter((one) => one.status === "FAIL" && one.state === "broken");
   const contained = overview.incidents.filter((one) => one.status === "FAIL" && one.state === "contained");
   const silent = overview.incidents.filter((one) => one.status === "NO_DATA");
@@ -18,9 +18,9 @@ export function showOverview({ overview, contracts, promotions }) {
     for (const [status, many] of Object.entries(overview.counts[one.name] ?? {})) totals[status] = (totals[status] ?? 0) + many;
   const all = Object.values(totals).reduce((sum, many) => sum + many, 0);
   const stray = promotions.filter((one) => one.seen_serving);
-  const [old, words] = [lateness(overview), headline(broken, stray, contained, silent, totals, all, overview, contracts)];
+  const [old, words] = [lateness(overview), headline(broken, stray, contained, silent, totals, all, overview, contracts, health)];
   byId("overview-title").textContent = old ? `Nothing has been evaluated for ${span(old, 2)}` : words;
-  byId("overview-title").className = old || broken.length || stray.length ? "fail" : contained.length ? "open" : silent.length || unproven(overview) || overview.missing.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
+  byId("overview-title").className = old || broken.length || stray.length ? "fail" : contained.length ? "open" : silent.length || Object.keys(health.failures).length || unproven(overview) || overview.missing.length || unheard(contracts, overview).length ? "silent" : overview.heard ? "pass" : "";
   byId("overview-sub").textContent = `${old && overview.at ? `At ${clock(overview.at)}: ${words}. ` : ""}${subtitle(overview, contracts, totals, all)}`;
   sync(byId("incidents"), overview.incidents, (one) => one.id, (one) => JSON.stringify([one, kernels(one, contracts), stage(one, promotions), new Date().toDateString()]),
     (one) => card(one, contracts, stage(one, promotions)));
@@ -59,12 +59,13 @@ const unproven = (overview) => overview.incidents.some((one) => one.state === "u
 /** Contracts that no kernel has reported to: nothing is known of them. */
 const unheard = (contracts, overview) => contracts.filter(({ name, kernels: seen }) => !seen.length && overview.counts[name]?.NO_DATA);
 
-function headline(broken, stray, contained, silent, totals, all, overview, contracts) {
+function headline(broken, stray, contained, silent, totals, all, overview, contracts, health) {
   if (broken.length && broken.every((one) => one.on === "invalid-input")) return "Sequences fail the input checks";
   if (broken.length) return `${promisesOf(broken)} broken on ${slicesOf(broken)}`;
   if (stray.length) return `${kernel(contracts.find((one) => one.name === stray[0].contract), "inference", stray[0].kernel)} was measured after its rollback`;
   if (contained.length) return `${promisesOf(contained)} broken on ${slicesOf(contained)}, and contained`;
   if (silent.length) return silent.every((one) => one.state_text === "Ended") ? "A run has ended" : "A kernel has stopped reporting";
+  if (Object.keys(health.failures).length) return "Nothing measured is broken; the evaluator fails";
   if (!overview.at) return "Waiting for the first evaluation";
   if (!overview.heard) return "Waiting for the first data";
   if (overview.missing.length) return "Nothing measured is broken; points arrive that are not judged";

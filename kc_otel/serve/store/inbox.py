@@ -12,7 +12,6 @@ at the next start with their original arrival time.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,6 @@ from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork
 
 T = TypeVar("T")
 
-_log: Final = logging.getLogger(__name__)
 _MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 """Bytes that may wait for the disk before more is refused."""
 _MAX_BODIES_PER_COMMIT: Final = 256
@@ -72,7 +70,6 @@ class Inbox:
         self._waiting_bytes = 0
         self._writing: asyncio.Task[None] | None = None
         self._kept: deque[_Waiting] = deque()
-        self._trouble = ""
         state.join = self._join
 
     def __len__(self) -> int:
@@ -158,9 +155,6 @@ class Inbox:
         return group
 
     def _accept(self, group: Sequence[_Waiting]) -> None:
-        if self._trouble:
-            _log.warning("what arrives can be kept again")
-            self._trouble = ""
         idle = not self._kept
         self._kept.extend(group)
         if idle:
@@ -190,9 +184,6 @@ class Inbox:
 
     def _refuse(self, group: Sequence[_Waiting], error: BaseException | None) -> None:
         self.bytes -= sum(len(waiting.body) for waiting in group)
-        if str(error) != self._trouble:
-            self._trouble = str(error)
-            _log.error("nothing is taken until it can be kept: %s", self._trouble)
         for waiting in group:
             if not waiting.done.done():
                 waiting.done.set_exception(StateError(str(error)))

@@ -116,6 +116,7 @@ class EndpointStatus:
         oldest: Unix time at which the oldest waiting message was enqueued, seconds; None when none waits.
         disabled: Reason why sending has stopped; empty while it has not.
         error: Error of the last failed attempt of a waiting message; empty if none failed.
+        disabled_at: Unix time at which it answered 410, seconds; None while it is not disabled.
         given_up: Unix time at which the newest message that was given up was enqueued, seconds; None when none was.
     """
 
@@ -124,6 +125,7 @@ class EndpointStatus:
     parked: int
     oldest: float | None
     disabled: str
+    disabled_at: float | None
     error: str
     given_up: float | None = None
 
@@ -256,14 +258,16 @@ class Outbox:
             )
             if status == _GONE_STATUS:
                 self._connection.execute(
-                    "INSERT INTO outbox_endpoints (endpoint, disabled, reason) VALUES (?, 1, ?)"
-                    " ON CONFLICT (endpoint) DO UPDATE SET disabled = 1, reason = excluded.reason",
-                    (endpoint, error),
+                    "INSERT INTO outbox_endpoints (endpoint, disabled, reason, held) VALUES (?, 1, ?, ?)"
+                    " ON CONFLICT (endpoint) DO UPDATE SET disabled = 1, reason = excluded.reason, held = excluded.held"
+                    " WHERE NOT disabled",
+                    (endpoint, error, now),
                 )
             elif status in _THROTTLED_STATUSES and asked:
                 self._connection.execute(
                     "INSERT INTO outbox_endpoints (endpoint, held, pause) VALUES (?, ?, ?)"
-                    " ON CONFLICT (endpoint) DO UPDATE SET held = excluded.held, pause = excluded.pause",
+                    " ON CONFLICT (endpoint) DO UPDATE SET held = excluded.held, pause = excluded.pause"
+                    " WHERE NOT disabled",
                     (endpoint, now, asked),
                 )
         return DeliveryState.WAITING
@@ -336,7 +340,7 @@ class Outbox:
         rows = self._connection.execute(
             "SELECT o.endpoint, sum(o.state = 'waiting'), sum(o.state = 'parked'),"
             " min(CASE WHEN o.state = 'waiting' THEN o.created END),"
-            " coalesce(max(CASE WHEN e.disabled THEN e.reason END), ''),"
+            " coalesce(max(CASE WHEN e.disabled THEN e.reason END), ''), max(CASE WHEN e.disabled THEN e.held END),"
             " coalesce((SELECT error FROM outbox w WHERE w.endpoint = o.endpoint AND w.state = 'waiting'"
             " AND (:whose IS NULL OR w.contract IN (SELECT value FROM json_each(:whose)))"
             " AND w.error <> '' ORDER BY w.tried DESC LIMIT 1), ''),"

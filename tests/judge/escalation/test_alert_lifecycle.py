@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kc_otel.judge.escalation.alert_lifecycle import advance, retire, step_keys
 from kc_otel.judge.escalation.alerts import PolicyState, What
+from kc_otel.judge.verdict import Status
 
 
 def run(contract, ticks, state=None):
@@ -63,6 +66,34 @@ def test_transition_carries_what_receivers_need(make_contract, make_verdict):
     assert repr(resolved.verdict) == repr(make_verdict("PASS", at=190))  # no evidence is nan, which equals nothing
     assert [str(action) for action in firing.actions] == ["notify"]
     assert state.alerts == ()
+
+
+def test_the_end_of_missing_data_says_which_end_it_is(make_contract, make_verdict):
+    """Data that arrive for the first time, silence as ordered, a run that ended, a changed contract, other kernels."""
+    step = [{"on": "no-data", "do": ["notify"]}]
+    contract, silent, ok = make_contract(step), make_verdict("NO_DATA"), make_verdict("PASS")
+    unheard = replace(silent, cell=silent.cell._replace(kernel_train="", kernel_inference=""))
+    over = replace(silent, reason="the run ended: its last recorder shut down 3 min ago")
+    other, elsewhere = make_verdict("PASS", inference="c" * 12), make_verdict("PASS", slice="all")
+    renamed = make_contract(step, slices={"coding": {"where": {"task": "code"}}})
+    unwatched = "have not arrived again, and this kernel is no longer watched: other kernels report in its place"
+    changed = "are no longer asked for: the contract has changed"
+    for before, after, under, said in (
+        (unheard, ok, contract, "have arrived for the first time"),
+        (unheard, elsewhere, contract, "have not arrived yet, but a kernel reports and is watched"),
+        (unheard, replace(ok, status=Status.INVALID_INPUT), contract, "arrive, and are invalid"),
+        (over, other, contract, "are no longer expected: its run ended in order"),
+        (silent, other, contract, unwatched),
+        (silent, make_verdict("PASS", slice="coding"), renamed, changed),
+        (silent, silent, make_contract([]), changed),
+        (silent, ok, contract, ""),
+    ):
+        state, _ = advance(contract, PolicyState(contract.name), [before], {}, 0)
+        _, (edge,) = advance(under, state, [after], {}, 60)
+        assert (edge.what, edge.end) == (What.RESOLVED, said)
+    state, _ = advance(contract, PolicyState(contract.name), [silent], {}, 0)
+    _, (edge,) = advance(contract, state, [silent], {}, 60, lambda *_: True)
+    assert edge.end == "are no longer expected: requests are kept from this kernel, as ordered"
 
 
 @pytest.mark.parametrize("seen", ["PASS", "FAIL", "INCONCLUSIVE"])

@@ -35,7 +35,7 @@ class Evaluator:
         self.policy, self.table, self.people = PolicyState(self.contract.name), DecisionTable(), People()
         self.lasting: tuple[Incident, ...] = ()
         self.dry_run = dry_run
-        self.traffic = TrafficSeen(routers=float("inf"))  # somebody routes, and asks all the time
+        self.traffic = TrafficSeen(kept=lambda *_: math.inf)  # somebody routes, and asks all the time
 
     def tick(self, now: float, *verdicts: Verdict, invalid: dict[str, int] | None = None) -> tuple[Incident, ...]:
         """The incidents after an evaluation, each written and read again."""
@@ -291,18 +291,38 @@ def test_an_order_that_nobody_has_taken_contains_nothing() -> None:
     assert ordered(evaluator, 900.0, routers=-1.0).state_text.endswith("but no router has applied it")
 
 
+def test_a_router_contains_by_this_contracts_slices_and_what_it_had_sent_to_the_kernel() -> None:
+    """Neither one of another service, which has the table, nor one that takes other requests for those of the slice."""
+    evaluator = Evaluator(ROUTING)
+    ordered(evaluator, 0.0)
+    order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
+    said = "no router that sent requests to this kernel has kept one from it yet"
+    assert ordered(evaluator, 100.0, routers=100.0).state_text == f"{order} {said}"
+
+    def kept(slice: str) -> Incident:
+        """By an order for a slice, while some router has other definitions of all but `all`."""
+        return ordered(
+            evaluator, 300.0, routers=200.0, otherwise=lambda name: name != "all",
+            kept=lambda name, _: 200.0 if name == slice else -1.0,
+        )  # fmt: skip
+
+    assert kept("code").state_text == f"{order} not every router that asks defines the slice as this contract does"
+    assert kept("all").state is IncidentState.CONTAINED, "nobody takes other requests for all"
+    assert kept("code").state is IncidentState.BROKEN, "also once a router has taken it"
+
+
 def test_an_order_contains_a_heartbeat_after_a_router_took_it() -> None:
     """Until then the old version may still answer. A router that went keeps its table, and another may never ask."""
     evaluator = Evaluator(ROUTING)
     ordered(evaluator, 0.0)
-    incident = ordered(evaluator, 520.0, routers=500.0, measured=lambda *_: 495.0)
+    incident = ordered(evaluator, 520.0, kept=lambda *_: 500.0, measured=lambda *_: 495.0)
     assert incident.state_text.endswith("but this kernel has not been silent for a heartbeat since a router applied it")
-    assert ordered(evaluator, 560.0, routers=560.0, measured=lambda *_: 510.0).state is IncidentState.BROKEN
+    assert ordered(evaluator, 560.0, kept=lambda *_: 560.0, measured=lambda *_: 510.0).state is IncidentState.BROKEN
     incident = ordered(evaluator, 561.0, measured=lambda *_: 559.0)
     assert (incident.state, incident.contained_at, incident.ordered_at) == (IncidentState.CONTAINED, 561.0, 0.0)
     (route, *_) = (action for action in actions_taken(incident, evaluator.table, {}) if action.kind == "route")
     assert route.text == "routing code to the training kernel was ordered"
-    incident = ordered(evaluator, 700.0, routers=700.0, measured=lambda *_: 561.0)
+    incident = ordered(evaluator, 700.0, kept=lambda *_: 700.0, measured=lambda *_: 561.0)
     assert incident.state_text.endswith("but this kernel was measured after a router applied it")
     (incident,) = evaluator.tick(710.0, verdict_of("PASS"))
     assert incident.state is IncidentState.BROKEN, "its route is in force and somebody does not obey it"
@@ -315,7 +335,7 @@ def test_a_kernel_that_is_measured_all_the_time_is_at_no_moment_contained() -> N
         for now in (float(second) for second in range(0, 400, 5)):
             export = now - now % 10.0
             incident = ordered(
-                evaluator, now, routers=500.0,
+                evaluator, now, kept=lambda *_: 500.0,
                 measured=lambda *_, at=export - behind: at, arrived=lambda *_, at=export: at,
             )  # fmt: skip
             assert incident.state is IncidentState.BROKEN, (behind, now)
@@ -324,11 +344,11 @@ def test_a_kernel_that_is_measured_all_the_time_is_at_no_moment_contained() -> N
 def test_a_slice_that_breaks_later_is_contained_when_its_own_order_is() -> None:
     """A router had taken the orders before it; the first order stays the one that the incident names."""
     evaluator = Evaluator(ROUTING)
-    evaluator.traffic = replace(evaluator.traffic, routers=200.0)
+    evaluator.traffic = replace(evaluator.traffic, kept=lambda *_: 200.0)
     evaluator.tick(0.0, fail("code"))
     states = [evaluator.tick(100.0, fail("code"))[0].state_text]
-    for now, routers in ((300.0, 200.0), (310.0, 305.0), (361.0, 305.0)):
-        evaluator.traffic = replace(evaluator.traffic, routers=routers)
+    for now, kept in ((300.0, 200.0), (310.0, 305.0), (361.0, 305.0)):
+        evaluator.traffic = replace(evaluator.traffic, kept=lambda *_, kept=kept: kept)
         states.append(evaluator.tick(now, fail("code"), fail("prose"))[0].state_text)
     order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
     recent = "this kernel has not been silent for a heartbeat since a router applied it"
@@ -343,7 +363,7 @@ def test_a_later_pin_does_not_move_the_order_of_an_incident() -> None:
     evaluator.table = pin(evaluator.table, Pin(evaluator.contract.name, "code", "train-kernel", "ada", "sure", 300.0))
     (incident,) = evaluator.tick(310.0, fail("code"))
     assert (incident.state, incident.ordered_at) == (IncidentState.BROKEN, 0.0)
-    seen = TrafficSeen(routers=301.0, measured=lambda *_: 299.0)
+    seen = TrafficSeen(kept=lambda *_: 301.0, measured=lambda *_: 299.0)
     evaluator.traffic = seen
     assert [evaluator.tick(now, fail("code"))[0].state for now in (320.0, 362.0)] == [
         IncidentState.BROKEN, IncidentState.CONTAINED,
@@ -356,7 +376,7 @@ def test_an_order_for_a_slice_that_the_contract_has_no_more_contains_nothing() -
     evaluator.tick(0.0, fail("code"))
     (incident,) = evaluator.tick(61.0, fail("code"))
     assert incident.state is IncidentState.CONTAINED
-    evaluator.traffic = replace(evaluator.traffic, slices=frozenset(("all", "coding")))
+    evaluator.traffic = TrafficSeen(otherwise=lambda name: name not in {"all", "coding"})
     (incident,) = evaluator.tick(70.0)
     assert incident.state is IncidentState.BROKEN
 
@@ -364,7 +384,7 @@ def test_an_order_for_a_slice_that_the_contract_has_no_more_contains_nothing() -
 def test_silence_is_not_explained_by_an_order_for_all_traffic_that_somebody_disobeys() -> None:
     """The slice without observations may be served as others are."""
     for newest, explained in (({}, True), ({"all": 100.0}, False)):
-        seen = TrafficSeen(routers=150.0, measured=lambda where, _, newest=newest: newest.get(where, -math.inf))
+        seen = TrafficSeen(kept=lambda *_: 150.0, measured=lambda where, _, newest=newest: newest.get(where, -math.inf))
         assert seen.excuses("code", "b", lambda *_: 0.0) is explained
 
 
@@ -464,6 +484,23 @@ def test_no_kind_of_incident_is_resolved_by_silence() -> None:
             evaluator.tick(0.0, verdict_of(first), invalid=invalid)
             (incident,) = (found for found in evaluator.tick(60.0, last) if found.on == on)
             assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, said), on
+
+
+def test_the_wait_for_first_data_says_whether_they_came() -> None:
+    """A contract that no longer has the clause ends it too."""
+    ladder = [{"on": "no-data", "do": ["notify"]}]
+    unheard = verdict_of("NO_DATA", observed=False)
+    unheard = replace(unheard, cell=unheard.cell._replace(kernel_train="", kernel_inference=""))
+    for last, said in (
+        ([verdict_of("INCONCLUSIVE")], "First data arrived"),
+        ([verdict_of("PASS", clause="other")], "Closed before any data arrived"),
+        ([], "Closed before any data arrived"),
+    ):
+        evaluator = Evaluator(ladder)
+        (waiting,) = evaluator.tick(0.0, unheard)
+        (incident,) = evaluator.tick(60.0, *last)
+        assert (waiting.state_text, incident.state_text) == ("Waiting for first data", said)
+        assert incident.state is IncidentState.RESOLVED
 
 
 def test_silence_is_never_contained() -> None:

@@ -91,14 +91,16 @@ def test_other_failures_are_tried_again(outbox, status):
 
 
 def test_gone_disables_the_endpoint_until_a_person_enables_it(outbox):
-    """After 410 nothing is sent, nothing is lost, and the reason is shown."""
+    """After 410 nothing is sent, nothing is lost, and the reason is shown, with the time."""
     message_id = outbox.enqueue("pager", "a", b"1", 0)
     throttled = outbox.enqueue("pager", "b", b"1", 0)
-    outbox.failed(message_id, 0, "HTTP 410", status=410)
-    outbox.failed(throttled, 0, "HTTP 429", status=429, retry_after=1)
+    outbox.failed(message_id, 5, "HTTP 410", status=410)
+    outbox.failed(throttled, 6, "HTTP 429", status=429, retry_after=1)
+    outbox.failed(throttled, 7, "HTTP 410", status=410)
     assert due_ids(outbox, 10_000) == []
-    assert outbox.status()[0].disabled == "HTTP 410"
+    assert (outbox.status()[0].disabled, outbox.status()[0].disabled_at) == ("HTTP 410", 5)
     outbox.enable("pager")
+    assert (outbox.status()[0].disabled, outbox.status()[0].disabled_at) == ("", None)
     assert due_ids(outbox, 10_000) == [message_id, throttled]
 
 
