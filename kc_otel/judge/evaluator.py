@@ -30,6 +30,7 @@ from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import INVALID, Point, PointKind, metric_of, walk
+from kc_otel.judge.recorders import LastReport
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
@@ -294,6 +295,32 @@ class Evaluator:
         heartbeat = state.contract.observability.heartbeat
         return all(now - heard.last > heard.patience(heartbeat) for heard in state.heard.values())
 
+    def silent_recorders(self, contract: str, version: str, now: float) -> dict[str, float]:
+        """Recorders of a kernel version that fell silent without a word while others of it report.
+
+        Each is there until it reports again, or for as long as the long window.
+
+        Returns:
+            Seconds of silence, by sender.
+        """
+        state = self.states[contract]
+        silent = state.recorders.silent(version, self._silence(now))
+        if len(silent) == len(state.recorders.by_version.get(version, ())):
+            return {}
+        lasting = max(state.contract.observability.window, state.contract.observability.long_window)
+        return {sender: quiet for sender, quiet in silent.items() if quiet <= lasting}
+
+    def unheard(self, contract: str, version: str, span: tuple[float, float], now: float) -> bool:
+        """Return True if a recorder that reported a kernel version during a breach has not been heard of since.
+
+        Args:
+            contract: metadata.name.
+            version: Short fingerprint of the inference kernel.
+            span: Unix times of the breach's onset and of the last FAIL, seconds.
+            now: Unix time in seconds.
+        """
+        return self.states[contract].recorders.unheard(version, span, now, self._silence(now))
+
     def kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernel versions that reported themselves, the one seen last first."""
         return tuple(sorted(self.facts[contract][0].known.values(), key=lambda info: -info.last_seen))
@@ -400,6 +427,9 @@ class Evaluator:
             self._listening = Listening(now, self._judged_before)
         return self._listening
 
+    def _silence(self, now: float) -> Callable[[float], float]:
+        return lambda last: self._listen(now).silence(last, now)
+
     def _learn(self, into: StreamColumns, message: ColumnMessage | None, numbers: Sequence[int], point: Point) -> None:
         if point.metric in self._gen_ai or point.kind is not PointKind.HISTOGRAM:
             return
@@ -422,7 +452,8 @@ class Evaluator:
                 seen = self.facts[name][0].see(point.attributes, now)
                 if seen:
                     done = point.histogram is not None and not point.histogram.count
-                    state.hear_of(str(point.attributes["kc.kernel.version"]), sender_of(point.resource), now, done=done)
+                    version = str(point.attributes["kc.kernel.version"])
+                    state.recorders.hear(version, sender_of(point.resource), LastReport(now), done=done)
                 return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")
             if point.kind is PointKind.STEP:
                 return self._take_step(point, self.steps[name]), ""

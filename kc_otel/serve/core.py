@@ -359,6 +359,7 @@ class Core:
             },
             slices=frozenset((ALL, *self.contracts[name].slices)),
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
+            unheard=lambda version, span: self.evaluator.unheard(name, version, span, now),
         )
 
     def resume(self, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
@@ -478,7 +479,11 @@ class Core:
         self._store.incidents.close(escalation.resolved)
         people = escalation.state.people
         names = self._names(contract.name)
-        self.events.record(escalation.transitions, names=names, dry_run=self.dry_run, people=people)
+        lasting = escalation.state.incidents[contract.name]
+        incidents = {incident.key: incident for incident in (*escalation.resolved, *lasting)}
+        self.events.record(
+            escalation.transitions, names=names, incidents=incidents, dry_run=self.dry_run, people=people
+        )
         for silence in escalation.ended_silences:
             self.events.record_event(silence.contract, "unsilenced", ended_silence(silence), now)
         for pin in escalation.ended_pins:
@@ -486,7 +491,13 @@ class Core:
             self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
         self._enqueue(contract, escalation.messages, escalation.state.decisions, now)
         announcements = [
-            of_transition(transition, contract, names, dry_run=contract.name in self.dry_run)
+            of_transition(
+                transition,
+                contract,
+                names,
+                incidents.get(transition.incident),
+                dry_run=contract.name in self.dry_run,
+            )
             for transition in escalation.transitions
             if not people.silencing(transition.cell, now)
         ]

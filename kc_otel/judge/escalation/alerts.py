@@ -62,6 +62,11 @@ class Transition:
     verdict: Verdict
     fingerprint: str
 
+    @property
+    def incident(self) -> tuple[str, str, str]:
+        """Key of its incident: `Incident.key`."""
+        return self.on, self.cell.kernel_train, self.cell.kernel_inference
+
 
 @dataclass(frozen=True, slots=True)
 class Alert:

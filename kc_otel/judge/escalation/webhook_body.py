@@ -200,11 +200,11 @@ def _over(transition: Transition, where: str, of: str, *, refuted: bool, contain
     cell, last = transition.cell, transition.verdict
     match transition.on:
         case "fail":
-            if refuted or last.status is Status.PASS or last.ended:
+            if refuted:
                 return f"{cell.clause} on {where} is resolved{of}"
             if contained:
                 return f"{cell.clause} on {where} is contained{of}: a router avoids the kernel, which is not repaired"
-            why = "the pair no longer reports while others do, or the contract has changed"
+            why = "the pair, or a recorder of it, no longer reports while others do, or the contract has changed"
             return f"{cell.clause} on {where} is closed{of} without proof of recovery: {why}"
         case "no-data":
             said = {Status.NO_DATA: "are no longer expected", Status.INVALID_INPUT: "arrive again, and are invalid"}
@@ -224,7 +224,13 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str], incide
             over = "the incident is over" if incident is not None else "a person has acted on the rollback"
             said = "whether the version that was rolled back still serves is not known"
             return f"{cell.contract}: {over}{of}; {said}"
-        refuted = incident is not None and incident.refuted
+        refuted = transition.verdict.status is Status.PASS or transition.verdict.ended
+        if (
+            incident is not None
+            and (row := incident.cell(cell.clause, cell.slice)) is not None
+            and row.until is not None
+        ):
+            refuted = row.refuted
         return f"{cell.contract}: {_over(transition, where, of, refuted=refuted, contained=_contained(incident))}"
     if transition.step == ROLLED_BACK:
         said = "was rolled back but still serves" if transition.severity == "critical" else "was rolled back"

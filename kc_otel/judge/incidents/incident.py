@@ -191,11 +191,15 @@ class Incident:
     obeyed: Literal["untaken", "recent", "disobeyed", "pinned"] = "untaken"
     gone: bool = False
 
+    def cell(self, clause: str, slice: str) -> BrokenCell | None:
+        """Its cell of a clause on a slice; None where that never was part of it."""
+        return next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
+
     def unproven(self, clause: str, slice: str) -> bool:
         """Return whether a FAIL of one of its cells went away without proof, and may go on."""
         if self.on != "fail" or self.gone or self.state is IncidentState.RESOLVED:
             return False
-        cell = next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
+        cell = self.cell(clause, slice)
         if cell is None:
             return False
         return cell.held and cell.doubted if cell.until is None else not cell.refuted

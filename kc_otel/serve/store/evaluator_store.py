@@ -20,6 +20,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.points import INVALID, metric_of
+from kc_otel.judge.recorders import LastReport
 from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
@@ -35,7 +36,7 @@ from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
@@ -215,8 +216,8 @@ class EvaluatorStore:
         data = json.dumps(
             {
                 "heard": [[*pair, heard.last, heard.gaps, heard.since] for pair, heard in state.heard.items()],
-                "ended": state.ended,
-                "recorders": {version: sorted(senders) for version, senders in state.recorders.items()},
+                "ended": state.recorders.ended,
+                "recorders": state.recorders.by_version,
                 "refused": [asdict(refused) for refused in state.refused.found.values()],
                 "newest": [
                     [metric, *pair, time] for metric, pairs in state.newest.items() for pair, time in pairs.items()
@@ -306,8 +307,11 @@ class EvaluatorStore:
             state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
             content = json.loads(data)
             state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
-            state.ended = content["ended"]
-            state.recorders = {version: set(senders) for version, senders in content["recorders"].items()}
+            state.recorders.ended = content["ended"]
+            state.recorders.by_version = {
+                version: {sender: LastReport(*said) for sender, said in senders.items()}
+                for version, senders in content["recorders"].items()
+            }
             for fields in content["refused"]:
                 refused = RefusedSender(**{**fields, "pair": tuple(fields["pair"])})
                 state.refused.found[refused.outcome, refused.pair, refused.sender] = refused

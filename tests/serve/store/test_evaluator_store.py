@@ -123,7 +123,7 @@ def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender
     """An orderly end does not become a silence that alarms, and a wrong clock is said with the time since when."""
     first, store, source = Evaluator([contract(slices={})]), EvaluatorStore(connection), sender()
     first.ingest_metrics(source.request(now, np.full(2000, 1e-4)), now)
-    first.states["policy"].ended["bbbbbbbbbbbb"] = now
+    first.states["policy"].recorders.ended["bbbbbbbbbbbb"] = now
     first.ingest_metrics(sender(instance="gpu-7").request(now + 3600, [0.1]), now)
     written(store, first, connection)
     again = Evaluator([contract(slices={})])
