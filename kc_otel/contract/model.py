@@ -122,6 +122,14 @@ class SliceSpec(Strict):
         return {name: parse_condition(raw) for name, raw in self.where.items()}
 
     @property
+    def meaning(self) -> dict[str, Any]:
+        """The conditions, spelled out: comparisons and their values by attribute."""
+        return {
+            attribute: [[condition.comparison, *condition.values] for condition in conditions]
+            for attribute, conditions in self.conditions.items()
+        }
+
+    @property
     def of_tokens(self) -> bool:
         """Return whether it selects tokens of a sequence, by their position or turn."""
         return not OF_TOKENS.isdisjoint(self.where)
@@ -269,12 +277,13 @@ class Contract(Strict):
         for section in ("numerical", "statistical", "runtime"):
             content[section] = [_meaning(clause) for clause in getattr(self, section)]
         for name, spec in self.slices.items():
-            content["slices"][name]["where"] = {
-                attribute: [[condition.comparison, *condition.values] for condition in conditions]
-                for attribute, conditions in spec.conditions.items()
-            }
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+            content["slices"][name]["where"] = spec.meaning
+        return _digest(content)
+
+    @cached_property
+    def slice_digests(self) -> Mapping[str, str]:
+        """Eight hex digits of each slice's conditions, by its name; spelling and order do not count."""
+        return {name: _digest(spec.meaning)[:8] for name, spec in self.slices.items()}
 
     def slices_for(self, clause: Clause) -> tuple[str, ...]:
         """Return the slices that a clause is judged on, `all` first; slices of tokens only for a clause on tokens."""
@@ -284,6 +293,10 @@ class Contract(Strict):
     def slices_of(self, attributes: Mapping[str, Scalar]) -> tuple[str, ...]:
         """Names of the slices that a sequence with these attributes belongs to as a whole, `all` first."""
         return (ALL, *(name for name, spec in self.slices.items() if spec.matches(attributes)))
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _meaning(clause: Clause) -> dict[str, Any]:

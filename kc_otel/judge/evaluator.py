@@ -15,6 +15,7 @@ from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED, Scalar
+from kc_otel.contract.words import listed
 from kc_otel.judge.assumptions import sampling_notes
 from kc_otel.judge.causes import causes_of
 from kc_otel.judge.cell_columns import CellColumns
@@ -29,7 +30,7 @@ from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon
-from kc_otel.judge.points import INVALID, Point, PointKind, metric_of, walk
+from kc_otel.judge.points import INVALID, AppliedContract, Point, PointKind, metric_of, walk
 from kc_otel.judge.recorders import LastReport
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
@@ -60,6 +61,7 @@ _REMEMBERED_OUTCOMES: Final = frozenset({"accepted", "behind", "two_writers", "b
 _MISSING_OUTCOMES: Final = _REJECTED | {"behind"}
 """Outcomes of points that no verdict on the short window has in it."""
 _MESSAGES: Final = 3
+_MAX_LISTED_SLICES: Final = 5
 _NO_PAIR: Final[Pair] = ("", "")
 _MOST_PAIRS: Final = 256
 """Pairs of kernels of a contract whose steps are remembered: the ones that told theirs last."""
@@ -295,20 +297,17 @@ class Evaluator:
         heartbeat = state.contract.observability.heartbeat
         return all(now - heard.last > heard.patience(heartbeat) for heard in state.heard.values())
 
-    def silent_recorders(self, contract: str, version: str, now: float) -> dict[str, float]:
-        """Recorders of a kernel version that fell silent without a word while others of it report.
+    def silent_recorders(self, contract: str, version: str, now: float) -> tuple[int, str]:
+        """Count the recorders of a kernel version that fell silent without a word while others of it report.
 
-        Each is there until it reports again, or for as long as the long window.
+        Each counts until it reports again, or for as long as the long window.
 
         Returns:
-            Seconds of silence, by sender.
+            How many they are, and the sentence that names them; empty for none.
         """
-        state = self.states[contract]
-        silent = state.recorders.silent(version, self._silence(now))
-        if len(silent) == len(state.recorders.by_version.get(version, ())):
-            return {}
-        lasting = max(state.contract.observability.window, state.contract.observability.long_window)
-        return {sender: quiet for sender, quiet in silent.items() if quiet <= lasting}
+        state, seen = self.states[contract], self.states[contract].contract.observability
+        lasting = max(seen.window, seen.long_window)
+        return state.recorders.silent_members(version, self._silence(now), lasting)
 
     def unheard(self, contract: str, version: str, span: tuple[float, float], now: float) -> bool:
         """Return True if a recorder that reported a kernel version during a breach has not been heard of since.
@@ -453,7 +452,8 @@ class Evaluator:
                 if seen:
                     done = point.histogram is not None and not point.histogram.count
                     version = str(point.attributes["kc.kernel.version"])
-                    state.recorders.hear(version, sender_of(point.resource), LastReport(now), done=done)
+                    report = LastReport(now, 0.0, point.applied.version, point.applied.otherwise(state.contract))
+                    state.recorders.hear(version, sender_of(point.resource), report, done=done)
                 return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")
             if point.kind is PointKind.STEP:
                 return self._take_step(point, self.steps[name]), ""
@@ -485,6 +485,9 @@ class Evaluator:
         return self.states[name]
 
     def _place(self, point: Point, contract: str) -> tuple[str, Pair]:
+        served = self.states[contract].contract
+        if point.applied.differs(served, str(point.attributes.get("kc.slice"))):
+            raise _RefusedError("unknown_slice", _other_slices(served, point.applied))
         if point.metric == INVALID:
             if (slice := point.attributes.get("kc.slice")) is not None and slice not in self._slices[contract]:
                 raise _RefusedError("unknown_slice", f"contract {contract} has no slice {str(slice)[:80]!r}")
@@ -528,6 +531,15 @@ def _noted(state: ContractState, outcome: str, point: Point, now: float, message
         sender = sender_of(point.resource)
         state.refused.add(outcome, _pair(point.attributes), sender, now - point.time / 1e9, now, message)
     return outcome
+
+
+def _other_slices(contract: Contract, applied: AppliedContract) -> str:
+    names = applied.otherwise(contract)
+    return (
+        f"slice{'s' * (len(names) > 1)} {listed(names[:_MAX_LISTED_SLICES])} of {contract.name} version "
+        f"{contract.metadata.version} {'is another' if len(names) == 1 else 'are others'} or missing in version "
+        f"{applied.version}, which the recorder applies; restart it with the contract that is served"
+    )
 
 
 def _nothing(_: str) -> Binned:

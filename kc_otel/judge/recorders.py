@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from kc_otel.contract.units import format_duration
+
 _MAX_VERSIONS: Final = 256
 """Kernel versions whose recorders are remembered: those that were reported last."""
 _MAX_RECORDERS: Final = 4096
@@ -19,6 +21,9 @@ _MORE_RECORDERS: Final = "\0"
 _HEARTBEATS: Final = 2.0
 """Heartbeats without a report after which a recorder is silent: one export of it may be late or lost."""
 
+_MAX_NAMED: Final = 3
+"""Recorders that a sentence names."""
+
 
 class LastReport(NamedTuple):
     """The last report of a recorder.
@@ -27,7 +32,7 @@ class LastReport(NamedTuple):
         at: Unix time in seconds.
         back: Unix time at which it reported again after it had been silent, seconds; 0 for never.
         version: metadata.version of the contract that it applies; 0 where it does not say.
-        otherwise: Slices that this contract lacks, or defines in another way.
+        otherwise: Slices of the evaluator's contract that this one lacks, or defines in another way.
     """
 
     at: float
@@ -92,6 +97,26 @@ class Recorders:
         """
         found = {sender: silence(report.at) for sender, report in self.by_version.get(version, {}).items()}
         return {sender: quiet for sender, quiet in found.items() if quiet > self._patience}
+
+    def silent_members(self, version: str, silence: Callable[[float], float], lasting: float) -> tuple[int, str]:
+        """Count the recorders of a version that fell silent without a word while others of it report.
+
+        Args:
+            version: The kernel version.
+            silence: As in `silent`.
+            lasting: Seconds of silence after which a recorder is counted no more.
+
+        Returns:
+            How many they are, and the sentence that names them; empty for none.
+        """
+        silent, all_of_it = self.silent(version, silence), len(self.by_version.get(version, ()))
+        lately = sorted((quiet, sender) for sender, quiet in silent.items() if quiet <= lasting)
+        if not lately or len(silent) == all_of_it:
+            return 0, ""
+        named = [f"{sender} for {format_duration(round(quiet))}" for quiet, sender in lately[:_MAX_NAMED]]
+        named += [f"{len(lately) - _MAX_NAMED} more"] if len(lately) > _MAX_NAMED else []
+        are = f"{len(lately)} of {all_of_it} recorders {'is' if len(lately) == 1 else 'are'}"
+        return len(lately), f"{are} silent without having shut down: {', '.join(named)}"
 
     def unheard(self, version: str, span: tuple[float, float], now: float, silence: Callable[[float], float]) -> bool:
         """Return True if a recorder that reported a version during a breach has not been heard of since.

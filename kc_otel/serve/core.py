@@ -185,6 +185,10 @@ class Core:
         """Points of a contract that arrive and are not judged, as of the last evaluation; the oldest first."""
         return self.evaluator.missing(contract, self.evaluated_at or self.started_at)
 
+    def silent_recorders(self, contract: str, version: str) -> tuple[int, str]:
+        """Return how many recorders of a kernel version were silent at the last evaluation, and a sentence of them."""
+        return self.evaluator.silent_recorders(contract, version, self.evaluated_at or self.started_at)
+
     def by_place(self, incident: Incident) -> dict[str, Interval]:
         """Return the drift of an incident's kernels by position and turn at the last evaluation."""
         pair = incident.kernel_train, incident.kernel_inference

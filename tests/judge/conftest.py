@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry.exporter.otlp.proto.common._internal import _encode_instrumentation_scope
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.contract.model import Contract
+from kc_otel.record.telemetry.export import scope_of
 from tests.tools.contracts import contract_of
 
 NOW = 1_800_000_000.0
@@ -116,6 +118,14 @@ def info_request(now: float, value: int, instance: str = "0", version: str = "b"
     metric = request.resource_metrics[0].scope_metrics[0].metrics[0]
     said = list(metric.exponential_histogram.data_points[0].attributes)
     metric.gauge.data_points.add(time_unix_nano=ns(now), as_int=value).attributes.extend(said)
+    return request
+
+
+def applying(contract: Contract, request: ExportMetricsServiceRequest) -> ExportMetricsServiceRequest:
+    """The same request of a recorder that applies a contract."""
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            scope.scope.CopyFrom(_encode_instrumentation_scope(scope_of(contract)))
     return request
 
 
