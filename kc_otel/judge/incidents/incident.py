@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import RUN_ENDED, interval, listed, moment, number, place
+from kc_otel.judge.verdict import Verdict
 
 _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}
 _OPEN: Final = {"fail": "Broken", "no-data": "No data", "inconclusive": "Undecided", "invalid-input": "Invalid input"}
@@ -68,6 +69,7 @@ class BrokenCell:
         held: Whether only its alert says that it is broken: the last verdict does not.
         doubted: Whether the last verdict does not refute it either.
         refuted: Whether a verdict has refuted it since it ended.
+        loosened_to: The changed limit without which the refuting verdict would not pass; None where the drift fell.
     """
 
     clause: str
@@ -86,6 +88,11 @@ class BrokenCell:
     held: bool = False
     doubted: bool = False
     refuted: bool = False
+    loosened_to: float | None = None
+
+    def passes_by_change(self, verdict: Verdict) -> bool:
+        """Return True if a verdict passes only because its limit is above that of the breach."""
+        return self.limit is not None and min(verdict.limit, verdict.upper) > self.limit
 
     @property
     def badness(self) -> float:
@@ -215,8 +222,10 @@ class Incident:
         if self.on == "no-data" and not self.kernel_inference and self.state is not IncidentState.RESOLVED:
             return "Waiting for first data"
         if self.state is not IncidentState.BROKEN:
-            unproven = self.state is IncidentState.RESOLVED and not self.refuted
-            return "Closed without proof of recovery" if unproven else _STATE_WORDS[self.state]
+            if self.state is IncidentState.RESOLVED and not self.refuted:
+                return "Closed without proof of recovery"
+            loosened = self.state is IncidentState.RESOLVED and any(cell.loosened_to for cell in self.cells)
+            return "Closed by a changed limit" if loosened else _STATE_WORDS[self.state]
         if self._ended:
             return "Ended"
         if self.ordered_at is None:
@@ -347,6 +356,11 @@ class Incident:
 
 
 def _extent(worst: BrokenCell, on: str) -> str:
+    changed = "" if worst.loosened_to is None else f"; the limit was then changed to {number(worst.loosened_to)}"
+    return _as_it_was(worst, on) + changed
+
+
+def _as_it_was(worst: BrokenCell, on: str) -> str:
     if on in {"no-data", "invalid-input"} or worst.estimate is None:
         return worst.reason
     when = f" at {moment(worst.at)[11:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""

@@ -200,19 +200,24 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSe
     showing = _REFUTED_BY[incident.on]
     # What became of sequences that failed their checks shows in every cell of their kernels.
     of_input = any(cell.clause == INPUT_CLAUSE for cell in over)
-    refuting = {
-        verdict.cell[1:3]
+    refuting: dict[Place, Verdict | None] = {
+        verdict.cell[1:3]: verdict
         for verdict in selected(verdicts, showing if of_input else (), over)
         if verdict.cell[-2:] == pair and verdict.status in showing
         if incident.on != "fail" or verdict.status is Status.PASS or verdict.ended
     }
     if of_input and refuting:
-        refuting = {(INPUT_CLAUSE, ALL), *refuting}
-    cells = (
-        replace(cell, refuted=cell.refuted or (cell.until is not None and (cell.clause, cell.slice) in refuting))
-        for cell in incident.cells
-    )
-    return replace(incident, cells=tuple(cells))
+        refuting[INPUT_CLAUSE, ALL] = None
+
+    def told(cell: BrokenCell) -> BrokenCell:
+        where = cell.clause, cell.slice
+        if cell.refuted or cell.until is None or where not in refuting:
+            return cell
+        verdict = refuting[where]
+        changed = incident.on == "fail" and verdict is not None and cell.passes_by_change(verdict)
+        return replace(cell, refuted=True, loosened_to=verdict.limit if changed and verdict is not None else None)
+
+    return replace(incident, cells=tuple(map(told, incident.cells)))
 
 
 def by_urgency(incident: Incident) -> tuple[Any, ...]:

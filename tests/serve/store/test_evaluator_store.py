@@ -167,6 +167,21 @@ def test_only_what_changed_is_written(contract: Any, sender: Any, now: float, co
     assert connection.total_changes - before <= 5
 
 
+def test_what_was_counted_for_a_slice_that_is_redefined_is_gone(contract, sender, now, connection):
+    """Windows and evidence of the former slice are no verdict on the new one; other slices go on."""
+    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
+    for source in (sender(), sender(slice="code", instance="1")):
+        evaluator.ingest_metrics(source.request(now, np.full(2000, 1e-4)), now)
+    verdicts_of(evaluator, now)
+    written(store, evaluator, connection)
+    for task, status in (("code", "PASS"), ("other", "NO_DATA")):
+        again = Evaluator([contract(slices={"code": {"where": {"task": task}}})])
+        EvaluatorStore(connection).restore(again)
+        found = {verdict.cell.slice: verdict.status.value for verdict in verdicts_of(again, now + 1)}
+        assert found == {"all": "PASS", "code": status}
+    assert {cell.slice for cell in again.states["policy"].evidence.cells} == {"all"}
+
+
 @pytest.mark.slow
 def test_the_file_does_not_grow_with_time(contract, sender, now, connection):
     """Panes and streams that are no longer needed leave the database too."""
