@@ -7,8 +7,9 @@ other recorders of the version measure something else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from kc_otel.contract.units import format_duration
 
@@ -39,6 +40,12 @@ class LastReport(NamedTuple):
     back: float = 0.0
     version: int = 0
     otherwise: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, said: Sequence[Any]) -> LastReport:
+        """The report that JSON has as a list."""
+        at, back, version, otherwise = said
+        return cls(at, back, version, tuple(otherwise))
 
 
 class Recorders:
@@ -78,6 +85,12 @@ class Recorders:
             was_silent = report.at - before.at > self._patience
             report = report._replace(back=report.at if was_silent else before.back)
         senders[sender] = report
+
+    def merge(self, version: str, sender: str, report: LastReport, *, done: bool) -> None:
+        """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
+        known = self.by_version.get(version, {}).get(sender)
+        if report.at > (self.ended.get(version, -math.inf) if known is None else known.at):
+            self.hear(version, sender, report, done=done)
 
     def all_ended(self, version: str, last: float) -> bool:
         """Return True if each recorder of a version is done with it, and it was not heard of after that."""

@@ -315,7 +315,7 @@ class EvaluatorStore:
             state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
             state.recorders.ended = content["ended"]
             state.recorders.by_version = {
-                version: {sender: LastReport(*said) for sender, said in senders.items()}
+                version: {sender: LastReport.of(said) for sender, said in senders.items()}
                 for version, senders in content["recorders"].items()
             }
             for fields in content["refused"]:
