@@ -203,15 +203,15 @@ def _over(transition: Transition, where: str, of: str, row: BrokenCell | None, *
             lasts = row is None or row.until is None
             if row is not None and row.loosened_to is not None:
                 changed = f"its limit was changed from {number(row.limit)} to {number(row.loosened_to)}"
-                said = f"closed{of}: {changed}; the drift may be as it was"
+                how = f"closed{of}: {changed}; the drift may be as it was"
             elif (lasts and (last.status is Status.PASS or last.ended)) or (row is not None and row.refuted):
-                said = f"resolved{of}"
+                how = f"resolved{of}"
             elif contained:
-                said = f"contained{of}: a router avoids the kernel, which is not repaired"
+                how = f"contained{of}: a router avoids the kernel, which is not repaired"
             else:
                 why = "the pair, or a recorder of it, no longer reports while others do, or the contract has changed"
-                said = f"closed{of} without proof of recovery: {why}"
-            return f"{cell.clause} on {where} is {said}"
+                how = f"closed{of} without proof of recovery: {why}"
+            return f"{cell.clause} on {where} is {how}"
         case "no-data":
             said = {Status.NO_DATA: "are no longer expected", Status.INVALID_INPUT: "arrive again, and are invalid"}
             return f"data for {cell.clause} on {where}{of} {said.get(last.status, 'arrive again')}"

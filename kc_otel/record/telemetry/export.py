@@ -32,6 +32,7 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.util.types import AnyValue
 
 from kc_otel.contract.model import Contract
 
@@ -42,7 +43,7 @@ SCOPE: Final = InstrumentationScope("kc_otel", VERSION)
 def scope_of(contract: Contract) -> InstrumentationScope:
     """The scope of what a recorder exports: it names the version and the slices of the contract that it applies."""
     slices = [f"{name}={digest}" for name, digest in contract.slice_digests.items()]
-    said = {"kc.contract.version": contract.metadata.version, "kc.contract.slices": slices}
+    said: dict[str, AnyValue] = {"kc.contract.version": contract.metadata.version, "kc.contract.slices": slices}
     return InstrumentationScope("kc_otel", VERSION, attributes=said)
 
 
