@@ -122,6 +122,14 @@ class SliceSpec(Strict):
         return {name: parse_condition(raw) for name, raw in self.where.items()}
 
     @property
+    def meaning(self) -> dict[str, Any]:
+        """The conditions, spelled out: comparisons and their values by attribute."""
+        return {
+            attribute: [[condition.comparison, *condition.values] for condition in conditions]
+            for attribute, conditions in self.conditions.items()
+        }
+
+    @property
     def of_tokens(self) -> bool:
         """Return whether it selects tokens of a sequence, by their position or turn."""
         return not OF_TOKENS.isdisjoint(self.where)
@@ -268,24 +276,19 @@ class Contract(Strict):
         content = self.model_dump(mode="json", by_alias=True)
         for section in ("numerical", "statistical", "runtime"):
             content[section] = [_meaning(clause) for clause in getattr(self, section)]
-        for name, where in self._slices_meant.items():
-            content["slices"][name]["where"] = where
+        for name, spec in self.slices.items():
+            content["slices"][name]["where"] = spec.meaning
         return _digest(content)
+
+    @cached_property
+    def slice_digests(self) -> Mapping[str, str]:
+        """Eight hex digits of each slice's conditions, by its name; spelling and order do not count."""
+        return {name: _digest(spec.meaning)[:8] for name, spec in self.slices.items()}
 
     @cached_property
     def slices_hash(self) -> str:
         """Digest of the slices' definitions, 12 hex digits: two contracts that share it put a request into the same."""
-        return _digest(self._slices_meant)[:12]
-
-    @property
-    def _slices_meant(self) -> dict[str, Any]:
-        return {
-            name: {
-                attribute: [[condition.comparison, *condition.values] for condition in conditions]
-                for attribute, conditions in spec.conditions.items()
-            }
-            for name, spec in self.slices.items()
-        }
+        return _digest(self.slice_digests)[:12]
 
     def slices_for(self, clause: Clause) -> tuple[str, ...]:
         """Return the slices that a clause is judged on, `all` first; slices of tokens only for a clause on tokens."""
@@ -297,7 +300,7 @@ class Contract(Strict):
         return (ALL, *(name for name, spec in self.slices.items() if spec.matches(attributes)))
 
 
-def _digest(content: object) -> str:
+def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

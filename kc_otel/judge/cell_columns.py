@@ -258,7 +258,7 @@ class _Group:
         self._none = np.array([term.allows_none for term in self.terms])
         self._rows = np.array([-1 if place.series is None else place.series.row for place in self.places])
         self.rows = np.array([-1 if place.series is None else place.series.number for place in self.places])
-        self._assumes = bool(measurable(self.clause))
+        self._assumes = bool(measurable(self.clause)) or any(place.otherwise for place in self.places)
         self._usual = self.clause.opposite is None and bool((self._rows >= 0).all())
         self._known = tuple(_Bounds(self.clause, state, self._rows) for _ in (SHORT, LONG))
         self._held, self._held_at = np.full(self.size, -1), -1

@@ -58,6 +58,7 @@ class Place(NamedTuple):
         series: The series that it is about; None where nothing is remembered of that.
         absence: Why there is nothing to judge, as a sentence; empty when there is something.
         observed: Whether any observation is remembered, of the windows or from before them.
+        otherwise: Which recorders of its kernel apply another slice of this name, as a phrase; empty for none.
     """
 
     cell: Cell
@@ -65,6 +66,7 @@ class Place(NamedTuple):
     series: Series | None
     absence: str = ""
     observed: bool = True
+    otherwise: str = ""
 
 
 class Current(NamedTuple):
@@ -78,6 +80,7 @@ class Current(NamedTuple):
         untimely: A sender's clock error, in words; empty where the clock seems right.
         invalid: Slices and pairs whose observations are no sample of the kernels, and why; the slice is empty where
             nobody knows those of the sequences.
+        otherwise: Slices and versions of the inference kernel with recorders that apply another slice, in words.
         oldest: Where the long window begins, Unix seconds.
         version: Version of the state: which series exist, and which have no room.
     """
@@ -88,6 +91,7 @@ class Current(NamedTuple):
     fallen: Mapping[Pair, str]
     untimely: str
     invalid: Mapping[tuple[str, Pair], str]
+    otherwise: Mapping[tuple[str, str], str]
     oldest: float
     version: int
 
@@ -103,9 +107,10 @@ class SilentPairs:
     Attributes:
         oldest: Where the long window begins, Unix seconds.
         not_sampled: Slices and pairs whose tokens the inference kernel did not sample, and what is said of them.
+        otherwise: See `Current`.
     """
 
-    __slots__ = ("_known", "_listening", "_state", "not_sampled", "now", "oldest")
+    __slots__ = ("_known", "_listening", "_state", "not_sampled", "now", "oldest", "otherwise")
 
     def __init__(self, state: ContractState, now: float, listening: Listening) -> None:
         self._state, self.now, self._listening = state, now, listening
@@ -114,6 +119,12 @@ class SilentPairs:
         self.oldest = grid.window(now)[0] * grid.width
         ratios = state.series_of(QUANTITIES["ratio"].name)
         self.not_sampled = state.input_faults.not_sampled(ratios, state.panes, now)
+        self.otherwise = {
+            (slice, version): f"a recorder applies version {report.version} of the contract, where slice {slice} is "
+            f"another or missing; the evaluator has version {state.contract.metadata.version}"
+            for version, report in state.recorders.otherwise(now)
+            for slice in report.otherwise
+        }
 
     def of(self, pair: Pair) -> float | None:
         """Return the seconds of a pair's silence; None while that means nothing yet."""
@@ -153,7 +164,8 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
     if _NO_PAIR not in every:
         every = every.union(pair for _, pair in refused if pair != _NO_PAIR)
     invalid = {**silence.not_sampled, **refused} if of_samples else {}
-    return Current(every, first, absence, fallen, _untimely(state, silence.now), invalid, silence.oldest, state.version)
+    untimely = _untimely(state, silence.now)
+    return Current(every, first, absence, fallen, untimely, invalid, silence.otherwise, silence.oldest, state.version)
 
 
 def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]:
@@ -173,17 +185,19 @@ def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]
         if not absence and not present:
             absence = f"no observations of {metric} on slice {slice} in {_span(contract.observability.long_window)}"
             absence += f"; {of.untimely}" if of.untimely else ""
+            absence += next((f"; {said}" for (name, _), said in of.otherwise.items() if name == slice), "")
             if any(series.newest >= of.oldest for series in state.pairs(metric, STALE).values()):
                 absence += f", but of older weights; {_LIMIT_STALE}"
         for pair in sorted((present or of.first) - crowded - ({_NO_PAIR} if crowded else set())):
             invalid = of.invalid.get((slice, pair)) or of.invalid.get((_UNKNOWN_SLICE, pair), "")
             said = invalid or absence or of.fallen.get(pair, "")
-            yield Place(Cell(contract.name, clause.id, slice, *pair), clause, here.get(pair), said, pair in here)
+            cell, otherwise = Cell(contract.name, clause.id, slice, *pair), of.otherwise.get((slice, pair[1]), "")
+            yield Place(cell, clause, here.get(pair), said, pair in here, otherwise)
 
 
 def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
     """Return the evidence on a cell."""
-    cell, clause, series, absence, observed = place
+    cell, clause, series, absence, observed, _ = place
     opposite = _opposite(state, clause, cell.slice, (cell.kernel_train, cell.kernel_inference))
     alarm = _alarm(state, cell, series, now, opposite)
     if absence or series is None:
@@ -195,10 +209,10 @@ def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
 
 
 def assumption_broken(state: ContractState, place: Place, now: float) -> str:
-    """Return the assumption of a cell's clause that the long window breaks, in words; empty if none."""
+    """Return the assumption of a cell's clause that recorders or the long window break, in words; empty if none."""
     cell, clause = place.cell, place.clause
-    if not measurable(clause):
-        return ""
+    if place.otherwise or not measurable(clause):
+        return place.otherwise
 
     def observed(quantity: str) -> Binned | None:
         series = state.pairs(SAMPLING[quantity].name, cell.slice).get((cell.kernel_train, cell.kernel_inference))

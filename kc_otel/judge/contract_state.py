@@ -31,6 +31,7 @@ from kc_otel.judge.input_faults import InputFaults
 from kc_otel.judge.panes import PaneColumns
 from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import INVALID, Point, invalid_on, metric_of
+from kc_otel.judge.recorders import Recorders
 from kc_otel.judge.refused_points import RefusedPoints
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Pair, Series, SeriesKey, SeriesTable, grids
 from kc_otel.judge.statistics import metric_name, opposite_name
@@ -48,12 +49,6 @@ _MAX_REMEMBERED_PAIRS: Final = 8
 """Kernel pairs per metric that are remembered after their series are gone: the latest ones."""
 _UNJUDGED: Final = 64
 """Series without room that have a verdict which says so; the others are counted."""
-_MAX_VERSIONS: Final = 256
-"""Kernel versions whose recorders are remembered: those that were reported last."""
-_MAX_RECORDERS: Final = 4096
-"""Recorders of a version that are told apart."""
-_MORE_RECORDERS: Final = "\0"
-"""Stands for those beyond, of which nobody knows whether they ended."""
 _NO_PAIR: Final[Pair] = ("", "")
 _MAX_DELAY_SECONDS: Final = 60.0
 """Seconds by which points may be old when they come, whatever the short window is: Collectors batch."""
@@ -137,8 +132,7 @@ class ContractState:
         streams: Streams by the digest of their identity.
         series: Series by key.
         heard: Kernel pairs by when they reported.
-        ended: Unix time at which a recorder last said that it is done with a kernel version, seconds.
-        recorders: Senders that reported a kernel version and did not say that they are done with it.
+        recorders: Recorders by the kernel version that they report.
         newest: Per metric, the newest observation of its kernel pairs, Unix time in seconds; in order of arrival.
         events: Counts of `reset`, `gap`, `layout_changed`, `series_over_cap`, `streams_evicted`, `series_evicted`,
             `clock_went_back`.
@@ -163,8 +157,7 @@ class ContractState:
         self.contract = contract
         self.streams: dict[bytes, PointStream] = {}
         self.heard: dict[Pair, Heard] = {}
-        self.ended: dict[str, float] = {}
-        self.recorders: dict[str, set[str]] = {}
+        self.recorders = Recorders(contract.observability.heartbeat, contract.observability.window)
         self.newest: dict[str, dict[Pair, float]] = {}
         self.events: Counter[str] = Counter()
         self.changed_streams: set[bytes] = set()
@@ -379,35 +372,19 @@ class ContractState:
             replaced = series is not None and not series.histories[LONG].has_explicit
             (before if replaced else since)[key] = _merged(parts)
         self.arrived.clear()
-        shared = {version for version, senders in self.recorders.items() if len(senders) > 1}
+        shared = self.recorders.shared()
         if before:  # their series have had other buckets since
             self.evidence.take(before, now, shared=shared)
         rows, columns = self.panes.take_arrived()
         self.evidence.take(since, now, self._table.keys(rows), columns, shared)
-
-    def hear_of(self, version: str, sender: str, now: float, *, done: bool) -> None:
-        """Note that a recorder reports a kernel version, or is done with it: it shuts down, or records another."""
-        senders = self.recorders.pop(version, set())
-        self.recorders[version] = senders  # the newest is at the end
-        while len(self.recorders) > _MAX_VERSIONS:
-            oldest = next(iter(self.recorders))
-            del self.recorders[oldest]
-            self.ended.pop(oldest, None)
-        if done:
-            senders.discard(sender)
-            self.ended[version] = now
-        elif sender not in senders:
-            senders.add(sender if len(senders) < _MAX_RECORDERS else _MORE_RECORDERS)
 
     def has_ended(self, pair: Pair) -> bool:
         """Return True if each recorder of a pair's kernel version is done with it, and none reported it since.
 
         One that fell silent without a word may have died beside a kernel that serves.
         """
-        ended, heard = self.ended.get(pair[1]), self.heard.get(pair)
-        if ended is None or self.recorders.get(pair[1]):
-            return False
-        return heard is None or ended >= heard.last
+        heard = self.heard.get(pair)
+        return self.recorders.all_ended(pair[1], -math.inf if heard is None else heard.last)
 
     def pairs(self, metric: str, slice: str) -> dict[Pair, Series]:
         """Series of a metric on a slice, by kernel pair."""
@@ -598,6 +575,7 @@ class ContractState:
             stream.heard = min(stream.heard, now)
         for heard in self.heard.values():
             heard.last = min(heard.last, now)
+        self.recorders.turn_back(now)
         self.refused.turn_back(now)
         for pairs in self.newest.values():
             for pair in pairs:

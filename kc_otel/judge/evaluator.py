@@ -15,6 +15,7 @@ from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED, Scalar
+from kc_otel.contract.words import listed
 from kc_otel.judge.assumptions import sampling_notes
 from kc_otel.judge.causes import causes_of
 from kc_otel.judge.cell_columns import CellColumns
@@ -29,7 +30,8 @@ from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon
-from kc_otel.judge.points import INVALID, Point, PointKind, metric_of, walk
+from kc_otel.judge.points import INVALID, AppliedContract, Point, PointKind, metric_of, walk
+from kc_otel.judge.recorders import LastReport
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
@@ -59,6 +61,7 @@ _REMEMBERED_OUTCOMES: Final = frozenset({"accepted", "behind", "two_writers", "b
 _MISSING_OUTCOMES: Final = _REJECTED | {"behind"}
 """Outcomes of points that no verdict on the short window has in it."""
 _MAX_REASONS: Final = 3
+_MAX_LISTED_SLICES: Final = 5
 _NO_PAIR: Final[Pair] = ("", "")
 _MAX_PAIRS: Final = 256
 """Pairs of kernels of a contract whose steps are remembered: the ones that told theirs last."""
@@ -294,6 +297,29 @@ class Evaluator:
         heartbeat = state.contract.observability.heartbeat
         return all(now - heard.last > heard.patience(heartbeat) for heard in state.heard.values())
 
+    def silent_recorders(self, contract: str, version: str, now: float) -> tuple[int, str]:
+        """Count the recorders of a kernel version that fell silent without a word while others of it report.
+
+        Each counts until it reports again, or for as long as the long window.
+
+        Returns:
+            How many they are, and the sentence that names them; empty for none.
+        """
+        state, seen = self.states[contract], self.states[contract].contract.observability
+        lasting = max(seen.window, seen.long_window)
+        return state.recorders.silent_members(version, self._silence(now), lasting)
+
+    def unheard(self, contract: str, version: str, span: tuple[float, float], now: float) -> bool:
+        """Return True if a recorder that reported a kernel version during a breach has not been heard of since.
+
+        Args:
+            contract: metadata.name.
+            version: Short fingerprint of the inference kernel.
+            span: Unix times of the breach's onset and of the last FAIL, seconds.
+            now: Unix time in seconds.
+        """
+        return self.states[contract].recorders.unheard(version, span, now, self._silence(now))
+
     def kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernel versions that reported themselves, the one seen last first."""
         return tuple(sorted(self.facts[contract][0].known.values(), key=lambda info: -info.last_seen))
@@ -400,6 +426,9 @@ class Evaluator:
             self._listening = Listening(now, self._judged_before)
         return self._listening
 
+    def _silence(self, now: float) -> Callable[[float], float]:
+        return lambda last: self._listen(now).silence(last, now)
+
     def _learn(self, into: StreamColumns, message: ColumnMessage | None, numbers: Sequence[int], point: Point) -> None:
         if point.metric in self._gen_ai or point.kind is not PointKind.HISTOGRAM:
             return
@@ -422,7 +451,9 @@ class Evaluator:
                 seen = self.facts[name][0].see(point.attributes, now)
                 if seen:
                     done = point.histogram is not None and not point.histogram.count
-                    state.hear_of(str(point.attributes["kc.kernel.version"]), sender_of(point.resource), now, done=done)
+                    version = str(point.attributes["kc.kernel.version"])
+                    report = LastReport(now, 0.0, point.applied.version, point.applied.otherwise(state.contract))
+                    state.recorders.hear(version, sender_of(point.resource), report, done=done)
                 return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")
             if point.kind is PointKind.STEP:
                 return self._take_step(point, self.steps[name]), ""
@@ -454,6 +485,9 @@ class Evaluator:
         return self.states[name]
 
     def _place(self, point: Point, contract: str) -> tuple[str, Pair]:
+        served = self.states[contract].contract
+        if point.applied.differs(served, str(point.attributes.get("kc.slice"))):
+            raise _RefusedError("unknown_slice", _other_slices(served, point.applied))
         if point.metric == INVALID:
             if (slice := point.attributes.get("kc.slice")) is not None and slice not in self._slices[contract]:
                 raise _RefusedError("unknown_slice", f"contract {contract} has no slice {str(slice)[:80]!r}")
@@ -497,6 +531,15 @@ def _noted(state: ContractState, outcome: str, point: Point, now: float, message
         sender = sender_of(point.resource)
         state.refused.add(outcome, _pair(point.attributes), sender, now - point.time / 1e9, now, message)
     return outcome
+
+
+def _other_slices(contract: Contract, applied: AppliedContract) -> str:
+    names = applied.otherwise(contract)
+    return (
+        f"slice{'s' * (len(names) > 1)} {listed(names[:_MAX_LISTED_SLICES])} of {contract.name} version "
+        f"{contract.metadata.version} {'is another' if len(names) == 1 else 'are others'} or missing in version "
+        f"{applied.version}, which the recorder applies; restart it with the contract that is served"
+    )
 
 
 def _nothing(_: str) -> Binned:

@@ -9,7 +9,7 @@ sender.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.bucket_layouts import WIDEST_ZERO
 from kc_otel.contract.fields import operator_name
+from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import is_plain
 from kc_otel.contract.registry.clause_metrics import OPERATORS, RECORDED
 from kc_otel.contract.slices import Scalar
@@ -47,6 +48,8 @@ _EXPONENTS: Final = (-1080.0, 512.0)
 _LARGEST_EDGE: Final = 2.0 ** _EXPONENTS[1]
 _WIDEST_EXPONENT: Final = math.log2(WIDEST_ZERO)
 _MAX_ATTRIBUTES: Final = 128
+_MAX_SLICES: Final = 500
+"""Slices that a contract may have."""
 _MAX_ATTRIBUTE_CHARACTERS: Final = 1024
 """Characters that a name or a value of an attribute may have."""
 _MAX_CHARACTERS_TOGETHER: Final = 8192
@@ -78,6 +81,28 @@ class PointKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class AppliedContract:
+    """The contract that a recorder applies, as its instrumentation scope names it.
+
+    Attributes:
+        version: metadata.version; 0 where it is not said.
+        slices: Digests of the slices, by name; None where they are not said.
+    """
+
+    version: int = 0
+    slices: Mapping[str, str] | None = None
+
+    def differs(self, contract: Contract, slice: str) -> bool:
+        """Return True if a slice of a contract is another one here, or none."""
+        own = contract.slice_digests.get(slice)
+        return own is not None and self.slices is not None and self.slices.get(slice) != own
+
+    def otherwise(self, contract: Contract) -> tuple[str, ...]:
+        """Names of a contract's slices that are other ones here, or none."""
+        return tuple(name for name in contract.slices if self.differs(contract, name))
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
     """One decoded data point.
 
@@ -94,6 +119,7 @@ class Point:
         cumulative: Whether counts go back to `start`; else they are those since the stream's last point.
         histogram: The counted observations; None for an info. Of a step, its number as a count.
         number: Of the point among all exponential ones of its request, in their order; nothing for others.
+        applied: The contract that its recorder applies.
     """
 
     kind: PointKind
@@ -107,6 +133,7 @@ class Point:
     histogram: Histogram | None
     operator: str | None = None
     number: int = 0
+    applied: AppliedContract = AppliedContract()
 
     @property
     def series(self) -> str:
@@ -137,7 +164,7 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
     for resource_metrics in request.resource_metrics:
         resource: dict[str, Scalar] | None = None
         for scope_metrics in resource_metrics.scope_metrics:
-            origin = b""
+            origin, applied = b"", AppliedContract()
             for metric in scope_metrics.metrics:
                 name, field = metric.name, metric.WhichOneof("data")
                 points = getattr(metric, field).data_points if field else ()
@@ -149,7 +176,8 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
                     resource = _resource(resource_metrics.resource.attributes)
                 if not origin:
                     origin = _origin(resource_metrics.resource, scope_metrics.scope)
-                yield from _points(metric, name, field, points, first, resource, origin, count)
+                    applied = _applied(scope_metrics.scope)
+                yield from _points(metric, name, field, points, first, resource, applied, origin, count)
 
 
 def _points(
@@ -159,6 +187,7 @@ def _points(
     points: Any,
     first: int,
     resource: dict[str, Scalar],
+    applied: AppliedContract,
     origin: bytes,
     count: Count,
 ) -> Iterator[Point]:
@@ -190,6 +219,7 @@ def _points(
             stream=_identity(family, point.attributes),
             attributes=attributes,
             resource=resource,
+            applied=applied,
             start=start,
             time=time,
             cumulative=temporality == _CUMULATIVE,
@@ -378,6 +408,17 @@ def _resource(attributes: Any) -> dict[str, Scalar]:
         for pair in short
         if (field := pair.value.WhichOneof("value")) in _SCALAR_FIELDS
     }
+
+
+def _applied(scope: Any) -> AppliedContract:
+    said = {pair.key: pair.value for pair in scope.attributes[:_MAX_ATTRIBUTES]}
+    version, slices = said.get("kc.contract.version"), said.get("kc.contract.slices")
+    return AppliedContract(
+        version.int_value if version is not None else 0,
+        dict(value.string_value.rpartition("=")[::2] for value in slices.array_value.values[:_MAX_SLICES])
+        if slices is not None
+        else None,
+    )
 
 
 def _origin(resource: Any, scope: Any) -> bytes:

@@ -21,6 +21,7 @@ from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.histograms import Histogram, layout, union
+from kc_otel.judge.recorders import LastReport
 from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, Pair, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -54,6 +55,7 @@ class ShardState(ContractState):
         sent_events: Events that the judge was sent.
         sent_unjudged: Series without room that the judge was sent, by when.
         sent_until: Unix time in seconds of what the judge was last sent of refused points.
+        sent_recorders: Recorders that the judge was sent, as `Recorders.by_version` has them.
     """
 
     def __init__(self, contract: Contract) -> None:
@@ -63,6 +65,7 @@ class ShardState(ContractState):
         self.sent_events: dict[str, int] = {}
         self.sent_unjudged: dict[SeriesKey, float] = {}
         self.sent_until = -math.inf
+        self.sent_recorders: dict[str, dict[str, LastReport]] = {}
 
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
         """Count it here, and keep it for the judge, which has the whole contract's caps."""
@@ -79,6 +82,21 @@ class ShardState(ContractState):
         """`count` of many."""
         for key, counted, time, when in zip(keys, columns.objects(), times, now, strict=True):
             self.count(key, counted, time, when)
+
+    def recorders_since(self) -> list[tuple[str, str, LastReport, bool]]:
+        """Return version, sender, report, and whether it is done, of each recorder that differs from what was sent."""
+        known, sent = self.recorders.by_version, self.sent_recorders
+        found = [
+            (version, sender, report, False)
+            for version, senders in known.items()
+            for sender, report in senders.items()
+            if sent.get(version, {}).get(sender) != report
+        ]
+        for version, senders in sent.items():
+            ended = self.recorders.ended.get(version)
+            done = senders.keys() - known.get(version, {}) if ended is not None else ()
+            found += [(version, sender, LastReport(ended or 0.0), True) for sender in done]
+        return found
 
     def heard_since(self) -> dict[Pair, list[float]]:
         """Return the reports of each pair since the judge was sent one: at least the newest times, oldest first."""
@@ -109,6 +127,7 @@ def unsent_batch(evaluator: Evaluator, number: int, counters: dict[str, int], ke
             "events": {kind: state.events[kind] - state.sent_events.get(kind, 0) for kind in _OF_STREAMS},
             "unjudged": [[*key, at] for key, at in state.unjudged.items() if at > state.sent_unjudged.get(key, -1.0)],
             "refused": [asdict(refused) for refused in state.refused.found.values() if refused.last > state.sent_until],
+            "recorders": state.recorders_since(),
             "kernels": [asdict(kernel) for kernel in _seen(evaluator, name, kernels_since)],
         }
         said["events"] = {kind: count for kind, count in said["events"].items() if count}
@@ -137,6 +156,8 @@ def mark_sent(evaluator: Evaluator, counters: dict[str, int]) -> Callable[[], No
 def _marked_sent(state: ContractState) -> Callable[[], None]:
     assert isinstance(state, ShardState)
     slots, sent = state.slots, (state.sent_heard, state.sent_events, state.sent_unjudged, state.sent_until)
+    recorders = state.sent_recorders
+    state.sent_recorders = {version: dict(senders) for version, senders in state.recorders.by_version.items()}
     state.slots = {}
     state.sent_heard = {pair: heard.last for pair, heard in state.heard.items()}
     state.sent_events = dict(state.events)
@@ -150,6 +171,7 @@ def _marked_sent(state: ContractState) -> Callable[[], None]:
                 slots.setdefault(key, _Slot()).add(part, later.time, later.now)
         state.slots = slots
         state.sent_heard, state.sent_events, state.sent_unjudged, state.sent_until = sent
+        state.sent_recorders = recorders
 
     return unsent
 
@@ -192,7 +214,8 @@ class ShardBatch:
         number: Of the batch; the judge takes each number of a shard once.
         counted: The counts.
         notes: By contract, as JSON has it: `heard` [train, inference, [times]], `events` by kind, `unjudged`
-            [metric, slice, train, inference, time], and the fields of `refused` points and `kernels`.
+            [metric, slice, train, inference, time], `recorders` [version, sender, report, done], and the fields of
+            `refused` points and `kernels`.
         points: Points by outcome.
     """
 
@@ -248,6 +271,8 @@ def _note(evaluator: Evaluator, state: ContractState, notes: Mapping[str, Any]) 
         state.leave_unjudged(SeriesKey(*key), at)
     for fields in notes.get("refused", ()):
         state.refused.merge(RefusedSender(**{**fields, "pair": tuple(fields["pair"])}))
+    for version, sender, said, done in notes.get("recorders", ()):
+        state.recorders.merge(version, sender, LastReport.of(said), done=done)
     versions = evaluator.facts[state.contract.name][0]
     for fields in notes.get("kernels", ()):
         info = KernelInfo(**fields)

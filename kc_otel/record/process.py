@@ -25,7 +25,7 @@ from kc_otel.record.pairing import PairingBuffer
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters
-from kc_otel.record.telemetry.export import VERSION, ExportLoop
+from kc_otel.record.telemetry.export import VERSION, ExportLoop, scope_of
 from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.worker import PerProcess
 
@@ -136,6 +136,7 @@ class ProcessEngine(PerProcess):
             resource=resource,
             interval=self._interval,
             timeout=environment.export_timeout(),
+            scope=scope_of(self._contract),
         )
 
     def _exporters(self) -> Sequence[MetricExporter]:

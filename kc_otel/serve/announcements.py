@@ -15,6 +15,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.alerts import Transition, What
 from kc_otel.judge.escalation.notices import Notice, NoticeReason
 from kc_otel.judge.escalation.webhook_body import summary
+from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.kernel_names import pair_name
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from kc_otel.serve.history import StatusChange
@@ -58,10 +59,12 @@ def of_change(change: StatusChange, contract: Contract, names: Names) -> Announc
     return Announcement(severity, message, attributes, "gen_ai.evaluation.result")
 
 
-def of_transition(transition: Transition, contract: Contract, names: Names, *, dry_run: bool) -> Announcement:
-    """An alert fires, or has resolved."""
+def of_transition(
+    transition: Transition, contract: Contract, names: Names, incident: Incident | None, *, dry_run: bool
+) -> Announcement:
+    """An alert of an incident fires, or has resolved."""
     attributes = {**_attributes(contract, transition.verdict), "kc.severity": transition.severity}
-    message = summary(transition, names)
+    message = summary(transition, names, incident)
     if dry_run:
         message = f"dry run: {message}; it would {', '.join(map(str, transition.actions))}"
         return Announcement("info", message, attributes)

@@ -185,6 +185,10 @@ class Core:
         """Points of a contract that arrive and are not judged, as of the last evaluation; the oldest first."""
         return self.evaluator.missing(contract, self.evaluated_at or self.started_at)
 
+    def silent_recorders(self, contract: str, version: str) -> tuple[int, str]:
+        """Return how many recorders of a kernel version were silent at the last evaluation, and a sentence of them."""
+        return self.evaluator.silent_recorders(contract, version, self.evaluated_at or self.started_at)
+
     def by_place(self, incident: Incident) -> dict[str, Interval]:
         """Return the drift of an incident's kernels by position and turn at the last evaluation."""
         pair = incident.kernel_train, incident.kernel_inference
@@ -360,6 +364,7 @@ class Core:
                 if incident.taken_at is not None
             },
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
+            unheard=lambda version, span: self.evaluator.unheard(name, version, span, now),
         )
 
     def inference_versions(self, contract: str) -> frozenset[str]:
@@ -489,7 +494,11 @@ class Core:
         self._store.incidents.close(escalation.resolved)
         people = escalation.state.people
         names = self._names(contract.name)
-        self.events.record(escalation.transitions, names=names, dry_run=self.dry_run, people=people)
+        lasting = escalation.state.incidents[contract.name]
+        incidents = {incident.key: incident for incident in (*escalation.resolved, *lasting)}
+        self.events.record(
+            escalation.transitions, names=names, incidents=incidents, dry_run=self.dry_run, people=people
+        )
         for silence in escalation.ended_silences:
             self.events.record_event(silence.contract, "unsilenced", ended_silence(silence), now)
         for pin in escalation.ended_pins:
@@ -497,7 +506,13 @@ class Core:
             self.events.record_event(pin.contract, "unpinned", {"slice": pin.slice, "message": message}, now)
         self._enqueue(contract, escalation.messages, escalation.state.decisions, now)
         announcements = [
-            of_transition(transition, contract, names, dry_run=contract.name in self.dry_run)
+            of_transition(
+                transition,
+                contract,
+                names,
+                incidents.get(transition.incident),
+                dry_run=contract.name in self.dry_run,
+            )
             for transition in escalation.transitions
             if not people.silencing(transition.cell, now)
         ]

@@ -103,6 +103,15 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         for name in core.contracts
         for row in core.missing(name)
     ]
+    metrics["kc.evaluator.silent"] = [
+        (
+            {"kc.contract": name, "kc.kernel.inference": kernel.version},
+            core.silent_recorders(name, kernel.version)[0],
+        )
+        for name in core.contracts
+        for kernel in core.evaluator.kernels(name)
+        if kernel.role == "inference"
+    ]
     metrics |= _of_requests(requests)
     metrics["kc.evaluator.series"] = [({}, core.evaluator.series_count)]
     metrics["kc.evaluator.series.limit"] = [

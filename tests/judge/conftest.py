@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry.exporter.otlp.proto.common._internal import _encode_instrumentation_scope
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.contract.model import Contract
+from kc_otel.record.telemetry.export import scope_of
 from tests.tools.contracts import contract_of
 
 NOW = 1_800_000_000.0
@@ -104,6 +106,27 @@ class Sender:
             if counts:
                 side.offset = min(counts)
                 side.bucket_counts.extend(counts[i] for i in range(min(counts), max(counts) + 1))
+
+
+def info_request(now: float, value: int, instance: str = "0", version: str = "b" * 12) -> ExportMetricsServiceRequest:
+    """A request with one point of kc.kernel.info; the value is 0 once a recorder is done with the version."""
+    attributes = {
+        "kc.contract": "policy", "kc.kernel.role": "inference", "kc.kernel.version": version,
+        "kc.kernel.engine": "vllm", "kc.kernel.dtype": "fp8",
+    }  # fmt: skip
+    request = Sender("kc.kernel.info", instance=instance, attributes=attributes).request(now)
+    metric = request.resource_metrics[0].scope_metrics[0].metrics[0]
+    said = list(metric.exponential_histogram.data_points[0].attributes)
+    metric.gauge.data_points.add(time_unix_nano=ns(now), as_int=value).attributes.extend(said)
+    return request
+
+
+def applying(contract: Contract, request: ExportMetricsServiceRequest) -> ExportMetricsServiceRequest:
+    """The same request of a recorder that applies a contract."""
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            scope.scope.CopyFrom(_encode_instrumentation_scope(scope_of(contract)))
+    return request
 
 
 def ns(seconds: float) -> int:

@@ -15,6 +15,7 @@ from kc_otel.judge.contract_state import STREAMS_PER_SERIES
 from kc_otel.judge.evaluator import Evaluator, SeriesId
 from kc_otel.judge.series import Heard
 from kc_otel.judge.verdict import Cell, Status
+from tests.judge.conftest import info_request
 from tests.tools.verdicts import verdicts_of
 
 TRAIN, INFERENCE, NEWER = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
@@ -601,7 +602,7 @@ def test_a_run_that_ended_in_order_is_told_from_one_that_fell_silent(contract: A
         (1, "its run ended, or its recorder"),
     ):
         evaluator = Evaluator([contract(slices={})])
-        last = info_request(sender, now, 0)
+        last = info_request(now, 0)
         last.resource_metrics.extend(sender().request(now, small(5000)).resource_metrics)
         evaluator.ingest_metrics(last, now)
         if later:
@@ -614,36 +615,20 @@ def test_a_run_has_not_ended_while_a_recorder_of_it_fell_silent_without_a_word(c
     """Whoever shuts down last: the other may have died beside a kernel that serves. A rollout is a word, too."""
     evaluator = Evaluator([contract(slices={})])
     for instance, value in (("0", 1), ("1", 1), ("1", 0)):
-        request = info_request(sender, now, value, instance=instance)
+        request = info_request(now, value, instance=instance)
         request.resource_metrics.extend(sender(instance=instance).request(now, small(5000)).resource_metrics)
         evaluator.ingest_metrics(request, now)
     (verdict,) = verdicts_of(evaluator, now + 200)
     assert "its run ended, or its recorder died" in verdict.reason
-    evaluator.ingest_metrics(info_request(sender, now + 201, 0), now + 201)
+    evaluator.ingest_metrics(info_request(now + 201, 0), now + 201)
     (verdict,) = verdicts_of(evaluator, now + 500)
     assert "the run ended" in verdict.reason
 
 
-def info_request(sender: Any, now: float, value: int, instance: str = "0") -> Any:
-    """A request with one point of kc.kernel.info."""
-    request = sender(
-        "kc.kernel.info",
-        instance=instance,
-        attributes={
-            "kc.contract": "policy", "kc.kernel.role": "inference", "kc.kernel.version": INFERENCE,
-            "kc.kernel.engine": "vllm", "kc.kernel.dtype": "fp8",
-        },
-    ).request(now)  # fmt: skip
-    metric = request.resource_metrics[0].scope_metrics[0].metrics[0]
-    attributes = list(metric.exponential_histogram.data_points[0].attributes)
-    metric.gauge.data_points.add(time_unix_nano=round(now * 1e9), as_int=value).attributes.extend(attributes)
-    return request
-
-
-def test_kernels_are_known_by_their_fingerprints(contract: Any, sender: Any, now: float) -> None:
+def test_kernels_are_known_by_their_fingerprints(contract: Any, now: float) -> None:
     """kc.kernel.info points say what a version is made of, and when it was last seen."""
     evaluator = Evaluator([contract()])
-    request = info_request(sender, now, 1)
+    request = info_request(now, 1)
     assert evaluator.ingest_metrics(request, now).rejected == 0
     (info,) = evaluator.kernels("policy")
     assert (info.role, info.version, info.last_seen) == ("inference", INFERENCE, now)

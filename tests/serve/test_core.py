@@ -113,7 +113,7 @@ def test_an_endpoint_that_forgets_is_told_of_a_breach_that_only_went_away(contra
     core.tick(now + 1)
     (fired,) = core.outbox.due(now + 1)
     core.outbox.accepted(fired.id)
-    core.evaluator.states["policy"].ended.clear()
+    core.evaluator.states["policy"].recorders.ended.clear()
     healthy = [
         replace(verdict, cell=verdict.cell._replace(kernel_inference="healthy"), status=Status.PASS)
         for verdict, _, _ in core.history.cells()

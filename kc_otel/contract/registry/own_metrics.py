@@ -139,6 +139,10 @@ _METRICS: Final = (
         "Senders whose points arrived within a window and are not judged, by outcome of the points.",
     ),
     Metric(
+        "kc.evaluator.silent", "{recorder}", Instrument.GAUGE, ("kc.contract", "kc.kernel.inference"),
+        "Recorders that fell silent without shutting down, within the long window, while others of the kernel report.",
+    ),
+    Metric(
         "kc.evaluator.requests", "{request}", Instrument.COUNTER, ("kc.transport", "kc.outcome"),
         "OTLP requests received, by transport and outcome; with transport `api`, rejected actions.",
     ),
@@ -216,7 +220,13 @@ class Attribute:
 
 _ATTRIBUTES: Final = (
     Attribute("kc.contract", "metadata.name of the contract.", ("metric", "span", "log")),
-    Attribute("kc.contract.version", "metadata.version of the contract.", ("span", "log"), "int"),
+    Attribute("kc.contract.version", "metadata.version of the contract.", ("span", "log", "scope"), "int"),
+    Attribute(
+        "kc.contract.slices",
+        "Slices of the contract that a recorder applies, each with a digest of its conditions: `code=1f3a9c02`.",
+        ("scope",),
+        "string[]",
+    ),
     Attribute("kc.contract.hash", "Content hash of the contract.", ("span", "log")),
     Attribute("kc.clause", "id of a clause.", ("metric", "log")),
     Attribute("kc.clause.metric", "Metric that a clause limits, as the contract writes it.", ("metric",)),

@@ -83,12 +83,14 @@ def _counts() -> Iterator[Any]:
 
 
 def _evaluator() -> Iterator[Any]:
-    yield _rates(20, "Points received", "kc.evaluator.points", ("kc.outcome",), "cps", _EVALUATOR).span(8)
+    yield _rates(20, "Points received", "kc.evaluator.points", ("kc.outcome",), "cps", _EVALUATOR).span(6)
     of = METRICS["kc.evaluator.missing"].attributes
-    yield _gauge(MISSING_ID, "Senders not judged", "kc.evaluator.missing", of, "short", _EVALUATOR, "max").span(8)
+    yield _gauge(MISSING_ID, "Senders not judged", "kc.evaluator.missing", of, "short", _EVALUATOR, "max").span(6)
+    of = METRICS["kc.evaluator.silent"].attributes
+    yield _gauge(47, "Silent recorders", "kc.evaluator.silent", of, "short", _EVALUATOR, "max").span(6)
     yield _rates(
         21, "OTLP requests", "kc.evaluator.requests", ("kc.transport", "kc.outcome"), "reqps", _EVALUATOR
-    ).span(8)
+    ).span(6)
     kept, allowed = "kc.evaluator.series", "kc.evaluator.series.limit"
     about = f"{METRICS[kept].meaning} The dashed line: {METRICS[allowed].meaning.lower()} {_EVALUATOR}"
     series = (Query(queries.health(kept), "streams"), Query(queries.health(allowed), "limit"))

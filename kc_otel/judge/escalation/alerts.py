@@ -64,6 +64,11 @@ class Transition:
     fingerprint: str
     end: str = ""
 
+    @property
+    def incident(self) -> tuple[str, str, str]:
+        """Key of its incident: `Incident.key`."""
+        return self.on, self.cell.kernel_train, self.cell.kernel_inference
+
 
 @dataclass(frozen=True, slots=True)
 class Alert:

@@ -117,10 +117,9 @@ def group_messages(
     told_in = {(fingerprint, old.endpoint): old.incident for old in groups for fingerprint in _heard(old)}
     for notice in said:
         edge = notice.transition
-        key = (edge.on, edge.cell.kernel_train, edge.cell.kernel_inference)
         for endpoint in dict.fromkeys(str(action.target) for action in edge.actions if action.kind == "webhook"):
             # An end is said where the beginning was.
-            id = told_in.get((edge.fingerprint, endpoint)) or by_key.get(key, edge.fingerprint)
+            id = told_in.get((edge.fingerprint, endpoint)) or by_key.get(edge.incident, edge.fingerprint)
             group = known.get((id, endpoint)) or MessageGroup(id, endpoint, (), (), (), 0.0, 0.0, now)
             known[id, endpoint] = _added(group, notice)
     after: list[MessageGroup] = []

@@ -21,10 +21,10 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import REMEDIES, consequence, reading
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import RUN_ENDED, listed, moment, place
+from kc_otel.contract.words import RUN_ENDED, listed, moment, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, Transition, What
 from kc_otel.judge.facts import KernelInfo
-from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
 from kc_otel.judge.kernel_names import kernel_names, pair_name
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Status, Verdict
@@ -195,17 +195,23 @@ def _alert_name(transition: Transition) -> str:
     return ALERT_NAMES[ROLLED_BACK if transition.step == ROLLED_BACK else transition.on]
 
 
-def _over(transition: Transition, where: str, of: str, *, refuted: bool, contained: bool) -> str:
+def _over(transition: Transition, where: str, of: str, row: BrokenCell | None, *, contained: bool) -> str:
     """Say what ended, for which kernels, and, if nothing refuted it, why."""
     cell, last = transition.cell, transition.verdict
     match transition.on:
         case "fail":
-            if refuted or last.status is Status.PASS or last.ended:
-                return f"{cell.clause} on {where} is resolved{of}"
-            if contained:
-                return f"{cell.clause} on {where} is contained{of}: a router avoids the kernel, which is not repaired"
-            why = "the pair no longer reports while others do, or the contract has changed"
-            return f"{cell.clause} on {where} is closed{of} without proof of recovery: {why}"
+            lasts = row is None or row.until is None
+            if row is not None and row.loosened_to is not None:
+                changed = f"its limit was changed from {number(row.limit)} to {number(row.loosened_to)}"
+                how = f"closed{of}: {changed}; the drift may be as it was"
+            elif (lasts and (last.status is Status.PASS or last.ended)) or (row is not None and row.refuted):
+                how = f"resolved{of}"
+            elif contained:
+                how = f"contained{of}: a router avoids the kernel, which is not repaired"
+            else:
+                why = "the pair, or a recorder of it, no longer reports while others do, or the contract has changed"
+                how = f"closed{of} without proof of recovery: {why}"
+            return f"{cell.clause} on {where} is {how}"
         case "no-data":
             said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "arrive again, and are invalid"}
             end = transition.end or said.get(last.status, "arrive again")
@@ -225,8 +231,8 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str], incide
             over = "the incident is over" if incident is not None else "a person has acted on the rollback"
             said = "whether the version that was rolled back still serves is not known"
             return f"{cell.contract}: {over}{of}; {said}"
-        refuted = incident is not None and incident.refuted
-        return f"{cell.contract}: {_over(transition, where, of, refuted=refuted, contained=_contained(incident))}"
+        row = None if incident is None else incident.cell(cell.clause, cell.slice)
+        return f"{cell.contract}: {_over(transition, where, of, row, contained=_contained(incident))}"
     if transition.step == ROLLED_BACK:
         said = "was rolled back but still serves" if transition.severity == "critical" else "was rolled back"
         if not _shows(transition):
@@ -313,9 +319,7 @@ def _impact(
         )
     if not _shows(first):
         if first.verdict.status is Status.PASS or first.verdict.ended:
-            return (
-                f"The last verdict on {where} no longer shows a breach; its alert fires until the recovery has lasted."
-            )
+            return f"The last verdict on {where} no longer shows a breach; its alert fires until this has lasted."
         return f"The last verdict on {where} neither shows nor refutes the breach; its alert fires until it is refuted."
     estimate = first.verdict.estimate if len(slices) == 1 else math.nan
     return consequence(clauses.get(first.cell.clause), first.on, where, estimate)

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import RUN_ENDED, interval, listed, moment, number, place
+from kc_otel.judge.verdict import Verdict
 
 _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCLUSIVE", "invalid-input": "FAIL"}
 _OPEN: Final = {"fail": "Broken", "no-data": "No data", "inconclusive": "Undecided", "invalid-input": "Invalid input"}
@@ -70,6 +71,7 @@ class BrokenCell:
         held: Whether only its alert says that it is broken: the last verdict does not.
         doubted: Whether the last verdict does not refute it either.
         refuted: Whether a verdict has refuted it since it ended.
+        loosened_to: The changed limit without which the refuting verdict would not pass; None where the drift fell.
     """
 
     clause: str
@@ -88,6 +90,11 @@ class BrokenCell:
     held: bool = False
     doubted: bool = False
     refuted: bool = False
+    loosened_to: float | None = None
+
+    def passes_by_change(self, verdict: Verdict) -> bool:
+        """Return True if a verdict passes only because its limit is above that of the breach."""
+        return self.limit is not None and min(verdict.limit, verdict.upper) > self.limit
 
     @property
     def badness(self) -> float:
@@ -193,11 +200,15 @@ class Incident:
     obeyed: Literal["untaken", "otherwise", "unconfirmed", "recent", "disobeyed", "pinned"] = "untaken"
     gone: bool = False
 
+    def cell(self, clause: str, slice: str) -> BrokenCell | None:
+        """Its cell of a clause on a slice; None where that never was part of it."""
+        return next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
+
     def unproven(self, clause: str, slice: str) -> bool:
         """Return whether a FAIL of one of its cells went away without proof, and may go on."""
         if self.on != "fail" or self.gone or self.state is IncidentState.RESOLVED:
             return False
-        cell = next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
+        cell = self.cell(clause, slice)
         if cell is None:
             return False
         return cell.held and cell.doubted if cell.until is None else not cell.refuted
@@ -211,13 +222,9 @@ class Incident:
     def state_text(self) -> str:
         """State of the incident in words, as the beginning of a sentence."""
         if self.on == "no-data" and not self.kernel_inference:
-            if self.state is not IncidentState.RESOLVED:
-                return "Waiting for first data"
-            arrived = any(cell.refuted for cell in self.cells)
-            return "First data arrived" if arrived else "Closed before any data arrived"
+            return self._first_data_text
         if self.state is not IncidentState.BROKEN:
-            unproven = self.state is IncidentState.RESOLVED and not self.refuted
-            return "Closed without proof of recovery" if unproven else _STATE_WORDS[self.state]
+            return self._over_text
         if self._ended:
             return "Ended"
         if self.ordered_at is None:
@@ -227,6 +234,19 @@ class Incident:
         at = moment(self.ordered_at)[11:16]
         now = "Broken" if self.broken else "No longer measured as broken"
         return f"{now}; routing to the training kernel was ordered at {at} UTC, but {self.obeyed_text}"
+
+    @property
+    def _first_data_text(self) -> str:
+        if self.state is not IncidentState.RESOLVED:
+            return "Waiting for first data"
+        return "First data arrived" if any(cell.refuted for cell in self.cells) else "Closed before any data arrived"
+
+    @property
+    def _over_text(self) -> str:
+        if self.state is IncidentState.RESOLVED and not self.refuted:
+            return "Closed without proof of recovery"
+        loosened = self.state is IncidentState.RESOLVED and any(cell.loosened_to for cell in self.cells)
+        return "Closed by a changed limit" if loosened else _STATE_WORDS[self.state]
 
     @property
     def obeyed_text(self) -> str:
@@ -348,6 +368,11 @@ class Incident:
 
 
 def _extent(worst: BrokenCell, on: str) -> str:
+    changed = "" if worst.loosened_to is None else f"; the limit was then changed to {number(worst.loosened_to)}"
+    return _as_it_was(worst, on) + changed
+
+
+def _as_it_was(worst: BrokenCell, on: str) -> str:
     if on in {"no-data", "invalid-input"} or worst.estimate is None:
         return worst.reason
     when = f" at {moment(worst.at)[11:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""

@@ -15,7 +15,8 @@ is measured all the same (`TrafficSeen`). An absence of measurements alone conta
 recorder may have died. Silence counts as containment once a router has taken an order that keeps requests from the
 kernel, and while anybody reports at all.
 A FAIL that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to serve nobody (it
-was rolled back, or its last recorder shut down in order), or until a person closes it.
+was rolled back, or its last recorder shut down in order), or until a person closes it. Verdicts refute nothing while a
+recorder that reported the version during the breach has not been heard of since: others measure something else.
 Every part of an incident stays part of it until its end. The id is made when the incident begins; neither an earlier
 onset nor a restart changes it.
 """
@@ -95,6 +96,8 @@ class TrafficSeen:
         taken: Unix time at which a router first took an order of an incident, by version of the inference kernel: an
             evaluator that has just begun has heard of no router.
         ended: Whether the last recorder of a kernel pair that reported said that it shuts down.
+        unheard: Whether a recorder that reported a version of the inference kernel during a breach, from its onset to
+            the last FAIL, Unix seconds, has not been heard of since.
     """
 
     measured: Callable[[str, str], float] = lambda _slice, _version: -math.inf
@@ -106,6 +109,7 @@ class TrafficSeen:
     heartbeat: float = 60.0
     taken: Mapping[str, float] = field(default_factory=dict)
     ended: Callable[[str, str], bool] = lambda _train, _inference: False
+    unheard: Callable[[str, tuple[float, float]], bool] = lambda _version, _span: False
 
     def excuses(self, slice: str, version: str, ordered: Callable[[str, str], float | None]) -> bool:
         """Return whether an order explains silence: it was taken, also where it is one for all, and somebody reports.
@@ -177,39 +181,49 @@ def follow(
     known = {incident.key: incident for incident in before}
     after = [_advanced(incident, broken.get(key, {}), now) for key, incident in known.items()]
     after += [_begun(contract, key, cells) for key, cells in broken.items() if key not in known]
-    after = [_settled(_refuted(_with_causes(incident, causes), verdicts), table, now, traffic) for incident in after]
+    after = [_refuted(_with_causes(incident, causes), verdicts, traffic) for incident in after]
+    after = [_settled(incident, table, now, traffic) for incident in after]
     unproven = [incident for incident in after if incident.state is IncidentState.UNPROVEN]
     for oldest in sorted(unproven, key=lambda incident: incident.since)[:-_MOST_UNPROVEN]:
         after[after.index(oldest)] = replace(oldest, state=IncidentState.RESOLVED, resolved_at=now)
     return tuple(sorted(after, key=by_urgency))
 
 
-def _refuted(incident: Incident, verdicts: Sequence[Verdict]) -> Incident:
-    """The incident, whose cells that are over are marked where a verdict shows it."""
-    pair = incident.kernel_train, incident.kernel_inference
+def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSeen) -> Incident:
+    """The incident, whose cells that are over are marked where a verdict shows it.
+
+    What other recorders measure refutes nothing while one that reported during a breach has not been heard of since.
+    """
+    pair = incident.kernel_train, (version := incident.kernel_inference)
     over = {
         Cell(incident.contract, cell.clause, cell.slice, *pair)
         for cell in incident.cells
         if cell.until is not None and not cell.refuted
+        if incident.on != "fail" or not traffic.unheard(version, (cell.since, cell.at or cell.since))
     }
     if not over:
         return incident
     showing = _REFUTED_BY[incident.on]
     # What became of sequences that failed their checks shows in every cell of their kernels; first data, in any's.
     of_input, of_any = any(cell.clause == INPUT_CLAUSE for cell in over), not any(pair)
-    refuting = {
-        verdict.cell[1:3]
+    refuting: dict[Place, Verdict | None] = {
+        verdict.cell[1:3]: verdict
         for verdict in selected(verdicts, showing if of_input or of_any else (), over)
         if (of_any or verdict.cell[-2:] == pair) and verdict.status in showing
         if incident.on != "fail" or verdict.status is Status.PASS or verdict.ended
     }
     if of_input and refuting:
-        refuting = {(INPUT_CLAUSE, ALL), *refuting}
-    cells = (
-        replace(cell, refuted=cell.refuted or (cell.until is not None and (cell.clause, cell.slice) in refuting))
-        for cell in incident.cells
-    )
-    return replace(incident, cells=tuple(cells))
+        refuting[INPUT_CLAUSE, ALL] = None
+
+    def told(cell: BrokenCell) -> BrokenCell:
+        where = cell.clause, cell.slice
+        if cell.refuted or cell.until is None or where not in refuting:
+            return cell
+        verdict = refuting[where]
+        changed = incident.on == "fail" and verdict is not None and cell.passes_by_change(verdict)
+        return replace(cell, refuted=True, loosened_to=verdict.limit if changed and verdict is not None else None)
+
+    return replace(incident, cells=tuple(map(told, incident.cells)))
 
 
 def by_urgency(incident: Incident) -> tuple[Any, ...]:
@@ -234,7 +248,7 @@ def with_actions(
         if edge.what is not What.FIRING:
             continue
         muted = bool(people.silencing(edge.cell, edge.at))
-        mine = done.setdefault((edge.on, edge.cell.kernel_train, edge.cell.kernel_inference), {})
+        mine = done.setdefault(edge.incident, {})
         for action in edge.actions:
             if dry_run or not (action.kind == "webhook" or (muted and action.kind == "notify")):
                 _, slices = mine.setdefault((action.kind, action.target or ""), (edge.at, []))

@@ -32,9 +32,19 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.util.types import AnyValue
+
+from kc_otel.contract.model import Contract
 
 VERSION: Final = importlib.metadata.version("kc-otel")
 SCOPE: Final = InstrumentationScope("kc_otel", VERSION)
+
+
+def scope_of(contract: Contract) -> InstrumentationScope:
+    """The scope of what a recorder exports: it names the version and the slices of the contract that it applies."""
+    slices = [f"{name}={digest}" for name, digest in contract.slice_digests.items()]
+    said: dict[str, AnyValue] = {"kc.contract.version": contract.metadata.version, "kc.contract.slices": slices}
+    return InstrumentationScope("kc_otel", VERSION, attributes=said)
 
 
 _FORK_SECONDS: Final = 1.0
@@ -62,6 +72,7 @@ class ExportLoop:
         resource: The one resource of every export.
         interval: Seconds between exports; inf for exports on request only.
         timeout: Seconds given to the exporter for one export.
+        scope: The instrumentation scope of every export.
     """
 
     def __init__(
@@ -72,8 +83,10 @@ class ExportLoop:
         resource: Resource,
         interval: float,
         timeout: float,
+        scope: InstrumentationScope = SCOPE,
     ) -> None:
         self._source = source
+        self._scope = scope
         self._make = exporters
         self._exporters: Sequence[MetricExporter] | None = None
         self._resource = resource
@@ -151,7 +164,7 @@ class ExportLoop:
             metrics = self._source.collect(time.time_ns())
             if self._exporters is None:
                 self._exporters = self._make()
-            data = MetricsData([ResourceMetrics(self._resource, [ScopeMetrics(SCOPE, metrics, "")], "")])
+            data = MetricsData([ResourceMetrics(self._resource, [ScopeMetrics(self._scope, metrics, "")], "")])
             with self.exporting:
                 refused = [_where(e) for e in self._exporters if not self._is_sent(e, data)]
         except Exception as error:  # noqa: BLE001 - an exporter is foreign code, and this thread has no caller

@@ -151,6 +151,11 @@ def _kernels(core: Core, contract: Contract) -> list[KernelView]:
     current = [kernel for kernel in known if kernel.last_seen >= newest - contract.observability.window]
     routed_to = stand_in(current)
     current = [kernel for kernel in current if kernel.role == "train" or kernel.version not in routed_to]
+    silent = {
+        kernel.version: said
+        for kernel in known
+        if kernel.role == "inference" and (said := core.silent_recorders(contract.name, kernel.version)[1])
+    }
     return [
         KernelView(
             role=kernel.role,
@@ -158,7 +163,10 @@ def _kernels(core: Core, contract: Contract) -> list[KernelView]:
             name=names[kernel.role, kernel.version],
             fields=kernel.fields,
             last_seen=kernel.last_seen,
-            otherwise=list(unlike_declared(contract.kernels, kernel, current)) if kernel in current else [],
+            otherwise=[
+                *(unlike_declared(contract.kernels, kernel, current) if kernel in current else ()),
+                *([silent[kernel.version]] if kernel.role == "inference" and kernel.version in silent else ()),
+            ],
         )
         for kernel in known
     ]

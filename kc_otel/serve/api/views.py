@@ -156,7 +156,8 @@ class KernelView(View):
     fields: dict[str, str]
     last_seen: float
     otherwise: list[str]
-    """Differences from the contract's declaration, while the kernel is among those seen last."""
+    """Differences from the contract's declaration, while the kernel is among those seen last; and recorders of it that
+    fell silent without shutting down while others report."""
 
 
 class ContractView(View):

@@ -8,7 +8,7 @@ const REFUSED = ["malformed", "unknown_contract", "unknown_slice", "future", "la
 const REMEDIES = {
   malformed: "points lack attributes or cannot be read",
   unknown_contract: "the contract they name is not loaded here",
-  unknown_slice: "the slice they name is not in the contract",
+  unknown_slice: "the slice they name is not in the contract, or is another one there",
   future: "the sender’s clock is ahead",
   late: "older than the long window",
   behind: "older than the short window when they arrive: is the sender’s clock behind?",

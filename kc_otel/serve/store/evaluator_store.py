@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Final
@@ -20,6 +20,7 @@ from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.points import INVALID, metric_of
+from kc_otel.judge.recorders import LastReport
 from kc_otel.judge.refused_points import RefusedSender
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.judge.verdict import Cell
@@ -35,7 +36,7 @@ from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
@@ -129,7 +130,7 @@ class EvaluatorStore:
     def restore(self, evaluator: Evaluator) -> None:
         """Read everything into an evaluator that has not taken anything yet.
 
-        Contracts, slices and metrics that are no longer there are left out, and deleted.
+        Contracts, slices and metrics that are no longer there are left out, and deleted; so are redefined slices.
 
         Raises:
             ValueError, KeyError, TypeError, sqlite3.DatabaseError: If the database is damaged.
@@ -137,9 +138,9 @@ class EvaluatorStore:
         row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'judged_at'").fetchone()
         evaluator.listened(float(row[0]) if row else -math.inf)
         self._restore_streams(evaluator)
-        self._restore_series(evaluator)
-        self._restore_evidence(evaluator)
-        self._restore_facts(evaluator)
+        redefined = self._restore_facts(evaluator)
+        self._restore_series(evaluator, redefined)
+        self._restore_evidence(evaluator, redefined)
 
     def _save_judged_at(self, at: float) -> None:
         if self._judged_at != at:
@@ -215,8 +216,9 @@ class EvaluatorStore:
         data = json.dumps(
             {
                 "heard": [[*pair, heard.last, heard.gaps, heard.since] for pair, heard in state.heard.items()],
-                "ended": state.ended,
-                "recorders": {version: sorted(senders) for version, senders in state.recorders.items()},
+                "ended": state.recorders.ended,
+                "recorders": state.recorders.by_version,
+                "slices": state.contract.slice_digests,
                 "refused": [asdict(refused) for refused in state.refused.found.values()],
                 "newest": [
                     [metric, *pair, time] for metric, pairs in state.newest.items() for pair, time in pairs.items()
@@ -239,7 +241,7 @@ class EvaluatorStore:
             self._connection.execute("DELETE FROM evaluator_streams WHERE contract = ?", (name,))
             self._connection.execute("DELETE FROM evaluator_facts WHERE contract = ?", (name,))
 
-    def _restore_series(self, evaluator: Evaluator) -> None:
+    def _restore_series(self, evaluator: Evaluator, redefined: Collection[tuple[str, str]]) -> None:
         found: dict[int, tuple[str, SeriesKey]] = {}
         orphans = []
         for id, name, *key, newest in self._connection.execute("SELECT * FROM evaluator_series"):
@@ -248,7 +250,7 @@ class EvaluatorStore:
             known = state is not None and (
                 metric_of(series.metric) == INVALID or series.slice in (ALL, *UNJUDGED, *PLACES, *state.contract.slices)
             )
-            if state is None or not known:
+            if state is None or not known or (name, series.slice) in redefined:
                 orphans.append((id,))
                 continue
             found[id] = (name, series)
@@ -282,8 +284,8 @@ class EvaluatorStore:
         for (name, number, index), (of, parts) in held.items():
             evaluator.states[name].panes.put(number, index, of, parts)
 
-    def _restore_evidence(self, evaluator: Evaluator) -> None:
-        """Restore the evidence against cells; delete evidence against a limit that has changed."""
+    def _restore_evidence(self, evaluator: Evaluator, redefined: Collection[tuple[str, str]]) -> None:
+        """Restore the evidence against cells; delete evidence against a limit or on a slice that has changed."""
         for name, most in self._connection.execute("SELECT * FROM evaluator_most_cells").fetchall():
             if name in evaluator.states:
                 evaluator.states[name].evidence.most = most
@@ -292,22 +294,30 @@ class EvaluatorStore:
         for *fields, data in self._connection.execute("SELECT * FROM evaluator_evidence").fetchall():
             cell, held = Cell(*fields), decode_evidence(data)
             state = evaluator.states.get(cell.contract)
-            if state is None or not state.evidence.restore(cell, held):
+            changed = (cell.contract, cell.slice) in redefined
+            if state is None or changed or not state.evidence.restore(cell, held):
                 self._connection.execute(
                     "DELETE FROM evaluator_evidence WHERE contract = ? AND clause = ? AND slice = ? "
                     "AND kernel_train = ? AND kernel_inference = ?",
                     fields,
                 )
 
-    def _restore_facts(self, evaluator: Evaluator) -> None:
+    def _restore_facts(self, evaluator: Evaluator) -> set[tuple[str, str]]:
+        """Restore what is known beside the numbers; return the contracts and slices that have been redefined since."""
+        redefined: set[tuple[str, str]] = set()
         for name, data in self._connection.execute("SELECT contract, data FROM evaluator_facts").fetchall():
             if name not in evaluator.states:
                 continue
             state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
             content = json.loads(data)
+            own = state.contract.slice_digests
+            redefined |= {(name, slice) for slice, digest in content["slices"].items() if own.get(slice) != digest}
             state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
-            state.ended = content["ended"]
-            state.recorders = {version: set(senders) for version, senders in content["recorders"].items()}
+            state.recorders.ended = content["ended"]
+            state.recorders.by_version = {
+                version: {sender: LastReport.of(said) for sender, said in senders.items()}
+                for version, senders in content["recorders"].items()
+            }
             for fields in content["refused"]:
                 refused = RefusedSender(**{**fields, "pair": tuple(fields["pair"])})
                 state.refused.found[refused.outcome, refused.pair, refused.sender] = refused
@@ -319,6 +329,7 @@ class EvaluatorStore:
             for fields in content["examples"]:
                 links = tuple((trace, span) for trace, span in fields.pop("links"))
                 examples.kept.append(WorstBatch(**fields, links=links))
+        return redefined
 
     def _id(self, name: str, key: SeriesKey) -> int:
         id = self._ids.get((name, key))

@@ -10,11 +10,13 @@ import json
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from kc_otel.judge.escalation.alerts import PolicyState, Transition, What
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.webhook_body import summary
+from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.plain_json import read_json, to_json
 
 _DRY_RUN_KINDS: Final = {What.FIRING: "would-fire", What.RESOLVED: "would-resolve"}
@@ -109,6 +111,7 @@ class PolicyStore:
         transitions: Sequence[Transition],
         *,
         names: Mapping[tuple[str, str], str] | None = None,
+        incidents: Mapping[tuple[str, str, str], Incident] = MappingProxyType({}),
         dry_run: Collection[str] = (),
         people: People | None = None,
     ) -> tuple[int, ...]:
@@ -117,13 +120,15 @@ class PolicyStore:
         Args:
             transitions: In order.
             names: `kernel_names` of their contract; kernels without one are named by their fingerprints.
+            incidents: Those of their contract, by `Incident.key`.
             dry_run: Names of the contracts that run dry: their actions are logged as `would-fire` and
                 `would-resolve`.
             people: Silences in force; those that mute a transition are logged with it.
         """
         ids = []
         for transition in transitions:
-            data, kind = _details(transition, names or {}), transition.what.value
+            data = _details(transition, names or {}, incidents.get(transition.incident))
+            kind = transition.what.value
             if transition.contract in dry_run:
                 kind = _DRY_RUN_KINDS[transition.what]
                 doing = (
@@ -175,10 +180,10 @@ def _event(row: tuple[int, float, bytes, bytes, bytes]) -> Event:
         return Event(id, at, contract.decode(errors="replace"), "damaged", said, {})
 
 
-def _details(transition: Transition, names: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+def _details(transition: Transition, names: Mapping[tuple[str, str], str], incident: Incident | None) -> dict[str, Any]:
     cell = transition.cell
     return {
-        "message": summary(transition, names),
+        "message": summary(transition, names, incident),
         "clause": cell.clause,
         "slice": cell.slice,
         "kernel_train": cell.kernel_train,

@@ -12,10 +12,11 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.entries import DecisionTable, Pin
 from kc_otel.judge.decisions.table import apply, kept_since, pin, resume
 from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState, Transition
+from kc_otel.judge.escalation.alerts import PolicyState, Transition, What
 from kc_otel.judge.escalation.message_groups import IncidentMessage
 from kc_otel.judge.escalation.notices import NoticeReason
 from kc_otel.judge.escalation.people import People, Silence
+from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.actions_taken import actions_taken
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow, with_actions, with_told, with_word
@@ -673,3 +674,23 @@ def test_a_breach_is_told_as_it_was_and_then_as_it_is() -> None:
     )
     (incident,) = evaluator.tick(150.0, fail("code", estimate=0.05, lower=0.04, at=150.0))
     assert incident.extents[0][1].startswith("0.05 on code, at least 10 times the limit of 0.004")
+
+
+def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved() -> None:
+    """The message says from what to what; where the drift is below the former limit too, it has recovered."""
+    ladder = [{"on": "fail", "do": ["notify"]}]
+    for upper, state, said in (
+        (0.3, "Closed by a changed limit", "is closed"),
+        (0.001, "Resolved", "is resolved"),
+    ):
+        evaluator = Evaluator(ladder)
+        evaluator.tick(0.0, fail("code"))
+        passes = replace(verdict_of("PASS", slice="code"), limit=0.5, upper=upper)
+        (incident,) = evaluator.tick(60.0, passes)
+        assert (incident.state, incident.state_text) == (IncidentState.RESOLVED, state)
+        end = replace(edges_of(fail("code"))[0], what=What.RESOLVED, verdict=passes)
+        assert said in summary(end, {}, incident)
+        changed = "its limit was changed from 0.004 to 0.5" in summary(end, {}, incident)
+        assert changed == (upper == 0.3)
+        ((_, extent),) = incident.extents
+        assert ("the limit was then changed to 0.5" in extent) == changed

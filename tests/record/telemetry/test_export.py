@@ -10,9 +10,11 @@ import pytest
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 from opentelemetry.sdk.resources import Resource
 
+import kc_otel
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.export import SCOPE, ExportLoop
+from tests.tools.contracts import contract_of
 
 NOT_HUNG = 30.0
 """What hangs in these tests hangs until it is let go; all else is done by then, on a busy machine too."""
@@ -94,6 +96,26 @@ def test_one_export_owns_one_resource_and_one_scope(loops):
     assert resource.resource.attributes["service.instance.id"] == "test"
     assert scope.scope is SCOPE
     assert {metric.name for metric in scope.metrics} == {"kc.recorder.tokens", "kc.recorder.export.failures"}
+
+
+def test_the_scope_names_the_version_and_the_slices_of_the_contract_that_is_applied():
+    """A digest of each slice's conditions: other words for them are the same slice, and other values another one."""
+
+    def said(version, task):
+        exporter = Remember()
+        contract = contract_of(
+            version=version, slices={"code": {"where": {"task": task}}, "long": {"where": {"n": ">= 8"}}}
+        )
+        with kc_otel.Recorder(contract, metric_exporter=exporter):
+            pass
+        return dict(exporter.got[-1].resource_metrics[0].scope_metrics[0].scope.attributes)
+
+    first, second, other = said(1, "code"), said(2, ["code"]), said(2, ["code", "math"])
+    assert (first["kc.contract.version"], second["kc.contract.version"]) == (1, 2)
+    (code, long), (other_code, same) = first["kc.contract.slices"], other["kc.contract.slices"]
+    assert second["kc.contract.slices"] == (code, long)
+    assert (code != other_code, long == same) == (True, True)
+    assert (code[:5], long[:5], len(code)) == ("code=", "long=", 13)
 
 
 def test_it_exports_every_interval_though_nothing_changed(loops):

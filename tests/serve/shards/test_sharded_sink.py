@@ -33,6 +33,8 @@ from kc_otel.serve.shards import sharded_sink
 from kc_otel.serve.shards.shard import Shard
 from kc_otel.serve.shards.sharded_sink import ShardedSink, ShardError
 from kc_otel.serve.store.state_file import StateError, open_state
+from tests.judge.conftest import applying, info_request
+from tests.tools.contracts import contract_of
 from tests.tools.exact_senders import CONTRACT, rounds
 from tests.tools.full_disk import refuse_commits, relieve
 
@@ -540,3 +542,35 @@ def test_what_a_shard_refuses_is_told_once_to_the_judge() -> None:
     assert batch() == first
     merge(judge, [first], START)
     assert judge.missing(name, START) == shard.missing(name, START) != []
+
+
+def test_the_judge_knows_the_recorders_of_all_shards() -> None:
+    """When each reported last, whether it ended, and which slices it applies; what is over does not come back."""
+    other = contract_of(version=2, slices={"code": {"where": {"task": "math"}}})
+    served = contract_of(version=3, slices={"code": {"where": {"task": "code"}}})
+    judge, shards = Evaluator([served]), [Evaluator([served], remember=ShardState) for _ in range(2)]
+    recorders = judge.states["policy"].recorders
+
+    def told(shard: Evaluator, number: int, at: float) -> None:
+        batch = unsent_batch(shard, number, {}, 0.0)
+        mark_sent(shard, {})
+        notes = json.loads(json.dumps(batch.notes))
+        merge(judge, [replace(batch, notes=notes)], at)
+
+    for number, shard in enumerate(shards):
+        shard.ingest_metrics(applying(other, info_request(START, 1, f"gpu-{number}")), START)
+        told(shard, 1, START)
+    assert {name: report.otherwise for name, report in recorders.by_version["b" * 12].items()} == {
+        "gpu-0": ("code",), "gpu-1": ("code",),
+    }  # fmt: skip
+    shards[0].ingest_metrics(info_request(START + 10.0, 0, "gpu-0"), START + 10.0)
+    told(shards[0], 2, START + 10.0)
+    assert recorders.by_version["b" * 12].keys() == {"gpu-1"}
+    assert not recorders.all_ended("b" * 12, START)
+    stale = Evaluator([served], remember=ShardState)
+    stale.ingest_metrics(info_request(START, 1, "gpu-0"), START)
+    told(stale, 1, START + 20.0)
+    assert recorders.by_version["b" * 12].keys() == {"gpu-1"}
+    shards[1].ingest_metrics(info_request(START + 30.0, 0, "gpu-1"), START + 30.0)
+    told(shards[1], 2, START + 30.0)
+    assert recorders.all_ended("b" * 12, START + 30.0)

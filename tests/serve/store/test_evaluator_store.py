@@ -123,7 +123,7 @@ def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender
     """An orderly end does not become a silence that alarms, and a wrong clock is said with the time since when."""
     first, store, source = Evaluator([contract(slices={})]), EvaluatorStore(connection), sender()
     first.ingest_metrics(source.request(now, np.full(2000, 1e-4)), now)
-    first.states["policy"].ended["bbbbbbbbbbbb"] = now
+    first.states["policy"].recorders.ended["bbbbbbbbbbbb"] = now
     first.ingest_metrics(sender(instance="gpu-7").request(now + 3600, [0.1]), now)
     written(store, first, connection)
     again = Evaluator([contract(slices={})])
@@ -165,6 +165,21 @@ def test_only_what_changed_is_written(contract: Any, sender: Any, now: float, co
     evaluator.ingest_metrics(senders[0].request(now + 1, [0.5]), now + 1)
     written(store, evaluator, connection)
     assert connection.total_changes - before <= 5
+
+
+def test_what_was_counted_for_a_slice_that_is_redefined_is_gone(contract, sender, now, connection):
+    """Windows and evidence of the former slice are no verdict on the new one; other slices go on."""
+    evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
+    for source in (sender(), sender(slice="code", instance="1")):
+        evaluator.ingest_metrics(source.request(now, np.full(2000, 1e-4)), now)
+    verdicts_of(evaluator, now)
+    written(store, evaluator, connection)
+    for task, status in (("code", "PASS"), ("other", "NO_DATA")):
+        again = Evaluator([contract(slices={"code": {"where": {"task": task}}})])
+        EvaluatorStore(connection).restore(again)
+        found = {verdict.cell.slice: verdict.status.value for verdict in verdicts_of(again, now + 1)}
+        assert found == {"all": "PASS", "code": status}
+    assert {cell.slice for cell in again.states["policy"].evidence.cells} == {"all"}
 
 
 @pytest.mark.slow

@@ -1,0 +1,163 @@
+"""The recorders of a contract, by the kernel version that each reports: when last, whether it ended, and its slices.
+
+A recorder says with each export which kernel version is in use, and before it shuts down that it is done with it. One
+that stops without a word may have died beside a kernel that serves: what it measured is not known to be over because
+other recorders of the version measure something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from kc_otel.contract.units import format_duration
+
+_MAX_VERSIONS: Final = 256
+"""Kernel versions whose recorders are remembered: those that were reported last."""
+_MAX_RECORDERS: Final = 4096
+"""Recorders of a version that are told apart."""
+_MORE_RECORDERS: Final = "\0"
+"""Stands for those beyond, of which nobody knows whether they ended."""
+_HEARTBEATS: Final = 2.0
+"""Heartbeats without a report after which a recorder is silent: one export of it may be late or lost."""
+
+_MAX_NAMED: Final = 3
+"""Recorders that a sentence names."""
+
+
+class LastReport(NamedTuple):
+    """The last report of a recorder.
+
+    Attributes:
+        at: Unix time in seconds.
+        back: Unix time at which it reported again after it had been silent, seconds; 0 for never.
+        version: metadata.version of the contract that it applies; 0 where it does not say.
+        otherwise: Slices of the evaluator's contract that this one lacks, or defines in another way.
+    """
+
+    at: float
+    back: float = 0.0
+    version: int = 0
+    otherwise: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, said: Sequence[Any]) -> LastReport:
+        """The report that JSON has as a list."""
+        at, back, version, otherwise = said
+        return cls(at, back, version, tuple(otherwise))
+
+
+class Recorders:
+    """Recorders that reported a kernel version and did not say that they are done with it.
+
+    Args:
+        heartbeat: Seconds within which every recorder exports.
+        window: Seconds of the short window.
+
+    Attributes:
+        by_version: Last reports, by kernel version and sender.
+        ended: Unix time at which a recorder last said that it is done with a kernel version, seconds.
+    """
+
+    def __init__(self, heartbeat: float, window: float) -> None:
+        self.by_version: dict[str, dict[str, LastReport]] = {}
+        self.ended: dict[str, float] = {}
+        self._patience = _HEARTBEATS * heartbeat
+        self._window = window
+
+    def hear(self, version: str, sender: str, report: LastReport, *, done: bool) -> None:
+        """Note that a recorder reports a kernel version, or is done with it: it shuts down, or records another."""
+        senders = self.by_version.pop(version, {})
+        self.by_version[version] = senders  # the newest is at the end
+        while len(self.by_version) > _MAX_VERSIONS:
+            oldest = next(iter(self.by_version))
+            del self.by_version[oldest]
+            self.ended.pop(oldest, None)
+        if done:
+            senders.pop(sender, None)
+            self.ended[version] = report.at
+            return
+        if sender not in senders and len(senders) >= _MAX_RECORDERS:
+            sender = _MORE_RECORDERS
+        before = senders.get(sender)
+        if before is not None:
+            was_silent = report.at - before.at > self._patience
+            report = report._replace(back=report.at if was_silent else before.back)
+        senders[sender] = report
+
+    def merge(self, version: str, sender: str, report: LastReport, *, done: bool) -> None:
+        """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
+        known = self.by_version.get(version, {}).get(sender)
+        if report.at > (self.ended.get(version, -math.inf) if known is None else known.at):
+            self.hear(version, sender, report, done=done)
+
+    def all_ended(self, version: str, last: float) -> bool:
+        """Return True if each recorder of a version is done with it, and it was not heard of after that."""
+        ended = self.ended.get(version)
+        return ended is not None and not self.by_version.get(version) and ended >= last
+
+    def shared(self) -> set[str]:
+        """Kernel versions that several recorders report."""
+        return {version for version, senders in self.by_version.items() if len(senders) > 1}
+
+    def silent(self, version: str, silence: Callable[[float], float]) -> dict[str, float]:
+        """Seconds of silence of each recorder of a version that fell silent without a word.
+
+        Args:
+            version: The kernel version.
+            silence: Returns the seconds of silence of who was heard last at a Unix time.
+        """
+        found = {sender: silence(report.at) for sender, report in self.by_version.get(version, {}).items()}
+        return {sender: quiet for sender, quiet in found.items() if quiet > self._patience}
+
+    def silent_members(self, version: str, silence: Callable[[float], float], lasting: float) -> tuple[int, str]:
+        """Count the recorders of a version that fell silent without a word while others of it report.
+
+        Args:
+            version: The kernel version.
+            silence: As in `silent`.
+            lasting: Seconds of silence after which a recorder is counted no more.
+
+        Returns:
+            How many they are, and the sentence that names them; empty for none.
+        """
+        silent, all_of_it = self.silent(version, silence), len(self.by_version.get(version, ()))
+        lately = sorted((quiet, sender) for sender, quiet in silent.items() if quiet <= lasting)
+        if not lately or len(silent) == all_of_it:
+            return 0, ""
+        named = [f"{sender} for {format_duration(round(quiet))}" for quiet, sender in lately[:_MAX_NAMED]]
+        named += [f"{len(lately) - _MAX_NAMED} more"] if len(lately) > _MAX_NAMED else []
+        are = f"{len(lately)} of {all_of_it} recorders {'is' if len(lately) == 1 else 'are'}"
+        return len(lately), f"{are} silent without having shut down: {', '.join(named)}"
+
+    def unheard(self, version: str, span: tuple[float, float], now: float, silence: Callable[[float], float]) -> bool:
+        """Return True if a recorder that reported a version during a breach has not been heard of since.
+
+        One that was silent and reports again is heard once all of a window is from after its return.
+
+        Args:
+            version: The kernel version.
+            span: Unix times of the breach's onset and of the last FAIL, seconds.
+            now: Unix time in seconds.
+            silence: As in `silent`.
+        """
+        silent = self.silent(version, silence)
+        return any(
+            report.at <= span[1] or sender in silent or now - report.back < self._window
+            for sender, report in self.by_version.get(version, {}).items()
+            if report.at > span[0] - self._patience
+        )
+
+    def otherwise(self, now: float) -> Iterator[tuple[str, LastReport]]:
+        """Yield kernel versions and recorders that have other slices than this contract, of those heard lately."""
+        for version, senders in self.by_version.items():
+            for report in senders.values():
+                if report.otherwise and now - report.at <= max(self._patience, self._window):
+                    yield version, report
+
+    def turn_back(self, now: float) -> None:
+        """The clock went back: none reported later than now."""
+        for senders in self.by_version.values():
+            for sender, report in senders.items():
+                senders[sender] = report._replace(at=min(report.at, now), back=min(report.back, now))

@@ -1,0 +1,104 @@
+"""Recorders that apply another contract than the evaluator: what they call by a slice's name may be another slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kc_otel.contract.model import Contract
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.verdict import Status
+from tests.judge.conftest import NOW, Sender, applying, info_request, make_contract, merge
+from tests.tools.verdicts import verdicts_of
+
+SERVED = make_contract()
+NEWER = make_contract(version=4, statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.2}])
+OTHER = make_contract(version=2, slices={"code": {"where": {"task": ["code", "math"]}}})
+LACKING = make_contract(version=2, slices={})
+
+
+class Reporting:
+    """A recorder that applies a contract."""
+
+    def __init__(self, applied: Contract | None, instance: str = "0") -> None:
+        self.applied, self.instance = applied, instance
+        slices = ("all", "code") if applied is None or applied.slices else ("all",)
+        self.senders = [Sender(slice=slice, instance=instance, start=NOW - 1.0) for slice in slices]
+
+    def request(self, at: float, value: float = 1e-4) -> Any:
+        observed = (sender.request(at, np.full(5000, value)) for sender in self.senders)
+        request = merge(info_request(at, 1, self.instance), *observed)
+        return request if self.applied is None else applying(self.applied, request)
+
+
+def judged(evaluator: Evaluator, at: float) -> dict[str, tuple[Status, str]]:
+    return {verdict.cell.slice: (verdict.status, verdict.reason) for verdict in verdicts_of(evaluator, at)}
+
+
+def take(evaluator: Evaluator, at: float, *requests: Any) -> None:
+    """As columns, where the evaluator uses them."""
+    for request in requests:
+        message = evaluator.columns_of(request.SerializeToString(), 1000)
+        evaluator.ingest_metrics(request if message is None else message, at)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_slice_that_every_recorder_defines_otherwise_has_no_verdict(columns: bool) -> None:
+    """Also where a recorder of the same identity measured the slice that is meant; other slices are judged."""
+    evaluator = Evaluator([SERVED])
+    if columns:
+        evaluator.use_columns()
+    right, wrong = Reporting(SERVED), Reporting(OTHER)
+    for step in range(6):
+        take(evaluator, NOW + 10.0 * step, right.request(NOW + 10.0 * step))
+    assert {status for status, _ in judged(evaluator, NOW + 50.0).values()} == {Status.PASS}
+    at = NOW + 8000.0
+    for sender in wrong.senders:
+        sender.restart(at - 1.0)
+    for step in range(6):
+        take(evaluator, at + 10.0 * step, wrong.request(at + 10.0 * step))
+    found = judged(evaluator, at + 50.0)
+    assert found["all"][0] is Status.PASS
+    assert found["code"][0] is Status.NO_DATA
+    assert found["code"][1].endswith(
+        "a recorder applies version 2 of the contract, where slice code is another or missing; the evaluator has "
+        "version 3"
+    )
+    (row,) = evaluator.missing("policy", at + 50.0)
+    assert (row.outcome, row.senders) == ("unknown_slice", 1)
+    assert row.text.startswith("slice code of policy version 3 is another or missing in version 2, which the recorder")
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("applied", [OTHER, LACKING])
+def test_a_slice_that_some_recorders_define_otherwise_does_not_pass(columns: bool, applied: Contract) -> None:
+    """What the others measure of it is judged, and may fail; it passes once all that report apply the contract."""
+    for value, status in ((1e-4, Status.INCONCLUSIVE), (0.5, Status.FAIL)):
+        evaluator = Evaluator([SERVED])
+        if columns:
+            evaluator.use_columns()
+        right, wrong = Reporting(SERVED), Reporting(applied, "1")
+        for step in range(6):
+            at = NOW + 10.0 * step
+            take(evaluator, at, right.request(at, value), wrong.request(at))
+        found = judged(evaluator, at)
+        assert found["code"][0] is status
+        if status is Status.FAIL:
+            continue
+        assert found["all"][0] is Status.PASS
+        assert "no PASS" in found["code"][1]
+        assert "a recorder applies version 2 of the contract, where slice code is another" in found["code"][1]
+        take(evaluator, at + 10.0, right.request(at + 10.0), applying(applied, info_request(at + 10.0, 0, "1")))
+        assert judged(evaluator, at + 10.0)["code"][0] is Status.PASS
+
+
+@pytest.mark.parametrize("applied", [NEWER, None])
+def test_the_same_slices_of_another_version_are_judged(applied: Contract | None) -> None:
+    """A limit is changed without a restart of trainers; a sender that says nothing of its contract is believed."""
+    evaluator, recorder = Evaluator([SERVED]), Reporting(applied)
+    for step in range(6):
+        take(evaluator, NOW + 10.0 * step, recorder.request(NOW + 10.0 * step))
+    assert {status for status, _ in judged(evaluator, NOW + 50.0).values()} == {Status.PASS}
+    assert evaluator.missing("policy", NOW + 50.0) == []

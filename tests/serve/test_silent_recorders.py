@@ -1,0 +1,173 @@
+"""A recorder that falls silent without a word: what it measured is not over because others measure something else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kc_otel.contract.load import load_text
+from kc_otel.judge.incidents.incident import IncidentState
+from kc_otel.judge.verdict import Status
+from kc_otel.serve.core import Core
+from kc_otel.serve.people_orders import acknowledge
+from kc_otel.serve.store.state_file import open_state
+from kc_otel.serve.webhooks.outbox import DeliveryState
+from tests.judge.conftest import NOW, Sender, info_request, merge
+from tests.tools.api import client_of
+
+CONTRACT = load_text(
+    """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels:
+  train: {engine: torch, dtype: float32}
+  inference: {engine: vllm, dtype: bfloat16}
+statistical:
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
+observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
+escalation:
+  - {on: fail, clear_for: 1s, severity: critical, do: [{webhook: pager}]}
+""",
+    "policy.yaml",
+)
+STEP = 10.0
+
+
+class Fleet:
+    """Recorders of one kernel version, and a core that they report to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.now = path, NOW
+        self.senders = {name: Sender(instance=name, start=NOW - 1.0) for name in ("broken", "healthy", "third")}
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the evaluator; nobody else may hold its state file."""
+        self.connection = open_state(self.path)
+        self.core = Core([CONTRACT], self.connection, external_url="", now=self.now)
+
+    def run(self, seconds: float, **means: float) -> None:
+        """Recorders of these names report observations of about this size, the others nothing."""
+        for _ in range(round(seconds / STEP)):
+            self.now += STEP
+            for name, mean in means.items():
+                observed = self.senders[name].request(self.now, np.full(2000, mean))
+                self.core.metrics(merge(observed, info_request(self.now, 1, name)), self.now)
+            self.core.tick(self.now)
+
+    def ends(self) -> list[str]:
+        """First lines of the webhooks that told of an end."""
+        bodies = [json.loads(message.body) for message in self.core.outbox.messages(DeliveryState.WAITING)]
+        return [body["alerts"][0]["annotations"]["summary"] for body in bodies if body["status"] == "resolved"]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path / "state.sqlite")
+    made.run(60, broken=0.001, healthy=0.001)
+    made.run(30, broken=0.4, healthy=0.001)
+    (incident,) = made.core.incidents()
+    assert incident.state is IncidentState.BROKEN
+    yield made
+    made.connection.close()
+
+
+def test_a_breach_whose_recorder_died_is_not_resolved_by_what_others_measure(fleet: Fleet) -> None:
+    """All of the window is the healthy one's, and passes: the incident stays, and nobody is told of an end."""
+    fleet.run(20, healthy=0.001)
+    for _ in range(3):
+        fleet.run(600, healthy=0.001)
+        (verdict, _, _), *_ = fleet.core.history.cells()
+        (incident,) = fleet.core.incidents()
+        assert (verdict.status, incident.state) == (Status.PASS, IncidentState.UNPROVEN)
+        assert fleet.ends() == []
+        fleet.connection.close()
+        fleet.begin()
+    assert any("without proof of recovery" in event.message for event in fleet.core.events.newest(limit=50))
+    assert not any("is resolved" in event.message for event in fleet.core.events.newest(limit=50))
+
+
+def shut_down(fleet: Fleet) -> None:
+    fleet.core.metrics(info_request(fleet.now, 0, "broken"), fleet.now)
+
+
+def closed_by_a_person(fleet: Fleet) -> None:
+    acknowledge(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+
+
+@pytest.mark.parametrize(
+    ("happens", "seconds", "said"),
+    [
+        (shut_down, 10, "is resolved"),
+        (closed_by_a_person, 10, "without proof of recovery: the pair, or a recorder of it, no longer reports"),
+    ],
+)
+def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(
+    fleet: Fleet, happens: Callable[[Fleet], Any], seconds: float, said: str
+) -> None:
+    """An orderly end proves what the others measure; a person's word proves nothing, and the message says so."""
+    fleet.run(200, healthy=0.001)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    happens(fleet)
+    fleet.run(seconds, healthy=0.001)
+    (end,) = fleet.ends()
+    assert fleet.core.incidents() == ()
+    assert said in end
+
+
+def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after_that(fleet: Fleet) -> None:
+    """Its first report proves nothing: what it measures now has not filled a window yet."""
+    fleet.run(200, healthy=0.001)
+    fleet.run(50, healthy=0.001, broken=0.001)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    fleet.run(30, healthy=0.001, broken=0.001)
+    assert fleet.core.incidents() == ()
+    assert "is resolved" in fleet.ends()[0]
+
+
+def test_a_recorder_that_died_before_the_breach_keeps_no_incident(tmp_path: Path) -> None:
+    """It measured nothing of it: the recovery of those that did is one."""
+    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet.run(60, third=0.001, healthy=0.001)
+    fleet.run(120, healthy=0.001)
+    fleet.run(30, healthy=0.4)
+    assert fleet.core.incidents()
+    fleet.run(600, healthy=0.001)
+    assert fleet.core.incidents() == ()
+    assert "is resolved" in fleet.ends()[0]
+
+
+def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(tmp_path: Path) -> None:
+    """By status, the page and a metric, with its name; not once it reports again, and not where all are silent."""
+    fleet = Fleet(tmp_path / "state.sqlite")
+
+    def told() -> tuple[list[str], float]:
+        about = 'kc_evaluator_silent{kc_contract="policy",kc_kernel_inference="bbbbbbbbbbbb"} '
+        client = client_of(fleet.core)
+        (contract,) = client.get("/api/v1/contracts").json()["contracts"]
+        (line,) = [line for line in client.get("/metrics").text.splitlines() if line.startswith(about)]
+        (kernel,) = contract["kernels"]
+        return [said for said in kernel["otherwise"] if "silent" in said], float(line.removeprefix(about))
+
+    fleet.run(60, broken=0.001, healthy=0.001, third=0.001)
+    assert told() == ([], 0.0)
+    fleet.run(60, broken=0.001, healthy=0.001)
+    assert told() == ([], 0.0), "one export may be late"
+    fleet.run(10, broken=0.001, healthy=0.001)
+    assert told() == (["1 of 3 recorders is silent without having shut down: third for 1m10s"], 1.0)
+    assert {verdict.status for verdict, _, _ in fleet.core.history.cells()} == {Status.PASS}
+    assert (fleet.core.incidents(), fleet.core.firing()) == ((), {})
+    fleet.run(10, broken=0.001, healthy=0.001, third=0.001)
+    assert told() == ([], 0.0)
+    fleet.run(70, broken=0.001)
+    assert told()[1] == 2.0
+    fleet.run(240, broken=0.001)
+    assert told() == ([], 0.0), "the long window is over"
+    fleet.run(70)
+    assert told() == ([], 0.0), "all are silent, which is another matter"
