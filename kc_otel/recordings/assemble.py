@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.slices import LENGTH
+from kc_otel.record.measure.altered import offset_by_row
 from kc_otel.record.measure.arrays import as_bool
 from kc_otel.record.measure.checks import InvalidReason, check_block, difference
 from kc_otel.record.measure.packing import Block
@@ -181,6 +182,11 @@ def _check(
             )
 
     density = all(table.attributes[row].get(DENSITY) is True for row in numbers)
+    of_rows = (np.arange(lengths.size), starts.astype(np.intp), lengths.astype(np.intp))
+    sides = " and ".join(table.names.get(side, side) for side in ("train", "inference"))
+    if not density and (wrong := offset_by_row(Block(*of_rows, given["train"], given["inference"]))):
+        problems.add(f"INVALID INPUT, not_logprobs: {sides}: {wrong[0].of(lengths.size)}. {remedy('not_logprobs')}")
+        return
     for role in (name for name in FLOATS if name in given):
         note(role, np.isnan(given[role]), "mask the token, leave the row out, or find out why")
         note(role, *_impossible(role, given[role], density=density))
@@ -189,12 +195,9 @@ def _check(
     _renormalise(given, note)
     if problems.all():
         return
-    block = Block(
-        np.arange(lengths.size), starts.astype(np.intp), lengths.astype(np.intp), given["train"], given["inference"]
-    )
+    block = Block(*of_rows, given["train"], given["inference"])
     log_w = difference(block)
     checked = check_block(block, log_w, density=density)
-    sides = " and ".join(table.names.get(side, side) for side in ("train", "inference"))
     sound = checked.codes == InvalidReason.VALID
     tokens = np.repeat(sound, lengths)
     roles: tuple[str, ...] = ("train", "inference", "token_ids")
@@ -205,7 +208,8 @@ def _check(
         else None
     )
     found = []
-    for code in np.unique(checked.codes[~sound]):
+    codes, often = np.unique(checked.codes[~sound], return_counts=True)
+    for code in codes[np.argsort(-often, kind="stable")]:
         rows, reason = np.flatnonzero(checked.codes == code), InvalidReason(code)
         what = f"{checked.why[reason]}. " if reason in checked.why else ""
         place = table.place(int(numbers[rows[0]]))
