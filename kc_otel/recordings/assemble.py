@@ -15,6 +15,7 @@ from kc_otel.record.measure.arrays import as_bool
 from kc_otel.record.measure.checks import InvalidReason, check_block, difference
 from kc_otel.record.measure.packing import Block
 from kc_otel.record.measure.penalties import LOOK, penalised
+from kc_otel.record.measure.remarks import swapped
 from kc_otel.record.measure.same_prompt import TOO_SURE, more_than_all
 from kc_otel.record.measure.sampled import saturated
 from kc_otel.record.measure.truncation import renormalised
@@ -214,8 +215,8 @@ def _check(
         what = f"{checked.why[reason]}. " if reason in checked.why else ""
         place = table.place(int(numbers[rows[0]]))
         found.append((f"{reason.name.lower()}: {place}: {sides}: {what}{remedy(reason.name.lower())}", rows.size))
-    if said:  # what nearly all rows show comes before what few do
-        few = np.count_nonzero(~sound) < _FEW_SEQUENCES_SHARE * sound.size
+    if said:  # what nearly all rows show comes before what few do, unless the few have an exact cause
+        few = np.count_nonzero(~sound) < _FEW_SEQUENCES_SHARE * sound.size and not checked.why
         found.insert(0 if few else len(found), (f"{said[0]}: {sides}: {said[1]}. {remedy(said[0])}", 1))
     for words, times in found:
         problems.add(f"INVALID INPUT, {words}", times=times)
@@ -235,16 +236,15 @@ def _not_sampled(
         train, inference, ids = (given[role][: lengths[few].sum()] for role in ("train", "inference", "token_ids"))
         if said := penalised(train, inference, ids, lengths[few]):
             return "penalised_sampling", said
-    ratios = np.exp(saturated(log_w))
-    if surely_surplus(surplus(ratios - 1.0)):
-        return "not_sampled", f"the mean of P/Q over {log_w.size:,} tokens is {ratios.mean():.3g}"
-    if surely_surplus(sureness(given["inference"])):
-        return "not_sampled", TOO_SURE
     prompts = [group_of(table.attributes[row]) for row in numbers]
-    if "token_ids" in given and None not in prompts:
-        said = more_than_all(given["inference"][starts], given["token_ids"][starts], prompts)
-        return ("not_sampled", said) if said else None
-    return None
+    first = ("token_ids" in given and None not in prompts) and (given["inference"][starts], given["token_ids"][starts])
+    if first and (said := more_than_all(*first, prompts)):
+        return "not_sampled", said
+    exact = saturated(log_w)
+    if surely_surplus(surplus(np.expm1(exact))):
+        said = f"the mean of P/Q over {log_w.size:,} tokens is {np.exp(exact).mean():.3g}"
+        return "not_sampled", swapped(exact.astype(np.float64)) or said
+    return ("not_sampled", TOO_SURE) if surely_surplus(sureness(given["inference"])) else None
 
 
 def _impossible(role: str, values: NDArray[np.float64], *, density: bool) -> tuple[NDArray[np.bool_], str]:

@@ -171,7 +171,9 @@ def offset_by_row(block: Block) -> list[PairingFault]:
     sizes = np.sort(low[rows])
     if 2 * np.count_nonzero(np.diff(sizes) > _LAST_BITS) < rows.size:
         return []
-    said = f"the sides differ by one number at all tokens of a sequence, by {sizes[0]:.3g} to {sizes[-1]:.3g}: a mean or "
+    said = (
+        f"the sides differ by one number at all tokens of a sequence, by {sizes[0]:.3g} to {sizes[-1]:.3g}: a mean or "
+    )
     said += "a sum over the sequence (GSPO's ratio, a baseline) was added to each token's number"
     return [PairingFault(InvalidReason.NOT_LOGPROBS, rows, said)]
 
