@@ -84,6 +84,8 @@ No check finds these faults, because the numbers are consistent with them:
 - One side replaced by the mean of both, both sides transformed by the same smooth function, or tokens left out because
   the sides differ there: drift looks smaller, and a bad kernel may pass. Record numbers before anything changes or
   selects them.
+- Single tokens replaced at irregular places (borders of packed chunks), or improbable ones raised to the end of a list
+  of the likeliest: drift looks larger.
 - top-p on one side only, hidden by drift: the removed mass adds to the drift, and the kernel looks worse.
 - Both sides rounded in the same way: the remaining difference is measured, and errors in both directions cancel.
 - Text that was scored but not sampled, such as tool output, under kernels that hardly differ: a model predicts it like

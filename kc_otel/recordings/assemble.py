@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.slices import LENGTH
+from kc_otel.record.measure.altered import offset_by_row
 from kc_otel.record.measure.arrays import as_bool
 from kc_otel.record.measure.checks import InvalidReason, check_block, difference
 from kc_otel.record.measure.packing import Block
 from kc_otel.record.measure.penalties import LOOK, penalised
+from kc_otel.record.measure.remarks import swapped
 from kc_otel.record.measure.same_prompt import TOO_SURE, more_than_all
 from kc_otel.record.measure.sampled import saturated
 from kc_otel.record.measure.truncation import renormalised
@@ -181,6 +183,11 @@ def _check(
             )
 
     density = all(table.attributes[row].get(DENSITY) is True for row in numbers)
+    of_rows = (np.arange(lengths.size), starts.astype(np.intp), lengths.astype(np.intp))
+    sides = " and ".join(table.names.get(side, side) for side in ("train", "inference"))
+    if not density and (wrong := offset_by_row(Block(*of_rows, given["train"], given["inference"]))):
+        problems.add(f"INVALID INPUT, not_logprobs: {sides}: {wrong[0].of(lengths.size)}. {remedy('not_logprobs')}")
+        return
     for role in (name for name in FLOATS if name in given):
         note(role, np.isnan(given[role]), "mask the token, leave the row out, or find out why")
         note(role, *_impossible(role, given[role], density=density))
@@ -189,12 +196,9 @@ def _check(
     _renormalise(given, note)
     if problems.all():
         return
-    block = Block(
-        np.arange(lengths.size), starts.astype(np.intp), lengths.astype(np.intp), given["train"], given["inference"]
-    )
+    block = Block(*of_rows, given["train"], given["inference"])
     log_w = difference(block)
     checked = check_block(block, log_w, density=density)
-    sides = " and ".join(table.names.get(side, side) for side in ("train", "inference"))
     sound = checked.codes == InvalidReason.VALID
     tokens = np.repeat(sound, lengths)
     roles: tuple[str, ...] = ("train", "inference", "token_ids")
@@ -205,13 +209,14 @@ def _check(
         else None
     )
     found = []
-    for code in np.unique(checked.codes[~sound]):
+    codes, often = np.unique(checked.codes[~sound], return_counts=True)
+    for code in codes[np.argsort(-often, kind="stable")]:
         rows, reason = np.flatnonzero(checked.codes == code), InvalidReason(code)
         what = f"{checked.why[reason]}. " if reason in checked.why else ""
         place = table.place(int(numbers[rows[0]]))
         found.append((f"{reason.name.lower()}: {place}: {sides}: {what}{remedy(reason.name.lower())}", rows.size))
-    if said:  # what nearly all rows show comes before what few do
-        few = np.count_nonzero(~sound) < _FEW_SEQUENCES_SHARE * sound.size
+    if said:  # what nearly all rows show comes before what few do, unless the few have an exact cause
+        few = np.count_nonzero(~sound) < _FEW_SEQUENCES_SHARE * sound.size and not checked.why
         found.insert(0 if few else len(found), (f"{said[0]}: {sides}: {said[1]}. {remedy(said[0])}", 1))
     for words, times in found:
         problems.add(f"INVALID INPUT, {words}", times=times)
@@ -231,16 +236,15 @@ def _not_sampled(
         train, inference, ids = (given[role][: lengths[few].sum()] for role in ("train", "inference", "token_ids"))
         if said := penalised(train, inference, ids, lengths[few]):
             return "penalised_sampling", said
-    ratios = np.exp(saturated(log_w))
-    if surely_surplus(surplus(ratios - 1.0)):
-        return "not_sampled", f"the mean of P/Q over {log_w.size:,} tokens is {ratios.mean():.3g}"
-    if surely_surplus(sureness(given["inference"])):
-        return "not_sampled", TOO_SURE
     prompts = [group_of(table.attributes[row]) for row in numbers]
-    if "token_ids" in given and None not in prompts:
-        said = more_than_all(given["inference"][starts], given["token_ids"][starts], prompts)
-        return ("not_sampled", said) if said else None
-    return None
+    first = ("token_ids" in given and None not in prompts) and (given["inference"][starts], given["token_ids"][starts])
+    if first and (said := more_than_all(*first, prompts)):
+        return "not_sampled", said
+    exact = saturated(log_w)
+    if surely_surplus(surplus(np.expm1(exact))):
+        said = f"the mean of P/Q over {log_w.size:,} tokens is {np.exp(exact).mean():.3g}"
+        return "not_sampled", swapped(exact.astype(np.float64)) or said
+    return ("not_sampled", TOO_SURE) if surely_surplus(sureness(given["inference"])) else None
 
 
 def _impossible(role: str, values: NDArray[np.float64], *, density: bool) -> tuple[NDArray[np.bool_], str]:

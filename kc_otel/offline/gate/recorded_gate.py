@@ -40,8 +40,8 @@ from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge, recordable
 from kc_otel.offline.gate.sampling_terms import in_force
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.measure.checks import not_checked
 from kc_otel.record.measure.packing import Block
+from kc_otel.record.measure.remarks import remarks
 from kc_otel.record.measure.storage_grid import CoarseSide, coarse_side
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
@@ -88,8 +88,8 @@ class GatedRecording:
         sampling: Values of each sampling parameter that its sequences name, where the contract lists any.
         content: SHA-256 of the numbers in it, 64 hex digits; the same for a file that was saved in another way or has
             the sequences in another order.
-        unchecked: What its numbers are too few, too sure or too ambiguous to be checked for; empty for nothing. It
-            follows from the bytes, too.
+        unchecked: Remarks on its numbers, and what they are too few, too sure or too ambiguous to be checked for;
+            empty for nothing. It follows from the bytes, too.
         repeated: Further sequences that do not count, for they are others again; see `first_of_each`.
     """
 
@@ -165,14 +165,15 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
         repeated=int(first.size - first.sum()),
         unchecked=""
         if recording.density
-        else not_checked(
+        else remarks(
             Block(
                 np.arange(recording.lengths.size),
                 recording.starts,
                 recording.lengths,
                 recording.train,
                 recording.inference,
-            )
+            ),
+            recording.token_ids,
         ),
     )
     return about, recording

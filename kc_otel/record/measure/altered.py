@@ -111,10 +111,10 @@ def looks_altered(block: Block, log_w: Floats, edges: tuple[Floats, ...]) -> boo
                 return True
     if _edge(np.abs(log_w)):
         return True
-    few, ends = np.sort(block.inference[some]), (log_w[some], -log_w[some])
-    piles = [block.inference[some][end >= end.max() - _LAST_BITS] for end in ends if end.max() > _SCALE]
+    few, ends = np.sort(block.inference[some]), (log_w, -log_w)
+    piles = [block.inference[end >= most - _LAST_BITS] for end in ends if (most := end.max()) > _SCALE]
     again = few[1:][few[1:] == few[:-1]]
-    where = log_w if (size := float(np.abs(ends[0]).mean())) > _COPY_DRIFT else log_w[some]
+    where = log_w if (size := float(np.abs(log_w[some]).mean())) > _COPY_DRIFT else log_w[some]
     same = block.inference[np.flatnonzero(where == 0.0)[:_LOOK_TOKENS]] if size > _SCALE else few[:0]
     return any(
         log_w.size > odd.size >= least and np.count_nonzero(fine(odd[odd < -UNSURE][:_FEW])) >= least
@@ -130,7 +130,8 @@ def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> list
         edges: As in `looks_altered`.
         apart: Whether the sides differ by nats, so that the inference side may be sound where the other is not.
     """
-    found: list[PairingFault] = []
+    if found := offset_by_row(block):
+        return found
     sides = ((1, block.inference, "inference"), (0, block.train, "training"))
     for number, side, name in sides:
         if number == 0 and not (apart or found):
@@ -147,6 +148,34 @@ def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> list
             every = np.arange(block.rows.size)
             found.append(PairingFault(InvalidReason.NOT_LOGPROBS, every, f"numbers of the {name} side {said}"))
     return found
+
+
+def offset_by_row(block: Block) -> list[PairingFault]:
+    """Rows, most of them, in which the sides differ by one number throughout, and by another in other rows."""
+    log_w = block.train[:_LOOK_TOKENS].astype(np.float64) - block.inference[:_LOOK_TOKENS]
+    if 4 * np.count_nonzero(np.abs(np.diff(log_w)) <= _LAST_BITS) < 3 * log_w.size:
+        return []
+    # A sum that would be above 0 may have been cut there.
+    cut = (block.train == 0.0) | (block.inference == 0.0)
+    log_w = block.train.astype(np.float64) - block.inference
+    low, high = (
+        end.reduceat(np.where(cut, nothing, log_w), block.starts)
+        for end, nothing in ((np.minimum, np.inf), (np.maximum, -np.inf))
+    )
+    varies = np.maximum.reduceat(block.inference, block.starts) - np.minimum.reduceat(block.inference, block.starts)
+    long = (np.add.reduceat(~cut, block.starts, dtype=np.intp) >= RUN) & (varies > UNSURE)
+    one = long & (high - low <= _LAST_BITS) & (np.abs(low) > _LAST_BITS)
+    rows = np.flatnonzero(one)
+    if rows.size < _DRIFTING_ROWS or 2 * rows.size <= np.count_nonzero(long):
+        return []
+    sizes = np.sort(low[rows])
+    if 2 * np.count_nonzero(np.diff(sizes) > _LAST_BITS) < rows.size:
+        return []
+    said = (
+        f"the sides differ by one number at all tokens of a sequence, by {sizes[0]:.3g} to {sizes[-1]:.3g}: a mean or "
+    )
+    said += "a sum over the sequence (GSPO's ratio, a baseline) was added to each token's number"
+    return [PairingFault(InvalidReason.NOT_LOGPROBS, rows, said)]
 
 
 def never_sure(block: Block, edges: tuple[Floats, ...]) -> list[PairingFault]:

@@ -45,7 +45,6 @@ __all__ = [
     "doubtful",
     "failed",
     "held_together",
-    "not_checked",
     "same_shape",
 ]
 
@@ -207,12 +206,6 @@ def check_block(block: Block, log_w: NDArray[Any], *, sample: bool = True, densi
     if sample and not codes.any() and (said := not_told(block, drift)):
         why[InvalidReason.VALID] = said
     return CheckedRows(codes, why)
-
-
-def not_checked(block: Block) -> str:
-    """Say what the rows of a block are too short, too sure or too ambiguous to be checked for; empty for nothing."""
-    log_w = np.abs(saturated(difference(block)))
-    return not_told(block, np.add.reduceat(log_w, block.starts, dtype=np.float64) / block.lengths)
 
 
 def doubtful(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:

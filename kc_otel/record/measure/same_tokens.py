@@ -51,6 +51,9 @@ _PLACE_ROWS: Final = 8
 _FAR_EDGE: Final = 1.0
 _EDGE_DIFFERENCE: Final = 0.04
 """Nats that an edge's token differs by in most rows, and share of other tokens that do; of int8 4 and 1 %."""
+_LAST_NATS: Final = (3.0, 6.0, 1.5)
+"""Nats by which some rows' last tokens differ where they are others, at least and on average, and their deviation.
+Where weights take 99 % from the end of answers it is 5; of tokens from nowhere 12, and 4."""
 _EARLY_RATIOS: Final = (0.4, 2.5, 2.0)
 """Mean |l| of a row's first tokens after another prompt, over that of its last ones, and the same in shares of -log Q.
 Where half of the prompt was lost 0.56, 2.8 and 3; over all rows of real kernels at most 0.34, 1.3 and 1.5."""
@@ -104,6 +107,9 @@ def other_tokens(block: Block, drift: NDArray[np.float64], at: NDArray[np.intp] 
         start = int(block.starts[where[0]])
         first, where = int(at[start + first] - at[start]), block.rows[where]
     since = f"from token {first} of the first on" if np.median(onset) else "from the first token on"
+    until = [_onset(*(side[::-1] for side in _cut(part, int(row)))) for row in rows]
+    if not np.median(onset) and np.median(until):
+        since = f"up to about token {int(part.lengths[rows[0]]) - until[0]} of the first"
     shift = "" if lag is None else f" (lag {lag})"
     known = by_row[rows][np.isfinite(by_row[rows])]
     said = f"{since} the sides do not score the same tokens{shift}"
@@ -273,11 +279,35 @@ def other_places(block: Block) -> list[PairingFault]:
         if _unrelated(block.train[edge], block.inference[edge]):
             said = f"only the {name} by {far[edge].mean():.2g} nats on average, all tokens by {far.mean():.2g}"
             return [PairingFault(InvalidReason.NOT_SAME_TOKENS, every, said)]
+    if said := _some_last(block, ends[many] - 1):
+        return [PairingFault(InvalidReason.NOT_SAME_TOKENS, every, said)]
     begins, decays = _beginnings(block)
     if begins and decays:
         said = f"{begins}: they were scored after other prompts, or without (chat template, order of the rows, prefix "
         return [PairingFault(InvalidReason.PROMPT_MISMATCH, every, said + "cache)")]
     return []
+
+
+def _some_last(block: Block, last: NDArray[np.intp]) -> str:
+    """Say that the last tokens of some rows are others; empty where they are not.
+
+    Weights that end answers otherwise, and a bias of the end's logit, change the last tokens of all that end by much
+    the same, or by anything from little to much.
+    """
+    log_w = block.train.astype(np.float64) - block.inference
+    far, here = np.abs(log_w) > _LAST_NATS[0], log_w[last]
+    odd = far[last]
+    count, elsewhere = np.count_nonzero(odd), np.count_nonzero(far) - np.count_nonzero(odd)
+    if not surely_more(count, last.size, (elsewhere + 1) / (far.size - last.size + 2)):
+        return ""
+    size = float(np.abs(here[odd]).mean())
+    between = np.count_nonzero((np.abs(here) > _FAR_EDGE) & ~odd)
+    if count <= between or size < _LAST_NATS[1] or here[odd].std() < _LAST_NATS[2]:
+        return ""
+    said = (
+        f"the last token of {count:,} of {last.size:,} sequences is another one on one side: it differs by {size:.2g} "
+    )
+    return f"{said}nats on average, where {elsewhere:,} of all other tokens differ by {_LAST_NATS[0]:g}"
 
 
 def _odd_places(block: Block, wide: Mask) -> tuple[str, NDArray[np.intp]]:

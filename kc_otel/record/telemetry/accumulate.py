@@ -384,7 +384,8 @@ class Accumulator:
         if surplus or too_sure or prompts:
             codes = np.where(codes == InvalidReason.VALID, np.int8(InvalidReason.NOT_SAMPLED), codes)
             mean = f"the mean of P/Q over its tokens is {reduced.mean_ratio:.3g}"
-            reduced.why[InvalidReason.NOT_SAMPLED] = mean if surplus else prompts or TOO_SURE
+            known = reduced.why.get(InvalidReason.NOT_SAMPLED)
+            reduced.why[InvalidReason.NOT_SAMPLED] = prompts or known or (mean if surplus else TOO_SURE)
         return reduced if codes is reduced.codes else reduced.held(codes)
 
     def _reducer(self, train: Any, inference: Any, advantages: Any, *, tensors: bool) -> Callable[..., Reduced]:

@@ -102,6 +102,20 @@ def test_weights_that_begin_answers_otherwise_are_measured(tokens, share):
             assert "not checked whether the prompts are the same: the first 8 tokens differ by" in why["valid"]
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("part", [0.1, 0.4, 1.0])
+def test_weights_that_end_answers_otherwise_are_measured(part, share):
+    """New weights give the end of some answers away, by much the same or by anything from little to much."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        train, inference = honest("bf16", rng, (80, 96), 0.5)
+        ended = rng.random(80) < part
+        train[ended, -1] += np.log(np.clip(1.0 - share * rng.uniform(0.9, 1.0, ended.sum()), 0.002, 1.0)).astype("f4")
+        if seed % 2:
+            train[ended, -1] -= rng.lognormal(-0.5, 1.0, ended.sum()).astype("f4")
+        assert not check(train, inference).any(), seed
+
+
 @pytest.mark.parametrize("size", [1.0, 2.0, 4.0])
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (0.6, 0.4), (0.9, 0.5)])
 def test_mixtures_of_the_same_models_are_measured(size, weights):

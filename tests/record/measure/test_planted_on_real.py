@@ -1,10 +1,12 @@
 """Faults planted in recordings of a real model, of which none may hide a kernel that fails, and cuts of honest ones."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kc_otel.offline.gate.recorded_gate import read_input
 from kc_otel.record.measure.checks import check_block, difference
 from kc_otel.record.measure.packing import Block
 from kc_otel.record.measure.same_prompt import more_than_all
@@ -16,6 +18,7 @@ from tests.handbook.snippets import ROOT
 
 RECORDINGS = ROOT / "examples" / "real_model" / "recordings"
 VOCABULARY = 49_152
+SIDES = ("train", "inference")
 
 
 def read(name):
@@ -148,6 +151,32 @@ def drafts(p, q, rng, _row):
     return p, np.where(accepted, of_draft, q)
 
 
+def some_last(p, q, rng, _row):
+    """Another token at the end of every tenth row, as where one side has a stop string's."""
+    return (np.append(p[:-1], -rng.uniform(6, 20)) if rng.random() < 0.1 else p), q
+
+
+def shifted_before_padding(p, q, _rng, _row):
+    """One side is ahead by one, and padding of both counts."""
+    kept = p.size - min(8, p.size // 2)
+    return np.append(p[:kept], np.zeros(p.size - kept)), np.append(q[1:kept], np.zeros(q.size - kept + 1))
+
+
+def stale_prefix(arrays, _rng):
+    """The numbers of another request for the first 32 tokens of every other row."""
+    q, starts = arrays["inference_logprobs"].copy(), np.cumsum(arrays["lengths"]) - arrays["lengths"]
+    for row in range(0, starts.size, 2):
+        size, other = min(32, arrays["lengths"][row]), starts[(row + 9) % starts.size]
+        q[starts[row] : starts[row] + size] = arrays["inference_logprobs"][other : other + size]
+    return arrays["train_logprobs"], q
+
+
+def rare_cap(arrays, _rng):
+    """The ten largest log ratios are cut to one, as by a truncation of importance weights that hardly ever acts."""
+    log_w = arrays["train_logprobs"].astype(float) - arrays["inference_logprobs"]
+    return arrays["inference_logprobs"] + np.minimum(log_w, np.sort(log_w)[-11:-9].mean()), arrays["inference_logprobs"]
+
+
 def filled(p, q, _rng, row):
     """Padding in the place of all of a row, in most rows."""
     return (np.full(p.size, -11.3) if row % 8 else p), q
@@ -162,6 +191,18 @@ FAULTS = {
     "another token at the end of each chunk": (by_row(chunked), "not_same_tokens: .*only the tokens at 23, 47, 71, 95"),
     "the number of the token before": (by_row(before), "placeholder: .*number of the token before them"),
     "numbers of the draft model": (by_row(drafts), "^[^;]*INVALID INPUT, not_sampled"),
+    "one ratio for each sequence": (
+        training(lambda p, q: q + (p - q).mean()),
+        "^[^,]*INVALID INPUT, not_logprobs: .*one number at all tokens of a sequence",
+    ),
+    "another token at the end of some rows": (by_row(some_last), "not_same_tokens: .*the last token of 2[0-9] of"),
+    "a cap that hardly ever acts": (rare_cap, "not_logprobs: .*none by more: cut there"),
+    "the columns exchanged": (
+        by_row(lambda p, q, _rng, _row: (q, p)),
+        "not_sampled: .*tokens is 1.1075, surely above 1, .*the columns look swapped",
+    ),
+    "ahead by one, and padding": (by_row(shifted_before_padding), r"^[^,]*INVALID INPUT, not_same_tokens: .*lag 1\)"),
+    "another request's prefix": (stale_prefix, "not_same_tokens: .*up to about token 3[0-9]"),
     "padding for whole rows": (by_row(filled), "one value at each token of .*padding or a filler"),
     "divided by the length": (both(lambda x: x / x.size), "not_sampled"),
     "base 10 on both sides": (both(lambda x: x / np.log(10)), "not_sampled"),
@@ -255,6 +296,32 @@ def test_tokens_of_the_prompt_are_told_from_rollouts():
     ids = arrays["token_ids"][first].astype(int)
     assert not more_than_all(logprobs, ids, groups)
     assert "the same token" in more_than_all(np.full(logprobs.size, -4.0), 7 + 0 * ids, groups)
+
+
+def test_columns_that_look_swapped_and_a_wrong_shard_are_remarked(tmp_path: Path):
+    """A kernel that is off by less than the rounding of numbers is judged; so is a shard, which is a kernel's fault."""
+    arrays = read("vllm-bf16")
+    swapped = arrays | {f"{side}_logprobs": arrays[f"{other}_logprobs"] for side, other in (SIDES, SIDES[::-1])}
+    off = np.random.default_rng(0).exponential(1.0, arrays["token_ids"].size)
+    inside = (arrays["token_ids"] >= VOCABULARY // 4) & (arrays["token_ids"] < VOCABULARY // 2)
+    shard = arrays | {"train_logprobs": np.float32(arrays["train_logprobs"] - off * inside)}
+    for changed, said in (
+        (arrays, "^$"),
+        (
+            swapped,
+            "^the mean of P/Q over [0-9,]* tokens is 1.0025, surely above 1, and that of Q/P 1.0000: the columns look",
+        ),
+        (shard, r"^\d\d% of the tokens with ids 12,[23]\d\d to 24,[345]\d\d differ .* and 0.0% of all others: .* rank"),
+    ):
+        np.savez(tmp_path / "a.npz", **changed)
+        assert re.search(said, read_input(tmp_path / "a.npz")[0].unchecked)
+
+
+def test_an_exact_cause_comes_before_the_mean_ratio(tmp_path: Path):
+    """One row for its group, with the columns exchanged: the first tokens say what it is."""
+    np.savez(tmp_path / "a.npz", **planted(read("vllm-w8a8"), lambda *given: broadcast(*given)[::-1]))
+    with pytest.raises(RecordingError, match=r"^[^,]*INVALID INPUT, not_sampled: .* different first tokens"):
+        load_recording(tmp_path / "a.npz")
 
 
 def test_rows_that_were_rounded_are_no_fillers(tmp_path: Path):
