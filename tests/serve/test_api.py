@@ -13,17 +13,14 @@ from starlette.testclient import TestClient
 
 from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.judge.decisions.entries import Canary, DecisionTable
+from kc_otel.judge.decisions.entries import Canary
 from kc_otel.judge.decisions.table import set_canary
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.judge.promotion.stages import Stage
-from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
-from kc_otel.serve.promotions import reasons_to_wait
 from kc_otel.serve.self_metrics import read
 
 
@@ -172,23 +169,6 @@ def test_the_metric_of_routes_names_the_version_that_is_avoided(client: TestClie
     routed = {line.split('kc_kernel_inference="')[1].split('"')[0]: line for line in lines if 'kc_slice="code"' in line}
     expected = {avoided: True, "v2": False, "v3": True}
     assert {version: "train-kernel" in line for version, line in routed.items()} == expected
-
-
-def test_a_version_waits_for_what_nothing_shows(core: Core) -> None:
-    """A version that is not what was declared, does not say what it is, or of which points are not judged."""
-    (kernel,) = (candidate for candidate in core.evaluator.kernels("policy") if candidate.role == "inference")
-    pair = core.history.cells()[0][0].cell[-2:]
-
-    def held(*, kernels: tuple[KernelInfo, ...] = (kernel,), points: tuple[Missing, ...] = ()) -> list[str]:
-        contract = core.contracts["policy"]
-        return reasons_to_wait(contract, kernel.version, Stage.CANARY, DecisionTable(), kernels, points)
-
-    assert held(kernels=()) == ["it has not said what it is, so nothing shows that it is what the contract declares"]
-    other = replace(kernel, fields={"engine": "vllm", "dtype": "int8"})
-    assert held(kernels=(other,)) == ["dtype bfloat16 is declared, and int8 reported"]
-    refused = Missing("future", pair, 1, 0.0, "check the sender's clock")
-    assert held(points=(refused,)) == ["points of it are not judged: check the sender's clock"]
-    assert held() == []
 
 
 def test_every_metric_of_the_page_is_in_the_registry(client: TestClient) -> None:
