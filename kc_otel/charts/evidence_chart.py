@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from kc_otel.charts.axes import linear_axis
 from kc_otel.charts.chart import TOP, Chart, across, drawing, label, swatch, upward
-from kc_otel.charts.history_chart import GAP, VERDICTS, Point, known, moment, scene_of, stepped
+from kc_otel.charts.history_chart import GAP_FACTOR, VERDICTS, Point, known, moment, scene_of, stepped
 from kc_otel.contract.words import number
 
 _PLOT_HEIGHT: Final = 80
@@ -41,7 +41,7 @@ def draw_evidence(
         return None
     values = linear_axis(0.0, 1.15 * _ALARM)
     every = sorted((p for found in (points, *others) for p in found), key=lambda p: p[0])
-    scene = scene_of(every, over, zone, values, _PLOT_HEIGHT, GAP * step)
+    scene = scene_of(every, over, zone, values, _PLOT_HEIGHT, GAP_FACTOR * step)
     most = max(seen, key=lambda p: p[1] or 0.0)
     text = f"Evidence that the limit is broken: {_percent(seen[-1])} of an alarm at {moment(seen[-1][0], zone)}" + (
         "" if most[1] == seen[-1][1] else f", {_percent(most)} at its highest, at {moment(most[0], zone)}"

@@ -57,7 +57,7 @@ def draw_history(
     every = sorted((p for found in (points, *others.values()) for p in found), key=lambda p: p[0])
     if not every:
         return None
-    scene = scene_of(every, over, zone, _value_axis(every), _PLOT_HEIGHT, GAP * step)
+    scene = scene_of(every, over, zone, _value_axis(every), _PLOT_HEIGHT, GAP_FACTOR * step)
     x = scene.x
     new = [
         Marker(found[0][0], "◆", f"kernel {name} is judged first")
@@ -70,7 +70,7 @@ def draw_history(
     rows = [_row(point, zone) for point in points]
     if any(map(stepped, points)):
         columns = (*columns, "Step")
-        known_steps = [f"{point[STEP]:,}" if stepped(point) else number(None) for point in points]
+        known_steps = [f"{point[STEP_COLUMN]:,}" if stepped(point) else number(None) for point in points]
         rows = [(*row, said) for row, said in zip(rows, known_steps, strict=True)]
     above = [*_strip(points, scene), *_signs(together, _PLOT_HEIGHT), _limit(every[-1][4], points, scene)]
     behind = [*upward(scene.values, _PLOT_HEIGHT, unit), *across(scene.span, _PLOT_HEIGHT + _STRIP_HEIGHT, grid=False)]
@@ -97,7 +97,7 @@ def draw_sparkline(
     every = sorted((p for found in (points, *others) for p in found), key=lambda p: p[0])
     if not points:
         return None
-    scene = scene_of(every, "time", zone, _value_axis(every), SPARKLINE_HEIGHT, GAP * step)
+    scene = scene_of(every, "time", zone, _value_axis(every), SPARKLINE_HEIGHT, GAP_FACTOR * step)
     together = _together(
         [(scene.x(marker.at), marker) for marker in markers if scene.span.low <= marker.at <= scene.span.high]
     )
@@ -196,7 +196,7 @@ def _text(points: Sequence[Point], others: int, gap: float, zone: tzinfo) -> str
         f"Estimate {number(min(estimates))} to {number(max(estimates))} over {duration(last[0] - first[0])} until "
         f"{moment(last[0], zone)}, last {number(last[1])} with the limit at {number(last[4])}."
     )
-    failed = list(_spans(points, FAIL, gap))
+    failed = list(_spans(points, FAIL_CODE, gap))
     if not failed:
         said += " Never FAIL in that time."
     elif (seconds := sum(end - start for start, end in failed)) > 0:
@@ -226,11 +226,11 @@ VERDICTS: Final[tuple[tuple[str, str, str], ...]] = (
     ("INVALID_INPUT", "silent", "⊘"),
 )
 """(status, class, shape) by status code."""
-FAIL: Final = 3
+FAIL_CODE: Final = 3
 """The status code of a broken promise."""
 _MAX_SINGLE_POINTS: Final = 40
 """Points that are drawn one by one."""
-GAP: Final = 3.5
+GAP_FACTOR: Final = 3.5
 """Times the usual distance of points, beyond which nobody looked in between."""
 
 Point = Sequence[Any]
@@ -238,7 +238,7 @@ Point = Sequence[Any]
 
 None for what is not known or not bounded. The step may be left out.
 """
-STEP: Final = 8
+STEP_COLUMN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ def scene_of(every: Sequence[Point], over: str, zone: tzinfo, values: Axis, heig
     """The place of every moment of some points, ascending, over `time` or over `step`."""
     if over == "time":
         return HistoryScene(time_axis(every[0][0], every[-1][0], zone), values, height, gap)
-    steps = [p[STEP] for p in every]
+    steps = [p[STEP_COLUMN] for p in every]
     span = linear_axis(float(min(steps)), float(max(steps)))
     return HistoryScene(span, values, height, gap, ([p[0] for p in every], steps))
 
@@ -303,12 +303,12 @@ def known(point: Point) -> bool:
 
 def stepped(point: Point) -> bool:
     """Return True if the trainer's step is known."""
-    return len(point) > STEP and point[STEP] is not None
+    return len(point) > STEP_COLUMN and point[STEP_COLUMN] is not None
 
 
 def failing(point: Point) -> bool:
     """Return True if there is an estimate and the verdict is FAIL."""
-    return point[1] is not None and point[6] >= FAIL
+    return point[1] is not None and point[6] >= FAIL_CODE
 
 
 def runs(points: Sequence[Point], belongs: Callable[[Point], bool], gap: float) -> list[list[Point]]:

@@ -46,7 +46,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "route": "status_command:list_command people_commands:pin unpin resume",
         "replay": "replay_command:replay",
     },
-    "Roll out a kernel": {"gate": "gate_command:run live plan status verify", "promote": "promote_command:promote"},
+    "Roll out a kernel": {"gate": "gate_command:run live plan verify", "promote": "promote_command:promote"},
     "Grafana and Prometheus": {"generate": "generate_command:grafana prometheus kubernetes collector"},
 }
 """Subjects and commands in the order of the help, each with its file and functions: a command imports no other's."""

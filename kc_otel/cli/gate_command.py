@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kc_otel.cli.api_client import DEFAULT_URL, Url, get
+from kc_otel.cli.api_client import DEFAULT_URL, Url
 from kc_otel.cli.gate_run import (
-    EXIT,
     ContractFile,
     EvidenceFile,
     JunitFile,
@@ -25,7 +24,6 @@ from kc_otel.cli.gate_run import (
 )
 from kc_otel.cli.terminal import refuse, table_lines, together, unusable
 from kc_otel.contract.words import listed, spoken
-from kc_otel.judge.promotion.stages import Stage
 
 if TYPE_CHECKING:
     from kc_otel.judge.promotion.plan import Planned
@@ -95,41 +93,6 @@ def plan(
             f"at {100 * traffic.sampling:g}% sampling this gate needs about {spoken(seconds)}; "
             f"{last.clause} on {last.slice} takes longest"
         )
-
-
-def status(
-    contract: Annotated[str, typer.Argument(metavar="NAME", help="The contract's name, at a running evaluator.")],
-    kernel: Annotated[str, typer.Argument(metavar="KERNEL", help="Short fingerprint of the inference kernel version.")],
-    stage: Annotated[Stage, typer.Option(help="Stage that the version is in.")] = Stage.CANARY,
-    since: Annotated[float, typer.Option(help="Unix time at which the version entered the stage.")] = 0.0,
-    windows: Annotated[int, typer.Option(min=1, help="Consecutive windows that must PASS.")] = 3,
-    evidence: EvidenceFile = None,
-    url: Url = DEFAULT_URL,
-) -> None:
-    """Ask a running evaluator whether a kernel version may leave its stage.
-
-    Prints what failed or what is missing. Exits with 0 to advance, 1 if the version fails, 3 to wait (undecided), 2 if
-    an argument cannot be used.
-
-    Examples:
-      kc-otel gate status policy-7b 9f1c2ab04d77 --stage canary
-      kc-otel gate status policy-7b 9f1c2ab04d77 --evidence evidence
-    """
-    parameters = {"kernel": kernel, "stage": stage.value, "windows": windows, "since": str(since)}
-    answer = get(url, f"/api/v1/gates/{contract}", **parameters)
-    decision = answer["decision"]
-    typer.echo(f"{decision['outcome']}: {kernel} in stage {stage}, {decision['windows']} of {windows} windows passed")
-    for reason in decision["missing"]:
-        typer.echo(f"  {reason}")
-    if evidence is not None:
-        if answer["evidence"] is None:
-            typer.echo(f"nothing was written to {evidence}: no verdict is about {kernel} yet", err=True)
-        else:
-            from kc_otel.offline.gate.evidence_files import write_evidence  # noqa: PLC0415
-
-            with unusable(files="written"):
-                typer.echo(f"evidence: {write_evidence(answer['evidence'], evidence)}")
-    raise typer.Exit(EXIT[decision["outcome"]])
 
 
 def verify(
@@ -218,9 +181,6 @@ def live(
         typer.Option(min=1, help="Completions per prompt; more prompts are more informative than more completions."),
     ] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a completion.")] = 256,
-    temperature: Annotated[
-        float, typer.Option(help="Must be 1, because endpoints score without temperature or truncation.")
-    ] = 1.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0,
     record: Annotated[
@@ -258,11 +218,6 @@ def live(
     from kc_otel.recordings.endpoints.endpoint_client import CompletionEndpoint  # noqa: PLC0415
 
     def recording(kernels: tuple[Kernel, Kernel], decided: Callable[[Recording], bool]) -> list[Path]:
-        if temperature != 1.0:
-            raise ValueError(
-                f"--temperature: {temperature:g}: log-probabilities of given tokens are from before any temperature, "
-                f"so both endpoints are compared at 1, with every token allowed; leave it out"
-            )
         pair = EndpointPair(
             CompletionEndpoint("inference", inference_url, _key("INFERENCE")),
             CompletionEndpoint("train", train_url, _key("TRAIN")),

@@ -38,9 +38,6 @@ def import_files(
     done: Annotated[
         Path | None, typer.Option(help="File that lists finished files, so that a restart skips them.")
     ] = None,
-    trust: Annotated[
-        bool, typer.Option(help="Unpickle files without an allow-list: this runs any code that a file names.")
-    ] = False,
     patience: Annotated[float, typer.Option(help="Seconds to wait for the endpoint before giving up.", min=0.0)] = 60.0,
     log: Annotated[
         Path | None,
@@ -81,7 +78,6 @@ def import_files(
                 format=next((known for known in FORMATS if known == format), None),
                 columns=columns_of(columns) or None,
                 attributes=attributes_of(attribute or []),
-                trust=trust,
                 patience=patience,
                 stopped=stop.is_set,
                 steps=steps,

@@ -286,8 +286,6 @@ def _vllm(environment: Mapping[str, str]) -> Iterator[Finding]:
     except (ContractError, OSError) as error:
         yield _error(f"KC_OTEL_CONTRACT={given} cannot be loaded: {error}", f"run `kc-otel check {given}`")
         return
-    if environment.get("KC_OTEL_SINK"):
-        return
     spool = Path(environment.get("KC_OTEL_SPOOL") or default_spool(contract, environment))
     folder = next(parent for parent in spool.absolute().parents if parent.exists())
     if not (folder.is_dir() and os.access(spool if spool.exists() else folder, os.W_OK)):

@@ -13,7 +13,7 @@ _BARE: Final = ("notify", "sample-more", "locate", "hold-promotion", "quarantine
 _TARGETED: Final = ("route", "webhook")
 _ACTIVE_ACTIONS: Final = frozenset({"route", "hold-promotion", "quarantine-rollouts", "resync-weights", "halt"})
 """Actions that change what is served or trained, and not only who knows of it."""
-REPEAT: Final = 4 * 3600.0
+REPEAT_SECONDS: Final = 4 * 3600.0
 """Seconds between reminders where a step does not say; Alertmanager's `repeat_interval` has the same default."""
 ROUTE_TARGET: Final = "train-kernel"
 """The one kernel that a slice can be routed to: traffic without a route goes to the inference kernel."""
@@ -78,7 +78,7 @@ class EscalationStep(Strict):
     """Time that the verdict must be gone before the step resolves: for `fail`, the time in PASS, or since measurements
     refuted the fault. Other INCONCLUSIVE verdicts and NO_DATA do not count, because they do not show that the fault is
     over."""
-    repeat: Duration = REPEAT
+    repeat: Duration = REPEAT_SECONDS
     """Time after which an unacknowledged firing webhook is repeated; `0s` for once only. A person's acknowledgement
     ends the repeats."""
     severity: Literal["info", "warning", "critical"] = "warning"

@@ -1,7 +1,7 @@
 """Boundaries that differ by more than noise: exact tests over sequences, corrected for the number of boundaries.
 
 A sequence is the independent unit; tokens of one are not. At each boundary a sequence either differs by more than
-`MARGIN` times the noise floor or does not, and a boundary is above noise where surely more than a tenth of all
+`NOISE_FACTOR` times the noise floor or does not, and a boundary is above noise where surely more than a tenth of all
 sequences do (Clopper-Pearson), after Holm over the boundaries. Noise is the largest that any sequence showed, so that a
 kernel which is only as noisy as itself is never named; rounding is each sequence's own.
 """
@@ -19,18 +19,19 @@ from numpy.typing import NDArray
 from kc_otel.diagnose.boundaries import Boundary
 from kc_otel.stats import Binned, Interval, fraction_interval, holm, quantile_interval
 
-MARGIN: Final = 2.0
+NOISE_FACTOR: Final = 2.0
 """Multiple of the noise floor by which a sequence has to differ."""
-SHARE: Final = 0.1
+NULL_SHARE: Final = 0.1
 """Share of sequences that may do so at a boundary where nothing is wrong."""
 NOT_FINITE: Final = 1e9
 """Stands for the relative error of an output that is NaN or infinite where the other is not."""
-WRITTEN: Final = 0.21
+ROUNDING_RMS: Final = 0.21
 """Root mean square error of rounding, relative and in units of the format's epsilon: 1.6e-3 of values in bf16."""
 _MAX_SEQUENCES: Final = 1000
 """Sequences beyond which nobody is asked for more."""
 ABOVE_NOISE: Final = (
-    f"above noise: surely more than {100 * SHARE:g} % of sequences differ by more than {MARGIN:g} times the floor"
+    f"above noise: surely more than {100 * NULL_SHARE:g} % of sequences differ by more than {NOISE_FACTOR:g} times "
+    "the floor"
 )
 LEAST_FLOOR: Final = 2e-6
 """Relative error of fp32 sums in another order: nothing below it is ever named."""
@@ -52,7 +53,7 @@ class BoundaryDrift:
             where that was not measured.
         prefill: Median drift over the prompts' tokens; nan without.
         decode: Median drift over the completions' tokens; nan without.
-        above: Share of sequences beyond `MARGIN` times the floor, with its interval at the corrected level.
+        above: Share of sequences beyond `NOISE_FACTOR` times the floor, with its interval at the corrected level.
         is_above: Whether the boundary is above noise.
     """
 
@@ -105,7 +106,7 @@ def least_sequences(boundaries: int, alpha: float) -> int:
     >>> least_sequences(50, 0.01)
     4
     """
-    return math.ceil(math.log(alpha / max(boundaries, 1)) / math.log(SHARE))
+    return math.ceil(math.log(alpha / max(boundaries, 1)) / math.log(NULL_SHARE))
 
 
 def enough_sequences(given: int, boundaries: int, alpha: float) -> None:
@@ -154,7 +155,7 @@ def boundary_drift(
         others = max([LEAST_FLOOR, rounding, *(level for level in noise[:2] if math.isfinite(level))])
         own = np.where(np.isfinite(errors.precision), np.fmax(others, errors.precision), others)
         judged = errors.drift if np.isnan(errors.local).all() else errors.local
-        rows.append((boundary, errors, noise, floor, np.where(np.isnan(judged), 0.0, judged) > MARGIN * own))
+        rows.append((boundary, errors, noise, floor, np.where(np.isnan(judged), 0.0, judged) > NOISE_FACTOR * own))
     tests = holm([_p_value(beyond) for *_, beyond in rows], alpha)
     return tuple(
         BoundaryDrift(
@@ -190,7 +191,8 @@ def batch_dependence(
         if errors.allowed is not None and not np.isnan(errors.inference_noise).all()
     }
     beyond = {
-        key: np.nan_to_num(measured[key].inference_noise, nan=0.0) > MARGIN * floor for key, floor in floors.items()
+        key: np.nan_to_num(measured[key].inference_noise, nan=0.0) > NOISE_FACTOR * floor
+        for key, floor in floors.items()
     }
     tests = holm([_p_value(above) for above in beyond.values()], alpha)
     return {
@@ -206,12 +208,12 @@ def _share(beyond: NDArray[np.bool_], level: float) -> Interval:
 
 
 def _p_value(beyond: NDArray[np.bool_]) -> float:
-    """P(Bin(n, SHARE) >= k), k the sequences beyond."""
+    """P(Bin(n, NULL_SHARE) >= k), k the sequences beyond."""
     return _tail(beyond.size, int(beyond.sum()))
 
 
 def _tail(n: int, k: int) -> float:
-    return float(min(1.0, sum(math.comb(n, i) * SHARE**i * (1 - SHARE) ** (n - i) for i in range(k, n + 1))))
+    return float(min(1.0, sum(math.comb(n, i) * NULL_SHARE**i * (1 - NULL_SHARE) ** (n - i) for i in range(k, n + 1))))
 
 
 def _median(values: NDArray[np.float64], alpha: float) -> Interval:

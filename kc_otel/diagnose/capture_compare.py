@@ -18,8 +18,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.words import number
 from kc_otel.diagnose.above_noise import (
     ABOVE_NOISE,
-    MARGIN,
-    WRITTEN,
+    NOISE_FACTOR,
+    ROUNDING_RMS,
     BoundaryDrift,
     Measured,
     batch_dependence,
@@ -50,7 +50,7 @@ def rounding_of(dtype: str | None) -> float:
     '1.6e-03 2.1e-04 2.5e-08'
     """
     bits = {"float32": 23, "float16": 10, "half": 10, "float64": 52}.get((dtype or "").removeprefix("torch."), 7)
-    return WRITTEN * 2.0**-bits
+    return ROUNDING_RMS * 2.0**-bits
 
 
 def compare_captures(
@@ -162,7 +162,7 @@ def _batch_findings(measured: Mapping[Boundary, Measured], alpha: float, roundin
             key,
             "",
             f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
-            f"{MARGIN:g} times the floor of {number(floor)}; what lies behind it inherits it",
+            f"{NOISE_FACTOR:g} times the floor of {number(floor)}; what lies behind it inherits it",
         )
         for key, (share, floor) in [*batch_dependence(measured, alpha, rounding).items()][:1]
     ]

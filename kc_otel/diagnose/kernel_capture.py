@@ -13,7 +13,7 @@ from kc_otel.diagnose.boundaries import SAMPLER, Boundary
 from kc_otel.diagnose.capture_file import CapturedSequence, kept_positions, projected, relative_error
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
-from kc_otel.diagnose.torch_measure import MOVED, kernel_in
+from kc_otel.diagnose.torch_measure import OTHER_PADDING, kernel_in
 from kc_otel.diagnose.torch_visit import Activations
 from kc_otel.diagnose.watched_kernel import WatchedKernel
 
@@ -37,7 +37,7 @@ def capture_kernel(
     for index, sequence in enumerate(sequences):
         taken, logits = kernel.run([sequence], [[0]])
         own = _outputs(taken)
-        others = _outputs(kernel.run([sequences[index - 1], sequence], [[0, 1]], padding=MOVED)[0], 1)
+        others = _outputs(kernel.run([sequences[index - 1], sequence], [[0, 1]], padding=OTHER_PADDING)[0], 1)
         rough = _outputs(rounded.run([sequence], [[0]])[0]) if rounded else {}
         encoded = kernel.encode(sequence.messages) if kernel.encode and sequence.messages else None
         sampled = np.zeros((len(sequence.token_ids), logits[0].shape[1]), dtype=np.float32)

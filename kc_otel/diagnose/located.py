@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import number
-from kc_otel.diagnose.above_noise import SHARE, BoundaryDrift, least_sequences, sequences_to_name
+from kc_otel.diagnose.above_noise import NULL_SHARE, BoundaryDrift, least_sequences, sequences_to_name
 from kc_otel.diagnose.boundaries import TOKENS, Boundary, by_operator
 from kc_otel.diagnose.shares import ComponentShare, Shares
 from kc_otel.stats import Interval
@@ -123,7 +123,7 @@ class Located:
         if self.findings:
             return ""
         alpha, many = 1.0 - self.confidence, 2 * len(self.boundaries)
-        suspects = [boundary for boundary in self.boundaries if boundary.above.estimate > SHARE]
+        suspects = [boundary for boundary in self.boundaries if boundary.above.estimate > NULL_SHARE]
         if suspects:
             worst = max(suspects, key=lambda suspect: suspect.error / suspect.floor)
             needed = sequences_to_name(worst.above.estimate, many, alpha) or 0

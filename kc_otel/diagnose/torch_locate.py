@@ -19,9 +19,9 @@ from kc_otel.contract.words import number
 from kc_otel.diagnose.above_noise import (
     ABOVE_NOISE,
     LEAST_FLOOR,
-    MARGIN,
+    NOISE_FACTOR,
     NOT_FINITE,
-    WRITTEN,
+    ROUNDING_RMS,
     BoundaryDrift,
     Measured,
     batch_dependence,
@@ -106,7 +106,7 @@ def locate(
     embedding = measured.get(Boundary(None, "embedding"))
     related(None if embedding is None else embedding.local)
     # Also where both kernels compute in it: another order of the same sum may round each value the other way.
-    rounding = WRITTEN * torch.finfo(wanted).eps
+    rounding = ROUNDING_RMS * torch.finfo(wanted).eps
     rows = boundary_drift(measured, alpha / 2, rounding=rounding)
     notes = [*_notes(missing, rows, weights)]
     if rounded is None and wanted != train.dtype:
@@ -256,7 +256,7 @@ def _drift_finding(
         sentence = f"sampling parameters make other distributions of the same logits: TV {number(row.local.estimate)}"
         return Divergence("sampler", row.boundary, "", sentence)
     differing = [
-        tensor for tensor in weights.get(key, ()) if tensor.relative > MARGIN * max(tensor.rounding, LEAST_FLOOR)
+        tensor for tensor in weights.get(key, ()) if tensor.relative > NOISE_FACTOR * max(tensor.rounding, LEAST_FLOOR)
     ]
     error = row.local if row.local.samples else row.drift
     times = number(error.estimate / row.floor)
@@ -281,7 +281,7 @@ def _batch_findings(
         own = float(np.nanmedian(measured[key].inference_noise))
         sentence = (
             f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
-            f"{MARGIN:g} times what the training kernel's do (floor {number(floor)}, median {number(own)})"
+            f"{NOISE_FACTOR:g} times what the training kernel's do (floor {number(floor)}, median {number(own)})"
         )
         found.append(Divergence("batch", key, modules.get(Boundary(key.layer, key.operator), ""), sentence))
     return found

@@ -32,7 +32,7 @@ _ALONE_ROWS: Final = 8
 """Sequences that are run alone, each kernel against itself; the rest of a batch stays together."""
 _MAX_OUTPUT_BYTES: Final = 300 << 20
 """Bytes of a run's outputs that are in memory at a time. Up to four runs are."""
-MOVED: Final = 7
+OTHER_PADDING: Final = 7
 """Padding of the other composition of a batch: no power of two, so that kernels choose other tiles."""
 
 
@@ -166,7 +166,7 @@ def _measure_chunk(
     noise, theirs_noise = (
         _largest(
             _errors(reference, kernel.run(chunk, batches, replaced=own, padding=padding)[0])
-            for batches, padding in ((alone, 0), (turned, MOVED))
+            for batches, padding in ((alone, 0), (turned, OTHER_PADDING))
         )
         for kernel, reference in ((train, own), (inference, forced))
     )

@@ -14,7 +14,7 @@ from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.policy import REPEAT, EscalationStep
+from kc_otel.contract.policy import REPEAT_SECONDS, EscalationStep
 from kc_otel.contract.prometheus_names import INVALID_ONCE, label, metric, selector
 from kc_otel.contract.sentences import REMEDIES, consequence, promise
 from kc_otel.contract.units import format_duration
@@ -200,7 +200,7 @@ def annotation_texts(
     }
 
 
-def repeat_interval(repeat: float = REPEAT) -> str:
+def repeat_interval(repeat: float = REPEAT_SECONDS) -> str:
     """Return the interval at which Alertmanager and Grafana repeat an alert; the longest without reminders.
 
     Args:

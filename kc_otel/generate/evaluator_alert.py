@@ -11,14 +11,14 @@ from typing import Final
 from kc_otel.contract.prometheus_names import selector
 
 NAME: Final = "KernelContractEvaluatorDown"
-FRESH: Final = 60
+FRESH_SECONDS: Final = 60
 """Seconds for which what an evaluator said last is what is the case."""
 PENDING_SECONDS: Final = 30.0
 """Seconds for which the alert waits: a restart takes less, and with a scrape every 15 s it fires within a minute."""
 
 AGE: Final = f"time() - max({selector('kc.evaluator.last_evaluation', None)})"
 """PromQL: seconds since the last evaluation; nothing where no evaluator has ever said that there was one."""
-LIVING: Final = f"{selector('kc.evaluator.last_evaluation', None)} > time() - {FRESH}"
+LIVING: Final = f"{selector('kc.evaluator.last_evaluation', None)} > time() - {FRESH_SECONDS}"
 """PromQL: one series for each evaluator that has judged within the last minute."""
 
 LABELS: Final = {"severity": "critical"}
@@ -29,7 +29,7 @@ RUNBOOK: Final = (
 )
 ANNOTATIONS: Final = {
     "summary": "no evaluator of kernel contracts is running: nothing monitors any contract",
-    "description": f"No evaluator has judged within the last {FRESH} seconds, or Prometheus scrapes none. Alerts and "
-    "dashboards show the past; a drift that begins now goes unseen.",
+    "description": f"No evaluator has judged within the last {FRESH_SECONDS} seconds, or Prometheus scrapes none. "
+    "Alerts and dashboards show the past; a drift that begins now goes unseen.",
     "runbook": "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(RUNBOOK, start=1)),
 }

@@ -4,7 +4,7 @@
     transformers    callbacks of Hugging Face's Trainer
     vllm            KernelContractInstrumentor: what a server samples
     torch           observe and shadow: modules of any training loop
-    operators       compare_callables and watch_modules: single operators
+    operators       compare_callables: single operators
 
 A new one calls `kc_otel.Recorder` and nothing deeper; it never raises into what it instruments.
 """

@@ -22,7 +22,7 @@ from kc_otel.record.sequence_attributes import Attributes
 with extra("torch", "watching a module"):
     import torch
 
-__all__ = ["AttachedHooks", "HookGuard", "UnpicklableHook", "next_token_logprobs", "observe", "shadow"]
+__all__ = ["AttachedHooks", "next_token_logprobs", "observe", "shadow"]
 
 _LOGITS_PER_BLOCK: Final = 1 << 22
 """Logits that are worked on at a time: 16 MiB in float32."""
@@ -171,49 +171,32 @@ def next_token_logprobs(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.
     return out
 
 
-class HookGuard:
-    """Runs a hook without autograd, and counts an exception instead of raising it.
+class _ForwardHook:
+    """Runs `record` without autograd, and counts an exception instead of raising it.
 
-    Nothing is run while a graph is being compiled, or inside of a hook that this guards already.
-
-    Args:
-        recorder: Where failures are counted.
-        reason: Under which they are.
+    Nothing is run while a graph is being compiled, or inside of itself. A copied or pickled module does not take it
+    along: a recorder has threads and cannot go with it.
     """
 
-    def __init__(self, recorder: Recorder, reason: str) -> None:
+    def __init__(self, recorder: Recorder, record: Callable[[tuple[Any, ...], dict[str, Any], Any], None]) -> None:
         self._recorder = recorder
-        self._reason = reason
+        self._record = record
         self._inside = threading.local()
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Run `work`."""
+    def __call__(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if torch.compiler.is_compiling() or getattr(self._inside, "active", False):
             return
         self._inside.active = True
         try:
             with torch.no_grad():
-                work()
+                self._record(args, kwargs, output)
         except Exception as error:  # noqa: BLE001 - the module's caller must not fail because somebody watches
-            self._recorder.drop(self._reason, error)
+            self._recorder.drop("forward-unusable", error)
         finally:
             self._inside.active = False
 
-
-class UnpicklableHook:
-    """A hook that a copied or pickled module does not take along: a recorder has threads and cannot go with it."""
-
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
         return _no_hook, ()
-
-
-class _ForwardHook(UnpicklableHook):
-    def __init__(self, guard: HookGuard, record: Callable[[tuple[Any, ...], dict[str, Any], Any], None]) -> None:
-        self._guard = guard
-        self._record = record
-
-    def __call__(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        self._guard.run(lambda: self._record(args, kwargs, output))
 
 
 def _attached(
@@ -221,8 +204,7 @@ def _attached(
 ) -> AttachedHooks:
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module: {type(module).__name__} is not a torch.nn.Module")
-    hook = _ForwardHook(HookGuard(recorder, "forward-unusable"), record)
-    return AttachedHooks([module.register_forward_hook(hook, with_kwargs=True)])
+    return AttachedHooks([module.register_forward_hook(_ForwardHook(recorder, record), with_kwargs=True)])
 
 
 def _no_hook() -> Callable[..., None]:

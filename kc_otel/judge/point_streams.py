@@ -45,7 +45,7 @@ from kc_otel.judge.points import Point
 
 MAX_WRITERS: Final = 4
 """Start times that a stream keeps values for."""
-REMEMBERED: Final = 512
+REMEMBERED_TIMES: Final = 512
 """Times of delta points that a stream remembers: a long window of exports, in any order."""
 _ROUNDING_ERROR: Final = 1e-12
 """Of two large sums that are subtracted, relative to what they may have been at most."""
@@ -221,11 +221,11 @@ class PointStream:
         place = bisect_left(self.times, point.time)
         if place < len(self.times) and self.times[place] == point.time:
             return Increment("duplicate")
-        if len(self.times) >= REMEMBERED and not place:
+        if len(self.times) >= REMEMBERED_TIMES and not place:
             return Increment("unordered")
         gap = "gap" if self.times and point.time - self.times[-1] > horizon.gap else ""
         self.times.insert(place, point.time)
-        del self.times[:-REMEMBERED]
+        del self.times[:-REMEMBERED_TIMES]
         return Increment("accepted", value, gap)
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import format_duration
-from kc_otel.judge.point_streams import REMEMBERED
+from kc_otel.judge.point_streams import REMEMBERED_TIMES
 from kc_otel.judge.series import PAIRS, Pair
 
 OUTCOME_SENTENCES: Final = {
@@ -24,8 +24,8 @@ OUTCOME_SENTENCES: Final = {
     "other_buckets": "points have other bucket bounds than those in use for their series; give all senders of a "
     "metric the same bounds, or wait a short window after the last with the old ones",
     "contradictory": "cumulative points contradict those before them; later ones decide which of them count",
-    "unordered": f"delta points are older than the {REMEMBERED} newest of their stream, so they cannot be told from "
-    "repeated ones; send them in the order of their times",
+    "unordered": f"delta points are older than the {REMEMBERED_TIMES} newest of their stream, so they cannot be told "
+    "from repeated ones; send them in the order of their times",
     "two_writers": "cumulative points go back and forth between the counts of two senders that are one stream; give "
     "each its own service.instance.id",
     "unjudged": "points of new series are counted as slice `other` and not judged: their contract has all the series, "

@@ -73,8 +73,6 @@ def assembled(table: RaggedTable) -> Recording:
         ),
         token_ids=given["token_ids"].astype(np.int64) if "token_ids" in given else None,
         advantages=given.get("advantages"),
-        train_at_rollout=given.get("train_at_rollout"),
-        policy=given.get("policy"),
         train_kept=given.get("train_kept"),
         versions=given["versions"].astype(np.int64) if "versions" in given else None,
         positions=positions,

@@ -34,8 +34,6 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "lengths": ("lengths", "response_lengths", "completion_lengths", "sequence_lengths"),
         "token_ids": ("token_ids", "responses", "completion_ids", "response_ids"),
         "advantages": ("advantages", "advantage"),
-        "train_at_rollout": ("train_at_rollout_logprobs", "train_at_rollout"),
-        "policy": ("policy_logprobs", "per_token_logps", "curr_logprobs"),
         "train_kept": ("train_kept_logprobs",),
         "inference_kept": ("inference_kept_logprobs",),
         "versions": ("weight_versions",),
@@ -47,9 +45,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 LOGITS: Final = ("train_logits", "inference_logits")
 """Roles that have a row of numbers per token."""
-FLOATS: Final = (
-    "train", "inference", "advantages", "train_at_rollout", "policy", "train_kept", "inference_kept", "versions"
-)  # fmt: skip
+FLOATS: Final = ("train", "inference", "advantages", "train_kept", "inference_kept", "versions")
 """Roles that have a real number per token."""
 MASK: Final = "mask"
 """The role of which a file may have several, such as TRL's completion_mask and tool_mask: a token counts under all.

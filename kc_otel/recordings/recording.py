@@ -64,9 +64,6 @@ class Recording:
         attributes: What slices are made of, one mapping per sequence [S].
         token_ids: The sampled tokens, int64 [N]; None where the file has none.
         advantages: Advantages, float64 [N], a sequence's own repeated over its tokens; None where the file has none.
-        train_at_rollout: log P(y) under the training kernel at the weights that the tokens were sampled with, float64
-            [N]; None where the file has none. It tells the kernels' mismatch from the weights' staleness.
-        policy: log-probability under the policy being optimised (after updates), float64 [N]; None where there is none.
         train_kept: log of P's mass on the tokens that truncation (top-p, top-k) kept, nats, float64 [N]: `train` and
             `inference` are renormalised over them. None where the file has none.
         versions: Step of the weights that sampled each token, int64 [N]; None where the file has none.
@@ -85,8 +82,6 @@ class Recording:
     attributes: tuple[Mapping[str, Scalar], ...]
     token_ids: NDArray[np.int64] | None = None
     advantages: NDArray[np.float64] | None = None
-    train_at_rollout: NDArray[np.float64] | None = None
-    policy: NDArray[np.float64] | None = None
     train_kept: NDArray[np.float64] | None = None
     versions: NDArray[np.int64] | None = None
     positions: NDArray[np.int64] | None = None
@@ -196,8 +191,8 @@ class Recording:
     def _per_token(self, tokens: NDArray[np.bool_] | NDArray[np.intp]) -> dict[str, Any]:
         """Return the per-token columns of some tokens."""
         names = (
-            "train", "inference", "token_ids", "advantages", "train_at_rollout", "policy", "train_kept", "versions",
-            "positions", "train_logits", "inference_logits",
+            "train", "inference", "token_ids", "advantages", "train_kept", "versions", "positions", "train_logits",
+            "inference_logits",
         )  # fmt: skip
         return {name: values[tokens] for name in names if (values := getattr(self, name)) is not None}
 

@@ -223,16 +223,7 @@ _READERS: Final[Mapping[Format, Callable[[Path, Mapping[str, str] | None], Ragge
     "parquet": read_parquet,
 }
 
-_PER_TOKEN: Final = (
-    "train",
-    "inference",
-    "token_ids",
-    "advantages",
-    "train_at_rollout",
-    "policy",
-    "train_kept",
-    "versions",
-)
+_PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_kept", "versions")
 _ENDINGS: Final[Mapping[str, Format]] = {
     ".npz": "npz",
     ".jsonl": "jsonl",
@@ -271,8 +262,8 @@ def load_recording(
     Args:
         path: The file, the folder, or two files as above.
         columns: Role to column name, where names are others, such as `{"train": "fsdp_lp", "inference": "vllm_lp"}`.
-            Roles are train, inference, mask, lengths, token_ids, advantages, train_at_rollout, policy, train_kept,
-            inference_kept, versions, train_logits and inference_logits.
+            Roles are train, inference, mask, lengths, token_ids, advantages, train_kept, inference_kept, versions,
+            train_logits and inference_logits.
         format: `npz`, `jsonl` or `parquet`, where the file's name does not say.
 
     Raises:

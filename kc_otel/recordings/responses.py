@@ -201,7 +201,7 @@ def _read(choice: Mapping[str, Any], body: Mapping[str, Any]) -> tuple[_Scored |
     else:
         values, texts = logprobs.get("token_logprobs") or [], logprobs.get("tokens") or []
     scored = (
-        _Scored(tuple(map(number, values)), _tokens(texts, choice.get("token_ids"), len(values))) if values else None
+        _Scored(tuple(map(number, values)), tokens_of(texts, choice.get("token_ids"), len(values))) if values else None
     )
     if scored is not None and values[0] is None:  # an echo: the first token of all has no log-probability
         usage = body.get("usage") or {}
@@ -234,7 +234,8 @@ def _llama_logprob(row: Mapping[str, Any]) -> float:
     return math.log(probability) if probability > 0.0 else -math.inf
 
 
-def _tokens(texts: Sequence[Any], ids: Any, size: int) -> tuple[Token, ...]:
+def tokens_of(texts: Sequence[Any], ids: Any, size: int) -> tuple[Token, ...]:
+    """Return the ids of tokens where an answer has them, in a list or as `token_id:17`; their texts elsewhere."""
     if isinstance(ids, list) and len(ids) == size:
         return tuple(map(int, ids))
     if len(texts) != size:

@@ -51,7 +51,6 @@ from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_off
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status
 from kc_otel.serve.announcements import Announcement, cell_fields, of_change, of_notice, of_transition
-from kc_otel.serve.gate_history import GateHistory
 from kc_otel.serve.history import CellHistory, StatusChange
 from kc_otel.serve.listeners import Listeners
 from kc_otel.serve.promotions import Promotions
@@ -149,7 +148,6 @@ class Core:
             self.history = CellHistory(
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )
-            self.gate_history = GateHistory()
             self.promotions = Promotions(self.contracts, self.dry_run, connection, self.events, offline_problems)
             for contract, message in self._store.last_messages(self.contracts, self.dry_run, now):
                 self._enqueue(contract, [message], DecisionTable(), now)
@@ -313,7 +311,6 @@ class Core:
     def _judged(self, evaluation: Evaluation, name: str, now: float, unit: UnitOfWork) -> list[Announcement]:
         """Write a contract's verdicts; return the announcements."""
         changes = self.history.write({name: evaluation}, unit)
-        unit.on_commit(lambda: self.gate_history.add(name, evaluation))
         return [self._changed(change, now) for change in changes if not _first_silence(change)]
 
     def _escalated(

@@ -21,7 +21,7 @@ from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.store.unit_of_work import UnitOfWork
 
-KEPT: Final = 480
+KEPT_STEPS: Final = 480
 _STEPS_PER_WINDOW: Final = 20
 _MIN_STEP_SECONDS: Final = 5.0
 _COLUMNS: Final = ("at", "estimate", "lower", "upper", "bound", "samples", "status", "evidence", "train_step")
@@ -150,14 +150,14 @@ class ThinnedHistory:
             f"ON CONFLICT (line, slot) DO UPDATE SET {_OVERWRITTEN} "
             "WHERE excluded.status > status OR abs(excluded.at - at) > ?",
             [
-                (self._index(contract, point.at) % KEPT, *astuple(point), name, self.step(contract))
+                (self._index(contract, point.at) % KEPT_STEPS, *astuple(point), name, self.step(contract))
                 for name, point in own
             ],
         )
 
     def _forget(self, now: float) -> None:
         """Forget cells of which nothing came for as long as anything is kept."""
-        longest = KEPT * max(self._steps.values(), default=_MIN_STEP_SECONDS)
+        longest = KEPT_STEPS * max(self._steps.values(), default=_MIN_STEP_SECONDS)
         gone = self._connection.execute("SELECT id FROM cell_line WHERE newest < ?", (now - longest,)).fetchall()
         self._connection.executemany("DELETE FROM cell_point WHERE line = ?", gone)
         self._connection.executemany("DELETE FROM cell_line WHERE id = ?", gone)
@@ -270,7 +270,7 @@ class CellHistory:
             if (cell.clause, cell.slice) == (clause, slice):
                 first = line.recent[0].at
                 kept[cell] = [point for point in kept.get(cell, []) if point.at < first] + list(line.recent)
-        start = max(start, end - KEPT * self._thinned.step(contract))
+        start = max(start, end - KEPT_STEPS * self._thinned.step(contract))
         within = {cell: [point for point in points if start <= point.at <= end] for cell, points in kept.items()}
         return {cell: points for cell, points in sorted(within.items()) if points}
 

@@ -125,9 +125,9 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     state = core.state_path
     metrics["kc.evaluator.inbox.size"] = [] if state is None else [({}, core.inbox.bytes)]
     metrics["kc.evaluator.disk.free"] = [] if state is None else free_space(state.parent)
-    said = [({"kc.shard": str(shard.number)}, shard) for shard in core.shards]
-    metrics["kc.evaluator.shard.streams"] = [(of, shard.health.streams) for of, shard in said if shard.health]
-    metrics["kc.evaluator.shard.lag"] = [(of, shard.waiting + shard.health.lag) for of, shard in said if shard.health]
+    said = [({"kc.shard": str(shard.number)}, shard) for shard in core.shards if shard.answered]
+    metrics["kc.evaluator.shard.streams"] = [(of, shard.streams) for of, shard in said]
+    metrics["kc.evaluator.shard.lag"] = [(of, shard.waiting + shard.lag) for of, shard in said]
     failures = core.evaluator.faults.counts
     metrics["kc.evaluator.failures"] = [
         ({"kc.contract": name}, failures[name]) for name in sorted({*core.contracts, *failures})

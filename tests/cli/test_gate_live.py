@@ -193,7 +193,6 @@ def test_models_of_other_names_are_told(run, endpoints):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--temperature", "0.7"), "--temperature: 0.7: log-probabilities of given tokens are from before"),
         (("--record", "log.txt"), "log.txt: the name does not end in"),
         (("--record", "policy.yaml/log.npz"), "policy.yaml/log.npz: cannot be written"),
         (("--prompts", "none.jsonl"), "none.jsonl: cannot be read"),

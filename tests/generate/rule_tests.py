@@ -21,7 +21,7 @@ from kc_otel.contract.units import format_duration
 from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import HELD_BY, AlertStep, CellText, alert_steps, annotation_texts, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.prometheus.alerting_rules import BOUNDS, INTERVAL, rules_path
+from kc_otel.generate.prometheus.alerting_rules import BOUNDS, INTERVAL_SECONDS, rules_path
 from kc_otel.generate.state_alerts import STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
@@ -168,14 +168,14 @@ def _alert(scenario: _Scenario, alert: AlertStep, at: int) -> dict[str, Any]:
 def step_seconds(contract: Contract) -> int:
     """Seconds between evaluations: a minute where every duration is whole minutes, else as the rules themselves."""
     durations = (seconds for step in contract.escalation for seconds in (step.after, step.clear_for))
-    return 60 if all(seconds % 60 == 0 for seconds in durations) else int(INTERVAL)
+    return 60 if all(seconds % 60 == 0 for seconds in durations) else int(INTERVAL_SECONDS)
 
 
 def evaluator_test_file() -> GeneratedFile:
     """An evaluator that goes away and comes back, one that hangs, and two of which one goes on; and states that end."""
     first, other = (selector("kc.evaluator.last_evaluation", None, f'instance="{name}"') for name in "ab")
     alert = {"exp_labels": evaluator_alert.LABELS, "exp_annotations": evaluator_alert.ANNOTATIONS}
-    hung = evaluator_alert.FRESH + evaluator_alert.PENDING_SECONDS
+    hung = evaluator_alert.FRESH_SECONDS + evaluator_alert.PENDING_SECONDS
     cases: dict[str, tuple[dict[str, str], dict[float, int]]] = {
         "it goes away at 2m and is back at 4m": (
             {first: "0+5x23 stale _x23 240+5x12"},

@@ -29,7 +29,7 @@ def test_a_figure_has_one_source() -> None:
     timed = [name for name, text in pages.items() if re.search(r"`[\w.]*compare`[^\n]{0,80}?\d ms", text)]
     assert timed == ["benchmarks.md"]
     said = {number for text in pages.values() for number in re.findall(r"(3\d,\d{3}) streams", text)}
-    assert said == {f"{stream_columns._MOST_ROWS:,}"}
+    assert said == {f"{stream_columns._MAX_ROWS:,}"}
 
 
 def test_nobody_is_told_that_there_is_no_authentication() -> None:

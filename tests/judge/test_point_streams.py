@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.histograms import ExplicitHistogram, difference
-from kc_otel.judge.point_streams import MAX_WRITERS, REMEMBERED, Horizon, PointStream
+from kc_otel.judge.point_streams import MAX_WRITERS, REMEMBERED_TIMES, Horizon, PointStream
 from kc_otel.judge.points import Point, PointKind
 from kc_otel.stats import Buckets, ExponentialHistogram
 
@@ -151,10 +151,10 @@ def test_delta_points_count_once() -> None:
     many = [point(NOW - 9, NOW - 9 + i, [1], cumulative=False) for i in range(9)]
     many += [point(0, NOW - 5000 + i, [1], cumulative=False) for i in range(32)]
     assert {outcome for outcome, _, _ in outcomes(PointStream(), *many)} == {"accepted"}
-    full = PointStream(times=list(range(NOW - REMEMBERED, NOW)))
-    assert outcomes(full, point(0, NOW - REMEMBERED - 9, [1], cumulative=False)) == [("unordered", "", 0)]
+    full = PointStream(times=list(range(NOW - REMEMBERED_TIMES, NOW)))
+    assert outcomes(full, point(0, NOW - REMEMBERED_TIMES - 9, [1], cumulative=False)) == [("unordered", "", 0)]
     assert outcomes(full, point(0, NOW, [1], cumulative=False)) == [("accepted", "", 1)]
-    assert len(full.times) == REMEMBERED
+    assert len(full.times) == REMEMBERED_TIMES
 
 
 def test_deltas_replayed_newest_first_all_count() -> None:

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from kc_otel.recordings.endpoints import answers, generate_api, generate_scorer
+from kc_otel.recordings.endpoints import answers, generate_scorer
 from kc_otel.recordings.endpoints.collect import collect
 from kc_otel.recordings.endpoints.endpoint_client import (
     CompletionClient,
@@ -113,21 +113,21 @@ def test_sglang_is_asked_by_its_own_api(train_sglang):
 def test_an_answer_of_sglang_that_lacks_something_says_so(broken, said):
     """Another server, one without log-probabilities, one that does not say what the prompt is."""
     if said is None:
-        assert generate_api.generated(broken, "Hi") == answers.Sampled((1,), (3,), (-1.0,), "")
+        assert answers.generated(broken, "Hi") == answers.Sampled((1,), (3,), (-1.0,), "")
         with pytest.raises(answers.AnswerError, match="other tokens than were sent"):
-            generate_api.generated(broken, (1, 2))
+            answers.generated(broken, (1, 2))
         return
     with pytest.raises(answers.AnswerError, match=said):
-        generate_api.generated(broken, "Hi")
+        answers.generated(broken, "Hi")
 
 
 def test_tokens_that_sglang_scored_are_those_that_were_sent():
     """By their ids, of which it writes 0 for the last of a vocabulary."""
     rows = [[None, 1, None], [-1.0, 0, None], [-2.0, 3, None]]
-    assert generate_api.scores({"meta_info": {"input_token_logprobs": rows}}, (1,), (9, 3)) == (-1.0, -2.0)
+    assert answers.scores({"meta_info": {"input_token_logprobs": rows}}, (1,), (9, 3)) == (-1.0, -2.0)
     for prompt, tokens in (((1, 2), (3, 4)), ((1,), (9, 4))):
         with pytest.raises(answers.AnswerError, match="that were sent"):
-            generate_api.scores({"meta_info": {"input_token_logprobs": rows}}, prompt, tokens)
+            answers.scores({"meta_info": {"input_token_logprobs": rows}}, prompt, tokens)
 
 
 def test_sglang_scores_what_waits_for_rescoring(monkeypatch):

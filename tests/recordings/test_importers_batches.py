@@ -258,7 +258,7 @@ def test_a_container_of_one_trainer_is_none_of_another(tmp_path, skyrl_dump):
     """Names are let in only under the trainer's own package."""
     content = skyrl_dump().read_bytes()
     with pytest.raises(RecordingError, match="_rebuild_tensor_batch"):
-        safe_pickle.unpickled(tmp_path, content, "roll", trust=False)
+        safe_pickle.unpickled(tmp_path, content, "roll")
 
 
 def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump, roll_batch):

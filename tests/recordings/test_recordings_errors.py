@@ -244,7 +244,7 @@ def test_a_pickle_runs_nothing(tmp_path, name):
             return (tmp_path / "ran").touch, ()
 
     (tmp_path / name).write_bytes(pickle.dumps(Bad()))
-    with pytest.raises(RecordingError, match=r"a batch needs not; `kc-otel import --trust` runs it"):
+    with pytest.raises(RecordingError, match=r"a batch needs not; save it without that"):
         load_recording(tmp_path / name)
     assert not (tmp_path / "ran").exists()
 

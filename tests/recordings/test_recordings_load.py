@@ -19,7 +19,7 @@ from kc_otel.recordings.recording import Recording, RecordingError
 from kc_otel.recordings.recording_files import load_recording, save_recording
 
 ENDINGS = ("npz", "jsonl", "jsonl.gz", "parquet")
-PER_TOKEN = ("train", "inference", "token_ids", "advantages", "train_at_rollout", "policy")
+PER_TOKEN = ("train", "inference", "token_ids", "advantages")
 
 
 def recording(lengths=(3, 1, 2), seed=0, **more):
@@ -41,8 +41,6 @@ def full(seed=0):
         plain,
         token_ids=np.arange(6),
         advantages=np.repeat([1.0, -1.0, 0.5], plain.lengths),
-        train_at_rollout=plain.train - 0.5,
-        policy=plain.train - 0.25,
     )
 
 

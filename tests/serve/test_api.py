@@ -13,13 +13,11 @@ from starlette.testclient import TestClient
 
 from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.judge.decisions.entries import Canary, DecisionTable
+from kc_otel.judge.decisions.entries import Canary
 from kc_otel.judge.decisions.table import set_canary
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.otlp.sink import RequestCounts
-from kc_otel.judge.refused_points import Missing
-from kc_otel.judge.verdict import Evaluation, Status
-from kc_otel.offline.gate.evidence import verify_evidence
+from kc_otel.judge.verdict import Status
 from kc_otel.serve.api.app import make_api
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
@@ -172,53 +170,6 @@ def test_the_metric_of_routes_names_the_version_that_is_avoided(client: TestClie
     routed = {line.split('kc_kernel_inference="')[1].split('"')[0]: line for line in lines if 'kc_slice="code"' in line}
     expected = {avoided: True, "v2": False, "v3": True}
     assert {version: "train-kernel" in line for version, line in routed.items()} == expected
-
-
-def test_an_unknown_contract_has_no_gate(client: TestClient) -> None:
-    """The error names those that there are."""
-    answer = client.get("/api/v1/gates/nope", params={"kernel": "x", "stage": "canary"})
-    assert answer.status_code == 404
-    assert "policy" in answer.json()["detail"]
-
-
-def test_a_failing_version_is_rolled_back_with_evidence(client: TestClient, core: Core) -> None:
-    """The gate's decision, and a record that proves it, also when the data that failed has left the window since."""
-    core.tick(time.time() + 3600.0)
-    assert core.history.cells()[0][0].status != "FAIL"
-    (contract,) = client.get("/api/v1/contracts").json()["contracts"]
-    kernel = next(candidate["version"] for candidate in contract["kernels"] if candidate["role"] == "inference")
-    answer = client.get("/api/v1/gates/policy", params={"kernel": kernel, "stage": "canary"}).json()
-    assert answer["decision"]["outcome"] == "rollback"
-    assert answer["evidence"]["contract"]["hash"] == contract["hash"]
-    verify_evidence(answer["evidence"])
-
-
-def test_a_gate_waits_for_what_a_promotion_waits_for(
-    client: TestClient, core: Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A version that is not what was declared, does not say what it is, or of which points are not judged."""
-    (kernel,) = (candidate for candidate in core.evaluator.kernels("policy") if candidate.role == "inference")
-    passing = replace(core.history.cells()[0][0], status=Status.PASS)
-
-    def missing(*, kernels: tuple[KernelInfo, ...] = (kernel,), points: tuple[Missing, ...] = ()) -> list[str]:
-        monkeypatch.setattr(core.evaluator, "kernels", lambda _: kernels)
-        monkeypatch.setattr(core.evaluator, "missing", lambda *_: points)
-        monkeypatch.setattr(core.gate_history, "since", lambda *_: [Evaluation(time.time(), (passing,))])
-        monkeypatch.setattr(core, "escalation", replace(core.escalation, decisions=DecisionTable()))
-        parameters = {"kernel": kernel.version, "stage": "canary", "windows": 1}
-        return client.get("/api/v1/gates/policy", params=parameters).json()["decision"]["missing"]
-
-    held = [
-        missing(kernels=()),
-        missing(kernels=(replace(kernel, fields={"engine": "vllm", "dtype": "int8"}),)),
-        missing(points=(Missing("future", passing.cell[-2:], 1, 0.0, "check the sender's clock"),)),
-    ]
-    assert [[reason for reason in reasons if reason.startswith("held")] for reasons in held] == [
-        ["held: it has not said what it is, so nothing shows that it is what the contract declares"],
-        ["held: dtype bfloat16 is declared, and int8 reported"],
-        ["held: points of it are not judged: check the sender's clock"],
-    ]
-    assert not any(reason.startswith("held") for reason in missing())
 
 
 def test_every_metric_of_the_page_is_in_the_registry(client: TestClient) -> None:

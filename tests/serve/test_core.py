@@ -138,7 +138,7 @@ def test_kernels_that_are_all_but_equal_are_judged(make_core: Callable[..., Core
 
 @pytest.mark.parametrize("trouble", [refuse_commits, fill_disk])
 def test_memory_and_disk_agree_where_a_commit_is_refused(make_core, open_file, drift, tmp_path, trouble):
-    """Alerts, table, promotions, history and gates are as they were; the next tick that can be written catches up."""
+    """Alerts, table, promotions and history are as they were; the next tick that can be written catches up."""
     connection = open_file(tmp_path / "state.sqlite")
     core, now, said = make_core(connection), time.time(), []
     core.tick(now)
@@ -147,9 +147,8 @@ def test_memory_and_disk_agree_where_a_commit_is_refused(make_core, open_file, d
 
     def memory() -> object:
         cells = [(verdict.cell, verdict.status, since) for verdict, since, _ in core.history.cells()]
-        gates = core.gate_history.since("policy", 0.0)
         latest = core.promotions.latest("policy")
-        return core.escalation, core.promotions.all(), cells, gates, latest, core.evaluated_at
+        return core.escalation, core.promotions.all(), cells, latest, core.evaluated_at
 
     before, disk = memory(), list(connection.iterdump())
     core.metrics(drift(0.3))

@@ -81,7 +81,7 @@ def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID, sites: Sites =
     down = _rule(
         "kc-evaluator-down",
         evaluator_alert.NAME,
-        [_query(evaluator_alert.AGE, datasource_uid), _threshold(_above(evaluator_alert.FRESH))],
+        [_query(evaluator_alert.AGE, datasource_uid), _threshold(_above(evaluator_alert.FRESH_SECONDS))],
         (HEALTH_UID, EVALUATED_ID),
         evaluator_alert.LABELS,
         {**evaluator_alert.ANNOTATIONS, **_board(HEALTH_UID), **sites.runbook(evaluator_alert.NAME)},

@@ -9,7 +9,7 @@ from kc_otel.contract.prometheus_names import label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import OTHER
-from kc_otel.generate.evaluator_alert import AGE, FRESH
+from kc_otel.generate.evaluator_alert import AGE, FRESH_SECONDS
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
@@ -52,7 +52,7 @@ def evaluator_panel(id: int) -> Any:
         "Time since the last evaluation. Without a running evaluator, everything on these boards is unknown: restart "
         "it (handbook, On call)."
     )
-    colours = thresholds("green", (30.0, "orange"), (FRESH, "red"))
+    colours = thresholds("green", (30.0, "orange"), (FRESH_SECONDS, "red"))
     return state_panel(id, "Evaluated", about, AGE, legend="ago", unit="s", colours=colours).decimals(0)
 
 

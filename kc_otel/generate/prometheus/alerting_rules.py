@@ -28,7 +28,7 @@ from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import NOWHERE, Sites
 from kc_otel.judge.verdict import Status
 
-INTERVAL: Final = 15.0
+INTERVAL_SECONDS: Final = 15.0
 """Seconds between evaluations of a group."""
 
 
@@ -67,7 +67,7 @@ def rules_path(contract: Contract) -> PurePosixPath:
 def rule_file(contract: Contract, sites: Sites = NOWHERE) -> GeneratedFile:
     """The rule file of a contract: one group, so that its rules are evaluated at one time."""
     rules = [alert_rule(alert, sites=sites) for alert in alert_steps(contract)]
-    group = {"name": f"kernel-contract-{contract.name}", "interval": format_duration(INTERVAL), "rules": rules}
+    group = {"name": f"kernel-contract-{contract.name}", "interval": format_duration(INTERVAL_SECONDS), "rules": rules}
     content = {"groups": [group] if rules else []}
     return GeneratedFile(rules_path(contract), as_yaml(content, f"Alerting rules of {contract.name}."))
 

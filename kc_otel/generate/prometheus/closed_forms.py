@@ -32,7 +32,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED, Quantity
 from kc_otel.judge.statistics import samples_needed
 
-PAIRS: Final = 4
+PLANNED_PAIRS: Final = 4
 """Kernel pairs at a time for which false FAILs stay as rare as the contract asks."""
 
 _SAMPLE_SIZES: Final = 10
@@ -64,7 +64,7 @@ def alphas(contract: Contract) -> Alphas:
     Holm's procedure would give a failing cell more; Bonferroni's share needs no order of the cells.
     """
     alpha = (1.0 - contract.observability.confidence) / 2.0
-    cells = len(contract.clauses) * (1 + len(contract.slices)) * PAIRS
+    cells = len(contract.clauses) * (1 + len(contract.slices)) * PLANNED_PAIRS
     return Alphas(alpha / cells, alpha)
 
 

@@ -23,8 +23,8 @@ from kc_otel.contract.units import format_duration
 from kc_otel.generate.alert_steps import CELL_LABELS, alert_steps
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import NOWHERE, Sites
-from kc_otel.generate.prometheus.alerting_rules import INTERVAL, VerdictSource, alert_rule
-from kc_otel.generate.prometheus.closed_forms import NOT_ONE, PAIRS, Native, alphas, forms
+from kc_otel.generate.prometheus.alerting_rules import INTERVAL_SECONDS, VerdictSource, alert_rule
+from kc_otel.generate.prometheus.closed_forms import NOT_ONE, PLANNED_PAIRS, Native, alphas, forms
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Status
 
@@ -62,7 +62,7 @@ def _groups(contract: Contract, sites: Sites) -> list[dict[str, Any]]:
     return [
         {
             "name": f"kernel-contract-{contract.name}-standalone-{name}" + (f"-{start}" if start else ""),
-            "interval": format_duration(INTERVAL),
+            "interval": format_duration(INTERVAL_SECONDS),
             "rules": found[start : start + _MAX_RULES_PER_GROUP],
         }
         for name, found in rules.items()
@@ -74,7 +74,7 @@ def _notes(contract: Contract) -> tuple[str, ...]:
     """Return comment lines: the limits of the rules' statistics, and what is left to the evaluator."""
     levels = alphas(contract)
     apart = format_duration(contract.observability.false_alarms)
-    split = f"{len(contract.clauses)} clauses x {1 + len(contract.slices)} slices x {PAIRS} kernel pairs"
+    split = f"{len(contract.clauses)} clauses x {1 + len(contract.slices)} slices x {PLANNED_PAIRS} kernel pairs"
     return (
         f"Verdicts on {contract.name} from the recorders' histograms, without the evaluator. Load these rules or those",
         "that alert on the evaluator's verdicts, not both: they raise the same alerts.",

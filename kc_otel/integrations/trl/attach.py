@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from kc_otel._extras import extra
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
-from kc_otel.integrations.trl.describe import run_resource, training_kernel
 from kc_otel.integrations.trl.instrumented_trainer import InstrumentedTrainer
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.process import DriftLog
@@ -81,7 +81,11 @@ def instrument(
             raise TypeError("train, inference, log: the recorder has its own; give them to the recorder")
         return InstrumentedTrainer(trainer, contract, attributes or {}, processing, weights, slices=quarantine)
     recorder = Recorder(
-        contract, train=train or training_kernel(trainer), inference=inference, log=log, resource=run_resource(trainer)
+        contract,
+        train=train or _training_kernel(trainer),
+        inference=inference,
+        log=log,
+        resource=_run_resource(trainer),
     )
     try:
         return InstrumentedTrainer(
@@ -90,3 +94,35 @@ def instrument(
     except BaseException:
         recorder.shutdown()
         raise
+
+
+def _training_kernel(trainer: Any) -> Kernel:
+    """The trainer's model as a kernel version: number formats, attention, how it is split over devices."""
+    with extra("trl", "a trainer's kernel version"):
+        import torch  # noqa: PLC0415 - the core does without torch
+
+    args, accelerator = trainer.args, trainer.accelerator
+    parameter = next(trainer.model.parameters())
+    autocast = "bfloat16" if args.bf16 else "float16" if args.fp16 else None
+    processes = accelerator.num_processes
+    cuda = parameter.device.type == "cuda"
+    return Kernel(
+        "torch",
+        version=torch.__version__,
+        dtype=parameter.dtype,
+        attention=getattr(getattr(trainer.model, "config", None), "_attn_implementation", None),
+        parallelism=f"{accelerator.distributed_type.value.lower()}={processes}" if processes > 1 else None,
+        hardware=torch.cuda.get_device_name(parameter.device) if cuda else parameter.device.type,
+        extra={} if autocast is None else {"autocast": autocast},
+    )
+
+
+def _run_resource(trainer: Any) -> dict[str, str]:
+    """Resource attributes of the run, by the proposed names (open-telemetry/semantic-conventions-genai#88)."""
+    said = {
+        "rl.system": "trl",
+        "rl.algorithm": "grpo",
+        "rl.model.name": getattr(getattr(trainer.model, "config", None), "_name_or_path", None),
+        "rl.run.id": os.environ.get("WANDB_RUN_ID") or os.environ.get("MLFLOW_RUN_ID"),
+    }
+    return {name: str(value) for name, value in said.items() if value}

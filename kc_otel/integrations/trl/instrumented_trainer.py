@@ -27,14 +27,15 @@ from typing import Any, Final, Self
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.transformers import log_verdicts
-from kc_otel.integrations.trl.describe import processings
 from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, RolloutBatches, own_attributes
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.rollout_quarantine import Quarantine, judgeable, quarantine
 from kc_otel.record.work import Processing, Weights
+from kc_otel.recordings.comparable import effective
 
 __all__ = ["InstrumentedTrainer"]
 
+_SAMPLING_NAMES: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _log: Final = logging.getLogger("kc_otel")
 _watched: Final[weakref.WeakKeyDictionary[Any, list[InstrumentedTrainer]]] = weakref.WeakKeyDictionary()
 """Instrumentations of each trainer."""
@@ -66,7 +67,7 @@ class InstrumentedTrainer:
         self._slices = slices
         self._trainer = trainer
         self._attributes = dict(attributes)
-        self._processing = processings(trainer, processing)
+        self._processing = _processings(trainer, processing)
         self._weights = weights
         self._owned = owned
         named = {name for spec in recorder.contract.slices.values() for name in spec.conditions}
@@ -353,3 +354,23 @@ def _wrap(undo: ExitStack, owner: Any, name: Any, around: Callable[[Callable[...
 
     owner.__setitem__(name, wrapper) if items else setattr(owner, name, wrapper)
     undo.callback(restore)
+
+
+def _processings(trainer: Any, inference: Processing | None) -> tuple[Processing, Processing] | None:
+    """Return the processing in the log-probabilities of both sides; None if the inference side's is unknown.
+
+    TRL divides the training kernel's logits by the temperature and does nothing else to them, while its vLLM returns
+    log-probabilities from after top-p and all other processing. Where these are used the two are of different
+    distributions.
+
+    Args:
+        trainer: The trainer.
+        inference: Processing of the user's own `rollout_func`; None where TRL samples, or where it is not known.
+    """
+    args = trainer.args
+    if inference is None and trainer.rollout_func is not None:
+        return None
+    if inference is None:
+        asked = {**{name: getattr(args, name, None) for name in _SAMPLING_NAMES}, **(args.generation_kwargs or {})}
+        inference = {name: asked[name] for name in _SAMPLING_NAMES if asked[name] is not None}
+    return effective({"temperature": args.temperature}), effective(inference)

@@ -5,7 +5,6 @@
   `default_spool` names.
 - `KC_OTEL_SPOOL_MAX_AGE`: how long the file keeps a request that nobody scores, such as `1d`; a week by default.
 - `KC_OTEL_SPOOL_MAX_SIZE`: its largest size, such as `512MiB`; 1 GiB by default.
-- `KC_OTEL_SINK`, argument `sink`: `module:name` of a function without arguments that makes a sink, in place of a spool.
 - `KC_OTEL_SAMPLING`, argument `sampling`: share of requests, 0 to 1. Without it, the contract's
   `observability.sampling`; 1 where a recorder takes its own share.
 - `KC_OTEL_ATTRIBUTES`, argument `attributes`: where attributes come from, such as
@@ -22,7 +21,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,8 +113,6 @@ def _sink(
         from kc_otel.record.recorder import Recorder  # noqa: PLC0415 - a spool needs none
 
         return RecorderSink(Recorder(contract, train=train))
-    if spool is None and (factory := environment.get("KC_OTEL_SINK")):
-        return _made_by(factory)
     from kc_otel.recordings.spool.spool_writer import Spool  # noqa: PLC0415 - a recorder needs none
 
     file = Path(spool or environment.get("KC_OTEL_SPOOL") or default_spool(contract, environment))
@@ -171,16 +167,3 @@ def _attributes(
         raise ValueError(f"KC_OTEL_ATTRIBUTES: {error}") from None
     read, fixed = attributes_of(sources), dict(given or {})
     return lambda completion: {**fixed, **read(completion)}
-
-
-def _made_by(factory: str) -> RequestSink:
-    module, _, name = factory.partition(":")
-    if not module or not name:
-        raise ValueError(f"KC_OTEL_SINK: {factory!r} names no function; write module:name")
-    try:
-        made: Any = getattr(import_module(module), name)()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"KC_OTEL_SINK: {factory!r} cannot be used ({error})") from None
-    if not callable(getattr(made, "put", None)):
-        raise ValueError(f"KC_OTEL_SINK: {factory!r} made {made!r}, which has no method put")  # noqa: TRY004
-    return made  # type: ignore[no-any-return]  # has what a sink has

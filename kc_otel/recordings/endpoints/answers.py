@@ -1,8 +1,13 @@
-"""Requests to an OpenAI-compatible completions endpoint, and its answers. Pure.
+"""Requests to an OpenAI-compatible completions endpoint or to SGLang's own `/generate`, and their answers. Pure.
 
-Log-probabilities of given tokens come from `prompt_logprobs`, which vLLM takes in the body beside OpenAI's parameters.
-They are from before any temperature or truncation, so that both sides are compared there: at temperature 1, with every
-token allowed. Every such parameter is sent, because a server has defaults of its own from the checkpoint.
+Log-probabilities of given tokens come from `prompt_logprobs`, which vLLM takes in the body beside OpenAI's parameters,
+and from SGLang's `input_token_logprobs`. They are from before any temperature or truncation, so that both sides are
+compared there: at temperature 1, with every token allowed. Every such parameter is sent, because a server has defaults
+of its own from the checkpoint.
+
+Source: sglang 0.5.23, srt/managers/io_struct.py (`GenerateReqInput`), srt/managers/tokenizer_manager.py (`meta_info`):
+`output_token_logprobs` and, of given tokens from `logprob_start_len` on, `input_token_logprobs` are lists of a
+log-probability, a token's id and its text; the first token of all has null.
 """
 
 from __future__ import annotations
@@ -12,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kc_otel.recordings.comparable import NEUTRAL
-from kc_otel.recordings.responses import number
+from kc_otel.recordings.responses import number, tokens_of
 
 _UNPROCESSED: Final = {name: values[0] for name, values in NEUTRAL.items()}
-_PREFIX: Final = "token_id:"
+GENERATE: Final = "/generate"
+"""Path of SGLang's own API."""
 
 
 class AnswerError(ValueError):
@@ -79,23 +85,17 @@ def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:
             "answers without log-probabilities of the sampled tokens (choices[0].logprobs.token_logprobs) though "
             "logprobs was asked for; take a server that returns them, such as vLLM's, and a proxy that passes both on"
         )
-    token_ids = _ids(choice.get("token_ids")) or _ids_in_text(given.get("tokens"))
-    if token_ids is None and logprobs:
+    token_ids, texts = _ids(choice.get("token_ids")), given.get("tokens")
+    if token_ids is not None and len(token_ids) != len(logprobs):
+        raise AnswerError(f"answers with {len(logprobs)} log-probabilities for {len(token_ids)} sampled tokens")
+    if token_ids is None and isinstance(texts, list):  # vLLM's form of tokens in versions without `token_ids`
+        token_ids = _ids(list(tokens_of(texts, None, len(logprobs))))
+    if logprobs and (token_ids is None or len(token_ids) != len(logprobs)):
         raise AnswerError(
             "answers without the ids of the sampled tokens (choices[0].token_ids) though return_token_ids was asked "
             "for; vLLM has them from 0.10.2 on"
         )
-    if len(token_ids or ()) != len(logprobs):
-        raise AnswerError(f"answers with {len(logprobs)} log-probabilities for {len(token_ids or ())} sampled tokens")
-    said = _ids(choice.get("prompt_token_ids"))
-    if said is None:
-        if isinstance(prompt, str):
-            raise AnswerError(
-                "answers without the ids of the prompt's tokens (choices[0].prompt_token_ids); put prompt_token_ids "
-                "in place of prompt into the file of prompts"
-            )
-        said = tuple(prompt)
-    _same_prompt(said, prompt)
+    said = _prompt_of(_ids(choice.get("prompt_token_ids")), prompt)
     return Sampled(said, token_ids or (), tuple(map(number, logprobs)), str(choice.get("finish_reason") or ""))
 
 
@@ -134,6 +134,53 @@ def scored(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> 
     return tuple(found)
 
 
+def is_sglang(models: Any) -> bool:
+    """Return True if a list of models is SGLang's."""
+    rows = models.get("data") if isinstance(models, dict) else None
+    return bool(rows) and all(isinstance(row, dict) and row.get("owned_by") == "sglang" for row in rows or ())
+
+
+def generation_body(prompt: str | Sequence[int], max_tokens: int) -> dict[str, Any]:
+    """A request to SGLang for one completion, with the sampled tokens' ids and log-probabilities."""
+    sent = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+    params = {"max_new_tokens": max_tokens, **_UNPROCESSED, "top_k": -1}
+    return {**sent, "sampling_params": params, "return_logprob": True, "return_prompt_token_ids": True}
+
+
+def scores_body(token_ids: Sequence[int]) -> dict[str, Any]:
+    """A request to SGLang for the log-probability of every one of these tokens after those before it."""
+    params = {"max_new_tokens": 0, **_UNPROCESSED, "top_k": -1}
+    return {"input_ids": list(token_ids), "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
+
+
+def generated(answer: Any, prompt: str | Sequence[int]) -> Sampled:
+    """The completion that an answer to `generation_body` holds.
+
+    Raises:
+        AnswerError: If ids or log-probabilities are missing, or it is about another prompt.
+    """
+    about = _about(answer)
+    logprobs, ids = _rows(about.get("output_token_logprobs"), "output_token_logprobs")
+    said = _prompt_of(_ids(answer.get("prompt_token_ids")) or None, prompt)
+    reason = about.get("finish_reason")
+    ended = reason.get("type") if isinstance(reason, dict) else reason
+    return Sampled(said, ids, logprobs, str(ended or ""))
+
+
+def scores(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
+    """Log-probabilities of sampled tokens in an answer to `scores_body`, nats, one per token of `token_ids`.
+
+    Raises:
+        AnswerError: If log-probabilities are missing, or are of other tokens than were sent.
+    """
+    logprobs, ids = _rows(_about(answer).get("input_token_logprobs"), "input_token_logprobs")
+    sent = (*prompt_ids, *token_ids)
+    # SGLang writes 0 for the last ids of a vocabulary, which it takes for images'.
+    if len(ids) != len(sent) or any(said not in (0, token) for said, token in zip(ids, sent, strict=True)):
+        raise AnswerError(f"scored {len(ids)} tokens that are not the {len(sent)} that were sent")
+    return logprobs[len(prompt_ids) :]
+
+
 def tokenized(answer: Any) -> tuple[int, ...]:
     """Tokens in an answer of vLLM's /tokenize.
 
@@ -167,12 +214,16 @@ def _ids(value: Any) -> tuple[int, ...] | None:
     return None
 
 
-def _ids_in_text(value: Any) -> tuple[int, ...] | None:
-    """Parse `token_id:17`, vLLM's form of tokens in versions without `token_ids`."""
-    if not isinstance(value, list):
-        return None
-    texts = [str(token).removeprefix(_PREFIX) for token in value if str(token).startswith(_PREFIX)]
-    return tuple(map(int, texts)) if len(texts) == len(value) and all(map(str.isdecimal, texts)) else None
+def _prompt_of(said: tuple[int, ...] | None, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    """Return the tokens of the prompt, as the answer has them or as they were sent."""
+    if said is None and isinstance(prompt, str):
+        raise AnswerError(
+            "answers without the ids of the prompt's tokens (prompt_token_ids); put prompt_token_ids in place of "
+            "prompt into the file of prompts"
+        )
+    found = tuple(map(int, prompt)) if said is None else said
+    _same_prompt(found, prompt)
+    return found
 
 
 def _same_prompt(said: tuple[int, ...], sent: str | Sequence[int]) -> None:
@@ -187,3 +238,18 @@ def _same_prompt(said: tuple[int, ...], sent: str | Sequence[int]) -> None:
         f"read other tokens than were sent: {len(said)} for {len(sent)}, different from place {same} on; a proxy that "
         f"makes text of them, or a server that adds tokens, cannot be compared"
     )
+
+
+def _about(answer: Any) -> dict[str, Any]:
+    about = answer.get("meta_info") if isinstance(answer, dict) else None
+    if not isinstance(about, dict):
+        raise AnswerError("answers with something else than one completion (meta_info); is it SGLang's /generate?")
+    return about
+
+
+def _rows(rows: Any, name: str) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) >= 2 for row in rows):
+        raise AnswerError(f"answers without log-probabilities (meta_info.{name}) though return_logprob was asked for")
+    if not all(isinstance(row[1], int) for row in rows):
+        raise AnswerError(f"answers with log-probabilities of no tokens (meta_info.{name})")
+    return tuple(number(row[0]) for row in rows), tuple(row[1] for row in rows)

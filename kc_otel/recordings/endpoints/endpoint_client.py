@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from kc_otel._extras import extra
-from kc_otel.recordings.endpoints import answers, generate_api
+from kc_otel.recordings.endpoints import answers
 from kc_otel.recordings.endpoints.prompts import Prompt
 
 with extra("cli", "asking an endpoint"):
@@ -128,7 +128,7 @@ class CompletionClient:
             raise self._no_entry(response)
         listed = _json(response) if response.is_success else None
         names = answers.models(listed)
-        self._generates = generate_api.is_sglang(listed)
+        self._generates = answers.is_sglang(listed)
         if wanted is not None:
             if names and wanted not in names:
                 raise RefusedError(f"{self.endpoint}: {option}: serves no {wanted!r}; it serves {', '.join(names)}")
@@ -163,8 +163,8 @@ class CompletionClient:
                 body = {"model": model, "messages": list(prompt.messages), "add_generation_prompt": True}
                 sent = answers.tokenized(await self._post("/tokenize", body))
             if self._generates:
-                answer = await self._post(generate_api.PATH, generate_api.generation_body(sent, max_tokens))
-                return generate_api.generated(answer, sent)
+                answer = await self._post(answers.GENERATE, answers.generation_body(sent, max_tokens))
+                return answers.generated(answer, sent)
             answer = await self._post("/v1/completions", answers.sampling_body(model, sent, max_tokens))
             return answers.sampled(answer, sent)
         except answers.AnswerError as error:
@@ -179,8 +179,8 @@ class CompletionClient:
         tokens = (*prompt_ids, *token_ids)
         try:
             if self._generates:
-                answer = await self._post(generate_api.PATH, generate_api.scores_body(tokens))
-                return generate_api.scores(answer, prompt_ids, token_ids)
+                answer = await self._post(answers.GENERATE, answers.scores_body(tokens))
+                return answers.scores(answer, prompt_ids, token_ids)
             answer = await self._post("/v1/completions", answers.scoring_body(model, tokens))
             return answers.scored(answer, prompt_ids, token_ids)
         except answers.AnswerError as error:

@@ -31,12 +31,10 @@ from kc_otel.recordings.recording_files import load_own
 
 _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
-_PICKLE_READERS: Final[Mapping[str, Callable[..., Iterator[Imported]]]] = {
+_READERS: Final[Mapping[str, Callable[[Path, Refusals], Iterator[Imported]]]] = {
     "verl": verl.read,
     "skyrl": skyrl.read,
     "roll": roll.read,
-}
-_PLAIN_READERS: Final[Mapping[str, Callable[..., Iterator[Imported]]]] = {
     "slime": slime.read,
     "prime-rl": prime_rl.read,
     "nemo-rl": nemo_rl.read,
@@ -49,7 +47,6 @@ def read_file(
     format: Format | None = None,
     *,
     columns: Mapping[str, str] | None = None,
-    trust: bool = False,
 ) -> Iterator[Imported]:
     """Read the sequences of a file.
 
@@ -58,7 +55,6 @@ def read_file(
         refusals: Where records that cannot become sequences are counted.
         format: Whose it is; None to find out.
         columns: Role to column name, for generic files.
-        trust: Whether to unpickle whatever the file holds.
 
     Raises:
         RecordingError: If it cannot be used.
@@ -67,9 +63,7 @@ def read_file(
     format = format or format_of(path)
     if format == "generic":
         return read_generic(path, columns)
-    if pickled := _PICKLE_READERS.get(format):
-        return pickled(path, refusals, trust=trust)
-    return _PLAIN_READERS[format](path, refusals)
+    return _READERS[format](path, refusals)
 
 
 @dataclass(slots=True)
@@ -116,7 +110,6 @@ class Importer:
         format: Of every file; None to find out.
         columns: Role to column name, for generic files.
         attributes: Attributes that every sequence gets besides its own; these win.
-        trust: Whether to unpickle whatever a file holds.
         chunk_tokens: Most tokens of one call of the recorder.
         patience: Seconds to wait for an endpoint that does not take the export.
         stopped: Whether to give up early.
@@ -133,7 +126,6 @@ class Importer:
         format: Format | None = None,
         columns: Mapping[str, str] | None = None,
         attributes: Mapping[str, Scalar] | None = None,
-        trust: bool = False,
         chunk_tokens: int = 262_144,
         patience: float = 60.0,
         stopped: Callable[[], bool] = lambda: False,
@@ -147,7 +139,6 @@ class Importer:
         self._format = format
         self._columns = columns
         self._attributes = dict(attributes or {})
-        self._trust = trust
         self._chunk_tokens = chunk_tokens
         self._patience = patience
         self._stopped = stopped
@@ -183,7 +174,7 @@ class Importer:
         return True
 
     def _rows(self, path: Path) -> Iterator[Imported]:
-        return read_file(path, self.totals.refusals, self._format, columns=self._columns, trust=self._trust)
+        return read_file(path, self.totals.refusals, self._format, columns=self._columns)
 
     def _chunks(self, sequences: Iterator[Imported]) -> Iterator[list[Imported]]:
         """Sequences that can be one batch, until they have `chunk_tokens` tokens."""

@@ -31,17 +31,17 @@ def looks_like(path: Path) -> bool:
     return names_in(path, b"roll.distributed.scheduler.protocol", b"DataProto")
 
 
-def read(path: Path, refusals: Refusals, *, trust: bool = False) -> Iterator[Imported]:
+def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
     """The sequences of a file.
 
     Raises:
         RecordingError: If it holds something else, or has not both kernels' log-probabilities.
         OSError: If it cannot be read.
     """
-    state = getattr(unpickled(path, path.read_bytes(), "roll", trust=trust), "state", None)
+    state = getattr(unpickled(path, path.read_bytes(), "roll"), "state", None)
     if not (isinstance(state, tuple) and len(state) == 4 and isinstance(state[0], io.BytesIO)):
         raise RecordingError(f"{path}: holds no DataProto of ROLL; pickle the batch itself")
-    batch = arrays(torch_load(path, state[0].getvalue(), trust=False))
+    batch = arrays(torch_load(path, state[0].getvalue()))
     hint = (
         "rollout_mock dumps before the trainer has scored: pickle the batch after old_log_probs, of an engine that "
         "returns log-probabilities"

@@ -1,8 +1,7 @@
 """Files that trainers write with pickle and torch, read without running what they name.
 
 A pickle runs whatever code it names. Only the trainer's own container, NumPy arrays and tensors are let in here, each
-by name, so that a file from elsewhere can do nothing; one that holds other classes is refused unless the caller trusts
-it.
+by name, so that a file from elsewhere can do nothing; one that holds other classes is refused.
 """
 
 from __future__ import annotations
@@ -52,20 +51,19 @@ def rebuilt(_: object, state: Any) -> Container:
     return found
 
 
-def unpickled(path: Path, content: bytes, package: str, *, trust: bool) -> Any:
+def unpickled(path: Path, content: bytes, package: str) -> Any:
     """Unpickle a file, with its trainer's container as a `Container`.
 
     Args:
         path: The file, for messages.
         content: Its bytes.
         package: Top-level package of the trainer.
-        trust: Whether to unpickle whatever the file holds, which runs the code that it names.
 
     Raises:
         RecordingError: If it names other classes, or is no pickle.
     """
     try:
-        return pickle.loads(content) if trust else _Restricted(content, package).load()  # noqa: S301 - asked for
+        return _Restricted(content, package).load()
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError) as error:
         msg = f"{path}: {error}" if str(error).startswith("holds") else f"{path}: is no batch's pickle ({error})"
         raise RecordingError(msg) from None
@@ -99,7 +97,7 @@ class _Restricted(pickle.Unpickler):
             return _place
         if (module in _NUMPY and name in _ARRAY_FUNCTIONS) or (module, name) in _PLAIN:
             return super().find_class(module, name)
-        msg = f"holds {module}.{name}, which a batch needs not; `kc-otel import --trust` runs it, for files of your own"
+        msg = f"holds {module}.{name}, which a batch needs not; save it without that"
         raise pickle.UnpicklingError(msg)
 
 
@@ -108,8 +106,8 @@ def _place(*where: Any) -> tuple[Any, ...]:
     return where
 
 
-def torch_load(path: Path, content: bytes, *, trust: bool) -> Any:
-    """Load a file of `torch.save`: tensors, numbers, texts and containers of them, unless the file is trusted.
+def torch_load(path: Path, content: bytes) -> Any:
+    """Load a file of `torch.save`: tensors, numbers, texts and containers of them.
 
     Raises:
         RecordingError: If it holds anything else, or torch is not installed.
@@ -126,7 +124,7 @@ def torch_load(path: Path, content: bytes, *, trust: bool) -> Any:
     else:
         hint = ""
     try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=not trust)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, AttributeError, ImportError) as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         msg = f"{path}: tensors cannot be read safely ({named[1] if named else type(error).__name__}){hint}"

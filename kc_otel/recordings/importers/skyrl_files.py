@@ -31,14 +31,14 @@ def looks_like(path: Path) -> bool:
     return names_in(path, b"skyrl", b"_rebuild_tensor_batch")
 
 
-def read(path: Path, refusals: Refusals, *, trust: bool = False) -> Iterator[Imported]:
+def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
     """The sequences of a file.
 
     Raises:
         RecordingError: If it holds something else, or has not both kernels' log-probabilities.
         OSError: If it cannot be read.
     """
-    batch = _loaded(path, trust=trust)
+    batch = _loaded(path)
     hint = "set generator.sampling_params.logprobs=1 and let the trainer compute action_log_probs"
     train, inference, _ = needed(path, batch, (*_SIDES, "loss_mask"), hint)
     named = _NAME.search(path.name)
@@ -56,8 +56,8 @@ def read(path: Path, refusals: Refusals, *, trust: bool = False) -> Iterator[Imp
     )
 
 
-def _loaded(path: Path, *, trust: bool) -> dict[str, NDArray[Any]]:
-    found = unpickled(path, path.read_bytes(), "skyrl", trust=trust)
+def _loaded(path: Path) -> dict[str, NDArray[Any]]:
+    found = unpickled(path, path.read_bytes(), "skyrl")
     if isinstance(found, Mapping):  # SkyRL itself, which is a dict of tensors
         return arrays(found)
     state = getattr(found, "state", None)
@@ -68,7 +68,7 @@ def _loaded(path: Path, *, trust: bool) -> dict[str, NDArray[Any]]:
         if part is None or part.get("format") == "tensor_list":
             continue
         if part.get("format") == "torch":
-            batch.update(arrays({name: torch_load(path, part["data"], trust=False)}))
+            batch.update(arrays({name: torch_load(path, part["data"])}))
         else:
             batch[name] = np.frombuffer(part["data"], dtype=part["dtype"]).reshape(part["shape"])
     return batch

@@ -37,7 +37,7 @@ def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
         RecordingError: If it is no such dump.
         OSError: If it cannot be read.
     """
-    dump = torch_load(path, path.read_bytes(), trust=False)
+    dump = torch_load(path, path.read_bytes())
     samples = dump.get("samples") if isinstance(dump, Mapping) else None
     if not isinstance(samples, list) or dump.get("format_version") != _VERSION:
         raise RecordingError(f"{path}: is no dump of slime's training data of format version {_VERSION}; {_REMEDY}")

@@ -36,19 +36,18 @@ def is_text_dump(record: Mapping[str, Any] | None) -> bool:
     return record is not None and {"input", "output", "step"} <= set(record) and not any(s in record for s in _SIDES)
 
 
-def read(path: Path, refusals: Refusals, *, trust: bool = False) -> Iterator[Imported]:
+def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
     """The sequences of a file.
 
     Args:
         path: The file.
         refusals: Where sequences without tokens are counted.
-        trust: Whether to unpickle whatever the file holds, which runs the code that it names.
 
     Raises:
         RecordingError: If it holds something else, has not both kernels' log-probabilities, or shapes do not fit.
         OSError: If it cannot be read.
     """
-    batch, others, meta = _loaded(path, trust=trust)
+    batch, others, meta = _loaded(path)
     hint = "set rollout.calculate_log_probs=True and save the batch after old_log_probs are computed"
     train, inference = needed(path, batch, _SIDES, hint)
 
@@ -102,20 +101,18 @@ def _step(meta: Mapping[str, Any]) -> dict[str, int]:
     return {"step": step} if isinstance(step, int) else {}
 
 
-def _loaded(path: Path, *, trust: bool) -> tuple[dict[str, NDArray[Any]], dict[str, Any], dict[str, Any]]:
+def _loaded(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any], dict[str, Any]]:
     """Tensors as arrays, other columns, and what is said of the batch."""
     content = path.read_bytes()
     if content[:2] == b"PK":
-        return arrays(torch_load(path, content, trust=trust)), {}, {}
-    state = unpickled(path, content, "verl", trust=trust)
-    if trust and hasattr(state, "batch"):
-        return arrays(state.batch), dict(state.non_tensor_batch), dict(state.meta_info)
+        return arrays(torch_load(path, content)), {}, {}
+    state = unpickled(path, content, "verl")
     if not isinstance(state, Container) or not isinstance(state.state, tuple) or len(state.state) != 3:
         msg = f"{path}: holds {type(state).__name__}, not a DataProto; save the batch with DataProto.save_to_disk"
         raise RecordingError(msg)
     tensors, others, meta = state.state
     if isinstance(tensors, bytes):
-        tensors = torch_load(path, tensors, trust=False)
+        tensors = torch_load(path, tensors)
     elif isinstance(tensors, tuple):
         tensors = {name: _from_bytes(path, name, part) for name, part in tensors[2].items()}
     return arrays({} if tensors is None else tensors), dict(others or {}), dict(meta or {})

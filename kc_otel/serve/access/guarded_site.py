@@ -13,28 +13,24 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 from urllib.parse import parse_qs
 
 from kc_otel._extras import extra
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.access_file import AccessFile, Caller, Role, digest_of
-from kc_otel.serve.api.documented import PROBLEM, PUBLIC
+from kc_otel.serve.api.documented import PUBLIC, problem
 from kc_otel.serve.api.people_input import SIGNER
 from kc_otel.serve.api.routes_worst import MAY_READ_PROMPTS
-from kc_otel.serve.api.views import ProblemDetails
 
 with extra("serve", "the evaluator"):
     from fastapi import Response
-    from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+    from fastapi.responses import HTMLResponse, RedirectResponse
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _log: Final = logging.getLogger(__name__)
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _COOKIE: Final = "kc-otel-session"
 _HOST_ONLY: Final = "__Host-"
@@ -72,7 +68,7 @@ class GuardedSite:
     def __init__(
         self,
         access: AccessFile,
-        site: Application,
+        site: ASGIApp,
         counts: RequestCounts,
         *,
         secure: bool,
@@ -83,7 +79,7 @@ class GuardedSite:
         self._sessions: dict[str, tuple[str, float]] = {}
         """SHA-256 of the cookie -> that of the token, and when it ends."""
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or hand it on."""
         if scope["type"] != "http":
             await self._site(scope, receive, send)
@@ -99,7 +95,7 @@ class GuardedSite:
         else:
             await self._known(headers, scope, receive, send)
 
-    async def _known(self, headers: Mapping[str, str], scope: Message, receive: Receive, send: Send) -> None:
+    async def _known(self, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         caller = self._caller(headers)
         reading = scope["method"] in _READ_METHODS
         if caller is None:
@@ -112,7 +108,7 @@ class GuardedSite:
             self._counts.add("api", "forbidden")
             path = ascii(scope["path"][:200])
             _log.warning("%s may not %s: %s %s is refused", caller.name, role, scope["method"], path)
-            await _problem(403, f"the token of {caller.name} is not for this; it would have to say may: [{role}]")(
+            await problem(403, f"the token of {caller.name} is not for this; it would have to say may: [{role}]")(
                 scope, receive, send
             )
             return
@@ -133,7 +129,7 @@ class GuardedSite:
         if method == "GET":
             return _form(self._caller(headers))
         if method != "POST":
-            return _problem(405, "/login takes GET and POST", {"Allow": "GET, POST"})
+            return problem(405, "/login takes GET and POST", {"Allow": "GET, POST"})
         token = _token_of(await _body(receive))
         caller = self._access.bearer(f"Bearer {token}") if token else None
         if caller is None or not caller.roles & {Role.READ, Role.ACT}:
@@ -195,14 +191,8 @@ def _to_login() -> Response:
 
 
 def _unknown() -> Response:
-    problem = _problem(401, "say who you are: Authorization: Bearer and a token (kc-otel: KC_OTEL_TOKEN), or /login")
-    problem.headers["WWW-Authenticate"] = "Bearer"
-    return problem
-
-
-def _problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    body = ProblemDetails(title="request refused", detail=detail, status=status)
-    return JSONResponse(body.model_dump(), status, headers, media_type=PROBLEM)
+    said = "say who you are: Authorization: Bearer and a token (kc-otel: KC_OTEL_TOKEN), or /login"
+    return problem(401, said, {"WWW-Authenticate": "Bearer"})
 
 
 def _form(caller: Caller | None, said: str = "", status: int = 200) -> Response:

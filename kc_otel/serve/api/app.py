@@ -8,19 +8,18 @@ of documentation, because the usual one loads its scripts from elsewhere.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.gzip import GZipMiddleware
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kc_otel.serve.api.changes import Changes
-from kc_otel.serve.api.documented import PROBLEM, DocumentedApi
+from kc_otel.serve.api.documented import DocumentedApi, problem
 from kc_otel.serve.api.overview import Overviews
 from kc_otel.serve.api.own_site import BoundedBodies
 from kc_otel.serve.api.people_input import refusals
@@ -33,7 +32,6 @@ from kc_otel.serve.api.routes_people import people_routes
 from kc_otel.serve.api.routes_promotion import promotion_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
 from kc_otel.serve.api.routes_worst import worst_routes
-from kc_otel.serve.api.views import ProblemDetails
 from kc_otel.serve.core import Core
 from kc_otel.serve.handbook_site import handbook_routes
 from kc_otel.serve.otlp_out import SelfMetrics
@@ -59,22 +57,22 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
     )
 
     @api.exception_handler(HTTPException)  # starlette's: unknown paths and methods are its own
-    async def problem(request: Request, error: HTTPException) -> Response:
-        refused = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
-        headers = {"Allow": api.allowed(request.url.path)} if refused else None
-        return _problem("request refused", str(error.detail), error.status_code, headers)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        not_allowed = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+        headers = {"Allow": api.allowed(request.url.path)} if not_allowed else None
+        return problem(error.status_code, str(error.detail), headers)
 
     @api.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
-        return _problem("request refused", refusals(error.errors()), 422)
+        return problem(422, refusals(error.errors()))
 
     @api.exception_handler(StateError)
     async def unwritten(_: Request, error: StateError) -> Response:
-        return _problem("state cannot be written", str(error), 503)
+        return problem(503, str(error), title="state cannot be written")
 
     @api.exception_handler(Exception)  # which is also logged, with its trace
     async def failed(_: Request, error: Exception) -> Response:
-        return _problem("the evaluator has failed", f"{type(error).__name__}; its log says at what", 500)
+        return problem(500, f"{type(error).__name__}; its log says at what", title="the evaluator has failed")
 
     api.add_middleware(EntityTags)
     api.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)
@@ -95,11 +93,6 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
     ):
         api.include_router(router)
     return api
-
-
-def _problem(title: str, detail: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    body = ProblemDetails(title=title, detail=detail, status=status)
-    return JSONResponse(body.model_dump(), status, headers, media_type=PROBLEM)
 
 
 class EntityTags:

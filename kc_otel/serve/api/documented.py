@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI
+from fastapi.responses import JSONResponse
 from starlette.routing import compile_path
 
 from kc_otel.serve.api.views import ProblemDetails
 
-PROBLEM: Final = "application/problem+json"
+_PROBLEM: Final = "application/problem+json"
 PUBLIC: Final = frozenset({"/healthz", "/readyz", "/openapi.json"})
 """Paths that need no token where others do."""
 
@@ -59,6 +60,14 @@ class DocumentedApi(FastAPI):
         return ", ".join(sorted(found)) or "GET"
 
 
+def problem(
+    status: int, detail: str, headers: Mapping[str, str] | None = None, *, title: str = "request refused"
+) -> JSONResponse:
+    """Return an error in RFC 9457's words."""
+    body = ProblemDetails(title=title, detail=detail, status=status)
+    return JSONResponse(body.model_dump(), status, headers, media_type=_PROBLEM)
+
+
 def _answers(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     ordered = method == "post"
     yield from _RESPONSES_OF_EVERY_PATH.items()
@@ -75,4 +84,4 @@ def _answers(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[t
 def _content(status: int) -> dict[str, Any]:
     if status < 400:
         return {}
-    return {"content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}}
+    return {"content": {_PROBLEM: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}}

@@ -10,22 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException
-from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kc_otel.serve.api.documented import PROBLEM
-from kc_otel.serve.api.views import ProblemDetails
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
+from kc_otel.serve.api.documented import problem
 
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_ORDER_BYTES: Final = 64 * 1024
@@ -48,24 +42,24 @@ class OwnSite:
         external_url: How a person reaches it, where that is through a proxy.
     """
 
-    def __init__(self, app: Application, names: Iterable[str] = (), external_url: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, names: Iterable[str] = (), external_url: str | None = None) -> None:
         external = urlsplit(external_url or "")
         self._app = app
         self._names = HostNames((*names, external.hostname or ""))
         self._origin = external.netloc.lower()
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or hand it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         await (self._refusal(scope) or self._app)(scope, _prompt(receive), send)
 
-    def _refusal(self, scope: Message) -> Application | None:
+    def _refusal(self, scope: Scope) -> ASGIApp | None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "").lower()
         if host not in self._names:
-            return _problem(421, f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
+            return problem(421, f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")
         if scope["method"] in READING:
             return None
         origin = headers.get("origin")
@@ -74,7 +68,7 @@ class OwnSite:
             return None
         if origin is not None and _netloc(origin) in {host, self._origin} - {""}:
             return None
-        return _problem(403, "a page of another site asks for this; use the evaluator's own page, or kc-otel")
+        return problem(403, "a page of another site asks for this; use the evaluator's own page, or kc-otel")
 
 
 class BoundedBodies:
@@ -84,10 +78,10 @@ class BoundedBodies:
         app: The application behind the checks.
     """
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or hand it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -98,7 +92,7 @@ class BoundedBodies:
         said = f"the body is larger than {limit:,} bytes, which nothing that is said here needs"
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or len(declared) > 15 or int(declared) > limit:
-            await _problem(413, said)(scope, receive, send)
+            await problem(413, said)(scope, receive, send)
             return
         taken = 0
 
@@ -137,11 +131,6 @@ def _netloc(origin: str) -> str:
         return urlsplit(origin).netloc.lower()
     except ValueError:
         return ""
-
-
-def _problem(status: int, detail: str) -> Application:
-    body = ProblemDetails(title="request refused", detail=detail, status=status)
-    return JSONResponse(body.model_dump(), status, media_type=PROBLEM)
 
 
 _UNSPECIFIED: Final = frozenset({"", "*"})

@@ -1,4 +1,4 @@
-"""Routes for decisions: the decision table, its resumption by a person, and promotion gates."""
+"""Routes for the decision table, and its resumption by a person."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ from typing import Annotated, Final
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import JSONResponse
 
-from kc_otel.judge.plain_json import to_plain
-from kc_otel.judge.promotion.gate_evidence import make_evidence
-from kc_otel.judge.promotion.stages import GateOutcome, GateSpec, Stage, decide
 from kc_otel.serve.api.changes import Changes
-from kc_otel.serve.api.people_input import ordered, served
+from kc_otel.serve.api.people_input import ordered
 from kc_otel.serve.api.views import Resumed, ResumeRequest
 from kc_otel.serve.core import Core
-from kc_otel.serve.promotions import reasons_to_wait
 
 _MAX_NAMED: Final = 5
 _MAX_CHARACTERS: Final = 80
@@ -24,7 +19,7 @@ _MAX_CHARACTERS: Final = 80
 
 
 def decision_routes(core: Core, decided: Changes) -> APIRouter:
-    """`/api/v1/decisions`, `decisions/resume` and `gates/{contract}`."""
+    """`/api/v1/decisions` and `decisions/resume`."""
     router = APIRouter(prefix="/api/v1")
 
     @router.get(
@@ -81,29 +76,5 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
             lifted = core.resume(request.contract, request.slice, request.by, request.why, time.time())
         await decided.notify()
         return Resumed(lifted=lifted, version=core.decisions.version)
-
-    @router.get("/gates/{contract}", tags=["promotion"], response_model=None)
-    async def gate(
-        contract: str,
-        kernel: Annotated[str, Query(description="Short fingerprint of the inference kernel version.")],
-        stage: Stage,
-        windows: Annotated[int, Query(ge=1, le=100, description="Consecutive windows that must PASS.")] = 3,
-        since: Annotated[float, Query(description="Unix time at which the version entered the stage.")] = 0.0,
-    ) -> Response:
-        """Decide if a kernel version may leave its stage, with the open requirements and the evidence."""
-        found = served(core, contract)
-        now = time.time()
-        holds = reasons_to_wait(
-            found, kernel, stage, core.decisions, core.evaluator.kernels(contract), core.missing(contract)
-        )
-        history = core.gate_history.since(contract, since)
-        decision = decide(GateSpec.of(found, stage, windows), kernel, history, holds, now)
-        # A rollback stands on the evaluation that failed, also when a later one does not.
-        failed = (evaluation for evaluation in reversed(history) if evaluation.fails(kernel))
-        shown = next(failed, None) if decision.outcome is GateOutcome.ROLLBACK else None
-        shown = shown or (history[-1] if history else None)
-        verdicts = [v for v in shown.verdicts if v.cell.kernel_inference == kernel] if shown else []
-        evidence = make_evidence(found, stage, kernel, decision, verdicts, now) if verdicts else None
-        return JSONResponse({"decision": to_plain(decision), "evidence": evidence})
 
     return router

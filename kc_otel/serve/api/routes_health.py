@@ -11,12 +11,12 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import PlainTextResponse
 
 from kc_otel.contract.words import duration
-from kc_otel.serve.api.views import ResizeRequest, ShardView
+from kc_otel.serve.api.views import ResizeRequest
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import WRITING
 from kc_otel.serve.otlp_out import SelfMetrics
 from kc_otel.serve.self_metrics import exposition
-from kc_otel.serve.shards.shard_health import ShardHealth
+from kc_otel.serve.shards.shard_health import ShardSeen
 from kc_otel.serve.shards.sharded_sink import ShardError
 
 _LATE_SECONDS: Final = 30.0
@@ -60,20 +60,17 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
     return router
 
 
-_UNHEARD_SHARD = ShardHealth(name="", node="", pid=0, started=0.0, recovered=0, streams=0, taken=0, lag=0, cpu=0.0)
-
-
 def shard_routes(core: Core) -> APIRouter:
     """`/api/v1/shards`."""
     router = APIRouter(prefix="/api/v1", tags=["health"])
 
     @router.get("/shards")
-    async def shards() -> list[ShardView]:
+    async def shards() -> tuple[ShardSeen, ...]:
         """Return every shard as of the last evaluation; none if streams are in the evaluator's process."""
-        return shard_views(core)
+        return core.shards
 
     @router.post("/shards")
-    async def resize(request: ResizeRequest) -> list[ShardView]:
+    async def resize(request: ResizeRequest) -> tuple[ShardSeen, ...]:
         """Change the number of shards. Senders are told to retry while streams move."""
         if core.resize is None:
             raise HTTPException(409, "streams are in the evaluator's process; kc-otel serve --engine ray has shards")
@@ -81,30 +78,6 @@ def shard_routes(core: Core) -> APIRouter:
             await core.resize(request.shards)
         except ShardError as error:
             raise HTTPException(503, str(error)) from None
-        return shard_views(core)
+        return core.shards
 
     return router
-
-
-def shard_views(core: Core) -> list[ShardView]:
-    """Every shard."""
-    found = []
-    for shard in core.shards:
-        said = shard.health or _UNHEARD_SHARD
-        found.append(
-            ShardView(
-                number=shard.number,
-                node=said.node,
-                pid=said.pid,
-                started=said.started,
-                recovered=said.recovered,
-                streams=said.streams,
-                points=said.taken,
-                lag=said.lag,
-                waiting=shard.waiting,
-                cpu_seconds=said.cpu,
-                answered=shard.answered,
-                trouble=shard.trouble,
-            )
-        )
-    return found

@@ -22,7 +22,6 @@ from kc_otel.contract.words import number
 from kc_otel.judge.verdict import Cell
 from kc_otel.serve.api.overview import Overviews
 from kc_otel.serve.api.people_input import served
-from kc_otel.serve.api.routes_health import shard_views
 from kc_otel.serve.api.views import (
     DistributionView,
     HealthView,
@@ -94,7 +93,7 @@ def past_routes(core: Core, overviews: Overviews, self_metrics: Callable[[], Sel
             evaluated_at=core.evaluated_at,
             tick_seconds=core.tick_seconds,
             series=core.evaluator.series_count,
-            streams=core.evaluator.stream_count + sum(view.streams for view in shard_views(core)),
+            streams=core.evaluator.stream_count + sum(shard.streams for shard in core.shards),
             points={labels["kc.outcome"]: int(value) for labels, value in found["kc.evaluator.points"]},
             requests={
                 f"{labels['kc.transport']} {labels['kc.outcome']}": int(value)
@@ -108,7 +107,7 @@ def past_routes(core: Core, overviews: Overviews, self_metrics: Callable[[], Sel
             },
             listeners=core.listeners.view(core.contracts),
             outbox=list(core.outbox.status()),
-            shards=shard_views(core),
+            shards=core.shards,
         )
 
     return router

@@ -17,6 +17,7 @@ from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 from kc_otel.serve.api.people_input import Name, Order, Reason, Signature, View
 from kc_otel.serve.core import Core
+from kc_otel.serve.shards.shard_health import ShardSeen
 from kc_otel.serve.store.policy_store import Event
 from kc_otel.serve.webhooks.outbox import EndpointStatus
 
@@ -354,32 +355,6 @@ class DistributionView(View):
     """Limit and thresholds, where they are in the quantity's unit."""
 
 
-class ShardView(View):
-    """A shard of a Ray cluster, which owns the streams of its share of senders."""
-
-    number: int
-    """From 0; senders are divided over the numbers by their resource attributes."""
-    node: str
-    """Host that it runs on; empty before it answered."""
-    pid: int
-    started: float
-    """Unix time at which its process began; later than the evaluator's where it was started again."""
-    recovered: int
-    """Exports that it then took from its log."""
-    streams: int
-    points: int
-    """Points that it took since then."""
-    lag: int
-    """Bytes that wait for its disk, or are in its log and not in a batch for the judge."""
-    waiting: int
-    """Bytes that wait for it in the evaluator."""
-    cpu_seconds: float
-    answered: float
-    """Unix time of its last answer."""
-    trouble: str
-    """Reason why the shard does not answer; empty if it does."""
-
-
 class HealthView(View):
     """Health of the evaluator."""
 
@@ -401,7 +376,7 @@ class HealthView(View):
     """Unix time when a program last looked at a contract's directives, by contract and directive; null where none has
     since the evaluator started."""
     outbox: list[EndpointStatus]
-    shards: list[ShardView]
+    shards: tuple[ShardSeen, ...]
     """Shards that hold the streams, if those are not in the evaluator's process."""
 
 

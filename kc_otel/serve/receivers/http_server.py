@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
+from starlette.types import Receive, Scope, Send
 
 from kc_otel.judge.otlp.decode import to_json
 from kc_otel.judge.otlp.request_errors import (
@@ -29,10 +30,6 @@ from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.api.own_site import HostNames
 from kc_otel.serve.receivers.byte_budget import HeldBytes
 from kc_otel.serve.receivers.request_taker import RequestTaker
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 _PROTOBUF: Final = "application/x-protobuf"
 _JSON: Final = "application/json"
@@ -85,7 +82,7 @@ class HttpReceiver:
         self._taker, self._counts, self._names = taker, counts, names
         self._limits = taker.limits
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an ASGI request."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
@@ -110,7 +107,7 @@ class HttpReceiver:
         await _send(send, status, message, media, extra)
 
     async def _handle(
-        self, scope: Message, headers: Mapping[str, str], media: str, receive: Receive, held: HeldBytes
+        self, scope: Scope, headers: Mapping[str, str], media: str, receive: Receive, held: HeldBytes
     ) -> tuple[Any, str]:
         if self._names is not None and (host := headers.get("host", "")) not in self._names:
             raise _MisdirectedError(f"this evaluator is not known as {host[:80]!a}; start it with --allowed-host NAME")

@@ -216,9 +216,9 @@ class Shard:
             started=self._started,
             recovered=self._recovered,
             streams=self.evaluator.stream_count,
-            taken=self.evaluator.counters.total(),
+            points=self.evaluator.counters.total(),
             lag=self.inbox.bytes,
-            cpu=used.user + used.system,
+            cpu_seconds=used.user + used.system,
         )
 
     def _write_batch(self, batch: ShardBatch) -> None:

@@ -14,7 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from kc_otel.judge.otlp import request_errors
@@ -215,7 +215,13 @@ class ShardedSink(ColumnSink):
         core, now = self._core, time.time()
         merge(core.evaluator, told, now)
         core.shards = tuple(
-            ShardSeen(shard.line.number, shard.health, shard.answered, shard.line.waiting, shard.trouble)
+            ShardSeen(
+                **asdict(shard.health or ShardHealth()),
+                number=shard.line.number,
+                answered=shard.answered,
+                waiting=shard.line.waiting,
+                trouble=shard.trouble,
+            )
             for shard in self._shards
         )
         await core.evaluate(now)

@@ -21,7 +21,7 @@ from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.config import ServeConfig, StreamEngine
 from kc_otel.serve.core import Core
 from kc_otel.serve.server import ServiceError
-from kc_otel.serve.shards.shard_health import ShardHealth, ShardSeen
+from kc_otel.serve.shards.shard_health import ShardSeen
 from kc_otel.serve.shards.sharded_sink import ShardError
 from kc_otel.serve.stream_places import EngineError, sink_of
 
@@ -69,8 +69,10 @@ def test_shards_are_shown_in_a_terminal_and_changed_over_http(make_core: Any, mo
     """A shard that does not answer is named, and not all is known then; a move that fails says why."""
     core = make_core()
     client = api(core)
-    health = ShardHealth("f00d", "node-7", 42, 0.0, 0, 1234, 99, 2048, 1.0)
-    core.shards = (ShardSeen(0, health, 5.0, 1, ""), ShardSeen(1, None, 0.0, 0, "has not answered for 9 s"))
+    core.shards = (
+        ShardSeen("f00d", "node-7", 42, streams=1234, lag=2048, answered=5.0, waiting=1),
+        ShardSeen(number=1, trouble="has not answered for 9 s"),
+    )
     asked: list[int] = []
 
     async def resize(count: int) -> None:

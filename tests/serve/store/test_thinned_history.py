@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
-from kc_otel.serve.history import KEPT, CellHistory
+from kc_otel.serve.history import KEPT_STEPS, CellHistory
 from kc_otel.serve.store.state_file import StateError
 from kc_otel.serve.store.unit_of_work import unit_of_work
 from tests.tools.full_disk import refuse_commits, relieve
@@ -89,11 +89,11 @@ def test_the_past_is_bounded(open_file: Callable) -> None:
     """After three times round the places there are no more rows than it has places, and the oldest are gone."""
     connection = open_file()
     history = CellHistory(connection, WINDOWS)
-    for index in range(3 * KEPT):
+    for index in range(3 * KEPT_STEPS):
         tick(history, connection, verdict(1000.0 + STEP * index))
-    assert connection.execute("SELECT count(*) FROM cell_point").fetchone()[0] == KEPT
-    end = 1000.0 + STEP * 3 * KEPT
-    assert min(at for at, _ in past(history, end)) >= end - KEPT * STEP
+    assert connection.execute("SELECT count(*) FROM cell_point").fetchone()[0] == KEPT_STEPS
+    end = 1000.0 + STEP * 3 * KEPT_STEPS
+    assert min(at for at, _ in past(history, end)) >= end - KEPT_STEPS * STEP
 
 
 def test_a_pair_of_kernels_that_is_gone_is_forgotten_in_the_end(open_file: Callable) -> None:
@@ -103,10 +103,10 @@ def test_a_pair_of_kernels_that_is_gone_is_forgotten_in_the_end(open_file: Calla
     successor = Cell("policy", "token-tv", "code", "t", "j")
     for index in range(3):
         tick(history, connection, verdict(1000.0 + STEP * index))
-    for index in range(3, 3 + KEPT // 2):
+    for index in range(3, 3 + KEPT_STEPS // 2):
         tick(history, connection, verdict(1000.0 + STEP * index, cell=successor))
-    assert set(history.past("policy", "token-tv", "code", 0.0, 1000.0 + STEP * KEPT // 2)) == {CELL, successor}
-    for index in range(3 + KEPT // 2, 10 + KEPT):
+    assert set(history.past("policy", "token-tv", "code", 0.0, 1000.0 + STEP * KEPT_STEPS // 2)) == {CELL, successor}
+    for index in range(3 + KEPT_STEPS // 2, 10 + KEPT_STEPS):
         tick(history, connection, verdict(1000.0 + STEP * index, cell=successor))
     assert connection.execute("SELECT count(*) FROM cell_line").fetchone()[0] == 1
 
