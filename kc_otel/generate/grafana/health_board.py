@@ -119,8 +119,11 @@ def _evaluator() -> Iterator[Any]:
 def _webhooks() -> Iterator[Any]:
     unit = "suffix: message"
     outcome = ("kc.endpoint", "kc.outcome")
-    yield _gauge(24, "Webhooks waiting, by endpoint", "kc.outbox.pending", outcome[:1], unit, _EVALUATOR).span(12)
-    yield _rates(25, "Webhook deliveries", "kc.outbox.attempts", outcome, "cps", _EVALUATOR).span(12)
+    yield _gauge(24, "Webhooks waiting, by endpoint", "kc.outbox.pending", outcome[:1], unit, _EVALUATOR).span(8)
+    name = "kc.outbox.disabled"
+    disabled = Query(f"time() - {queries.health(name, outcome[:1], 'max')}", legend(*outcome[:1]))
+    yield graph_panel(48, "Endpoints disabled for", f"{METRICS[name].meaning} {_EVALUATOR}", (disabled,), "s").span(8)
+    yield _rates(25, "Webhook deliveries", "kc.outbox.attempts", outcome, "cps", _EVALUATOR).span(8)
 
 
 def _recorders() -> Iterator[Any]:

@@ -82,7 +82,7 @@ def test_shards_are_shown_in_a_terminal_and_changed_over_http(make_core: Any, mo
 
     core.resize = resize
     monkeypatch.setattr(status_command, "get", lambda _url, path, **query: client.get(path, params=query).json())
-    monkeypatch.setattr(status_command, "lateness", lambda _: "")
+    monkeypatch.setattr(status_command, "warnings", lambda _: [])
     app = typer.Typer()
     register(app, "status")
     found = CliRunner().invoke(app, [], env={"COLUMNS": "120"})
