@@ -81,8 +81,8 @@ def jobs(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
         for name in first
     }
     if options.training:
-        wanted |= {f"rl-{run}": partial(_train, run) for run in RUNS}
         wanted |= {f"located-{fault}": partial(located.located, fault, folder) for fault in located.FAULTS}
+        wanted |= {f"rl-{run}": partial(_train, run) for run in RUNS}
         wanted |= {f"gradient-{pair}": partial(gradients.gradient, pair, folder) for pair in gradients.PAIRS}
     return wanted
 

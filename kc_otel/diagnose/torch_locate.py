@@ -135,7 +135,14 @@ def locate(
         notes.append("no shares: the two kernels' logits have not the same tokens, so that nothing can be swapped")
     elif shares and above:
         shared, observed, largest = _divide(
-            train, inference, sequences, above, per_token, alpha, batch_tokens=batch_tokens, progress=progress
+            train,
+            inference,
+            sequences,
+            {row.boundary: row.error for row in rows if row.boundary in above},
+            per_token,
+            alpha,
+            batch_tokens=batch_tokens,
+            progress=progress,
         )
         forwards += (sum(split.evaluations for split in shared) + 3) * len(sequences)
         if culprit is not None and culprit.kind not in {"tokens", "shape"}:
@@ -291,18 +298,19 @@ def _divide(
     train: TorchKernel,
     inference: WatchedKernel,
     sequences: Sequence[TokenSequence],
-    above: Sequence[Boundary],
+    above: Mapping[Boundary, float],
     per_token: PerToken,
     alpha: float,
     *,
     batch_tokens: int,
     progress: Callable[[str], None],
 ) -> tuple[tuple[Shares, ...], float, Boundary]:
-    """Shares of what is above noise, the observed drift, and the boundary with the largest share.
+    """Shares of what is above noise, given with its errors, the observed drift, and the boundary that is the culprit.
 
-    Operators are divided first, and then the layers of the operator with the largest share.
+    Operators are divided first, and then the layers of the one whose share is surely the largest. Where none surely is,
+    as where all weights are quantised, the culprit has the largest error of the operator with the largest share.
     """
-    with_errors, ran = token_drift(train, inference, sequences, per_token, above, batch_tokens=batch_tokens)
+    with_errors, ran = token_drift(train, inference, sequences, per_token, list(above), batch_tokens=batch_tokens)
 
     def divided(groups: Mapping[str, Sequence[Boundary]]) -> Shares:
         names, runs = list(groups), count(1)
@@ -316,8 +324,9 @@ def _divide(
     groups = by_operator(above)
     first = divided(groups)
     largest = groups[first.components[0].name]
-    if len({key.layer for key in largest}) == 1:
-        return (first,), float(ran.mean()), largest[0]
+    head, *others = (component.share for component in first.components)
+    if len({key.layer for key in largest}) == 1 or any(head.lower <= other.upper for other in others):
+        return (first,), float(ran.mean()), max(largest, key=above.__getitem__)
     numbers = np.unique([key.layer for key in largest if key.layer is not None])
     runs = [set(chunk.tolist()) for chunk in np.array_split(numbers, min(len(numbers), _MAX_COMPONENTS))]
     layers = {

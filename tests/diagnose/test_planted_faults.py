@@ -68,6 +68,26 @@ def test_honest_rounding_has_no_culprit():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("operators", "divisions"), [(("v_proj",), 2), (("v_proj", "o_proj"), 1)])
+def test_layers_are_divided_where_one_operator_surely_has_most_of_the_drift(operators, divisions):
+    """Where all weights are quantised none has, and the culprit is the largest error of the operator that leads."""
+    train, inference = pair(None, 0)
+    noise = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for layer in inference.module.layers:
+            for operator in operators:
+                weight = layer.get_submodule(operator).weight
+                weight.add_(0.02 * weight.std() * torch.randn(weight.shape, generator=noise))
+    located = locate(contract(), train, inference, conversations(6))
+    assert len(located.shares) == divisions
+    operator = located.shares[0].components[0].name.partition(" ")[0]
+    assert located.culprit.boundary.operator == operator
+    if divisions == 1:
+        errors = {row.boundary: row.error for row in located.boundaries if row.boundary.operator == operator}
+        assert located.culprit.boundary == max(errors, key=errors.get)
+
+
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_are_named_where_they_begin():
     """NaN in one weight: nothing behind it is accused, and its share and picture are numbers."""
     train, inference = pair(None, 0)
