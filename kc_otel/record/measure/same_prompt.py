@@ -25,6 +25,8 @@ _MAX_MASS: Final = 1.15
 change between the rollouts of a prompt what they drift."""
 _SAME_NATS: Final = 0.05
 """Nats up to which a token that came twice has one log-probability, so that both came after the same tokens."""
+_MAX_OTHER_SHARE: Final = 0.2
+"""Share of prompts with a token that came twice, of which one may have had several log-probabilities."""
 _LOG_WEALTH: Final = math.log(1e6)
 """Log of the wealth of a bet, half of it at each prompt, that all rollouts of a prompt begin alike."""
 _PROMPTS: Final = 3
@@ -35,7 +37,8 @@ def more_than_all(logprobs: NDArray[np.floating], token_ids: NDArray[np.integer]
     """Return the reason where first tokens of prompts have more mass than there is; empty where they have not.
 
     Only prompts count of which a token came more than once and had one log-probability each time: turns of one
-    conversation, and rollouts of other weights, come after other tokens.
+    conversation, and rollouts of other weights, come after other tokens. Where many tokens that came again had several,
+    rows of one prompt do not begin at the same place, and none counts.
 
     Args:
         logprobs: log Q of each sequence's first token, nats [sequences].
@@ -62,6 +65,8 @@ def more_than_all(logprobs: NDArray[np.floating], token_ids: NDArray[np.integer]
         )
     again = np.bincount(of[count > 1], minlength=len(names)) > 0
     other = np.bincount(of[highest - lowest > _SAME_NATS], minlength=len(names)) > 0
+    if np.count_nonzero(other) > _MAX_OTHER_SHARE * np.count_nonzero(again):
+        return ""
     mass = np.bincount(of, weights=np.exp(lowest), minlength=len(names))[again & ~other]
     over = np.count_nonzero(mass > _MAX_MASS)
     if over < max(_PROMPTS, 0.25 * mass.size):
