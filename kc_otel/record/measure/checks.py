@@ -30,6 +30,7 @@ from kc_otel.record.measure.processing import (
     together_temperature_like,
     truncation_like,
 )
+from kc_otel.record.measure.rounded_copies import looks_rounded
 from kc_otel.record.measure.same_tokens import likeliest, looks_unlike, not_told, other_places, other_tokens
 from kc_otel.record.measure.sampled import saturated
 
@@ -191,7 +192,7 @@ def check_block(block: Block, log_w: NDArray[Any], *, sample: bool = True, densi
             for side in (block.train, block.inference)
         )
         wrong = no_logprobs(block, edges, apart=bool(drift.max() > 0.5)) or never_sure(block, edges) if sample else []
-        altered = sample and looks_altered(block, log_w, edges)
+        altered = sample and (looks_altered(block, log_w, edges) or looks_rounded(block))
     if wrong:
         said = "; ".join(fault.of(block.rows.size) for fault in wrong)
         return CheckedRows(np.full(block.rows.size, wrong[0].reason, np.int8), {wrong[0].reason: said})

@@ -40,6 +40,7 @@ from kc_otel.record.measure.pairing_faults import (
     surely_more,
     trailing,
 )
+from kc_otel.record.measure.rounded_copies import rounded_rows
 
 _SURE_NATS: Final = 0.02
 """Nats up to which a side is sure of a token, exactly 0 or not."""
@@ -97,7 +98,7 @@ def constants(block: Block, drift: NDArray[np.float64], *, altered: bool) -> tup
         _runs_of_one,
         _edges,
         _floors,
-        *((repeated_in_rows, copied_rows) if altered else ()),
+        *((repeated_in_rows, copied_rows, rounded_rows) if altered else ()),
         copied_runs,
         *((copied_tokens, clipped, _nucleus) if altered else ()),
         _of_the_token_before,

@@ -197,6 +197,14 @@ FAULTS = {
     ),
     "another token at the end of some rows": (by_row(some_last), "not_same_tokens: .*the last token of 2[0-9] of"),
     "a cap that hardly ever acts": (rare_cap, "not_logprobs: .*none by more: cut there"),
+    "half precision of the other side in some rows": (
+        by_row(lambda p, q, _rng, row: (np.float16(q), q) if row % 5 == 0 else (p, q)),
+        "placeholder: .* 5[0-9] of 256 sequences: the training side is the other one rounded to float16",
+    ),
+    "three decimals of the other side in some rows": (
+        by_row(lambda p, q, _rng, row: (p, np.round(p, 3)) if row % 5 == 0 else (p, q)),
+        "placeholder: .* of 256 sequences: the inference side is the other one rounded to 3 decimals",
+    ),
     "the columns exchanged": (
         by_row(lambda p, q, _rng, _row: (q, p)),
         "not_sampled: .*tokens is 1.1[01][0-9]*, surely above 1, .*the columns look swapped",
@@ -315,6 +323,27 @@ def test_columns_that_look_swapped_and_a_wrong_shard_are_remarked(tmp_path: Path
     ):
         np.savez(tmp_path / "a.npz", **changed)
         assert re.search(said, read_input(tmp_path / "a.npz")[0].unchecked)
+
+
+@pytest.mark.parametrize("turns", [2, 4])
+def test_turns_of_a_conversation_are_not_rollouts_of_one_prompt(turns: int, tmp_path: Path):
+    """Rows that have one group and begin at different places say nothing about first tokens."""
+    arrays = read("vllm-w8a8")
+    lengths = np.concatenate([np.diff(np.linspace(0, row, turns + 1).astype(int)) for row in arrays["lengths"]])
+    kept = {name: arrays[name] for name in ("train_logprobs", "inference_logprobs", "token_ids")}
+    groups = np.repeat(arrays["group"], turns)
+    np.savez(tmp_path / "a.npz", **kept, lengths=lengths[lengths > 0], group=groups[lengths > 0])
+    load_recording(tmp_path / "a.npz")
+
+
+def test_rows_from_a_better_kernel_are_no_rounded_copies(tmp_path: Path):
+    """A fifth of the rows drift by less than bfloat16's rounding, and one column is kept in bfloat16."""
+    near = by_row(lambda p, q, rng, row: (q + 1e-6 * rng.standard_normal(q.size), q) if row % 5 == 0 else (p, q))
+    arrays = planted(read("vllm-w8a8"), near)
+    bits = np.minimum(arrays["train_logprobs"], 0.0).view(np.uint32)
+    arrays["train_logprobs"] = (bits & np.uint32(0xFFFF0000)).view(np.float32)
+    np.savez(tmp_path / "a.npz", **arrays)
+    load_recording(tmp_path / "a.npz")
 
 
 def test_an_exact_cause_comes_before_the_mean_ratio(tmp_path: Path):
