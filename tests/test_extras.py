@@ -171,9 +171,8 @@ def test_every_module_without_any_extra_works_or_says_what_to_install(tmp_path):
         ("kc_otel.offline.gate.endpoint_recording", "cli"), ("kc_otel.record.telemetry.reduce_device", "torch"),
         ("kc_otel.cli.serve_command", "cli"), ("kc_otel.recordings.endpoints.endpoint_client", "cli"),
         ("kc_otel.client.openfeature", "openfeature"), ("kc_otel.generate.grafana.sdk", "grafana"),
-        ("kc_otel.integrations.operators.modules", "torch"), ("kc_otel.integrations.torch", "torch"),
-        ("kc_otel.integrations.vllm.instrumentor", "vllm"), ("kc_otel.serve.receivers", "serve"),
-        ("kc_otel.serve.api", "serve"),
+        ("kc_otel.integrations.torch", "torch"), ("kc_otel.integrations.vllm.instrumentor", "vllm"),
+        ("kc_otel.serve.receivers", "serve"), ("kc_otel.serve.api", "serve"),
     ):  # fmt: skip
         assert said[module].endswith(f"'kc-otel[{name}]'")
     core = {name for name in said if name.startswith(("kc_otel.contract", "kc_otel.record.recorder"))}

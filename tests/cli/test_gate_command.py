@@ -237,8 +237,6 @@ def test_a_contract_with_errors_is_refused_by_line(run, contract, tmp_path):
     [
         (("run", "CONTRACT"), "Missing argument 'RECORDING...'"),
         (("run", "CONTRACT", "log.npz", "--stage", "canary"), "No such option: --stage"),
-        (("status", "policy"), "Missing argument 'KERNEL'"),
-        (("status", "policy", "abc", "--junit", "x.xml"), "No such option: --junit"),
     ],
 )
 def test_each_way_to_ask_has_arguments_and_options_of_its_own(run, contract, arguments, said):

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
-from starlette.types import Receive, Scope, Send
 
+from kc_otel._extras import extra
 from kc_otel.judge.otlp.decode import to_json
 from kc_otel.judge.otlp.request_errors import (
     BadRequestError,
@@ -30,6 +30,9 @@ from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.api.own_site import HostNames
 from kc_otel.serve.receivers.byte_budget import HeldBytes
 from kc_otel.serve.receivers.request_taker import RequestTaker
+
+with extra("serve", "the evaluator"):
+    from starlette.types import Receive, Scope, Send
 
 _PROTOBUF: Final = "application/x-protobuf"
 _JSON: Final = "application/json"
