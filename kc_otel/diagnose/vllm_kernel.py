@@ -36,6 +36,9 @@ _EAGER_OPTIONS: Final[Mapping[str, Any]] = {
     "max_num_seqs": 16,
     "logprobs_mode": "processed_logprobs",
 }
+_CPU_CACHE_BYTES: Final = 1 << 30
+"""KV cache of an engine on a CPU, which would otherwise reserve nearly all memory, or refuse where it is not free."""
+_CACHE_OPTIONS: Final = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization", "VLLM_CPU_KVCACHE_SPACE"})
 _ENVIRONMENT: Final = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -100,6 +103,9 @@ class VllmKernel:
             os.environ.setdefault(name, value)
         with extra("vllm", "an engine"):
             from vllm import LLM  # noqa: PLC0415 - only where vLLM runs
+            from vllm.platforms import current_platform  # noqa: PLC0415
+        if current_platform.is_cpu() and not _CACHE_OPTIONS & {*options, *os.environ}:
+            wanted["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
         try:
             engine = LLM(checkpoint, **wanted)
         except (TypeError, ValueError, RuntimeError, OSError) as error:
