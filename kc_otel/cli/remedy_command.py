@@ -102,12 +102,12 @@ def remedy_lines(of: Remedy) -> Iterator[str]:
 
 def remedy_sentence(of: Remedy) -> str:
     """Return the answer in one line, for an incident's page and messages: what to paste for each trainer."""
-    said = [_unchanged(of)] if of.exceeded else []
-    said += [f"{trainer}: {_answer(of, trainer)}" for trainer in of.chosen]
+    said = [f"{trainer}: {_answer(of, trainer)}" for trainer in of.chosen]
     said += [
         f"paste: {line(trainer, replay.correction)}" for trainer, replay in of.chosen.items() if replay is not None
     ]
-    return " ".join("; ".join(said).split())
+    first = _unchanged(of) if of.exceeded else ""
+    return " ".join(f"{first} {'; '.join(said)}".split())
 
 
 def _answer(of: Remedy, trainer: Trainer) -> str:
