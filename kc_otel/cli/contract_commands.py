@@ -108,6 +108,8 @@ def _coverage(source: str, path: str, found: Coverage) -> Iterator[str]:
     yield f"{source}: {path} can fill {found.reachable} of {found.cells} cells, {automatic}"
     if found.measured:
         yield f"  measured: {', '.join(found.measured)}"
+    for clause, argument in found.arguments.items():
+        yield f"  {clause} needs {argument}"
     for attribute, where in found.attributes.items():
         yield f"  slices need {attribute}: {where}"
     for clause, why in found.unmeasured.items():

@@ -81,6 +81,8 @@ def remedy_lines(of: Remedy) -> Iterator[str]:
         f"{len(of.replayed)} corrections replayed on {all_traffic.sequences:,} sequences, {all_traffic.tokens:,} "
         f"tokens. All intervals hold together with {100 * of.confidence:g} % confidence; each {of.unit} counts once."
     )
+    if of.exceeded:
+        yield from ("", _unchanged(of))
     for trainer, chosen in of.chosen.items():
         yield from ("", trainer, _answer(of, trainer))
         if chosen is not None:
@@ -104,7 +106,8 @@ def remedy_sentence(of: Remedy) -> str:
     said += [
         f"paste: {line(trainer, replay.correction)}" for trainer, replay in of.chosen.items() if replay is not None
     ]
-    return " ".join("; ".join(said).split())
+    first = _unchanged(of) if of.exceeded else ""
+    return " ".join(f"{first} {'; '.join(said)}".split())
 
 
 def _answer(of: Remedy, trainer: Trainer) -> str:
@@ -120,6 +123,12 @@ def _answer(of: Remedy, trainer: Trainer) -> str:
     return f"No correction keeps the contract. The closest is {name}: {_left(near.worst)}; {_why(of, trainer)}."
 
 
+def _unchanged(of: Remedy) -> str:
+    cells = [(f"{verdict.cell.clause} on {place(verdict.cell.slice)}", verdict) for verdict in of.exceeded]
+    clauses = "; ".join(f"{cell} {number(found.estimate)}, limit {number(found.limit)}" for cell, found in cells)
+    return f"Beyond their limits, and no correction changes that: {clauses}. Remove the cause, or change the kernel."
+
+
 def _why(of: Remedy, trainer: Trainer) -> str:
     if trainer not in of.lacking:
         return "the limit is exceeded"
@@ -130,7 +139,9 @@ def _why(of: Remedy, trainer: Trainer) -> str:
 
 def _left(of: RemedyBound) -> str:
     """Return the drift that is left under a clause: `tv on tables 0.012 [0.01, 0.015], limit 0.02`."""
-    said = f"{number(of.interval.estimate)} [{number(of.interval.lower)}, {number(of.interval.upper)}]"
+    said = number(of.interval.estimate)
+    if of.interval.lower < of.interval.upper:
+        said += f" [{number(of.interval.lower)}, {number(of.interval.upper)}]"
     return f"{of.promise.clause} on {place(of.promise.slice)} {said}, limit {number(of.promise.limit)}"
 
 

@@ -126,6 +126,8 @@ def of_path(contracts: Sequence[Contract], path: MeasuringPath) -> Iterator[Find
         covered = coverage(contract, path)
         for clause, why in covered.unmeasured.items():
             yield _warning(f"{contract.name}: {path} never measures clause {clause}", why)
+        for clause, argument in covered.arguments.items():
+            yield Finding("ok", f"{contract.name}: clause {clause} needs {argument}")
         for attribute, source in covered.attributes.items():
             yield Finding("ok", f"{contract.name}: slices need the attribute `{attribute}` of every sequence: {source}")
 

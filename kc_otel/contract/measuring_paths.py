@@ -88,6 +88,13 @@ _OPERATORS: Final = "pass outputs of operators to Recorder.compare_operator, or 
 _WEIGHT_METRICS: Final = frozenset({"weights_mismatch", "updates_rounded_away"})
 _WEIGHTS: Final = "compare the weights where they are sent, and pass the result to Recorder.observe"
 _ROUTES: Final = "pass the experts' routes to Recorder.compare_routes"
+_ARGUMENTS: Final[Mapping[str, str]] = {
+    "weights_lag": "weights= of compare",
+    "advantage_drift_positive": "advantages= of compare",
+    "advantage_drift_negative": "advantages= of compare",
+    "reward_drift": "rewards= of compare",
+}
+"""What a loop of its own has to pass for a metric, beside log-probabilities."""
 _TRAINING: Final = frozenset({"quarantine-rollouts", "resync-weights", "halt"})
 _GEN_AI: Final = "latencies come from the server: `kc-otel scrape` sends vLLM's, other servers send their own telemetry"
 
@@ -98,15 +105,17 @@ class Coverage:
 
     Attributes:
         measured: Clauses that it can measure.
+        arguments: Those of them that the path measures only where the caller passes more, and what that is.
         unmeasured: Ids of the others, and why, with what measures them.
         attributes: Attributes that slices ask for and that the path does not have by itself, and where they come from.
         cells: Pairs of a clause and a slice.
         reachable: Of these, the ones whose clause is measured.
-        automatic: Of these, the ones whose slice needs nothing from anybody.
+        automatic: Of these, the ones whose clause and slice need nothing from anybody.
         unobeyed: Actions of the policy that nothing on the path carries out, and why, with what does.
     """
 
     measured: tuple[str, ...]
+    arguments: Mapping[str, str]
     unmeasured: Mapping[str, str]
     attributes: Mapping[str, str]
     cells: int
@@ -119,15 +128,20 @@ def coverage(contract: Contract, path: MeasuringPath) -> Coverage:
     """Return the part of a contract that a path can fill while everything works."""
     unmeasured = {clause.id: why for clause in contract.clauses if (why := why_not(clause, path))}
     measured = tuple(clause.id for clause in contract.clauses if clause.id not in unmeasured)
+    loop = path is MeasuringPath.LOOP
+    arguments = {
+        clause.id: _ARGUMENTS[clause.metric] for clause in contract.clauses if loop and clause.metric in _ARGUMENTS
+    }
     wanted = {ALL: set[str]()}
     wanted |= {name: spec.conditions.keys() - AUTOMATIC[path] for name, spec in contract.slices.items()}
     return Coverage(
         measured,
+        arguments,
         unmeasured,
         dict.fromkeys(sorted(set().union(*wanted.values())), _ATTRIBUTES[path]),
         cells=len(contract.clauses) * len(wanted),
         reachable=len(measured) * len(wanted),
-        automatic=len(measured) * sum(not attributes for attributes in wanted.values()),
+        automatic=(len(measured) - len(arguments)) * sum(not attributes for attributes in wanted.values()),
         unobeyed={
             str(action): why
             for step in contract.escalation

@@ -162,7 +162,7 @@ def locate(
         forwards=forwards,
         seconds=time.monotonic() - began,
         confidence=contract.observability.confidence,
-        settings=(*settings_of(contract), *settings),
+        settings=(*settings, *settings_of(contract)),
     )
     return replace(located, notes=(*located.notes, *_share_notes(located)))
 

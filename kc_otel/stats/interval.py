@@ -17,7 +17,14 @@ from kc_otel.stats._check import usable
 from kc_otel.stats.binned import Binned
 
 _MAXIMUM: Final = "observed maximum"
-_OPPOSITE_SIDE: Final = {"upper": "lower", "lower": "upper"}
+_OPPOSITE: Final = {
+    "upper": "lower",
+    "lower": "upper",
+    "min": "max",
+    "max": "min",
+    "above": "below",
+    "below": "above",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +56,8 @@ def nothing(method: str) -> Interval:
 def affine(interval: Interval, scale: float, offset: float = 0.0) -> Interval:
     """Interval of `scale * statistic + offset`; a negative scale swaps the sides.
 
-    Each side keeps its error probability and what the note says of it, which for a negative scale means that the new
-    lower side has that of the old upper side.
+    Each side keeps its error probability and what the note says of it, in the statistic's unit. For a negative scale
+    the new lower side has that of the old upper side.
 
     Raises:
         ValueError: If the scale is zero or either number is not finite.
@@ -66,13 +73,27 @@ def affine(interval: Interval, scale: float, offset: float = 0.0) -> Interval:
         upper=ends[1] if scale > 0 else ends[0],
         samples=interval.samples,
         method=interval.method,
-        note=interval.note if scale > 0 else sides_swapped(interval.note),
+        note=note_in_unit(interval.note, scale, offset),
     )
 
 
-def sides_swapped(note: str) -> str:
-    """Return a note with the two bounds swapped."""
-    return re.sub(r"\b(upper|lower) (bounds?)\b", lambda said: f"{_OPPOSITE_SIDE[said[1]]} {said[2]}", note)
+def note_in_unit(note: str, scale: float, offset: float) -> str:
+    """Return a note on values as one on `scale * value + offset`; a negative scale swaps the sides."""
+
+    def word(said: str) -> str:
+        return said if scale > 0 else _OPPOSITE[said]
+
+    def end(said: str) -> str:
+        return f"{float(said) * scale + offset:.4g}"
+
+    def ends(said: re.Match[str]) -> str:
+        low, high = (said[1], said[2]) if scale > 0 else (said[2], said[1])
+        return f"cut to [{end(low)}, {end(high)}]"
+
+    note = re.sub(r"\b(upper|lower)(?= bounds?\b)", lambda said: word(said[1]), note)
+    note = re.sub(r"\b(min|max)\(value, (\S+)\)", lambda said: f"{word(said[1])}(value, {end(said[2])})", note)
+    note = re.sub(r"\b(above|below) (\S+)(?=: no )", lambda said: f"{word(said[1])} {end(said[2])}", note)
+    return re.sub(r"\bcut to \[(\S+), (\S+)\]", ends, note)
 
 
 def maximum_interval(sample: Binned) -> Interval:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kc_otel.stats.fractions import clopper_pearson
 from kc_otel.stats.histogram_rows import HistogramRows
-from kc_otel.stats.interval import Interval, largest, sides_swapped
+from kc_otel.stats.interval import Interval, largest, note_in_unit
 from kc_otel.stats.means import note_of
 from kc_otel.stats.mixture import grid_of, lower_bounds, span_of
 from kc_otel.stats.quantiles import binomial_ranks, upper_bound_needs
@@ -68,9 +68,10 @@ class IntervalRows(Sequence[Interval | None]):
         """`interval.affine` of each row."""
         ends = (self.lower * scale + offset, self.upper * scale + offset)
         lower, upper = ends if scale > 0 else ends[::-1]
-        note = self.note
-        if scale < 0:
-            note = sides_swapped(note) if isinstance(note, str) else [sides_swapped(text) for text in note]
+        notes = [
+            note_in_unit(text, scale, offset) for text in ([self.note] if isinstance(self.note, str) else self.note)
+        ]
+        note = notes[0] if isinstance(self.note, str) else notes
         return IntervalRows(self.estimate * scale + offset, lower, upper, self.samples, self.method, note, self.odd)
 
 

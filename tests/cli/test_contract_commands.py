@@ -220,6 +220,16 @@ def test_check_says_what_a_plain_vllm_cannot_fill(run):
     assert set(found["files"][0]["coverage"]["unmeasured"]) == {"first-token", "next-token"}
 
 
+def test_check_says_which_arguments_a_loop_has_to_pass(run):
+    """A loop that leaves out the weights' versions never measures their lag; the contract's actions are a trainer's."""
+    out = run("check", _CONTRACTS / "rl-rollouts-bf16-fp8.yaml", "--for", "loop")[1]
+    assert "loop can fill 18 of 18 cells, 10 of them without configuration" in out
+    assert "\n  weights-lag needs weights= of compare\n" in out
+    for way in ("loop", "trl", "verl"):
+        assert "no process carries out" not in run("check", _CONTRACTS / "rl-rollouts-bf16-fp8.yaml", "--for", way)[1]
+    assert "weights-lag needs" not in run("check", _CONTRACTS / "rl-rollouts-bf16-fp8.yaml", "--for", "verl")[1]
+
+
 def test_check_says_which_actions_nobody_carries_out(run, files):
     """A trainer has no router and a service no trainer; what can be carried out is not said."""
     steps = "escalation: [{on: fail, do: [{route: train-kernel}, halt, notify]}]"

@@ -131,7 +131,7 @@ def test_an_incident_that_cannot_be_meant_is_refused_before_anything_runs(core, 
 
 
 def test_a_remedy_of_rollouts_stands_on_the_incident_too(core, kc, tmp_path):
-    """With the line to paste, or that there is none."""
+    """With the line to paste, or that there is none; before it the clause that no correction changes."""
     rng = np.random.default_rng(0)
     inference = rng.normal(-2.0, 0.5, (200, 20))
     np.savez(
@@ -144,7 +144,10 @@ def test_a_remedy_of_rollouts_stands_on_the_incident_too(core, kc, tmp_path):
     assert result.exit_code in {0, 1}, result.output
     (found,) = core.incidents()[0].diagnoses
     assert (found.kind, found.slice) == ("remedy", "code")
-    assert found.text.startswith("trl: ")
+    assert found.text.startswith(
+        "Beyond their limits, and no correction changes that: tail on all traffic 0.621, limit 0.05."
+    )
+    assert " change the kernel. trl: No correction keeps the contract. The closest is " in found.text
 
 
 class Policy:

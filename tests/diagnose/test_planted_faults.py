@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -55,6 +57,18 @@ def test_a_planted_fault_is_named(fault, layer):
 def test_nothing_is_named_where_nothing_was_planted(seed):
     """Two equal kernels, in whatever batches, have no culprit."""
     assert named(None, 0, seed).findings == ()
+
+
+def test_settings_of_the_checkpoints_come_before_those_the_contract_declares():
+    """The contract's are meant to differ; a checkpoint's are not."""
+    train, inference = pair(None, 0)
+    for side, theta in ((train, 1e4), (inference, 5e5)):
+        side.module.config = SimpleNamespace(to_dict=lambda theta=theta: {"rope_theta": theta})
+    settings = locate(contract(dtype="bfloat16"), train, inference, conversations(6), shares=False).settings
+    assert [said.partition(" differ")[0] for said in settings] == [
+        "the checkpoints' configurations",
+        "the contract's kernels",
+    ]
 
 
 @pytest.mark.slow

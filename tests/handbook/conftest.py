@@ -59,7 +59,8 @@ def batches(count: int = 8) -> list[Any]:
                 train_logits=logits, sampling_mask=kept, processed_logprobs=chosen - of_kept,
                 unprocessed_train_logprobs=chosen - np.logaddexp.reduce(logits, -1),
                 train_logprobs=train, rollout_logprobs=inference, mask=np.ones(train.shape, bool),
-                task=["code", "prose"] * 2, prompt_tokens=lengths, advantages=np.full(train.shape, math.pi),
+                task=["code", "prose"] * 2, prompt=[4 * seed + row for row in range(4)], prompt_tokens=lengths,
+                train_step=seed, inference_step=seed, advantages=np.full(train.shape, math.pi),
             )
         )  # fmt: skip
     return found

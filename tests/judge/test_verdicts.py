@@ -116,6 +116,16 @@ def test_reasons_carry_the_numbers(contract: Any) -> None:
     )
 
 
+def test_a_cap_is_said_in_the_unit_of_the_metric(contract: Any) -> None:
+    """Nats of the cap become a share of the clip range, as the bound and the limit are."""
+    clause = {"id": "share", "metric": "clip_budget_share", "cap": 0.5, "limit": 0.52}
+    made = contract(statistical=[clause], assumptions={"clip": 0.2}, observability={"min_sequences": 100})
+    many = np.full(400, 0.3)
+    assert judge(made, many, many).reason == (
+        "lower bound 1.619 > limit 0.52 with 400 prompts in 5m (for the mean of min(value, 2.742))"
+    )
+
+
 def test_an_upper_bound_that_is_far_off_for_want_of_a_cap_says_what_a_cap_gives(contract: Any) -> None:
     """How low the bound would be, and how many observations it takes then; with a cap there is nothing to advise."""
     clause = {"id": "tv", "metric": "tv_token", "unit": "sequence", "limit": 0.03}

@@ -170,12 +170,14 @@ def test_affine_scales_and_swaps(scale, offset):
 
 
 def test_affine_says_of_each_side_what_is_true_of_it():
-    """With the sides the words for them change places: a cut from above is one from below after a change of sign."""
+    """In the statistic's unit: a cut is scaled, and one from above is one from below after a change of sign."""
     capped = capped_mean_interval(Binned.of_samples(np.ones(9)), low=0.0, high=math.inf, cap=5.0, **LEVELS)
-    assert affine(capped, 2.0).note == "the upper bound is for the mean of min(value, 5)"
-    assert affine(capped, -2.0).note == "the lower bound is for the mean of min(value, 5)"
+    assert affine(capped, 2.0, 1.0).note == "the upper bound is for the mean of min(value, 11)"
+    assert affine(capped, -2.0).note == "the lower bound is for the mean of max(value, -10)"
     beyond = capped_mean_interval(Binned.of_samples(np.full(9, 6.0)), low=0.0, high=math.inf, cap=5.0, **LEVELS)
-    assert affine(beyond, -1.0).note.endswith("above 5: no lower bound is claimed")
+    assert affine(beyond, -1.0).note.endswith("below -5: no lower bound is claimed")
+    both = capped_mean_interval(Binned.of_samples(np.ones(9)), low=-math.inf, high=math.inf, cap=5.0, **LEVELS)
+    assert affine(both, -2.0, 1.0).note == "bounds are for the mean of values cut to [-9, 11]"
 
 
 @given(st.integers(0, 400), st.integers(1, 400), st.sampled_from([(0.0, 1.0), (-2.0, 3.0)]))

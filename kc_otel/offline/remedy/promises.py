@@ -127,7 +127,7 @@ def finding(
         correction: The correction.
         found: Its effects, on the slice.
         alpha: Error probability of each side.
-        fewest: Prompts, or sequences without known prompts, below which nothing is met.
+        fewest: Prompts, or sequences without known prompts, below which nothing but an exact value is met.
         times: How many times as many such sequences there are.
     """
     interval = _interval(promise.aim, correction, found, alpha, times)
@@ -135,8 +135,8 @@ def finding(
         interval = affine(interval, promise.scale)
     if interval.lower > promise.limit:
         return RemedyBound(promise, interval, "broken")
-    enough = interval.samples >= fewest and interval.upper <= promise.limit
-    return RemedyBound(promise, interval, "met" if enough else "open")
+    enough = interval.samples >= fewest or interval.lower == interval.upper
+    return RemedyBound(promise, interval, "met" if enough and interval.upper <= promise.limit else "open")
 
 
 def lacking(promise: RemedyTarget, correction: Correction, found: Effects, *, alpha: float, fewest: int) -> int | None:
@@ -160,9 +160,8 @@ def lacking(promise: RemedyTarget, correction: Correction, found: Effects, *, al
 
 
 def _interval(aim: Aim, correction: Correction, found: Effects, alpha: float, times: int) -> Interval:
-    largest = correction.largest
     if aim == "ess":
-        return _chi2(found, largest, alpha, times)
+        return _chi2(found, correction, alpha, times)
     values: NDArray[np.float64] = getattr(found, aim)
     if aim in {"positive", "negative"}:
         known = QUANTITIES[f"advantage_drift_{aim}"]
@@ -186,8 +185,11 @@ def _distance(values: NDArray[np.float64], correction: Correction, level: str, a
     return replace(interval, **ends)
 
 
-def _chi2(found: Effects, largest: float, alpha: float, times: int) -> Interval:
-    """E[c^2] / E[c]^2 - 1 from the two means, each with half of the error probability."""
+def _chi2(found: Effects, correction: Correction, alpha: float, times: int) -> Interval:
+    """E[c^2] / E[c]^2 - 1 from the two means, each with half of the error probability; exactly 0 if every c is 1."""
+    if correction == Correction():
+        return Interval(0.0, 0.0, 0.0, times * found.weight.size, "exact")
+    largest = correction.largest
     square = _mean(found.square, 0.0, largest * largest, alpha / 2, times)
     mean = _mean(found.weight, 0.0, largest, alpha / 2, times)
 

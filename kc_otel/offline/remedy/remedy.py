@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +15,8 @@ from numpy.typing import NDArray
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.plain_json import finite_or_none
+from kc_otel.judge.verdict import Verdict
+from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.offline.remedy.corrections import Correction, Ratios
 from kc_otel.offline.remedy.promises import Effects, RemedyBound, RemedyTarget, effects, finding, lacking, promises
 from kc_otel.offline.remedy.trainers import TRAINERS, Trainer, catalogue, line
@@ -70,18 +74,19 @@ class CorrectionReplay:
 
     @property
     def worst(self) -> RemedyBound | None:
-        """The promise that it is farthest from keeping, by the upper bound in limits."""
-        return max(self.findings, key=_in_limits, default=None)
+        """The promise that it is farthest from keeping: a broken one, else by how far it is beyond its limit."""
+        return max(self.findings, key=lambda found: (found.state == "broken", *_excess(found)), default=None)
 
     @property
-    def rank(self) -> tuple[bool, float, float, float]:
+    def rank(self) -> tuple[bool, float, float, float, float]:
         """Sort key, best first: keeps every promise, then the least variance, else the smallest excess over a limit.
 
+        The excess is the largest estimate in limits, and where none is beyond its limit the largest upper bound.
         Variance counts to four digits on all traffic, then the share of tokens that are dropped.
         """
         costs = self.costs[ALL]
-        worst = 0.0 if self.meets or self.worst is None else _in_limits(self.worst)
-        return not self.meets, worst, float(f"{costs.variance:.4g}"), costs.dropped
+        excess = (0.0, 0.0) if self.meets else max(map(_excess, self.findings))
+        return not self.meets, *excess, float(f"{costs.variance:.4g}"), costs.dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class Remedy:
         replayed: Every correction of the trainers asked for, the one without any first.
         chosen: For each trainer the one that keeps the contract with the lowest variance; None if none does.
         beyond: A sentence for each clause that no correction can be asked to keep.
+        exceeded: For each of those whose estimate exceeds its limit, the verdict on the slice where it does so most.
         lacking: For each trainer without one whose closest is not decided, how many more prompts or sequences like
             these decide at most what it is farthest from; None where no number of them does.
         unit: `prompt`, or `sequence` where the recording names no prompts.
@@ -106,6 +112,7 @@ class Remedy:
     replayed: tuple[CorrectionReplay, ...]
     chosen: Mapping[Trainer, CorrectionReplay | None]
     beyond: tuple[str, ...]
+    exceeded: tuple[Verdict, ...] = ()
     lacking: Mapping[Trainer, int | None] = field(default_factory=dict)
     unit: str = "sequence"
 
@@ -168,7 +175,14 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
         replayed.append(CorrectionReplay(correction, costs, findings))
     unit = "sequence" if prompts is None else "prompt"
     whole = Remedy(
-        recording.source, contract.name, contract.observability.confidence, tuple(replayed), {}, tuple(beyond), {}, unit
+        recording.source,
+        contract.name,
+        contract.observability.confidence,
+        tuple(replayed),
+        {},
+        tuple(beyond),
+        _exceeded(recording, contract, {promise.clause for promise in asked}),
+        unit=unit,
     )
     best = {trainer: whole.closest(trainer) for trainer in trainers}
     chosen = {name: replay if asked and replay.meets else None for name, replay in best.items()}
@@ -186,10 +200,29 @@ def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer]
     return replace(whole, chosen=chosen, lacking=undecided)
 
 
-def _in_limits(of: RemedyBound) -> float:
-    if of.promise.limit > 0.0:
-        return of.interval.upper / of.promise.limit
-    return math.inf if of.interval.upper > of.promise.limit else -math.inf
+def _exceeded(recording: Recording, contract: Contract, asked: AbstractSet[str]) -> tuple[Verdict, ...]:
+    """Return the worst verdict of each clause beyond its limit that no correction is asked to keep."""
+    worst: dict[str, Verdict] = {}
+    for verdict in judge(contract, by_contract(recording, contract), time.time()).verdicts:
+        known = worst.get(verdict.cell.clause)
+        if (
+            verdict.cell.clause not in asked
+            and verdict.estimate > verdict.limit
+            and (known is None or verdict.estimate / verdict.limit > known.estimate / known.limit)
+        ):
+            worst[verdict.cell.clause] = verdict
+    return tuple(worst.values())
+
+
+def _excess(of: RemedyBound) -> tuple[float, float]:
+    """Estimate in limits, 1 within the limit, and the upper bound in limits."""
+
+    def in_limits(value: float) -> float:
+        if of.promise.limit > 0.0:
+            return value / of.promise.limit
+        return math.inf if value > of.promise.limit else -math.inf
+
+    return max(1.0, in_limits(of.interval.estimate)), in_limits(of.interval.upper)
 
 
 def _costs(found: Effects, totals: Sequence[NDArray[np.float64]]) -> Costs:
@@ -215,6 +248,15 @@ def as_data(of: Remedy) -> dict[str, Any]:
         "contract": of.contract,
         "confidence": of.confidence,
         "beyond": list(of.beyond),
+        "exceeded": [
+            {
+                "clause": verdict.cell.clause,
+                "slice": verdict.cell.slice,
+                "estimate": verdict.estimate,
+                "limit": verdict.limit,
+            }
+            for verdict in of.exceeded
+        ],
         "chosen": {trainer: best and best.correction.name for trainer, best in of.chosen.items()},
         "lines": {trainer: best and line(trainer, best.correction) for trainer, best in of.chosen.items()},
         "unit": of.unit,

@@ -1,6 +1,7 @@
 """What is chosen, and whether it is true: on rollouts of kernels whose every sequence can be enumerated."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,13 +10,14 @@ from examples.rl_bias.exact import joint
 from examples.rl_bias.kernels import FAMILIES, train_log_probs
 from examples.rl_bias.policy import Policy
 from examples.rl_bias.rollouts import SEED, record
-from kc_otel.cli.remedy_command import remedy_sentence
+from kc_otel.cli.remedy_command import _left, remedy_sentence
 from kc_otel.contract.load import load_text
 from kc_otel.judge.sample_sizes import rounded
 from kc_otel.offline.remedy import remedy as module
 from kc_otel.offline.remedy.corrections import Correction, Rejection, Weight
 from kc_otel.offline.remedy.remedy import as_data, remedy
 from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.recording_files import load_recording
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -111,6 +113,25 @@ def test_a_cost_can_be_promised_too(rollouts):
     finding = found(of, SOME[2], "ess", "tables")
     assert finding.interval.estimate == pytest.approx(1 / 0.944 - 1, rel=0.05)
     assert of.chosen["verl"] is None
+
+
+def test_a_fp8_kv_cache_has_corrections_before_none_and_clauses_that_none_changes():
+    """Constant weights cost exactly nothing; what is beyond its limit is farther off than what is not decided."""
+    text = Path("contracts/rl-rollouts-bf16-fp8.yaml").read_text()
+    promise = load_text(text.replace("tool-use: {where: {task: [tool-use, agent]}}", "code: {where: {task: code}}"))
+    of = remedy(load_recording("examples/real_model/recordings/vllm-fp8-kv.npz"), promise)
+    chi2 = found(of, SOME[0], "token-chi2", "code")
+    assert (chi2.interval.lower, chi2.interval.upper, chi2.state) == (0.0, 0.0, "met")
+    none = next(replay for replay in of.replayed if replay.correction == SOME[0])
+    assert none.worst.promise.clause == "token-tv"
+    assert of.closest("verl").correction == SOME[1]
+    assert "token-chi2 on code 0, limit 1" in "".join(_left(found) for found in none.findings)
+    assert {verdict.cell.clause for verdict in of.exceeded} == {"clip-share", "token-kl"}
+    said = remedy_sentence(of)
+    assert said.startswith(
+        "Beyond their limits, and no correction changes that: clip-share on all traffic 0.876, limit"
+    )
+    assert [row["clause"] for row in as_data(of)["exceeded"]] == ["clip-share", "token-kl"]
 
 
 def test_the_push_that_is_missing_is_judged_by_sign_of_the_advantage(rollouts):
