@@ -294,13 +294,13 @@ def with_told(incidents: Sequence[Incident], messages: Iterable[IncidentMessage]
 
 
 def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any], now: float) -> tuple[Incident, ...]:
-    """The incidents with what a person did to a slice or a clause of theirs, or to all; the newest words are kept."""
-    slice, clause = said.get("slice"), said.get("clause")
+    """The incidents with what a person did to them, to a slice or a clause of theirs, or to all; newest words are kept."""
+    slice, clause, ids = said.get("slice"), said.get("clause"), said.get("incidents")
     word = PersonsWord(now, kind, str(said["message"]))
 
     def concerns(incident: Incident) -> bool:
         slices, clauses = {cell.slice for cell in incident.cells}, {cell.clause for cell in incident.cells}
-        return slice in {None, ALL, *slices} and clause in {None, *clauses}
+        return slice in {None, ALL, *slices} and clause in {None, *clauses} and (ids is None or incident.id in ids)
 
     return tuple(
         replace(incident, words=(*incident.words, word)[-_MOST_WORDS:]) if concerns(incident) else incident
