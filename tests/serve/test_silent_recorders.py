@@ -101,11 +101,16 @@ def closed_by_a_person(fleet: Fleet) -> None:
     acknowledge(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
 
 
+def rolled_back_by_a_person(fleet: Fleet) -> None:
+    fleet.core.promotions.tell("policy", "b" * 12, "rollback", "ada", "it is dead", fleet.now, start=True)
+
+
 @pytest.mark.parametrize(
     ("happens", "seconds", "said"),
     [
         (shut_down, 10, "is resolved"),
-        (closed_by_a_person, 10, "without proof of recovery: the pair, or a recorder of it, no longer reports"),
+        (closed_by_a_person, 10, "without proof of recovery: ada closed incident"),
+        (rolled_back_by_a_person, 20, "without proof of recovery: ada rolls bbbbbbbbbbbb back"),
     ],
 )
 def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(
@@ -119,6 +124,8 @@ def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(
     (end,) = fleet.ends()
     assert fleet.core.incidents() == ()
     assert said in end
+    last = json.loads(fleet.core.outbox.messages(DeliveryState.WAITING)[0].body)["kernelContract"]["incident"]
+    assert last["state_text"] == ("Resolved" if happens is shut_down else "Closed without proof of recovery")
 
 
 def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after_that(fleet: Fleet) -> None:

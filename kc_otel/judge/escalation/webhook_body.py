@@ -195,8 +195,9 @@ def _alert_name(transition: Transition) -> str:
     return ALERT_NAMES[ROLLED_BACK if transition.step == ROLLED_BACK else transition.on]
 
 
-def _over(transition: Transition, where: str, of: str, row: BrokenCell | None, *, contained: bool) -> str:
-    """Say what ended, for which kernels, and, if nothing refuted it, why."""
+def _over(transition: Transition, where: str, of: str, incident: Incident | None) -> str:
+    """Say what ended, for which kernels, and, if nothing refuted it, why or by whom."""
+    row = None if incident is None else incident.cell(*transition.cell[1:3])
     cell, last = transition.cell, transition.verdict
     match transition.on:
         case "fail":
@@ -206,10 +207,12 @@ def _over(transition: Transition, where: str, of: str, row: BrokenCell | None, *
                 how = f"closed{of}: {changed}; the drift may be as it was"
             elif (lasts and (last.status is Status.PASS or last.ended)) or (row is not None and row.refuted):
                 how = f"resolved{of}"
-            elif contained:
+            elif _contained(incident):
                 how = f"contained{of}: a router avoids the kernel, which is not repaired"
             else:
-                why = "the pair, or a recorder of it, no longer reports while others do, or the contract has changed"
+                why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
+                if incident is not None and incident.state is IncidentState.RESOLVED and incident.closing:
+                    why = incident.closing
                 how = f"closed{of} without proof of recovery: {why}"
             return f"{cell.clause} on {where} is {how}"
         case "no-data":
@@ -231,8 +234,7 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str], incide
             over = "the incident is over" if incident is not None else "a person has acted on the rollback"
             said = "whether the version that was rolled back still serves is not known"
             return f"{cell.contract}: {over}{of}; {said}"
-        row = None if incident is None else incident.cell(cell.clause, cell.slice)
-        return f"{cell.contract}: {_over(transition, where, of, row, contained=_contained(incident))}"
+        return f"{cell.contract}: {_over(transition, where, of, incident)}"
     if transition.step == ROLLED_BACK:
         said = "was rolled back but still serves" if transition.severity == "critical" else "was rolled back"
         if not _shows(transition):
@@ -267,9 +269,12 @@ def _alert(
     description = _description(contract, transition)
     did = [f"Done: {'; '.join(done)}."] if done else []
     if transition.what is What.FIRING:
-        broken = [row for row in incident.cells if (row.clause, row.slice) == cell[1:3]] if incident is not None else []
-        since = f"Since {moment(min([transition.started_at, *(row.since for row in broken)]))}."
-        did = [_impact(contract, [transition], contained=_contained(incident)), since, *did, _next([transition])]
+        did = [
+            _impact(contract, [transition], contained=_contained(incident)),
+            _since(transition, incident),
+            *did,
+            _next([transition]),
+        ]
     description = " ".join((*did, description))
     if reason in _REPEATED_SENTENCES:
         lasted = format_duration(max(1.0, round(transition.at - transition.started_at)))
@@ -286,6 +291,21 @@ def _alert(
         "generatorURL": f"{base}/#/cell/{path}" if base else "",
         "fingerprint": transition.fingerprint,
     }
+
+
+def _since(transition: Transition, incident: Incident | None) -> str:
+    """Say since when it has been so; of a version that was rolled back, when that was and when it served after it."""
+    if transition.step != ROLLED_BACK:
+        rows = () if incident is None else incident.cells
+        onsets = [row.since for row in rows if (row.clause, row.slice) == transition.cell[1:3]]
+        return f"Since {moment(min([transition.started_at, *onsets]))}."
+    if transition.severity != "critical":
+        return f"Since {moment(transition.started_at)}."
+    done = () if incident is None else incident.actions
+    rolled = [action.at for action in done if action.kind == "roll-back" and action.at <= transition.started_at]
+    if not rolled:
+        return f"Seen to serve at {moment(transition.started_at)}."
+    return f"Rolled back at {moment(max(rolled))}, seen to serve at {moment(transition.started_at)}."
 
 
 def _contained(incident: Incident | None) -> bool:

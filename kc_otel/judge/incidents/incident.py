@@ -219,6 +219,12 @@ class Incident:
         return all(cell.refuted for cell in self.cells)
 
     @property
+    def closing(self) -> str:
+        """Sentence that says who closed what only went away, or rolled its version back; empty for nobody."""
+        closed = [word.text for word in self.words if word.kind == "closed"]
+        return (closed or [action.target for action in self.actions if action.kind == "roll-back"] or [""])[-1]
+
+    @property
     def state_text(self) -> str:
         """State of the incident in words, as the beginning of a sentence."""
         if self.on == "no-data" and not self.kernel_inference:
