@@ -42,7 +42,7 @@ from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo
-from kc_otel.judge.incidents.actions_taken import actions_taken
+from kc_otel.judge.incidents.actions_taken import actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident import Diagnosis, Incident
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
 from kc_otel.judge.kernel_names import kernel_names
@@ -525,15 +525,17 @@ class Core:
         self, contract: Contract, messages: Sequence[IncidentMessage], decisions: DecisionTable, now: float
     ) -> None:
         for message in messages:
-            done = () if message.incident is None else actions_taken(message.incident, decisions, {})
+            incident = message.incident
+            done = () if incident is None else actions_taken(incident, decisions, {})
             body = alert_body(
                 contract,
                 message.alerts,
                 receiver=message.endpoint,
                 external_url=self.external_url,
                 reason=message.reason.value,
-                incident=message.incident,
+                incident=incident,
                 lasting=message.lasting,
+                lifting=() if incident is None else lifting_commands(incident, decisions),
                 done=[action.text for action in done if action.kind not in _NOT_TOLD_ACTIONS],
                 kernels=self._kernels(contract.name),
             )

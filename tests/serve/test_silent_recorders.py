@@ -14,14 +14,13 @@ from kc_otel.contract.load import load_text
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
-from kc_otel.serve.people_orders import acknowledge
+from kc_otel.serve.people_orders import acknowledge, pin
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
 
-CONTRACT = load_text(
-    """\
+TEXT = """\
 apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: tests}
@@ -32,25 +31,23 @@ statistical:
   - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
 observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
 escalation:
-  - {on: fail, clear_for: 1s, severity: critical, do: [{webhook: pager}]}
-""",
-    "policy.yaml",
-)
+  - {on: fail, clear_for: 1s, severity: critical, DO}
+"""
 STEP = 10.0
 
 
 class Fleet:
     """Recorders of one kernel version, and a core that they report to."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.now = path, NOW
+    def __init__(self, path: Path, do: str = "do: [{webhook: pager}]") -> None:
+        self.path, self.now, self.contract = path, NOW, load_text(TEXT.replace("DO", do), "policy.yaml")
         self.senders = {name: Sender(instance=name, start=NOW - 1.0) for name in ("broken", "healthy", "third")}
         self.begin()
 
     def begin(self) -> None:
         """Start the evaluator; nobody else may hold its state file."""
         self.connection = open_state(self.path)
-        self.core = Core([CONTRACT], self.connection, external_url="", now=self.now)
+        self.core = Core([self.contract], self.connection, external_url="", now=self.now)
 
     def run(self, seconds: float, **means: float) -> None:
         """Recorders of these names report observations of about this size, the others nothing."""
@@ -178,3 +175,24 @@ def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(tmp_path:
     assert told() == ([], 0.0), "the long window is over"
     fleet.run(70)
     assert told() == ([], 0.0), "all are silent, which is another matter"
+
+
+def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(tmp_path: Path) -> None:
+    """The breach is over at its time, and not broken; a route and a pin stay until a person ends them."""
+    fleet = Fleet(tmp_path / "state.sqlite", "do: [{route: train-kernel}, {webhook: pager}]")
+    fleet.run(60, healthy=0.001)
+    fleet.run(30, healthy=0.4)
+    pin(fleet.core, "policy", "all", "inference-kernel", None, "ada", "to measure", fleet.now)
+    fleet.run(200, healthy=0.001)
+    bodies = [json.loads(message.body) for message in fleet.core.outbox.messages(DeliveryState.WAITING)]
+    body = next(body for body in bodies if body["status"] == "resolved")
+    contract, (alert,) = body["kernelContract"], body["alerts"]
+    commands = [
+        "kc-otel route resume policy --slice all --why '...'",
+        "kc-otel route unpin policy --slice all --why '...'",
+    ]
+    assert contract["next"] == f"Now: once the kernel is trusted again, run `{commands[0]}` and `{commands[1]}`."
+    assert contract["next"] in alert["annotations"]["description"]
+    assert (contract["incident"]["state"], contract["incident"]["until"]) == ("recovered", alert["endsAt"])
+    text = "No longer measured as broken: the breach is over, and the route ordered at "
+    assert contract["incident"]["state_text"].startswith(text)

@@ -24,7 +24,7 @@ from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import RUN_ENDED, listed, moment, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, Transition, What
 from kc_otel.judge.facts import KernelInfo
-from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
+from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.kernel_names import kernel_names, pair_name
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Status, Verdict
@@ -68,6 +68,7 @@ def alert_body(
     incident: Incident | None = None,
     lasting: int = 0,
     done: Sequence[str] = (),
+    lifting: Sequence[str] = (),
     kernels: Iterable[KernelInfo] = (),
 ) -> dict[str, Any]:
     """One webhook about one contract.
@@ -83,6 +84,7 @@ def alert_body(
         incident: Subject of the message: receivers that follow incidents get one for all its messages.
         lasting: Alerts of the incident that the receiver knows to fire, after this message.
         done: Actions taken on the incident, in words, oldest first: every format has it before all numbers.
+        lifting: Commands that end the routes and pins left of the incident: the last message names them.
         kernels: What kernel versions have said of themselves, for their names.
 
     Returns:
@@ -97,7 +99,12 @@ def alert_body(
     base = external_url.rstrip("/")
     note = links_note(base)
     names = kernel_names(kernels)
-    alerts = [_alert(contract, transition, base, reason, done, names, incident) for transition in shown]
+    firing = bool(lasting) or any(edge.what is What.FIRING for edge in transitions)
+    following = _next(shown) if firing else _lift(lifting)
+    alerts = [
+        _alert(contract, transition, base, reason, done, names, incident, "" if firing else following)
+        for transition in shown
+    ]
     steps = Counter((edge.cell, edge.what) for edge in shown)
     for alert, edge in zip(alerts, shown, strict=True):
         if steps[edge.cell, edge.what] > 1:
@@ -110,7 +117,7 @@ def alert_body(
         "version": "4",
         "groupKey": "{}:{" + ", ".join(f'{name}="{value}"' for name, value in labels.items()) + "}",
         "truncatedAlerts": len(transitions) - len(shown),
-        "status": "firing" if lasting or any(t.what is What.FIRING for t in transitions) else "resolved",
+        "status": "firing" if firing else "resolved",
         "notification_reason": said,
         "receiver": receiver,
         "groupLabels": labels,
@@ -127,7 +134,7 @@ def alert_body(
             "reason": said,
             "incident": _incident(incident, base, lasting, done, names),
             "impact": _impact(contract, shown, incident, contained=_contained(incident)),
-            "next": _next(shown),
+            "next": following,
             "evidence": _evidence(contract, transitions),
             "links": note,
             "cells": [_cell(transition) for transition in shown],
@@ -140,15 +147,17 @@ def _incident(
 ) -> dict[str, Any] | None:
     if incident is None:
         return None
+    ends = [cell.until for cell in incident.cells if cell.until is not None]
+    until = max(ends) if incident.recovered else incident.resolved_at
     return {
         "id": incident.id,
-        "state": incident.state.value,
+        "state": "recovered" if incident.recovered else incident.state.value,
         "state_text": incident.state_text,
         "done": list(done),
         "headline": incident.headline + pair_name(names, incident.kernel_train, incident.kernel_inference),
         "extents": [f"{clause}: {text}" for clause, text in incident.extents],
         "since": rfc3339(incident.since),
-        "until": None if incident.resolved_at is None else rfc3339(incident.resolved_at),
+        "until": None if until is None else rfc3339(until),
         "slices": len(incident.slices),
         "grew": incident.growth_text,
         "kernels": {
@@ -263,6 +272,7 @@ def _alert(
     done: Sequence[str],
     names: Mapping[tuple[str, str], str],
     incident: Incident | None,
+    lift: str,
 ) -> dict[str, Any]:
     cell = transition.cell
     path = "/".join(quote(part, safe="") for part in cell)
@@ -275,6 +285,8 @@ def _alert(
             *did,
             _next([transition]),
         ]
+    elif lift:
+        did.append(lift)
     description = " ".join((*did, description))
     if reason in _REPEATED_SENTENCES:
         lasted = format_duration(max(1.0, round(transition.at - transition.started_at)))
@@ -349,6 +361,11 @@ def _next(transitions: Sequence[Transition]) -> str:
     """Return the first action on firing alerts, in a sentence; empty if nothing fires any more."""
     firing = [edge for edge in transitions if edge.what is What.FIRING]
     return f"Now: {REMEDIES[ROLLED_BACK if firing[0].step == ROLLED_BACK else firing[0].on]}." if firing else ""
+
+
+def _lift(commands: Sequence[str]) -> str:
+    """Return how to end what is left of a breach that is over, in a sentence; empty where nothing is."""
+    return f"Now: once the kernel is trusted again, run {listed([f'`{line}`' for line in commands])}." * bool(commands)
 
 
 def _shows(edge: Transition) -> bool:
