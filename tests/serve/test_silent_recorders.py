@@ -196,3 +196,19 @@ def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(tmp_pa
     assert (contract["incident"]["state"], contract["incident"]["until"]) == ("recovered", alert["endsAt"])
     text = "No longer measured as broken: the breach is over, and the route ordered at "
     assert contract["incident"]["state_text"].startswith(text)
+
+
+def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resolved(tmp_path: Path) -> None:
+    """Its recorder is silent, and returns before the second ends: neither event contradicts the other."""
+    steps = "do: [{webhook: pager}]}\n  - {on: fail, clear_for: 45s, severity: warning, do: [notify]"
+    fleet = Fleet(tmp_path / "state.sqlite", steps)
+    fleet.run(60, broken=0.001, healthy=0.001)
+    fleet.run(30, broken=0.4, healthy=0.001)
+    while not (ends := [event for event in fleet.core.events.newest(limit=50) if event.kind == "resolved"]):
+        fleet.run(10, healthy=0.001)
+    (first,) = ends
+    assert "all traffic is no longer measured as broken for " in first.message
+    assert first.message.endswith("; another alert of it still fires")
+    fleet.run(50, healthy=0.001, broken=0.001)
+    _, last = [event for event in fleet.core.events.newest(limit=50) if event.kind == "resolved"]
+    assert "without proof of recovery: the pair, or a recorder of it, fell silent" in last.message

@@ -21,7 +21,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import REMEDIES, consequence, reading
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import RUN_ENDED, listed, moment, number, place
+from kc_otel.contract.words import NO_REPORT, RUN_ENDED, listed, moment, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, Transition, What
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.incidents.incident import Incident, IncidentState
@@ -210,12 +210,14 @@ def _over(transition: Transition, where: str, of: str, incident: Incident | None
     cell, last = transition.cell, transition.verdict
     match transition.on:
         case "fail":
-            lasts = row is None or row.until is None
+            passes = last.status is Status.PASS or last.ended
             if row is not None and row.loosened_to is not None:
                 changed = f"its limit was changed from {number(row.limit)} to {number(row.loosened_to)}"
                 how = f"closed{of}: {changed}; the drift may be as it was"
-            elif (lasts and (last.status is Status.PASS or last.ended)) or (row is not None and row.refuted):
+            elif (row is None and passes) or (row is not None and row.refuted):
                 how = f"resolved{of}"
+            elif passes and row is not None and row.until is None:  # what refutes it is known once that ends, too
+                how = f"no longer measured as broken{of}; another alert of it still fires"
             elif _contained(incident):
                 how = f"contained{of}: a router avoids the kernel, which is not repaired"
             else:
@@ -310,7 +312,11 @@ def _since(transition: Transition, incident: Incident | None) -> str:
     if transition.step != ROLLED_BACK:
         rows = () if incident is None else incident.cells
         onsets = [row.since for row in rows if (row.clause, row.slice) == transition.cell[1:3]]
-        return f"Since {moment(min([transition.started_at, *onsets]))}."
+        since = moment(min([transition.started_at, *onsets]))
+        if transition.on == "no-data":  # silence began before: it is news once a report is overdue
+            overdue = ", when a report was overdue" * transition.verdict.reason.startswith(NO_REPORT)
+            return f"Missed since {since}{overdue}."
+        return f"Since {since}."
     if transition.severity != "critical":
         return f"Since {moment(transition.started_at)}."
     done = () if incident is None else incident.actions
