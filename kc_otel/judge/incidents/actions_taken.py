@@ -67,11 +67,13 @@ def lifting_commands(incident: Incident, table: DecisionTable) -> tuple[str, ...
         route.slice for route in table.routes if _routed(incident, [route.slice], table) and route.slice in slices
     ]
     pinned = [pin.slice for pin in table.pins if pin.contract == incident.contract and pin.slice in {ALL, *slices}]
-    commands = []
-    for order, where in (("resume", dict.fromkeys(routed)), ("unpin", dict.fromkeys(pinned))):
-        only = f" --slice {next(iter(where))}" if len(where) == 1 else ""
-        commands += [f"kc-otel route {order} {incident.contract}{only} --why '...'"] if where else []
-    return tuple(commands)
+
+    def only(names: list[str]) -> str:
+        return f" --slice {names[0]}" if len(set(names)) == 1 else ""
+
+    lift = f"kc-otel route resume {incident.contract}{only(routed)} --why '...'"
+    free = f"kc-otel route unpin {incident.contract}{only(pinned)} --why '...'"
+    return (*[lift] * bool(routed), *[free] * bool(pinned))
 
 
 def _in_words(
