@@ -57,7 +57,7 @@ def ack(
 ) -> None:
     """Acknowledge alerts: they keep firing, without reminders, until they resolve.
 
-    Where none fires, close the incidents that went away without proof of recovery.
+    It also closes the incidents that went away without proof of recovery.
 
     Examples:
       kc-otel alerts ack policy-7b --why 'rolling back'
@@ -67,9 +67,8 @@ def ack(
     answer = _order(url, "alerts/acknowledge", by, why, **cells)
     if closed := answer["closed"]:
         typer.echo(f"{len(closed)} incident{'s' * (len(closed) != 1)} closed without proof of recovery")
-        return
-    taken = answer["fingerprints"]
-    typer.echo(f"{len(taken)} alert{'s' * (len(taken) != 1)} acknowledged: no reminders until they resolve")
+    if taken := answer["fingerprints"]:
+        typer.echo(f"{len(taken)} alert{'s' * (len(taken) != 1)} acknowledged: no reminders until they resolve")
 
 
 def silence(

@@ -22,7 +22,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING
 from kc_otel.contract.slices import ALL, STALE
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import RUN_ENDED
+from kc_otel.contract.words import NO_REPORT, RUN_ENDED
 from kc_otel.judge.assumptions import broken_assumption, measurable
 from kc_otel.judge.cell_evidence import Alarm, Evidence, Window
 from kc_otel.judge.contract_state import ContractState
@@ -277,7 +277,7 @@ def _silence(state: ContractState, pairs: Iterable[Pair], quiet: float) -> str:
     if all(map(state.has_ended, pairs)):
         return f"{RUN_ENDED}: its last recorder shut down {_span(quiet)} ago"
     heartbeat = _span(state.contract.observability.heartbeat)
-    return f"no report for {_span(quiet)} (heartbeat {heartbeat}): its run ended, or its recorder died"
+    return f"{NO_REPORT} {_span(quiet)} (heartbeat {heartbeat}): its run ended, or its recorder died"
 
 
 def _refused(state: ContractState, metric: str, now: float) -> dict[tuple[str, Pair], str]:

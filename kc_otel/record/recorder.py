@@ -76,8 +76,8 @@ class Recorder:
         export_interval: Seconds between exports; None for OTEL_METRIC_EXPORT_INTERVAL, or a third of the contract's
             heartbeat where that is not set, 60 s at most.
         log: Source of `scalars`, such as a `kc_otel.TrainingLog`.
-        resource: Attributes of the resource that the program knows, such as `rl.run.id`; OTEL_RESOURCE_ATTRIBUTES goes
-            before them.
+        resource: Attributes of the resource that the program knows, such as `service.instance.id`; OTEL_SERVICE_NAME
+            and OTEL_RESOURCE_ATTRIBUTES go before them.
 
     Raises:
         ValueError: If the contract or an argument is not valid.

@@ -42,7 +42,7 @@ from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo
-from kc_otel.judge.incidents.actions_taken import actions_taken
+from kc_otel.judge.incidents.actions_taken import actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident import Diagnosis, Incident
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
 from kc_otel.judge.kernel_names import kernel_names
@@ -385,26 +385,24 @@ class Core:
         after = resume(before, contract, slice, by, why, now)
         where = "every slice" if slice is None else f"slice {slice}"
         said = {"slice": slice, "by": by, "why": why, "message": f"{by} resumed {where}: {why}"}
-        self.amend(contract, "resumed", said, now, decisions=after)
+        self.amend(contract, {"resumed": said}, now, decisions=after)
         return len(before.routes) - len(after.routes)
 
     def amend(
         self,
         contract: str,
-        kind: str,
-        said: Mapping[str, Any],
+        words: Mapping[str, Mapping[str, Any]],
         now: float,
         *,
         decisions: DecisionTable | None = None,
         people: People | None = None,
         endpoint: str | None = None,
     ) -> None:
-        """Put in force what a person decided, once it is written together with its event.
+        """Put in force what a person decided, once it is written together with its events.
 
         Args:
             contract: metadata.name.
-            kind: Kind of the event.
-            said: Its data, with `message`, `by` and `why`.
+            words: Data of each event by its kind, with `message`, `by` and `why`.
             now: Unix time, seconds.
             decisions: The new decision table; None leaves it as it is.
             people: The new silences and acknowledgements; None leaves them as they are.
@@ -414,20 +412,27 @@ class Core:
             StateError: If it cannot be written. Nothing has changed then.
         """
         before = self.escalation
+        incidents = before.incidents.get(contract, ())
+        for kind, said in words.items():
+            incidents = with_word(incidents, kind, said, now)
         after = replace(
             before,
             decisions=decisions or before.decisions,
             people=people or before.people,
-            incidents={**before.incidents, contract: with_word(before.incidents.get(contract, ()), kind, said, now)},
+            incidents={**before.incidents, contract: incidents},
         )
         with unit_of_work(self._connection) as unit:
             self._store.save(before, after)
-            self.events.record_event(contract, kind, said, now)
+            for kind, said in words.items():
+                self.events.record_event(contract, kind, said, now)
             if endpoint is not None:
                 self.outbox.enable(endpoint)
             unit.on_commit(lambda: setattr(self, "escalation", after))
-            announcement = Announcement("info", f"{contract}: {said['message']}", {"kc.contract": contract})
-            unit.on_commit(lambda: self.announce_all([announcement]))
+            announcements = [
+                Announcement("info", f"{contract}: {said['message']}", {"kc.contract": contract})
+                for said in words.values()
+            ]
+            unit.on_commit(lambda: self.announce_all(announcements))
 
     def diagnose(self, incident: Incident, found: Diagnosis, evidence: str, now: float) -> None:
         """Attach a diagnosis to an incident, open or over.
@@ -520,15 +525,17 @@ class Core:
         self, contract: Contract, messages: Sequence[IncidentMessage], decisions: DecisionTable, now: float
     ) -> None:
         for message in messages:
-            done = () if message.incident is None else actions_taken(message.incident, decisions, {})
+            incident = message.incident
+            done = () if incident is None else actions_taken(incident, decisions, {})
             body = alert_body(
                 contract,
                 message.alerts,
                 receiver=message.endpoint,
                 external_url=self.external_url,
                 reason=message.reason.value,
-                incident=message.incident,
+                incident=incident,
                 lasting=message.lasting,
+                lifting=() if incident is None else lifting_commands(incident, decisions),
                 done=[action.text for action in done if action.kind not in _NOT_TOLD_ACTIONS],
                 kernels=self._kernels(contract.name),
             )

@@ -31,39 +31,40 @@ def acknowledge(
 ) -> tuple[tuple[Alert, ...], tuple[Incident, ...]]:
     """Acknowledge the alerts that fire for a clause on a slice, which ends their reminders.
 
-    Where none fires, close the incidents there that went away without proof of recovery.
+    The incidents there that went away without proof of recovery are closed.
 
     Returns:
         The alerts, and the incidents.
     """
     _known(core, contract, clause, slice)
+    _signed(by, why)
     firing = core.policies[contract].firing
     meant = [alert for alert in firing if clause in {None, alert.cell.clause} and slice in {None, alert.cell.slice}]
     closed = tuple(
         incident
         for incident in core.incidents(contract)
-        if incident.state is IncidentState.UNPROVEN and not meant
+        if incident.state is IncidentState.UNPROVEN
         if clause in {None, *incident.clauses} and slice in {None, ALL, *incident.slices}
     )
+    known = {ack.fingerprint for ack in core.people.acknowledgements}
+    words: dict[str, dict[str, Any]] = {}
     if closed:
-        _signed(by, why)
-        message = f"{by} closed {listed([f'incident {incident.id}' for incident in closed])}: {why}"
-        core.amend(
-            contract, "closed", {"clause": clause, "slice": slice, "by": by, "why": why, "message": message}, now
-        )
-        return (), closed
+        ids = [incident.id for incident in closed]
+        message = f"{by} closed {listed([f'incident {id}' for id in ids])}: {why}"
+        words["closed"] = {"incidents": ids, "by": by, "why": why, "message": message}
+        if all(alert.fingerprint in known for alert in meant):
+            core.amend(contract, words, now)
+            return (), closed
     after = desk.acknowledge(core.people, meant, by, why, now)
-    new = {ack.fingerprint for ack in after.acknowledgements} - {
-        ack.fingerprint for ack in core.people.acknowledgements
-    }
+    new = {ack.fingerprint for ack in after.acknowledgements} - known
     taken = tuple(alert for alert in meant if alert.fingerprint in new)
     places = dict.fromkeys(f"{alert.cell.clause} on {place(alert.cell.slice)}" for alert in taken)
-    said = {
+    words["acknowledged"] = {
         "clause": clause, "slice": slice, "fingerprints": sorted(new), "by": by, "why": why,
         "message": f"{by} acknowledged {listed(list(places))}: {why}",
     }  # fmt: skip
-    core.amend(contract, "acknowledged", said, now, people=after)
-    return taken, ()
+    core.amend(contract, words, now, people=after)
+    return taken, closed
 
 
 def silence(
@@ -77,7 +78,7 @@ def silence(
         "id": made.id, "clause": clause, "slice": slice, "until": until, "by": by, "why": why,
         "message": f"{by} silenced {made.where} until {_when(until)}: {why}",
     }  # fmt: skip
-    core.amend(contract, "silenced", said, now, people=after)
+    core.amend(contract, {"silenced": said}, now, people=after)
     return made
 
 
@@ -89,7 +90,7 @@ def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
         "id": id, "clause": ended.clause, "slice": ended.slice, "by": by, "why": why,
         "message": f"{by} ended the silence of {ended.where} by {ended.by}: {why}",
     }  # fmt: skip
-    core.amend(ended.contract, "unsilenced", said, now, people=after)
+    core.amend(ended.contract, {"unsilenced": said}, now, people=after)
     return ended
 
 
@@ -105,7 +106,7 @@ def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None,
         "slice": slice, "kernel": kernel, "until": until, "by": by, "why": why,
         "message": f"{by} pinned {place(slice)} to {kernel}{end}: {why}",
     }  # fmt: skip
-    core.amend(contract, "pinned", said, now, decisions=after)
+    core.amend(contract, {"pinned": said}, now, decisions=after)
     return made
 
 
@@ -116,7 +117,7 @@ def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: 
     after = tables.unpin(before, contract, slice, now)
     where = "every slice" if slice is None else place(slice)
     said = {"slice": slice, "by": by, "why": why, "message": f"{by} ended the pin of {where}: {why}"}
-    core.amend(contract, "unpinned", said, now, decisions=after)
+    core.amend(contract, {"unpinned": said}, now, decisions=after)
     return len(before.pins) - len(after.pins)
 
 
@@ -130,7 +131,7 @@ def enable(core: Core, contract: str, endpoint: str, by: str, why: str, now: flo
     if not known[endpoint].disabled:
         raise ValueError(f"{endpoint} is not disabled: what waits for it is sent")
     said = {"endpoint": endpoint, "by": by, "why": why, "message": f"{by} had {endpoint} told again: {why}"}
-    core.amend(contract, "enabled", said, now, endpoint=endpoint)
+    core.amend(contract, {"enabled": said}, now, endpoint=endpoint)
     return known[endpoint].waiting
 
 

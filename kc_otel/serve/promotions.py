@@ -273,7 +273,7 @@ class Promotions:
                 moved = orders.force(before, found, stage, by, why, self.latest(contract), now)
                 return self._put(found, *begun, moved)
             case "rollback":
-                return self._put(found, *begun, orders.roll_back(before, by, why, now))
+                return self._put(found, orders.roll_back(before, by, why, now))  # it was not on its way: no start
             case _:
                 raise OrderError(f"{order!r} is no order")
         return self._tell(before, after, order, f"{by} {said}{reason}", now, begun, by=by, why=why)

@@ -283,7 +283,7 @@ async def _begin(config: ServeConfig, stop: asyncio.Event, make: Callable[..., C
         said = f"the state was damaged and is set aside as {aside.name}: routes, pins, silences and promotions are gone"
         _log.error("%s", said)
         for name in begun.contracts:
-            begun.amend(name, "state-lost", {"message": said}, time.time())
+            begun.amend(name, {"state-lost": {"message": said}}, time.time())
     return begun
 
 

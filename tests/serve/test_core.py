@@ -338,7 +338,7 @@ def test_a_fault_anywhere_in_one_contracts_step_is_its_own(contract, open_file, 
     now = time.time()
     core = Core([contract, other], open_file(), external_url="", now=now)
     silences = [Silence(f"s{name}", name, None, None, "ada", "deploy", now, now + 30) for name in core.contracts]
-    core.amend("policy", "silenced", {"message": "", "by": "ada", "why": ""}, now, people=People(tuple(silences)))
+    core.amend("policy", {"silenced": {"message": "", "by": "ada", "why": ""}}, now, people=People(tuple(silences)))
     core.tick(now)
     before = core.escalation
     request = drift(0.3)

@@ -192,6 +192,23 @@ def test_a_breach_that_only_went_away_is_shown(core: Core) -> None:
     assert event.data["message"] == f"ada closed incident {before.id}: the run was killed"
 
 
+def test_a_breach_that_only_went_away_is_closed_beside_alerts_that_fire(core: Core) -> None:
+    """With the first acknowledgement, and with a later one too; another incident is not said to be closed."""
+    (before,) = core.incidents()
+    gone = replace(before, id="0123456789ab", kernel_inference="c" * 12, state=IncidentState.UNPROVEN)
+    core.escalation = replace(core.escalation, incidents={"policy": (before, gone)})
+    client = client_of(core)
+    order = {"contract": "policy", "by": "ada", "why": "it was killed"}
+    first = client.post("/api/v1/alerts/acknowledge", json=order).json()
+    assert (len(first["fingerprints"]), first["closed"]) == (len(core.policies["policy"].firing), [gone.id])
+    words = {incident.id: [word.kind for word in incident.words] for incident in core.incidents()}
+    assert words == {before.id: ["acknowledged"], gone.id: ["closed", "acknowledged"]}
+    again = client.post("/api/v1/alerts/acknowledge", json=order)
+    assert again.json() == {"fingerprints": [], "closed": [gone.id]}
+    kinds = [event.kind for event in core.events.events("policy", 0, 1000)][-3:]
+    assert kinds == ["closed", "acknowledged", "closed"]
+
+
 def test_points_that_are_not_judged_are_shown(make_core: Callable[..., Core], drift: Callable) -> None:
     """On the page, and as a metric, as of the last evaluation; health counts them without end."""
     core, now = make_core(), time.time()

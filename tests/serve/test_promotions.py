@@ -453,6 +453,35 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) 
     assert core.promotions.of("policy", "v2").seen_serving == 2042.0
 
 
+def test_a_version_that_never_was_promoted_is_rolled_back_as_often_as_it_serves(slow: Driven) -> None:
+    """No start is told, the message says when it was rolled back, and each rollback closes what only went away."""
+    core, newest = slow.core, {"at": 0.0}
+    core.evaluator.newest_of = lambda *_: newest["at"]  # type: ignore[method-assign]
+    slow.tick(1, v2="FAIL")
+    core.promotions.tell("policy", "v2", "rollback", "ada", "broken on code", 10.0, start=True)
+    assert [event["message"] for event in slow.events()] == ["ada rolls v2 back: broken on code"]
+    slow.tick(11, v2="FAIL")
+    paged(core)
+    for entered, served in ((10.0, 50.0), (100.0, 150.0), (200.0, 250.0)):
+        newest["at"] = served
+        slow.tick(served, v2="FAIL")
+        (body,) = paged(core)
+        description = body["alerts"][0]["annotations"]["description"]
+        times = f"Rolled back at 1970-01-01 00:{entered // 60:02.0f}:{entered % 60:02.0f} UTC, seen to serve at "
+        times += f"1970-01-01 00:{served // 60:02.0f}:{served % 60:02.0f} UTC. "
+        assert description.startswith(f"A version that was rolled back still serves requests. {times}")
+        core.promotions.tell("policy", "v2", "rollback", "ada", "still there", served + 50.0)
+        slow.tick(served + 51.0, v2="FAIL")
+        paged(core)
+    slow.tick(2000.0)
+    slow.tick(2001.0)
+    assert core.incidents("policy") == ()
+    assert paged(core)[-1]["kernelContract"]["incident"]["state_text"] == "Closed without proof of recovery"
+    assert slow.events()[-1]["message"] == "ada rolls v2 back again: still there"
+    for record in core.promotions.evidence("policy", "v2"):
+        verify_evidence(record.record)
+
+
 def test_a_version_that_is_not_what_was_declared_is_not_promoted(driven: Driven) -> None:
     """Whatever its verdicts are: the flag was forgotten, and what passes is the old kernel."""
     reported = {"dtype": "float16"}

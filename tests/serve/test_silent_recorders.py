@@ -14,14 +14,13 @@ from kc_otel.contract.load import load_text
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
-from kc_otel.serve.people_orders import acknowledge
+from kc_otel.serve.people_orders import acknowledge, pin
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
 
-CONTRACT = load_text(
-    """\
+TEXT = """\
 apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: tests}
@@ -32,25 +31,23 @@ statistical:
   - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
 observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
 escalation:
-  - {on: fail, clear_for: 1s, severity: critical, do: [{webhook: pager}]}
-""",
-    "policy.yaml",
-)
+  - {on: fail, clear_for: 1s, severity: critical, DO}
+"""
 STEP = 10.0
 
 
 class Fleet:
     """Recorders of one kernel version, and a core that they report to."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.now = path, NOW
+    def __init__(self, path: Path, do: str = "do: [{webhook: pager}]") -> None:
+        self.path, self.now, self.contract = path, NOW, load_text(TEXT.replace("DO", do), "policy.yaml")
         self.senders = {name: Sender(instance=name, start=NOW - 1.0) for name in ("broken", "healthy", "third")}
         self.begin()
 
     def begin(self) -> None:
         """Start the evaluator; nobody else may hold its state file."""
         self.connection = open_state(self.path)
-        self.core = Core([CONTRACT], self.connection, external_url="", now=self.now)
+        self.core = Core([self.contract], self.connection, external_url="", now=self.now)
 
     def run(self, seconds: float, **means: float) -> None:
         """Recorders of these names report observations of about this size, the others nothing."""
@@ -101,11 +98,16 @@ def closed_by_a_person(fleet: Fleet) -> None:
     acknowledge(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
 
 
+def rolled_back_by_a_person(fleet: Fleet) -> None:
+    fleet.core.promotions.tell("policy", "b" * 12, "rollback", "ada", "it is dead", fleet.now, start=True)
+
+
 @pytest.mark.parametrize(
     ("happens", "seconds", "said"),
     [
         (shut_down, 10, "is resolved"),
-        (closed_by_a_person, 10, "without proof of recovery: the pair, or a recorder of it, no longer reports"),
+        (closed_by_a_person, 10, "without proof of recovery: ada closed incident"),
+        (rolled_back_by_a_person, 20, "without proof of recovery: ada rolls bbbbbbbbbbbb back"),
     ],
 )
 def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(
@@ -119,6 +121,8 @@ def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(
     (end,) = fleet.ends()
     assert fleet.core.incidents() == ()
     assert said in end
+    last = json.loads(fleet.core.outbox.messages(DeliveryState.WAITING)[0].body)["kernelContract"]["incident"]
+    assert last["state_text"] == ("Resolved" if happens is shut_down else "Closed without proof of recovery")
 
 
 def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after_that(fleet: Fleet) -> None:
@@ -171,3 +175,40 @@ def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(tmp_path:
     assert told() == ([], 0.0), "the long window is over"
     fleet.run(70)
     assert told() == ([], 0.0), "all are silent, which is another matter"
+
+
+def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(tmp_path: Path) -> None:
+    """The breach is over at its time, and not broken; a route and a pin stay until a person ends them."""
+    fleet = Fleet(tmp_path / "state.sqlite", "do: [{route: train-kernel}, {webhook: pager}]")
+    fleet.run(60, healthy=0.001)
+    fleet.run(30, healthy=0.4)
+    pin(fleet.core, "policy", "all", "inference-kernel", None, "ada", "to measure", fleet.now)
+    fleet.run(200, healthy=0.001)
+    bodies = [json.loads(message.body) for message in fleet.core.outbox.messages(DeliveryState.WAITING)]
+    body = next(body for body in bodies if body["status"] == "resolved")
+    contract, (alert,) = body["kernelContract"], body["alerts"]
+    commands = [
+        "kc-otel route resume policy --slice all --why '...'",
+        "kc-otel route unpin policy --slice all --why '...'",
+    ]
+    assert contract["next"] == f"Now: once the kernel is trusted again, run `{commands[0]}` and `{commands[1]}`."
+    assert contract["next"] in alert["annotations"]["description"]
+    assert (contract["incident"]["state"], contract["incident"]["until"]) == ("recovered", alert["endsAt"])
+    text = "No longer measured as broken: the breach is over, and the route ordered at "
+    assert contract["incident"]["state_text"].startswith(text)
+
+
+def test_the_first_of_two_alerts_that_ends_does_not_say_that_the_breach_is_resolved(tmp_path: Path) -> None:
+    """Its recorder is silent, and returns before the second ends: neither event contradicts the other."""
+    steps = "do: [{webhook: pager}]}\n  - {on: fail, clear_for: 45s, severity: warning, do: [notify]"
+    fleet = Fleet(tmp_path / "state.sqlite", steps)
+    fleet.run(60, broken=0.001, healthy=0.001)
+    fleet.run(30, broken=0.4, healthy=0.001)
+    while not (ends := [event for event in fleet.core.events.newest(limit=50) if event.kind == "resolved"]):
+        fleet.run(10, healthy=0.001)
+    (first,) = ends
+    assert "all traffic is no longer measured as broken for " in first.message
+    assert first.message.endswith("; another alert of it still fires")
+    fleet.run(50, healthy=0.001, broken=0.001)
+    _, last = [event for event in fleet.core.events.newest(limit=50) if event.kind == "resolved"]
+    assert "without proof of recovery: the pair, or a recorder of it, fell silent" in last.message

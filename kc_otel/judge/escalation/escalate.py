@@ -205,7 +205,7 @@ def with_roll_backs_told(
         said.append(Notice(edge, NoticeReason.ROLLED_BACK))
 
     for old, new in zip(before, after, strict=True):
-        done = new.actions[len(old.actions) :]
+        done = [action for action in new.actions if action not in old.actions]
         if done and (worst := _worst(new, verdicts)) is not None:
             for action in done:
                 say(new.id, action.kind, worst, action.at)

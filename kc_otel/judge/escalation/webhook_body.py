@@ -21,10 +21,10 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import REMEDIES, consequence, reading
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import RUN_ENDED, listed, moment, number, place
+from kc_otel.contract.words import NO_REPORT, RUN_ENDED, listed, moment, number, place
 from kc_otel.judge.escalation.alerts import ROLLED_BACK, Transition, What
 from kc_otel.judge.facts import KernelInfo
-from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
+from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.kernel_names import kernel_names, pair_name
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Status, Verdict
@@ -68,6 +68,7 @@ def alert_body(
     incident: Incident | None = None,
     lasting: int = 0,
     done: Sequence[str] = (),
+    lifting: Sequence[str] = (),
     kernels: Iterable[KernelInfo] = (),
 ) -> dict[str, Any]:
     """One webhook about one contract.
@@ -83,6 +84,7 @@ def alert_body(
         incident: Subject of the message: receivers that follow incidents get one for all its messages.
         lasting: Alerts of the incident that the receiver knows to fire, after this message.
         done: Actions taken on the incident, in words, oldest first: every format has it before all numbers.
+        lifting: Commands that end the routes and pins left of the incident: the last message names them.
         kernels: What kernel versions have said of themselves, for their names.
 
     Returns:
@@ -97,7 +99,12 @@ def alert_body(
     base = external_url.rstrip("/")
     note = links_note(base)
     names = kernel_names(kernels)
-    alerts = [_alert(contract, transition, base, reason, done, names, incident) for transition in shown]
+    firing = bool(lasting) or any(edge.what is What.FIRING for edge in transitions)
+    following = _next(shown) if firing else _lift(lifting)
+    alerts = [
+        _alert(contract, transition, base, reason, done, names, incident, "" if firing else following)
+        for transition in shown
+    ]
     steps = Counter((edge.cell, edge.what) for edge in shown)
     for alert, edge in zip(alerts, shown, strict=True):
         if steps[edge.cell, edge.what] > 1:
@@ -110,7 +117,7 @@ def alert_body(
         "version": "4",
         "groupKey": "{}:{" + ", ".join(f'{name}="{value}"' for name, value in labels.items()) + "}",
         "truncatedAlerts": len(transitions) - len(shown),
-        "status": "firing" if lasting or any(t.what is What.FIRING for t in transitions) else "resolved",
+        "status": "firing" if firing else "resolved",
         "notification_reason": said,
         "receiver": receiver,
         "groupLabels": labels,
@@ -127,7 +134,7 @@ def alert_body(
             "reason": said,
             "incident": _incident(incident, base, lasting, done, names),
             "impact": _impact(contract, shown, incident, contained=_contained(incident)),
-            "next": _next(shown),
+            "next": following,
             "evidence": _evidence(contract, transitions),
             "links": note,
             "cells": [_cell(transition) for transition in shown],
@@ -140,15 +147,17 @@ def _incident(
 ) -> dict[str, Any] | None:
     if incident is None:
         return None
+    ends = [cell.until for cell in incident.cells if cell.until is not None]
+    until = max(ends) if incident.recovered else incident.resolved_at
     return {
         "id": incident.id,
-        "state": incident.state.value,
+        "state": "recovered" if incident.recovered else incident.state.value,
         "state_text": incident.state_text,
         "done": list(done),
         "headline": incident.headline + pair_name(names, incident.kernel_train, incident.kernel_inference),
         "extents": [f"{clause}: {text}" for clause, text in incident.extents],
         "since": rfc3339(incident.since),
-        "until": None if incident.resolved_at is None else rfc3339(incident.resolved_at),
+        "until": None if until is None else rfc3339(until),
         "slices": len(incident.slices),
         "grew": incident.growth_text,
         "kernels": {
@@ -195,21 +204,26 @@ def _alert_name(transition: Transition) -> str:
     return ALERT_NAMES[ROLLED_BACK if transition.step == ROLLED_BACK else transition.on]
 
 
-def _over(transition: Transition, where: str, of: str, row: BrokenCell | None, *, contained: bool) -> str:
-    """Say what ended, for which kernels, and, if nothing refuted it, why."""
+def _over(transition: Transition, where: str, of: str, incident: Incident | None) -> str:
+    """Say what ended, for which kernels, and, if nothing refuted it, why or by whom."""
+    row = None if incident is None else incident.cell(*transition.cell[1:3])
     cell, last = transition.cell, transition.verdict
     match transition.on:
         case "fail":
-            lasts = row is None or row.until is None
+            passes = last.status is Status.PASS or last.ended
             if row is not None and row.loosened_to is not None:
                 changed = f"its limit was changed from {number(row.limit)} to {number(row.loosened_to)}"
                 how = f"closed{of}: {changed}; the drift may be as it was"
-            elif (lasts and (last.status is Status.PASS or last.ended)) or (row is not None and row.refuted):
+            elif (row is None and passes) or (row is not None and row.refuted):
                 how = f"resolved{of}"
-            elif contained:
+            elif passes and row is not None and row.until is None:  # what refutes it is known once that ends, too
+                how = f"no longer measured as broken{of}; another alert of it still fires"
+            elif _contained(incident):
                 how = f"contained{of}: a router avoids the kernel, which is not repaired"
             else:
-                why = "the pair, or a recorder of it, no longer reports while others do, or the contract has changed"
+                why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
+                if incident is not None and incident.state is IncidentState.RESOLVED and incident.closing:
+                    why = incident.closing
                 how = f"closed{of} without proof of recovery: {why}"
             return f"{cell.clause} on {where} is {how}"
         case "no-data":
@@ -231,8 +245,7 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str], incide
             over = "the incident is over" if incident is not None else "a person has acted on the rollback"
             said = "whether the version that was rolled back still serves is not known"
             return f"{cell.contract}: {over}{of}; {said}"
-        row = None if incident is None else incident.cell(cell.clause, cell.slice)
-        return f"{cell.contract}: {_over(transition, where, of, row, contained=_contained(incident))}"
+        return f"{cell.contract}: {_over(transition, where, of, incident)}"
     if transition.step == ROLLED_BACK:
         said = "was rolled back but still serves" if transition.severity == "critical" else "was rolled back"
         if not _shows(transition):
@@ -261,15 +274,21 @@ def _alert(
     done: Sequence[str],
     names: Mapping[tuple[str, str], str],
     incident: Incident | None,
+    lift: str,
 ) -> dict[str, Any]:
     cell = transition.cell
     path = "/".join(quote(part, safe="") for part in cell)
     description = _description(contract, transition)
     did = [f"Done: {'; '.join(done)}."] if done else []
     if transition.what is What.FIRING:
-        broken = [row for row in incident.cells if (row.clause, row.slice) == cell[1:3]] if incident is not None else []
-        since = f"Since {moment(min([transition.started_at, *(row.since for row in broken)]))}."
-        did = [_impact(contract, [transition], contained=_contained(incident)), since, *did, _next([transition])]
+        did = [
+            _impact(contract, [transition], contained=_contained(incident)),
+            _since(transition, incident),
+            *did,
+            _next([transition]),
+        ]
+    elif lift:
+        did.append(lift)
     description = " ".join((*did, description))
     if reason in _REPEATED_SENTENCES:
         lasted = format_duration(max(1.0, round(transition.at - transition.started_at)))
@@ -286,6 +305,25 @@ def _alert(
         "generatorURL": f"{base}/#/cell/{path}" if base else "",
         "fingerprint": transition.fingerprint,
     }
+
+
+def _since(transition: Transition, incident: Incident | None) -> str:
+    """Say since when it has been so; of a version that was rolled back, when that was and when it served after it."""
+    if transition.step != ROLLED_BACK:
+        rows = () if incident is None else incident.cells
+        onsets = [row.since for row in rows if (row.clause, row.slice) == transition.cell[1:3]]
+        since = moment(min([transition.started_at, *onsets]))
+        if transition.on == "no-data":  # silence began before: it is news once a report is overdue
+            overdue = ", when a report was overdue" * transition.verdict.reason.startswith(NO_REPORT)
+            return f"Missed since {since}{overdue}."
+        return f"Since {since}."
+    if transition.severity != "critical":
+        return f"Since {moment(transition.started_at)}."
+    done = () if incident is None else incident.actions
+    rolled = [action.at for action in done if action.kind == "roll-back" and action.at <= transition.started_at]
+    if not rolled:
+        return f"Seen to serve at {moment(transition.started_at)}."
+    return f"Rolled back at {moment(max(rolled))}, seen to serve at {moment(transition.started_at)}."
 
 
 def _contained(incident: Incident | None) -> bool:
@@ -329,6 +367,11 @@ def _next(transitions: Sequence[Transition]) -> str:
     """Return the first action on firing alerts, in a sentence; empty if nothing fires any more."""
     firing = [edge for edge in transitions if edge.what is What.FIRING]
     return f"Now: {REMEDIES[ROLLED_BACK if firing[0].step == ROLLED_BACK else firing[0].on]}." if firing else ""
+
+
+def _lift(commands: Sequence[str]) -> str:
+    """Return how to end what is left of a breach that is over, in a sentence; empty where nothing is."""
+    return f"Now: once the kernel is trusted again, run {listed([f'`{line}`' for line in commands])}." * bool(commands)
 
 
 def _shows(edge: Transition) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, moment, place
 from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
@@ -57,6 +58,22 @@ def actions_taken(
     done = [_in_words(incident, action, table, waiting, given_up, disabled) for action in incident.actions]
     said = [ActionTaken(word.at, word.kind, word.text) for word in incident.words]
     return tuple(sorted([*done, *said], key=lambda action: (action.at, action.kind, action.text)))
+
+
+def lifting_commands(incident: Incident, table: DecisionTable) -> tuple[str, ...]:
+    """Return the commands that end the routes and pins left on an incident's slices."""
+    slices = {cell.slice for cell in incident.cells}
+    routed = [
+        route.slice for route in table.routes if _routed(incident, [route.slice], table) and route.slice in slices
+    ]
+    pinned = [pin.slice for pin in table.pins if pin.contract == incident.contract and pin.slice in {ALL, *slices}]
+
+    def only(names: list[str]) -> str:
+        return f" --slice {names[0]}" if len(set(names)) == 1 else ""
+
+    lift = f"kc-otel route resume {incident.contract}{only(routed)} --why '...'"
+    free = f"kc-otel route unpin {incident.contract}{only(pinned)} --why '...'"
+    return (*[lift] * bool(routed), *[free] * bool(pinned))
 
 
 def _in_words(

@@ -219,6 +219,17 @@ class Incident:
         return all(cell.refuted for cell in self.cells)
 
     @property
+    def recovered(self) -> bool:
+        """True if verdicts refuted all of it, and only a route that was ordered is left."""
+        return self.state is IncidentState.BROKEN and not self.broken and self.refuted
+
+    @property
+    def closing(self) -> str:
+        """Sentence that says who closed what only went away, or rolled its version back; empty for nobody."""
+        closed = [word.text for word in self.words if word.kind == "closed"]
+        return (closed or [action.target for action in self.actions if action.kind == "roll-back"] or [""])[-1]
+
+    @property
     def state_text(self) -> str:
         """State of the incident in words, as the beginning of a sentence."""
         if self.on == "no-data" and not self.kernel_inference:
@@ -233,6 +244,9 @@ class Incident:
             return held if self.on == "fail" and not self.shown else _OPEN[self.on]
         at = moment(self.ordered_at)[11:16]
         now = "Broken" if self.broken else "No longer measured as broken"
+        if self.recovered:
+            pinned = f", but {self.obeyed_text}" * (self.obeyed == "pinned")
+            return f"{now}: the breach is over, and the route ordered at {at} UTC remains{pinned}"
         return f"{now}; routing to the training kernel was ordered at {at} UTC, but {self.obeyed_text}"
 
     @property

@@ -273,7 +273,13 @@ def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) 
         done = {("roll-back", said): (promotion.entered, [ALL])}
         if promotion.seen_serving is not None:
             done["serves", ""] = (promotion.seen_serving, [ALL])
-        return replace(incident, actions=_merged(incident.actions, done, dry_run=False))
+        # What is done once more, in the same words, is done at the later time.
+        kept = [
+            action
+            for action in incident.actions
+            if done.get((action.kind, action.target), (action.at, []))[0] == action.at
+        ]
+        return replace(incident, actions=_merged(kept, done, dry_run=False))
 
     return tuple(map(acted, incidents))
 
@@ -294,13 +300,13 @@ def with_told(incidents: Sequence[Incident], messages: Iterable[IncidentMessage]
 
 
 def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any], now: float) -> tuple[Incident, ...]:
-    """The incidents with what a person did to a slice or a clause of theirs, or to all; the newest words are kept."""
-    slice, clause = said.get("slice"), said.get("clause")
+    """The incidents with what a person did to them, or to a slice or a clause of theirs; the newest words are kept."""
+    slice, clause, ids = said.get("slice"), said.get("clause"), said.get("incidents")
     word = PersonsWord(now, kind, str(said["message"]))
 
     def concerns(incident: Incident) -> bool:
         slices, clauses = {cell.slice for cell in incident.cells}, {cell.clause for cell in incident.cells}
-        return slice in {None, ALL, *slices} and clause in {None, *clauses}
+        return slice in {None, ALL, *slices} and clause in {None, *clauses} and (ids is None or incident.id in ids)
 
     return tuple(
         replace(incident, words=(*incident.words, word)[-_MOST_WORDS:]) if concerns(incident) else incident

@@ -147,7 +147,9 @@ def rolled_back(promotion: Promotion, decision: Decision, now: float, *, by: str
     """The version serves nothing any more, because it failed or because a person says so."""
     position = promotion.position
     if by:
-        message = f"{by} rolls {promotion.version} back from {position}: {why}"
+        again = promotion.status is PromotionStatus.ROLLED_BACK
+        where = " again" if again else f" from {position}" if promotion.started < now else ""
+        message = f"{by} rolls {promotion.version} back{where}: {why}"
     else:
         message = f"{promotion.version} is rolled back from {position}: {'; '.join(decision.missing)}"
     after = replace(

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from typing import Any, Final, TypeVar
 
 from opentelemetry.sdk.metrics.export import MetricExporter
-from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, OTELResourceDetector, Resource
 
 _log: Final = logging.getLogger("kc_otel")
 _OTLP: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
@@ -31,14 +31,16 @@ def sdk_disabled() -> bool:
 
 
 def process_resource(taken: Container[str] = (), own: Mapping[str, str] | None = None) -> Resource:
-    """The resource that OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and detectors describe.
+    """The resource that the two variables OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES and the detectors describe.
 
-    What they say goes before what the program itself knows (`own`).
+    What the variables say goes before what the program itself knows (`own`), and that before what is detected.
 
     A stream has one writer, so every writer needs its own `service.instance.id`: one is made up where there is none,
     and where the one there is `taken`, by another recorder or by the process that this one was forked from.
     """
-    resource = Resource(dict(own or {})).merge(Resource.create())
+    said = OTELResourceDetector().detect().attributes
+    known = {name: value for name, value in (own or {}).items() if name not in said}
+    resource = Resource.create().merge(Resource(known))
     instance = resource.attributes.get(SERVICE_INSTANCE_ID)
     if not instance or str(instance) in taken:
         resource = resource.merge(Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())}))

@@ -68,7 +68,7 @@ class AcknowledgeRequest(_Signed):
 
 
 class Acknowledged(View):
-    """Alerts that were taken on, or incidents that were closed."""
+    """Alerts that were taken on, and incidents that were closed."""
 
     fingerprints: list[str]
     closed: list[str]

@@ -51,7 +51,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
 
     @router.post("/alerts/acknowledge", tags=["people"])
     async def acknowledge(request: AcknowledgeRequest) -> Acknowledged:
-        """Acknowledge firing alerts, which continue without reminders; where none fires, close unproven incidents."""
+        """Acknowledge firing alerts, which continue without reminders, and close unproven incidents."""
         async with ordered(core):
             taken, closed = people.acknowledge(
                 core, request.contract, request.clause, request.slice, request.by, request.why, time.time()

@@ -164,14 +164,24 @@ def test_other_contracts_do_not_fit_in(edges, make_contract):
             alert_body(other, transitions, receiver="pager")
 
 
+def test_since_when_no_data_are_missed_is_no_length_of_silence(contract, edges):
+    """A report is overdue once a heartbeat has passed: the alert begins later than the silence that it tells of."""
+    edge = edges[0][0]
+    reason = "no report for 52s (heartbeat 20s): its run ended, or its recorder died"
+    missed = replace(edge, on="no-data", verdict=replace(edge.verdict, status=Status.NO_DATA, reason=reason))
+    (alert,) = alert_body(contract, [missed], receiver="pager")["alerts"]
+    assert " Missed since 2023-11-14 22:13:20 UTC, when a report was overdue. " in alert["annotations"]["description"]
+    ended = replace(missed, verdict=replace(missed.verdict, reason="the run ended: its last recorder shut down 9s ago"))
+    (alert,) = alert_body(contract, [ended], receiver="pager")["alerts"]
+    assert " Missed since 2023-11-14 22:13:20 UTC. " in alert["annotations"]["description"]
+
+
 def test_a_resolved_alert_says_of_which_kernel_and_whether_anything_refuted_it(edges):
     """A cell that is gone with its kernel is another thing than one that passes; data that are back are no PASS."""
     gone, passes = edges[1]
     of = f"for {passes.cell.kernel_inference} against {passes.cell.kernel_train}"
     assert summary(passes, {}).endswith(f"is resolved {of}")
-    assert f"is closed {of} without proof of recovery: the pair, or a recorder of it, no longer reports" in summary(
-        gone, {}
-    )
+    assert f"is closed {of} without proof of recovery: the pair, or a recorder of it, fell silent" in summary(gone, {})
     assert "resolved" not in summary(gone, {})
     assert summary(replace(passes, on="no-data"), {}).endswith(f"{of} arrive again")
     silent = replace(passes.verdict, status=Status.NO_DATA)

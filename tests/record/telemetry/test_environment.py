@@ -92,3 +92,14 @@ def test_what_the_program_knows_of_itself_comes_after_what_people_say(monkeypatc
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "rl.run.id=people")
     attributes = environment.process_resource(own={"rl.run.id": "program", "rl.system": "mine"}).attributes
     assert (attributes["rl.run.id"], attributes["rl.system"]) == ("people", "mine")
+
+
+def test_what_the_program_says_of_itself_replaces_defaults(monkeypatch):
+    """A service and an instance that the program names are not hidden by a made-up name; a variable hides them."""
+    own = {"service.name": "rollout", "service.instance.id": "gpu-3"}
+    attributes = environment.process_resource(own=own).attributes
+    assert (attributes["service.name"], attributes["service.instance.id"]) == ("rollout", "gpu-3")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "trainer")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=r7")
+    attributes = environment.process_resource(own=own).attributes
+    assert (attributes["service.name"], attributes["service.instance.id"]) == ("trainer", "r7")
