@@ -25,7 +25,7 @@ from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.offline.gate.early_stop import decides, stops_after
 from kc_otel.offline.gate.evidence import offline_evidence
 from kc_otel.offline.gate.evidence_files import write_evidence, write_text
-from kc_otel.offline.gate.findings import GateFinding, findings, for_whom, how_far, notes
+from kc_otel.offline.gate.findings import GateFinding, findings, for_whom, how_far, missing, notes
 from kc_otel.offline.gate.junit import junit as junit_of
 from kc_otel.offline.gate.markdown import headline
 from kc_otel.offline.gate.markdown import markdown as markdown_of
@@ -151,7 +151,7 @@ def _print(gate: OfflineGate) -> None:
     held = [reason.removeprefix("held: ") for reason in gate.decision.missing]
     for cell in gate.unjudged:
         typer.echo(f"  not judged: {next((said for said in held if said.startswith(str(cell))), cell)}")
-    for reason in gate.decision.missing:
+    for reason in missing(gate):
         if "windows have passed" in reason or reason.startswith("held: logits") or reason.endswith("no verdict yet"):
             typer.echo(f"  {reason}")
     for note in notes(gate):

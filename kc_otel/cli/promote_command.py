@@ -184,7 +184,8 @@ def _plan(url: str, contract: str, shares: list[str] | None, **traffic: float | 
     answer = get(url, f"/api/v1/promotions/{contract}/plan", **asked)
     rate = answer["tokens_per_second"]
     seen = "no traffic is known; give --tokens-per-second" if rate is None else f"{rate:,.0f} tokens/s in all"
-    typer.echo(f"at best, with identical kernels; {seen}, {100 * answer['sampling']:g}% of them measured:")
+    sampled = f"{100 * answer['sampling']:g}% of them measured, by the contract"
+    typer.echo(f"at best, with identical kernels; {seen}, {sampled}:")
     for step in answer["steps"]:
         if step["never"]:
             typer.echo(f"  {step['position']} can never be left: {step['why']}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
     from kc_otel.record.kernel import Kernel
     from kc_otel.recordings.rescorer import RescoreTotals
     from kc_otel.recordings.scoring import Scorer
+    from kc_otel.recordings.spool.spool_reader import SpoolReader
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_POLL_SECONDS = 1.0
 
 
 def rescore(
@@ -36,6 +40,13 @@ def rescore(
         typer.Option(
             help="The training kernel: MODULE:FUNCTION, called as "
             "function(prompt_ids, token_ids, processing) for the log-probabilities of each sequence's tokens."
+        ),
+    ] = None,
+    train_url: Annotated[
+        str | None,
+        typer.Option(
+            help="The training kernel: a vLLM or SGLang server, whose key is in KC_OTEL_TRAIN_API_KEY. It scores "
+            "requests that were sampled at temperature 1 without truncation; others are rejected."
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"Number format of the model: {', '.join(_DTYPES)}.")] = "float32",
@@ -78,24 +89,25 @@ def rescore(
     Examples:
       kc-otel rescore spool.sqlite --contract policy.yaml --model checkpoint
       kc-otel rescore spool.sqlite --contract policy.yaml --model checkpoint --device cuda:1 --follow
+      kc-otel rescore spool.sqlite --contract policy.yaml --train-url http://bf16:8000 --follow
     """
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
+    from kc_otel.recordings.comparable import SUPPORTED  # noqa: PLC0415
     from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget  # noqa: PLC0415
     from kc_otel.recordings.spool.spool_file import SpoolError  # noqa: PLC0415
-    from kc_otel.recordings.spool.spool_reader import SpoolReader  # noqa: PLC0415
     from kc_otel.recordings.worst_sequences import WorstSequences  # noqa: PLC0415
 
     log_to_terminal()
-    if not spool.exists():
+    if not spool.exists() and not follow:
         refuse(f"{spool}: there is no such spool; serve with KC_OTEL_SPOOL={spool} first")
     with unusable(SpoolError, RescoreError):
         loaded = load(contract)
-        score, kernel = _kernel(model, scorer, dtype, device)
+        score, kernel = _kernel(model, scorer, train_url, dtype, device)
         with (
             ExitStack() as files,
             stopped_by_signals() as stop,
-            SpoolReader(spool) as reader,
+            _opened(spool, stop) as reader,
             Recorder(loaded, train=kernel, sampling=1.0) as recorder,
         ):
             kept = None
@@ -109,6 +121,7 @@ def rescore(
                 score,
                 weights=int(weights) if weights is not None and weights.isdecimal() else weights,
                 adapter=adapter,
+                supported=SUPPORTED if train_url is None else (),
                 batch_tokens=batch_tokens,
                 budget=None if tokens_per_second is None else TokenBudget(tokens_per_second, time.monotonic),
                 idle=_idle(idle_below, device),
@@ -119,9 +132,27 @@ def rescore(
             _summarise(rescorer.totals, len(reader), time.monotonic() - started)
 
 
-def _kernel(model: str | None, scorer: str | None, dtype: str, device: str) -> tuple[Scorer, Kernel | None]:
-    if (model is None) == (scorer is None):
-        refuse("say which training kernel: give either --model or --scorer")
+def _opened(spool: Path, stop: threading.Event) -> SpoolReader:
+    """Open a spool, once the engine has made it."""
+    from kc_otel.recordings.spool.spool_reader import SpoolReader  # noqa: PLC0415
+
+    if not spool.exists():
+        logging.getLogger("kc_otel").info("waiting for %s, which the engine makes with KC_OTEL_SPOOL=%s", spool, spool)
+        while not spool.exists():
+            if stop.wait(_POLL_SECONDS):
+                raise typer.Exit
+    return SpoolReader(spool)
+
+
+def _kernel(
+    model: str | None, scorer: str | None, train_url: str | None, dtype: str, device: str
+) -> tuple[Scorer, Kernel | None]:
+    if [model, scorer, train_url].count(None) != 2:
+        refuse("say which training kernel: give one of --model, --train-url and --scorer")
+    if train_url is not None:
+        from kc_otel.recordings.endpoints.endpoint_scorer import endpoint_scorer  # noqa: PLC0415
+
+        return endpoint_scorer(train_url, os.environ.get("KC_OTEL_TRAIN_API_KEY", "").strip()), None
     if scorer is not None:
         return _imported(scorer), None
     if dtype not in _DTYPES:
@@ -131,11 +162,15 @@ def _kernel(model: str | None, scorer: str | None, dtype: str, device: str) -> t
             import torch  # noqa: PLC0415 - only where a model is asked for
             import transformers  # noqa: PLC0415
     except MissingExtraError as error:
-        refuse(f"{error}; or give --scorer")
+        refuse(f"{error}; or give --train-url or --scorer")
 
     from kc_otel.record.kernel import Kernel  # noqa: PLC0415
     from kc_otel.recordings.scoring import hf_scorer  # noqa: PLC0415
 
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA fails with the latter
+        refuse(f"--device {device}: cannot be used ({str(error).splitlines()[0]}); give another, such as --device cpu")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
     version = f"{torch.__version__}, transformers {transformers.__version__}"
     return hf_scorer(loaded), Kernel("torch", version=version, dtype=dtype, hardware=torch.device(device).type)

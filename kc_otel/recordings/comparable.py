@@ -7,7 +7,7 @@ decodes greedily has drawn nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -41,13 +41,16 @@ def effective(processing: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {name: value for name, value in processing.items() if value not in NEUTRAL.get(name, ())}
 
 
-def refusal(request: SampledRequest, weights: int | str | None = None, adapter: str = "") -> tuple[str, str] | None:
+def refusal(
+    request: SampledRequest, weights: int | str | None = None, adapter: str = "", supported: Sequence[str] = SUPPORTED
+) -> tuple[str, str] | None:
     """Return the counter's reason and a sentence with the remedy if a request cannot be compared; else None.
 
     Args:
         request: The request.
         weights: Weight version of the training kernel; None when nobody says.
         adapter: Name of the LoRA adapter that the training kernel has; empty for none.
+        supported: Processing that the score function applies.
     """
     processing = effective(request.processing)
     if not request.token_ids.size:
@@ -58,11 +61,12 @@ def refusal(request: SampledRequest, weights: int | str | None = None, adapter: 
         said = ", ".join(f"{name}={value}" for name, value in sorted(processing.items()))
         remedy = _REMEDY.get(request.kernel.engine, "start vLLM with --logprobs-mode processed_logprobs")
         return "raw_logprobs", f"drawn with {said}, but the log-probabilities are from before it; {remedy}"
-    other = sorted(set(processing) - set(SUPPORTED))
+    other = sorted(set(processing) - set(supported))
     if other:
+        only = f"only {', '.join(supported)} can" if supported else "score it with `rescore --model`"
         return (
             "unsupported_processing",
-            f"{', '.join(other)} cannot be applied to the training kernel; only {', '.join(SUPPORTED)} can",
+            f"{', '.join(other)} cannot be applied to the training kernel; {only}",
         )
     if said := _wrong_weights(request, weights, adapter):
         return "wrong_weights", said

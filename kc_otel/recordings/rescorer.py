@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from kc_otel.record.measure.arrays import host_rows
 from kc_otel.record.pairing import content_key
 from kc_otel.record.recorder import Recorder
-from kc_otel.recordings.comparable import effective, refusal
+from kc_otel.recordings.comparable import SUPPORTED, effective, refusal
 from kc_otel.recordings.request import SampledRequest, versions_per_token
 from kc_otel.recordings.scoring import Scorer
 from kc_otel.recordings.spool.spool_reader import SpoolReader
@@ -69,6 +69,7 @@ class Rescorer:
             processing. Where it has an argument `kept`, what the engine says of its truncation is used.
         weights: Weight version of the training kernel.
         adapter: Name of the LoRA adapter that the training kernel has; requests of others are refused.
+        supported: Processing that `score` applies; requests with other processing are refused.
         batch_tokens: Most tokens of a batch, padding included.
         budget: How fast it may go; None for as fast as it can.
         idle: Whether now is a good moment for a batch.
@@ -86,6 +87,7 @@ class Rescorer:
         *,
         weights: int | str | None = None,
         adapter: str = "",
+        supported: Sequence[str] = SUPPORTED,
         batch_tokens: int = 16_384,
         budget: TokenBudget | None = None,
         idle: Callable[[], bool] = lambda: True,
@@ -100,6 +102,7 @@ class Rescorer:
         self._takes_kept = "kept" in inspect.signature(score).parameters
         self._weights = weights
         self._adapter = adapter
+        self._supported = supported
         self._batch_tokens = batch_tokens
         self._budget = budget
         self._idle = idle
@@ -128,7 +131,7 @@ class Rescorer:
         """Numbers of the requests that are finished with: recorded, or refused."""
         finished, kept = [], []
         for number, request in taken:
-            why = refusal(request, self._weights, self._adapter)
+            why = refusal(request, self._weights, self._adapter, self._supported)
             if why is None:
                 kept.append((number, request))
             else:

@@ -250,7 +250,7 @@ def test_plan_says_how_long_each_gate_needs(run, driven):
     driven.tick()
     code, out, _ = run("promote", "policy", "v2", "--plan")
     assert code == 0
-    assert "at best, with identical kernels; 50 tokens/s in all, 100% of them measured" in out
+    assert "at best, with identical kernels; 50 tokens/s in all, 100% of them measured, by the contract:" in out
     assert "shadow: this gate needs about 60 seconds; token-tv on all takes longest" in out
     assert "canary at 5%: this gate needs about 5 minutes; token-tv on all takes longest" in out
     code, out, _ = run("promote", "policy", "v2", "--plan", "--tokens-per-second", "20")

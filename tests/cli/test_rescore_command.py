@@ -1,16 +1,22 @@
 """`kc-otel rescore` with a user's own function as the training kernel."""
 
 import sys
+import threading
+from contextlib import nullcontext
 from functools import partial
+from itertools import pairwise
+from types import ModuleType
 
 import numpy as np
 import pytest
 
+from kc_otel.cli import rescore_command
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool.spool_reader import SpoolReader
 from kc_otel.recordings.spool.spool_writer import Spool
 from kc_otel.recordings.worst_sequences import read_worst
+from tests.tools.completions import completions, table
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -36,7 +42,13 @@ def run(tmp_path, monkeypatch, command):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "contract.yaml").write_text(CONTRACT)
     (tmp_path / "my_kernel.py").write_text(MODULE)
-    spool = Spool(tmp_path / "spool.sqlite")
+    fill(tmp_path / "spool.sqlite")
+    return partial(command("rescore"), "spool.sqlite", "--contract", "contract.yaml")
+
+
+def fill(path, temperature=0.0):
+    """A spool of three requests, of which the last was sampled at this temperature."""
+    spool = Spool(path)
     for number in range(3):
         spool.put(
             SampledRequest(
@@ -45,12 +57,12 @@ def run(tmp_path, monkeypatch, command):
                 token_ids=np.arange(6),
                 logprobs=np.full(6, -1.0, dtype=np.float32),
                 kernel=Kernel("vllm"),
-                processing={"temperature": 0.0} if number == 2 else {},
+                processing={"temperature": temperature} if number == 2 else {},
+                logprobs_mode="processed",
                 weights=7,
             )
         )
     spool.close()
-    return partial(command("rescore"), "spool.sqlite", "--contract", "contract.yaml")
 
 
 def test_requests_are_scored_by_a_function_and_leave_the_spool(run):
@@ -70,12 +82,14 @@ def test_other_weights_are_refused_by_name_and_measured_as_a_lag_by_step(run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "give either --model or --scorer"),
-        (["--scorer", "my_kernel:half_a_nat_less", "--model", "x"], "give either --model or --scorer"),
+        ([], "give one of --model, --train-url and --scorer"),
+        (["--scorer", "my_kernel:half_a_nat_less", "--model", "x"], "give one of --model, --train-url and --scorer"),
         (["--scorer", "nowhere:f"], "cannot be imported"),
         (["--scorer", "my_kernel:f"], "cannot be imported"),
         (["--scorer", "my_kernel"], "write MODULE:FUNCTION"),
         (["--scorer", "my_kernel:nothing"], "is not a function"),
+        (["--train-url", "127.0.0.1:1"], "is not a URL such as http://127.0.0.1:8000"),
+        (["--train-url", "http://127.0.0.1:1"], "train endpoint http://127.0.0.1:1: does not answer"),
         (["--model", "x", "--dtype", "int3"], "--dtype int3: write one of float32"),
         (["--scorer", "my_kernel:half_a_nat_less", "--idle-below", "50"], "the utilisation of cpu cannot be read"),
     ],
@@ -105,3 +119,62 @@ def test_the_worst_are_kept_where_somebody_asks_for_them(run, tmp_path):
     assert {sequence.request_id for sequence in kept} == {"r0", "r1"}
     assert {(sequence.prompt, sequence.tokens) for sequence in kept} == {("", tuple("012345"))}
     assert kept[0].value == pytest.approx(-np.expm1(-0.5))
+
+
+@pytest.mark.parametrize("sglang", [False, True])
+def test_a_server_is_the_training_kernel(run, tmp_path, caplog, sglang):
+    """It scores the same tokens; a request with a temperature, which it cannot apply, is rejected with the remedy."""
+    (tmp_path / "spool.sqlite").unlink()
+    fill(tmp_path / "spool.sqlite", 0.5)
+    with completions(table(), sglang=sglang) as server:
+        code, out, _ = run("--train-url", server.address, "--worst", "worst.sqlite")
+    assert code == 0
+    assert "2 requests scored: 12 sampled tokens compared" in out
+    assert "not comparable: 1 unsupported_processing" in out
+    assert "score it with `rescore --model`" in caplog.text
+    kept = read_worst(tmp_path / "worst.sqlite", "a", "tv", "all", "")
+    expected = [server.logprobs[before, token] for before, token in pairwise([3, 0, 1, 2, 3, 4, 5])]
+    assert kept[0].log_ratios == pytest.approx(np.add(expected, 1.0), rel=1e-5)
+
+
+def test_following_waits_for_a_spool_that_is_not_there_yet(run, tmp_path, monkeypatch, caplog):
+    """It says once that it waits, scores what comes, and ends when it is stopped."""
+    path = tmp_path / "spool.sqlite"
+    path.unlink()
+    waits = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout=None):
+            waits.append(timeout)
+            if len(waits) == 3:
+                fill(path)
+            elif len(waits) == 5:
+                self.set()
+            return self.is_set()
+
+    monkeypatch.setattr(rescore_command, "stopped_by_signals", lambda: nullcontext(Stop()))
+    caplog.set_level("INFO", "kc_otel")
+    code, out, _ = run("--scorer", "my_kernel:half_a_nat_less", "--follow")
+    assert (code, caplog.text.count("waiting for spool.sqlite")) == (0, 1)
+    assert "2 requests scored" in out
+
+
+def test_following_ends_when_it_is_stopped_before_there_is_a_spool(run, tmp_path, monkeypatch):
+    """Ctrl-C while it waits makes no file and no traceback."""
+    (tmp_path / "spool.sqlite").unlink()
+    stop = threading.Event()
+    stop.set()
+    monkeypatch.setattr(rescore_command, "stopped_by_signals", lambda: nullcontext(stop))
+    assert run("--scorer", "my_kernel:half_a_nat_less", "--follow")[0] == 0
+    assert not (tmp_path / "spool.sqlite").exists()
+
+
+@pytest.mark.parametrize("device", ["meta:x", "cuda:77"])
+def test_a_device_that_is_not_there_is_refused_before_the_model_is_loaded(run, monkeypatch, device):
+    """In one line, with the remedy."""
+    pytest.importorskip("torch")
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    code, _, err = run("--model", "no/such-model", "--device", device)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert f"--device {device}: cannot be used" in err
+    assert "--device cpu" in err

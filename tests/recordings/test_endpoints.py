@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from kc_otel.recordings.endpoints import answers, generate_scorer
+from kc_otel.recordings.endpoints import answers
 from kc_otel.recordings.endpoints.collect import collect
 from kc_otel.recordings.endpoints.endpoint_client import (
     CompletionClient,
@@ -20,6 +20,7 @@ from kc_otel.recordings.endpoints.endpoint_client import (
     RefusedError,
     RequestFailedError,
 )
+from kc_otel.recordings.endpoints.endpoint_scorer import endpoint_scorer
 from kc_otel.recordings.endpoints.prompts import Prompt, PromptsError, read_prompts
 from tests.tools.completions import completions, table, token_ids
 
@@ -130,17 +131,18 @@ def test_tokens_that_sglang_scored_are_those_that_were_sent():
             answers.scores({"meta_info": {"input_token_logprobs": rows}}, prompt, tokens)
 
 
-def test_sglang_scores_what_waits_for_rescoring(monkeypatch):
-    """The scorer that `kc-otel rescore` takes: one that names no server, or is given a temperature, says so."""
-    with completions(table(), sglang=True) as server:
-        monkeypatch.setenv("KC_OTEL_TRAIN_URL", server.address)
-        ((first, second),) = generate_scorer.score([np.array([5])], [np.array([6, 7])])
+@pytest.mark.parametrize("sglang", [False, True])
+def test_a_server_scores_what_waits_for_rescoring(sglang):
+    """With its key; no address, or a temperature, is refused."""
+    with completions(table(), sglang=sglang) as server:
+        score = endpoint_scorer(f"{server.address}/v1", "secret")
+        ((first, second),) = score([np.array([5])], [np.array([6, 7])])
         assert (first, second) == (pytest.approx(server.logprobs[5, 6]), pytest.approx(server.logprobs[6, 7]))
+        assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
     with pytest.raises(ValueError, match="without temperature; score them with --model"):
-        generate_scorer.score([[1]], [[2]], {"temperature": 0.5})
-    monkeypatch.delenv("KC_OTEL_TRAIN_URL")
+        score([[1]], [[2]], {"temperature": 0.5})
     with pytest.raises(ValueError, match="--train-url"):
-        generate_scorer.score([[1]], [[2]])
+        endpoint_scorer("")
 
 
 def test_a_request_leaves_no_parameter_to_the_server():

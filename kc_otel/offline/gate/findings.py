@@ -61,6 +61,13 @@ def how_far(verdict: Verdict) -> str:
     return f"at most {verdict.upper - verdict.limit:.3g} above the limit"
 
 
+def missing(gate: OfflineGate) -> tuple[str, ...]:
+    """Return what the gate waits for. Whether a single window has passed, its verdicts say."""
+    return tuple(
+        reason for reason in gate.decision.missing if gate.terms.windows > 1 or "windows have passed" not in reason
+    )
+
+
 def for_whom(slice: str) -> str:
     """A slice in words."""
     return "all traffic" if slice == ALL else f"slice {slice}"

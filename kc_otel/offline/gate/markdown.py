@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.sentences import scopes
 from kc_otel.judge.promotion.stages import GateOutcome
+from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.offline.gate.findings import GateFinding, findings, for_whom, how_far, notes
+from kc_otel.offline.gate.findings import GateFinding, findings, for_whom, how_far, missing, notes
 from kc_otel.offline.gate.recorded_gate import OfflineGate
 from kc_otel.record.kernel import Kernel
 
@@ -33,10 +35,24 @@ def headline(gate: OfflineGate) -> str:
             f"{how_far(worst)} of {worst.limit:.4g}{more}"
         )
     if gate.decision.outcome is GateOutcome.WAIT:
-        missing = len(gate.decision.missing)
-        return f"{version} cannot be decided under {contract}: {missing} thing{'s' * (missing != 1)} missing"
+        return f"{version} cannot be decided under {contract}: {_waits_for(gate, found)}"
     unjudged = f"; not judged: {', '.join(clause.clause for clause in gate.unjudged)}" if gate.unjudged else ""
     return f"{version} keeps {contract} and may go on to {gate.decision.stage}{unjudged}"
+
+
+def _waits_for(gate: OfflineGate, found: Sequence[GateFinding]) -> str:
+    required = [finding.verdict for finding in found if finding.required]
+    above = [verdict for verdict in required if verdict.status is not Status.FAIL and verdict.lower > verdict.limit]
+    open_ = sum(verdict.status is not Status.PASS for verdict in required)
+    said = f"{open_} of {len(required)} verdicts do not PASS yet" if open_ else missing(gate)[0]
+    for worst in sorted(above, key=lambda verdict: verdict.limit - verdict.lower)[:1]:
+        clause = next(clause for clause in gate.contract.clauses if clause.id == worst.cell.clause)
+        few = samples_needed(clause, gate.contract.observability) - worst.samples
+        unit = clause.quantity.per if clause.quantity is not None else Unit.TOKEN
+        more = f"; a FAIL requires {few:,} more {unit}{'s' * (few != 1)}" if few > 0 else ""
+        far = how_far(replace(worst, status=Status.FAIL))
+        said += f", and {worst.cell.clause} on {for_whom(worst.cell.slice)} is {far} of {worst.limit:.4g} so far{more}"
+    return said
 
 
 def markdown(gate: OfflineGate) -> str:
@@ -46,7 +62,7 @@ def markdown(gate: OfflineGate) -> str:
     found = findings(gate)
     lines = [f"## {mark} {safe(headline(gate))}", ""]
     if gate.decision.outcome is GateOutcome.WAIT:
-        lines += ["**What is missing**", "", *(f"- {safe(reason)}" for reason in gate.decision.missing), ""]
+        lines += ["**What is missing**", "", *(f"- {safe(reason)}" for reason in missing(gate)), ""]
     bad = [finding for finding in found if finding.verdict.status is not Status.PASS]
     good = [finding for finding in found if finding.verdict.status is Status.PASS]
     if bad:

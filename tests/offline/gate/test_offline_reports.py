@@ -136,9 +136,25 @@ def test_of_two_failures_the_larger_is_first(gate):
 def test_waiting_says_what_is_missing(gate):
     """The summary of an undecided gate begins with it."""
     made = gate("INCONCLUSIVE", samples=10)
-    assert headline(made).endswith("cannot be decided under policy-7b v3: 2 things missing")
+    assert headline(made).endswith("cannot be decided under policy-7b v3: 1 of 1 verdicts do not PASS yet")
     text = markdown(made)
     assert "- token-tv on all: INCONCLUSIVE, between 0.003 and 0.005 against a limit of 0.004, 1,990 more" in text
+    assert "windows have passed" not in text
+    assert "0 of 2 consecutive windows have passed" in markdown(gate("INCONCLUSIVE", terms=GateTerms(windows=2)))
+
+
+def test_waiting_names_the_clause_that_is_likely_to_fail(gate):
+    """Its lower bound is above the limit, and only the fewest samples of a verdict are not there yet."""
+    made = gate("PASS", "INCONCLUSIVE", samples=1_400, lower=0.01, upper=0.02)
+    assert headline(made).endswith(
+        "1 of 2 verdicts do not PASS yet, and token-tv on slice s1 is at least 2.5 times the limit of 0.004 so far; "
+        "a FAIL requires 600 more tokens"
+    )
+
+
+def test_waiting_for_more_recordings_says_how_many(gate):
+    """Each verdict passes, and there are too few windows."""
+    assert headline(gate("PASS", terms=GateTerms(windows=3))).endswith("1 of 3 consecutive windows have passed")
 
 
 def test_an_open_gate_names_the_next_stage(gate):
