@@ -149,6 +149,10 @@ class Recorders:
             if report.at > span[0] - self._patience
         )
 
+    def lost(self, version: str, since: float, until: float) -> bool:
+        """Return True if a recorder that reported a version from `since` on has reported nothing after `until`."""
+        return any(since - self._patience < report.at <= until for report in self.by_version.get(version, {}).values())
+
     def otherwise(self, now: float) -> Iterator[tuple[str, LastReport]]:
         """Yield kernel versions and recorders that have other slices than this contract, of those heard lately."""
         for version, senders in self.by_version.items():

@@ -360,8 +360,14 @@ class Core:
                 for incident in before.incidents.get(name, ())
                 if incident.taken_at is not None
             },
+            disobeyed={
+                incident.kernel_inference: incident.disobeyed_at
+                for incident in before.incidents.get(name, ())
+                if incident.disobeyed_at is not None
+            },
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
             unheard=lambda version, span: self.evaluator.unheard(name, version, span, now),
+            lost=self.evaluator.states[name].recorders.lost,
         )
 
     def inference_versions(self, contract: str) -> frozenset[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.load import load_text
+from kc_otel.contract.model import Contract
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
@@ -20,8 +21,7 @@ from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
 
-CONTRACT = load_text(
-    """\
+CONTRACT_TEXT = """\
 apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: tests}
@@ -33,31 +33,30 @@ statistical:
 observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
 escalation:
   - {on: fail, clear_for: 1s, severity: critical, do: [{webhook: pager}]}
-""",
-    "policy.yaml",
-)
+"""
+CONTRACT = load_text(CONTRACT_TEXT, "policy.yaml")
 STEP = 10.0
 
 
 class Fleet:
     """Recorders of one kernel version, and a core that they report to."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.now = path, NOW
+    def __init__(self, path: Path, contract: Contract = CONTRACT) -> None:
+        self.path, self.contract, self.now = path, contract, NOW
         self.senders = {name: Sender(instance=name, start=NOW - 1.0) for name in ("broken", "healthy", "third")}
         self.begin()
 
     def begin(self) -> None:
         """Start the evaluator; nobody else may hold its state file."""
         self.connection = open_state(self.path)
-        self.core = Core([CONTRACT], self.connection, external_url="", now=self.now)
+        self.core = Core([self.contract], self.connection, external_url="", now=self.now)
 
-    def run(self, seconds: float, **means: float) -> None:
-        """Recorders of these names report observations of about this size, the others nothing."""
+    def run(self, seconds: float, **means: float | None) -> None:
+        """Recorders of these names report observations of about this size, or none at all, and the others nothing."""
         for _ in range(round(seconds / STEP)):
             self.now += STEP
             for name, mean in means.items():
-                observed = self.senders[name].request(self.now, np.full(2000, mean))
+                observed = self.senders[name].request(self.now, np.full(0 if mean is None else 2000, mean or 0.0))
                 self.core.metrics(merge(observed, info_request(self.now, 1, name)), self.now)
             self.core.tick(self.now)
 
@@ -129,6 +128,33 @@ def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after
     fleet.run(30, healthy=0.001, broken=0.001)
     assert fleet.core.incidents() == ()
     assert "is resolved" in fleet.ends()[0]
+
+
+def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(tmp_path: Path) -> None:
+    """Its server may have no router that asks, and serve on; what a router keeps away elsewhere says nothing of it."""
+    routing = CONTRACT_TEXT.replace("do: [", "do: [{route: train-kernel}, ")
+    fleet = Fleet(tmp_path / "state.sqlite", load_text(routing, "policy.yaml"))
+    states = []
+
+    def run(seconds: float, **reported: float | None) -> None:
+        for _ in range(round(seconds / STEP)):
+            fleet.core.listeners.heard(
+                ["policy/route"], fleet.core.contracts, fleet.now, kept=[f"policy/all/{'b' * 12}"],
+                versions=fleet.core.inference_versions,
+            )  # fmt: skip
+            fleet.run(STEP, **reported)
+            states.extend(str(incident.state) for incident in fleet.core.incidents() if incident.on == "fail")
+
+    run(60, broken=0.4, healthy=0.4)
+    run(600, healthy=None)
+    assert set(states) == {"broken"}
+    fleet.connection.close()
+    fleet.begin()
+    run(600, healthy=None)
+    assert set(states) == {"broken"}
+    shut_down(fleet)
+    run(20, healthy=None)
+    assert states[-1] == "contained"
 
 
 def test_a_recorder_that_died_before_the_breach_keeps_no_incident(tmp_path: Path) -> None:

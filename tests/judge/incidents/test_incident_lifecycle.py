@@ -329,6 +329,39 @@ def test_an_order_contains_a_heartbeat_after_a_router_took_it() -> None:
     assert incident.state is IncidentState.BROKEN, "its route is in force and somebody does not obey it"
 
 
+def test_an_order_contains_while_no_recorder_that_reported_the_kernel_is_lost() -> None:
+    """Each has to report after the heartbeat: one that fell silent may have died beside a kernel that serves."""
+    last = 60.0
+    seen: dict[str, Any] = {"kept": lambda *_: 1.0, "lost": lambda _, since, until: since < last <= until}
+    evaluator = Evaluator(ROUTING)
+    ordered(evaluator, 0.0, **seen)
+    incident = ordered(evaluator, 900.0, **seen)
+    assert incident.state_text.endswith("but a recorder of this kernel has not been heard of since")
+    assert not TrafficSeen(**seen, taken={"b": 70.0}).excuses("code", "b", lambda *_: 0.0)
+    last = 62.0
+    assert ordered(evaluator, 910.0, **seen).state is IncidentState.CONTAINED
+    assert TrafficSeen(**seen, taken={"b": 1.0}).excuses("code", "b", lambda *_: 0.0)
+
+
+def test_that_a_kernel_was_measured_in_spite_of_an_order_outlasts_the_windows() -> None:
+    """They forget a recorder that died; only one that lives and measures nothing shows that the order is obeyed now."""
+    last = 300.0
+    kept: dict[str, Any] = {"kept": lambda *_: 500.0, "lost": lambda _, since, until: since < last <= until}
+    seen: dict[str, Any] = {"measured": lambda *_: 300.0, "arrived": lambda *_: 300.0}
+    evaluator = Evaluator(ROUTING)
+    ordered(evaluator, 0.0, **kept)
+    said = "but this kernel was measured after a router applied it"
+    evaluator.traffic = TrafficSeen(**kept, **seen)
+    for now in (310.0, 4000.0):
+        (incident,) = evaluator.tick(now, fail("code"))
+        assert (incident.state, incident.disobeyed_at) == (IncidentState.BROKEN, 300.0)
+        assert incident.state_text.endswith(said)
+        evaluator.traffic = TrafficSeen(**kept)
+    assert not TrafficSeen(**kept, disobeyed={"b": 300.0}).excuses("code", "b", lambda *_: 0.0)
+    last = 3990.0
+    assert ordered(evaluator, 4010.0, **kept).state is IncidentState.CONTAINED
+
+
 def test_a_kernel_that_is_measured_all_the_time_is_at_no_moment_contained() -> None:
     """Neither between the end of the heartbeat and the next export, nor while the clock of its sender is behind."""
     for behind in (0.0, 200.0):
