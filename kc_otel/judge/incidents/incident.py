@@ -210,13 +210,13 @@ class Incident:
         return next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
 
     def unproven(self, clause: str, slice: str) -> bool:
-        """Return whether a FAIL of one of its cells went away without proof, and may go on."""
+        """Return whether a FAIL of one of its cells goes on, or went away without proof and may."""
         if self.on != "fail" or self.gone or self.state is IncidentState.RESOLVED:
             return False
         cell = self.cell(clause, slice)
         if cell is None:
             return False
-        return cell.held and cell.doubted if cell.until is None else not cell.refuted
+        return cell.doubted or not cell.held if cell.until is None else not cell.refuted
 
     @property
     def refuted(self) -> bool:
