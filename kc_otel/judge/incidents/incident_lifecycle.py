@@ -65,6 +65,8 @@ _REFUTED_BY: Final = {
     "invalid-input": _MEASURED_STATUSES,
 }
 """Verdicts that show that it is over; that its cells are gone shows nothing."""
+_OF_RECORDERS: Final = frozenset({"fail", "invalid-input"})
+"""Incidents of what recorders observed: others that observe something else refute nothing."""
 _ROUTED: Final = frozenset({"fail", "inconclusive"})
 """Incidents that last until somebody lifts their routes; those of silence and of invalid input do not."""
 _NO_ORDER: Final[Mapping[str, Any]] = dict.fromkeys(("contained_at", "ordered_at", "taken_at", "disobeyed_at"))
@@ -208,7 +210,7 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSe
         Cell(incident.contract, cell.clause, cell.slice, *pair)
         for cell in incident.cells
         if cell.until is not None and not cell.refuted
-        if incident.on != "fail" or not traffic.unheard(version, (cell.since, cell.at or cell.since))
+        if incident.on not in _OF_RECORDERS or not traffic.unheard(version, (cell.since, cell.at or cell.since))
     }
     if not over:
         return incident

@@ -657,6 +657,16 @@ def test_an_incident_of_invalid_input_tells_the_reasons_as_they_arrive() -> None
     )
 
 
+def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved() -> None:
+    """What others send is valid; what it sends may still not be."""
+    for unheard, said in ((True, "Closed without proof of recovery"), (False, "Resolved")):
+        evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
+        evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan": 2})
+        evaluator.traffic = TrafficSeen(unheard=lambda _, span, unheard=unheard: unheard and span[0] == 0.0)  # type: ignore[misc]
+        found = [incident for now in (60.0, 400.0) for incident in evaluator.tick(now, verdict_of("PASS"))]
+        assert found[-1].state_text == said
+
+
 def test_an_incident_of_invalid_input_ends_with_valid_input_whatever_was_routed() -> None:
     """The route is the other incident's, and lasts until somebody lifts it."""
     evaluator = Evaluator([*ROUTING, {"on": "invalid-input", "do": ["notify"]}])
