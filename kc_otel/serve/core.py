@@ -332,6 +332,8 @@ class Core:
             self.evaluator.newest_of,
             self.evaluator.kernels,
             lambda name: self.evaluator.missing(name, now),
+            lambda name: step.state.incidents.get(name, ()),
+            lambda name, version: self.evaluator.silent_recorders(name, version, now)[1],
         )
         step = replace(step, state=replace(step.state, decisions=decisions))
         step = with_roll_backs_told(contract, step, rolled, evaluation.verdicts, self._timing, now)

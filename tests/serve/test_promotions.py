@@ -258,6 +258,36 @@ def test_a_hold_of_the_policy_holds(open_file: Callable[..., Any]) -> None:
     assert (promotion.position.stage, promotion.missing) == (Stage.SHADOW, ("held: code: numbers",))
 
 
+def test_a_version_with_an_unproven_breach_waits(driven: Driven) -> None:
+    """Its alert has ended and what is measured now passes, but nothing has refuted the breach; nor while one lasts."""
+    driven.tick(1, v2="FAIL")
+    driven.core.promotions.start("policy", "v2", "ada", 2.0)
+    driven.core.evaluator.unheard = lambda *_: True  # type: ignore[method-assign]
+    for now in (62, 123, 500):
+        driven.tick(now, v2="PASS")
+        (incident,) = driven.core.incidents()
+        said = (
+            f"held: incident {incident.id} of it is not over: token-tv was above its limit on code; went"
+        )
+        promotion = driven.core.promotions.of("policy", "v2")
+        assert promotion.position.stage is Stage.SHADOW
+        assert promotion.missing[0].startswith(said)
+    driven.core.evaluator.unheard = lambda *_: False  # type: ignore[method-assign]
+    driven.tick(561, v2="PASS")
+    driven.tick(622, v2="PASS")
+    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
+
+
+def test_a_version_of_which_a_recorder_is_silent_waits(driven: Driven) -> None:
+    """What the others measure is not all of it."""
+    driven.core.promotions.start("policy", "v2", "ada", 0.0)
+    driven.core.evaluator.silent_recorders = lambda *_: (1, "1 of 2 recorders is silent")  # type: ignore[method-assign]
+    for now in (1, 62, 123):
+        driven.tick(now, v2="PASS")
+    promotion = driven.core.promotions.of("policy", "v2")
+    assert (promotion.position.stage, promotion.missing) == (Stage.SHADOW, ("held: 1 of 2 recorders is silent",))
+
+
 def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -> None:
     """What a person reads: where, how many windows, what is missing, what comes next."""
     path = "/api/v1/promotions/policy/v2"
