@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.load import load_text
-from kc_otel.contract.model import Contract
 from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.core import Core
@@ -21,7 +20,7 @@ from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
 
-CONTRACT_TEXT = """\
+TEXT = """\
 apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: tests}
@@ -32,17 +31,16 @@ statistical:
   - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
 observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
 escalation:
-  - {on: fail, clear_for: 1s, severity: critical, do: [{webhook: pager}]}
+  - {on: fail, clear_for: 1s, severity: critical, DO}
 """
-CONTRACT = load_text(CONTRACT_TEXT, "policy.yaml")
 STEP = 10.0
 
 
 class Fleet:
     """Recorders of one kernel version, and a core that they report to."""
 
-    def __init__(self, path: Path, contract: Contract = CONTRACT) -> None:
-        self.path, self.contract, self.now = path, contract, NOW
+    def __init__(self, path: Path, do: str = "do: [{webhook: pager}]") -> None:
+        self.path, self.now, self.contract = path, NOW, load_text(TEXT.replace("DO", do), "policy.yaml")
         self.senders = {name: Sender(instance=name, start=NOW - 1.0) for name in ("broken", "healthy", "third")}
         self.begin()
 
@@ -132,9 +130,8 @@ def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after
 
 def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(tmp_path: Path) -> None:
     """Its server may have no router that asks, and serve on; what a router keeps away elsewhere says nothing of it."""
-    routing = CONTRACT_TEXT.replace("do: [", "do: [{route: train-kernel}, ")
-    fleet = Fleet(tmp_path / "state.sqlite", load_text(routing, "policy.yaml"))
-    states = []
+    fleet = Fleet(tmp_path / "state.sqlite", "do: [{route: train-kernel}, {webhook: pager}]")
+    states: list[str] = []
 
     def run(seconds: float, **reported: float | None) -> None:
         for _ in range(round(seconds / STEP)):
