@@ -52,13 +52,20 @@ class Driven:
         self.core = make_core(connection)
         self._contract = contract
         self._statuses: dict[str, str] = {}
+        self._reported: dict[str, None] = {}
         self.core.evaluator.evaluate = self._evaluate  # type: ignore[method-assign]
         self.core.evaluator.kernels = self._kernels  # type: ignore[method-assign]
 
     def tick(self, now: float, **statuses: str) -> None:
         """An evaluation; the versions' status on slice code, PASS on all traffic."""
         self._statuses = statuses
+        self._reported |= dict.fromkeys(statuses)
         self.core.tick(now)
+
+    def router_keeps_from(self, version: str, now: float) -> None:
+        """A router that had sent requests to a version keeps all of them from it."""
+        kept = [f"policy/all/{version}"]
+        self.core.listeners.heard(["policy/route"], self.core.contracts, now, kept=kept, versions=lambda _: {version})
 
     def shares(self) -> dict[str, float]:
         """Share by version in the decision table that is published."""
@@ -70,7 +77,7 @@ class Driven:
     def _kernels(self, _contract: str) -> tuple[KernelInfo, ...]:
         """Every version says that it is what was declared."""
         return tuple(
-            KernelInfo("inference", version, {"engine": "vllm", "dtype": "bfloat16"}, 0.0) for version in self._statuses
+            KernelInfo("inference", version, {"engine": "vllm", "dtype": "bfloat16"}, 0.0) for version in self._reported
         )
 
     def _evaluate(self, now: float) -> dict[str, Evaluation]:
@@ -266,9 +273,7 @@ def test_a_version_with_an_unproven_breach_waits(driven: Driven) -> None:
     for now in (62, 123, 500):
         driven.tick(now, v2="PASS")
         (incident,) = driven.core.incidents()
-        said = (
-            f"held: incident {incident.id} of it is not over: token-tv was above its limit on code; went"
-        )
+        said = f"held: incident {incident.id} of it is not over: token-tv was above its limit on code; went"
         promotion = driven.core.promotions.of("policy", "v2")
         assert promotion.position.stage is Stage.SHADOW
         assert promotion.missing[0].startswith(said)
@@ -441,6 +446,9 @@ def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow: Driven) -> 
     slow.tick(62, v2="FAIL")
     assert paged(slow.core) == [], "once"
     slow.tick(130)
+    assert paged(slow.core) == [], "nobody is known to have carried it out"
+    slow.router_keeps_from("v2", 131.0)
+    slow.tick(132)
     (over,) = paged(slow.core)
     assert (over["status"], over["kernelContract"]["incident"]["state"]) == ("resolved", "resolved")
     assert pagerduty_events(over, "key")[0]["event_action"] == "resolve"
@@ -472,6 +480,7 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) 
     assert paged(core) == [], "it may still serve"
     assert [incident.state for incident in core.incidents("policy")] == [IncidentState.UNPROVEN]
     core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 2010.0)
+    slow.router_keeps_from("v2", 2010.0)
     for at in (2011.0, 2012.0):
         slow.tick(at)
     assert "is over" in (last := paged(core)[-1]["alerts"][-1]["annotations"]["summary"])

@@ -40,7 +40,8 @@ class IncidentState(StrEnum):
     with other definitions of the slices."""
     UNPROVEN = "unproven"
     """A breach that went away without a verdict that refutes it: its kernel fell silent and may still serve. It lasts
-    until such a verdict, a rollback or orderly end of the kernel version, or until a person closes it."""
+    until such a verdict, a rollback that a router takes or an orderly end of the kernel version, or until a person
+    closes it."""
     RESOLVED = "resolved"
     """Nothing is broken, no alert fires, and no route is left of it."""
 

@@ -14,9 +14,10 @@ from it, by the contract's definition of the slice, and the kernel was not measu
 is measured all the same (`TrafficSeen`). An absence of measurements alone contains nothing: each recorder that reported
 the kernel since the breach has to report after that heartbeat, or to have ended, for it may have died. Silence counts
 as containment once a router has taken an order that keeps requests from the kernel, and while all report still.
-A FAIL that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to serve nobody (it
-was rolled back, or its last recorder shut down in order), or until a person closes it. Verdicts refute nothing while a
-recorder that reported the version during the breach has not been heard of since: others measure something else.
+A FAIL that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to serve nobody (a
+router took its roll-back, or its last recorder shut down in order), or until a person closes it. Verdicts refute
+nothing while a recorder that reported the version during the breach has not been heard of since: others measure
+something else.
 Every part of an incident stays part of it until its end. The id is made when the incident begins; neither an earlier
 onset nor a restart changes it.
 """
@@ -476,12 +477,16 @@ def _over(incident: Incident, now: float) -> Incident:
 
 
 def _gone(incident: Incident, now: float, traffic: TrafficSeen) -> bool:
-    """Return whether a kernel version is known to serve nobody, or a person has closed what went away."""
+    """Return whether a kernel version is known to serve nobody, or a person has closed what went away.
+
+    A roll-back is an order: it counts once a router that had sent requests to the version keeps all of them from it.
+    """
     ended = max(cell.until or now for cell in incident.cells)
     last = {action.kind: action.at for action in sorted(incident.actions, key=lambda action: action.at)}
+    rolled_back = last.get("roll-back", -math.inf)
     return (
         traffic.ended(incident.kernel_train, incident.kernel_inference)
-        or last.get("roll-back", -math.inf) > last.get("serves", -math.inf)
+        or (rolled_back > last.get("serves", -math.inf) and traffic.kept(ALL, incident.kernel_inference) >= rolled_back)
         or any(word.kind == "closed" and word.at > ended for word in incident.words)
     )
 

@@ -456,7 +456,7 @@ def test_what_only_went_away_is_not_called_resolved() -> None:
 
 
 def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
-    """For days: verdicts of its own cells, a rollback, an orderly end or a person end it; what others show does not."""
+    """For days: verdicts of its own cells, a rollback that is taken, an orderly end or a person end it."""
     other = verdict_of("PASS", inference="c" * 12)
     gone = Evaluator([{"on": "fail", "do": ["notify"]}])
     gone.tick(0.0, fail("code"), fail("all"))
@@ -485,6 +485,8 @@ def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
     ):
         (closed,) = after(other, **known)
         assert (closed.state, closed.state_text) == (IncidentState.RESOLVED, "Closed without proof of recovery")
+    (untaken,) = after(other, incident={"actions": (back,)}, kept=lambda *_: 99.0)
+    assert untaken.state is IncidentState.UNPROVEN, "nobody is known to carry the roll-back out"
     (serves,) = after(other, incident={"actions": (back, replace(back, kind="serves", target="", at=200.0))})
     assert serves.state is IncidentState.UNPROVEN
     for kind in ("acknowledged", "resumed"):
