@@ -118,6 +118,43 @@ def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(
     assert said in end
 
 
+def test_a_recorder_that_was_drained_proves_nothing_until_it_measures_again(fleet: Fleet) -> None:
+    """It reports itself and observes nothing, also after a restart of the evaluator: it may serve again."""
+    for _ in range(2):
+        fleet.run(300, healthy=0.001, broken=None)
+        assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+        assert fleet.ends() == []
+        fleet.connection.close()
+        fleet.begin()
+    fleet.run(50, healthy=0.001, broken=0.001)
+    assert fleet.core.incidents(), "a window is not full of it"
+    fleet.run(30, healthy=0.001, broken=0.001)
+    assert fleet.core.incidents() == ()
+    assert "is resolved" in fleet.ends()[0]
+
+
+@pytest.mark.parametrize("ends", [shut_down, closed_by_a_person])
+def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet: Fleet, ends: Callable[[Fleet], Any]) -> None:
+    """It may never serve again."""
+    fleet.run(300, healthy=0.001, broken=None)
+    assert fleet.core.incidents()
+    ends(fleet)
+    fleet.run(20, healthy=0.001)
+    assert fleet.core.incidents() == ()
+
+
+def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(tmp_path: Path) -> None:
+    """One that is idle since before it, and one that has never measured anything, have nothing to refute."""
+    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet.run(60, broken=0.001, healthy=0.001, third=None)
+    fleet.run(120, broken=None, healthy=0.001, third=None)
+    fleet.run(30, broken=None, healthy=0.4, third=None)
+    assert fleet.core.incidents()
+    fleet.run(200, broken=None, healthy=0.001, third=None)
+    assert fleet.core.incidents() == ()
+    assert "is resolved" in fleet.ends()[0]
+
+
 def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after_that(fleet: Fleet) -> None:
     """Its first report proves nothing: what it measures now has not filled a window yet."""
     fleet.run(200, healthy=0.001)
