@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from kc_otel.judge.points import CUMULATIVE, DRIFT_NAMES
+
 
 @dataclass(frozen=True, slots=True)
 class WireColumns:
@@ -48,6 +50,13 @@ class WireColumns:
         begin = int(self.metrics[metric]["begin"])
         head = self.body[begin : begin + 2]
         return self.body[begin + 2 : begin + 2 + head[1]] if head[0] == 0x0A and head[1] < 128 else b""
+
+    def counts_of_drift(self) -> Iterator[tuple[bytes, bool, int]]:
+        """Yield each exponential drift metric's resource, whether it is cumulative, and the sum of its counts."""
+        for metric, of in enumerate(self.metrics):
+            if of["exponential"] and self.name(metric).decode("utf-8", "replace") in DRIFT_NAMES:
+                count = int(self.points["count"][int(of["first"]) : int(of["last"])].sum())
+                yield self.body[of["resource_begin"] : of["resource_end"]], of["temporality"] == CUMULATIVE, count
 
     def without(self, taken: NDArray[np.bool_]) -> Iterator[tuple[int, list[int]]]:
         """Metrics that have points which are not `taken`, and those; and all metrics of other kinds."""

@@ -31,7 +31,7 @@ from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import INVALID, AppliedContract, Point, PointKind, metric_of, walk
-from kc_otel.judge.recorders import LastReport
+from kc_otel.judge.recorders import LastReport, RecorderReports
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
@@ -219,6 +219,7 @@ class Evaluator:
             self._columns.settle()  # the clock went back, and with it what was counted
         horizons = {name: state.horizon(now, self._tolerance) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None
+        reports = RecorderReports(columns)
         if columns is not None and self._columns is not None:
             taken, behind = self._columns.fold(columns, horizons, now)
             counts["accepted"] += taken - behind
@@ -226,10 +227,11 @@ class Evaluator:
                 count("behind", behind, OUTCOME_SENTENCES["behind"])
         for part, numbers in columns.left() if columns is not None else ((request, ()),):
             for point in walk(part, self._gen_ai, count):
-                outcome, message = self._take(point, horizons, now)
+                outcome, message = self._take(point, horizons, now, reports)
                 count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
                 if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
                     self._learn(self._columns, columns, numbers, point)
+        reports.tell(now)
         self.counters.update(counts)
         rejected = sum(counts[outcome] for outcome in _REJECTED)
         more = f"; and {len(messages) - _MAX_REASONS} more reasons" if len(messages) > _MAX_REASONS else ""
@@ -439,7 +441,15 @@ class Evaluator:
             slice, pair = self._place(point, name)
             into.learn(message, numbers[point.number], point, name, SeriesKey(point.series, slice, *pair))
 
-    def _take(self, point: Point, horizons: Mapping[str, Horizon], now: float) -> tuple[str, str]:
+    def _take(
+        self,
+        point: Point,
+        horizons: Mapping[str, Horizon],
+        now: float,
+        reports: RecorderReports,
+    ) -> tuple[str, str]:
+        """Take a point; return what became of it, and a message for its sender."""
+        reports.count(point)
         if self._columns is not None:
             self._columns.release(point)
         if point.metric in self._gen_ai:
@@ -454,6 +464,7 @@ class Evaluator:
                     version = str(point.attributes["kc.kernel.version"])
                     report = LastReport(now, 0.0, point.applied.version, point.applied.otherwise(state.contract))
                     state.recorders.hear(version, sender_of(point.resource), report, done=done)
+                    reports.add(state.recorders, version, sender_of(point.resource))
                 return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")
             if point.kind is PointKind.STEP:
                 return self._take_step(point, self.steps[name]), ""

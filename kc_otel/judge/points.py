@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from kc_otel.contract.bucket_layouts import WIDEST_ZERO
 from kc_otel.contract.fields import operator_name
@@ -35,7 +36,7 @@ INVALID: Final = "kc.input.invalid"
 KERNEL_INFO: Final = "kc.kernel.info"
 TRAIN_STEP: Final = "kc.train.step"
 
-_DELTA, _CUMULATIVE = 1, 2
+_DELTA, CUMULATIVE = 1, 2
 _NO_RECORDED_VALUE = 1
 _SCALAR_FIELDS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})
 _MAX_COUNT = 2**44
@@ -197,7 +198,7 @@ def _points(
         return
     gauges = kind in {PointKind.INFO, PointKind.STEP}
     temporality = 0 if gauges else getattr(metric, field).aggregation_temporality
-    if not gauges and temporality not in {_DELTA, _CUMULATIVE}:
+    if not gauges and temporality not in {_DELTA, CUMULATIVE}:
         count("malformed", len(points), f"{name} has no aggregation temporality; send cumulative or delta")
         return
     family = b"\0".join((origin, name.encode(), metric.unit.encode(), field.encode(), bytes((temporality,))))
@@ -222,7 +223,7 @@ def _points(
             applied=applied,
             start=start,
             time=time,
-            cumulative=temporality == _CUMULATIVE,
+            cumulative=temporality == CUMULATIVE,
             histogram=histogram,
             operator=operator,
             number=number,
@@ -408,6 +409,11 @@ def _resource(attributes: Any) -> dict[str, Scalar]:
         for pair in short
         if (field := pair.value.WhichOneof("value")) in _SCALAR_FIELDS
     }
+
+
+def resource_of(body: bytes) -> dict[str, Scalar]:
+    """Attributes of a serialized Resource, as points have them."""
+    return _resource(Resource.FromString(body).attributes)
 
 
 def _applied(scope: Any) -> AppliedContract:

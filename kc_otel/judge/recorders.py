@@ -8,10 +8,15 @@ other recorders of the version measure something else.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from kc_otel.contract.units import format_duration
+from kc_otel.judge.column_message import ColumnMessage
+from kc_otel.judge.histograms import ExplicitHistogram
+from kc_otel.judge.points import INVALID, Point, PointKind, resource_of
+from kc_otel.judge.refused_points import sender_of
 
 _MAX_VERSIONS: Final = 256
 """Kernel versions whose recorders are remembered: those that were reported last."""
@@ -34,18 +39,22 @@ class LastReport(NamedTuple):
         back: Unix time at which it reported again after it had been silent, seconds; 0 for never.
         version: metadata.version of the contract that it applies; 0 where it does not say.
         otherwise: Slices of the evaluator's contract that this one lacks, or defines in another way.
+        measured: Unix time at which it last reported new observations; 0 for never.
+        resumed: Unix time at which it did so again after a window without, seconds; 0 for never.
     """
 
     at: float
     back: float = 0.0
     version: int = 0
     otherwise: tuple[str, ...] = ()
+    measured: float = 0.0
+    resumed: float = 0.0
 
     @classmethod
     def of(cls, said: Sequence[Any]) -> LastReport:
         """The report that JSON has as a list."""
-        at, back, version, otherwise = said
-        return cls(at, back, version, tuple(otherwise))
+        at, back, version, otherwise, measured, resumed = said
+        return cls(at, back, version, tuple(otherwise), measured, resumed)
 
 
 class Recorders:
@@ -63,6 +72,7 @@ class Recorders:
     def __init__(self, heartbeat: float, window: float) -> None:
         self.by_version: dict[str, dict[str, LastReport]] = {}
         self.ended: dict[str, float] = {}
+        self._counts: dict[str, dict[str, int]] = {}
         self._patience = _HEARTBEATS * heartbeat
         self._window = window
 
@@ -74,6 +84,7 @@ class Recorders:
             oldest = next(iter(self.by_version))
             del self.by_version[oldest]
             self.ended.pop(oldest, None)
+            self._counts.pop(oldest, None)
         if done:
             senders.pop(sender, None)
             self.ended[version] = report.at
@@ -83,8 +94,33 @@ class Recorders:
         before = senders.get(sender)
         if before is not None:
             was_silent = report.at - before.at > self._patience
-            report = report._replace(back=report.at if was_silent else before.back)
+            report = report._replace(
+                back=report.at if was_silent else before.back,
+                measured=max(report.measured, before.measured),
+                resumed=max(report.resumed, before.resumed),
+            )
         senders[sender] = report
+
+    def observe(self, version: str, sender: str, total: int, new: int, now: float) -> None:
+        """Note the observations that a recorder says of with a report of a kernel version.
+
+        Args:
+            version: The kernel version.
+            sender: The recorder.
+            total: Observations since its start, where it says so.
+            new: Observations since its last report, where it says so.
+            now: Unix time of the report in seconds.
+        """
+        report, counts = self.by_version.get(version, {}).get(sender), self._counts.setdefault(version, {})
+        if report is None:
+            counts.pop(sender, None)
+            return
+        # What it had observed before the evaluator began is no news, unless nobody had ever heard of it.
+        known = counts.get(sender, total if report.measured else 0)
+        counts[sender] = total
+        if new or total != known:
+            resumed = now if now - report.measured > self._window else report.resumed
+            self.by_version[version][sender] = report._replace(measured=now, resumed=resumed)
 
     def merge(self, version: str, sender: str, report: LastReport, *, done: bool) -> None:
         """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
@@ -134,7 +170,8 @@ class Recorders:
     def unheard(self, version: str, span: tuple[float, float], now: float, silence: Callable[[float], float]) -> bool:
         """Return True if a recorder that reported a version during a breach has not been heard of since.
 
-        One that was silent and reports again is heard once all of a window is from after its return.
+        One that reports and has observed nothing more shows nothing either: it was drained, and may serve again. One
+        that was silent or drained and returns is heard once all of a window is from after its return.
 
         Args:
             version: The kernel version.
@@ -144,10 +181,17 @@ class Recorders:
         """
         silent = self.silent(version, silence)
         return any(
-            report.at <= span[1] or sender in silent or now - report.back < self._window
+            min(report.at, report.measured or report.at) <= span[1]
+            or sender in silent
+            or now - max(report.back, report.resumed) < self._window
             for sender, report in self.by_version.get(version, {}).items()
             if report.at > span[0] - self._patience
+            if not 0.0 < report.measured <= span[0] - self._window
         )
+
+    def lost(self, version: str, since: float, until: float) -> bool:
+        """Return True if a recorder that reported a version from `since` on has reported nothing after `until`."""
+        return any(since - self._patience < report.at <= until for report in self.by_version.get(version, {}).values())
 
     def otherwise(self, now: float) -> Iterator[tuple[str, LastReport]]:
         """Yield kernel versions and recorders that have other slices than this contract, of those heard lately."""
@@ -160,4 +204,41 @@ class Recorders:
         """The clock went back: none reported later than now."""
         for senders in self.by_version.values():
             for sender, report in senders.items():
-                senders[sender] = report._replace(at=min(report.at, now), back=min(report.back, now))
+                senders[sender] = report._replace(
+                    at=min(report.at, now),
+                    back=min(report.back, now),
+                    measured=min(report.measured, now),
+                    resumed=min(report.resumed, now),
+                )
+
+
+class RecorderReports:
+    """The recorders that report themselves in a message, and how many observations they say of in it.
+
+    Args:
+        columns: The message as columns; None where it is a request.
+    """
+
+    def __init__(self, columns: ColumnMessage | None) -> None:
+        self._columns = columns if columns is not None and columns.request is None else None
+        self._counts: Counter[tuple[str, bool]] = Counter()
+        self._found: list[tuple[Recorders, str, str]] = []
+
+    def add(self, recorders: Recorders, version: str, sender: str) -> None:
+        """Note that a recorder reports a kernel version."""
+        self._found.append((recorders, version, sender))
+
+    def count(self, point: Point) -> None:
+        """Count the observations of a point, unless the columns have it."""
+        if point.kind is not PointKind.HISTOGRAM or point.histogram is None or point.metric == INVALID:
+            return
+        if self._columns is None or isinstance(point.histogram, ExplicitHistogram):
+            self._counts[sender_of(point.resource), point.cumulative] += point.histogram.count
+
+    def tell(self, now: float) -> None:
+        """Tell what the recorders have observed, at the end of a message that arrived at `now`, Unix seconds."""
+        if self._found and self._columns is not None:
+            for resource, cumulative, count in self._columns.wire.counts_of_drift():
+                self._counts[sender_of(resource_of(resource)), cumulative] += count
+        for recorders, version, sender in self._found:
+            recorders.observe(version, sender, self._counts[sender, True], self._counts[sender, False], now)

@@ -332,6 +332,8 @@ class Core:
             self.evaluator.newest_of,
             self.evaluator.kernels,
             lambda name: self.evaluator.missing(name, now),
+            lambda name: step.state.incidents.get(name, ()),
+            lambda name, version: self.evaluator.silent_recorders(name, version, now)[1],
         )
         step = replace(step, state=replace(step.state, decisions=decisions))
         step = with_roll_backs_told(contract, step, rolled, evaluation.verdicts, self._timing, now)
@@ -360,8 +362,14 @@ class Core:
                 for incident in before.incidents.get(name, ())
                 if incident.taken_at is not None
             },
+            disobeyed={
+                incident.kernel_inference: incident.disobeyed_at
+                for incident in before.incidents.get(name, ())
+                if incident.disobeyed_at is not None
+            },
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
             unheard=lambda version, span: self.evaluator.unheard(name, version, span, now),
+            lost=self.evaluator.states[name].recorders.lost,
         )
 
     def inference_versions(self, contract: str) -> frozenset[str]:

@@ -18,6 +18,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, DirectiveKind, Promoted
 from kc_otel.judge.decisions.table import changed, remove_canary, set_canary
 from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.kernel_names import unlike_declared
 from kc_otel.judge.promotion import machine, orders
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, of_other_contracts, step_evidence
@@ -104,6 +105,8 @@ class Promotions:
         newest: Callable[[str, str], float] = lambda _contract, _version: -math.inf,
         kernels: Callable[[str], Iterable[KernelInfo]] = lambda _contract: (),
         missing: Callable[[str], Iterable[Missing]] = lambda _contract: (),
+        incidents: Callable[[str], Iterable[Incident]] = lambda _contract: (),
+        silent: Callable[[str, str], str] = lambda _contract, _version: "",
     ) -> tuple[DecisionTable, list[Announcement], list[Promotion]]:
         """Step every promotion of some contracts with an evaluation.
 
@@ -115,6 +118,8 @@ class Promotions:
             newest: Unix time of the newest observation of a contract and a version, seconds.
             kernels: Reports of a contract's kernels: a version is promoted only as declared.
             missing: Points of a contract that are not judged: while there are some of a version, it waits.
+            incidents: Incidents of a contract that last: while one of a version is not over, it waits.
+            silent: Sentence about a contract's version's recorders that fell silent: while there are some, it waits.
 
         Returns:
             The decision table with every such version's share, what is to be announced, and the versions that are
@@ -134,6 +139,7 @@ class Promotions:
             own = evaluations[contract.name]
             reports = kernels(contract.name), missing(contract.name)
             holds = reasons_to_wait(contract, before.version, before.position.stage, decisions, *reports)
+            holds += unproven_of(before.version, incidents(contract.name), silent(*key))
             after, moves = machine.advance(self._under(contract, before), contract, own, holds)
             known[key] = after
             if after != before:
@@ -426,6 +432,27 @@ def reasons_to_wait(
         reasons.append("it has not said what it is, so nothing shows that it is what the contract declares")
     reasons += [said for kernel in found for said in unlike_declared(contract.kernels, kernel, known)]
     return reasons + [f"points of it are not judged: {row.text}" for row in missing if row.pair[1] == version]
+
+
+def unproven_of(version: str, incidents: Iterable[Incident], silent: str) -> list[str]:
+    """Return the reasons why what is measured of a version now does not show that it holds.
+
+    Args:
+        version: Short fingerprint of the inference kernel version.
+        incidents: Incidents of the contract that last.
+        silent: Sentence about its recorders that fell silent without having shut down; empty for none.
+    """
+    reasons = [
+        f"incident {incident.id} of it is not over: {incident.headline}; {_lower(incident.state_text)}"
+        for incident in incidents
+        if incident.kernel_inference == version and incident.on in {"fail", "invalid-input"}
+        if incident.state in {IncidentState.BROKEN, IncidentState.UNPROVEN}
+    ]
+    return reasons + [silent] * bool(silent)
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _announced(promotion: Promotion, severity: str, message: str) -> Announcement:

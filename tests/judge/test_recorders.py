@@ -72,6 +72,33 @@ def test_a_slice_that_every_recorder_defines_otherwise_has_no_verdict(columns: b
 
 
 @pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("cumulative", [False, True])
+def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool) -> None:
+    """That it reports itself, and its counts of before, is no observation; equal numbers of new ones are."""
+    evaluator = Evaluator([SERVED])
+    if columns:
+        evaluator.use_columns()
+    senders = [Sender(instance=name, start=NOW - 1.0, cumulative=cumulative) for name in ("0", "1")]
+
+    def report(at: float, *values: float) -> None:
+        sent = (sender.request(at, np.full(500, value)) for sender, value in zip(senders, values, strict=False))
+        idle = (sender.request(at) for sender in senders[len(values) :])
+        info = (info_request(at, 1, sender.instance) for sender in senders)
+        take(evaluator, at, merge(*sent, *idle, *info))
+
+    span = NOW, NOW + 300.0
+    for step in range(31):
+        report(NOW + 10.0 * step, 1e-4, 0.5)
+    for step in range(31, 70):
+        report(NOW + 10.0 * step, 1e-4)
+        assert evaluator.unheard("policy", "b" * 12, span, NOW + 10.0 * step)
+    for step in range(70, 100):
+        assert evaluator.unheard("policy", "b" * 12, span, NOW + 10.0 * step)
+        report(NOW + 10.0 * step, 1e-4, 1e-4)
+    assert not evaluator.unheard("policy", "b" * 12, span, NOW + 1000.0)
+
+
+@pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("applied", [OTHER, LACKING])
 def test_a_slice_that_some_recorders_define_otherwise_does_not_pass(columns: bool, applied: Contract) -> None:
     """What the others measure of it is judged, and may fail; it passes once all that report apply the contract."""

@@ -52,13 +52,20 @@ class Driven:
         self.core = make_core(connection)
         self._contract = contract
         self._statuses: dict[str, str] = {}
+        self._reported: dict[str, None] = {}
         self.core.evaluator.evaluate = self._evaluate  # type: ignore[method-assign]
         self.core.evaluator.kernels = self._kernels  # type: ignore[method-assign]
 
     def tick(self, now: float, **statuses: str) -> None:
         """An evaluation; the versions' status on slice code, PASS on all traffic."""
         self._statuses = statuses
+        self._reported |= dict.fromkeys(statuses)
         self.core.tick(now)
+
+    def router_keeps_from(self, version: str, now: float) -> None:
+        """A router that had sent requests to a version keeps all of them from it."""
+        kept = [f"policy/all/{version}"]
+        self.core.listeners.heard(["policy/route"], self.core.contracts, now, kept=kept, versions=lambda _: {version})
 
     def shares(self) -> dict[str, float]:
         """Share by version in the decision table that is published."""
@@ -70,7 +77,7 @@ class Driven:
     def _kernels(self, _contract: str) -> tuple[KernelInfo, ...]:
         """Every version says that it is what was declared."""
         return tuple(
-            KernelInfo("inference", version, {"engine": "vllm", "dtype": "bfloat16"}, 0.0) for version in self._statuses
+            KernelInfo("inference", version, {"engine": "vllm", "dtype": "bfloat16"}, 0.0) for version in self._reported
         )
 
     def _evaluate(self, now: float) -> dict[str, Evaluation]:
@@ -258,6 +265,34 @@ def test_a_hold_of_the_policy_holds(open_file: Callable[..., Any]) -> None:
     assert (promotion.position.stage, promotion.missing) == (Stage.SHADOW, ("held: code: numbers",))
 
 
+def test_a_version_with_an_unproven_breach_waits(driven: Driven) -> None:
+    """Its alert has ended and what is measured now passes, but nothing has refuted the breach; nor while one lasts."""
+    driven.tick(1, v2="FAIL")
+    driven.core.promotions.start("policy", "v2", "ada", 2.0)
+    driven.core.evaluator.unheard = lambda *_: True  # type: ignore[method-assign]
+    for now in (62, 123, 500):
+        driven.tick(now, v2="PASS")
+        (incident,) = driven.core.incidents()
+        said = f"held: incident {incident.id} of it is not over: token-tv was above its limit on code; went"
+        promotion = driven.core.promotions.of("policy", "v2")
+        assert promotion.position.stage is Stage.SHADOW
+        assert promotion.missing[0].startswith(said)
+    driven.core.evaluator.unheard = lambda *_: False  # type: ignore[method-assign]
+    driven.tick(561, v2="PASS")
+    driven.tick(622, v2="PASS")
+    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
+
+
+def test_a_version_of_which_a_recorder_is_silent_waits(driven: Driven) -> None:
+    """What the others measure is not all of it."""
+    driven.core.promotions.start("policy", "v2", "ada", 0.0)
+    driven.core.evaluator.silent_recorders = lambda *_: (1, "1 of 2 recorders is silent")  # type: ignore[method-assign]
+    for now in (1, 62, 123):
+        driven.tick(now, v2="PASS")
+    promotion = driven.core.promotions.of("policy", "v2")
+    assert (promotion.position.stage, promotion.missing) == (Stage.SHADOW, ("held: 1 of 2 recorders is silent",))
+
+
 def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -> None:
     """What a person reads: where, how many windows, what is missing, what comes next."""
     path = "/api/v1/promotions/policy/v2"
@@ -411,6 +446,9 @@ def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow: Driven) -> 
     slow.tick(62, v2="FAIL")
     assert paged(slow.core) == [], "once"
     slow.tick(130)
+    assert paged(slow.core) == [], "nobody is known to have carried it out"
+    slow.router_keeps_from("v2", 131.0)
+    slow.tick(132)
     (over,) = paged(slow.core)
     assert (over["status"], over["kernelContract"]["incident"]["state"]) == ("resolved", "resolved")
     assert pagerduty_events(over, "key")[0]["event_action"] == "resolve"
@@ -442,6 +480,7 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) 
     assert paged(core) == [], "it may still serve"
     assert [incident.state for incident in core.incidents("policy")] == [IncidentState.UNPROVEN]
     core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 2010.0)
+    slow.router_keeps_from("v2", 2010.0)
     for at in (2011.0, 2012.0):
         slow.tick(at)
     assert "is over" in (last := paged(core)[-1]["alerts"][-1]["annotations"]["summary"])

@@ -49,12 +49,12 @@ class Fleet:
         self.connection = open_state(self.path)
         self.core = Core([self.contract], self.connection, external_url="", now=self.now)
 
-    def run(self, seconds: float, **means: float) -> None:
-        """Recorders of these names report observations of about this size, the others nothing."""
+    def run(self, seconds: float, **means: float | None) -> None:
+        """Recorders of these names report observations of about this size, or none at all, and the others nothing."""
         for _ in range(round(seconds / STEP)):
             self.now += STEP
             for name, mean in means.items():
-                observed = self.senders[name].request(self.now, np.full(2000, mean))
+                observed = self.senders[name].request(self.now, np.full(0 if mean is None else 2000, mean or 0.0))
                 self.core.metrics(merge(observed, info_request(self.now, 1, name)), self.now)
             self.core.tick(self.now)
 
@@ -125,6 +125,43 @@ def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(
     assert last["state_text"] == ("Resolved" if happens is shut_down else "Closed without proof of recovery")
 
 
+def test_a_recorder_that_was_drained_proves_nothing_until_it_measures_again(fleet: Fleet) -> None:
+    """It reports itself and observes nothing, also after a restart of the evaluator: it may serve again."""
+    for _ in range(2):
+        fleet.run(300, healthy=0.001, broken=None)
+        assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+        assert fleet.ends() == []
+        fleet.connection.close()
+        fleet.begin()
+    fleet.run(50, healthy=0.001, broken=0.001)
+    assert fleet.core.incidents(), "a window is not full of it"
+    fleet.run(30, healthy=0.001, broken=0.001)
+    assert fleet.core.incidents() == ()
+    assert "is resolved" in fleet.ends()[0]
+
+
+@pytest.mark.parametrize("ends", [shut_down, closed_by_a_person])
+def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet: Fleet, ends: Callable[[Fleet], Any]) -> None:
+    """It may never serve again."""
+    fleet.run(300, healthy=0.001, broken=None)
+    assert fleet.core.incidents()
+    ends(fleet)
+    fleet.run(20, healthy=0.001)
+    assert fleet.core.incidents() == ()
+
+
+def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(tmp_path: Path) -> None:
+    """One that is idle since before it, and one that has never measured anything, have nothing to refute."""
+    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet.run(60, broken=0.001, healthy=0.001, third=None)
+    fleet.run(120, broken=None, healthy=0.001, third=None)
+    fleet.run(30, broken=None, healthy=0.4, third=None)
+    assert fleet.core.incidents()
+    fleet.run(200, broken=None, healthy=0.001, third=None)
+    assert fleet.core.incidents() == ()
+    assert "is resolved" in fleet.ends()[0]
+
+
 def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after_that(fleet: Fleet) -> None:
     """Its first report proves nothing: what it measures now has not filled a window yet."""
     fleet.run(200, healthy=0.001)
@@ -133,6 +170,32 @@ def test_a_recorder_that_returns_proves_its_recovery_once_a_window_is_from_after
     fleet.run(30, healthy=0.001, broken=0.001)
     assert fleet.core.incidents() == ()
     assert "is resolved" in fleet.ends()[0]
+
+
+def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(tmp_path: Path) -> None:
+    """Its server may have no router that asks, and serve on; what a router keeps away elsewhere says nothing of it."""
+    fleet = Fleet(tmp_path / "state.sqlite", "do: [{route: train-kernel}, {webhook: pager}]")
+    states: list[str] = []
+
+    def run(seconds: float, **reported: float | None) -> None:
+        for _ in range(round(seconds / STEP)):
+            fleet.core.listeners.heard(
+                ["policy/route"], fleet.core.contracts, fleet.now, kept=[f"policy/all/{'b' * 12}"],
+                versions=fleet.core.inference_versions,
+            )  # fmt: skip
+            fleet.run(STEP, **reported)
+            states.extend(str(incident.state) for incident in fleet.core.incidents() if incident.on == "fail")
+
+    run(60, broken=0.4, healthy=0.4)
+    run(600, healthy=None)
+    assert set(states) == {"broken"}
+    fleet.connection.close()
+    fleet.begin()
+    run(600, healthy=None)
+    assert set(states) == {"broken"}
+    shut_down(fleet)
+    run(20, healthy=None)
+    assert states[-1] == "contained"
 
 
 def test_a_recorder_that_died_before_the_breach_keeps_no_incident(tmp_path: Path) -> None:

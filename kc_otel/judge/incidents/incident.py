@@ -18,6 +18,7 @@ _OBEYED: Final = {
     "otherwise": "not every router that asks defines the slice as this contract does",
     "unconfirmed": "no router that sent requests to this kernel has kept one from it yet",
     "recent": "this kernel has not been silent for a heartbeat since a router applied it",
+    "lost": "a recorder of this kernel has not been heard of since",
     "disobeyed": "this kernel was measured after a router applied it",
     "pinned": "a pin to the inference kernel overrides it",
 }
@@ -34,11 +35,13 @@ class IncidentState(StrEnum):
     """Users of the kernel meet what is broken."""
     CONTAINED = "contained"
     """Users are kept from the kernel wherever it is broken, or was and nobody has given it back: a router that had sent
-    requests to the kernel keeps them from it as ordered, and the kernel was not measured for a heartbeat after that.
-    Neither an order nor silence contains anything, nor does a router with other definitions of the slices."""
+    requests to the kernel keeps them from it as ordered, and each recorder that had reported the kernel says that it
+    measured nothing of it for a heartbeat after that. Neither an order nor silence contains anything, nor does a router
+    with other definitions of the slices."""
     UNPROVEN = "unproven"
     """A breach that went away without a verdict that refutes it: its kernel fell silent and may still serve. It lasts
-    until such a verdict, a rollback or orderly end of the kernel version, or until a person closes it."""
+    until such a verdict, a rollback that a router takes or an orderly end of the kernel version, or until a person
+    closes it."""
     RESOLVED = "resolved"
     """Nothing is broken, no alert fires, and no route is left of it."""
 
@@ -179,7 +182,9 @@ class Incident:
             do not. Later orders do not move it.
         taken_at: Unix time at which a router was first seen to have taken such an order, seconds; None before.
         obeyed: What is known of the orders while they do not contain it: `untaken`, `otherwise`, `unconfirmed`,
-            `recent`, `disobeyed` or `pinned`.
+            `recent`, `lost`, `disobeyed` or `pinned`.
+        disobeyed_at: Unix time at which a measurement of this kernel arrived last in spite of an order that was taken,
+            seconds; None for none.
         gone: Whether its kernel version is known to serve nobody, or a person has closed what went away of it.
     """
 
@@ -197,7 +202,8 @@ class Incident:
     diagnoses: tuple[Diagnosis, ...] = ()
     ordered_at: float | None = None
     taken_at: float | None = None
-    obeyed: Literal["untaken", "otherwise", "unconfirmed", "recent", "disobeyed", "pinned"] = "untaken"
+    obeyed: Literal["untaken", "otherwise", "unconfirmed", "recent", "lost", "disobeyed", "pinned"] = "untaken"
+    disobeyed_at: float | None = None
     gone: bool = False
 
     def cell(self, clause: str, slice: str) -> BrokenCell | None:
@@ -205,13 +211,13 @@ class Incident:
         return next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
 
     def unproven(self, clause: str, slice: str) -> bool:
-        """Return whether a FAIL of one of its cells went away without proof, and may go on."""
+        """Return whether a FAIL of one of its cells goes on, or went away without proof and may."""
         if self.on != "fail" or self.gone or self.state is IncidentState.RESOLVED:
             return False
         cell = self.cell(clause, slice)
         if cell is None:
             return False
-        return cell.held and cell.doubted if cell.until is None else not cell.refuted
+        return cell.doubted or not cell.held if cell.until is None else not cell.refuted
 
     @property
     def refuted(self) -> bool:

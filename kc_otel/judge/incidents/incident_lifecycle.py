@@ -11,12 +11,13 @@ a version of a kernel. A cell is broken while its verdict is FAIL, or NO_DATA af
 fires: the alert holds over an inconclusive verdict until the fault has ended, and so does the incident. A route or a
 pin is an order: it contains an incident once a router that had sent requests to the kernel keeps those of the slice
 from it, by the contract's definition of the slice, and the kernel was not measured for a heartbeat after that, until it
-is measured all the same (`TrafficSeen`). An absence of measurements alone contains nothing: the
-recorder may have died. Silence counts as containment once a router has taken an order that keeps requests from the
-kernel, and while anybody reports at all.
-A FAIL that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to serve nobody (it
-was rolled back, or its last recorder shut down in order), or until a person closes it. Verdicts refute nothing while a
-recorder that reported the version during the breach has not been heard of since: others measure something else.
+is measured all the same (`TrafficSeen`). An absence of measurements alone contains nothing: each recorder that reported
+the kernel since the breach has to report after that heartbeat, or to have ended, for it may have died. Silence counts
+as containment once a router has taken an order that keeps requests from the kernel, and while all report still.
+A FAIL that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to serve nobody (a
+router took its roll-back, or its last recorder shut down in order), or until a person closes it. Verdicts refute
+nothing while a recorder that reported the version during the breach has not been heard of since: others measure
+something else.
 Every part of an incident stays part of it until its end. The id is made when the incident begins; neither an earlier
 onset nor a restart changes it.
 """
@@ -65,9 +66,11 @@ _REFUTED_BY: Final = {
     "invalid-input": _MEASURED_STATUSES,
 }
 """Verdicts that show that it is over; that its cells are gone shows nothing."""
+_OF_RECORDERS: Final = frozenset({"fail", "invalid-input"})
+"""Incidents of what recorders observed: others that observe something else refute nothing."""
 _ROUTED: Final = frozenset({"fail", "inconclusive"})
 """Incidents that last until somebody lifts their routes; those of silence and of invalid input do not."""
-_NO_ORDER: Final[Mapping[str, Any]] = {"contained_at": None, "ordered_at": None, "taken_at": None}
+_NO_ORDER: Final[Mapping[str, Any]] = dict.fromkeys(("contained_at", "ordered_at", "taken_at", "disobeyed_at"))
 _MOST_WORDS: Final = 200
 _MOST_DIAGNOSES: Final = 10
 _MOST_UNPROVEN: Final = 100
@@ -95,9 +98,13 @@ class TrafficSeen:
             every recorder exports.
         taken: Unix time at which a router first took an order of an incident, by version of the inference kernel: an
             evaluator that has just begun has heard of no router.
+        disobeyed: Unix time at which measurements of a version arrived last in spite of an order that was taken: the
+            windows forget them.
         ended: Whether the last recorder of a kernel pair that reported said that it shuts down.
         unheard: Whether a recorder that reported a version of the inference kernel during a breach, from its onset to
             the last FAIL, Unix seconds, has not been heard of since.
+        lost: Whether a recorder that reported a version of the inference kernel from a Unix time on has reported
+            nothing after another: it may have died beside a kernel that serves.
     """
 
     measured: Callable[[str, str], float] = lambda _slice, _version: -math.inf
@@ -108,11 +115,13 @@ class TrafficSeen:
     silent: bool = False
     heartbeat: float = 60.0
     taken: Mapping[str, float] = field(default_factory=dict)
+    disobeyed: Mapping[str, float] = field(default_factory=dict)
     ended: Callable[[str, str], bool] = lambda _train, _inference: False
     unheard: Callable[[str, tuple[float, float]], bool] = lambda _version, _span: False
+    lost: Callable[[str, float, float], bool] = lambda _version, _since, _until: False
 
     def excuses(self, slice: str, version: str, ordered: Callable[[str, str], float | None]) -> bool:
-        """Return whether an order explains silence: it was taken, also where it is one for all, and somebody reports.
+        """Return whether an order explains silence: it was taken, also where it is one for all, and all report still.
 
         Args:
             slice: Name of the slice.
@@ -123,8 +132,11 @@ class TrafficSeen:
             return False
         taken_at = self.taken.get(version)
         orders = {name: since for name in (slice, ALL) if (since := ordered(name, version)) is not None}
+        disobeyed_at = self.disobeyed.get(version, -math.inf)
         return all(
-            self.has_taken(name, version, since, taken_at) and not self.disobeyed(name, version, since, taken_at)
+            self.has_taken(name, version, since, taken_at)
+            and not self.was_measured(name, version, since, taken_at)
+            and not self.lost(version, since, max(since, taken_at or since, disobeyed_at))
             for name, since in orders.items()
         )
 
@@ -135,7 +147,7 @@ class TrafficSeen:
         taken = max(self.kept(slice, version), -math.inf if taken_at is None else taken_at)
         return taken >= since and not self.otherwise(slice)
 
-    def disobeyed(self, slice: str, version: str, since: float, taken_at: float | None) -> bool:
+    def was_measured(self, slice: str, version: str, since: float, taken_at: float | None) -> bool:
         """Return whether a version was measured after an order was taken, however long ago."""
         return self.measured(slice, version) > max(since, taken_at or since) + self.heartbeat
 
@@ -199,7 +211,7 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSe
         Cell(incident.contract, cell.clause, cell.slice, *pair)
         for cell in incident.cells
         if cell.until is not None and not cell.refuted
-        if incident.on != "fail" or not traffic.unheard(version, (cell.since, cell.at or cell.since))
+        if incident.on not in _OF_RECORDERS or not traffic.unheard(version, (cell.since, cell.at or cell.since))
     }
     if not over:
         return incident
@@ -432,24 +444,31 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
     newest, taken_at = max(given.values()), incident.taken_at
     obeyed, taken_at = _obeyed(given, version, taken_at, now, traffic)
-    incident = replace(
-        incident, taken_at=taken_at, ordered_at=newest if incident.ordered_at is None else incident.ordered_at
-    )
     arrived = max(traffic.arrived(slice, version) for slice in given)
-    if obeyed == "recent" and taken_at is not None and now > max(newest, taken_at, arrived) + traffic.heartbeat:
-        at = now if incident.contained_at is None else incident.contained_at
-        return replace(incident, state=IncidentState.CONTAINED, contained_at=at)
+    incident = replace(
+        incident,
+        taken_at=taken_at,
+        ordered_at=newest if incident.ordered_at is None else incident.ordered_at,
+        disobeyed_at=arrived if obeyed == "disobeyed" else incident.disobeyed_at,
+    )
+    if obeyed == "recent" and taken_at is not None:
+        quiet_from = max(newest, taken_at, arrived, incident.disobeyed_at or -math.inf) + traffic.heartbeat
+        if now > quiet_from and not traffic.lost(version, incident.since, quiet_from):
+            at = now if incident.contained_at is None else incident.contained_at
+            return replace(incident, state=IncidentState.CONTAINED, contained_at=at)
+        if now > quiet_from:
+            obeyed = "lost" if incident.disobeyed_at is None else "disobeyed"
     return replace(incident, state=IncidentState.BROKEN, contained_at=None, obeyed=obeyed)
 
 
 def _obeyed(
     given: Mapping[str, float], version: str, taken_at: float | None, now: float, traffic: TrafficSeen
-) -> tuple[Literal["untaken", "otherwise", "unconfirmed", "recent", "disobeyed"], float | None]:
+) -> tuple[Literal["untaken", "otherwise", "unconfirmed", "recent", "lost", "disobeyed"], float | None]:
     """Return what is known of orders by slice, and since when a router has been known to carry them out."""
     if all(traffic.has_taken(slice, version, since, taken_at) for slice, since in given.items()):
         if taken_at is None:
             taken_at = min(now, *(max(traffic.kept(slice, version), traffic.kept(ALL, version)) for slice in given))
-        disobeyed = any(traffic.disobeyed(slice, version, since, taken_at) for slice, since in given.items())
+        disobeyed = any(traffic.was_measured(slice, version, since, taken_at) for slice, since in given.items())
         return "disobeyed" if disobeyed else "recent", taken_at
     if any(map(traffic.otherwise, given)):
         return "otherwise", taken_at
@@ -464,12 +483,16 @@ def _over(incident: Incident, now: float) -> Incident:
 
 
 def _gone(incident: Incident, now: float, traffic: TrafficSeen) -> bool:
-    """Return whether a kernel version is known to serve nobody, or a person has closed what went away."""
+    """Return whether a kernel version is known to serve nobody, or a person has closed what went away.
+
+    A roll-back is an order: it counts once a router that had sent requests to the version keeps all of them from it.
+    """
     ended = max(cell.until or now for cell in incident.cells)
     last = {action.kind: action.at for action in sorted(incident.actions, key=lambda action: action.at)}
+    rolled_back = last.get("roll-back", -math.inf)
     return (
         traffic.ended(incident.kernel_train, incident.kernel_inference)
-        or last.get("roll-back", -math.inf) > last.get("serves", -math.inf)
+        or (rolled_back > last.get("serves", -math.inf) and traffic.kept(ALL, incident.kernel_inference) >= rolled_back)
         or any(word.kind == "closed" and word.at > ended for word in incident.words)
     )
 

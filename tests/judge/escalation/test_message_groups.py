@@ -91,6 +91,20 @@ def test_that_a_breach_went_away_is_not_told_as_its_end(fleet, actions):
     assert (message.reason, message.incident.refuted) == ("resolved", True)
 
 
+def test_a_breach_that_went_away_and_is_back_is_not_told_as_its_end(fleet):
+    """Neither while its step waits to fire again nor when it does: to the pager it goes on."""
+    escalation = fleet([{**PAGER[0], "for": "2m"}], timing=AT_ONCE)
+    make = escalation.make_verdict
+    assert [escalation.tick(60, a="FAIL") for _ in range(3)] == [[], [], [("pager", "firing", 1, 0, 1)]]
+    escalation.make_verdict = lambda status, **where: make(status, inference="c" * 12, **where)
+    assert [escalation.tick(60, a="PASS") for _ in range(20)] == [[]] * 20
+    escalation.make_verdict = make
+    assert escalation.state.firing == ()
+    assert [escalation.tick(30, a="FAIL") for _ in range(8)] == [[]] * 8
+    assert escalation.state.firing
+    assert [message.reason for _ in range(9) for message in escalation.messages(60, a="PASS")] == ["resolved"]
+
+
 def test_every_message_of_an_incident_is_about_it(fleet):
     """The id of the first is that of the last."""
     escalation = fleet(timing=AT_ONCE)

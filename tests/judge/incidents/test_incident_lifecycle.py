@@ -329,6 +329,39 @@ def test_an_order_contains_a_heartbeat_after_a_router_took_it() -> None:
     assert incident.state is IncidentState.BROKEN, "its route is in force and somebody does not obey it"
 
 
+def test_an_order_contains_while_no_recorder_that_reported_the_kernel_is_lost() -> None:
+    """Each has to report after the heartbeat: one that fell silent may have died beside a kernel that serves."""
+    last = 60.0
+    seen: dict[str, Any] = {"kept": lambda *_: 1.0, "lost": lambda _, since, until: since < last <= until}
+    evaluator = Evaluator(ROUTING)
+    ordered(evaluator, 0.0, **seen)
+    incident = ordered(evaluator, 900.0, **seen)
+    assert incident.state_text.endswith("but a recorder of this kernel has not been heard of since")
+    assert not TrafficSeen(**seen, taken={"b": 70.0}).excuses("code", "b", lambda *_: 0.0)
+    last = 62.0
+    assert ordered(evaluator, 910.0, **seen).state is IncidentState.CONTAINED
+    assert TrafficSeen(**seen, taken={"b": 1.0}).excuses("code", "b", lambda *_: 0.0)
+
+
+def test_that_a_kernel_was_measured_in_spite_of_an_order_outlasts_the_windows() -> None:
+    """They forget a recorder that died; only one that lives and measures nothing shows that the order is obeyed now."""
+    last = 300.0
+    kept: dict[str, Any] = {"kept": lambda *_: 500.0, "lost": lambda _, since, until: since < last <= until}
+    seen: dict[str, Any] = {"measured": lambda *_: 300.0, "arrived": lambda *_: 300.0}
+    evaluator = Evaluator(ROUTING)
+    ordered(evaluator, 0.0, **kept)
+    said = "but this kernel was measured after a router applied it"
+    evaluator.traffic = TrafficSeen(**kept, **seen)
+    for now in (310.0, 4000.0):
+        (incident,) = evaluator.tick(now, fail("code"))
+        assert (incident.state, incident.disobeyed_at) == (IncidentState.BROKEN, 300.0)
+        assert incident.state_text.endswith(said)
+        evaluator.traffic = TrafficSeen(**kept)
+    assert not TrafficSeen(**kept, disobeyed={"b": 300.0}).excuses("code", "b", lambda *_: 0.0)
+    last = 3990.0
+    assert ordered(evaluator, 4010.0, **kept).state is IncidentState.CONTAINED
+
+
 def test_a_kernel_that_is_measured_all_the_time_is_at_no_moment_contained() -> None:
     """Neither between the end of the heartbeat and the next export, nor while the clock of its sender is behind."""
     for behind in (0.0, 200.0):
@@ -423,7 +456,7 @@ def test_what_only_went_away_is_not_called_resolved() -> None:
 
 
 def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
-    """For days: verdicts of its own cells, a rollback, an orderly end or a person end it; what others show does not."""
+    """For days: verdicts of its own cells, a rollback that is taken, an orderly end or a person end it."""
     other = verdict_of("PASS", inference="c" * 12)
     gone = Evaluator([{"on": "fail", "do": ["notify"]}])
     gone.tick(0.0, fail("code"), fail("all"))
@@ -452,6 +485,8 @@ def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
     ):
         (closed,) = after(other, **known)
         assert (closed.state, closed.state_text) == (IncidentState.RESOLVED, "Closed without proof of recovery")
+    (untaken,) = after(other, incident={"actions": (back,)}, kept=lambda *_: 99.0)
+    assert untaken.state is IncidentState.UNPROVEN, "nobody is known to carry the roll-back out"
     (serves,) = after(other, incident={"actions": (back, replace(back, kind="serves", target="", at=200.0))})
     assert serves.state is IncidentState.UNPROVEN
     for kind in ("acknowledged", "resumed"):
@@ -622,6 +657,16 @@ def test_an_incident_of_invalid_input_tells_the_reasons_as_they_arrive() -> None
     assert said.startswith(
         "11 sequences failed an input check and were not measured (2 nan_logprob, 9 token_mismatch). "
     )
+
+
+def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved() -> None:
+    """What others send is valid; what it sends may still not be."""
+    for unheard, said in ((True, "Closed without proof of recovery"), (False, "Resolved")):
+        evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
+        evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan": 2})
+        evaluator.traffic = TrafficSeen(unheard=lambda _, span, unheard=unheard: unheard and span[0] == 0.0)  # type: ignore[misc]
+        found = [incident for now in (60.0, 400.0) for incident in evaluator.tick(now, verdict_of("PASS"))]
+        assert found[-1].state_text == said
 
 
 def test_an_incident_of_invalid_input_ends_with_valid_input_whatever_was_routed() -> None:
