@@ -36,7 +36,7 @@ _EAGER_OPTIONS: Final[Mapping[str, Any]] = {
     "max_num_seqs": 16,
     "logprobs_mode": "processed_logprobs",
 }
-_CPU_CACHE_BYTES: Final = 1 << 30
+_CPU_CACHE_BYTES: Final = 1 << 29
 """KV cache of an engine on a CPU, which would otherwise reserve nearly all memory, or refuse where it is not free."""
 _CACHE_OPTIONS: Final = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization", "VLLM_CPU_KVCACHE_SPACE"})
 _ENVIRONMENT: Final = {

@@ -512,6 +512,9 @@ def test_a_version_that_never_was_promoted_is_rolled_back_as_often_as_it_serves(
         core.promotions.tell("policy", "v2", "rollback", "ada", "still there", served + 50.0)
         slow.tick(served + 51.0, v2="FAIL")
         paged(core)
+    core.listeners.heard(
+        ["policy/route"], core.contracts, 1990.0, kept=["policy/all/v2"], versions=core.inference_versions
+    )
     slow.tick(2000.0)
     slow.tick(2001.0)
     assert core.incidents("policy") == ()

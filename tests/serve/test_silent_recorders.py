@@ -99,7 +99,10 @@ def closed_by_a_person(fleet: Fleet) -> None:
 
 
 def rolled_back_by_a_person(fleet: Fleet) -> None:
-    fleet.core.promotions.tell("policy", "b" * 12, "rollback", "ada", "it is dead", fleet.now, start=True)
+    core, version = fleet.core, "b" * 12
+    core.promotions.tell("policy", version, "rollback", "ada", "it is dead", fleet.now, start=True)
+    kept = [f"policy/all/{version}"]
+    core.listeners.heard(["policy/route"], core.contracts, fleet.now, kept=kept, versions=core.inference_versions)
 
 
 @pytest.mark.parametrize(
