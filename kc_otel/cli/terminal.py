@@ -228,6 +228,7 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterato
 def log_to_terminal() -> None:
     """Send the log of a long-running command to standard error, with the time of day."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise a line for each request
 
 
 @contextmanager

@@ -94,7 +94,7 @@ _ARGUMENTS: Final[Mapping[str, str]] = {
     "advantage_drift_negative": "advantages= of compare",
     "reward_drift": "rewards= of compare",
 }
-"""What a loop of its own has to pass for a metric, beside log-probabilities."""
+"""Arguments that a loop of its own has to pass for a metric, beside log-probabilities."""
 _TRAINING: Final = frozenset({"quarantine-rollouts", "resync-weights", "halt"})
 _GEN_AI: Final = "latencies come from the server: `kc-otel scrape` sends vLLM's, other servers send their own telemetry"
 

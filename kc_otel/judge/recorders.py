@@ -21,9 +21,9 @@ from kc_otel.judge.refused_points import sender_of
 _MAX_VERSIONS: Final = 256
 """Kernel versions whose recorders are remembered: those that were reported last."""
 _MAX_RECORDERS: Final = 4096
-"""Recorders of a version that are told apart."""
+"""Recorders that are told apart, of all versions together: those that were heard last."""
 _MORE_RECORDERS: Final = "\0"
-"""Stands for those beyond, of which nobody knows whether they ended."""
+"""Stands for those of a version that are forgotten, of which nobody knows whether they ended."""
 _HEARTBEATS: Final = 2.0
 """Heartbeats without a report after which a recorder is silent: one export of it may be late or lost."""
 
@@ -89,9 +89,9 @@ class Recorders:
             senders.pop(sender, None)
             self.ended[version] = report.at
             return
-        if sender not in senders and len(senders) >= _MAX_RECORDERS:
-            sender = _MORE_RECORDERS
-        before = senders.get(sender)
+        before = senders.pop(sender, None)  # the newest is at the end
+        if before is None and sum(map(len, self.by_version.values())) >= _MAX_RECORDERS:
+            self._forget()
         if before is not None:
             was_silent = report.at - before.at > self._patience
             report = report._replace(
@@ -100,6 +100,14 @@ class Recorders:
                 resumed=max(report.resumed, before.resumed),
             )
         senders[sender] = report
+
+    def _forget(self) -> None:
+        """Tell the recorder heard longest ago, of the version heard longest ago, no longer apart."""
+        for version, senders in self.by_version.items():
+            if (sender := next((name for name in senders if name != _MORE_RECORDERS), None)) is not None:
+                senders[_MORE_RECORDERS] = senders.pop(sender)
+                self._counts.get(version, {}).pop(sender, None)
+                return
 
     def observe(self, version: str, sender: str, total: int, new: int, now: float) -> None:
         """Note the observations that a recorder says of with a report of a kernel version.
@@ -162,7 +170,10 @@ class Recorders:
         lately = sorted((quiet, sender) for sender, quiet in silent.items() if quiet <= lasting)
         if not lately or len(silent) == all_of_it:
             return 0, ""
-        named = [f"{sender} for {format_duration(round(quiet))}" for quiet, sender in lately[:_MAX_NAMED]]
+        named = [
+            f"{'others' if sender == _MORE_RECORDERS else sender} for {format_duration(round(quiet))}"
+            for quiet, sender in lately[:_MAX_NAMED]
+        ]
         named += [f"{len(lately) - _MAX_NAMED} more"] if len(lately) > _MAX_NAMED else []
         are = f"{len(lately)} of {all_of_it} recorders {'is' if len(lately) == 1 else 'are'}"
         return len(lately), f"{are} silent without having shut down: {', '.join(named)}"

@@ -4,8 +4,9 @@
                   -> batches by kernel and length -> score -> Recorder.compare -> export -> done
 
 A crash repeats what was not confirmed. A request that makes the score function fail by itself is counted and left
-behind; when everything fails, the loop stops and the spool keeps it all. Scored together are requests of one kernel,
-one processing, one weight version and about one length, as fast as a budget allows beside what must not be disturbed.
+behind; when everything fails, or the kernel does not answer, the loop stops and the spool keeps it all. Scored together
+are requests of one kernel, one processing, one weight version and about one length, as fast as a budget allows beside
+what must not be disturbed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kc_otel.record.pairing import content_key
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.comparable import SUPPORTED, effective, refusal
 from kc_otel.recordings.request import SampledRequest, versions_per_token
-from kc_otel.recordings.scoring import Scorer
+from kc_otel.recordings.scoring import Scorer, UnavailableError, UnscorableError
 from kc_otel.recordings.spool.spool_reader import SpoolReader
 
 _log: Final = logging.getLogger("kc_otel")
@@ -145,7 +146,9 @@ class Rescorer:
             if stop.is_set():
                 break
             groups = {id(kept[index][1]): (prompts[index], rollouts[prompts[index]]) for index in batch}
-            self._record(*self._scored(requests), groups)
+            scored, logprobs = self._scored(requests)
+            if scored:
+                self._record(scored, logprobs, groups)
             finished += [kept[index][0] for index in batch]
         return finished
 
@@ -159,21 +162,26 @@ class Rescorer:
         """The requests that could be scored, and their log-probabilities."""
         try:
             return list(requests), self._logprobs(requests)
+        except UnavailableError as error:
+            raise RescoreError(str(error)) from error
         except Exception as error:
-            if len(requests) == 1:
+            if len(requests) == 1 and not isinstance(error, UnscorableError):
                 raise RescoreError(f"scoring request {requests[0].request_id} failed: {_described(error)}") from error
             failure = error
         found: list[tuple[SampledRequest, Any]] = []
+        failures: list[Exception] = []
         for request in requests:
             try:
                 found.append((request, self._logprobs([request])[0]))
+            except UnavailableError as error:
+                raise RescoreError(str(error)) from error
             except Exception as error:  # noqa: BLE001
-                failure = error
-        if not found:
+                failures.append(error)
+        if not found and not any(isinstance(error, UnscorableError) for error in failures):
             raise RescoreError(
                 f"scoring failed on each of {len(requests)} requests: {_described(failure)}"
             ) from failure
-        for _ in range(len(requests) - len(found)):
+        for failure in failures:
             self._refuse("scoring_failed", f"the score function failed: {_described(failure)}")
         return [request for request, _ in found], [logprobs for _, logprobs in found]
 

@@ -28,6 +28,14 @@ _LOGITS_PER_BLOCK: Final = 1 << 22
 """Logits that are worked on at a time: 16 MiB in float32."""
 
 
+class UnscorableError(ValueError):
+    """A kernel does not take this request, such as one that fills its context, and takes others."""
+
+
+class UnavailableError(Exception):
+    """A kernel does not answer: it may be asked again later."""
+
+
 class Scorer(Protocol):
     """A kernel as a function: log-probabilities of given tokens after given prompts."""
 

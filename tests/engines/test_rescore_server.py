@@ -10,7 +10,7 @@ import pytest
 
 from examples.demo.evaluator import evaluating
 from examples.tiny_model import prompts
-from examples.vllm_server.server import serving
+from examples.vllm_server.server import NAME, serving
 from kc_otel.client.webhooks import new_secret
 from kc_otel.integrations.vllm import KernelContractInstrumentor
 from kc_otel.recordings.spool.spool_reader import SpoolReader
@@ -32,6 +32,7 @@ escalation: [{on: fail, do: [notify]}]
 PROCESSED = {"temperature": 0.8, "top_p": 0.9}
 TOKENS = 16
 EACH = 150
+CONTEXT = 1024
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def story(tiny_model, tmp_path_factory):
     with SpoolReader(spool) as reader:
         found.requests = [request for _, request in reader.take(10_000)]
     with evaluating(contract, folder, "http://127.0.0.1:9/", new_secret()) as evaluator:
-        first = rescoring(spool, contract, tiny_model, evaluator.otlp, "--tokens-per-second", "4000")
+        first = rescoring(spool, contract, evaluator.otlp, "--model", tiny_model, "--tokens-per-second", "4000")
         before = len(found.requests)
         try:
             wait_for(lambda: len(kept(spool)) < before or first.poll() is not None, 300.0, "the first confirmation")
@@ -54,7 +55,7 @@ def story(tiny_model, tmp_path_factory):
             first.kill()
         found.log = first.communicate()[0]
         found.left = kept(spool)
-        second = rescoring(spool, contract, tiny_model, evaluator.otlp, "--weights", "checkpoint-8")
+        second = rescoring(spool, contract, evaluator.otlp, "--model", tiny_model, "--weights", "checkpoint-8")
         found.summary = second.communicate(timeout=1200)[0]
         assert second.returncode == 0, found.summary
         found.left_over = kept(spool)
@@ -143,3 +144,37 @@ def test_every_slice_gets_its_verdict(story):
     for name in ("code", "prose"):
         tokens = TOKENS * sum(request.attributes.get("task") == name for request in comparable)
         assert found[name]["samples"] >= tokens  # what a killed rescorer exported and did not confirm comes twice
+
+
+def test_a_server_scores_what_was_served(tiny_model, tmp_path):
+    """Also the one that served it, whose spool keeps no scoring; what it cannot score is said, with the remedy."""
+    contract, spool = tmp_path / "contract.yaml", tmp_path / "requests.sqlite"
+    contract.write_text(CONTRACT.replace("engine: torch, dtype: float32", "engine: vllm, dtype: bfloat16"))
+    variables = {"KC_OTEL_CONTRACT": str(contract), "KC_OTEL_SPOOL": str(spool)}
+    options = ("--logprobs-mode", "processed_logprobs")
+    with (
+        evaluating(contract, tmp_path, "http://127.0.0.1:9/", new_secret()) as evaluator,
+        serving(tiny_model, variables, log=tmp_path / "vllm.log", options=options) as server,
+    ):
+        send(server.address, "code", 12, tokens=TOKENS)
+        send(server.address, "code", 3, tokens=TOKENS, temperature=0.5)
+        wait_for(lambda: len(kept(spool)) == 15, 300.0, "every answered request in the spool")
+        text = prompts("code", 1, characters=60)[0]
+        size = httpx.post(f"{server.address}/tokenize", json={"model": NAME, "prompt": text}).json()["count"]
+        send(server.address, "code", 1, tokens=CONTEXT - size)
+        wait_for(lambda: len(kept(spool)) == 16, 300.0, "the request that fills the context")
+        scored = rescoring(spool, contract, evaluator.otlp, "--train-url", f"{server.address}/v1")
+        said = scored.communicate(timeout=600)[0]
+        assert scored.returncode == 0, said
+        assert f"12 requests scored: {12 * TOKENS} sampled tokens compared" in said
+        assert "not comparable: 3 unsupported_processing" in said
+        assert "not comparable: 1 scoring_failed" in said
+        assert f"a request of {CONTEXT:,} tokens fills the context" in said
+        assert "HTTP Request" not in said
+        wait_for(lambda: any(cell["samples"] for cell in evaluator.verdicts()), 120.0, "verdicts")
+        (cell,) = (cell for cell in evaluator.verdicts() if cell["slice"] == "code")
+        assert cell["samples"] == 12 * TOKENS
+        assert 0.0 <= cell["estimate"] < 0.05
+        send(server.address, "code", 1, tokens=TOKENS)
+        wait_for(lambda: kept(spool), 300.0, "the request after the scoring")
+        assert len(kept(spool)) == 1

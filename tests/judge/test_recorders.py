@@ -9,6 +9,7 @@ import pytest
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.recorders import LastReport, Recorders
 from kc_otel.judge.verdict import Status
 from tests.judge.conftest import NOW, Sender, applying, info_request, make_contract, merge
 from tests.tools.verdicts import verdicts_of
@@ -129,3 +130,20 @@ def test_the_same_slices_of_another_version_are_judged(applied: Contract | None)
         take(evaluator, NOW + 10.0 * step, recorder.request(NOW + 10.0 * step))
     assert {status for status, _ in judged(evaluator, NOW + 50.0).values()} == {Status.PASS}
     assert evaluator.missing("policy", NOW + 50.0) == []
+
+
+def test_recorders_that_restart_for_ever_or_are_forged_are_bounded_and_new_ones_are_told_apart() -> None:
+    """The ones heard longest ago are told apart no longer: nobody knows whether they ended, and no name is odd."""
+    recorders = Recorders(heartbeat=60.0, window=300.0)
+    for number in range(6000):
+        recorders.hear(f"{number % 3}" * 12, f"r{number}", LastReport(NOW + number), done=False)
+    kept = {name for senders in recorders.by_version.values() for name in senders}
+    assert sum(map(len, recorders.by_version.values())) <= 4096 + 3
+    assert {"r5997", "r5998", "r5999"} <= kept
+    assert not {"r0", "r1", "r2"} & kept
+    for number in range(6000):
+        recorders.hear(f"{number % 3}" * 12, f"r{number}", LastReport(NOW + 6000.0), done=True)
+    assert not recorders.all_ended("0" * 12, NOW)
+    recorders.hear("0" * 12, "new", LastReport(NOW + 6500.0), done=False)
+    count, said = recorders.silent_members("0" * 12, lambda last: NOW + 6500.0 - last, 1e6)
+    assert (count, said.isprintable(), "others for" in said) == (1, True, True)

@@ -17,11 +17,13 @@ from kc_otel.recordings.endpoints.collect import collect
 from kc_otel.recordings.endpoints.endpoint_client import (
     CompletionClient,
     CompletionEndpoint,
+    NotTakenError,
     RefusedError,
     RequestFailedError,
 )
 from kc_otel.recordings.endpoints.endpoint_scorer import endpoint_scorer
 from kc_otel.recordings.endpoints.prompts import Prompt, PromptsError, read_prompts
+from kc_otel.recordings.scoring import UnavailableError
 from tests.tools.completions import completions, table, token_ids
 
 pytestmark = pytest.mark.slow
@@ -133,12 +135,17 @@ def test_tokens_that_sglang_scored_are_those_that_were_sent():
 
 @pytest.mark.parametrize("sglang", [False, True])
 def test_a_server_scores_what_waits_for_rescoring(sglang):
-    """With its key; no address, or a temperature, is refused."""
+    """With its key; a request that it rejects is told from a server that does not answer."""
     with completions(table(), sglang=sglang) as server:
         score = endpoint_scorer(f"{server.address}/v1", "secret")
         ((first, second),) = score([np.array([5])], [np.array([6, 7])])
         assert (first, second) == (pytest.approx(server.logprobs[5, 6]), pytest.approx(server.logprobs[6, 7]))
         assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
+        server.fault = after(1, 400, on="/generate" if sglang else "/v1/completions", error="no such token")
+        with pytest.raises(NotTakenError, match="400: no such token"):
+            score([[1]], [[2]])
+    with pytest.raises(UnavailableError, match="does not answer"):
+        score([[1]], [[2]])
     with pytest.raises(ValueError, match="without temperature; score them with --model"):
         score([[1]], [[2]], {"temperature": 0.5})
     with pytest.raises(ValueError, match="--train-url"):

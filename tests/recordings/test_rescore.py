@@ -12,6 +12,7 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.comparable import refusal
 from kc_otel.recordings.request import KeptTokens, SampledRequest
 from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget, batches, length
+from kc_otel.recordings.scoring import UnavailableError, UnscorableError
 from kc_otel.recordings.spool.spool_reader import SpoolReader
 from kc_otel.recordings.spool.spool_writer import Spool
 from tests.tools.planted_faults import FAULTS, healthy
@@ -315,6 +316,31 @@ def test_what_is_no_log_probability_is_not_taken_for_scored(rescorer, value):
     with pytest.raises(RescoreError, match=f"returned {value:g}, which is no log-probability"):
         broken.run(threading.Event())
     assert broken.totals.confirmed == 0
+
+
+def test_a_kernel_that_stops_answering_loses_no_request(rescorer):
+    """Some of a batch were scored before it went away: all stay in the spool, and none is called unscorable."""
+    answers = [ValueError("a batch of two"), None, UnavailableError("connection refused")]
+
+    def dying(_prompts, token_ids, _processing):
+        if (error := answers.pop(0)) is not None:
+            raise error
+        return [np.full(ids.size, -1.1) for ids in token_ids]
+
+    broken = rescorer(request("a"), request("b"), score=dying)
+    with pytest.raises(RescoreError, match="connection refused"):
+        broken.run(threading.Event())
+    assert (broken.totals.confirmed, broken.totals.refused) == (0, {})
+
+
+def test_a_request_that_a_kernel_cannot_take_holds_up_no_other(rescorer):
+    """Also if it is the only one in the spool."""
+
+    def short(_prompts, _tokens, _processing):
+        raise UnscorableError("it fills the context")
+
+    totals = rescorer(request("a"), score=short).run(threading.Event())
+    assert (totals.confirmed, totals.refused) == (1, {"scoring_failed": 1})
 
 
 def test_a_busy_device_is_left_alone(rescorer):

@@ -17,7 +17,7 @@ from opentelemetry import context
 from kc_otel.contract.model import Contract
 from kc_otel.integrations.vllm.completion import FinishedCapture
 from kc_otel.integrations.vllm.delivery import RequestDelivery
-from kc_otel.integrations.vllm.logprob_capture import RequestCapture, StepCapture, attach, supported
+from kc_otel.integrations.vllm.logprob_capture import RequestCapture, StepCapture, attach, scores, supported
 from kc_otel.integrations.vllm.request_attributes import HEADERS
 from kc_otel.integrations.vllm.worker_methods import WORKER_METHOD
 from kc_otel.record.kernel import Kernel
@@ -117,6 +117,8 @@ class Engines:
         if engine is None or state is None or state.logprobs_processor is None:
             return
         if hasattr(state.logprobs_processor, "kc_otel_capture"):  # the next part of a request that streams its input
+            return
+        if scores(request):
             return
         self.delivery.count("seen")
         if not self._sampler.takes(state.external_req_id):

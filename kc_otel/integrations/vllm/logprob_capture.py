@@ -92,6 +92,15 @@ def supported(request: Any) -> bool:
     )
 
 
+def scores(request: Any) -> bool:
+    """Return True if a request asks for the log-probabilities of its prompt, and generates the one token it has to.
+
+    A gate and a rescorer send such requests, also to the engine that they measure: what they ask for is no traffic.
+    """
+    params = request.sampling_params
+    return params is not None and params.prompt_logprobs is not None and params.max_tokens == 1
+
+
 def attach(request: Any, state: Any, context: Mapping[str, Any], step: StepCapture) -> None:
     """Ask the core for log-probabilities of a request that the front end has just registered.
 

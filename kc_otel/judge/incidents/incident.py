@@ -265,7 +265,7 @@ class Incident:
     def _over_text(self) -> str:
         if self.state is IncidentState.RESOLVED and not self.refuted:
             return "Closed without proof of recovery"
-        loosened = self.state is IncidentState.RESOLVED and any(cell.loosened_to for cell in self.cells)
+        loosened = self.state is IncidentState.RESOLVED and any(cell.loosened_to is not None for cell in self.cells)
         return "Closed by a changed limit" if loosened else _STATE_WORDS[self.state]
 
     @property

@@ -232,8 +232,9 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSe
         if cell.refuted or cell.until is None or where not in refuting:
             return cell
         verdict = refuting[where]
-        changed = incident.on == "fail" and verdict is not None and cell.passes_by_change(verdict)
-        return replace(cell, refuted=True, loosened_to=verdict.limit if changed and verdict is not None else None)
+        if incident.on == "fail" and verdict is not None and cell.passes_by_change(verdict):
+            return replace(cell, refuted=True, loosened_to=verdict.limit)
+        return replace(cell, refuted=True)
 
     return replace(incident, cells=tuple(map(told, incident.cells)))
 

@@ -1,4 +1,4 @@
-"""What a gate remarks on numbers that it judges: columns that look swapped, drift in one range of the vocabulary."""
+"""Remarks of a gate on numbers that it judges: columns that look swapped, drift in one range of the vocabulary."""
 
 from __future__ import annotations
 

@@ -199,6 +199,13 @@ def models(answer: Any) -> tuple[str, ...]:
     return tuple(row["id"] for row in rows or () if isinstance(row, dict) and isinstance(row.get("id"), str))
 
 
+def context(answer: Any) -> int | None:
+    """Tokens of the shortest context among the models that an endpoint lists; None where it does not say."""
+    rows = answer.get("data") if isinstance(answer, dict) else None
+    lengths = [row.get("max_model_len") for row in rows or () if isinstance(row, dict)]
+    return min((length for length in lengths if isinstance(length, int)), default=None)
+
+
 def _choice(answer: Any) -> dict[str, Any]:
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):

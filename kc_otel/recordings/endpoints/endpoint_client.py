@@ -21,6 +21,7 @@ with extra("cli", "asking an endpoint"):
     import httpx
 
 _BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
+_NOT_TAKEN_STATUSES: Final = frozenset({400, 413, 422})
 _MAX_ATTEMPTS: Final = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _CONNECT_SECONDS: Final = 10.0
@@ -38,6 +39,10 @@ class RefusedError(CompletionEndpointError):
 
 class RequestFailedError(CompletionEndpointError):
     """One request did not succeed."""
+
+
+class NotTakenError(RequestFailedError):
+    """The server answered that it does not take this request: it would not if it were asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,9 @@ class CompletionClient:
         http: The pool.
         timeout: Seconds for one attempt.
         attempts: Most attempts where an endpoint is busy or a connection breaks.
+
+    Attributes:
+        context: Tokens that a prompt and its completion may have, as the endpoint says with its models; or None.
     """
 
     def __init__(
@@ -107,6 +115,7 @@ class CompletionClient:
         self._timeout = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
         self._attempts = attempts
         self._generates = False
+        self.context: int | None = None
         self._headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
 
     async def model(self, wanted: str | None) -> str:
@@ -129,6 +138,7 @@ class CompletionClient:
         listed = _json(response) if response.is_success else None
         names = answers.models(listed)
         self._generates = answers.is_sglang(listed)
+        self.context = answers.context(listed)
         if wanted is not None:
             if names and wanted not in names:
                 raise RefusedError(f"{self.endpoint}: {option}: serves no {wanted!r}; it serves {', '.join(names)}")
@@ -214,7 +224,8 @@ class CompletionClient:
         if code in {404, 405} or response.is_redirect:
             raise RefusedError(f"{self.endpoint}: {path}: {code}: {self._described(response)}")
         if not response.is_success:
-            raise RequestFailedError(f"{self.endpoint}: {code}: {self._described(response)}")
+            kind = NotTakenError if code in _NOT_TAKEN_STATUSES else RequestFailedError
+            raise kind(f"{self.endpoint}: {code}: {self._described(response)}")
         if (content := _json(response)) is None:
             raise RefusedError(f"{self.endpoint}: {path}: answers with something else than JSON")
         return content

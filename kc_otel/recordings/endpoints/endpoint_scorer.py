@@ -9,7 +9,13 @@ from typing import Any
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.comparable import effective
-from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, CompletionEndpoint
+from kc_otel.recordings.endpoints.endpoint_client import (
+    CompletionClient,
+    CompletionEndpoint,
+    CompletionEndpointError,
+    NotTakenError,
+)
+from kc_otel.recordings.scoring import UnavailableError, UnscorableError
 
 with extra("cli", "asking a server"):
     import httpx
@@ -25,7 +31,9 @@ def endpoint_scorer(url: str, key: str = "") -> Callable[..., list[tuple[float, 
     Raises:
         ValueError: If the address or key cannot be used; from the scorer, if tokens were drawn with a temperature or a
             truncation.
-        CompletionEndpointError: From the scorer, if the server does not answer, or not with log-probabilities.
+        UnscorableError: From the scorer, if a request fills the server's context.
+        NotTakenError: From the scorer, if the server rejects a request.
+        UnavailableError: From the scorer, if the server does not answer, or not with log-probabilities.
     """
     endpoint = CompletionEndpoint("train", url, key)
 
@@ -39,9 +47,20 @@ def endpoint_scorer(url: str, key: str = "") -> Callable[..., list[tuple[float, 
             async with httpx.AsyncClient() as http:
                 client = CompletionClient(endpoint, http)
                 model = await client.model(None)
-                pairs = zip(prompt_ids, token_ids, strict=True)
-                return await asyncio.gather(*(client.score(model, [*map(int, a)], [*map(int, b)]) for a, b in pairs))
+                pairs = [([*map(int, a)], [*map(int, b)]) for a, b in zip(prompt_ids, token_ids, strict=True)]
+                longest = max(len(a) + len(b) for a, b in pairs)
+                if client.context is not None and longest >= client.context:  # one more is generated
+                    raise UnscorableError(
+                        f"{endpoint}: a request of {longest:,} tokens fills the context of {client.context:,}; serve "
+                        "the scoring kernel with a longer one (--max-model-len)"
+                    )
+                return await asyncio.gather(*(client.score(model, a, b) for a, b in pairs))
 
-        return asyncio.run(every())
+        try:
+            return asyncio.run(every())
+        except NotTakenError:
+            raise
+        except CompletionEndpointError as error:
+            raise UnavailableError(str(error)) from error
 
     return score
