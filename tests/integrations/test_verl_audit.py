@@ -16,6 +16,8 @@ from kc_otel.integrations.verl.first_pass import FirstPassWatch
 from kc_otel.integrations.verl.watch import TrainerWatch
 from tests.integrations.test_verl_watch import CONTRACT, Recorded, config
 
+pytestmark = pytest.mark.slow
+
 MICRO_BATCH = 5
 ROWS, COPIES, WORDS = 40, 4, 16
 nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)

@@ -16,6 +16,8 @@ from tests.recordings.test_importers_batches import foreign
 from tests.recordings.test_importers_formats import nemo_line, prime_line, write
 from tests.tools.two_causes import LIMIT, PLANTED, sampled
 
+pytestmark = pytest.mark.slow
+
 CONTRACT = f"""apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {{name: policy, version: 1, owner: rl}}

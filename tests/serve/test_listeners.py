@@ -13,6 +13,8 @@ from kc_otel.serve.core import Core
 from kc_otel.serve.listeners import Listeners
 from tests.tools.api import client_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def client(make_core: Callable[..., Core]) -> TestClient:

@@ -17,6 +17,8 @@ from kc_otel.serve.listening import connections_per_port, listen
 from kc_otel.serve.receivers.http_listener import serving_http
 from tests.integration.conftest import CONTRACT, Evaluator
 
+pytestmark = pytest.mark.slow
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 

@@ -14,6 +14,8 @@ from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import save_recording
 from tests.tools.two_causes import LIMIT, PLANTED, sampled
 
+pytestmark = pytest.mark.slow
+
 CONTRACT = f"""apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {{name: policy, version: 1, owner: rl}}

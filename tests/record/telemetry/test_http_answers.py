@@ -17,6 +17,8 @@ import kc_otel
 from kc_otel.contract.load import load
 from kc_otel.record.telemetry.environment import checking_answers
 
+pytestmark = pytest.mark.slow
+
 CONTRACT = load(Path(__file__).resolve().parents[3] / "contracts" / "serving-int8.yaml")
 PROTOBUF, JSON, HTML = "application/x-protobuf", "application/json", "text/html"
 PARTIAL = ExportMetricsServiceResponse()

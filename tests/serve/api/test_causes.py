@@ -23,6 +23,8 @@ from tests.tools.api import client_of
 from tests.tools.memory import Memory
 from tests.tools.two_causes import LIMIT, PLANTED, SHARES, sampled
 
+pytestmark = pytest.mark.slow
+
 CONTRACT = load_text(
     POLICY.replace("limit: 0.02", f"limit: {LIMIT}").replace(
         "observability:", "runtime: [{id: lag, metric: weights_lag, statistic: max, limit: 0}]\nobservability:"

@@ -19,6 +19,8 @@ from kc_otel.serve.store.state_file import open_state
 from tests.serve.conftest import POLICY
 from tests.tools.api import client_of
 
+pytestmark = pytest.mark.slow
+
 SIGNED = {"by": "ada", "why": "because"}
 GOOD = {
     "/api/v1/alerts/acknowledge": {"contract": "policy", "clause": "token-tv", "slice": "code", **SIGNED},
