@@ -278,7 +278,7 @@ def log_verdicts(trainer: Any, recorder: Recorder) -> Callable[[], None]:
     ...     log_verdicts(trainer, recorder)
     ...     trainer.train()
 
-    A callback could not: those that report come before the user's own.
+    A callback could not do this: reporting callbacks run before the user's own.
 
     Args:
         trainer: A `transformers.Trainer`, or what is made of it.

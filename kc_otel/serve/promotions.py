@@ -85,7 +85,7 @@ class Promotions:
         self._contract(contract)
         found = self._known.get((contract, version))
         if found is None:
-            raise LookupError(f"kernel {version} is not on its way under {contract}; start its promotion first")
+            raise LookupError(f"kernel {version} is not in promotion under {contract}; start its promotion first")
         return found
 
     def evidence(self, contract: str, version: str) -> list[EvidenceRecord]:
@@ -197,7 +197,7 @@ class Promotions:
         for other in self.all(contract):
             on_its_way = other.status is PromotionStatus.RUNNING and other.position.stage is not Stage.FULL
             if other.version != version and on_its_way:
-                raise OrderError(f"{other.version} is on its way, in {other.position}; one version goes at a time")
+                raise OrderError(f"{other.version} is in promotion, in {other.position}; one version goes at a time")
         previous = self._known.get((contract, version))
         failing = self.latest(contract).fails(version)
         return machine.begin(found, version, by, now, previous=previous, failing=failing)

@@ -21,7 +21,7 @@ class Case:
         attributes: Attributes that decide the slices of a contract.
         batched: Positions of the arguments that have the batch as their first axis, where others (weights, a mask of
             all) belong to every member of it; None where all arguments have it.
-        mask: Makes which rows of the output count, of its first axes; None where all do.
+        mask: Returns which rows of the output count, over its first axes; None if all do.
     """
 
     name: str
