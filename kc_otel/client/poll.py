@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _MAX_RESPONSE_BYTES: Final = 16 << 20
 _REMEDIES: Final = {
     401: "; give token_file=, KC_OTEL_TOKEN_FILE or KC_OTEL_TOKEN",
-    403: "; the token's entry would have to say may: [read]",
+    403: "; the token's entry needs may: [read]",
 }
 _UNCHANGED_STATUSES: Final = frozenset({204, 304})
 _LATE_SECONDS: Final = 30.0

@@ -547,7 +547,7 @@ def test_a_version_that_does_not_say_what_it_is_is_not_promoted(driven: Driven) 
     driven.tick(61, v2="PASS")
     waiting = driven.core.promotions.of("policy", "v2")
     assert waiting.position.stage is Stage.SHADOW
-    assert waiting.missing[0].startswith("held: it has not said what it is")
+    assert waiting.missing[0].startswith("held: it has not reported its fields")
     driven.core.evaluator.kernels = said  # type: ignore[method-assign]
     driven.tick(62, v2="PASS")
     assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY

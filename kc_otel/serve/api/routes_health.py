@@ -48,7 +48,7 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
         if late:
             said = "no evaluation yet\n" if core.evaluated_at is None else f"no evaluation for {duration(age)}\n"
         elif refusing:
-            said = "what arrives is refused\n"
+            said = "incoming data are rejected\n"
         said += "".join(f"{name or 'all'}: {fault}\n" for name, fault in core.evaluator.faults.present.items())
         return PlainTextResponse(said, 503 if late or refusing else 200)
 
