@@ -70,7 +70,7 @@ def recording(tokens: int = 20, advantage: float = 1.0, reward: float = 1.0) -> 
     [
         (recording(tokens=200), {"gradient"}, "assumptions.horizon is 64, but a sequence had 200 tokens or more"),
         (recording(advantage=-10.3), {"gradient"}, "assumptions.advantage_max is 2, but an advantage of 10.3 or more"),
-        (recording(reward=3.0), {"reward"}, "assumptions.reward_range is [0, 1], and 2,000 rewards are outside of it"),
+        (recording(reward=3.0), {"reward"}, "assumptions.reward_range is [0, 1], but 2,000 rewards are outside of it"),
         (recording(), set(), ""),
     ],
 )

@@ -110,7 +110,7 @@ def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence)
     with pytest.raises(OrderError, match=r"invalid: .*checksum"):
         admit(promotion, contract, {**record, "kernel": "x"}, section_problems)
     plain = {name: value for name, value in record.items() if name != "offline"}
-    with pytest.raises(OrderError, match="is of stage offline-ci; give what the offline"):
+    with pytest.raises(OrderError, match="is of stage offline-ci; give the evidence that the offline"):
         admit(promotion, contract, sealed(plain), section_problems)
     forced, _ = orders.force(promotion, contract, Stage.SHADOW, "ada", "hurry", Evaluation(1.0), 1.0)
     with pytest.raises(OrderError, match="is not in offline-ci but in shadow"):
