@@ -121,7 +121,7 @@ def of_sender(
 
 
 def of_path(contracts: Sequence[Contract], path: MeasuringPath) -> Iterator[Finding]:
-    """Report clauses that a way of measuring never fills, and the sources of its attributes."""
+    """Report clauses that a way of measuring can never judge, and the sources of its attributes."""
     for contract in contracts:
         covered = coverage(contract, path)
         for clause, why in covered.unmeasured.items():

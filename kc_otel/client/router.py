@@ -1,4 +1,4 @@
-"""The router: asks the decision table in the serving process, on every request, without network and without locks.
+"""The router: consults the decision table in the serving process, on every request, without network access or locks.
 
 A daemon thread keeps the table fresh and swaps one reference to an immutable snapshot; readers take that reference and
 never wait. When the evaluator is gone the last table stays in force: a route is lifted by a person, never by an outage.

@@ -1,4 +1,4 @@
-"""A decision table made ready to be asked on every request: immutable, and by contract."""
+"""A decision table prepared for look-ups on every request: immutable, and indexed by contract."""
 
 from __future__ import annotations
 

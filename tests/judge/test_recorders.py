@@ -119,7 +119,9 @@ def test_a_slice_that_some_recorders_define_otherwise_does_not_pass(columns: boo
             continue
         assert found["all"][0] is Status.PASS
         assert "no PASS" in found["code"][1]
-        assert "a recorder applies version 2 of the contract, where slice code is defined differently" in found["code"][1]
+        assert (
+            "a recorder applies version 2 of the contract, where slice code is defined differently" in found["code"][1]
+        )
         take(evaluator, at + 10.0, right.request(at + 10.0), applying(applied, info_request(at + 10.0, 0, "1")))
         assert judged(evaluator, at + 10.0)["code"][0] is Status.PASS
 
