@@ -52,8 +52,8 @@ ALERT_NAMES: Final = {
 _REPEATED_SENTENCES: Final = {
     "reminder": "Reminder: the alert has fired for {lasted} and nobody has acknowledged it.",
     "silence-ended": "A silence has ended, and the alert still fires after {lasted}.",
-    "unfollowed": "The contract was removed or set to dry run: the alert is no longer tracked, and the fault may not be "
-    "fixed.",
+    "unfollowed": "The contract was removed or set to dry run: the alert is no longer tracked, and the fault may not "
+    "be fixed.",
 }
 _ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 
