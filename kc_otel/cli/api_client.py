@@ -81,7 +81,7 @@ def _call(method: str, url: str, path: str, seconds: float = _TIMEOUT_SECONDS, *
             detail = response.json()["detail"]
         except (ValueError, LookupError, TypeError):
             detail = (
-                f"this is no evaluator's API, which is on port 4320 unless --api-port said otherwise: {response.text}"
+                f"this is not an evaluator's API, which is on port 4320 unless --api-port changes that: {response.text}"
             )
         said = plain(detail)
         if response.status_code != HTTPStatus.UNPROCESSABLE_ENTITY:  # that says which field, and what to write

@@ -51,8 +51,8 @@ def compare(
         str,
         typer.Argument(
             metavar="RECORDING",
-            help="Recording of both kernels: .npz, .jsonl, .parquet, what `import` reads, a folder of it, or two "
-            "servers' saved responses as train=SCORED,inference=SAMPLED.",
+            help="Recording of both kernels: .npz, .jsonl, .parquet, files that `import` reads, a folder of them, or "
+            "two servers' saved responses as train=SCORED,inference=SAMPLED.",
         ),
     ],
     contract: Annotated[str | None, typer.Option(help="Contract that defines and judges the slices.")] = None,
@@ -199,9 +199,9 @@ def _notes(comparison: LogComparison) -> Iterator[str]:
     if comparison.coarse is not None:
         yield str(comparison.coarse)
     yield (
-        f"Each interval holds with {100 * comparison.confidence:g}% confidence and takes tokens as independent; that "
-        f"of tv_seq takes sequences. A bound of inf is none: it needs more observations, or one was beyond the cap. "
-        f"clip_budget_share is for a clip range of {comparison.clip:g}."
+        f"Each interval holds with {100 * comparison.confidence:g}% confidence and treats tokens as independent; that "
+        "of tv_seq treats sequences as independent. A bound of inf means none: it needs more observations, or one "
+        f"exceeded the cap. clip_budget_share is for a clip range of {comparison.clip:g}."
     )
 
 

@@ -25,7 +25,9 @@ from kc_otel.offline.gate.gate_lint import shut_gates
 
 
 def check(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Contracts, folders of contracts, or - .")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Contracts, folders of contracts, or - for standard input.")
+    ],
     path: Annotated[
         MeasuringPath | None, typer.Option("--for", help="Also list the clauses that this way of measuring can judge.")
     ] = None,
@@ -33,7 +35,7 @@ def check(
         list[str] | None,
         typer.Option(
             metavar="SLICE=NUMBER",
-            help="Sequences an hour on a slice: also list the clauses that can never PASS with them.",
+            help="Sequences an hour on a slice: also list the clauses that can never PASS with so many.",
         ),
     ] = None,
     as_json: PrintJson = False,
@@ -119,8 +121,8 @@ def _coverage(source: str, path: str, found: Coverage) -> Iterator[str]:
 
 
 def diff_command(
-    old: Annotated[str, typer.Argument(metavar="OLD", help="The version in force, or - .")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The version under review, or - .")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The version in force, or - for standard input.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The version under review, or - for standard input.")],
     as_json: PrintJson = False,
 ) -> None:
     """Print what a new version of a contract tightens, loosens, adds and drops.

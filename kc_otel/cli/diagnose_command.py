@@ -23,7 +23,7 @@ def diagnose(
     ],
     name: Annotated[
         list[str] | None,
-        typer.Option(metavar="ROLE=NAME", help="Series that has a name of your own, such as drift=my/kl; repeatable."),
+        typer.Option(metavar="ROLE=NAME", help="Your own name of a series, such as drift=my/kl; repeatable."),
     ] = None,
     as_json: PrintJson = False,
 ) -> None:

@@ -49,8 +49,8 @@ def plan(
 ) -> None:
     """Print how many observations each clause needs, and how long that takes.
 
-    Prints the number at best, in windows with identical kernels, and typically, for a gate that stops once it is
-    decided. Exits with 2 if the gate can never open or an argument cannot be used.
+    Prints the best case, windows with identical kernels, and the typical case, a gate that stops once it is decided.
+    Exits with 2 if the gate can never open or an argument cannot be used.
 
     Examples:
       kc-otel gate plan policy.yaml
@@ -104,8 +104,8 @@ def verify(
 ) -> None:
     """Verify evidence: its checksum, and that its verdicts follow from its numbers.
 
-    The contract and the recording beside it must be those that it names. With --recordings, every number is recomputed
-    from the files. Exits with 1 if a check fails.
+    The contract and the recording beside the evidence must be those that it names. With --recordings, every number is
+    recomputed from the files. Exits with 1 if a check fails.
 
     Examples:
       kc-otel gate verify evidence
@@ -204,7 +204,7 @@ def live(
     evidence: EvidenceFile = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Sample from one endpoint, score the same tokens with the other, and judge that recording.
+    """Sample from one endpoint, score the same tokens with the other, and judge the resulting recording.
 
     Sends prompts in random order, and stops once the gate is decided. Exits with 0 to advance, 1 if the version fails,
     3 to wait (undecided), 2 if an argument cannot be used or a completion is missing.

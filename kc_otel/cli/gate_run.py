@@ -13,14 +13,14 @@ from kc_otel.cli.terminal import Columns, SequenceAttributes
 EXIT: Final = {"advance": 0, "rollback": 1, "wait": 3}
 """Exit code of each outcome of a gate."""
 
-ContractFile = Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - .")]
+ContractFile = Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")]
 KernelFields = Annotated[
     list[str] | None,
     typer.Option(
         "--kernel",
         metavar="SIDE[.FIELD]=VALUE",
-        help="Field of a kernel, such as inference.version=0.32.0; the contract supplies the others. Or "
-        "its fingerprint, inference=9f1c2ab04d77, if it has reported to the evaluator. Repeatable.",
+        help="Field of a kernel, such as inference.version=0.32.0; the contract supplies the others. Or the kernel's "
+        "fingerprint, inference=9f1c2ab04d77, if it has reported to the evaluator. Repeatable.",
     ),
 ]
 Required = Annotated[
@@ -47,8 +47,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="RECORDING...",
-            help="Recordings of both kernels, each a window of its own: .npz, .jsonl or .parquet, what `import` reads, "
-            "or two servers' saved responses as train=SCORED,inference=SAMPLED.",
+            help="Recordings of both kernels, each a window of its own: .npz, .jsonl or .parquet, files that `import` "
+            "reads, or two servers' saved responses as train=SCORED,inference=SAMPLED.",
         ),
     ],
     kernel: KernelFields = None,
@@ -65,7 +65,7 @@ def run(
     evidence: EvidenceFile = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Judge recordings of both kernels, as a CI job does: stage offline-ci.
+    """Judge recordings of both kernels for the stage offline-ci, as a CI job does.
 
     Exits with 0 to advance, 1 if the version fails, 3 to wait (undecided), 2 if an argument cannot be used.
 

@@ -112,7 +112,7 @@ def collector(
         left = sorted({*(out / "collector" / "evaluators").glob("*/*.yaml")} - {out / file.path for file in files})
         if left:
             raise ValueError(
-                "\n".join(f"{path}: is judged elsewhere now, or nowhere; remove the file" for path in left)
+                "\n".join(f"{path}: is now judged elsewhere, or not at all; remove the file" for path in left)
             )
         return files
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 def import_files(
-    paths: Annotated[list[Path], typer.Argument(metavar="FILE_OR_DIR...", help="What the trainer wrote.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="FILE_OR_DIR...", help="Files that the trainer wrote, or folders of them.")
+    ],
     contract: Annotated[Path, typer.Option(help="The contract.", envvar="KC_OTEL_CONTRACT")],
     format: Annotated[str, typer.Option(help="auto, verl, slime, skyrl, roll, prime-rl, nemo-rl or generic.")] = "auto",
     columns: Annotated[str | None, typer.Option(help="Columns of generic files: train=A,inference=B.")] = None,
@@ -46,9 +48,9 @@ def import_files(
 ) -> None:
     """Measure rollouts that a trainer has written, and export the drift over OTLP.
 
-    Reads what verl, slime, SkyRL, ROLL, prime-rl and NeMo-RL write, and recordings. OpenTelemetry's own variables,
-    such as OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. A file counts as finished once its drift is exported.
-    Exits with 1 when a file could not be imported.
+    Reads the files that verl, slime, SkyRL, ROLL, prime-rl and NeMo-RL write, and recordings. OpenTelemetry's own
+    variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. A file counts as finished once its drift is
+    exported. Exits with 1 when a file could not be imported.
 
     Examples:
       kc-otel import rollouts --contract policy.yaml
@@ -126,8 +128,8 @@ def _summarise(importer: Importer, stats: RecorderStats) -> None:
         typer.echo(f"  not measured: {count:,} {reason}: {remedy(reason)}")
     if totals.age_unknown:
         typer.echo(
-            f"  nothing says which weights sampled {totals.age_unknown:,} sequences: their figures are drift and "
-            f"staleness together"
+            f"  it is unknown which weights sampled {totals.age_unknown:,} sequences: their figures contain drift and "
+            "staleness together"
         )
     if totals.identical:
         typer.echo(
@@ -140,8 +142,8 @@ def _summarise_steps(steps: StepScalars, log: Path | None) -> None:
     if steps.written:
         typer.echo(plain(f"  {log}: {len(steps.written):,} steps, {min(steps.written)} to {max(steps.written)}"))
     elif not steps.unjudged:
-        typer.echo(plain(f"  {log}: nothing: no sequence says its step; give --attribute step=NUMBER with each file"))
+        typer.echo(plain(f"  {log}: nothing: no sequence has a step; give --attribute step=NUMBER with each file"))
     if steps.unjudged:
-        typer.echo(plain(f"  {log}: {len(steps.unjudged):,} steps hold too little for any verdict"))
+        typer.echo(plain(f"  {log}: {len(steps.unjudged):,} steps have too little data for any verdict"))
     if steps.late:
-        typer.echo(f"  {log}: {steps.late:,} batches came after their step was written, and are not in it")
+        typer.echo(f"  {log}: {steps.late:,} batches arrived after their step was written, and are not in it")

@@ -61,7 +61,8 @@ def init(
     prompts: Annotated[
         int,
         typer.Option(
-            min=1, help="Prompts of a gate: limits are high enough that the baseline typically passes with them."
+            min=1,
+            help="Number of prompts of a gate: limits are high enough that the baseline typically passes with so many.",
         ),
     ] = 400,
     yes: Annotated[
@@ -71,8 +72,9 @@ def init(
 ) -> None:
     """Write a commented first contract; on a terminal, ask for missing values.
 
-    With --baseline, the usual way, token limits follow from a recorded pair that you accept, and the budget is one more
-    clause. Without it, the budget is the only clause on drift; comments explain which token limits would guarantee it.
+    With --baseline, the usual way, token limits follow from a recorded pair of kernels that you accept, and the budget
+    is one more clause. Without it, the budget is the only clause on drift; comments explain which token limits would
+    guarantee it.
 
     Examples:
       kc-otel init
@@ -168,7 +170,7 @@ def _path(text: str) -> MeasuringPath:
     try:
         return MeasuringPath(text.strip())
     except ValueError:
-        raise ValueError(f"{text!r} is no way of measuring; write one of {', '.join(MeasuringPath)}") from None
+        raise ValueError(f"{text!r} is not a way of measuring; write one of {', '.join(MeasuringPath)}") from None
 
 
 def _slices(text: str) -> dict[str, dict[str, str]]:
@@ -234,7 +236,7 @@ def _answers(given: dict[str, str | None], *, ask: bool, assume: bool = False) -
         }
     missing = [question.option for question in _QUESTIONS if question.default is None and given[question.key] is None]
     if missing and not ask:
-        msg = f"{', '.join(missing)}: missing, and this is no terminal; give {'it' if len(missing) == 1 else 'them'}"
+        msg = f"{', '.join(missing)}: missing, and this is not a terminal; give {'it' if len(missing) == 1 else 'them'}"
         raise ValueError(msg)
     return {question.key: _answer(question, given[question.key], ask=ask) for question in _QUESTIONS}
 

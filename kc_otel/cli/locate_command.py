@@ -190,7 +190,7 @@ def operators(
     comparisons: Annotated[
         str, typer.Argument(metavar="FILE.py:NAME", help="A list of kc_otel.integrations.operators.OperatorPair.")
     ],
-    contract: Annotated[str | None, typer.Option(help="Contract whose operator clauses judge them.")] = None,
+    contract: Annotated[str | None, typer.Option(help="Contract whose operator clauses judge the operators.")] = None,
     as_json: PrintJson = False,
 ) -> None:
     """Compare single operators of both kernels over shapes and dtypes.
@@ -328,7 +328,7 @@ def _print_cases(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], lef
     for report in reports:
         if report.not_finite:
             said = f"{report.operator}  {report.case}: {report.not_finite:,} rows are NaN or infinite on one side alone"
-            lines.append(f"{said}; no verdict is about them")
+            lines.append(f"{said}; they are not judged")
     if verdicts or left_out:
         judged = [(str(found.status), found.cell.clause, found.cell.slice, found.reason) for found in verdicts]
         lines += ["", "Verdicts", *table_lines(("verdict", "clause", "slice", "why"), judged)]

@@ -158,7 +158,7 @@ def resume(
     by: By = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Lift routes: send traffic back to the kernel versions that it avoids.
+    """Lift routes: send traffic back to the kernel versions that they avoid.
 
     Examples:
       kc-otel route resume policy-7b --why 'rolled back to 0.31'
@@ -170,7 +170,7 @@ def resume(
 
 def enable_webhook(
     contract: ContractArgument,
-    endpoint: Annotated[str, typer.Argument(metavar="ENDPOINT", help="Its name in the contract.")],
+    endpoint: Annotated[str, typer.Argument(metavar="ENDPOINT", help="Name of the endpoint in the contract.")],
     why: Why,
     by: By = None,
     url: Url = DEFAULT_URL,
@@ -215,7 +215,7 @@ def _alert_line(alert: dict[str, Any]) -> str:
     if alert["silenced"]:
         notes.append(f"silenced ({', '.join(alert['silenced'])})")
     if alert["notified"] > 1:
-        notes.append(f"said {alert['notified']} times")
+        notes.append(f"notified {alert['notified']} times")
     since = alert["started_at"] if alert["phase"] == "firing" else alert["since"]
     kernel = f" of kernel {alert['kernel_inference']}" if alert["kernel_inference"] else ""
     kernel += f" against {alert['kernel_train']}" if alert["kernel_train"] else ""

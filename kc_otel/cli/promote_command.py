@@ -42,17 +42,19 @@ def promote(
         Path | None,
         typer.Option(metavar="FILE_OR_DIR", help="Evidence of `kc-otel gate run --evidence`, which opens offline-ci."),
     ] = None,
-    approve: Annotated[Stage | None, typer.Option(help="Let it into a stage that requires approval.")] = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Keep it at its stage; requires --why.")] = False,
+    approve: Annotated[Stage | None, typer.Option(help="Let the version into a stage that requires approval.")] = None,
+    hold: Annotated[bool, typer.Option("--hold", help="Keep the version at its stage; requires --why.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="End a hold, or a wait for a hook.")] = False,
     force: Annotated[
-        Stage | None, typer.Option(help="Advance it even though its gate is closed; requires --why.")
+        Stage | None, typer.Option(help="Advance the version even though its gate is closed; requires --why.")
     ] = None,
-    rollback: Annotated[bool, typer.Option("--rollback", help="Remove it from all traffic; requires --why.")] = False,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Remove the version from all traffic; requires --why.")
+    ] = False,
     by: By = None,
     why: Annotated[str, typer.Option(help="Reason, kept with the evidence.")] = "",
     watch: Annotated[
-        bool, typer.Option("--watch", help="Print each step until it reaches full or is rolled back.")
+        bool, typer.Option("--watch", help="Print each step until the version reaches full or is rolled back.")
     ] = False,
     hook_before: Annotated[
         str | None,
@@ -140,14 +142,14 @@ def _look(url: str, contract: str, kernel: str, *, start: bool, as_json: bool) -
     if seen and kernel not in seen:
         hint = did_you_mean(kernel, seen, "seen are")
         refuse(
-            f"{kernel}: no inference kernel of {contract} has reported by that name; {hint} One that has yet to serve "
-            "begins with --evidence"
+            f"{kernel}: no inference kernel of {contract} has reported by that name; {hint} A version that has not "
+            "served yet begins with --evidence"
         )
     if start:
         return
     first = get(url, f"/api/v1/promotions/{contract}/plan")["steps"][0]["position"]
     begin = f"kc-otel promote {contract} {kernel} --start"
-    said = f"{kernel} is not on its way\n  next: {first}\n  to start it: {begin}"
+    said = f"{kernel} is not in promotion\n  next: {first}\n  to start it: {begin}"
     typer.echo("null" if as_json else said)
     raise typer.Exit(3)
 
@@ -156,10 +158,10 @@ def _lines(found: dict[str, Any]) -> list[str]:
     kernel, share = found["kernel"], f"{100 * found['share']:g}% of the requests"
     if found["status"] == "rolled-back":
         promote = f"kc-otel promote {found['contract']} {kernel}"
-        lines = [f"{kernel} is rolled back and is to serve nothing", f"  {found['reason']}"]
+        lines = [f"{kernel} is rolled back and must serve nothing", f"  {found['reason']}"]
         if found["seen_serving"]:
             lines += [
-                f"  {local_time(found['seen_serving'])}: it was measured after that: something served it",
+                f"  {local_time(found['seen_serving'])}: it was measured after that, so something served it",
                 f"  once nothing serves it: {promote} --rollback --why ...",
             ]
         return [*lines, f"  to start once more: {promote} --start"]
@@ -268,7 +270,7 @@ def _before(url: str, path: str, found: dict[str, Any], command: str, timeout: f
     if get(url, path)["awaiting"] != place:
         return  # it failed, or a person decided otherwise, while the hook ran; what happened is said next
     if code == 0:
-        _say(f"the hook before {place} has ended well")
+        _say(f"the hook before {place} has succeeded")
         post(url, path, {"order": "confirm", "by": _HOOK_SIGNER, "position": place})
         return
     why = f"the hook before {place} took more than {timeout:g} s" if code is None else (

@@ -26,7 +26,8 @@ def remedy(
         str,
         typer.Argument(
             metavar="RECORDING",
-            help="Rollouts before any correction: .npz, .jsonl or .parquet, what `import` reads, or a folder of it.",
+            help="Rollouts before any correction: .npz, .jsonl or .parquet, files that `import` reads, or a folder of "
+            "them.",
         ),
     ],
     contract: Annotated[str, typer.Option(help="Contract that a correction must keep, on every slice.")],

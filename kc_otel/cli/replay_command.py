@@ -51,7 +51,7 @@ def replay(
     """Run recorded telemetry through a changed contract, and print what would have differed.
 
     Prints alerts, routes, directives and webhooks. Exits with 0 when nothing differs (or there is nothing to compare
-    with), 1 when something does, 2 on bad input. What was measured stays as it was: a route in a replay moves no
+    with), 1 when something does, 2 on bad input. Measurements are those of the recording: a route in a replay moves no
     traffic, and people's decisions are not replayed.
 
     Examples:

@@ -65,7 +65,7 @@ def rescore(
     ] = None,
     idle_below: Annotated[
         int | None,
-        typer.Option(help="Run only while the GPU's utilisation is below this many percent.", min=1, max=100),
+        typer.Option(help="Run only while the GPU's utilisation is below this percentage.", min=1, max=100),
     ] = None,
     batch_tokens: Annotated[int, typer.Option(help="Maximum tokens in a batch, padding included.", min=1)] = 16_384,
     worst: Annotated[
@@ -84,7 +84,8 @@ def rescore(
     """Score recorded requests with the training kernel, and export the drift over OTLP.
 
     Requests leave the spool once their drift has been exported. OpenTelemetry's own variables, such as
-    OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. Stop it with Ctrl-C at any time and start it again.
+    OTEL_EXPORTER_OTLP_ENDPOINT, set the destination. The command can be stopped with Ctrl-C at any time and started
+    again.
 
     Examples:
       kc-otel rescore spool.sqlite --contract policy.yaml --model checkpoint

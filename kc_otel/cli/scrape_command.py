@@ -20,8 +20,8 @@ def scrape(
 ) -> None:
     """Forward vLLM's own latency histograms as gen_ai.server.*, until Ctrl-C.
 
-    The evaluator judges clauses on latency by them. They are sent to OTEL_EXPORTER_OTLP_ENDPOINT; nothing else on the
-    page is.
+    The evaluator judges clauses on latency by these histograms. They are sent to OTEL_EXPORTER_OTLP_ENDPOINT; vLLM's
+    other metrics are not.
 
     Examples:
       kc-otel scrape http://127.0.0.1:8000/metrics

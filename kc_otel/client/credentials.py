@@ -25,7 +25,7 @@ class TokenError(ValueError):
 
 
 def authorization(token_file: str | os.PathLike[str] | None = None) -> dict[str, str]:
-    """The header that says who asks; none where no token is given.
+    """Return the header that authenticates the caller; none without a token.
 
     Args:
         token_file: File that holds the token; None for what KC_OTEL_TOKEN_FILE names, else KC_OTEL_TOKEN itself.

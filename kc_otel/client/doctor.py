@@ -1,7 +1,7 @@
 """Diagnosis of misconfigurations between a service and its verdicts, as sentences with remedies.
 
-Two looks from where the service runs: at the environment that its recorder reads, and at what the evaluator's API says
-of what has arrived. Neither changes anything; the only thing sent is a connection that is closed at once.
+Two checks from where the service runs: of the environment that its recorder reads, and of the evaluator's report on the
+data that have arrived. Neither changes anything; the only thing sent is a connection that is closed at once.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Finding:
     """Something that a person should know.
 
     Attributes:
-        level: `error` where verdicts cannot come like this, `warning` where they may be wrong or missing, else `ok`.
-        what: What is the case, one sentence.
+        level: `error` if no verdicts can arrive, `warning` if they may be wrong or missing, else `ok`.
+        what: The finding, in one sentence.
         remedy: What to do about it; empty for `ok`.
     """
 
@@ -121,7 +121,7 @@ def of_sender(
 
 
 def of_path(contracts: Sequence[Contract], path: MeasuringPath) -> Iterator[Finding]:
-    """Report clauses that a way of measuring never fills, and the sources of its attributes."""
+    """Report clauses that a way of measuring can never judge, and the sources of its attributes."""
     for contract in contracts:
         covered = coverage(contract, path)
         for clause, why in covered.unmeasured.items():

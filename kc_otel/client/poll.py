@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _MAX_RESPONSE_BYTES: Final = 16 << 20
 _REMEDIES: Final = {
     401: "; give token_file=, KC_OTEL_TOKEN_FILE or KC_OTEL_TOKEN",
-    403: "; the token's entry would have to say may: [read]",
+    403: "; the token's entry needs may: [read]",
 }
 _UNCHANGED_STATUSES: Final = frozenset({204, 304})
 _LATE_SECONDS: Final = 30.0
@@ -34,7 +34,7 @@ _LATE_SECONDS: Final = 30.0
 
 
 def lateness(headers: Message) -> str:
-    """Say that an evaluator answers and does not evaluate, by its header `Age`; empty where it does.
+    """Return a sentence if an evaluator answers but does not evaluate, by its header `Age`; else empty.
 
     Raises:
         ValueError: If the header is no number.
@@ -44,23 +44,23 @@ def lateness(headers: Message) -> str:
 
 
 class Poller(threading.Thread):
-    """Asks `GET {url}/api/v1/decisions?after=VERSION&tag=TAG&wait=SECONDS` over and over, and hands on what it gets.
+    """Asks `GET {url}/api/v1/decisions?after=VERSION&tag=TAG&wait=SECONDS` repeatedly, and passes on each answer.
 
-    `&obeys=CONTRACT/DIRECTIVE` says what this process looks at, `&kept=CONTRACT/SLICE/VERSION` from what it keeps
-    requests.
+    `&obeys=CONTRACT/DIRECTIVE` names the directives that this process follows, `&kept=CONTRACT/SLICE/VERSION` the
+    versions that it keeps requests away from.
 
-    Whatever differs from the table at hand is newer, also when its version is lower: the evaluator has then lost its
-    state, and what it says now is what it knows.
+    A table that differs from the current one is newer, even if its version is lower: the evaluator has then lost its
+    state.
 
-    200 carries a table, 204 and 304 say that nothing has changed. Whatever else happens is logged once per outage and
-    tried again after a growing, random pause.
+    200 carries a table, 204 and 304 say that nothing has changed. Any other outcome is logged once per outage, and the
+    request is retried after a growing, random pause.
 
     Args:
         url: Base URL of the evaluator's API.
         on_table: Called with each new table, and whether the evaluator has evaluated lately.
         on_contact: Called after every answer of an evaluator that is not late, new table or not.
-        report: What this process looks at and does, as names and values of the query, so that people see whether
-            anybody does.
+        report: What this process follows and does, as names and values of the query, so that people can see whether any
+            process does.
         wait: How long the evaluator may hold an answer back, seconds.
         refresh: Least time between two requests, seconds, for an evaluator that does not hold answers back.
         longest_pause: Longest pause between failed requests, seconds.
@@ -121,7 +121,7 @@ class Poller(threading.Thread):
         self._drop()
 
     def stop(self) -> None:
-        """End the thread, also out of a request that the evaluator holds back."""
+        """End the thread, even during a request that the evaluator holds back."""
         self._stopping.set()
         connection = self._connection
         sock = None if connection is None else connection.sock

@@ -1,10 +1,10 @@
-"""The router: asks the decision table in the serving process, on every request, without network and without locks.
+"""The router: consults the decision table in the serving process, on every request, without network access or locks.
 
 A daemon thread keeps the table fresh and swaps one reference to an immutable snapshot; readers take that reference and
 never wait. When the evaluator is gone the last table stays in force: a route is lifted by a person, never by an outage.
-Before the first table, and once the evaluator has been gone for longer than `stale_after`, nobody watches a version
-that is being tried: requests without a pin or a route go to versions that were promoted to full, else to the training
-kernel. The last table is in a file too, for a serving process that starts while the evaluator is gone.
+Before the first table, and once the evaluator has been gone for longer than `stale_after`, nothing monitors a version
+under test: requests without a pin or a route go to versions that were promoted to full, else to the training kernel.
+The last table is in a file too, for a serving process that starts while the evaluator is gone.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ class TableFile:
 
     Args:
         path: The file; its folder has to exist.
-        own: Whether nobody named the file: its folder is made, and what cannot be read is logged and written anew.
+        own: True for the default file: its folder is created, and an unreadable file is logged and replaced.
     """
 
     def __init__(self, path: Path, *, own: bool = False) -> None:

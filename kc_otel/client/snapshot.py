@@ -1,4 +1,4 @@
-"""A decision table made ready to be asked on every request: immutable, and by contract."""
+"""A decision table prepared for look-ups on every request: immutable, and indexed by contract."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Choice:
         cause: `pin`, `route`, `canary`, `stale`, or `default` where nothing had to be decided.
         weight: Share that the inference kernel has of such requests, where a canary decided.
         reason: One sentence; empty for `default`.
-        slice: Slice from which all requests are kept, which decided; empty where none did.
+        slice: Slice from which all requests are kept away, if that decided; else empty.
     """
 
     kernel: Kernel

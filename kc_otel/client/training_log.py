@@ -73,7 +73,7 @@ class TrainingLog:
         self._scalars: Mapping[str, float] = {}
 
     def attach(self, contract: Contract) -> Sequence[MetricExporter]:
-        """Begin for a contract; the recorder calls it in each process that records."""
+        """Start the log for a contract; the recorder calls this in each process that records."""
         self._scalars = {}
         if self._evaluator is None:
             return (_InProcess(contract, self),)

@@ -18,13 +18,13 @@ A receiver with Starlette (FastAPI's `Request` is the same):
     app = Starlette(routes=[Route("/alerts", alerts, methods=["POST"])])
 
 `receiver(SECRET, handle)` is the same as an ASGI application, for any server, which also limits the size of requests
-and calls `handle` once for a message that arrives twice. Answer 2xx when a message is taken and 410 to get no more;
-400, 413, 415 and 422 refuse this one message for good, and after any other answer, or none, it comes again.
+and calls `handle` once for a message that arrives twice. Answer 2xx to accept a message and 410 to receive no more.
+400, 413, 415 and 422 reject this message for good; after any other answer, or none, it is sent again.
 
 `body["alerts"]` is what Alertmanager would send; `body["kernelContract"]` holds the contract and, in `cells`, the
-numbers of each alert's clause in the same order. The same receiver takes what Alertmanager and Grafana send about a
-contract's generated alerts, once it is told how they prove who they are: `bearer` for the credentials of
-Alertmanager's `http_config.authorization`, `grafana_secret` for the HMAC of a Grafana contact point.
+numbers of each alert's clause in the same order. The same receiver accepts the messages of Alertmanager and Grafana
+about a contract's generated alerts, once it knows how they authenticate: `bearer` for the credentials of Alertmanager's
+`http_config.authorization`, `grafana_secret` for the HMAC of a Grafana contact point.
 
 The errors are those of the Standard Webhooks signature:
 
@@ -105,7 +105,7 @@ def verify_grafana(
         now: Unix time, seconds; the system's when None.
 
     Raises:
-        VerificationError: One of its kinds, if the request is not to be trusted.
+        VerificationError: One of its subclasses, if the request cannot be trusted.
         SecretError: If the secret is empty.
     """
     if not secret:
@@ -132,7 +132,7 @@ def verify_bearer(token: str, headers: Mapping[str, str], body: bytes) -> Any:
     """The body of a webhook that proves itself by `Authorization: Bearer`, as Alertmanager's can.
 
     Raises:
-        VerificationError: One of its kinds, if the request is not to be trusted.
+        VerificationError: One of its subclasses, if the request cannot be trusted.
         SecretError: If the token is empty.
     """
     if not token:
@@ -152,17 +152,17 @@ class receiver:  # noqa: N801 - reads as the function it is used as
     """An ASGI application that verifies webhooks and hands their bodies to `handler`.
 
     It answers 204 when the handler has returned, 401 to what cannot be verified, 405 to anything but POST, 413 to large
-    bodies. An error of the handler reaches the server, which answers 500, and the message comes again.
+    bodies. An error of the handler reaches the server, which answers 500, and the message is sent again.
 
     Args:
-        secret: `whsec_...`, or several while it is rotated; None to take nothing that kc-otel sends itself.
+        secret: `whsec_...`, or several while it is rotated; None to accept nothing that kc-otel sends itself.
         handler: Called with the parsed body, on the event loop; may be `async`.
         tolerance: Seconds by which the attempt's timestamp may differ from the clock.
         max_body: Largest body, bytes.
         remember: How many ids of handled messages are remembered, so that one sent again is not handled again.
             Alertmanager and Grafana send no ids.
-        bearer: Token of Alertmanager's `http_config.authorization`; None to take nothing from Alertmanager.
-        grafana_secret: HMAC secret of Grafana's contact point; None to take nothing from Grafana.
+        bearer: Token of Alertmanager's `http_config.authorization`; None to accept nothing from Alertmanager.
+        grafana_secret: HMAC secret of Grafana's contact point; None to accept nothing from Grafana.
         grafana_timestamp_header: That contact point's timestamp header, where it has one.
 
     Raises:

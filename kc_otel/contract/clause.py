@@ -72,16 +72,16 @@ class Clause(Strict):
     """Unit of an independent observation; dependent values are averaged first. `prompt`, the default of means: the mean
     over a prompt's rollouts, which share its drift; without known prompts, each sequence counts as one. `sequence`:
     sequences are declared independent. `step`: the mean over a training step; the limit then holds on average over
-    steps, with the other units at every step. `token`: the verdict covers only the tokens of its window. A fraction
-    with a wider unit than its metric's is the share of means above x. Quantiles, maxima and shares limited to 0 count
-    tokens by default."""
+    steps, whereas with the other units it holds at every step. `token`: the verdict covers only the tokens of its
+    window. With a unit wider than the metric's own, `fraction > x` is the share of means above x. Quantiles, maxima and
+    fractions with limit 0 count tokens by default."""
     limit: RawLimit
     """Largest value allowed, in the metric's unit; durations and percentages may carry their unit."""
     slices: dict[Name, RawLimit] = Field(default_factory=dict, max_length=500)
-    """Limits of single slices, where they differ."""
+    """Limits of individual slices, if they differ from `limit`."""
     cap: Number | None = Field(default=None, gt=0)
-    """Limit the mean of min(value, cap). This makes the mean of an unbounded metric decidable; with a cap of five
-    limits, a tenth of the sequences suffices. Limit the values above it with a clause on `fraction > cap`."""
+    """Limit the mean of min(value, cap). This makes the mean of an unbounded metric decidable; with a cap of five times
+    the limit, a tenth of the sequences suffices. Limit the values above it with a clause on `fraction > cap`."""
     description: str = Field(default="", max_length=1000)
     """Reason for the limit's value, and the consequence of exceeding it."""
 

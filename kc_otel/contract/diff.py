@@ -104,7 +104,7 @@ def _assumptions(old: Contract, new: Contract) -> Iterator[ContractChange]:
         path = f"assumptions.{name}"
         users = sorted(metric for metric in kept if name in DERIVED[metric].needs)
         if not users or before is None or after is None:
-            yield ContractChange("changes", path, before, after, "no bound of both versions is made of it")
+            yield ContractChange("changes", path, before, after, "no bound in both versions depends on it")
             continue
         metric = users[0]
         # Only this assumption is changed, so that each one is judged on its own.
@@ -243,7 +243,7 @@ _EFFECT_OF_FIELD: Final = {
     "min_sequences": "a verdict on sequences needs this many of them",
     "sampling": "this share of batches is measured",
     "heartbeat": "silence is noticed after this long",
-    "max_series": "slices beyond this many streams are lost to 'other'",
+    "max_series": "streams beyond this number count as slice 'other'",
 }
 
 
@@ -337,12 +337,12 @@ def _promotion(before: PromotionTerms, after: PromotionTerms) -> Iterator[Contra
         yield ContractChange(kind, "promotion.steps", served, serves, sentence)
     for stage in sorted({*before.approve} ^ {*after.approve}):
         dropped = stage in before.approve
-        sentence = f"{'nobody has to' if dropped else 'a person has to'} let a version into {stage}"
+        sentence = f"{'nobody has to' if dropped else 'a person has to'} approve stage {stage}"
         approve = list(before.approve), list(after.approve)
         yield ContractChange(_tighter(not dropped), "promotion.approve", *approve, sentence)
     for skipped in sorted({*before.skip} ^ {*after.skip}):
         again = skipped in before.skip
-        sentence = f"stage {skipped} is {'asked for again' if again else 'skipped'}"
+        sentence = f"stage {skipped} is {'required again' if again else 'skipped'}"
         yield ContractChange(_tighter(again), "promotion.skip", list(before.skip), list(after.skip), sentence)
     if before.sampling != after.sampling:
         sentence = "recordings may be made with other sampling parameters"

@@ -87,7 +87,7 @@ def _references(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintF
         elif name not in contract.slices_for(clause):
             yield LintFinding(
                 (*here, "slices", name),
-                f"{name!r} selects tokens by where they are, and {clause.metric} is of none; leave it out",
+                f"{name!r} selects tokens by their position, but {clause.metric} is not about tokens; leave it out",
             )
     if clause.metric in DERIVED:
         for name in DERIVED[clause.metric].needs:

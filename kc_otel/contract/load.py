@@ -191,7 +191,7 @@ def check_all(paths: Iterable[str | os.PathLike[str]]) -> list[Checked]:
         if result.contract is not None:
             name = result.contract.name
             if name in homes:
-                message = f"{name!r} is already the name of {homes[name]}, and metrics go by that name; rename one"
+                message = f"{name!r} is already the name of {homes[name]}, and metrics carry that name; rename one"
                 problem = ContractProblem(source, 0, "metadata.name", message)
                 result = Checked(source, None, (problem, *result.problems))
             homes.setdefault(name, source)

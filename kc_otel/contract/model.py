@@ -40,7 +40,7 @@ class Metadata(Strict):
 
 
 class KernelSpec(Strict):
-    """Expected properties of a kernel; its fingerprint has the actual ones."""
+    """Expected properties of a kernel; the fingerprint of a version has the actual ones."""
 
     engine: str = Field(min_length=1, max_length=100)
     """Program that evaluates the policy, such as torch, vllm, sglang."""
@@ -55,7 +55,7 @@ class KernelSpec(Strict):
 
 
 class KernelSpecs(Strict):
-    """The pair that the contract is about."""
+    """The pair of kernels that the contract is about."""
 
     train: KernelSpec
     """P: the kernel that computes gradients, or the reference in serving."""
@@ -77,7 +77,7 @@ class Assumptions(Strict):
     clip: Number | None = Field(default=None, gt=0)
     """PPO clip range epsilon: ratios stay in [1-epsilon, 1+epsilon]."""
     density: bool = Field(default=False, strict=True)
-    """The numbers are log-densities, of continuous actions or a diffusion's steps, which may exceed 0."""
+    """Log-probabilities are log-densities, of continuous actions or diffusion steps, which may exceed 0."""
 
     @field_validator("reward_range")
     @classmethod
@@ -102,7 +102,7 @@ class SliceSpec(Strict):
             }
         },
     )
-    """Attribute to value, list of values, or comparison (`">= 8192"`). All of them must hold."""
+    """Attribute to value, list of values, or comparison (`">= 8192"`). All conditions must hold."""
     description: str = Field(default="", max_length=500)
     """One sentence for dashboards and webhooks."""
 
@@ -145,12 +145,12 @@ class Observability(Strict):
     window: Duration = 300.0
     """Rolling window whose observations decide a PASS."""
     long_window: Duration = 3600.0
-    """Rolling window that decides if the short one cannot."""
+    """Rolling window that decides when the short one cannot."""
     confidence: Number = Field(default=0.99, gt=0.5, lt=1.0)
-    """Least probability, at one evaluation and for one cell, that a window's interval contains the true value, and that
-    a PASS is right."""
+    """Minimum probability, at one evaluation and for one cell, that a window's interval contains the true value, and
+    that a PASS is right."""
     false_alarms: Duration = 30 * 86400.0
-    """Least expected time between false alarms (FAILs of cells that are within their limits), for all cells of the
+    """Minimum expected time between false alarms (FAILs of cells that are within their limits), for all cells of the
     contract together."""
     min_samples: int = Field(default=2000, ge=1, strict=True)
     """Fewest tokens, rows of an operator's output, or observations of a `gen_ai.*` histogram for a PASS, and for a FAIL
@@ -185,7 +185,7 @@ class Contract(Strict):
     kernels: KernelSpecs
     assumptions: Assumptions = Assumptions()
     slices: dict[Name, SliceSpec] = Field(default_factory=dict, max_length=500)
-    """Parts of the traffic that are judged on their own; they may overlap. `all` is always there."""
+    """Parts of the traffic that are judged on their own; they may overlap. The slice `all` always exists."""
     numerical: tuple[Clause, ...] = Field(default=(), max_length=200)
     """N: limits on the operators' effect on the logits."""
     statistical: tuple[Clause, ...] = Field(default=(), max_length=200)

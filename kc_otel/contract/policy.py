@@ -71,16 +71,15 @@ class EscalationStep(Strict):
     """One step of the escalation ladder."""
 
     on: Literal["fail", "no-data", "inconclusive", "invalid-input"]
-    """Verdict that the step waits for; `invalid-input` for batches that failed an input check."""
+    """Verdict that triggers the step; batches that failed an input check trigger `invalid-input`."""
     after: Duration = Field(default=0.0, alias="for")
     """Time that the verdict must last before the step fires."""
     clear_for: Duration = 0.0
-    """Time that the verdict must be gone before the step resolves: for `fail`, the time in PASS, or since measurements
-    refuted the fault. Other INCONCLUSIVE verdicts and NO_DATA do not count, because they do not show that the fault is
-    over."""
+    """Time that the verdict must be gone before the step resolves. For `fail`, only time in PASS, or since measurements
+    refuted the fault, counts: NO_DATA and other INCONCLUSIVE verdicts do not show that the fault is over."""
     repeat: Duration = REPEAT_SECONDS
-    """Time after which an unacknowledged firing webhook is repeated; `0s` for once only. A person's acknowledgement
-    ends the repeats."""
+    """Time after which an unacknowledged firing webhook is repeated; with `0s` it is sent once only. A person's
+    acknowledgement ends the repeats."""
     severity: Literal["info", "warning", "critical"] = "warning"
     """Label of alerts and webhooks."""
     do: tuple[Action, ...] = Field(min_length=1, max_length=20)

@@ -57,12 +57,12 @@ TrafficShare = Annotated[
 
 
 class PromotionTerms(Strict):
-    """Requirements for a kernel version to serve more: offline CI, shadow, canary in steps, full."""
+    """Requirements for a kernel version to serve more traffic: stages offline CI, shadow, canary in steps, and full."""
 
     windows: int = Field(default=3, ge=1, le=100, strict=True)
-    """Consecutive windows without shared data in which every clause is PASS on every slice, before each step."""
+    """Consecutive windows, without shared data, in which every clause must PASS on every slice before each step."""
     steps: tuple[TrafficShare, ...] = Field(default=_CANARY_SHARES, min_length=1, max_length=20)
-    """Share of the requests that the version serves at each step of the canary, growing."""
+    """Shares of the requests that the version serves at the steps of the canary, in increasing order."""
     failure_limit: int = Field(default=1, ge=1, le=100, strict=True)
     """Number of failing windows (without shared data) after which the version is rolled back."""
     approve: tuple[Literal["shadow", "canary", "full"], ...] = Field(default=(), max_length=3)

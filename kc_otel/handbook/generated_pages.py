@@ -94,7 +94,8 @@ No check finds these faults, because the numbers are consistent with them:
 Log-probabilities that only one side kept in bfloat16 or float16 are measured, and the log says so once: their rounding
 is part of the difference. Keep them in float32 on both sides."""
 _TELEMETRY: Final = """\
-Every metric and attribute that kc-otel sends or exposes, generated from the registry that code is checked against."""
+Every metric and attribute that kc-otel sends or exposes, generated from the registry that the code is checked
+against."""
 _HISTOGRAMS: Final = """\
 Exponential histograms, cumulative, with the attributes `kc.contract`, `kc.slice`, `kc.kernel.train`,
 `kc.kernel.inference`, and `kc.operator` on those of operators. [Metrics](../contract/metrics.md) defines each."""
@@ -240,7 +241,7 @@ def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _quantity(quantity: Quantity) -> str:
-    averaged = ", its mean by default per prompt" if quantity.per in {Unit.TOKEN, Unit.SEQUENCE} else ""
+    averaged = " (means by default per prompt)" if quantity.per in {Unit.TOKEN, Unit.SEQUENCE} else ""
     low = f"({quantity.low:g}" if quantity.low == -math.inf else f"[{quantity.low:g}"
     high = f"{quantity.high:.3g})" if quantity.high == math.inf else f"{quantity.high:.3g}]"
     cap = f"Bounds on its mean are for the mean of min(value, {quantity.cap:g}); `cap` changes that. "

@@ -57,7 +57,8 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
     >>> trainer.train()
 
     Log ratios and their quantiles are facts about any tokens. Expectations over the inference kernel (tv_token, tv_seq,
-    k3, chi2 and the bounds made of them) need tokens that it sampled: give a function as `samples` that has it sample.
+    k3, chi2 and the bounds made of them) need tokens that it sampled: pass a function as `samples` that has it sample
+    them.
 
     Training waits while both kernels score. In a distributed run the first process compares; a model that is sharded
     over processes (FSDP, DeepSpeed) cannot be run by one of them, which is counted as dropped.
@@ -223,9 +224,9 @@ class ResyncWeights(_AskedCallback):
     ...     trainer.add_callback(ResyncWeights(lambda: router.resync("policy-7b"), lambda _: sync()))
     ...     trainer.train()
 
-    The verdict is about a window, so it goes on firing for a while after the weights have arrived: they are sent again
-    only if it still does `pause` steps later, or if it has stopped and starts anew. In a distributed run the first
-    process decides for all and `sync` is called in each, as TRL's own synchronisation is.
+    The verdict is about a window, so the step keeps firing for a while after the weights have arrived. They are sent
+    again only if it still fires `pause` training steps later, or has stopped and fires anew. In a distributed run the
+    first process decides for all and `sync` is called in each, as TRL's own synchronisation is.
 
     Args:
         asked: Returns the reason to send the weights, or None. It must not block: the router answers from memory. If it
@@ -278,7 +279,7 @@ def log_verdicts(trainer: Any, recorder: Recorder) -> Callable[[], None]:
     ...     log_verdicts(trainer, recorder)
     ...     trainer.train()
 
-    A callback could not: those that report come before the user's own.
+    A callback could not do this: reporting callbacks run before the user's own.
 
     Args:
         trainer: A `transformers.Trainer`, or what is made of it.

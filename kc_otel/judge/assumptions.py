@@ -25,7 +25,7 @@ MEASURED: Final = {
 """Assumption -> key in `SAMPLING` of what is measured of it."""
 _SENTENCES: Final = {
     "horizon": "a sequence had {seen:,.0f} tokens or more",
-    "advantage_max": "an advantage of {seen:.3g} or more came",
+    "advantage_max": "an advantage of {seen:.3g} or more occurred",
     "score_norm_max": "a token's score had a norm of {seen:.3g} or more",
 }
 assert set(MEASURED.values()) <= set(SAMPLING)
@@ -53,7 +53,7 @@ def broken_assumption(
             if count := outside():
                 low, high = assumptions.reward_range or (0.0, 0.0)
                 what = "a reward is" if count == 1 else f"{count:,} rewards are"
-                return f"assumptions.reward_range is [{low:g}, {high:g}], and {what} outside of it"
+                return f"assumptions.reward_range is [{low:g}, {high:g}], but {what} outside of it"
             continue
         assumed, sample = getattr(assumptions, name), observed(MEASURED[name])
         if assumed is None or sample is None or not sample.total:
@@ -86,7 +86,7 @@ def _said(state: ContractState, pair: Pair, *, several: bool) -> str:
     effect, mean = _held(state, SAMPLING["design_effect"].name, pair), rollouts.sum / rollouts.total
     said = f"Prompts{whose} count once, with {mean:.3g} rollouts on average"
     if effect is not None:
-        said += f"; {effect.sum / effect.total:.2g} of these tell as much as one that is independent (design effect)"
+        said += f"; {effect.sum / effect.total:.2g} of these are worth one independent sequence (design effect)"
     return f"{said}."
 
 

@@ -39,7 +39,7 @@ from kc_otel.stats import Binned, ExponentialHistogram
 _NO_PAIR: Final[Pair] = ("", "")
 _UNKNOWN_SLICE: Final = ""
 _LIMIT_STALE: Final = (
-    'what these sampled shows staleness too, which a slice with `where: {lag: ">= 1"}` limits together with drift'
+    'their samples show staleness too, which a slice with `where: {lag: ">= 1"}` limits together with drift'
 )
 _MAX_EMPTY_PAIRS: Final = 8
 """Pairs that have a cell on a slice on which none has observations."""
@@ -121,7 +121,7 @@ class SilentPairs:
         self.not_sampled = state.input_faults.not_sampled(ratios, state.panes, now)
         self.otherwise = {
             (slice, version): f"a recorder applies version {report.version} of the contract, where slice {slice} is "
-            f"another or missing; the evaluator has version {state.contract.metadata.version}"
+            f"defined differently or missing; the evaluator has version {state.contract.metadata.version}"
             for version, report in state.recorders.otherwise(now)
             for slice in report.otherwise
         }
@@ -243,7 +243,7 @@ def _current(
             # Recorders send means where their own copy of the contract asks for them, and where what they are given
             # has sequences: rows of logits one by one have none.
             said = f"{base.per}s arrive, but nothing for {metric}; give the recorder this version of the contract, or "
-            return {_NO_PAIR}, said + f"write `unit: {base.per}` if what it is given are single {base.per}s", {}
+            return {_NO_PAIR}, said + f"write `unit: {base.per}` if it is given single {base.per}s", {}
         if others := _other_operators(state, clause):
             said = f"nothing received for {metric}, only for {others}; do the names in both places agree?"
             return {_NO_PAIR}, said, {}
@@ -257,7 +257,7 @@ def _current(
     alive = current - silent.keys()
     if alive:
         fallen = {
-            pair: f"{_silence(state, [pair], quiet)}; others report, and its promise was broken"
+            pair: f"{_silence(state, [pair], quiet)}; others report, and it was in breach"
             for pair, quiet in silent.items()
             if _fell(state, clause, pair, alive)
         }
@@ -344,8 +344,9 @@ def _untimely(state: ContractState, now: float) -> str:
 def _without_room(state: ContractState) -> str:
     most = state.contract.observability.max_series
     return (
-        f"not judged: observations arrive, but the contract has its {most:,} series or their streams already, or "
-        f"{PAIRS} kernel pairs; give kernels and senders fewer identities, or raise observability.max_series"
+        f"not judged: observations arrive, but the contract already has its maximum of {most:,} series, of their "
+        f"streams, or of {PAIRS} kernel pairs; give kernels and senders fewer identities, or raise "
+        "observability.max_series"
     )
 
 

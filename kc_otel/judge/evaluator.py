@@ -548,7 +548,7 @@ def _other_slices(contract: Contract, applied: AppliedContract) -> str:
     names = applied.otherwise(contract)
     return (
         f"slice{'s' * (len(names) > 1)} {listed(names[:_MAX_LISTED_SLICES])} of {contract.name} version "
-        f"{contract.metadata.version} {'is another' if len(names) == 1 else 'are others'} or missing in version "
+        f"{contract.metadata.version} {'is' if len(names) == 1 else 'are'} defined differently or missing in version "
         f"{applied.version}, which the recorder applies; restart it with the contract that is served"
     )
 

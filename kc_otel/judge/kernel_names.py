@@ -11,7 +11,7 @@ from kc_otel.judge.facts import KernelInfo
 
 _NAMING_FIELDS: Final = ("engine", "engine.version", "dtype", "quantization")
 
-ONE_KERNEL: Final = "two kernels are declared, and both sides report the same one"
+ONE_KERNEL: Final = "two kernels are declared, but both sides report the same one"
 
 
 def kernel_name(fields: Mapping[str, str], version: str, others: Iterable[Mapping[str, str]] = ()) -> str:

@@ -212,7 +212,7 @@ def _points(
             start, time = _times(point, temporality)
             histogram = decode(point)
         except (_MalformedError, OverflowError) as error:
-            count("malformed", 1, f"a point of {name} cannot be: {error}")
+            count("malformed", 1, f"a point of {name} is impossible: {error}")
             continue
         yield Point(
             kind=kind,

@@ -19,17 +19,17 @@ OUTCOME_SENTENCES: Final = {
     "malformed": "points count more observations than there can be",
     "future": "points are from the future; check the sender's clock",
     "late": "points are older than the long window; check the sender's clock",
-    "behind": "points are older than the short window when they arrive; check the sender's clock, unless it sends what "
-    "it kept while nothing answered",
+    "behind": "points are older than the short window when they arrive; check the sender's clock, unless it is "
+    "resending points that could not be delivered earlier",
     "other_buckets": "points have other bucket bounds than those in use for their series; give all senders of a "
-    "metric the same bounds, or wait a short window after the last with the old ones",
+    "metric the same bounds, or wait for one short window after the last point with the old bounds",
     "contradictory": "cumulative points contradict those before them; later ones decide which of them count",
     "unordered": f"delta points are older than the {REMEMBERED_TIMES} newest of their stream, so they cannot be told "
     "from repeated ones; send them in the order of their times",
-    "two_writers": "cumulative points go back and forth between the counts of two senders that are one stream; give "
+    "two_writers": "cumulative points go back and forth between the counts of two senders that share one stream; give "
     "each its own service.instance.id",
-    "unjudged": "points of new series are counted as slice `other` and not judged: their contract has all the series, "
-    f"or {PAIRS} kernel pairs, that it may have; give kernels fewer versions, or raise observability.max_series",
+    "unjudged": "points of new series are counted as slice `other` and not judged: their contract already has its "
+    f"maximum of series, or of {PAIRS} kernel pairs; give kernels fewer versions, or raise observability.max_series",
     "over_cap": "too many streams; raise observability.max_series, or give the senders fewer identities",
 }
 """Sentences for a sender about its points, by outcome."""

@@ -55,7 +55,7 @@ def _findings(
         most = "no number of observations is enough" if takes is None else f"it takes {rounded(takes):,} {needed.unit}s"
         where = f"on {slice} no PASS is possible: {most}, and {format_duration(span)} has {held:,.0f}"
         if mean_test(clause, contract.assumptions, slice) is None:
-            said = f"{where}; and a FAIL, which nothing but a PASS ends for this statistic, stays for ever"
+            said = f"{where}; and a FAIL stays forever, because only a PASS ends it for this statistic"
         else:
             said = f"{where}; an incident still ends once its fault is refuted, but a promotion waits forever"
         yield LintFinding(

@@ -65,7 +65,7 @@ def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, 
     interval, limit, needed = case.interval, case.terms.limit, case.terms.needed
     if case.evidence.broken and interval.upper <= limit:
         kept_all_the_same = kept(interval, limit, what, span)
-        return f"no PASS, because an assumption does not hold: {case.evidence.broken}; else {kept_all_the_same}"
+        return f"no PASS, because an assumption does not hold: {case.evidence.broken}; otherwise {kept_all_the_same}"
     if interval.lower > limit:
         said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
     elif interval.upper <= limit:
@@ -128,7 +128,7 @@ def _improved(case: JudgedWindow) -> str:
     if alarm is None or alarm.improved is None:
         return ""
     before, after = alarm.improved
-    return f"; improved from {before:.3g} to {after:.3g} times what is allowed, but not ended"
+    return f"; improved from {before:.3g} to {after:.3g} times the allowed amount, but not ended"
 
 
 def _alarmed(contract: Contract, case: JudgedWindow, samples: str) -> str:
@@ -161,7 +161,7 @@ def _counted(contract: Contract, case: JudgedWindow, span: str) -> str:
     do = "differ" if distance else f"are above {statistic.argument:g}"
     said = f"{round(interval.estimate * interval.samples):,} of {interval.samples:,} {what} {do} in {span}"
     if case.status is Status.FAIL:
-        return f"{said}, and none may"
+        return f"{said}, and none is allowed to"
     most = f"at most {interval.upper:.3g} at {100 * contract.observability.confidence:.10g} %"
     more = f": {case.terms.needed - interval.samples:,} more needed" if case.status is Status.INCONCLUSIVE else ""
     return f"{said}; {most}{more}"

@@ -34,8 +34,8 @@ _EXTRA_PREFIX: Final = f"{_PREFIX}extra."
 class Kernel:
     """One version of a kernel: everything that may change the numbers it computes, apart from the weights.
 
-    Two kernels are equal when their fields are. A dtype may be given as a `torch.dtype`; whatever is neither text,
-    number nor truth value is written as text.
+    Two kernels are equal when their fields are. A dtype may be given as a `torch.dtype`; any other value that is not
+    text, a number or a boolean is converted to text.
 
     >>> Kernel("vllm", version="0.32.0", dtype="bfloat16", kv_cache_dtype="fp8").fingerprint
     '9226f24e3b5f'

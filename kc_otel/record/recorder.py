@@ -77,7 +77,7 @@ class Recorder:
             heartbeat where that is not set, 60 s at most.
         log: Source of `scalars`, such as a `kc_otel.TrainingLog`.
         resource: Attributes of the resource that the program knows, such as `service.instance.id`; OTEL_SERVICE_NAME
-            and OTEL_RESOURCE_ATTRIBUTES go before them.
+            and OTEL_RESOURCE_ATTRIBUTES take precedence.
 
     Raises:
         ValueError: If the contract or an argument is not valid.
@@ -174,7 +174,7 @@ class Recorder:
                 together. Without any, each sequence counts by itself, as if it were independent of the others.
             group_size: Number of rollouts of each prompt, or [sequences] of each sequence's prompt: the recorder waits
                 for those that come in later batches. Without it, a batch holds all rollouts of its prompts.
-            prompt_ids: Prompt tokens of each sequence, without padding, in the place of `groups`: equal tokens are one
+            prompt_ids: Prompt tokens of each sequence, without padding, instead of `groups`: equal tokens are one
                 prompt.
             density: True for log-densities, such as those of actions or of diffusion steps (a step counts as a token):
                 they may exceed 0. None for the contract's `assumptions.density`.
@@ -229,9 +229,9 @@ class Recorder:
         """Compare the kernels' whole next-token distributions, [tokens, vocabulary] or [sequences, tokens, vocabulary].
 
         Tokens outside of a truncation (top-p, top-k) have a logit of -inf on both sides: both kernels are then compared
-        over the kept tokens. Logits are copied like everything else: at 32k entries in float32 two of them take 256 KiB
-        a token, so sample, or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position, the
-        quantities of `compare` are measured as well. Other arguments are those of `compare`.
+        over the kept tokens. Logits are copied like everything else: at 32k entries in float32 those of both kernels
+        take 256 KiB a token, so sample, or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position,
+        the quantities of `compare` are measured as well. Other arguments are those of `compare`.
         """
         versions = self._versions(*(weights or (None, None)), per_token=False)
         engine = self._admitted(key, presampled)
@@ -264,7 +264,7 @@ class Recorder:
         """Compare the outputs of one operator (an attention, a norm, a matrix product) for the same inputs.
 
         Every row, the last axis of an output, is one observation of the `operator_*` metrics. The outputs are measured
-        on their device, in float64. Names that no clause mentions are recorded as far as `max_series` leaves room.
+        on their device, in float64. Operators that no clause names are recorded as long as `max_series` leaves room.
 
         Args:
             name: Name of the operator, as the contract's clauses have it.
@@ -367,7 +367,8 @@ class Recorder:
             logprobs: log Q of these tokens, nats.
             kept: log of this kernel's mass on the tokens that truncation kept, as in `compare`.
             mask: True where a token counts.
-            prompt_ids: Prompt of each sequence, without padding: part of its name, and names the prompt.
+            prompt_ids: Prompt of each sequence, without padding: it is part of the sequence's name, and identifies the
+                prompt.
             attributes: Attributes that decide the slices; those of both sides count.
             processing: Temperature, top-p and the like; compared if both sides give it.
             weights: Weight version of the inference kernel, or the step of each token, as in `compare`.
@@ -502,7 +503,7 @@ class Recorder:
         Args:
             directives: A `kc_otel.client.router.Router`.
             send_weights: Gives the inference kernel the trainer's weights.
-            pause: Steps between two calls of it while the same reason lasts.
+            pause: Steps between two calls of `send_weights` while the same reason lasts.
 
         Raises:
             ValueError: If `pause` is not 1 or more.

@@ -25,7 +25,7 @@ from kc_otel.serve.store.unit_of_work import StateError
 
 _log: Final = logging.getLogger(__name__)
 WRITING: Final = "writing the state"
-"""Stage in which the evaluator fails while its disk is full: what arrives is refused, and nothing is decided."""
+"""Stage in which the evaluator fails while its disk is full: incoming data are rejected, and nothing is decided."""
 
 
 class NotKeptError(ThrottledError):

@@ -84,7 +84,7 @@ class Listener(socket.socket):
         self._closing = True
         if time.monotonic() - self._reminded > _REMINDER_SECONDS:
             self._reminded = time.monotonic()
-            _log.warning("port %d has %d connections, which is all that it may have; silent ones are closed",
+            _log.warning("port %d has %d connections, its maximum; silent ones are closed",
                          self.getsockname()[1], self.most)  # fmt: skip
 
 

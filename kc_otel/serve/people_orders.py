@@ -129,8 +129,8 @@ def enable(core: Core, contract: str, endpoint: str, by: str, why: str, now: flo
         names = f"there are {', '.join(known)}" if known else "there is none yet"
         raise LookupError(f"contract {contract} has sent nothing to an endpoint {endpoint!r}; {names}")
     if not known[endpoint].disabled:
-        raise ValueError(f"{endpoint} is not disabled: what waits for it is sent")
-    said = {"endpoint": endpoint, "by": by, "why": why, "message": f"{by} had {endpoint} told again: {why}"}
+        raise ValueError(f"{endpoint} is not disabled: its waiting messages are being sent")
+    said = {"endpoint": endpoint, "by": by, "why": why, "message": f"{by} enabled {endpoint} again: {why}"}
     core.amend(contract, {"enabled": said}, now, endpoint=endpoint)
     return known[endpoint].waiting
 
@@ -150,7 +150,7 @@ def diagnose(
     if incident is None:
         raise LookupError(f"no incident {id[:40]!r}; /api/v1/incidents has those that are kept")
     if not by.strip() or not text.strip():
-        raise ValueError("say who found out, and what; both are kept")
+        raise ValueError("give the author and the finding; both are recorded")
     _known(core, incident.contract, None, slice)
     try:
         content = json.dumps(evidence, allow_nan=False, sort_keys=True, separators=(",", ":"))

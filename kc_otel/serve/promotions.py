@@ -85,7 +85,7 @@ class Promotions:
         self._contract(contract)
         found = self._known.get((contract, version))
         if found is None:
-            raise LookupError(f"kernel {version} is not on its way under {contract}; start its promotion first")
+            raise LookupError(f"kernel {version} is not in promotion under {contract}; start its promotion first")
         return found
 
     def evidence(self, contract: str, version: str) -> list[EvidenceRecord]:
@@ -193,11 +193,11 @@ class Promotions:
     def _begun(self, contract: str, version: str, by: str, now: float) -> Moved:
         found = self._contract(contract)
         if not by.strip():
-            raise OrderError("say who starts it; it is kept")
+            raise OrderError("say who starts it; the name is recorded")
         for other in self.all(contract):
             on_its_way = other.status is PromotionStatus.RUNNING and other.position.stage is not Stage.FULL
             if other.version != version and on_its_way:
-                raise OrderError(f"{other.version} is on its way, in {other.position}; one version goes at a time")
+                raise OrderError(f"{other.version} is in promotion, in {other.position}; one version goes at a time")
         previous = self._known.get((contract, version))
         failing = self.latest(contract).fails(version)
         return machine.begin(found, version, by, now, previous=previous, failing=failing)
@@ -429,7 +429,7 @@ def reasons_to_wait(
     known = list(kernels)
     found = [kernel for kernel in known if (kernel.role, kernel.version) == ("inference", version)]
     if not found and stage is not Stage.OFFLINE_CI:
-        reasons.append("it has not said what it is, so nothing shows that it is what the contract declares")
+        reasons.append("it has not reported its fields, so nothing shows that it is what the contract declares")
     reasons += [said for kernel in found for said in unlike_declared(contract.kernels, kernel, known)]
     return reasons + [f"points of it are not judged: {row.text}" for row in missing if row.pair[1] == version]
 

@@ -122,16 +122,16 @@ def _closed(config: ServeConfig) -> None:
     """Refuse to listen where others reach us and nothing asks who they are."""
     if config.worst and config.access is None and reachable_from_elsewhere(config.host):
         raise ServiceError(
-            f"--worst shows what people asked and were answered, and --host {config.host} lets other machines read it; "
+            f"--worst shows people's prompts and answers, and --host {config.host} lets other machines read them; "
             "give --access FILE, whose tokens say may: [read, prompts]"
         )
     tokens_or_certificates = config.access is not None or config.tls_client_authority is not None
     if tokens_or_certificates or config.allow_unauthenticated or not reachable_from_elsewhere(config.host):
         return
     raise ServiceError(
-        f"--host {config.host} lets other machines send, read and act here, and nothing asks them who they are; "
+        f"--host {config.host} lets other machines send, read and act here unauthenticated; "
         "give --access FILE with tokens (kc-otel token makes them), or --tls-client-ca FILE for mutual TLS; leave "
-        "--host out to listen on loopback; or say --allow-unauthenticated where the network keeps everybody else away"
+        "--host out to listen on loopback; or pass --allow-unauthenticated if the network keeps everybody else away"
     )
 
 

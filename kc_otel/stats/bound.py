@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A number that something does not exceed, or that is enough to keep it so.
+    """A number that a quantity does not exceed, or that suffices to bound it.
 
     Attributes:
         value: The number.

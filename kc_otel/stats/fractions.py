@@ -123,8 +123,8 @@ def two_valued_mean_interval(
 ) -> Interval:
     """Interval for the mean of a quantity that is known to be either low or high, never between: a share, rescaled.
 
-    Exact where `mean_interval` has to allow for anything in [low, high], and 15 to 35 % narrower. An observation that
-    can be neither of the two breaks what was known, and nothing is claimed.
+    Exact where `mean_interval` has to allow for anything in [low, high], and 15 to 35 % narrower. If an observation can
+    be neither of the two, nothing is claimed.
 
     Args:
         sample: The observations; independent.

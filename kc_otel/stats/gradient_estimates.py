@@ -54,7 +54,7 @@ class GradientBias:
         along_lower: Lower limits on them.
         along_upper: Upper limits on them.
         sequences: Sequences that it rests on.
-        prompts: Prompts that these answer; as many as sequences where nobody says which.
+        prompts: Prompts that these answer; as many as sequences if the prompts are unknown.
     """
 
     norm: float

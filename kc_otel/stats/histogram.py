@@ -95,8 +95,8 @@ class ExponentialHistogram:
         minimum: No observation is smaller; nan when unknown or empty.
         maximum: No observation is larger; nan when unknown or empty.
         zero_threshold: Half width of the zero bucket.
-        maximum_observed: Whether `maximum` is itself an observation, as in a histogram that somebody sent, and not only
-            a bound on them, as in the difference of two.
+        maximum_observed: Whether `maximum` is itself an observation, as in a received histogram, and not only a bound
+            on them, as in the difference of two.
     """
 
     scale: int

@@ -97,7 +97,7 @@ def note_in_unit(note: str, scale: float, offset: float) -> str:
 
 
 def maximum_interval(sample: Binned) -> Interval:
-    """The largest observation. It speaks of the sample only: nothing bounds what was not observed.
+    """The largest observation. It describes the sample only: nothing bounds what was not observed.
 
     Where the sample does not say which value was the largest, the sides are the edges of the bin that holds it.
 

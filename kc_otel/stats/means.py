@@ -42,7 +42,7 @@ def capped_mean_interval(
     - the note says which of this applies. The estimate is the plain mean of the sample.
 
     With `cut` the interval and the estimate are for the mean of the cut value and for nothing else: values beyond the
-    cap count as the cap. How often that is, another statistic has to limit.
+    cap count as the cap. Another statistic has to limit how often that happens.
 
     Args:
         sample: The observations; independent.
@@ -90,7 +90,7 @@ def capped_mean_interval(
 def mean_interval(
     sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float, anytime: bool = False
 ) -> Interval:
-    """Interval for the mean of a quantity in [low, high] by betting against every mean it does not hold.
+    """Interval for the mean of a quantity in [low, high], by betting against every candidate mean.
 
     Each side ends where the wealth of `mixture`, won against a mean by a mixture of fixed bets, reaches 1/alpha. The
     grid of bets depends on the number of observations, which has to be fixed beforehand. It adapts to the variance as
@@ -102,11 +102,11 @@ def mean_interval(
     each, given the earlier ones, is the same. If these conditional means change, it is an interval for their average:
     the product of 1 + c m_i is at most that of 1 + c times their average.
 
-    With `anytime` it is a confidence sequence: one grid of bets for all sizes, a little wider, for looking again and
-    again at a stream as a growing whole (not a window that forgets). The chance that a side ever misses, over all looks
-    together, is then at most its alpha. Narrower than sequences whose bets follow the stream (Theorems 2 and 3) on
-    every drift and size that was tried, from 200 observations to 200,000, except for coins below a thousand; and the
-    fixed bets do not depend on the order, so that histograms can be merged and asked.
+    With `anytime` it is a confidence sequence: one grid of bets for all sizes, a little wider, for repeated looks at a
+    growing sample (not at a rolling window). The chance that a side ever misses, over all looks together, is then at
+    most its alpha. Narrower than sequences whose bets follow the stream (Theorems 2 and 3) on every drift and size that
+    was tried, from 200 observations to 200,000, except for coins below a thousand; and the fixed bets do not depend on
+    the order, so that histograms can be merged and asked.
 
     >>> import numpy as np
     >>> drift = np.random.default_rng(0).beta(2, 498, 5000)        # mean 0.004

@@ -102,8 +102,8 @@ def reward_drift_interval(
 ) -> Interval:
     """The interval for `|E_P[r] - E_Q[r]|`, in the unit of the rewards; its note has the signed one.
 
-    Each sign has its own bound from above, and only one of them can be wrong, so both have all of `alpha_upper`. From
-    below either may be wrong, so each has half of `alpha_lower`.
+    Each sign has its own upper bound, and only one of them can be wrong, so both have all of `alpha_upper`. Either
+    lower bound may be wrong, so each has half of `alpha_lower`.
 
     Args:
         above: As in `reward_drift_bounds`.

@@ -24,7 +24,7 @@ def reward_drift_bound(sequence_tv: float, reward_range: tuple[float, float]) ->
 
 
 def tv_for_reward_budget(budget: float, reward_range: tuple[float, float]) -> float:
-    """The sequence total variation that is enough: `TV_seq <= B / (r_max - r_min)` keeps the reward drift within B.
+    """The sequence total variation that suffices: `TV_seq <= B / (r_max - r_min)` keeps the reward drift within B.
 
     Args:
         budget: B, in the reward's unit; from the range's width on, everything is allowed.

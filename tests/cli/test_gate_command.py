@@ -329,7 +329,7 @@ def test_a_kernel_that_is_not_what_the_contract_declares_is_refused(run, contrac
     contract.write_text(CONTRACT.replace("{engine: torch}", "{engine: vllm, dtype: float32}"))
     both = ("--kernel", f"train={Kernel('vllm').fingerprint}", "--kernel", f"inference={Kernel('vllm').fingerprint}")
     code, _, said = run("gate", "run", contract, log, *both)
-    assert (code, "two kernels are declared, and both sides report the same one" in said) == (2, True)
+    assert (code, "two kernels are declared, but both sides report the same one" in said) == (2, True)
 
 
 def test_a_fingerprint_stands_for_what_the_kernel_has_reported(run, contract, tmp_path, monkeypatch):

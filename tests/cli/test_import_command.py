@@ -72,7 +72,7 @@ def test_a_folder_is_imported_and_counted(run):
     assert code == 0
     assert "rank_0.jsonl: 2 sequences, 80 tokens" in out
     assert "1 files exported, 0 failed; of 2 sequences 2 measured: 80 tokens" in out
-    assert "nothing says which weights sampled 2 sequences: their figures are drift and staleness together" in out
+    assert "it is unknown which weights sampled 2 sequences: their figures contain drift and staleness together" in out
 
 
 def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):

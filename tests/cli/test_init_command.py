@@ -97,10 +97,10 @@ def test_nobody_is_asked_without_a_terminal(run):
     """Every missing option is named at once; a budget is what --yes does not make up either."""
     code, out, err = run("--name=p", stdin="x\n" * 20)
     assert (code, out) == (2, "")
-    assert err == "--train, --inference, --reward-budget, --owner: missing, and this is no terminal; give them\n"
+    assert err == "--train, --inference, --reward-budget, --owner: missing, and this is not a terminal; give them\n"
     code, out, err = run("--name=p", "--yes", stdin="x\n" * 20)
     assert (code, out) == (2, "")
-    assert err == "--reward-budget: missing, and this is no terminal; give it\n"
+    assert err == "--reward-budget: missing, and this is not a terminal; give it\n"
 
 
 def test_a_script_needs_a_budget_only(run):
@@ -122,7 +122,7 @@ def test_on_a_terminal_it_asks_for_what_is_missing(run):
     assert (made.kernels.inference.dtype, made.assumptions.horizon, made.metadata.owner) == ("fp8", 128, "rl")
     assert "The kernel that samples" in err
     assert "'kind' is no field" in err
-    assert "'vlm' is no way of measuring; write one of vllm, trl, trainer, verl, loop, gate" in err
+    assert "'vlm' is not a way of measuring; write one of vllm, trl, trainer, verl, loop, gate" in err
 
 
 @pytest.mark.parametrize("data", ["vllm", "trl", "trainer", "verl", "loop", "gate"])

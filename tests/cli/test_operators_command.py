@@ -176,7 +176,7 @@ def test_rows_that_are_not_finite_on_one_side_fail_the_command(run):
     """Whatever the clauses say of the rest: they are no observation of any."""
     code, text, _ = run("spec.py:HOLES", "--contract", "fine.yaml")
     assert code == 1
-    assert "80 rows are NaN or infinite on one side alone; no verdict is about them" in text
+    assert "80 rows are NaN or infinite on one side alone; they are not judged" in text
 
 
 def test_an_operator_that_raises_is_named_and_is_no_failure_of_a_clause(run):

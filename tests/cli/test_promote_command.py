@@ -88,7 +88,7 @@ def test_without_an_option_it_changes_nothing_and_says_where_it_is(run, driven):
     """Before it has begun, on its way, and after a rollback: only --start starts it."""
     code, out, _ = run("promote", "policy", "v2")
     assert (code, out.splitlines()) == (
-        3, ["v2 is not on its way", "  next: shadow", "  to start it: kc-otel promote policy v2 --start"],
+        3, ["v2 is not in promotion", "  next: shadow", "  to start it: kc-otel promote policy v2 --start"],
     )  # fmt: skip
     assert list(driven.core.promotions.all("policy")) == []
     code, out, _ = run("promote", "policy", "v2", "--start")
@@ -103,7 +103,7 @@ def test_without_an_option_it_changes_nothing_and_says_where_it_is(run, driven):
     driven.tick()
     for _ in range(2):
         code, out, _ = run("promote", "policy", "v2")
-        assert (code, out.splitlines()[0]) == (1, "v2 is rolled back and is to serve nothing")
+        assert (code, out.splitlines()[0]) == (1, "v2 is rolled back and must serve nothing")
     assert "to start once more: kc-otel promote policy v2 --start" in out
     code, out, _ = run("promote", "policy", "v2", "--start")
     assert (code, "starts the promotion of v2 in shadow, attempt 2" in out) == (0, True)
@@ -134,7 +134,7 @@ def test_orders_are_taken_with_who_and_why(run, driven):
         (("--hook-before", "true"), "add --watch"),
         (("--tokens-per-second", "5"), "are for planning; add --plan"),
         (("--evidence", "nowhere.json"), "--evidence: nowhere.json: cannot be read"),
-        (("--approve", "full"), "the contract asks nobody about full; it asks about no stage"),
+        (("--approve", "full"), "the contract requires no approval for full; it requires approval for no stage"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(run, arguments, said):

@@ -58,7 +58,7 @@ def _clause(section: str, **fields: object) -> str:
                 "slices: {late: {where: {position: '>= 64'}}}",
                 "runtime: [{id: lag, metric: weights_lag, limit: 1, slices: {late: 2}}]",
             ],
-            "6: runtime[0].slices.late: 'late' selects tokens by where they are, and weights_lag is of none; leave it",
+            "6: runtime[0].slices.late: 'late' selects tokens by their position, but weights_lag is not about tokens",
         ),
         (
             ["slices: {late: {where: {position: far}}}"],

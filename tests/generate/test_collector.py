@@ -226,4 +226,4 @@ def test_the_command_writes_it_and_refuses_contracts_that_are_left_over(folder: 
     assert len(list((out / "collector" / "evaluators" / "judge-0-4317").iterdir())) == 4
     second = run(contracts, *option, "--evaluator", "judge-1:4317")
     assert second.exit_code == 2
-    assert "is judged elsewhere now, or nowhere; remove the file" in second.output
+    assert "is now judged elsewhere, or not at all; remove the file" in second.output

@@ -42,7 +42,7 @@ def test_what_keeps_every_assumption_passes() -> None:
     ("observed", "said"),
     [
         ({"tokens": [20.0, 200.0]}, "assumptions.horizon is 64, but a sequence had 197 tokens or more"),
-        ({"advantage": [0.5, 10.3]}, "assumptions.advantage_max is 2, but an advantage of 9.93 or more came"),
+        ({"advantage": [0.5, 10.3]}, "assumptions.advantage_max is 2, but an advantage of 9.93 or more occurred"),
         ({"score_norm": [12.5]}, "assumptions.score_norm_max is 10, but a token's score had a norm of 12.5 or more"),
     ],
 )
@@ -51,7 +51,7 @@ def test_a_pass_that_rests_on_a_broken_assumption_is_refused(observed: dict[str,
     found = judged(**observed)
     assert found["gradient"].status is Status.INCONCLUSIVE
     assert found["gradient"].reason.startswith(
-        f"no PASS, because an assumption does not hold: {said}; else upper bound"
+        f"no PASS, because an assumption does not hold: {said}; otherwise upper bound"
     )
     assert found["reward"].status is Status.PASS
 
@@ -70,7 +70,7 @@ def recording(tokens: int = 20, advantage: float = 1.0, reward: float = 1.0) -> 
     [
         (recording(tokens=200), {"gradient"}, "assumptions.horizon is 64, but a sequence had 200 tokens or more"),
         (recording(advantage=-10.3), {"gradient"}, "assumptions.advantage_max is 2, but an advantage of 10.3 or more"),
-        (recording(reward=3.0), {"reward"}, "assumptions.reward_range is [0, 1], and 2,000 rewards are outside of it"),
+        (recording(reward=3.0), {"reward"}, "assumptions.reward_range is [0, 1], but 2,000 rewards are outside of it"),
         (recording(), set(), ""),
     ],
 )

@@ -244,7 +244,7 @@ def test_a_broken_pair_that_falls_silent_beside_another_is_no_data(contract, sen
     assert found == {cell(inference=NEWER): Status.PASS, **held}
     if held:
         (verdict,) = (candidate for candidate in verdicts_of(evaluator, time) if candidate.cell == cell())
-        assert "; others report, and its promise was broken" in verdict.reason
+        assert "; others report, and it was in breach" in verdict.reason
     evaluator.ingest_metrics(new.request(time + window, small(5000)), time + window)
     assert statuses(evaluator, time + window) == {cell(inference=NEWER): Status.PASS}
 

@@ -64,12 +64,14 @@ def test_a_slice_that_every_recorder_defines_otherwise_has_no_verdict(columns: b
     assert found["all"][0] is Status.PASS
     assert found["code"][0] is Status.NO_DATA
     assert found["code"][1].endswith(
-        "a recorder applies version 2 of the contract, where slice code is another or missing; the evaluator has "
-        "version 3"
+        "a recorder applies version 2 of the contract, where slice code is defined differently or missing; the "
+        "evaluator has version 3"
     )
     (row,) = evaluator.missing("policy", at + 50.0)
     assert (row.outcome, row.senders) == ("unknown_slice", 1)
-    assert row.text.startswith("slice code of policy version 3 is another or missing in version 2, which the recorder")
+    assert row.text.startswith(
+        "slice code of policy version 3 is defined differently or missing in version 2, which the recorder"
+    )
 
 
 @pytest.mark.parametrize("columns", [False, True])
@@ -117,7 +119,9 @@ def test_a_slice_that_some_recorders_define_otherwise_does_not_pass(columns: boo
             continue
         assert found["all"][0] is Status.PASS
         assert "no PASS" in found["code"][1]
-        assert "a recorder applies version 2 of the contract, where slice code is another" in found["code"][1]
+        assert (
+            "a recorder applies version 2 of the contract, where slice code is defined differently" in found["code"][1]
+        )
         take(evaluator, at + 10.0, right.request(at + 10.0), applying(applied, info_request(at + 10.0, 0, "1")))
         assert judged(evaluator, at + 10.0)["code"][0] is Status.PASS
 

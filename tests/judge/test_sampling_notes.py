@@ -18,7 +18,7 @@ def test_it_says_what_is_assumed_and_what_is_measured() -> None:
     evaluator.ingest_metrics(merge(rollouts.request(NOW, [16, 8]), effect.request(NOW, [4.0])), NOW)
     (said,) = evaluator.sampling("policy")
     assert said == (
-        "Prompts count once, with 12 rollouts on average; 4 of these tell as much as one that is independent (design "
+        "Prompts count once, with 12 rollouts on average; 4 of these are worth one independent sequence (design "
         "effect)."
     )
     evaluator.ingest_metrics(Sender("kc.drift.tv_token_by_prompt", inference="c" * 12).request(NOW, [0.01]), NOW)

@@ -33,7 +33,7 @@ def test_a_pass_that_never_comes_is_told_with_what_it_takes() -> None:
 def test_a_fail_that_nothing_ends_is_told() -> None:
     """Of a maximum, where the traffic is below the minimum that a PASS takes."""
     said = found(code=50)
-    assert "a FAIL, which nothing but a PASS ends for this statistic, stays for ever" in said[2]
+    assert "a FAIL stays forever, because only a PASS ends it for this statistic" in said[2]
 
 
 @pytest.mark.parametrize(("traffic", "message"), [({"x": 1.0}, "no slice 'x'"), ({"all": 0.0}, "decide nothing")])

@@ -319,7 +319,7 @@ def test_a_share_of_none_holds_while_none_is_seen_and_one_breaks_it(contract: An
     assert kept.upper == pytest.approx(1.0 - 0.005 ** (1 / 5000))
     assert kept.margin == 0.0
     broken = judge(made, seen, seen)
-    assert (broken.status, broken.reason) == (Status.FAIL, "1 of 5,000 tokens differ in 5m, and none may")
+    assert (broken.status, broken.reason) == (Status.FAIL, "1 of 5,000 tokens differ in 5m, and none is allowed to")
     few = judge(made, none[:99], none[:99])
     assert (few.status, few.reason) == (
         Status.INCONCLUSIVE, "0 of 99 tokens differ in 1h; at most 0.0521 at 99 %: 1 more needed",
@@ -349,8 +349,8 @@ def test_what_has_two_values_is_counted_too(contract: Any) -> None:
         statistical=[], numerical=[{"id": "top1", "metric": "top1_disagreement", "unit": "token", "limit": 0}]
     )
     flips = np.repeat([0.0, 1.0], [998, 2])
-    assert judge(greedy, flips, flips).reason == "2 of 1,000 tokens differ in 5m, and none may"
+    assert judge(greedy, flips, flips).reason == "2 of 1,000 tokens differ in 5m, and none is allowed to"
     far = contract(statistical=[{**NONE_MAY, "statistic": "fraction > 0.5"}])
-    assert judge(far, flips, flips).reason == "2 of 1,000 tokens are above 0.5 in 5m, and none may"
+    assert judge(far, flips, flips).reason == "2 of 1,000 tokens are above 0.5 in 5m, and none is allowed to"
     (needed,) = (observations_to_pass(far, clause, "all") for clause in far.clauses)
     assert needed.observations == 1

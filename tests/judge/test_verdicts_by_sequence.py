@@ -84,7 +84,7 @@ def test_a_recorder_with_an_older_contract_is_named_as_the_cause(contract: Any, 
     assert verdict.status is Status.NO_DATA
     assert verdict.reason == (
         "tokens arrive, but nothing for kc.drift.tv_token_by_sequence; give the recorder this version of the contract, "
-        "or write `unit: token` if what it is given are single tokens"
+        "or write `unit: token` if it is given single tokens"
     )
 
 

@@ -78,7 +78,7 @@ def test_what_comes_after_its_step_was_written_is_told_of(run, tmp_path):
     (late.parent / "STABLE").touch()
     code, out = run("token_exports", "--log", "drift.jsonl")
     assert code == 0
-    assert "1 batches came after their step was written" in out
+    assert "1 batches arrived after their step was written" in out
     assert len((tmp_path / "drift.jsonl").read_text().splitlines()) == 2
 
 
@@ -89,6 +89,6 @@ def test_files_that_say_no_step_are_given_one(run, tmp_path):
     np.savez(tmp_path / "rollouts.npz", train_logprobs=inference + 1e-3, inference_logprobs=inference)
     code, out = run("rollouts.npz", "--log", "drift.jsonl")
     assert (code, (tmp_path / "drift.jsonl").read_text()) == (0, "")
-    assert "no sequence says its step; give --attribute step=NUMBER" in out
+    assert "no sequence has a step; give --attribute step=NUMBER" in out
     code, out = run("rollouts.npz", "--log", "drift.jsonl", "--attribute", "step=7")
     assert json.loads((tmp_path / "drift.jsonl").read_text())["step"] == 7

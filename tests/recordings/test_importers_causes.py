@@ -136,8 +136,8 @@ def test_what_exceeds_a_limit_blames_no_kernel(run, tmp_path, monkeypatch, write
     assert code == 3, output
     assert output.startswith("wait: ")
     assert "INCONCLUSIVE token-tv on all traffic: lower bound 0." in output
-    assert f"; {TOGETHER}, because nothing says which weights sampled" in output
-    assert f"nothing says which weights sampled 100 % of the sequences: {TOGETHER}" in output
+    assert f"; {TOGETHER}, because it is unknown which weights sampled" in output
+    assert f"it is unknown which weights sampled 100 % of the sequences: {TOGETHER}" in output
     assert "FAIL" not in output
     assert run("gate", "verify", tmp_path / "evidence", "--recordings", path)[0] == 0
     _, output = run("compare", path, "--contract", "CONTRACT")

@@ -70,7 +70,7 @@ def test_prompts_are_shown_to_other_machines_with_tokens_only(monkeypatch):
     monkeypatch.setattr(server, "_serve", None)
     open_to_all = ServeConfig(host="0.0.0.0", allow_unauthenticated=True, worst=(Path("worst.sqlite"),))
     for config in (open_to_all, replace(open_to_all, tls_client_authority=Path("ca.pem"))):
-        with pytest.raises(ServiceError, match=r"--worst shows what people asked.*--access FILE"):
+        with pytest.raises(ServiceError, match=r"--worst shows people.s prompts and answers.*--access FILE"):
             server.run([], config)
 
 

@@ -285,7 +285,7 @@ def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(make_cor
 
 
 def test_a_state_that_cannot_be_written_is_said_at_once(make_core, open_file):
-    """The last evaluation is of now, and yet nothing is ready: what arrives is refused."""
+    """The last evaluation is of now, and yet nothing is ready: incoming data are rejected."""
     connection, told, seen, done = open_file(), Changes(), [], asyncio.Event()
     core = make_core(connection)
     client = TestClient(api_of(core, changes=told))
@@ -304,7 +304,7 @@ def test_a_state_that_cannot_be_written_is_said_at_once(make_core, open_file):
 
     asyncio.run(some())
     assert [answer.status_code for answer, _ in seen] == [200, 503, 503, 200, 200]
-    assert seen[1][0].text.startswith("what arrives is refused\nall: writing the state fails for all contracts: ")
+    assert seen[1][0].text.startswith("incoming data are rejected\nall: writing the state fails for all contracts: ")
     assert [len(failures) for _, failures in seen] == [0, 1, 1, 0, 0]
 
 

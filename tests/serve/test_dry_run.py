@@ -61,7 +61,7 @@ def test_the_api_tells_dry_from_real(start: Callable[..., Core], drift: Callable
     assert {route["slice"] for route in answer["decisions"]["routes"]} == {"all", "code"}
     assert client.get("/api/v1/decisions").json()["routes"] == []
     overview = client.get("/api/v1/overview").json()
-    assert [entry["text"] for entry in overview["in_force"]] == ["policy runs dry: what it would do is only recorded"]
+    assert [entry["text"] for entry in overview["in_force"]] == ["policy is in dry run: its actions are only recorded"]
     actions = {action["kind"] for incident in overview["incidents"] for action in incident["actions"]}
     assert actions == {"would-fire"}
 

@@ -158,7 +158,7 @@ def test_a_webhook_that_its_receiver_refused_is_not_told_as_delivered(client: Te
     core.tick(time.time())
     (incident,) = client.get("/api/v1/overview").json()["incidents"]
     texts = {action["text"] for action in incident["actions"]}
-    assert "a webhook to pager was given up: it was refused, or has expired" in texts
+    assert "a webhook to pager was given up: it was rejected or has expired" in texts
     assert "notified pager by webhook" not in texts
 
 

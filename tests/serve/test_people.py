@@ -175,7 +175,7 @@ def test_an_endpoint_that_answered_410_is_told_again_when_a_person_says_so(clien
     assert [due.id for due in failing.outbox.due(now + 3600)] == [message.id]
     assert "kc_outbox_disabled_seconds{" not in client.get("/metrics").text
     (event,) = events(failing, "enabled")
-    assert event.data["message"] == "ada had pager told again: known false alarm"
+    assert event.data["message"] == "ada enabled pager again: known false alarm"
     (incident,) = failing.incidents()
     assert incident.words[-1].kind == "enabled"
 

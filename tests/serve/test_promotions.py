@@ -202,7 +202,7 @@ def test_one_version_at_a_time_and_the_one_before_is_replaced(driven: Driven) ->
     """A second version has to wait; when it becomes full, the first one's promotion has ended."""
     told = driven.core.promotions
     told.start("policy", "v2", "ada", 0.0)
-    with pytest.raises(OrderError, match="v2 is on its way, in shadow; one version goes at a time"):
+    with pytest.raises(OrderError, match="v2 is in promotion, in shadow; one version goes at a time"):
         told.start("policy", "v3", "ada", 1.0)
     told.tell("policy", "v2", "force", "ada", "first of all", 2.0, stage=Stage.FULL)
     told.start("policy", "v3", "ada", 3.0)
@@ -547,7 +547,7 @@ def test_a_version_that_does_not_say_what_it_is_is_not_promoted(driven: Driven) 
     driven.tick(61, v2="PASS")
     waiting = driven.core.promotions.of("policy", "v2")
     assert waiting.position.stage is Stage.SHADOW
-    assert waiting.missing[0].startswith("held: it has not said what it is")
+    assert waiting.missing[0].startswith("held: it has not reported its fields")
     driven.core.evaluator.kernels = said  # type: ignore[method-assign]
     driven.tick(62, v2="PASS")
     assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY

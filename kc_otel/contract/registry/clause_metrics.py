@@ -125,7 +125,8 @@ _QUANTITIES: Final = (
     ),
     Quantity(
         "tv_seq", "kc.drift.tv_seq", "1", Unit.SEQUENCE, Origin.LOGPROBS, 0.0, 1.0, 1.0, "mean",
-        "(1-W)+ of a sequence, W the product of its ratios; its mean is the total variation over whole sequences.",
+        "(1-W)+ of a sequence, where W is the product of its ratios; its mean is the total variation over whole "
+        "sequences.",
         "TV(P,Q) = E_Q[(1-W)+]",
     ),
     Quantity(
@@ -159,12 +160,13 @@ _QUANTITIES: Final = (
     ),
     Quantity(
         "reward_above", "kc.drift.reward_above", "1", Unit.SEQUENCE, Origin.REWARDS, -math.inf, 1.0, 1e7, "mean",
-        "(1-W)(1-u) of a sequence, u its reward as a share of reward_range; its mean is at least E_P[u] - E_Q[u].",
+        "(1-W)(1-u) of a sequence, where u is its reward as a share of reward_range; the mean is at least E_P[u] - "
+        "E_Q[u].",
         _REWARD_SIDES,
     ),
     Quantity(
         "reward_below", "kc.drift.reward_below", "1", Unit.SEQUENCE, Origin.REWARDS, -math.inf, 1.0, 1e7, "mean",
-        "(1-W)u of a sequence, u its reward as a share of reward_range; its mean is at least E_Q[u] - E_P[u].",
+        "(1-W)u of a sequence, where u is its reward as a share of reward_range; the mean is at least E_Q[u] - E_P[u].",
         _REWARD_SIDES,
     ),
     Quantity(
@@ -209,7 +211,7 @@ _QUANTITIES: Final = (
     ),
     Quantity(
         "operator_ulp", "kc.drift.operator_ulp", "{ulp}", Unit.ROW, Origin.OPERATORS, 0.0, math.inf, 1000.0, "p99.9",
-        "Largest |a - b| of a row of an operator's output in units in the last place of the row's largest |a|: "
+        "Largest |a - b| of a row of an operator's output, in units in the last place (ulp) of the row's largest |a|: "
         "rounding alone gives 0.5.", "Goldberg 1991, What Every Computer Scientist Should Know, 1.2",
     ),
     Quantity(
@@ -224,24 +226,24 @@ _QUANTITIES: Final = (
     ),
     Quantity(
         "route_disagreement", "kc.drift.route_disagreement", "1", Unit.ROW, Origin.OPERATORS, 0.0, 1.0, 1.0, "mean",
-        "Share of a token's experts in a layer of a mixture of experts that the other kernel did not choose; the "
+        "Share of a token's experts, in a layer of a mixture of experts, that the other kernel did not choose; the "
         "operator is `router` for all layers together, and `router.3` for the fourth.",
         "Ma et al. 2025, Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers",
     ),
     Quantity(
         "weights_lag", "kc.weights.lag", "{step}", Unit.BATCH, Origin.RUNTIME, 0.0, math.inf, 1000.0, "max",
-        "Optimizer steps by which the inference kernel's weights are behind the training kernel's; an observation for "
-        "each version that sampled tokens of the batch.", _XU_WU,
+        "Optimizer steps by which the inference kernel's weights are behind the training kernel's; one observation "
+        "for each version that sampled tokens of the batch.", _XU_WU,
     ),
     Quantity(
         "weights_mismatch", "kc.weights.mismatch", "1", Unit.BATCH, Origin.RUNTIME, 0.0, 1.0, 1.0, "max",
-        "Share of the trainer's weights (elements) in tensors that differ in the engine after a sync; an observation "
+        "Share of the trainer's weights (elements) in tensors that differ in the engine after a sync; one observation "
         "for each comparison.", "digests of each tensor in the engine's number format",
     ),
     Quantity(
         "updates_rounded_away", "kc.weights.updates_rounded_away", "1", Unit.BATCH, Origin.RUNTIME, 0.0, 1.0, 1.0,
-        "max", "Share of the weights changed since the last sync whose change rounds to nothing in the engine's number "
-        "format.", "Higham 2002, Accuracy and Stability of Numerical Algorithms, 2.1",
+        "max", "Share of the weights changed since the last sync whose change is lost by rounding to the engine's "
+        "number format.", "Higham 2002, Accuracy and Stability of Numerical Algorithms, 2.1",
     ),
 )  # fmt: skip
 
@@ -300,8 +302,8 @@ SAMPLING: Final[dict[str, Quantity]] = {
         ),
         Quantity(
             "design_effect", "kc.sampling.design_effect", "1", Unit.BATCH, Origin.LOGPROBS, 1.0, math.inf, math.inf,
-            "mean", "Design effect of sampling several rollouts of a prompt: so many sequences tell as much as one "
-            "that is independent; from the analysis of variance of the first mean that is judged by prompt.",
+            "mean", "Design effect of sampling several rollouts of a prompt: so many sequences are worth one "
+            "independent sequence; from the analysis of variance of the first mean that is judged by prompt.",
             "Kish 1965, Survey Sampling, 5.4",
         ),
         Quantity(
@@ -357,8 +359,8 @@ _DERIVED: Final = (
     ),
     Derived(
         "reward_drift", "reward_above", "1", ("reward_range",),
-        "|E_P[r] - E_Q[r]|: how far the kernels' expected rewards are apart, from the rewards of sampled sequences; "
-        "limited in both directions, without assuming common support.",
+        "|E_P[r] - E_Q[r]|: difference of the kernels' expected rewards, estimated from the rewards of sampled "
+        "sequences; limited in both directions, without assuming common support.",
         _REWARD_SIDES,
         opposite="reward_below",
     ),

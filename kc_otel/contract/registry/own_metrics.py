@@ -94,16 +94,16 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.route", "1", Instrument.GAUGE, ("kc.contract", "kc.slice", "kc.kernel.inference", "kc.route.kernel"),
-        "1 for the kernel that the decision table sends a slice to, where it would be served by this version.",
+        "1 for the kernel that the decision table chooses for those requests of a slice that this version would serve.",
     ),
     Metric(
         "kc.action.active", "1", Instrument.GAUGE, ("kc.contract", "kc.clause", "kc.slice", "kc.action"),
-        "1 for each action of the steps of the escalation policy that fire.",
+        "1 for each action of a firing step of the escalation policy.",
     ),
     Metric(
         "kc.incident", "1", Instrument.GAUGE,
         ("kc.contract", "kc.incident", "kc.incident.on", "kc.kernel.train", "kc.kernel.inference"),
-        "An open incident: 2 while it is broken, 1 while it is contained, 0 once it went away without proof of "
+        "An open incident: 2 while it is broken, 1 while it is contained, 0 once it has gone away without proof of "
         "recovery.",
     ),
     *(
@@ -140,7 +140,8 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.evaluator.silent", "{recorder}", Instrument.GAUGE, ("kc.contract", "kc.kernel.inference"),
-        "Recorders that fell silent without shutting down, within the long window, while others of the kernel report.",
+        "Recorders that fell silent without shutting down, within the long window, while other recorders of the "
+        "kernel report.",
     ),
     Metric(
         "kc.evaluator.requests", "{request}", Instrument.COUNTER, ("kc.transport", "kc.outcome"),
@@ -165,7 +166,8 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.evaluator.sync.duration", "s", Instrument.GAUGE, (),
-        "Time that the disk took for the last commit; acknowledgements, webhooks, decisions and orders wait for it.",
+        "Time that the disk took for the last commit; acknowledgements, webhooks, decisions and answers to manual "
+        "actions wait for it.",
     ),
     Metric(
         "kc.evaluator.inbox.size", "By", Instrument.GAUGE, (),
@@ -185,7 +187,7 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.evaluator.last_evaluation", "s", Instrument.GAUGE, (),
-        "Unix time of the last evaluation: the age of every verdict.",
+        "Unix time of the last evaluation, at which every verdict was computed.",
     ),
     Metric(
         "kc.evaluator.failures", "{failure}", Instrument.COUNTER, ("kc.contract",),
@@ -197,7 +199,7 @@ _METRICS: Final = (
     ),
     Metric(
         "kc.outbox.disabled", "s", Instrument.GAUGE, ("kc.endpoint",),
-        "Unix time at which an endpoint answered HTTP 410: it is sent nothing until a person enables it.",
+        "Unix time at which an endpoint answered HTTP 410; nothing is sent to it until a person enables it.",
     ),
     Metric(
         "kc.outbox.attempts", "{attempt}", Instrument.COUNTER, ("kc.endpoint", "kc.outcome"),
@@ -230,7 +232,7 @@ _ATTRIBUTES: Final = (
     Attribute("kc.contract.hash", "Content hash of the contract.", ("span", "log")),
     Attribute("kc.clause", "id of a clause.", ("metric", "log")),
     Attribute("kc.clause.metric", "Metric that a clause limits, as the contract writes it.", ("metric",)),
-    Attribute("kc.clause.statistic", "Statistic of it, such as mean or p99.9.", ("metric",)),
+    Attribute("kc.clause.statistic", "Statistic of that metric, such as mean or p99.9.", ("metric",)),
     Attribute("kc.clause.unit", "UCUM unit of the clause's limit and bounds.", ("metric",)),
     Attribute(
         "kc.clause.histogram", "Name in Prometheus of the drift histogram that a clause is judged by.", ("metric",)
@@ -240,10 +242,10 @@ _ATTRIBUTES: Final = (
     Attribute(
         "kc.incident.on", "Kind of the incident: `fail`, `no-data`, `inconclusive` or `invalid-input`.", ("metric",)
     ),
-    Attribute("kc.window", "`short` or `long`: the window that a recording rule looks at.", ("metric",)),
+    Attribute("kc.window", "`short` or `long`: the window that a recording rule covers.", ("metric",)),
     Attribute(
         "kc.slice",
-        "Name of a slice; `all` for every token, `other` for slices over the cap; on kc.drift.tv_place and "
+        "Name of a slice; `all` for every token, `other` for streams beyond max_series; on kc.drift.tv_place and "
         "kc.place.* the place in the responses, such as position:64 or turn:2.",
         ("metric",),
     ),
@@ -279,7 +281,7 @@ _ATTRIBUTES: Final = (
     Attribute("kc.verdict.status", "PASS, FAIL, INCONCLUSIVE, NO_DATA or INVALID_INPUT.", ("log",)),
     Attribute("kc.compare.sequences", "Sequences in a measured batch.", ("span",), "int"),
     Attribute("kc.compare.tokens", "Tokens in a measured batch, after masks.", ("span",), "int"),
-    Attribute("kc.compare.slices", "Slices that the batch touched.", ("span",), "string[]"),
+    Attribute("kc.compare.slices", "Slices that the batch has sequences of.", ("span",), "string[]"),
     Attribute(
         "kc.compare.straddling", "Sequences with tokens of several weight versions, where these are known.", ("span",),
         "int",
@@ -292,7 +294,8 @@ _ATTRIBUTES: Final = (
     Attribute("kc.weights.train", "Weight version of the training kernel.", ("span",)),
     Attribute(
         "kc.weights.inference",
-        "Weight version of the inference kernel; several, joined by commas, if an update arrived meanwhile.", ("span",),
+        "Weight version of the inference kernel; several, joined by commas, if an update arrived during "
+        "sampling.", ("span",),
     ),
 )  # fmt: skip
 

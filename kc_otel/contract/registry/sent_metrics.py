@@ -40,7 +40,8 @@ SENT_METRICS: Final = (
     ),
     Metric(
         "kc.recorder.prompts", "{prompt}", Instrument.COUNTER, ("kc.contract", "kc.outcome"),
-        "Prompts counted: `whole`; `part`, if rollouts arrived after the prompt had counted, or too late; `assumed`, "
+        "Prompts counted: `whole`; `part`, if rollouts arrived after the prompt had been counted, or too late; "
+        "`assumed`, "
         "sequences that count as prompts because their prompts are unknown.",
     ),
     Metric(

@@ -35,7 +35,7 @@ _PLACES: Final = {
 }
 _ACTIONS_IN_FORCE: Final = (
     (3, "Promotions held", "hold-promotion", "Cells for which a firing step holds promotions back."),
-    (4, "Roll-outs quarantined", "quarantine-rollouts", "Cells whose roll-outs a firing step keeps out of training."),
+    (4, "Rollouts quarantined", "quarantine-rollouts", "Cells whose rollouts a firing step keeps out of training."),
     (5, "Training halted", "halt", "Cells for which a firing step halts training."),
 )
 

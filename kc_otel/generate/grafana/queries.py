@@ -26,7 +26,7 @@ SEVERITIES: Final = ("info", "warning", "critical")
 ACTION_BITS: Final = (
     ("halt", "halt", "training halted"),
     ("route", "route:.*", "sent to training kernel"),
-    ("quarantine", "quarantine-rollouts", "roll-outs quarantined"),
+    ("quarantine", "quarantine-rollouts", "rollouts quarantined"),
     ("hold", "hold-promotion", "promotion held"),
     ("resync", "resync-weights", "weights asked for again"),
     ("sample", "sample-more|locate", "looking closer"),

@@ -36,7 +36,7 @@ def rl_file() -> GeneratedFile:
     # Slices overlap with the whole of the traffic, which is where RL training looks first.
     variables[1].current(models.VariableOption(selected=True, text=[ALL], value=[ALL]))
     about = (
-        "What the difference between trainer and roll-out engine does to training: how much of the clip range, the "
+        "What the difference between trainer and rollout engine does to training: how much of the clip range, the "
         "sample and the gradient it costs."
     )
     return board_file(RL_UID, about, (*variables, step()), _panels())
@@ -84,7 +84,7 @@ def _panels() -> Iterator[Any]:
     yield _graph(
         3,
         "Effective sample size, per sample",
-        "1 / (1 + chi-square) of the importance weights: which share of the roll-outs is left to learn from. Token "
+        "1 / (1 + chi-square) of the importance weights: which share of the rollouts is left to learn from. Token "
         "weights and whole-sequence weights; the latter fall much faster with length.",
         [
             (f"1 / (1 + {queries.mean('chi2_token')})", f"{_CELL} tokens"),
@@ -154,7 +154,7 @@ def _quarantine() -> Iterator[Any]:
     tv, tokens, sequences = (
         queries.rate(f"kc.quarantine.{name}", attributes) for name in ("tv", "tokens", "sequences")
     )
-    source = "From the trainer, by way of the Collector; empty where it does not quarantine roll-outs."
+    source = "From the trainer, by way of the Collector; empty where it does not quarantine rollouts."
     yield graph_panel(
         14,
         "Drift of kept and of quarantined rollouts",

@@ -64,7 +64,7 @@ class CaseReport:
     def summary(self) -> dict[str, float]:
         """The numbers of a table: counts, largest values and order statistics; nan where there are no rows.
 
-        `p50` and `p99.9` are observed values, of which at least that share of the rows is not above.
+        `p50` and `p99.9` are observed values that at least that share of the rows does not exceed.
         """
         values = self.values()
         ulp, relative = values["operator_ulp"], values["operator_relative"]
@@ -109,7 +109,7 @@ def compare_callables(
         train: The training kernel's operator, or the reference.
         inference: The inference kernel's operator.
         cases: What they are called with.
-        recorder: Where observations are recorded besides, without sampling, under the cases' attributes.
+        recorder: Recorder that records the observations too, without sampling, under the cases' attributes.
         operator: Name of the operator, as a contract's clauses have it.
         batch_sizes: For each size, the first so many members of the case's batch are given to the inference kernel
             together, and each of the first 8 of them alone.

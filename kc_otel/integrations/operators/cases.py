@@ -19,9 +19,9 @@ class Case:
         name: Name in a report.
         inputs: Makes the positional arguments; called once per comparison. Each operator gets a copy of its own.
         attributes: Attributes that decide the slices of a contract.
-        batched: Positions of the arguments that have the batch as their first axis, where others (weights, a mask of
-            all) belong to every member of it; None where all arguments have it.
-        mask: Makes which rows of the output count, of its first axes; None where all do.
+        batched: Positions of the arguments whose first axis is the batch, if others (weights, a shared mask) belong to
+            every member; None if all have it.
+        mask: Returns which rows of the output count, over its first axes; None if all do.
     """
 
     name: str

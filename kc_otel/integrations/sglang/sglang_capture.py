@@ -1,12 +1,12 @@
-"""Requests of one SGLang front end, from where they are sent to the scheduler to where their last token comes back.
+"""Requests of one SGLang front end, from their dispatch to the scheduler until their last token returns.
 
-The scheduler is asked for the log-probability of the sampled token, in what goes to it and not in the front end's state
-of the request, so that responses stay what they were. Source: sglang 0.5.23, srt/managers/tokenizer_manager.py
-(`_send_one_request`, `_handle_batch_output`), srt/managers/io_struct.py (`TokenizedGenerateReqInput`, and per request
-of `BatchStrOutput` and `BatchTokenIDOutput`: `output_token_logprobs_val` and `_idx`, `output_token_sampling_mask`,
-`weight_versions`), srt/layers/sampler.py: log-probabilities are from after penalties and temperature and before top-p,
-top-k and min-p, or from before temperature with SGLANG_RETURN_ORIGINAL_LOGPROB; those that come with a sampling mask
-are over the tokens that were kept.
+The message to the scheduler asks for the log-probability of the sampled token, but the front end's state of the request
+does not, so responses do not change. Source: sglang 0.5.23, srt/managers/tokenizer_manager.py (`_send_one_request`,
+`_handle_batch_output`), srt/managers/io_struct.py (`TokenizedGenerateReqInput`, and per request of `BatchStrOutput` and
+`BatchTokenIDOutput`: `output_token_logprobs_val` and `_idx`, `output_token_sampling_mask`, `weight_versions`),
+srt/layers/sampler.py: log-probabilities are from after penalties and temperature and before top-p, top-k and min-p, or
+from before temperature with SGLANG_RETURN_ORIGINAL_LOGPROB; those that come with a sampling mask are over the tokens
+that were kept.
 """
 
 from __future__ import annotations

@@ -44,15 +44,15 @@ def instrument(
         trainer: A `trl.GRPOTrainer` that samples with vLLM or with a `rollout_func`, before `train` is called.
         contract: The contract or the path of its YAML file, or a recorder that has one.
         attributes: Further attributes, of all sequences alike.
-        train: The training kernel; None for what the trainer says. Not with a recorder, which has its own.
+        train: The training kernel; None for what the trainer reports. Not with a recorder, which has its own.
         inference: The kernel that samples; None for what the contract declares. Not with a recorder.
         processing: Temperature, top_p and the like that the log-probabilities of a `rollout_func` include.
-        weights: Optimizer step whose weights sample, asked after each rollout; None to have it from TRL's own calls to
-            vLLM. With a `rollout_func` that keeps another engine only the caller knows.
-        quarantine: Slices whose rollouts should not be trained on, asked before each loss, such as
-            `lambda: router.quarantined("policy-7b")`. Sequences of these slices that break the contract by themselves,
-            or fail an input check, then count in no loss; advantages and the loss's denominator are as TRL made them
-            from the whole group, so the rest of the batch weighs what it did. None keeps nothing out.
+        weights: Returns the optimizer step whose weights sample; called after each rollout. None to take it from TRL's
+            own calls to vLLM. With a `rollout_func` that keeps another engine, only the caller knows the step.
+        quarantine: Returns the slices whose rollouts should not be trained on, such as
+            `lambda: router.quarantined("policy-7b")`; called before each loss. Sequences of these slices that break the
+            contract by themselves, or fail an input check, then count in no loss; advantages and the loss's denominator
+            are as TRL made them from the whole group, so the other sequences keep their weight. None keeps nothing out.
         log: Such as a `kc_otel.TrainingLog`: its scalars are in whatever the trainer logs. Not with a recorder, which
             has its own.
 
@@ -61,8 +61,8 @@ def instrument(
 
     Raises:
         TypeError: If the trainer is no GRPO trainer, or kernels or a log are given with a recorder.
-        ValueError: If the trainer has no second kernel, if columns are wanted and no reward function can say them, if
-            no clause can judge a sequence for a quarantine, or if the contract is not valid.
+        ValueError: If the trainer has no second kernel, if columns are wanted and no reward function can supply them,
+            if no clause can judge a sequence for a quarantine, or if the contract is not valid.
         OSError: If the contract cannot be read.
     """
     for name in ("compute_loss", "reward_funcs", "use_vllm", "rollout_func"):

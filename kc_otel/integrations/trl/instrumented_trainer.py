@@ -45,7 +45,7 @@ class InstrumentedTrainer:
     """An instrumented trainer; `remove` it, or use it as a context manager.
 
     Attributes:
-        recorder: Where to. One that was made for this trainer is shut down by `remove`.
+        recorder: Recorder in use; `remove` shuts it down if it was made for this trainer.
         quarantine: Remainder of the newest batch; None while there is no quarantine.
     """
 

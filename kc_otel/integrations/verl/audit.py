@@ -1,8 +1,8 @@
 """Audit forwards of verl's driver in bypass mode: a few prompts are scored before the step, by the training kernel.
 
 The first mini-batch of an update may not be like the rest of it. An audit scores a share of the step's prompts, chosen
-by a hash of their names: whole prompts, whatever their length, reward or drift, so that the unweighted mean over them
-has the mean over the step as its expectation. Opt-in, by `KC_OTEL_AUDIT_SHARE`, such as 0.02.
+by a hash of their names: whole prompts, whatever their length, reward or drift, so the unweighted mean over them is an
+unbiased estimate of the mean over the step. Opt-in, by `KC_OTEL_AUDIT_SHARE`, such as 0.02.
 
 Time is capped by `KC_OTEL_AUDIT_BUDGET`, milliseconds a step on average: each step adds them to an account, which an
 audit's own time is taken from, and no audit begins while the account is overdrawn. That is decided by earlier steps

@@ -1,7 +1,7 @@
 """Entry point of verl's group `verl.plugins`, imported in each of its processes.
 
-verl only imports an entry point, so that this module does its work when it is imported; and it keeps what goes wrong to
-itself, so that errors are logged here. Where `KC_OTEL_CONTRACT` is not set nothing happens.
+verl only imports an entry point, so this module does its work when it is imported. verl does not report errors of that
+import, so they are logged here. Where `KC_OTEL_CONTRACT` is not set nothing happens.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ policy loss is the first to see the training kernel's. Until the first optimizer
 weights that the update began with: that mini-batch is what is compared, at no extra forward. Later mini-batches compare
 policies, not kernels, and are left out.
 
-A worker knows which version its weights are from `update_weights`, which numbers what it sends to the engines, and from
-its own optimizer steps since. Of the ranks that hold the same sequences one records. verl spreads the rollouts of a
-prompt over its data-parallel ranks, whose drift is one observation: each prompt is counted by one rank, which its name
-decides, so that one of `dp` tokens of the first mini-batch counts.
+A worker knows the version of its weights from `update_weights`, which numbers the weights that it sends to the engines,
+and from its own optimizer steps since. Of the ranks that hold the same sequences, one records. verl spreads the
+rollouts of a prompt over its data-parallel ranks, whose drift is one observation: each prompt is counted by one rank,
+which its name decides, so that one of `dp` tokens of the first mini-batch counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nothing that watches a run of verl raises into it."""
+"""Wrappers that keep errors of the instrumentation out of verl's run."""
 
 from __future__ import annotations
 

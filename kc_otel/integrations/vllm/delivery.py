@@ -161,7 +161,8 @@ class RecorderSink:
     (`sampling=1.0`), or the shares multiply.
 
     Args:
-        recorder: Whose pairs they become. Its inference kernel becomes the one that the engine turned out to be.
+        recorder: Recorder whose pairs the requests become. Its inference kernel becomes the one that the engine
+            reports.
     """
 
     def __init__(self, recorder: Recorder) -> None:

@@ -214,7 +214,7 @@ def _why_gone(
         here = {verdict.status for verdict in others if verdict.cell[1:3] == cell[1:3]}
         if here - {Status.INVALID_INPUT}:
             return "have arrived for the first time"
-        return "arrive, and are invalid" if here else "have not arrived yet, but a kernel reports and is watched"
+        return "arrive, but are invalid" if here else "have not arrived yet, but a kernel reports and is watched"
     in_place = ": other kernels report in its place" * any(verdict.cell[-2:] != cell[-2:] for verdict in others)
     return f"have not arrived again, and this kernel is no longer watched{in_place}"
 

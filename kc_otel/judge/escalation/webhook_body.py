@@ -52,7 +52,8 @@ ALERT_NAMES: Final = {
 _REPEATED_SENTENCES: Final = {
     "reminder": "Reminder: the alert has fired for {lasted} and nobody has acknowledged it.",
     "silence-ended": "A silence has ended, and the alert still fires after {lasted}.",
-    "unfollowed": "The contract was removed or set to dry run: the alert is no longer tracked, and may not be fixed.",
+    "unfollowed": "The contract was removed or set to dry run: the alert is no longer tracked, and the fault may not "
+    "be fixed.",
 }
 _ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 
@@ -227,7 +228,7 @@ def _over(transition: Transition, where: str, of: str, incident: Incident | None
                 how = f"closed{of} without proof of recovery: {why}"
             return f"{cell.clause} on {where} is {how}"
         case "no-data":
-            said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "arrive again, and are invalid"}
+            said = {Status.NO_DATA: "are no longer watched", Status.INVALID_INPUT: "arrive again, but are invalid"}
             end = transition.end or said.get(last.status, "arrive again")
             return f"data for {cell.clause} on {where}{of} {end}"
         case "inconclusive":

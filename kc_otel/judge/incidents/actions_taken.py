@@ -93,7 +93,7 @@ def _in_words(
         late = action.target in waiting and waiting[action.target] <= action.at
         text = f"the webhook to {action.target} is still waiting" if late else f"notified {action.target} by webhook"
         if not late and given_up.get(action.target, -math.inf) >= action.at:
-            text = f"a webhook to {action.target} was given up: it was refused, or has expired"
+            text = f"a webhook to {action.target} was given up: it was rejected or has expired"
         if late and action.target in disabled:
             since = moment(disabled[action.target])[11:16]
             text += f": the endpoint answered HTTP 410 at {since} UTC and is disabled until a person enables it"

@@ -397,7 +397,7 @@ def _as_it_was(worst: BrokenCell, on: str) -> str:
         return worst.reason
     when = f" at {moment(worst.at)[11:16]} UTC" if worst.at is not None and (worst.held or worst.until) else ""
     if worst.peak is not None and worst.peak_at is not None and worst.peak > _RECEDED_FACTOR * worst.estimate:
-        since = when.strip() if when else "in what is measured now"
+        since = when.strip() if when else "in current measurements"
         return (
             f"{number(worst.peak)} on {place(worst.slice)} at {moment(worst.peak_at)[11:16]} UTC against a limit of "
             f"{number(worst.limit)}; {number(worst.estimate)} {since} "

@@ -224,9 +224,9 @@ def _step_problems(record: Mapping[str, Any]) -> list[str]:
     elif kind is not MoveKind.FORCE:
         problems.append(f"{kind} is not a step that evidence is written of")
     if kind is not MoveKind.ROLLBACK and after.rank <= before.rank:
-        problems.append(f"the step goes from {before} to {after}, which is not onward")
+        problems.append(f"the step goes from {before} to {after}, which is not forward")
     if (kind is MoveKind.FORCE or step["by"]) and not (step["by"] and step["why"]):
-        problems.append("a person decided the step, and the record does not say who and why")
+        problems.append("a person decided the step, but the record does not say who and why")
     return problems
 
 
@@ -242,9 +242,9 @@ def _rolled_back(outcome: GateOutcome, step: Mapping[str, Any], after: Position)
 def _advanced(record: Mapping[str, Any], step: Mapping[str, Any], after: Position) -> list[str]:
     problems, decision = [], record["decision"]
     if decision["outcome"] != GateOutcome.ADVANCE or decision["stage"] != after.stage:
-        problems.append("the step goes on, but the decision is another")
+        problems.append("the step advances, but the decision does not")
     if decision["windows"] < step["terms"]["windows"]:
-        problems.append(f"the step goes on after {decision['windows']} windows; its terms ask for more")
+        problems.append(f"the step advances after {decision['windows']} windows; its terms ask for more")
     return problems
 
 

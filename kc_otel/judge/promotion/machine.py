@@ -50,7 +50,7 @@ def begin(
         OrderError: If it is on its way already.
     """
     if previous is not None and previous.status is PromotionStatus.RUNNING:
-        raise OrderError(f"{version} is on its way already, in {previous.position}")
+        raise OrderError(f"{version} is already in promotion, in {previous.position}")
     attempt = 1 if previous is None else previous.attempt + 1
     first = path_of(contract.promotion)[0]
     again = previous is not None and failing

@@ -28,8 +28,8 @@ def approve(promotion: Promotion, contract: Contract, stage: Stage, by: str) -> 
     _running(promotion)
     asked = contract.promotion.approve
     if stage.value not in asked:
-        who = f"it asks about {', '.join(asked)}" if asked else "it asks about no stage"
-        raise OrderError(f"the contract asks nobody about {stage}; {who}")
+        who = f"it requires approval for {', '.join(asked)}" if asked else "it requires approval for no stage"
+        raise OrderError(f"the contract requires no approval for {stage}; {who}")
     if list(Stage).index(stage) <= promotion.position.rank[0]:
         raise OrderError(f"{promotion.version} is in {promotion.position} already")
     return replace(promotion, approved=tuple(sorted({*promotion.approved, stage.value})))
@@ -70,7 +70,7 @@ def hook(promotion: Promotion) -> Promotion:
 
 
 def confirm(promotion: Promotion, position: str) -> Promotion:
-    """The hook before a step has ended well.
+    """The hook before a step has succeeded.
 
     Args:
         promotion: State of the promotion.
@@ -166,9 +166,11 @@ def admit(
     try:
         verify_record(record, offline_problems)
     except EvidenceError as error:
-        raise OrderError(f"the evidence is not sound: {error}") from None
+        raise OrderError(f"the evidence is invalid: {error}") from None
     if record["stage"] != Stage.OFFLINE_CI or "offline" not in record:
-        raise OrderError(f"the evidence is of stage {record['stage']}; give what the offline stage's gate wrote")
+        raise OrderError(
+            f"the evidence is of stage {record['stage']}; give the evidence that the offline stage's gate wrote"
+        )
     if record["kernel"] != promotion.version:
         raise OrderError(f"the evidence is about kernel {record['kernel']}, not about {promotion.version}")
     if record["contract"]["hash"] != contract.hash:
@@ -191,8 +193,8 @@ def admit(
     if open_rows:
         places = listed([f"{row['clause']} on {place(row['slice'])}" for row in open_rows])
         raise OrderError(
-            f"the offline gate was asked about a part (--require, --slice), and {places} did not pass; run it about "
-            f"everything, or a person has to force it and say why"
+            f"the offline gate judged only a part (--require, --slice), and {places} did not pass; run it without "
+            "these options, or a person has to force it and say why"
         )
     # Requirements open at the last evaluation may be met by now.
     return replace(promotion, offline=record["checksum"], missing=())

@@ -199,7 +199,7 @@ def shares_of(contract: Contract, texts: Sequence[str]) -> dict[str, float]:
 def _rate(traffic: Traffic, slice: str, unit: str) -> tuple[float | None, str]:
     """Observations per second, or why that cannot be told; a prompt is taken to have one rollout."""
     if unit not in {"token", "sequence", "prompt"}:
-        return None, f"what comes once per {unit} does not follow from the tokens"
+        return None, f"the number of {unit}s does not follow from the number of tokens"
     if traffic.tokens_per_second is None:
         return None, "give --tokens-per-second"
     if slice not in traffic.shares:

@@ -27,7 +27,7 @@ from kc_otel.stats import Binned, estimated_reward_drift
 
 _EMPTY_SLICE_TEXT = "no sequence of this recording is in slice {}"
 _OLDER_ONLY_TEXT = ", except what older weights sampled, whose drift includes staleness"
-_TOGETHER_TEXT = "drift and staleness together, because nothing says which weights sampled"
+_TOGETHER_TEXT = "drift and staleness together, because it is unknown which weights sampled"
 _PADDED_BLOCK = 1 << 20
 """Tokens, padding included, whose places are looked at at a time."""
 _MAX_LISTED_VALUES = 5
@@ -82,7 +82,7 @@ class RecordingVerdicts:
         if not self.age_unknown:
             return ""
         return (
-            f"nothing says which weights sampled {100 * self.age_unknown:.3g} % of the sequences: drift and staleness "
+            f"it is unknown which weights sampled {100 * self.age_unknown:.3g} % of the sequences: drift and staleness "
             f"together, which no kernel fails by; if the trainer's own weights sampled all, add --attribute lag=0"
         )
 

@@ -167,8 +167,8 @@ class AccessFile:
         for number, entry in enumerate(document.tokens):
             if entry.sha256 in callers:
                 raise AccessError(
-                    f"{self._path}: tokens[{number}].sha256: is also that of {callers[entry.sha256].name!r}; "
-                    "a token is one's own"
+                    f"{self._path}: tokens[{number}].sha256: is also that of {callers[entry.sha256].name!r}; give "
+                    "each its own token"
                 )
             callers[entry.sha256] = Caller(entry.name, frozenset(entry.may), entry.sha256)
         return tuple(callers.values())
@@ -215,7 +215,7 @@ class Senders:
         caller = self._access.bearer(authorization)
         if caller is None:
             raise UnauthenticatedError(
-                "say who sends this: authorization: Bearer and a token, by OTEL_EXPORTER_OTLP_HEADERS"
+                "authentication required: send authorization: Bearer and a token, by OTEL_EXPORTER_OTLP_HEADERS"
             )
         if Role.SEND not in caller.roles:
-            raise ForbiddenError(f"the token of {caller.name} is not for sending; it would have to say may: [send]")
+            raise ForbiddenError(f"the token of {caller.name} lacks the role send; its entry needs may: [send]")

@@ -108,7 +108,7 @@ class GuardedSite:
             self._counts.add("api", "forbidden")
             path = ascii(scope["path"][:200])
             _log.warning("%s may not %s: %s %s is refused", caller.name, role, scope["method"], path)
-            await problem(403, f"the token of {caller.name} is not for this; it would have to say may: [{role}]")(
+            await problem(403, f"the token of {caller.name} lacks the role for this; its entry needs may: [{role}]")(
                 scope, receive, send
             )
             return
@@ -134,7 +134,7 @@ class GuardedSite:
         caller = self._access.bearer(f"Bearer {token}") if token else None
         if caller is None or not caller.roles & {Role.READ, Role.ACT}:
             self._counts.add("api", "unauthenticated")
-            return _form(None, "This is no token that may read here.", 401)
+            return _form(None, "This is not a token with the role read.", 401)
         value = secrets.token_urlsafe(32)
         self._sessions[digest_of(value)] = (caller.digest, self._clock() + _SESSION_SECONDS)
         for session in [key for key, (whose, _) in self._sessions.items() if whose == caller.digest][:-_MAX_SESSIONS]:
@@ -191,7 +191,7 @@ def _to_login() -> Response:
 
 
 def _unknown() -> Response:
-    said = "say who you are: Authorization: Bearer and a token (kc-otel: KC_OTEL_TOKEN), or /login"
+    said = "authentication required: send Authorization: Bearer and a token (kc-otel: KC_OTEL_TOKEN), or /login"
     return problem(401, said, {"WWW-Authenticate": "Bearer"})
 
 

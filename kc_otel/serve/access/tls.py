@@ -119,7 +119,7 @@ def _content(path: Path) -> bytes:
 
 
 def _no_password() -> str:
-    raise ValueError("the key asks for a password; give one that asks for none, readable by the service only")
+    raise ValueError("the key requires a password; give a key without one, readable by the service only")
 
 
 def _why(error: Exception) -> str:

@@ -20,18 +20,18 @@ PUBLIC: Final = frozenset({"/healthz", "/readyz", "/openapi.json"})
 """Paths that need no token where others do."""
 
 _RESPONSES_OF_EVERY_PATH: Final = {
-    413: "The body is larger than anything that is said here.",
-    421: "The evaluator is not known by this host name.",
-    500: "The evaluator has failed; its log says at what.",
+    413: "The body is larger than any request here needs.",
+    421: "The evaluator does not accept this host name.",
+    500: "The evaluator has failed; its log has the cause.",
 }
 _GUARDED: Final = {
-    401: "Tokens are asked for, and there is none that is known.",
-    403: "The token is not for this, or a page of another site asks.",
+    401: "A token is required, and the request has no valid one.",
+    403: "The token lacks the role for this, or the request comes from another site's page.",
 }
-_QUERY_ERRORS: Final = {404: "There is no such thing.", 422: "The request is understood, and cannot be meant."}
+_QUERY_ERRORS: Final = {404: "There is no such thing.", 422: "The request is well formed, but its values are invalid."}
 _ORDER_ERRORS: Final = {
     400: "The body cannot be read.",
-    409: "What holds now does not allow it.",
+    409: "The current state does not allow it.",
     503: "The state cannot be written now.",
 }
 
@@ -78,7 +78,7 @@ def _answers(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[t
     if ordered:
         yield from _ORDER_ERRORS.items()
     else:
-        yield 304, "The reader has it already: If-None-Match names its tag."
+        yield 304, "The client already has it: If-None-Match names its tag."
 
 
 def _content(status: int) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def _by_people(core: Core) -> Iterator[InForceView]:
     for name in sorted(core.dry_run & core.contracts.keys()):
         yield InForceView(
             contract=name, kind="dry-run", slice="all", since=core.started_at,
-            text=f"{name} runs dry: what it would do is only recorded",
+            text=f"{name} is in dry run: its actions are only recorded",
         )  # fmt: skip
     for pin in core.decisions.pins:
         yield InForceView(

@@ -68,7 +68,7 @@ class OwnSite:
             return None
         if origin is not None and _netloc(origin) in {host, self._origin} - {""}:
             return None
-        return problem(403, "a page of another site asks for this; use the evaluator's own page, or kc-otel")
+        return problem(403, "another site's page requested this; use the evaluator's own page, or kc-otel")
 
 
 class BoundedBodies:
@@ -89,7 +89,7 @@ class BoundedBodies:
         limit = next(
             (size for path, size in _MAX_BYTES_BY_PATH.items() if scope["path"].startswith(path)), _MAX_ORDER_BYTES
         )
-        said = f"the body is larger than {limit:,} bytes, which nothing that is said here needs"
+        said = f"the body is larger than {limit:,} bytes, which no request here needs"
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or len(declared) > 15 or int(declared) > limit:
             await problem(413, said)(scope, receive, send)

@@ -26,32 +26,33 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         "/decisions",
         tags=["decisions"],
         response_model=None,
-        responses={204: {"description": "What the caller has is in force."}},
+        responses={204: {"description": "The caller's table is in force."}},
     )
     async def decisions(
-        after: Annotated[int, Query(description="Version that the caller has; -1 for none.")] = -1,
-        tag: Annotated[str, Query(description="ETag of what the caller has; empty to compare the version only.")] = "",
-        wait: Annotated[float, Query(ge=0.0, le=60.0, description="Seconds to wait for a newer one.")] = 0.0,
+        after: Annotated[int, Query(description="Version of the caller's table; -1 for none.")] = -1,
+        tag: Annotated[str, Query(description="ETag of the caller's table; empty to compare the version only.")] = "",
+        wait: Annotated[float, Query(ge=0.0, le=60.0, description="Seconds to wait for a newer table.")] = 0.0,
         obeys: Annotated[
             list[str],
             Query(
                 max_length=200,
-                description="Directives that the caller follows, CONTRACT/DIRECTIVE each; CONTRACT/route/HASH says by "
-                "which definitions of the slices.",
+                description="Directives that the caller follows, CONTRACT/DIRECTIVE each; CONTRACT/route/HASH adds "
+                "the digest of its slice definitions.",
             ),
         ] = [],  # noqa: B006 - FastAPI copies it
         kept: Annotated[
             list[str],
             Query(
                 max_length=200,
-                description="CONTRACT/SLICE/VERSION of requests that the caller keeps from a version that it served.",
+                description="CONTRACT/SLICE/VERSION of requests that the caller keeps away from a version that it had "
+                "sent requests to.",
             ),
         ] = [],  # noqa: B006 - FastAPI copies it
     ) -> Response:
-        """Return the decision table; 204 if the caller's is still in force after the wait.
+        """Return the decision table; 204 if the caller's table is still in force after the wait.
 
-        The header `Age` has the seconds since the last evaluation. `KC-Unserved` names contracts of `obeys` that are
-        not served here.
+        The header `Age` has the seconds since the last evaluation. `KC-Unserved` names contracts of `obeys` that this
+        evaluator does not serve.
         """
         unserved = {subject.partition("/")[0][:_MAX_CHARACTERS] for subject in obeys} - core.contracts.keys() - {""}
         headers = {"KC-Unserved": " ".join(map(quote, sorted(unserved)[:_MAX_NAMED]))} if unserved else {}

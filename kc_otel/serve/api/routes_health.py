@@ -36,19 +36,19 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
         response_class=PlainTextResponse,
         responses={
             503: {
-                "description": "Its last evaluation is too old, or it refuses what arrives.",
+                "description": "The last evaluation is too old, or incoming data cannot be stored.",
                 "content": {"text/plain": {"schema": {"type": "string"}}},
             }
         },
     )
     async def readyz() -> Response:
-        """Report ready if it can keep what it receives and its last evaluation is recent; failures are listed."""
+        """Report ready if incoming data can be stored and the last evaluation is recent; failures are listed."""
         age = math.inf if core.evaluated_at is None else time.time() - core.evaluated_at
         late, refusing, said = age > _LATE_SECONDS, core.evaluator.faults.fails("", WRITING), "ready\n"
         if late:
             said = "no evaluation yet\n" if core.evaluated_at is None else f"no evaluation for {duration(age)}\n"
         elif refusing:
-            said = "what arrives is refused\n"
+            said = "incoming data are rejected\n"
         said += "".join(f"{name or 'all'}: {fault}\n" for name, fault in core.evaluator.faults.present.items())
         return PlainTextResponse(said, 503 if late or refusing else 200)
 

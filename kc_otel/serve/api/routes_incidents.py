@@ -28,7 +28,7 @@ def incident_routes(core: Core) -> APIRouter:
     async def incidents(
         contract: ContractName = None,
         since: Annotated[float, Query(description="Only incidents that were open at or after this Unix time.")] = 0.0,
-        state: Annotated[IncidentState | None, Query(description="Only those in this state.")] = None,
+        state: Annotated[IncidentState | None, Query(description="Only incidents in this state.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000, description="Largest number of ended incidents.")] = 100,
     ) -> IncidentList:
         """Return incidents, the most urgent first, each with its worst broken cells, or all cells if none is broken."""

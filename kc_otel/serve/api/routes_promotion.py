@@ -39,7 +39,7 @@ def _add_states(router: APIRouter, core: Core) -> None:
 
     @router.get("/{contract}/{kernel}")
     async def promotion(contract: str, kernel: str) -> PromotionView:
-        """Return the position of one kernel version."""
+        """Return the stage of one kernel version."""
         with _answered():
             return _view(core, core.promotions.of(contract, kernel))
 
@@ -95,7 +95,7 @@ def _add_plan(router: APIRouter, core: Core) -> None:
         tokens_per_sequence: Annotated[float | None, Query(ge=1.0, allow_inf_nan=False)] = None,
         share: Annotated[list[str] | None, Query(description="SLICE=PART of the traffic.")] = None,
     ) -> PlanView:
-        """Return the minimum duration of each position of a promotion, with identical kernels."""
+        """Return the minimum duration of each stage and canary step of a promotion, with identical kernels."""
         found = served(core, contract)
         seen = observed_traffic(found, core.promotions.latest(contract).verdicts)
         try:

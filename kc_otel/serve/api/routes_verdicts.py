@@ -68,7 +68,9 @@ def verdict_routes(core: Core) -> APIRouter:
         contract: ContractName = None,
         after: Annotated[int, Query(ge=0, lt=2**63, description="Only events with greater ids.")] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        newest: Annotated[int | None, Query(ge=1, le=10_000, description="Only this many, the newest.")] = None,
+        newest: Annotated[
+            int | None, Query(ge=1, le=10_000, description="Only this many of the newest events.")
+        ] = None,
         verdicts: Annotated[bool, Query(description="Include changes of verdicts; only with `newest`.")] = True,
     ) -> EventList:
         """Return changes: verdicts, alerts, routes, people's actions. Oldest first."""

@@ -92,7 +92,7 @@ class ByteBudget:
 
     def _take(self, size: int, most: int) -> None:
         if self.in_flight + size > most:
-            raise self.busy("the evaluator holds as many bytes of requests as it may; send again")
+            raise self.busy("the evaluator's limit on bytes in flight is reached; send again")
         self.in_flight += size
 
 

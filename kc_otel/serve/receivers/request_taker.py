@@ -87,7 +87,7 @@ class RequestTaker:
             async with asyncio.timeout(_SLOW_WAIT_SECONDS):
                 await self._slow.acquire()
         except TimeoutError:
-            raise self.budget.busy("requests that take long are waiting for each other; send again") from None
+            raise self.budget.busy("other long requests are still being processed; send again") from None
         try:
             return await self._take_slowly(signal, body, encoding, transport, json=json)
         finally:

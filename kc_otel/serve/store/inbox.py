@@ -99,7 +99,7 @@ class Inbox:
             StateError: If it cannot be kept: nothing of it is in the inbox, nor applied.
         """
         if self._waiting_bytes + len(body) > _MAX_WAITING_BYTES:
-            raise InboxFullError("more arrives than the disk takes")
+            raise InboxFullError("the disk cannot keep up with what arrives")
         self._last += 1
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(self._last, at, body, apply, done))

@@ -714,7 +714,7 @@ def test_a_breach_is_told_as_it_was_and_then_as_it_is() -> None:
     (incident,) = evaluator.tick(140.0, fail("code", estimate=0.00406, lower=0.0041, upper=0.006, at=140.0))
     ((_, said),) = incident.extents
     assert said == (
-        "0.0374 on code at 00:01 UTC against a limit of 0.004; 0.00406 in what is measured now "
+        "0.0374 on code at 00:01 UTC against a limit of 0.004; 0.00406 in current measurements "
         "(confidence interval 0.0041 to 0.006)"
     )
     (incident,) = evaluator.tick(150.0, fail("code", estimate=0.05, lower=0.04, at=150.0))

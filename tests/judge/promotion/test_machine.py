@@ -138,7 +138,7 @@ def test_a_person_is_asked_where_the_contract_says(contract, round_of):
     assert promotion.missing == (
         f"the gate is open; a person has to let it into canary: `kc-otel promote policy-7b {V} --approve canary`",
     )
-    with pytest.raises(OrderError, match="asks nobody about full; it asks about canary"):
+    with pytest.raises(OrderError, match="requires no approval for full; it requires approval for canary"):
         orders.approve(promotion, terms, Stage.FULL, "ada")
     promotion = orders.approve(promotion, terms, Stage.CANARY, "ada")
     promotion, moves = run(promotion, terms, round_of, passes(900, 1))
@@ -221,7 +221,7 @@ def test_a_new_failure_after_force_takes_it_back_at_once(terms, round_of):
 def test_started_again_it_has_to_show_everything_again(terms):
     """A second attempt begins where the first one did, and says that it is the second."""
     promotion, _ = begin(terms, V, "ada", 0.0)
-    with pytest.raises(OrderError, match="on its way already, in shadow"):
+    with pytest.raises(OrderError, match="already in promotion, in shadow"):
         begin(terms, V, "ada", 1.0, previous=promotion)
     back, _ = orders.roll_back(promotion, "ada", "wrong weights", 10.0)
     with pytest.raises(OrderError, match="is rolled back; start it again first"):

@@ -94,7 +94,7 @@ def test_a_gate_that_was_asked_about_a_part_opens_nothing(tmp_path):
     gate = gate_recordings(made, [read_input(tmp_path / "a.npz")], (TRAIN, INFERENCE), GateTerms(slices=("all",)), 1e9)
     assert gate.decision.outcome == "advance"
     new = begin(made, INFERENCE.fingerprint, "ada", 0.0)[0]
-    with pytest.raises(OrderError, match=r"asked about a part .* and token-tv on code did not pass; run it"):
+    with pytest.raises(OrderError, match=r"judged only a part .* and token-tv on code did not pass; run it"):
         admit(new, made, offline_evidence(gate, text), section_problems)
 
 
@@ -107,10 +107,10 @@ def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence)
     looser = load_text(TEXT.replace("0.05", "0.06"))
     with pytest.raises(OrderError, match=r"of another contract .* run the gate again"):
         admit(promotion, looser, record, section_problems)
-    with pytest.raises(OrderError, match=r"not sound: .*checksum"):
+    with pytest.raises(OrderError, match=r"invalid: .*checksum"):
         admit(promotion, contract, {**record, "kernel": "x"}, section_problems)
     plain = {name: value for name, value in record.items() if name != "offline"}
-    with pytest.raises(OrderError, match="is of stage offline-ci; give what the offline"):
+    with pytest.raises(OrderError, match="is of stage offline-ci; give the evidence that the offline"):
         admit(promotion, contract, sealed(plain), section_problems)
     forced, _ = orders.force(promotion, contract, Stage.SHADOW, "ada", "hurry", Evaluation(1.0), 1.0)
     with pytest.raises(OrderError, match="is not in offline-ci but in shadow"):
