@@ -142,8 +142,11 @@ def test_routers_beyond_those_that_are_told_apart_have_taken_what_all_of_them_ha
     ids = "".join(contract.slice_ids.values())
     for number in range(3000):
         table_at = ORDER - 1.0 if number == 7 else ORDER
-        listeners.heard([f"policy/route/{ids}"], {"policy": contract}, ORDER, instance=str(number), table_at=table_at)
+        listeners.heard(
+            [f"policy/route/{ids}"], {"policy": contract}, ORDER + number, instance=str(number), table_at=table_at
+        )
     assert len(listeners.routers["policy"]) == 1025
     assert (
-        listeners.behind(contract, "code", ORDER, None, ORDER + 30.0) == "1 of 1025 routers has not applied it: others"
+        listeners.behind(contract, "code", ORDER, None, ORDER + 3030.0)
+        == "1 of 1025 routers has not applied it: others"
     )
