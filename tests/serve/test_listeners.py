@@ -146,7 +146,5 @@ def test_routers_beyond_those_that_are_told_apart_have_taken_what_all_of_them_ha
             [f"policy/route/{ids}"], {"policy": contract}, ORDER + number, instance=str(number), table_at=table_at
         )
     assert len(listeners.routers["policy"]) == 1025
-    assert (
-        listeners.behind(contract, "code", ORDER, None, ORDER + 3030.0)
-        == "1 of 1025 routers has not applied it: others"
-    )
+    said = listeners.behind(contract, "code", ORDER, None, ORDER + 3030.0)
+    assert said == "1 of 1025 routers has not polled: others since 01:56 UTC; it may still serve this kernel"
