@@ -67,7 +67,7 @@ def test_what_a_router_keeps_counts_where_it_defines_the_slice_as_the_contract_d
 ) -> None:
     """By the slice of the contract, of versions that report; where there is one, it need not be named."""
     core = make_core()
-    core.tick(now := time.time())
+    core.tick(time.time())
     own = core.contracts["policy"].slice_ids["code"]
     core.evaluator.kernels = lambda _: (KernelInfo("inference", "b", {}, 0.0), KernelInfo("train", "a", {}, 0.0))  # type: ignore[method-assign]
 
@@ -75,7 +75,7 @@ def test_what_a_router_keeps_counts_where_it_defines_the_slice_as_the_contract_d
         core.listeners = Listeners()
         asked = {"obeys": [f"policy/route{defined}"], "kept": [kept], "after": after, "instance": "a"}
         client_of(core).get("/api/v1/decisions", params=asked)  # type: ignore[arg-type]
-        seen = core.traffic("policy", core.escalation, now + 20.0)
+        seen = core.traffic("policy", core.escalation, time.time() + 20.0)
         applied = (not seen.behind(slice, 0.0, None) for slice in ("code", "all"))
         return seen.kept("code", "b") > 0, seen.kept("all", "b") > 0, *applied
 
