@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -266,6 +268,13 @@ def test_closing_does_not_wait_for_a_held_request(evaluator):
     router.close()
     assert time.monotonic() - began < 1.5
     assert not router._poller.is_alive()
+
+
+def test_a_process_that_ends_without_closing_its_router_tells_the_evaluator(evaluator):
+    """By the id that it polled with; otherwise it might serve on by an older table."""
+    program = "import sys; from kc_otel.client.router import Router; Router(sys.argv[1], keep=False).wait_for_table(60)"
+    subprocess.run([sys.executable, "-c", program, evaluator.url], check=True, timeout=120)
+    assert evaluator.closed == [evaluator.instance]
 
 
 @pytest.mark.slow
