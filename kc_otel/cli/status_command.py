@@ -280,16 +280,26 @@ def _routes(decisions: dict[str, Any], contract: str | None) -> list[Text]:
         if len(routes) > _MAX_LISTED_ROUTES:
             slices = listed([place(route["slice"]) for route in routes])
             lines.append(
-                f"  {name}: {slices} avoid {avoid} and use {routes[0]['kernel']}; "
+                f"  {name}: {slices} are to avoid {avoid} and use {routes[0]['kernel']}{_outdated(routes)}; "
                 f"end them all with kc-otel route resume {name} --why ..., or one with --slice NAME"
             )
             continue
         lines += [
-            f"  {name}/{route['slice']} avoids {avoid} and uses {route['kernel']}: {route['reason']}; "
+            f"  {name}/{route['slice']} is to avoid {avoid} and use {route['kernel']}: {route['reason']}"
+            f"{_outdated([route])}; "
             f"end it with kc-otel route resume {name} --slice {route['slice']} --why ..."
             for route in routes
         ]
     return [Text.assemble(("route", "bold"), line) for line in lines]
+
+
+def _outdated(routes: list[dict[str, Any]]) -> str:
+    """Say of routes that a changed contract has made them do something else than was ordered."""
+    by: dict[str, list[str]] = {}
+    for route in routes:
+        if route.get("outdated"):
+            by.setdefault(route["outdated"], []).append(place(route["slice"]))
+    return "".join(f"; but of {listed(slices)}: {why}" for why, slices in by.items())
 
 
 def list_command(

@@ -31,6 +31,8 @@ _REMEDIES: Final = {
 _UNCHANGED_STATUSES: Final = frozenset({204, 304})
 _LATE_SECONDS: Final = 30.0
 """Seconds since the last evaluation after which an evaluator is late, as its /readyz has it."""
+_CLOSING_SECONDS: Final = 1.5
+"""Time that the last request, which says that this process ends, may take."""
 
 
 def lateness(headers: Message) -> str:
@@ -46,8 +48,9 @@ def lateness(headers: Message) -> str:
 class Poller(threading.Thread):
     """Asks `GET {url}/api/v1/decisions?after=VERSION&tag=TAG&wait=SECONDS` repeatedly, and passes on each answer.
 
-    `&obeys=CONTRACT/DIRECTIVE` names the directives that this process follows, `&kept=CONTRACT/SLICE/VERSION` the
-    versions that it keeps requests away from.
+    `&instance=ID` tells this process from others, `&obeys=CONTRACT/DIRECTIVE` names the directives that it follows, and
+    `&kept=CONTRACT/SLICE/VERSION` the versions that it keeps requests away from. Once it is stopped, `&closing=true`
+    says that it ends.
 
     A table that differs from the current one is newer, even if its version is lower: the evaluator has then lost its
     state.
@@ -119,6 +122,11 @@ class Poller(threading.Thread):
                 pause = began + self._refresh - time.monotonic()
             self._stopping.wait(max(0.0, pause))
         self._drop()
+        if self._table is not None and not failures:
+            with suppress(OSError, http.client.HTTPException, ValueError):
+                self._connection = self._connect(_CLOSING_SECONDS)
+                self._request("&closing=true")
+            self._drop()
 
     def stop(self) -> None:
         """End the thread, even during a request that the evaluator holds back."""
@@ -160,18 +168,17 @@ class Poller(threading.Thread):
         self._unserved = unserved
         self._on_contact()
 
-    def _request(self) -> http.client.HTTPResponse:
-        connection = self._connection or self._connect()
+    def _request(self, more: str = "") -> http.client.HTTPResponse:
+        connection = self._connection or self._connect(self._wait + 10.0)
         self._connection = connection
         version = -1 if self._table is None else self._table.version
         path = f"{self._path}?after={version}&tag={quote(self._tag)}&wait={self._wait:g}"
-        path += "".join(f"&{name}={quote(value)}" for name, value in self._report())
+        path += "".join(f"&{name}={quote(value)}" for name, value in self._report()) + more
         headers = {"accept": "application/json", "user-agent": "kc-otel", **authorization(self._token_file)}
         connection.request("GET", path, headers=headers)
         return connection.getresponse()
 
-    def _connect(self) -> http.client.HTTPConnection:
-        timeout = self._wait + 10.0
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
         if self._tls:
             return http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=client_context())
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout)

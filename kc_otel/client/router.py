@@ -9,10 +9,13 @@ The last table is in a file too, for a serving process that starts while the eva
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
 import random
+import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -34,6 +37,8 @@ __all__ = ["Choice", "Kernel", "Router", "TableFile"]
 _log: Final = logging.getLogger(__name__)
 _ROUTE: Final = "route"
 """Kind of directive that a program reports to obey when it asks for routes."""
+_HOST_CHARACTERS: Final = 80
+"""Of the host's name, in the id of a router."""
 _MOST_ASKED: Final = 64
 """Contracts and kinds of directives that are told; a process has a few."""
 _MOST_KEPT: Final = 100
@@ -51,7 +56,9 @@ class Router:
         with Router("http://127.0.0.1:4320", contracts=[contract]) as router:
             kernel = router.choose("policy-7b", {"prompt_tokens": 9000}, inference_version="9f1c2ab04d77")
 
-    Make it after forking worker processes: threads do not survive a fork.
+    Make it after forking worker processes: threads do not survive a fork. Close it when the process no longer
+    serves: the evaluator calls nothing contained while a router that it knows is silent and has not been closed. A
+    process that exits normally closes its router.
 
     Args:
         url: Base URL of the evaluator's API.
@@ -92,6 +99,7 @@ class Router:
         if self._table_file is not None and (last := self._table_file.load()) is not None:
             self._take(last)
         self._poller.start()
+        atexit.register(self._close_at_exit, os.getpid())
 
     @classmethod
     def from_table(
@@ -116,6 +124,7 @@ class Router:
     ) -> None:
         self._contracts = {contract.name: contract for contract in contracts}
         self._asked: set[tuple[str, str]] = set()
+        self._instance = f"{socket.gethostname()[:_HOST_CHARACTERS]}/{os.getpid()}/{secrets.token_hex(3)}"
         self._served: set[tuple[str, str]] = set()
         """Contracts and versions that a request was sent to."""
         self._clock = clock
@@ -265,10 +274,16 @@ class Router:
         return self._fresh_until != -NEVER
 
     def close(self) -> None:
-        """Stop polling. The last table stays in force."""
+        """Stop polling, and tell the evaluator that this process serves no more. The last table stays in force."""
         if self._poller is not None:
             self._poller.stop()
             self._poller.join(timeout=2.0)
+            atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self, process: int) -> None:
+        """Close it in the process that made it: a fork has no thread of it, and must not end its connection."""
+        if os.getpid() == process:
+            self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -294,11 +309,18 @@ class Router:
     def _report(self) -> list[tuple[str, str]]:
         """Return what the evaluator is told, as names and values of its query.
 
-        The directives that this process looks at; for routes, by which definition of the slices; and from which slices
-        and versions it keeps requests, of versions that it sent requests to before.
+        Its id; the directives that this process looks at; for routes, how it defines the slices that the table names;
+        and from which slices and versions it keeps requests, of versions that it sent requests to before.
         """
-        defined = {(name, _ROUTE): f"/{contract.slices_hash}" for name, contract in self._contracts.items()}
-        told = [("obeys", "/".join(asked) + defined.get(asked, "")) for asked in sorted(self._asked)]
+        named = {(route.contract, route.slice) for route in self.table.routes}
+        named |= {(pin.contract, pin.slice) for pin in self.table.pins}
+        defined: dict[str, str] = {}
+        for name, contract in self._contracts.items():
+            defined[name] = "".join(id for slice, id in contract.slice_ids.items() if (name, slice) in named)
+        told = [("instance", self._instance)]
+        for name, kind in sorted(self._asked):
+            ids = defined.get(name, "") if kind == _ROUTE else ""
+            told.append(("obeys", f"{name}/{kind}/{ids}" if ids else f"{name}/{kind}"))
         kept = [
             f"{contract}/{slice}/{version}"
             for contract, slice, version in tuple(self._snapshot.kept)

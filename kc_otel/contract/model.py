@@ -286,9 +286,9 @@ class Contract(Strict):
         return {name: _digest(spec.meaning)[:8] for name, spec in self.slices.items()}
 
     @cached_property
-    def slices_hash(self) -> str:
-        """Digest of the slices' definitions, 12 hex digits: two contracts that share it put a request into the same."""
-        return _digest(self.slice_digests)[:12]
+    def slice_ids(self) -> Mapping[str, str]:
+        """Eight hex digits of each slice's name and conditions: two contracts that share them mean the same slice."""
+        return {name: _digest({name: digest})[:8] for name, digest in self.slice_digests.items()}
 
     def slices_for(self, clause: Clause) -> tuple[str, ...]:
         """Return the slices that a clause is judged on, `all` first; slices of tokens only for a clause on tokens."""

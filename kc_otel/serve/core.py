@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import place
 from kc_otel.judge.decisions.entries import DecisionTable
-from kc_otel.judge.decisions.table import resume
+from kc_otel.judge.decisions.table import resume, without_slice
 from kc_otel.judge.escalation.alert_lifecycle import edge
 from kc_otel.judge.escalation.alerts import PolicyState, What
 from kc_otel.judge.escalation.escalate import (
@@ -115,7 +116,6 @@ class Core:
     ) -> None:
         self.contracts = {contract.name: contract for contract in contracts}
         self.dry_run = frozenset(dry_run)
-        self.listeners = Listeners()
         self.started_at = now
         self.external_url = external_url
         self.otlp_port = 4318  # until it listens
@@ -152,6 +152,7 @@ class Core:
             for contract, message in self._store.last_messages(self.contracts, self.dry_run, now):
                 self._enqueue(contract, [message], DecisionTable(), now)
             self.escalation = self._store.begin(self.contracts, self.dry_run, now)
+            self.listeners = Listeners(now, self._store.routers(self.contracts))
 
     @property
     def age(self) -> float:
@@ -285,11 +286,14 @@ class Core:
             self._evaluator_store.save(
                 self.evaluator, unit, lambda name: self._alone(name, "saving", "its state", unit)
             )
+            if renews or self.listeners.unsaved:
+                self._store.save_routers(self.listeners.routers)
             self.inbox.take_out(unit)
             merged = dict(self.merged)
             if merged != self.settled:
                 self._evaluator_store.save_merged(merged)
             unit.on_commit(lambda: self._adopt(state, now, merged, renews=renews))
+            unit.on_commit(lambda: setattr(self.listeners, "unsaved", False))
             unit.on_commit(lambda: self.announce_all(announcements))
         self.causes = {cell: of for evaluation in evaluations.values() for cell, of in evaluation.causes.items()}
         if self.recording is not None:
@@ -348,13 +352,21 @@ class Core:
         ordered = {route.contract for route in decided.routes} | {pin.contract for pin in decided.pins}
         ordered |= {canary.contract for canary in decided.canaries}
         newest = self.evaluator.newest(name) if name in ordered or before.incidents.get(name) else {}
-        never, own = (-math.inf, -math.inf), self.contracts[name].slices
+        never = (-math.inf, -math.inf)
+        changed = {(route.slice, route.since): route.outdated for route in decided.routes if route.contract == name}
+
+        def behind(slice: str, since: float, all_since: float | None) -> str:
+            lacking = without_slice(self.contracts[name], slice) or changed.get((slice, since), "")
+            if not lacking:
+                return self.listeners.behind(self.contracts[name], slice, since, all_since, now)
+            return lacking if all_since is None else behind(ALL, all_since, None)
+
         return TrafficSeen(
             measured=lambda *where: newest.get(where, never)[0],
             arrived=lambda *where: newest.get(where, never)[1],
             routers=self.listeners.routes(name),
             kept=lambda *where: self._kept(name, *where),
-            otherwise=lambda part: part != ALL and (part not in own or self.listeners.defined_otherwise(name, now)),
+            behind=cache(behind),
             silent=self.evaluator.silent(name, now),
             heartbeat=self.contracts[name].observability.heartbeat,
             taken={

@@ -1,27 +1,78 @@
-"""Records of the programs that read directives: a directive that no program reads has no effect."""
+"""The programs that read directives, and the routers that obey orders: what no program reads has no effect.
+
+A router is one process, told apart by its id. One that has fallen silent without saying that it ends may serve on by
+an older table, so an order counts as applied only once each router that is known has taken it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from kc_otel.contract.model import Contract
+from kc_otel.contract.plain_text import plain
 from kc_otel.contract.slices import ALL
+from kc_otel.contract.words import moment
 from kc_otel.judge.decisions.entries import DirectiveKind
 
-_ROUTE = "route"
-_KINDS = frozenset({_ROUTE, *DirectiveKind}) - {DirectiveKind.HOLD_PROMOTION}
+_ROUTE: Final = "route"
+_KINDS: Final = frozenset({_ROUTE, *DirectiveKind}) - {DirectiveKind.HOLD_PROMOTION}
 """Directives that programs carry out; the evaluator and its gates hold promotion."""
-_PRESENT_SECONDS = 90.0
+_PRESENT_SECONDS: Final = 90.0
 """Seconds since its last request for which a program counts as running: it asks once a minute or more often."""
+_COUNTED_SECONDS: Final = 3600.0
+"""A router counts for an order if it was heard of at most so long before it, or later."""
+_FIRST_TABLE_SECONDS: Final = 10.0
+"""Time that a router that has just begun may take to confirm its first table."""
+_MAX_ROUTERS: Final = 1024
+"""Routers that are told apart, of all contracts together: those that were heard last."""
+_MORE_ROUTERS: Final = "\0"
+"""Stands for those of a contract that are forgotten, of which nobody knows what they have taken."""
+_NEVER: Final = -1.0
+_MAX_NAMED: Final = 3
+"""Routers that a sentence names."""
+_ID_DIGITS: Final = 8
+
+
+class RouterReport(NamedTuple):
+    """Last report of a router about a contract.
+
+    Attributes:
+        begun: Unix time of its first report, seconds.
+        at: Unix time of its last report, seconds.
+        taken: When the newest decision table that it has was made, Unix seconds; below 0 for none.
+        slices: `slice_ids` of the slices that this table names and that it defines as the contract does.
+    """
+
+    begun: float
+    at: float
+    taken: float = _NEVER
+    slices: tuple[str, ...] = ()
+
+    def has_taken(self, id: str | None, since: float, all_since: float | None) -> bool:
+        """Return whether it has an order given at `since`, and applies it to the slice of this id; None for all."""
+        covers = id is None or id in self.slices or (all_since is not None and self.taken >= all_since)
+        return covers and self.taken >= since
 
 
 class Listeners:
-    """Time at which a program last reported that it reads a contract's directives of a kind, or obeys its routes."""
+    """When programs last reported to read directives, and what each router last said.
 
-    def __init__(self) -> None:
+    Args:
+        now: Unix time of the start, seconds: nobody was silent before it.
+        routers: Routers that an earlier process knew, by contract and id.
+
+    Attributes:
+        routers: Routers that have not said that they end, by contract and id; the one heard last at the end.
+        unsaved: Whether a restart would have to know more than it was told by the last `routers`.
+    """
+
+    def __init__(self, now: float = 0.0, routers: Mapping[str, Mapping[str, RouterReport]] | None = None) -> None:
+        self.routers = {contract: dict(known) for contract, known in (routers or {}).items()}
+        self.unsaved = False
+        self._started_at = now
         self._heard: dict[tuple[str, str], float] = {}
-        self._otherwise: dict[str, float] = {}
         self._kept: dict[tuple[str, str, str], float] = {}
 
     def heard(
@@ -30,47 +81,113 @@ class Listeners:
         contracts: Mapping[str, Contract],
         now: float,
         *,
-        current: bool = True,
+        instance: str = "",
+        table_at: float | None = None,
         kept: Iterable[str] = (),
         versions: Callable[[str], Collection[str]] = lambda _: (),
     ) -> None:
         """Record the directives that a client reports to obey, `CONTRACT/DIRECTIVE` each; unknown names are ignored.
 
         Args:
-            told: Its report; of routes, `CONTRACT/route/HASH` with the `slices_hash` of its contract.
+            told: Its report; of routes, `CONTRACT/route/IDS` with the `slice_ids` of its contract, one after another,
+                of the slices that its table names.
             contracts: Those that are served, by name.
             now: Unix time, seconds.
-            current: Whether it has the table in force: a router with an older one has not taken the new entries.
+            instance: Id of the client. Those without one are one router that has never taken an order.
+            table_at: When the decision table in force was made, Unix seconds, if it has that; None for another one.
             kept: `CONTRACT/SLICE/VERSION` of requests that it keeps from a version; other slices than `all` count where
                 it defines them as the contract does.
             versions: Versions of the inference kernel that a contract has; "" stands for one that is not named.
         """
-        same = set()
+        same: dict[str, tuple[str, ...]] = {}
         for subject in told:
             contract, kind, defined, *_ = *subject.split("/", 2), "", ""
             if contract not in contracts or kind not in _KINDS or (defined and kind != _ROUTE):
                 continue
-            if kind != _ROUTE or current:
+            if kind != _ROUTE or table_at is not None:
                 self._heard[contract, kind] = now
-            if kind == _ROUTE and defined == contracts[contract].slices_hash:
-                same.add(contract)
-            elif kind == _ROUTE:
-                self._otherwise[contract] = now
-        for subject in kept if current else ():
+            if kind == _ROUTE:
+                ids = {defined[at : at + _ID_DIGITS] for at in range(0, len(defined), _ID_DIGITS)}
+                same[contract] = tuple(id for id in contracts[contract].slice_ids.values() if id in ids)
+                self._note(contract, instance, now, table_at if instance else None, same[contract])
+        for subject in kept if table_at is not None else ():
             contract, slice, version, *_ = *subject.split("/", 2), "", ""
             found = contracts.get(contract)
-            if found is None or not (slice == ALL or (contract in same and slice in found.slices)):
+            if found is None or not (slice == ALL or found.slice_ids.get(slice) in same.get(contract, ())):
                 continue
             if version in versions(contract):
                 self._kept[contract, slice, version] = now
+
+    def _note(self, contract: str, instance: str, now: float, table_at: float | None, slices: tuple[str, ...]) -> None:
+        known = self.routers.setdefault(contract, {})
+        before = known.pop(instance, None)
+        if before is None and sum(map(len, self.routers.values())) >= _MAX_ROUTERS:
+            self._forget()
+        report = (before or RouterReport(now, now))._replace(at=now)
+        if table_at is not None:
+            report = report._replace(taken=table_at, slices=slices)
+        self.unsaved = self.unsaved or before is None or before._replace(at=now) != report
+        known[instance] = report
+
+    def _forget(self) -> None:
+        """Tell the router that was heard longest ago no longer apart."""
+        oldest = [
+            (report.at, contract, instance)
+            for contract, known in self.routers.items()
+            for instance, report in known.items()
+            if instance != _MORE_ROUTERS
+        ]
+        _, contract, instance = min(oldest)
+        known = self.routers[contract]
+        gone = known.pop(instance)
+        more = known.get(_MORE_ROUTERS, gone)
+        known[_MORE_ROUTERS] = gone._replace(
+            taken=min(gone.taken, more.taken), slices=tuple(id for id in gone.slices if id in more.slices)
+        )
+
+    def closed(self, instance: str) -> None:
+        """Forget a router that says that it ends."""
+        for known in self.routers.values():
+            if instance and known.pop(instance, None) is not None:
+                self.unsaved = True
 
     def routes(self, contract: str) -> float:
         """Unix time when a program that routes by a contract last had the table in force; -inf where none did."""
         return self._heard.get((contract, _ROUTE), -math.inf)
 
-    def defined_otherwise(self, contract: str, now: float) -> bool:
-        """Return whether a program that runs routes by other definitions of a contract's slices, or by none."""
-        return now - self._otherwise.get(contract, -math.inf) < _PRESENT_SECONDS
+    def behind(self, contract: Contract, slice: str, since: float, all_since: float | None, now: float) -> str:
+        """Return the end of a sentence: which routers have not applied an order; empty where each that counts has.
+
+        Args:
+            contract: The contract in force.
+            slice: The slice that the order names, or `all`.
+            since: Unix time of the order, seconds.
+            all_since: Unix time of an order for all traffic that covers the slice; None for none.
+            now: Unix time, seconds.
+        """
+        id = None if slice == ALL else contract.slice_ids.get(slice, "")
+        counted = {
+            instance: report
+            for instance, report in self.routers.get(contract.name, {}).items()
+            if report.at >= since - _COUNTED_SECONDS
+            if report.taken >= 0.0 or now - report.begun > _FIRST_TABLE_SECONDS
+        }
+        left = {instance: report for instance, report in counted.items() if not report.has_taken(id, since, all_since)}
+        silent = {
+            instance: report
+            for instance, report in left.items()
+            if now - max(report.at, self._started_at) > _PRESENT_SECONDS
+        }
+        if silent:
+            named = [f"{_name(instance)} since {moment(report.at)[11:16]} UTC" for instance, report in silent.items()]
+            may = f"{'it' if len(named) == 1 else 'they'} may still serve this kernel"
+            return f"{_of(named, counted, 'has', 'have')} not polled: {_listed(named)}; {may}"
+        older = [_name(instance) for instance, report in left.items() if report.taken < since]
+        if older:
+            return f"{_of(older, counted, 'has', 'have')} not applied it: {_listed(older)}"
+        other = [_name(instance) for instance in left]
+        how = f"the slice otherwise than this contract, or not at all: {_listed(other)}"
+        return f"{_of(other, counted, 'defines', 'define')} {how}" if other else ""
 
     def kept(self, contract: str, slice: str, version: str) -> float:
         """Unix time when a program last said that it keeps requests of a slice from a version; -inf where none did."""
@@ -79,3 +196,15 @@ class Listeners:
     def view(self, contracts: Iterable[str]) -> dict[str, dict[str, float | None]]:
         """Contract -> directive -> unix time when somebody last looked at it; None where nobody has."""
         return {name: {kind: self._heard.get((name, kind)) for kind in sorted(_KINDS)} for name in contracts}
+
+
+def _name(instance: str) -> str:
+    return plain({"": "one without an id", _MORE_ROUTERS: "others"}.get(instance, instance))
+
+
+def _of(named: Sequence[str], counted: Collection[str], one: str, several: str) -> str:
+    return f"{len(named)} of {len(counted)} router{'s' * (len(counted) != 1)} {one if len(named) == 1 else several}"
+
+
+def _listed(named: Sequence[str]) -> str:
+    return ", ".join([*named[:_MAX_NAMED], *([f"{len(named) - _MAX_NAMED} more"] if len(named) > _MAX_NAMED else [])])

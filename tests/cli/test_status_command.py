@@ -48,11 +48,11 @@ def test_many_routes_away_from_one_version_are_one_line() -> None:
 
     assert len(said(3)) == 3
     assert said(3)[0].startswith(
-        "route  policy/s0 avoids b and uses train-kernel: bad; end it with kc-otel route resume "
+        "route  policy/s0 is to avoid b and use train-kernel: bad; end it with kc-otel route resume "
     )
     (line,) = said(46)
     assert line == (
-        "route  policy: s0, s1, s2 and 43 more avoid b and use train-kernel; end them all with kc-otel route "
+        "route  policy: s0, s1, s2 and 43 more are to avoid b and use train-kernel; end them all with kc-otel route "
         "resume policy --why ..., or one with --slice NAME"
     )
 

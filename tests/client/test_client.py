@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -27,6 +29,7 @@ class Evaluator:
         self.changed = threading.Condition()
         self.asked = []
         self.obeys = self.kept = None
+        self.closed = []
         self.raw = None
         self.age = 0
         self.unserved = ""
@@ -39,8 +42,14 @@ class Evaluator:
             def do_GET(self):
                 query = parse_qs(urlsplit(self.path).query)
                 after, wait = int(query["after"][0]), float(query["wait"][0])
+                if "closing" in query:
+                    owner.closed += query["instance"]
+                    self.send_response(204)
+                    self.end_headers()
+                    return
                 owner.asked.append((urlsplit(self.path).path, after))
                 owner.obeys, owner.kept = query.get("obeys", []), query.get("kept", [])
+                owner.instance = query["instance"][0]
                 with owner.changed:
                     owner.changed.wait_for(lambda: owner.stopping or owner.table.version != after or owner.raw, wait)
                     body = owner.raw or to_json(owner.table).encode()
@@ -261,6 +270,13 @@ def test_closing_does_not_wait_for_a_held_request(evaluator):
     assert not router._poller.is_alive()
 
 
+def test_a_process_that_ends_without_closing_its_router_tells_the_evaluator(evaluator):
+    """By the id that it polled with; otherwise it might serve on by an older table."""
+    program = "import sys; from kc_otel.client.router import Router; Router(sys.argv[1], keep=False).wait_for_table(60)"
+    subprocess.run([sys.executable, "-c", program, evaluator.url], check=True, timeout=120)
+    assert evaluator.closed == [evaluator.instance]
+
+
 @pytest.mark.slow
 def test_outage_keeps_the_last_table_and_ends_by_itself(evaluator, routed, caplog):
     """While the evaluator is gone its last table holds; when it is back, so are its tables."""
@@ -346,11 +362,11 @@ def test_a_router_says_by_which_slices_it_routes_and_what_it_keeps_from_a_versio
 ):
     """Its copy of the contract may be another; a process that never sent a request to the version keeps none of it."""
     older = type(contract).model_validate(contract.model_dump(mode="json", by_alias=True) | {"slices": {}})
-    assert older.slices_hash != contract.slices_hash
-    for copy, before, kept in (
-        (contract, CODE, ["policy-7b/code/inferB"]),
-        (contract, None, []),
-        (older, CODE, []),
+    own = f"/{contract.slice_ids['code']}"
+    for copy, before, defined, kept in (
+        (contract, CODE, own, ["policy-7b/code/inferB"]),
+        (contract, None, own, []),
+        (older, CODE, "", []),
     ):
         evaluator.table = DecisionTable()
         with Router(evaluator.url, contracts=[copy], refresh=0.05, wait=0.2, keep=False) as router:
@@ -362,5 +378,5 @@ def test_a_router_says_by_which_slices_it_routes_and_what_it_keeps_from_a_versio
             router.choose("policy-7b", CODE, "inferB")
             asked = len(evaluator.asked)
             eventually(lambda: len(evaluator.asked) > asked + 2)  # noqa: B023
-            assert evaluator.obeys == [f"policy-7b/route/{copy.slices_hash}"]
+            assert evaluator.obeys == [f"policy-7b/route{defined}"]
             assert evaluator.kept == kept

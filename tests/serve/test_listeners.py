@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from kc_otel.contract.model import Contract
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.serve.core import Core
 from kc_otel.serve.listeners import Listeners
@@ -40,7 +42,7 @@ def test_a_route_is_taken_by_who_has_the_table_that_is_in_force(client: TestClie
     """A router that asks with an older one, or with none, has not taken what is new."""
 
     def routes(after: int) -> float | None:
-        client.get("/api/v1/decisions", params={"obeys": ["policy/route"], "after": after})
+        client.get("/api/v1/decisions", params={"obeys": ["policy/route"], "after": after, "instance": "a"})
         found: float | None = client.get("/api/v1/health").json()["listeners"]["policy"]["route"]
         return found
 
@@ -65,25 +67,86 @@ def test_what_names_no_contract_and_no_directive_is_not_kept(client: TestClient)
 def test_what_a_router_keeps_counts_where_it_defines_the_slice_as_the_contract_does(
     make_core: Callable[..., Core],
 ) -> None:
-    """By the contract's slices, of versions that report; where there is one, it need not be named."""
+    """By the slice of the contract, of versions that report; where there is one, it need not be named."""
     core = make_core()
     core.tick(time.time())
-    own = core.contracts["policy"].slices_hash
+    own = core.contracts["policy"].slice_ids["code"]
     core.evaluator.kernels = lambda _: (KernelInfo("inference", "b", {}, 0.0), KernelInfo("train", "a", {}, 0.0))  # type: ignore[method-assign]
 
     def heard(defined: str, kept: str, after: int = 0) -> tuple[bool, ...]:
         core.listeners = Listeners()
-        asked = {"obeys": [f"policy/route{defined}"], "kept": [kept], "after": after}
+        asked = {"obeys": [f"policy/route{defined}"], "kept": [kept], "after": after, "instance": "a"}
         client_of(core).get("/api/v1/decisions", params=asked)  # type: ignore[arg-type]
-        seen = core.traffic("policy", core.escalation, time.time())
-        return seen.kept("code", "b") > 0, seen.kept("all", "b") > 0, seen.otherwise("code"), seen.otherwise("all")
+        seen = core.traffic("policy", core.escalation, time.time() + 20.0)
+        applied = (not seen.behind(slice, 0.0, None) for slice in ("code", "all"))
+        return seen.kept("code", "b") > 0, seen.kept("all", "b") > 0, *applied
 
-    assert heard(f"/{own}", "policy/code/b") == heard(f"/{own}", "policy/code/") == (True, False, False, False)
+    assert heard(f"/{own}", "policy/code/b") == heard(f"/{own}", "policy/code/") == (True, False, True, True)
+    assert heard(f"/12345678{own}", "policy/code/b") == (True, False, True, True), "the table names another slice, too"
     assert heard(f"/{own}", "policy/code/b", after=-1) == (False, False, False, False), "it has an older table"
-    assert heard(f"/{own}", "policy/code/c") == heard(f"/{own}", "policy/prose/b") == (False, False, False, False)
-    for other in ("/0123456789ab", ""):
-        assert heard(other, "policy/code/b") == (False, False, True, False)
-        assert heard(other, "policy/all/b") == (False, True, True, False), "everybody defines all traffic alike"
-    assert heard(f"/{own}", "other/code/b") == heard(f"/{own}", "x") == (False, False, False, False)
-    seen = core.traffic("policy", core.escalation, time.time() + 3600)
-    assert (seen.otherwise("code"), seen.otherwise("gone")) == (False, True)
+    assert heard(f"/{own}", "policy/code/c") == heard(f"/{own}", "policy/prose/b") == (False, False, True, True)
+    for other in ("/01234567", ""):
+        assert heard(other, "policy/code/b") == (False, False, False, True)
+        assert heard(other, "policy/all/b") == (False, True, False, True), "everybody defines all traffic alike"
+    assert heard(f"/{own}", "other/code/b") == heard(f"/{own}", "x") == (False, False, True, True)
+
+
+ORDER = 5000.0
+
+
+@pytest.fixture
+def said(contract: Contract) -> Callable[..., str]:
+    """What is said of an order for slice code by routers, each last heard at a time with a table of a time."""
+    ids = "".join(contract.slice_ids.values())
+
+    def behind(reports: dict[str, tuple[float, float | None]], now: float = ORDER + 30.0, **more: Any) -> str:
+        listeners = Listeners()
+        for instance, (at, table_at) in reports.items():
+            report = [f"policy/route/{more.get('ids', ids)}"]
+            listeners.heard(report, {"policy": contract}, at, instance=instance, table_at=table_at)
+        return listeners.behind(contract, "code", ORDER, more.get("all_since"), now)
+
+    return behind
+
+
+def test_an_order_is_applied_once_each_router_that_counts_has_it(said: Callable[..., str]) -> None:
+    """One that fell silent with it keeps it; one without an id may be several; one of long before may be gone."""
+    has, lacks = (ORDER + 1.0, ORDER), (ORDER + 1.0, ORDER - 1.0)
+    assert said({}) == said({"a": has}) == said({"a": has}, now=ORDER + 9e5) == ""
+    assert said({"a": has, "b": (ORDER - 3601.0, ORDER - 4000.0)}) == ""
+    assert said({"a": has, "b": lacks}) == "1 of 2 routers has not applied it: b"
+    assert said({"": has}) == "1 of 1 router has not applied it: one without an id"
+    assert said({"a": has, "b": lacks}, now=ORDER + 200.0) == (
+        "1 of 2 routers has not polled: b since 01:23 UTC; it may still serve this kernel"
+    )
+    assert said(dict.fromkeys("abcde", lacks), now=ORDER + 9e5) == (
+        "5 of 5 routers have not polled: a since 01:23 UTC, b since 01:23 UTC, c since 01:23 UTC, 2 more; "
+        "they may still serve this kernel"
+    )
+    new = {"a": has, "b": (ORDER + 1.0, None)}
+    assert said(new, now=ORDER + 5.0) == "", "it has just begun, and has not confirmed its first table"
+    assert said(new, now=ORDER + 30.0) == "1 of 2 routers has not applied it: b"
+
+
+def test_a_router_with_another_definition_of_the_slice_applies_what_is_ordered_for_all(
+    said: Callable[..., str],
+) -> None:
+    """Once it has that order."""
+    router = {"a": (ORDER + 1.0, ORDER)}
+    other = "1 of 1 router defines the slice otherwise than this contract, or not at all: a"
+    assert said(router, ids="01234567") == said(router, ids="01234567", all_since=ORDER + 1.0) == other
+    assert said(router, ids="01234567", all_since=ORDER) == ""
+
+
+def test_routers_beyond_those_that_are_told_apart_have_taken_what_all_of_them_have(contract: Contract) -> None:
+    """The memory is bounded; an id for each request does not make anything contained."""
+    listeners = Listeners()
+    ids = "".join(contract.slice_ids.values())
+    for number in range(3000):
+        table_at = ORDER - 1.0 if number == 7 else ORDER
+        listeners.heard(
+            [f"policy/route/{ids}"], {"policy": contract}, ORDER + number, instance=str(number), table_at=table_at
+        )
+    assert len(listeners.routers["policy"]) == 1025
+    said = listeners.behind(contract, "code", ORDER, None, ORDER + 3030.0)
+    assert said == "1 of 1025 routers has not polled: others since 01:56 UTC; it may still serve this kernel"

@@ -64,8 +64,10 @@ class Driven:
 
     def router_keeps_from(self, version: str, now: float) -> None:
         """A router that had sent requests to a version keeps all of them from it."""
-        kept = [f"policy/all/{version}"]
-        self.core.listeners.heard(["policy/route"], self.core.contracts, now, kept=kept, versions=lambda _: {version})
+        self.core.listeners.heard(
+            ["policy/route"], self.core.contracts, now, instance="router", table_at=self.core.decisions.at,
+            kept=[f"policy/all/{version}"], versions=lambda _: {version},
+        )  # fmt: skip
 
     def shares(self) -> dict[str, float]:
         """Share by version in the decision table that is published."""
@@ -480,9 +482,9 @@ def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) 
     assert paged(core) == [], "it may still serve"
     assert [incident.state for incident in core.incidents("policy")] == [IncidentState.UNPROVEN]
     core.promotions.tell("policy", "v2", "rollback", "ada", "every process asks the router now", 2010.0)
-    slow.router_keeps_from("v2", 2010.0)
     for at in (2011.0, 2012.0):
         slow.tick(at)
+        slow.router_keeps_from("v2", at)
     assert "is over" in (last := paged(core)[-1]["alerts"][-1]["annotations"]["summary"])
     assert "whether the version that was rolled back still serves is not known" in last
     assert core.incidents("policy") == ()
@@ -512,9 +514,7 @@ def test_a_version_that_never_was_promoted_is_rolled_back_as_often_as_it_serves(
         core.promotions.tell("policy", "v2", "rollback", "ada", "still there", served + 50.0)
         slow.tick(served + 51.0, v2="FAIL")
         paged(core)
-    core.listeners.heard(
-        ["policy/route"], core.contracts, 1990.0, kept=["policy/all/v2"], versions=core.inference_versions
-    )
+    slow.router_keeps_from("v2", 1990.0)
     slow.tick(2000.0)
     slow.tick(2001.0)
     assert core.incidents("policy") == ()

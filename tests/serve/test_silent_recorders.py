@@ -18,7 +18,7 @@ from kc_otel.serve.people_orders import acknowledge, pin
 from kc_otel.serve.store.state_file import open_state
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, info_request, merge
-from tests.tools.api import client_of
+from tests.tools.api import client_of, route_kept
 
 pytestmark = pytest.mark.slow
 
@@ -103,8 +103,8 @@ def closed_by_a_person(fleet: Fleet) -> None:
 def rolled_back_by_a_person(fleet: Fleet) -> None:
     core, version = fleet.core, "b" * 12
     core.promotions.tell("policy", version, "rollback", "ada", "it is dead", fleet.now, start=True)
-    kept = [f"policy/all/{version}"]
-    core.listeners.heard(["policy/route"], core.contracts, fleet.now, kept=kept, versions=core.inference_versions)
+    core.tick(fleet.now)
+    route_kept(core, fleet.now)
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,8 @@ def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(tmp_pat
 
     def run(seconds: float, **reported: float | None) -> None:
         for _ in range(round(seconds / STEP)):
-            fleet.core.listeners.heard(
-                ["policy/route"], fleet.core.contracts, fleet.now, kept=[f"policy/all/{'b' * 12}"],
-                versions=fleet.core.inference_versions,
-            )  # fmt: skip
+            if fleet.core.inference_versions("policy"):
+                route_kept(fleet.core, fleet.now)
             fleet.run(STEP, **reported)
             states.extend(str(incident.state) for incident in fleet.core.incidents() if incident.on == "fail")
 

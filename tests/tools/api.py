@@ -32,4 +32,7 @@ def route_kept(core: Core, now: float) -> None:
     versions = core.inference_versions("policy")
     assert versions
     kept = [f"policy/all/{version}" for version in versions]
-    core.listeners.heard(["policy/route"], core.contracts, now, kept=kept, versions=core.inference_versions)
+    core.listeners.heard(
+        ["policy/route"], core.contracts, now, instance="router", table_at=core.decisions.at, kept=kept,
+        versions=core.inference_versions,
+    )  # fmt: skip

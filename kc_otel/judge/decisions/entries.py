@@ -41,6 +41,8 @@ class Route:
         reason: One sentence.
         since: Unix time, seconds.
         until: Unix time at which the route ends by itself, seconds; None when a person has to end it.
+        slice_id: `Contract.slice_ids` of the slice as it was ordered; empty for all traffic.
+        outdated: Why the route does not do what was ordered: the contract has changed since. Empty while it does.
     """
 
     contract: str
@@ -52,6 +54,8 @@ class Route:
     reason: str
     since: float
     until: float | None = None
+    slice_id: str = ""
+    outdated: str = ""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -72,7 +72,7 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
             if action.kind in DIRECTIVE_KINDS
         ]  # fmt: skip
         if any(action.kind == "route" and action.target == TRAIN_KERNEL for action in transition.actions):
-            routes += _route(routes, transition)
+            routes = _routed(routes, transition, contract)
     return changed(table, now, routes=routes, directives=directives, pins=_in_force(table.pins, now))
 
 
@@ -142,6 +142,30 @@ def forget(table: DecisionTable, contract: str, now: float) -> DecisionTable:
     return changed(table, now, routes=routes, directives=directives, pins=pins, canaries=canaries, promoted=promoted)
 
 
+def without_slice(contract: Contract, slice: str) -> str:
+    """Say that a contract has no such slice any more, as the end of a sentence; empty where it has."""
+    return "" if slice == ALL or slice in contract.slices else "it has no effect: the contract no longer has this slice"
+
+
+def with_contract(table: DecisionTable, contract: Contract, now: float) -> DecisionTable:
+    """Return the table whose routes say what a changed contract does to them; only a person ends them."""
+
+    def outdated(route: Route) -> str:
+        if (gone := without_slice(contract, route.slice)) or not route.slice_id:
+            return gone
+        same = contract.slice_ids[route.slice] == route.slice_id
+        return "" if same else "the slice was redefined since: what broke may be outside of it now"
+
+    return changed(
+        table,
+        now,
+        routes=[
+            replace(route, outdated=outdated(route)) if route.contract == contract.name else route
+            for route in table.routes
+        ],
+    )
+
+
 def deciding_pin(table: DecisionTable, contract: str, slice: str) -> Pin | None:
     """Return the newest pin of a slice or of all traffic; None where there is neither."""
     covering = (pin for pin in table.pins if pin.contract == contract and pin.slice in {slice, ALL})
@@ -175,20 +199,22 @@ def kept_since(table: DecisionTable, contract: str) -> Callable[[str, str], floa
     return kept
 
 
-def _route(routes: Iterable[Route], transition: Transition) -> list[Route]:
+def _routed(routes: list[Route], transition: Transition, contract: Contract) -> list[Route]:
+    """Routes with the one that a transition orders, in place of one of the slice as it was defined before."""
     cell = transition.cell
     own = [route for route in routes if route.contract == cell.contract]
     avoid = cell.kernel_inference
     if not avoid or avoid == cell.kernel_train or any(route.train == avoid for route in own):
-        return []
-    if any(route.slice == cell.slice and route.avoid == avoid for route in own):
-        return []
-    return [
-        Route(
-            contract=cell.contract, slice=cell.slice, avoid=avoid, train=cell.kernel_train, kernel=TRAIN_KERNEL,
-            clause=cell.clause, reason=_reason(transition), since=transition.started_at,
-        )
-    ]  # fmt: skip
+        return routes
+    same = [route for route in own if (route.slice, route.avoid) == (cell.slice, avoid)]
+    if not all(route.outdated for route in same):
+        return routes
+    ordered = Route(
+        contract=cell.contract, slice=cell.slice, avoid=avoid, train=cell.kernel_train, kernel=TRAIN_KERNEL,
+        clause=cell.clause, reason=_reason(transition), since=transition.started_at,
+        slice_id=contract.slice_ids.get(cell.slice, ""),
+    )  # fmt: skip
+    return [*(route for route in routes if route not in same), ordered]
 
 
 def _reason(transition: Transition) -> str:

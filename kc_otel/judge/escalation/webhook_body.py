@@ -220,7 +220,7 @@ def _over(transition: Transition, where: str, of: str, incident: Incident | None
             elif passes and row is not None and row.until is None:  # what refutes it is known once that ends, too
                 how = f"no longer measured as broken{of}; another alert of it still fires"
             elif _contained(incident):
-                how = f"contained{of}: a router avoids the kernel, which is not repaired"
+                how = f"contained{of}: routers avoid the kernel, which is not repaired"
             else:
                 why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
                 if incident is not None and incident.state is IncidentState.RESOLVED and incident.closing:
@@ -354,7 +354,7 @@ def _impact(
     )
     if contained:
         return (
-            f"A router keeps requests on {where} away from the kernel that broke it, which is no longer measured there."
+            f"Routers keep requests on {where} away from the kernel that broke it, which is no longer measured there."
         )
     if not _shows(first):
         if first.verdict.status is Status.PASS or first.verdict.ended:

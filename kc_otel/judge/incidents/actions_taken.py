@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import listed, moment, place
-from kc_otel.judge.decisions.entries import DecisionTable
+from kc_otel.judge.decisions.entries import DecisionTable, Route
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
 
 _PROMOTION: Final = {
@@ -63,9 +63,7 @@ def actions_taken(
 def lifting_commands(incident: Incident, table: DecisionTable) -> tuple[str, ...]:
     """Return the commands that end the routes and pins left on an incident's slices."""
     slices = {cell.slice for cell in incident.cells}
-    routed = [
-        route.slice for route in table.routes if _routed(incident, [route.slice], table) and route.slice in slices
-    ]
+    routed = [route.slice for route in _routed(incident, slices, table)]
     pinned = [pin.slice for pin in table.pins if pin.contract == incident.contract and pin.slice in {ALL, *slices}]
 
     def only(names: list[str]) -> str:
@@ -102,9 +100,12 @@ def _in_words(
         return ActionTaken(action.at, action.kind, _PROMOTION[action.kind] or action.target)
     where = listed([place(name) for name in action.slices])
     if action.kind == "route":
-        held = _routed(incident, action.slices, table)
+        routes = _routed(incident, action.slices, table)
+        held = any(not route.outdated for route in routes)
         text = f"routing {where} to the training kernel was ordered"
-        if held and incident.state is IncidentState.BROKEN and incident.ordered_at is not None:
+        if routes and not held:
+            text += f", but {routes[0].outdated}"
+        elif held and incident.state is IncidentState.BROKEN and incident.ordered_at is not None:
             text += f", but {incident.obeyed_text}"
         return ActionTaken(action.at, action.kind, text, in_force=held)
     text = {
@@ -121,8 +122,9 @@ def _in_words(
     return ActionTaken(action.at, action.kind, text, in_force=asked)
 
 
-def _routed(incident: Incident, slices: Sequence[str], table: DecisionTable) -> bool:
-    return any(
-        (route.contract, route.avoid) == (incident.contract, incident.kernel_inference) and route.slice in slices
+def _routed(incident: Incident, slices: Collection[str], table: DecisionTable) -> list[Route]:
+    return [
+        route
         for route in table.routes
-    )
+        if (route.contract, route.avoid) == (incident.contract, incident.kernel_inference) and route.slice in slices
+    ]

@@ -15,7 +15,6 @@ _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCL
 _OPEN: Final = {"fail": "Broken", "no-data": "No data", "inconclusive": "Undecided", "invalid-input": "Invalid input"}
 _OBEYED: Final = {
     "untaken": "no router has applied it",
-    "otherwise": "not every router that asks defines the slice as this contract does",
     "unconfirmed": "no router that sent requests to this kernel has kept one from it yet",
     "recent": "this kernel has not been silent for a heartbeat since a router applied it",
     "lost": "a recorder of this kernel has not been heard of since",
@@ -35,9 +34,9 @@ class IncidentState(StrEnum):
     """Users of the kernel meet what is broken."""
     CONTAINED = "contained"
     """Users are kept from the kernel wherever it is broken, or was and nobody has given it back: a router that had sent
-    requests to the kernel keeps them from it as ordered, and each recorder that had reported the kernel says that it
-    measured nothing of it for a heartbeat after that. Neither an order nor silence contains anything, nor does a router
-    with other definitions of the slices."""
+    requests to the kernel keeps them from it as ordered, each router that is known has taken the order, and each
+    recorder that had reported the kernel says that it measured nothing of it for a heartbeat after that. Neither an
+    order nor silence contains anything, nor does a router with another definition of the slice."""
     UNPROVEN = "unproven"
     """A breach that went away without a verdict that refutes it: its kernel fell silent and may still serve. It lasts
     until such a verdict, a rollback that a router takes or an orderly end of the kernel version, or until a person
@@ -181,8 +180,10 @@ class Incident:
         ordered_at: Unix time since when routes or pins ask that users be kept from all of it, seconds; None while they
             do not. Later orders do not move it.
         taken_at: Unix time at which a router was first seen to have taken such an order, seconds; None before.
-        obeyed: What is known of the orders while they do not contain it: `untaken`, `otherwise`, `unconfirmed`,
-            `recent`, `lost`, `disobeyed` or `pinned`.
+        obeyed: What is known of the orders while they do not contain it: `untaken`, `behind`, `unconfirmed`, `recent`,
+            `lost`, `disobeyed` or `pinned`.
+        behind: Which routers have not applied them, or why they have no effect, as the end of a sentence; where that is
+            `behind`.
         disobeyed_at: Unix time at which a measurement of this kernel arrived last in spite of an order that was taken,
             seconds; None for none.
         gone: Whether its kernel version is known to serve nobody, or a person has closed what went away of it.
@@ -202,7 +203,8 @@ class Incident:
     diagnoses: tuple[Diagnosis, ...] = ()
     ordered_at: float | None = None
     taken_at: float | None = None
-    obeyed: Literal["untaken", "otherwise", "unconfirmed", "recent", "lost", "disobeyed", "pinned"] = "untaken"
+    obeyed: Literal["untaken", "behind", "unconfirmed", "recent", "lost", "disobeyed", "pinned"] = "untaken"
+    behind: str = ""
     disobeyed_at: float | None = None
     gone: bool = False
 
@@ -271,7 +273,7 @@ class Incident:
     @property
     def obeyed_text(self) -> str:
         """End of a sentence: why an order to keep users away does not contain the incident."""
-        return _OBEYED[self.obeyed]
+        return _OBEYED.get(self.obeyed, self.behind)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -290,7 +292,8 @@ class Incident:
             (cell.clause, cell.slice, cell.since, cell.until is None, cell.held, cell.doubted, cell.refuted, cell.peak)
             for cell in self.cells
         )
-        return self.state, self.ordered_at, self.obeyed, self.gone, cells, self.actions, self.words, self.diagnoses
+        order = self.ordered_at, self.obeyed, self.behind
+        return self.state, order, self.gone, cells, self.actions, self.words, self.diagnoses
 
     @property
     def broken(self) -> tuple[BrokenCell, ...]:

@@ -10,12 +10,13 @@ The kind of breach (a step's `on`) and the pair of kernels determine which cells
 a version of a kernel. A cell is broken while its verdict is FAIL, or NO_DATA after data, and while an alert about it
 fires: the alert holds over an inconclusive verdict until the fault has ended, and so does the incident. A route or a
 pin is an order: it contains an incident once a router that had sent requests to the kernel keeps those of the slice
-from it, by the contract's definition of the slice, and the kernel was not measured for a heartbeat after that, until it
-is measured all the same (`TrafficSeen`). An absence of measurements alone contains nothing: each recorder that reported
-the kernel since the breach has to report after that heartbeat, or to have ended, for it may have died. Silence counts
-as containment once a router has taken an order that keeps requests from the kernel, and while all report still.
-A FAIL that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to serve nobody (a
-router took its roll-back, or its last recorder shut down in order), or until a person closes it. Verdicts refute
+from it, each router that is known has taken it, by the contract's definition of the slice, and the kernel was not
+measured for a heartbeat after that, until it is measured all the same (`TrafficSeen`). An absence of measurements alone
+contains nothing: each recorder that reported the kernel since the breach has to report after that heartbeat, or to have
+ended, for it may have died. Silence counts as containment once routers have taken an order that keeps requests from the
+kernel, and while all report still.
+A FAIL that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to serve nobody (the
+routers took its roll-back, or its last recorder shut down in order), or until a person closes it. Verdicts refute
 nothing while a recorder that reported the version during the breach has not been heard of since: others measure
 something else.
 Every part of an incident stays part of it until its end. The id is made when the incident begins; neither an earlier
@@ -92,7 +93,8 @@ class TrafficSeen:
         routers: Unix time when a program that routes by the contract last had the decision table in force.
         kept: Unix time when a router that had sent requests to a version of the inference kernel last said that the
             table keeps requests of a slice from it; -inf for never.
-        otherwise: Whether the contract does not have a slice, or a program that routes defines it in another way.
+        behind: Says which routers have not applied an order for a slice, given at a Unix time, where there may be an
+            older or a newer one for all traffic, or why it has no effect; empty where each that is known has.
         silent: Whether nobody reports any more: no silence is excused then.
         heartbeat: Seconds within which what was under way when an order was taken is measured, and within which
             every recorder exports.
@@ -111,7 +113,7 @@ class TrafficSeen:
     arrived: Callable[[str, str], float] = lambda _slice, _version: -math.inf
     routers: float = -math.inf
     kept: Callable[[str, str], float] = lambda _slice, _version: -math.inf
-    otherwise: Callable[[str], bool] = lambda _slice: False
+    behind: Callable[[str, float, float | None], str] = lambda _slice, _since, _all_since: ""
     silent: bool = False
     heartbeat: float = 60.0
     taken: Mapping[str, float] = field(default_factory=dict)
@@ -131,21 +133,21 @@ class TrafficSeen:
         if self.silent or ordered(slice, version) is None:
             return False
         taken_at = self.taken.get(version)
+        all_since = ordered(ALL, version)
         orders = {name: since for name in (slice, ALL) if (since := ordered(name, version)) is not None}
         disobeyed_at = self.disobeyed.get(version, -math.inf)
         return all(
             self.has_taken(name, version, since, taken_at)
+            and not self.behind(name, since, all_since)
             and not self.was_measured(name, version, since, taken_at)
             and not self.lost(version, since, max(since, taken_at or since, disobeyed_at))
             for name, since in orders.items()
         )
 
     def has_taken(self, slice: str, version: str, since: float, taken_at: float | None) -> bool:
-        """Return whether routers carry out an order given at `since`; the incident's first was taken at `taken_at`."""
-        if self.kept(ALL, version) >= since:
-            return True
-        taken = max(self.kept(slice, version), -math.inf if taken_at is None else taken_at)
-        return taken >= since and not self.otherwise(slice)
+        """Return whether a router carries out an order given at `since`; the first was taken at `taken_at`."""
+        kept = max(self.kept(slice, version), self.kept(ALL, version))
+        return max(kept, -math.inf if taken_at is None else taken_at) >= since
 
     def was_measured(self, slice: str, version: str, since: float, taken_at: float | None) -> bool:
         """Return whether a version was measured after an order was taken, however long ago."""
@@ -444,7 +446,9 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
     if len(given) < len(orders):
         return replace(incident, state=IncidentState.BROKEN, **_NO_ORDER)
     newest, taken_at = max(given.values()), incident.taken_at
-    obeyed, taken_at = _obeyed(given, version, taken_at, now, traffic)
+    said = (traffic.behind(slice, since, kept(ALL, version)) for slice, since in sorted(given.items()))
+    behind = next(filter(None, said), "")
+    obeyed, taken_at = _obeyed(given, version, taken_at, now, traffic, behind)
     arrived = max(traffic.arrived(slice, version) for slice in given)
     incident = replace(
         incident,
@@ -459,20 +463,20 @@ def _settled(incident: Incident, table: DecisionTable, now: float, traffic: Traf
             return replace(incident, state=IncidentState.CONTAINED, contained_at=at)
         if now > quiet_from:
             obeyed = "lost" if incident.disobeyed_at is None else "disobeyed"
-    return replace(incident, state=IncidentState.BROKEN, contained_at=None, obeyed=obeyed)
+    return replace(incident, state=IncidentState.BROKEN, contained_at=None, obeyed=obeyed, behind=behind)
 
 
 def _obeyed(
-    given: Mapping[str, float], version: str, taken_at: float | None, now: float, traffic: TrafficSeen
-) -> tuple[Literal["untaken", "otherwise", "unconfirmed", "recent", "lost", "disobeyed"], float | None]:
-    """Return what is known of orders by slice, and since when a router has been known to carry them out."""
+    given: Mapping[str, float], version: str, taken_at: float | None, now: float, traffic: TrafficSeen, behind: str
+) -> tuple[Literal["untaken", "behind", "unconfirmed", "recent", "lost", "disobeyed"], float | None]:
+    """Return what is known of orders by slice, and since when routers have been known to carry them out."""
+    if behind:
+        return "behind", taken_at
     if all(traffic.has_taken(slice, version, since, taken_at) for slice, since in given.items()):
         if taken_at is None:
             taken_at = min(now, *(max(traffic.kept(slice, version), traffic.kept(ALL, version)) for slice in given))
         disobeyed = any(traffic.was_measured(slice, version, since, taken_at) for slice, since in given.items())
         return "disobeyed" if disobeyed else "recent", taken_at
-    if any(map(traffic.otherwise, given)):
-        return "otherwise", taken_at
     return "unconfirmed" if traffic.routers >= max(given.values()) else "untaken", taken_at
 
 
@@ -486,14 +490,16 @@ def _over(incident: Incident, now: float) -> Incident:
 def _gone(incident: Incident, now: float, traffic: TrafficSeen) -> bool:
     """Return whether a kernel version is known to serve nobody, or a person has closed what went away.
 
-    A roll-back is an order: it counts once a router that had sent requests to the version keeps all of them from it.
+    A roll-back is an order: it counts once a router that had sent requests to the version keeps all of them from it,
+    and each router that is known has taken it.
     """
     ended = max(cell.until or now for cell in incident.cells)
     last = {action.kind: action.at for action in sorted(incident.actions, key=lambda action: action.at)}
     rolled_back = last.get("roll-back", -math.inf)
+    obeyed = rolled_back > last.get("serves", -math.inf) and traffic.kept(ALL, incident.kernel_inference) >= rolled_back
     return (
         traffic.ended(incident.kernel_train, incident.kernel_inference)
-        or (rolled_back > last.get("serves", -math.inf) and traffic.kept(ALL, incident.kernel_inference) >= rolled_back)
+        or (obeyed and not traffic.behind(ALL, rolled_back, None))
         or any(word.kind == "closed" and word.at > ended for word in incident.words)
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kc_otel.contract.words import listed, place
+from kc_otel.judge.decisions.table import without_slice
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.incidents.incident import Incident
 from kc_otel.judge.verdict import Cell, Status
@@ -87,7 +88,8 @@ def _by_people(core: Core) -> Iterator[InForceView]:
     for pin in core.decisions.pins:
         yield InForceView(
             contract=pin.contract, kind="pin", slice=pin.slice, since=pin.at, until=pin.until,
-            text=f"{place(pin.slice)} is pinned to the {_KERNELS.get(pin.kernel, pin.kernel)} by {pin.by} ({pin.why})",
+            text=f"{place(pin.slice)} is pinned to the {_KERNELS.get(pin.kernel, pin.kernel)} by {pin.by} ({pin.why})"
+            + (f"; but {without}" if (without := without_slice(core.contracts[pin.contract], pin.slice)) else ""),
         )  # fmt: skip
     for silence in core.people.silences:
         yield InForceView(
@@ -108,17 +110,21 @@ def _by_people(core: Core) -> Iterator[InForceView]:
 
 
 def _routes(core: Core, lasting: Sequence[Incident]) -> list[InForceView]:
+    now = core.evaluated_at or core.started_at
     broken = {
         (incident.contract, incident.kernel_inference, cell.slice) for incident in lasting for cell in incident.broken
     }
+    left = [route for route in core.decisions.routes if (route.contract, route.avoid, route.slice) not in broken]
+    traffic = {name: core.traffic(name, core.escalation, now) for name in {route.contract for route in left}}
     return [
         InForceView(
             contract=route.contract,
             kind="route",
             slice=route.slice,
             since=route.since,
-            text=f"{place(route.slice)} is routed from kernel {route.avoid} to the training kernel: {route.reason}",
+            text=f"{place(route.slice)} is to be routed from kernel {route.avoid} to the training kernel: "
+            f"{route.reason}{f'; but {behind}' if behind else ''}",
         )
-        for route in core.decisions.routes
-        if (route.contract, route.avoid, route.slice) not in broken
+        for route in left
+        for behind in [traffic[route.contract].behind(route.slice, route.since, None)]
     ]

@@ -36,8 +36,8 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
             list[str],
             Query(
                 max_length=200,
-                description="Directives that the caller follows, CONTRACT/DIRECTIVE each; CONTRACT/route/HASH adds "
-                "the digest of its slice definitions.",
+                description="Directives that the caller follows, CONTRACT/DIRECTIVE each; CONTRACT/route/IDS adds how "
+                "it defines the slices that its table names.",
             ),
         ] = [],  # noqa: B006 - FastAPI copies it
         kept: Annotated[
@@ -48,18 +48,32 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
                 "sent requests to.",
             ),
         ] = [],  # noqa: B006 - FastAPI copies it
+        instance: Annotated[
+            str,
+            Query(max_length=200, description="Id of the process; one that routes and has none has applied no route."),
+        ] = "",
+        closing: Annotated[bool, Query(description="Whether the process ends and is waited for no more.")] = False,
     ) -> Response:
         """Return the decision table; 204 if the caller's table is still in force after the wait.
 
         The header `Age` has the seconds since the last evaluation. `KC-Unserved` names contracts of `obeys` that this
         evaluator does not serve.
         """
+        if closing:
+            core.listeners.closed(instance)
+            return Response(status_code=204)
         unserved = {subject.partition("/")[0][:_MAX_CHARACTERS] for subject in obeys} - core.contracts.keys() - {""}
         headers = {"KC-Unserved": " ".join(map(quote, sorted(unserved)[:_MAX_NAMED]))} if unserved else {}
         known = not tag or core.decisions.tag == tag
         current = known and core.decisions.version == after
         core.listeners.heard(
-            obeys, core.contracts, time.time(), current=current, kept=kept, versions=core.inference_versions
+            obeys,
+            core.contracts,
+            time.time(),
+            instance=instance,
+            table_at=core.decisions.at if current else None,
+            kept=kept,
+            versions=core.inference_versions,
         )
         if known and not await decided.wait_for(lambda: core.decisions.version != after, wait):
             return Response(status_code=204, headers={"Age": f"{core.age:.0f}", **headers})

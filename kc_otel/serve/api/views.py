@@ -210,10 +210,10 @@ class IncidentView(View):
     """Kind of fault, as escalation steps call it: fail, no-data, inconclusive, invalid-input."""
     status: Status
     state: IncidentState
-    """`contained` where a router, or traffic that is measured, shows that users are kept from all that is broken, or
-    from what was and is not given back."""
+    """`contained` where the routers show that users are kept from all that is broken, or from what was and is not given
+    back."""
     state_text: str
-    """The state as a sentence begins; it says if a route was set and no router has applied it."""
+    """The state as a sentence begins; it names routers that have not applied a route."""
     headline: str
     extents: list[tuple[str, str]]
     """(clause, how bad it is where it is worst), the worst clause first."""

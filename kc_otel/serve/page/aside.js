@@ -63,11 +63,12 @@ function byKernel(routes) {
   return [...by];
 }
 
-const alone = (one) => el("li", {}, el("strong", {}, place(one.slice)), " is routed to the training kernel, away from ", el("code", {}, one.avoid), `, since ${clock(one.since)}`,
-  one.until ? ` until ${clock(one.until)}` : "", ". ", el("span", { class: "quiet" }, `${one.clause}: ${one.reason}`));
+const alone = (one) => el("li", {}, el("strong", {}, place(one.slice)), " is to be routed to the training kernel, away from ", el("code", {}, one.avoid), `, since ${clock(one.since)}`,
+  one.until ? ` until ${clock(one.until)}` : "", ". ", one.outdated ? el("span", { class: "warning" }, `But ${one.outdated}. `) : "", el("span", { class: "quiet" }, `${one.clause}: ${one.reason}`));
 
-const together = (avoid, routes) => el("li", {}, el("strong", {}, listed(routes.map((one) => place(one.slice)), 12)), " are routed to the training kernel, away from ", el("code", {}, avoid),
-  `, the first since ${clock(Math.min(...routes.map((one) => one.since)))}.`);
+const together = (avoid, routes) => el("li", {}, el("strong", {}, listed(routes.map((one) => place(one.slice)), 12)), " are to be routed to the training kernel, away from ", el("code", {}, avoid),
+  `, the first since ${clock(Math.min(...routes.map((one) => one.since)))}.`,
+  [...new Set(routes.map((one) => one.outdated))].filter(Boolean).map((why) => el("span", { class: "warning" }, ` But of ${listed(routes.filter((one) => one.outdated === why).map((one) => place(one.slice)), 12)}: ${why}.`)));
 
 function grouped(directives) {
   const by = new Map();

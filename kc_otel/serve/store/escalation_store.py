@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.entries import DecisionTable
-from kc_otel.judge.decisions.table import apply, forget
+from kc_otel.judge.decisions.table import apply, forget, with_contract
 from kc_otel.judge.escalation.alert_lifecycle import retire
 from kc_otel.judge.escalation.escalate import EscalationState
 from kc_otel.judge.escalation.message_groups import IncidentMessage, MessageGroup, last_messages
@@ -23,6 +23,7 @@ from kc_otel.judge.escalation.people import People
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.incidents.incident_lifecycle import by_urgency
 from kc_otel.judge.plain_json import read_json, to_json
+from kc_otel.serve.listeners import RouterReport
 from kc_otel.serve.store.policy_store import PolicyStore
 
 _log: Final = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ _DRY_RUN_DECISIONS = "decision table of dry runs"
 _DRY_RUN = "contracts that run dry"
 _PEOPLE = "people"
 _SERVED = "contracts that are served"
+_ROUTERS = "routers"
 
 
 class KeyValueStore:
@@ -122,6 +124,15 @@ class EscalationStore:
             for message in last_messages(groups, resolved, incidents):
                 yield contract, message
 
+    def routers(self, contracts: Collection[str]) -> dict[str, dict[str, RouterReport]]:
+        """Return the routers of these contracts that were written last, by contract and id."""
+        found = self._values.load(_ROUTERS, dict[str, dict[str, RouterReport]]) or {}
+        return {name: known for name, known in found.items() if name in contracts}
+
+    def save_routers(self, routers: Mapping[str, Mapping[str, RouterReport]]) -> None:
+        """Write what routers last said."""
+        self._values.save(_ROUTERS, routers)
+
     def save(self, before: EscalationState, after: EscalationState) -> None:
         """Write what differs."""
         for name, policy in after.policies.items():
@@ -174,6 +185,8 @@ class EscalationStore:
                 self._values.save(_groups(name), None)
                 decisions, dry_run_decisions = forget(decisions, name, now), forget(dry_run_decisions, name, now)
         self.incidents.end_others(contracts, now)
+        for contract in contracts.values():
+            decisions = with_contract(decisions, contract, now)
         people = People(
             tuple(silence for silence in people.silences if silence.contract in contracts),
             tuple(ack for ack in people.acknowledgements if ack.contract in contracts),

@@ -198,7 +198,7 @@ def test_the_end_of_what_is_only_contained_is_no_repair(edges):
     of = ("1", cell.contract, "fail", cell.kernel_train, cell.kernel_inference)
     said = {state: summary(gone, {}, Incident(*of, state, (broken,))) for state in IncidentState}
     assert "is contained" in said[IncidentState.CONTAINED]
-    assert said[IncidentState.CONTAINED].endswith("a router avoids the kernel, which is not repaired")
+    assert said[IncidentState.CONTAINED].endswith("routers avoid the kernel, which is not repaired")
     assert "without proof of recovery" in said[IncidentState.UNPROVEN]
 
 

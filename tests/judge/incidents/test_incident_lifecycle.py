@@ -293,23 +293,23 @@ def test_an_order_that_nobody_has_taken_contains_nothing() -> None:
 
 
 def test_a_router_contains_by_this_contracts_slices_and_what_it_had_sent_to_the_kernel() -> None:
-    """Neither one of another service, which has the table, nor one that takes other requests for those of the slice."""
+    """Neither one of another service, which has the table, nor while others have not applied it."""
     evaluator = Evaluator(ROUTING)
     ordered(evaluator, 0.0)
     order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
     said = "no router that sent requests to this kernel has kept one from it yet"
     assert ordered(evaluator, 100.0, routers=100.0).state_text == f"{order} {said}"
 
-    def kept(slice: str) -> Incident:
-        """By an order for a slice, while some router has other definitions of all but `all`."""
-        return ordered(
-            evaluator, 300.0, routers=200.0, otherwise=lambda name: name != "all",
-            kept=lambda name, _: 200.0 if name == slice else -1.0,
-        )  # fmt: skip
-
-    assert kept("code").state_text == f"{order} not every router that asks defines the slice as this contract does"
-    assert kept("all").state is IncidentState.CONTAINED, "nobody takes other requests for all"
-    assert kept("code").state is IncidentState.BROKEN, "also once a router has taken it"
+    other = "1 of 2 routers has not applied it: b"
+    seen: dict[str, Any] = {"routers": 200.0, "kept": lambda *_: 200.0}
+    incident = ordered(evaluator, 300.0, **seen, behind=lambda *order: other * (order == ("code", 0.0, None)))
+    assert incident.state_text == f"{order} {other}"
+    (route, *_) = (action for action in actions_taken(incident, evaluator.table, {}) if action.kind == "route")
+    assert route.text == f"routing code to the training kernel was ordered, but {other}"
+    assert not TrafficSeen(**seen, behind=lambda *_: other).excuses("code", "b", lambda *_: 0.0)
+    assert ordered(evaluator, 310.0, **seen).state is IncidentState.CONTAINED
+    incident = ordered(evaluator, 320.0, **seen, behind=lambda *_: other)
+    assert incident.state is IncidentState.BROKEN, "also once a router has taken it"
 
 
 def test_an_order_contains_a_heartbeat_after_a_router_took_it() -> None:
@@ -410,9 +410,10 @@ def test_an_order_for_a_slice_that_the_contract_has_no_more_contains_nothing() -
     evaluator.tick(0.0, fail("code"))
     (incident,) = evaluator.tick(61.0, fail("code"))
     assert incident.state is IncidentState.CONTAINED
-    evaluator.traffic = TrafficSeen(otherwise=lambda name: name not in {"all", "coding"})
+    evaluator.traffic = TrafficSeen(behind=lambda *_: "it has no effect")
     (incident,) = evaluator.tick(70.0)
     assert incident.state is IncidentState.BROKEN
+    assert incident.state_text.endswith("was ordered at 00:00 UTC, but it has no effect")
 
 
 def test_silence_is_not_explained_by_an_order_for_all_traffic_that_somebody_disobeys() -> None:

@@ -141,7 +141,7 @@ def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(make_c
     for incident, answered in ((begun, True), (replace(begun, state=IncidentState.CONTAINED), False)):
         body = alert_body(contract, fired, receiver="pager", incident=incident, lasting=1)
         for text in (body["kernelContract"]["impact"], body["alerts"][0]["annotations"]["description"]):
-            assert text.startswith("A router keeps requests on slice code away from the kernel") is not answered
+            assert text.startswith("Routers keep requests on slice code away from the kernel") is not answered
 
 
 def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(make_contract, make_verdict):

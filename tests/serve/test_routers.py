@@ -1,0 +1,279 @@
+"""Real routers against the evaluator: what one of them has not taken is neither contained nor called routed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+import pytest
+
+from kc_otel.cli.status_command import _routes
+from kc_otel.client.router import Router
+from kc_otel.contract.load import load_text
+from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.serve import core as core_module
+from kc_otel.serve.api import routes_decisions
+from kc_otel.serve.core import Core
+from kc_otel.serve.store.state_file import open_state
+from tests.judge.conftest import NOW, Sender, info_request, merge
+from tests.tools.api import client_of
+
+TEXT = """\
+apiVersion: kernel-contract/v1
+kind: KernelContract
+metadata: {name: policy, version: 1, owner: tests}
+kernels:
+  train: {engine: torch, dtype: float32}
+  inference: {engine: vllm, dtype: bfloat16}
+slices:
+  code: {where: {task: code}}
+  prose: {where: {task: prose}}
+statistical:
+  - {id: token-tv, metric: tv_token, unit: token, limit: 0.02}
+observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
+escalation:
+  - {on: fail, clear_for: 1s, severity: critical, do: [{route: train-kernel}, {webhook: pager}]}
+"""
+VERSION = "b" * 12
+CODE = {"task": "code"}
+STEP = 10.0
+
+
+class Service:
+    """A serving process: a router, with a link to the evaluator that can be cut."""
+
+    def __init__(self, evaluator: Evaluator, text: str = TEXT) -> None:
+        self.joined = threading.Event()
+        self.joined.set()
+        self.answered = 0
+        service = self
+
+        class Link(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                if not service.joined.is_set():
+                    service.joined.wait()
+                    self.close_connection = True
+                    return
+                asked = [pair for pair in parse_qsl(urlsplit(self.path).query) if pair[0] != "wait"]
+                with evaluator.turn:
+                    answer = evaluator.client.get("/api/v1/decisions", params=asked)
+                service.answered += "closing=true" not in self.path
+                self.send_response(answer.status_code)
+                for name in ("etag", "age"):
+                    self.send_header(name, answer.headers.get(name, ""))
+                self.send_header("content-length", str(len(answer.content)))
+                self.end_headers()
+                self.wfile.write(answer.content)
+
+            def log_message(self, *_: object) -> None:
+                """Stay quiet."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Link)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{self._server.server_port}"
+        self.router = Router(url, contracts=[load_text(text)], refresh=0.01, keep=False)
+        assert self.router.wait_for_table(60.0)
+
+    def serve(self) -> str:
+        """Return the kernel of a request of slice code."""
+        return self.router.choose("policy", CODE, VERSION)
+
+    def polls(self) -> None:
+        """Wait until the router has told what it does now."""
+        if self.joined.is_set():
+            goal, end = self.answered + 3, time.monotonic() + 60.0
+            while self.answered < goal:
+                assert time.monotonic() < end
+                time.sleep(0.002)
+
+    def end(self) -> None:
+        self.joined.set()
+        self.router.close()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Evaluator:
+    """An evaluator, a recorder of slice code that reports to it, and the services that ask it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.now, self.turn = path, NOW, threading.Lock()
+        self.services: list[Service] = []
+        self._sender = Sender(slice="code", start=NOW - 1.0)
+        self.begin()
+
+    def begin(self, text: str = TEXT) -> None:
+        """Start it; its state file has what the one before knew."""
+        self._open = ExitStack()
+        connection = self._open.enter_context(closing(open_state(self.path)))
+        self.core = Core([load_text(text, "policy.yaml")], connection, external_url="", now=self.now)
+        self.client = self._open.enter_context(client_of(self.core))
+
+    def restart(self, text: str = TEXT) -> None:
+        with self.turn:
+            self._open.close()
+            self.begin(text)
+
+    def end(self) -> None:
+        self._open.close()
+
+    def service(self, text: str = TEXT) -> Service:
+        """A process that serves the kernel from now on."""
+        made = Service(self, text)
+        self.services.append(made)
+        assert made.serve() == "inference-kernel"
+        made.polls()
+        return made
+
+    def run(self, seconds: float, drift: float | None) -> None:
+        """The recorder reports observations of about this drift, or for None that it has observed nothing."""
+        for _ in range(round(seconds / STEP)):
+            with self.turn:
+                self.now += STEP
+                observed = self._sender.request(self.now, np.full(0 if drift is None else 2000, drift or 0.0))
+                self.core.metrics(merge(observed, info_request(self.now, 1)), self.now)
+                self.core.tick(self.now)
+            for service in self.services:
+                service.polls()
+                service.serve()
+                service.polls()
+
+    @property
+    def incident(self) -> Incident:
+        (found,) = (incident for incident in self.core.incidents() if incident.on == "fail")
+        return found
+
+
+@pytest.fixture
+def evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evaluator]:
+    made = Evaluator(tmp_path / "state.sqlite")
+    clock = SimpleNamespace(time=lambda: made.now, perf_counter=time.perf_counter)
+    monkeypatch.setattr(routes_decisions, "time", clock)
+    monkeypatch.setattr(core_module, "time", clock)
+    made.run(60, 0.001)
+    yield made
+    for service in made.services:
+        service.end()
+    made.end()
+
+
+def test_a_router_that_is_cut_off_is_named_and_nothing_is_contained_until_it_returns(evaluator: Evaluator) -> None:
+    """It serves on by its old table, whatever another router takes, also after a restart of the evaluator."""
+    taking, cut_off = evaluator.service(), evaluator.service()
+    evaluator.run(10, 0.001)
+    cut_off.joined.clear()
+    evaluator.run(30, 0.4)
+    evaluator.run(200, None)
+    assert (taking.serve(), cut_off.serve()) == ("train-kernel", "inference-kernel")
+    name = cut_off.router._instance
+    said = f"but 1 of 2 routers has not polled: {name} since 08:01 UTC; it may still serve this kernel"
+    assert (evaluator.incident.state, evaluator.incident.state_text.endswith(said)) == (IncidentState.BROKEN, True)
+    assert {verdict.cell.slice for verdict, _, _ in evaluator.core.history.cells()} >= {"code"}
+    evaluator.restart()
+    evaluator.run(200, None)
+    assert evaluator.incident.state is IncidentState.BROKEN
+    assert evaluator.incident.state_text.endswith(said)
+    cut_off.joined.set()
+    evaluator.run(60, None)
+    assert cut_off.serve() == "train-kernel"
+    assert evaluator.incident.state_text == "Contained"
+    cut_off.joined.clear()
+    evaluator.run(300, None)
+    assert evaluator.incident.state_text == "Contained", "it keeps the table that it has"
+
+
+def test_a_router_that_was_closed_holds_nothing_up(evaluator: Evaluator) -> None:
+    """It says so, and is remembered no more."""
+    evaluator.service()
+    closed = evaluator.services.pop(evaluator.services.index(evaluator.service()))
+    assert len(evaluator.core.listeners.routers["policy"]) == 2
+    closed.end()
+    assert len(evaluator.core.listeners.routers["policy"]) == 1
+    evaluator.run(30, 0.4)
+    evaluator.run(100, None)
+    assert evaluator.incident.state_text == "Contained"
+
+
+def test_a_roll_back_that_a_router_has_not_taken_closes_nothing(evaluator: Evaluator) -> None:
+    """What went away without proof is closed once nobody serves the version."""
+    evaluator.service()
+    cut_off = evaluator.service()
+    evaluator.run(30, 0.4)
+    cut_off.joined.clear()
+    with evaluator.turn:
+        evaluator.core.promotions.tell("policy", VERSION, "rollback", "ada", "broken", evaluator.now, start=True)
+        evaluator.core.resume("policy", None, "ada", "rolled back", evaluator.now)
+    evaluator.run(600, None)
+    assert not evaluator.incident.gone
+    cut_off.joined.set()
+    evaluator.run(30, None)
+    assert [incident for incident in evaluator.core.incidents() if not incident.gone and incident.on == "fail"] == []
+
+
+def test_a_router_whose_other_slices_differ_applies_a_route(evaluator: Evaluator) -> None:
+    """Its contract is a version behind, by a slice that was not routed."""
+    evaluator.service(TEXT.replace("prose: {where: {task: prose}}", "prose: {where: {task: [prose, essay]}}"))
+    evaluator.run(30, 0.4)
+    evaluator.run(100, None)
+    assert evaluator.incident.state_text == "Contained"
+
+
+def test_a_router_that_defines_the_routed_slice_otherwise_does_not(evaluator: Evaluator) -> None:
+    """Other requests may be in it."""
+    evaluator.service(TEXT.replace("code: {where: {task: code}}", "code: {where: {task: [code, sql]}}"))
+    evaluator.run(30, 0.4)
+    evaluator.run(100, None)
+    (name,) = evaluator.core.listeners.routers["policy"]
+    said = f"1 of 1 router defines the slice otherwise than this contract, or not at all: {name}"
+    assert evaluator.incident.state_text.endswith(f"but {said}")
+
+
+GONE = "it has no effect: the contract no longer has this slice"
+REDEFINED = "the slice was redefined since: what broke may be outside of it now"
+
+
+@pytest.mark.parametrize(
+    ("now", "why"), [("coding: {where: {task: code}}", GONE), ("code: {where: {task: sql}}", REDEFINED)]
+)
+def test_a_route_of_a_slice_that_the_contract_has_changed_is_said_to_hold_no_more(
+    evaluator: Evaluator, now: str, why: str
+) -> None:
+    """In the incident, in the list of what is in force, by the decision table and by status, until it is as it was."""
+    service = evaluator.service()
+    evaluator.run(30, 0.4)
+    evaluator.run(100, None)
+    assert evaluator.incident.state_text == "Contained"
+    changed = TEXT.replace("code: {where: {task: code}}", now)
+    evaluator.restart(changed)
+    evaluator.run(20, None)
+    assert service.serve() == "train-kernel", "only a person lifts a route"
+    evaluator.services.pop().end()
+    assert evaluator.service(changed).serve() == "inference-kernel"
+    evaluator.run(100, None)
+    assert evaluator.incident.state is IncidentState.BROKEN
+    assert evaluator.incident.state_text.endswith(f"but {why}")
+    client = evaluator.client
+    overview = client.get("/api/v1/overview").json()
+    (route,) = (action for action in overview["incidents"][0]["actions"] if action["kind"] == "route")
+    assert (route["text"].endswith(f"but {why}"), route["in_force"]) == (True, False)
+    told: list[dict[str, Any]] = [entry for entry in overview["in_force"] if entry["kind"] == "route"]
+    assert all(entry["text"].endswith(f"but {why}") for entry in told)
+    decisions = client.get("/api/v1/decisions").json()
+    assert [route["outdated"] for route in decisions["routes"]] == [why]
+    assert (
+        f"but of code: {why}; end it with kc-otel route resume policy --slice code" in _routes(decisions, None)[0].plain
+    )
+    evaluator.restart()
+    evaluator.run(20, None)
+    assert [route.outdated for route in evaluator.core.decisions.routes] == [""]
