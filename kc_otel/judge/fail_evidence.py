@@ -60,6 +60,11 @@ def other_side(cell: Cell) -> Cell:
     return cell._replace(clause=cell.clause + _OTHER_SIDE)
 
 
+def whole_side(cell: Cell) -> Cell:
+    """The cell of a clause itself, of that or of what holds its opposite quantity."""
+    return cell._replace(clause=cell.clause.removesuffix(_OTHER_SIDE))
+
+
 class HeldEvidence:
     """Evidence held against one cell.
 
@@ -233,11 +238,7 @@ class FailEvidence:
         """Return a cell's limit as a limit on a mean; None if it has no such form."""
         where = (cell.clause, cell.slice)
         if where not in self._tests:
-            clause = (
-                self._by_id.get(cell.clause.removesuffix(_OTHER_SIDE))
-                if cell.slice in {ALL, *self._contract.slices}
-                else None
-            )
+            clause = self._by_id.get(whole_side(cell).clause) if cell.slice in {ALL, *self._contract.slices} else None
             test = mean_test(clause, self._contract.assumptions, cell.slice) if clause is not None else None
             self._tests[where] = test
         return self._tests[where]
@@ -425,8 +426,7 @@ class FailEvidence:
 
     def _fails(self, cell: Cell) -> bool:
         """Return True if a cell fails, on either side, or a fault of it has not ended."""
-        whole = cell._replace(clause=cell.clause.removesuffix(_OTHER_SIDE))
-        return any(held.failing or held.fault is not None for held in self.sides(whole))
+        return any(held.failing or held.fault is not None for held in self.sides(whole_side(cell)))
 
     def _waits_for_all(self, cell: Cell, shared: Collection[str]) -> bool:
         if cell in self._waiting:
@@ -473,7 +473,7 @@ class FailEvidence:
 
     def _join_peaks(self, cell: Cell) -> None:
         """The other side of a cell that alarms forgets what came before the alarm, too: a PASS after it takes both."""
-        whole = cell._replace(clause=cell.clause.removesuffix(_OTHER_SIDE))
+        whole = whole_side(cell)
         for side in (whole, other_side(whole)):
             held = self.cells.get(side)
             if held is not None and side != cell:
