@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,13 @@ def reasons(fleet: Fleet) -> list[str]:
 
 
 @pytest.fixture
-def delayed(tmp_path: Path) -> Delayed:
+def delayed(tmp_path: Path) -> Iterator[Delayed]:
     made = Delayed(tmp_path / "state.sqlite")
     made.late(60, 0.0, broken=0.001, healthy=0.001)
     made.late(30, 0.0, broken=0.4, healthy=0.001)
     assert made.status is Status.FAIL
-    return made
+    yield made
+    made.connection.close()
 
 
 def test_a_breach_does_not_end_while_a_recorder_of_it_sends_points_that_no_window_has(delayed: Delayed) -> None:
@@ -92,11 +93,12 @@ def test_late_points_alone_clear_no_fail(delayed: Delayed) -> None:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
     made = Fleet(tmp_path / "state.sqlite")
     made.run(60, broken=0.001, healthy=0.001)
     made.run(30, broken=0.4, healthy=0.001)
-    return made
+    yield made
+    made.connection.close()
 
 
 def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fleet: Fleet) -> None:
@@ -110,7 +112,7 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     )
     contract, (alert,) = body["kernelContract"], body["alerts"]
     assert (body["status"], contract["impact"], contract["evidence"]) == ("firing", impact, "")
-    assert "or close the incident with `kc-otel alerts ack policy`" in contract["next"]
+    assert "or close the incident with `kc-otel alerts ack policy --why '...'`" in contract["next"]
     first = "policy: a breach of token-tv on all traffic went away without proof of recovery for"
     assert alert["annotations"]["summary"].startswith(first)
     assert alert["annotations"]["description"].startswith(impact)
