@@ -208,7 +208,7 @@ def _over(transition: Transition, where: str, of: str, incident: Incident | None
     """Say what ended, for which kernels, and, if nothing refuted it, why or by whom."""
     row = None if incident is None else incident.cell(*transition.cell[1:3])
     cell, last = transition.cell, transition.verdict
-    if row is not None and row.changed and transition.on != "fail":
+    if row is not None and row.changed and not row.refuted and transition.on != "fail":
         return f"{cell.clause} on {where} is no longer asked for{of}: {CLAUSE_GONE}"
     match transition.on:
         case "fail":
@@ -218,9 +218,8 @@ def _over(transition: Transition, where: str, of: str, incident: Incident | None
                 how = f"closed{of}: {changed}; the drift may be as it was"
             elif (row is None and passes) or (row is not None and row.refuted):
                 how = f"resolved{of}"
-            elif (
-                passes and row is not None and row.until is None and not row.changed
-            ):  # what refutes it is known once that ends, too
+            elif passes and row is not None and row.until is None and not row.changed:
+                # What refutes it is known once that ends, too.
                 how = f"no longer measured as broken{of}; another alert of it still fires"
             elif _contained(incident):
                 how = f"contained{of}: a router avoids the kernel, which is not repaired"

@@ -403,7 +403,7 @@ class Incident:
 
 def _extent(worst: BrokenCell, on: str) -> str:
     changed = "" if worst.loosened_to is None else f"; the limit was then changed to {number(worst.loosened_to)}"
-    changed += f"; {CLAUSE_GONE}" * worst.changed
+    changed += f"; {CLAUSE_GONE}" * (worst.changed and not worst.refuted)
     return _as_it_was(worst, on) + changed
 
 

@@ -771,3 +771,20 @@ def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved() -> None:
         assert changed == (upper == 0.3)
         ((_, extent),) = incident.extents
         assert ("the limit was then changed to 0.5" in extent) == changed
+
+
+def test_data_of_another_clause_of_the_same_name_are_not_told_as_those_that_were_missing() -> None:
+    """Nor do they decide what was undecided: the contract no longer asks for it."""
+    for on, first in (("no-data", "NO_DATA"), ("inconclusive", "INCONCLUSIVE")):
+        contract = contract_with([{"on": on, "do": ["notify"]}])
+        was, now, place = verdict_of(first), verdict_of("PASS"), ("token-tv", "code")
+        state, (fired,) = advance(contract, PolicyState(contract.name), [was], {}, 0.0)
+        (begun,) = follow(contract.name, (), [was], state.firing, DecisionTable(), 0.0, quantities={place: "before"})
+        state, (ended,) = advance(contract, state, [now], {}, 60.0)
+        (over,) = follow(
+            contract.name, [begun], [now], state.firing, DecisionTable(), 60.0, quantities={place: "after"}
+        )
+        assert (fired.on, over.state_text) == (on, "Closed without proof of recovery")
+        assert "is no longer asked for" in summary(ended, {}, over)
+        (same,) = follow(contract.name, [begun], [now], (), DecisionTable(), 60.0, quantities={place: "before"})
+        assert same.state_text == "Resolved"
