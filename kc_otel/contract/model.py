@@ -19,7 +19,7 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.fields import Duration, Name, Number, Strict
 from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.promotion import PromotionTerms
-from kc_otel.contract.registry.clause_metrics import AVERAGED, QUANTITIES, Origin, Unit
+from kc_otel.contract.registry.clause_metrics import AVERAGED, DERIVED, QUANTITIES, Origin, Unit
 from kc_otel.contract.slices import ALL, OF_TOKENS, UNJUDGED, Scalar, SliceCondition, match, parse_condition
 from kc_otel.contract.units import parse_limit
 
@@ -284,6 +284,18 @@ class Contract(Strict):
     def slice_digests(self) -> Mapping[str, str]:
         """Eight hex digits of each slice's conditions, by its name; spelling and order do not count."""
         return {name: _digest(spec.meaning)[:8] for name, spec in self.slices.items()}
+
+    @cached_property
+    def quantity_digests(self) -> Mapping[tuple[str, str], str]:
+        """Twelve hex digits of what each clause measures on each of its slices: all that defines it but its limit."""
+        found = {}
+        for clause in self.clauses:
+            meaning, derived = _meaning(clause), DERIVED.get(clause.metric)
+            content = {name: meaning[name] for name in ("metric", "operator", "statistic", "unit", "cap")}
+            content |= {name: getattr(self.assumptions, name) for name in (derived.needs if derived else ())}
+            for slice in self.slices_for(clause):
+                found[clause.id, slice] = _digest({**content, "slice": self.slice_digests.get(slice, "")})[:12]
+        return found
 
     @cached_property
     def slice_ids(self) -> Mapping[str, str]:

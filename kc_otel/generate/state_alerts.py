@@ -97,14 +97,14 @@ STATE_ALERTS: Final = (
         "KernelContractUnproven",
         "kc-unproven",
         "warning",
-        f"{_by(_PAIR_LABELS, selector('kc.incident', {'kc.incident.on': 'fail'}))} == 0",
+        f"{_by(_PAIR_LABELS, selector('kc.incident', None), 'min')} == 0",
         _PAIR_LABELS,
         (OVERVIEW_UID, NOT_HOLDING_ID),
         "{contract}: a breach of {kernel_inference} against {kernel_train} went away without proof of recovery",
-        "The kernel, or a recorder of it, fell silent beside others, and no verdict has refuted the breach: it may "
-        "still serve. Silence does not end this alert; its recorder's return, `kc-otel promote {contract} "
-        "{kernel_inference} --rollback --why ...` or, once it is known to serve nobody, `kc-otel alerts ack {contract} "
-        "--why ...` does.",
+        "The kernel, or a recorder of it, fell silent beside others, and no verdict has refuted the breach or the "
+        "invalid input: it may still serve. Silence does not end this alert; its recorder's return, `kc-otel promote "
+        "{contract} {kernel_inference} --rollback --why ...` or, once it is known to serve nobody, `kc-otel alerts ack "
+        "{contract} --why ...` does.",
     ),
     StateAlert(
         "KernelContractPointsMissing",

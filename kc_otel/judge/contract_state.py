@@ -50,8 +50,8 @@ _MAX_REMEMBERED_PAIRS: Final = 8
 _UNJUDGED: Final = 64
 """Series without room that have a verdict which says so; the others are counted."""
 _NO_PAIR: Final[Pair] = ("", "")
-_MAX_DELAY_SECONDS: Final = 60.0
-"""Seconds by which points may be old when they come, whatever the short window is: Collectors batch."""
+_MIN_MISSING_SECONDS: Final = 60.0
+"""Seconds for which a point that is not judged is missing, at least: some senders export once a minute."""
 _PARTS: Final = 8
 """Increments of a series that wait for the next evaluation before they are merged."""
 
@@ -144,11 +144,12 @@ class ContractState:
         panes: What exponential histograms of all series hold, by the numbers of series.
         windows: What each window holds of the series that clauses are about.
         version: Another number whenever there may be other cells than before, or a series of other buckets.
-        arrived: Counts in explicit bounds since the last evaluation, by series.
+        arrived: Counts in explicit bounds since the last evaluation, by series, without those that came late.
+        late: The same, of points that were too old for the short window when they came.
         evidence: Evidence against the limits.
         metrics: Names of the metrics that clauses are computed from, by the clause's id.
         unjudged: Series that clauses are about and that found no room, by the Unix time in seconds of their last point.
-        timely: Seconds up to which a point may be old when it comes.
+        timely: Seconds up to which a point may be old when it comes: the short window has it.
         input_faults: Observations that are no sample of the inference kernel.
         refused: Points that are not judged.
     """
@@ -173,6 +174,7 @@ class ContractState:
         self.windows = tuple(WindowRows(grid, self.panes, number) for number, grid in enumerate(self.grids))
         self.version = 0
         self.arrived: dict[SeriesKey, list[Histogram]] = {}
+        self.late: dict[SeriesKey, list[Histogram]] = {}
         self.evidence = FailEvidence(contract, self.grids[SHORT].width)
         self.unjudged: dict[SeriesKey, float] = {}
         self.metrics = {clause.id: metric_name(clause) for clause in contract.clauses}
@@ -182,8 +184,8 @@ class ContractState:
         self.series = self._table.by_key
         self._most_streams = STREAMS_PER_SERIES * contract.observability.max_series
         self._window = contract.observability.window
-        self.timely = max(self._window, _MAX_DELAY_SECONDS)
-        self.refused = RefusedPoints(self.timely)
+        self.timely = self.grids[SHORT].timely
+        self.refused = RefusedPoints(max(self._window, _MIN_MISSING_SECONDS))
         self.input_faults = InputFaults()
         self._heartbeat = contract.observability.heartbeat
         self._long = max(contract.observability.long_window, self._window)
@@ -354,10 +356,11 @@ class ContractState:
         if isinstance(increment, ExponentialHistogram):
             self.panes.count(series.number, time, now, increment)
         elif key.slice != OTHER:
-            arrived = self.arrived.setdefault(key, [])
-            arrived.append(increment)
-            if len(arrived) >= _PARTS and len({layout(part) for part in arrived}) == 1:
-                self.arrived[key] = [union(arrived)]
+            arrived = self.late if now - time > self.timely else self.arrived
+            parts = arrived.setdefault(key, [])
+            parts.append(increment)
+            if len(parts) >= _PARTS and len({layout(part) for part in parts}) == 1:
+                arrived[key] = [union(parts)]
 
     def weigh(self, now: float) -> None:
         """Update the evidence with the counts since the last evaluation.
@@ -365,18 +368,20 @@ class ContractState:
         Histograms of one layout are merged first: merged bounds are wider, and how much is held must not depend
         on how many points it came in.
         """
-        before: dict[SeriesKey, list[Histogram]] = {}
-        since: dict[SeriesKey, list[Histogram]] = {}
-        for key, parts in self.arrived.items():
-            series = self.series.get(key)
-            replaced = series is not None and not series.histories[LONG].has_explicit
-            (before if replaced else since)[key] = _merged(parts)
-        self.arrived.clear()
         shared = self.recorders.shared()
-        if before:  # their series have had other buckets since
-            self.evidence.take(before, now, shared=shared)
-        rows, columns = self.panes.take_arrived()
-        self.evidence.take(since, now, self._table.keys(rows), columns, shared)
+        for arrived, late in ((self.late, True), (self.arrived, False)):
+            before: dict[SeriesKey, list[Histogram]] = {}
+            since: dict[SeriesKey, list[Histogram]] = {}
+            for key, parts in arrived.items():
+                series = self.series.get(key)
+                replaced = series is not None and not series.histories[LONG].has_explicit
+                (before if replaced else since)[key] = _merged(parts)
+            arrived.clear()
+            if before:  # their series have had other buckets since
+                self.evidence.take(before, now, shared=shared, late=late)
+            rows, columns = self.panes.take_arrived(late=late)
+            if since or rows.size:
+                self.evidence.take(since, now, self._table.keys(rows), columns, shared, late=late)
 
     def has_ended(self, pair: Pair) -> bool:
         """Return True if each recorder of a pair's kernel version is done with it, and none reported it since.
@@ -600,6 +605,7 @@ class ContractState:
         self.events["series_evicted"] += len(gone)
         for key in gone:
             self.arrived.pop(key, None)
+            self.late.pop(key, None)
             self.evidence.forget(key)
 
 

@@ -314,13 +314,18 @@ class Evaluator:
     def unheard(self, contract: str, version: str, span: tuple[float, float], now: float) -> bool:
         """Return True if a recorder that reported a kernel version during a breach has not been heard of since.
 
+        So it is while points of the version arrive that are not judged: they may be what was broken.
+
         Args:
             contract: metadata.name.
             version: Short fingerprint of the inference kernel.
             span: Unix times of the breach's onset and of the last FAIL, seconds.
             now: Unix time in seconds.
         """
-        return self.states[contract].recorders.unheard(version, span, now, self._silence(now))
+        state = self.states[contract]
+        if any(refused.pair[1] == version for refused in state.refused.present(now)):
+            return True
+        return state.recorders.unheard(version, span, now, self._silence(now))
 
     def kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernel versions that reported themselves, the one seen last first."""

@@ -60,6 +60,11 @@ def other_side(cell: Cell) -> Cell:
     return cell._replace(clause=cell.clause + _OTHER_SIDE)
 
 
+def whole_side(cell: Cell) -> Cell:
+    """The cell of a clause itself, of that or of what holds its opposite quantity."""
+    return cell._replace(clause=cell.clause.removesuffix(_OTHER_SIDE))
+
+
 class HeldEvidence:
     """Evidence held against one cell.
 
@@ -233,11 +238,7 @@ class FailEvidence:
         """Return a cell's limit as a limit on a mean; None if it has no such form."""
         where = (cell.clause, cell.slice)
         if where not in self._tests:
-            clause = (
-                self._by_id.get(cell.clause.removesuffix(_OTHER_SIDE))
-                if cell.slice in {ALL, *self._contract.slices}
-                else None
-            )
+            clause = self._by_id.get(whole_side(cell).clause) if cell.slice in {ALL, *self._contract.slices} else None
             test = mean_test(clause, self._contract.assumptions, cell.slice) if clause is not None else None
             self._tests[where] = test
         return self._tests[where]
@@ -285,6 +286,8 @@ class FailEvidence:
         series: Sequence[SeriesKey | None] = (),
         columns: HistogramColumns | None = None,
         shared: Collection[str] = (),
+        *,
+        late: bool = False,
     ) -> None:
         """Hold what arrived since the last time against the cells that it is about.
 
@@ -294,6 +297,8 @@ class FailEvidence:
             series: More series, each of which is there once; None for one that is gone.
             columns: Observations of each of these.
             shared: Versions of the inference kernel that several recorders report.
+            late: Whether it is older than what a window has: where a cell fails already it shows neither that the
+                fault lasts nor that it has ended.
         """
         found = self._arrivals(series)
         cells, held, numbers = found.cells, found.held, found.numbers
@@ -307,7 +312,9 @@ class FailEvidence:
         self.most = max(self.most, len(self.cells))
         pane = math.floor(now / self._width) if self._width > 0.0 else 0
         gains = self._gains(cells, numbers, found, columns or HistogramColumns.of(()), more)
-        apart = [place for place, cell in enumerate(cells) if self._waits_for_all(cell, shared)]
+        apart = [place for place, cell in enumerate(cells) if not late and self._waits_for_all(cell, shared)]
+        unmoved = [place for place, cell in enumerate(cells) if late and self._fails(cell)]
+        gains[unmoved] = 0.0
         whole: dict[Cell, list[Histogram]] = {}
         if apart:
             of = self._parts_of(
@@ -319,7 +326,7 @@ class FailEvidence:
         before = EDetector(rows[:, :_MEAN]).opened(pane > rows[:, _PANE]).gained(gains)
         found_now = before.log_evidence
         reached = found_now >= self.level
-        reached[[place for place in apart if not whole[cells[place]]]] = False
+        reached[unmoved + [place for place in apart if not whole[cells[place]]]] = False
         after = before.clipped(self.level) if reached.any() else before
         rows[:, :_MEAN], rows[:, _PANE] = after.log_sums, pane
         rows[:, _MEAN] = after.log_evidence if reached.any() else found_now
@@ -329,6 +336,7 @@ class FailEvidence:
             parts = self._parts_of(
                 self.alarmed.keys() | alarms, zip(found.cells, found.parts.tolist(), strict=True), columns, more
             )
+            whole |= {cells[place]: [] for place in unmoved}
             parts = {cell: taken for cell, those in parts.items() if (taken := whole.get(cell, those))}
             self._follow_peaks(parts, now)
             self._follow_faults(parts, alarms)
@@ -416,6 +424,10 @@ class FailEvidence:
                 new.setdefault(cell, []).extend(parts)
         return new
 
+    def _fails(self, cell: Cell) -> bool:
+        """Return True if a cell fails, on either side, or a fault of it has not ended."""
+        return any(held.failing or held.fault is not None for held in self.sides(whole_side(cell)))
+
     def _waits_for_all(self, cell: Cell, shared: Collection[str]) -> bool:
         if cell in self._waiting:
             return True
@@ -461,7 +473,7 @@ class FailEvidence:
 
     def _join_peaks(self, cell: Cell) -> None:
         """The other side of a cell that alarms forgets what came before the alarm, too: a PASS after it takes both."""
-        whole = cell._replace(clause=cell.clause.removesuffix(_OTHER_SIDE))
+        whole = whole_side(cell)
         for side in (whole, other_side(whole)):
             held = self.cells.get(side)
             if held is not None and side != cell:

@@ -46,6 +46,11 @@ class PaneGrid:
     width: float
     size: int
 
+    @property
+    def timely(self) -> float:
+        """Seconds up to which what arrives may be old, so that every evaluation within a pane has it in its window."""
+        return self.width * (self.size - 2)
+
     def index(self, time: float) -> int:
         """Number of the pane that covers this Unix time in seconds."""
         return math.floor(time / self.width)
@@ -110,7 +115,7 @@ class PaneColumns:
         self._waiting: tuple[list[int], list[float], list[float], list[ExponentialHistogram]] = ([], [], [], [])
         self._versions = 0
         self.version = np.zeros(64, np.int64)
-        self._arrived: list[tuple[Numbers, HistogramColumns]] = []
+        self._arrived: dict[bool, list[tuple[Numbers, HistogramColumns]]] = {False: [], True: []}  # by whether late
         self._fresh: list[list[PaneContent] | None] = [[] for _ in grids]
         self.changed: dict[tuple[int, int], list[Numbers]] = {}
 
@@ -150,10 +155,14 @@ class PaneColumns:
         self._touch(held.rows)
         self._fresh[grid] = None
 
-    def take_arrived(self) -> tuple[Numbers, HistogramColumns]:
-        """Take the counts of each row since the last call: rows, and a histogram of each."""
+    def take_arrived(self, *, late: bool) -> tuple[Numbers, HistogramColumns]:
+        """Take the counts of each row since the last call: rows, and a histogram of each.
+
+        Args:
+            late: Whether those that were too old for the first window when they arrived, or the others.
+        """
         self.settle()
-        arrived, self._arrived = self._arrived, []
+        arrived, self._arrived[late] = self._arrived[late], []
         if not arrived:
             return np.zeros(0, np.int64), HistogramColumns.of(())
         return merged(
@@ -241,7 +250,11 @@ class PaneColumns:
             rows, times, now, columns = rows[order], times[order], now[order], columns.taken(order)
         self._touch(rows)
         if self._weighed:
-            self._arrived.append((rows, columns))
+            old = now - times > self._grids[0].timely
+            for late in {*old.tolist()}:
+                which = np.flatnonzero(old == late)
+                whole = which.size == rows.size
+                self._arrived[late].append((rows, columns) if whole else (rows[which], columns.taken(which)))
         first, last, latest = float(times.min()), float(times.max()), float(now.max())
         together: tuple[Numbers, HistogramColumns] | None = None
         for number, grid in enumerate(self._grids):

@@ -19,8 +19,8 @@ OUTCOME_SENTENCES: Final = {
     "malformed": "points count more observations than there can be",
     "future": "points are from the future; check the sender's clock",
     "late": "points are older than the long window; check the sender's clock",
-    "behind": "points are older than the short window when they arrive; check the sender's clock, unless it is "
-    "resending points that could not be delivered earlier",
+    "behind": "points are older than the short window when they arrive; check the sender's clock and what delays it, "
+    "or make observability.window longer, unless it is resending points that could not be delivered earlier",
     "other_buckets": "points have other bucket bounds than those in use for their series; give all senders of a "
     "metric the same bounds, or wait for one short window after the last point with the old bounds",
     "contradictory": "cumulative points contradict those before them; later ones decide which of them count",

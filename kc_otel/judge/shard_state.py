@@ -74,6 +74,7 @@ class ShardState(ContractState):
         self.slots.setdefault((key, short, long, layout(increment)), _Slot()).add(increment, at, now)
         judged = super().count(key, increment, time, now)
         self.arrived.clear()  # held against the limits by the judge alone
+        self.late.clear()
         return judged
 
     def count_all(

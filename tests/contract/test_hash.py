@@ -20,6 +20,29 @@ escalation: [{on: fail, for: 90s, do: [notify, {route: train-kernel}]}]
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("limit: 0.007, slices: {long: 0.035}", "limit: 0.5, description: why, slices: {long: 0.1}", set()),
+        ("metric: tv_token,", "metric: tv_token, statistic: mean, unit: prompt,", set()),
+        ("metric: tv_token,", "metric: k3,", {("tv", "all"), ("tv", "long")}),
+        ("metric: tv_token,", "metric: tv_token, unit: sequence,", {("tv", "all"), ("tv", "long")}),
+        ("metric: tv_token,", "metric: tv_token, cap: 0.5,", {("tv", "all"), ("tv", "long")}),
+        ("statistic: p99,", "statistic: p99.9,", {("half-range", "all"), ("half-range", "long")}),
+        ('n: ">= 8192"', 'n: ">= 4096"', {("half-range", "long"), ("tv", "long"), ("ttft", "long"), ("drift", "long")}),
+        ("reward_range: [0, 1]", "reward_range: [0, 2]", {("drift", "all"), ("drift", "long")}),
+        ("id: tv,", "id: tv2,", {("tv", "all"), ("tv", "long")}),
+    ],
+)
+def test_a_clause_measures_the_same_until_something_that_defines_it_changes(old, new, changed):
+    """Its limits do not; its metric, statistic, unit, cap, slice and the assumptions that it is made of do."""
+    text = _TEXT.replace("limit: 0.007, slices: {long: 0.035}}", "limit: 0.007, slices: {long: 0.035}}, {id: drift, "
+                         "metric: reward_drift_bound, limit: 0.05}")  # fmt: skip
+    before = load_text(text, "a.yaml").quantity_digests
+    after = load_text(text.replace(old, new), "a.yaml").quantity_digests
+    assert {where for where, digest in before.items() if after.get(where) != digest} == changed
+
+
+@pytest.mark.parametrize(
     ("old", "new"),
     [
         ("window: 5m", "window: 300s"),

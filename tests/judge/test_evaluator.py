@@ -332,6 +332,27 @@ def test_points_that_no_verdict_has_are_said_while_they_come(contract, sender, n
     assert evaluator.missing("policy", at + window + 1.0) == []
 
 
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(("window", "age", "late"), [(30, 45, True), (30, 28, True), (30, 20, False), (300, 285, True)])
+def test_points_are_judged_on_the_short_window_or_said_to_be_too_old_for_it(
+    contract, sender, now, columns, window, age, late
+):
+    """Also where the window is shorter than a minute, and at its end, from which an evaluation would miss some."""
+    seen = {"window": f"{window}s", "long_window": "1h", "min_samples": 100, "heartbeat": "10s"}
+    evaluator, source = Evaluator([contract(slices={}, observability=seen)]), sender(start=now - 900)
+    if columns:
+        evaluator.use_columns()
+    for step in range(12):
+        at = now + 10.0 * step + 7.0
+        body = source.request(at - age, small(500).clip(1e-5)).SerializeToString()
+        message = evaluator.columns_of(body, 9) or ExportMetricsServiceRequest.FromString(body)
+        assert ("make observability.window longer" in evaluator.ingest_metrics(message, at).message) == late
+        assert late or evaluator.distribution(cell(), window, at + 1.0).total >= 500
+    assert evaluator.taken_as_columns == 11 * columns
+    assert evaluator.counters["behind"] == 12 * late
+    assert [row.outcome for row in evaluator.missing("policy", at + 60.0)] == ["behind"] * late
+
+
 def test_points_that_are_refused_have_their_own_reason_and_many_senders_one_row(contract, sender, now):
     """A slice that is not there is named; of senders without end only the first have names."""
     evaluator = Evaluator([contract()])

@@ -106,7 +106,7 @@ def test_an_endpoint_that_forgets_is_told_every_minute_what_still_fires(contract
 
 
 def test_an_endpoint_that_forgets_is_told_of_a_breach_that_only_went_away(contract, open_file, drift, monkeypatch):
-    """It would take silence for the end; nobody is told of that before it is known."""
+    """It would take silence for the end; it is told that nothing is proven, again and again, and nobody of an end."""
     now = time.time()
     core = Core([contract], open_file(), external_url="", now=now, forgetful=["pager"])
     core.metrics(drift(0.3))
@@ -122,8 +122,12 @@ def test_an_endpoint_that_forgets_is_told_of_a_breach_that_only_went_away(contra
     core.tick(now + 30)
     assert not core.firing()
     core.tick(now + 62)
-    (renewal,) = core.outbox.messages(DeliveryState.WAITING)
-    assert sorted(map(str, _alerts(renewal.body))) == sorted(map(str, _alerts(fired.body)))
+    messages = core.outbox.messages(DeliveryState.WAITING)
+    assert [message.id.startswith("renewal/") for message in messages] == [True, False]
+    for message in messages:
+        assert sorted(map(str, _alerts(message.body))) == sorted(map(str, _alerts(fired.body)))
+        (*_, alert) = json.loads(message.body)["alerts"]
+        assert "went away without proof of recovery" in alert["annotations"]["summary"]
 
 
 def test_kernels_that_are_all_but_equal_are_judged(make_core: Callable[..., Core], drift: Callable) -> None:

@@ -41,8 +41,8 @@ STEP = 10.0
 class Fleet:
     """Recorders of one kernel version, and a core that they report to."""
 
-    def __init__(self, path: Path, do: str = "do: [{webhook: pager}]") -> None:
-        self.path, self.now, self.contract = path, NOW, load_text(TEXT.replace("DO", do), "policy.yaml")
+    def __init__(self, path: Path, do: str = "do: [{webhook: pager}]", text: str = TEXT) -> None:
+        self.path, self.now, self.contract = path, NOW, load_text(text.replace("DO", do), "policy.yaml")
         self.senders = {name: Sender(instance=name, start=NOW - 1.0) for name in ("broken", "healthy", "third")}
         self.begin()
 

@@ -11,11 +11,13 @@ from typing import Final
 from kc_otel.contract.policy import Action
 from kc_otel.judge.verdict import Cell, Verdict
 
-__all__ = ["ROLLED_BACK", "Alert", "Phase", "PolicyState", "Transition", "What"]
+__all__ = ["ROLLED_BACK", "WENT_AWAY", "Alert", "Phase", "PolicyState", "Transition", "What"]
 
 
 ROLLED_BACK: Final = "rolled-back"
 """Step of what is said of a version that was rolled back: no contract writes it, for every roll-back is told."""
+WENT_AWAY: Final = "went away without proof of recovery"
+"""End of an alert that is over while its breach is unproven: an endpoint that was told this is told that it fires."""
 
 
 class Phase(StrEnum):
@@ -48,7 +50,7 @@ class Transition:
         actions: Actions of the step.
         verdict: Last verdict of the cell; when the cell has gone, the last one it had.
         fingerprint: 16 hex digits of contract, step and cell; the same for a firing and its resolve.
-        end: Why missing data that still have no verdict are missed no more, as the end of a sentence.
+        end: Why missing data that still have no verdict are missed no more, as the end of a sentence; or WENT_AWAY.
     """
 
     contract: str

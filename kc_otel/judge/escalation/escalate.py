@@ -125,7 +125,10 @@ def escalate(
     incidents = before.incidents.get(name, ())
     for silence in ended:
         incidents = with_word(incidents, "unsilenced", ended_silence(silence), now)
-    after = follow(name, incidents, evaluation.verdicts, policy.firing, decisions, now, traffic, evaluation.causes)
+    after = follow(
+        name, incidents, evaluation.verdicts, policy.firing, decisions, now, traffic, evaluation.causes,
+        contract.quantity_digests,
+    )  # fmt: skip
     after = with_actions(after, transitions, people, dry_run=dry_run)
     groups, messages = group_messages(
         before.groups.get(name, ()), said, after, people, timing, contract.observability.window, now

@@ -1,14 +1,15 @@
 """Grouping and timing of webhooks: one message per incident and endpoint, not one per alert.
 
     first alert --- `wait` passes ---> message (firing) --- more alerts, some end --- `interval` passes ---> (update)
-                                                        '-- alerts of a step that was not told, `wait` ----> (update)
+                                                        |-- alerts of a step that was not told, `wait` ----> (update)
+                                                        |-- the last one ends, unproven, `wait` -----------> (unproven)
                                                         '-- the last one ends -----------------------------> (resolved)
 
-An alert that begins and ends within the wait is not reported. A roll-back, a reminder and the end of a silence are sent
-at once; an alert that is silenced while it waits continues to wait. Time is counted as the policy counts it: since the
-evaluation before, never
-less than zero and never more than the contract's window. Source: Prometheus documentation, "Alerting, Configuration",
-`group_wait` and `group_interval`, whose defaults are these.
+The end of an alert whose breach went away without proof is held back until it is known how the breach ended. An alert
+that begins and ends within the wait is not reported. A roll-back, a reminder and the end of a silence are sent at once;
+an alert that is silenced while it waits continues to wait. Time is counted as the policy counts it: since the
+evaluation before, never less than zero and never more than the contract's window. Source: Prometheus documentation,
+"Alerting, Configuration", `group_wait` and `group_interval`, whose defaults are these.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kc_otel.judge.escalation.alerts import Transition, What
+from kc_otel.judge.escalation.alerts import WENT_AWAY, Transition, What
 from kc_otel.judge.escalation.notices import Notice, NoticeReason
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.incidents.incident import Incident, IncidentState
@@ -170,7 +171,8 @@ def _heard(group: MessageGroup) -> tuple[str, ...]:
 
 def _later(group: MessageGroup, window: float, now: float) -> MessageGroup:
     passed = min(max(0.0, now - group.seen), window)
-    waited = group.waited + passed if group.pending else 0.0
+    waits = any(notice.transition.end != WENT_AWAY for notice in group.pending)
+    waited = group.waited + passed if waits else 0.0
     return replace(group, waited=waited, quiet=group.quiet + passed, seen=now)
 
 
@@ -180,12 +182,20 @@ def _added(group: MessageGroup, notice: Notice) -> MessageGroup:
     before = next((pending for pending in group.pending if pending.transition.fingerprint == fingerprint), None)
     if notice.reason is NoticeReason.RESOLVED and fingerprint not in group.told:
         return replace(group, pending=others)  # it began and ended while it waited
-    if notice.reason is NoticeReason.FIRING and before is not None and before.reason is NoticeReason.RESOLVED:
-        return replace(group, pending=others)  # it ended and began again: nothing has changed for who was told
+    if before is not None and (before.reason, notice.reason) == (NoticeReason.RESOLVED, NoticeReason.FIRING):
+        if before.transition.end != WENT_AWAY:
+            return replace(group, pending=others)  # it ended and began again: nothing has changed for who was told
+    elif before is not None and (before.reason, notice.reason) == (NoticeReason.FIRING, NoticeReason.RESOLVED):
+        notice = _without_proof(notice)  # it was told that it went away, and not that it was back
     if notice.reason is NoticeReason.REMINDER and fingerprint not in group.told:
         return group  # its first word still waits
     closing = (*group.closing, notice.transition) if notice.reason is NoticeReason.ROLLED_BACK else group.closing
     return replace(group, pending=(*others, notice), closing=closing)
+
+
+def _without_proof(notice: Notice) -> Notice:
+    """The end of an alert, which its endpoint was told is no proof that the breach is over."""
+    return replace(notice, transition=replace(notice.transition, end=WENT_AWAY))
 
 
 def _closed(group: MessageGroup, now: float) -> MessageGroup:
@@ -209,6 +219,10 @@ def _sent(
         held = [notice for notice in ended if incident.unproven(*notice.transition.cell[1:3])]
     ended = [notice for notice in ended if notice not in held]
     ready = [notice for notice in firing if notice not in muted]
+    away: list[Notice] = []
+    if incident is not None and incident.went_away and not ready:
+        untold = (notice for notice in held if notice.transition.end != WENT_AWAY)
+        away = [notice for notice in untold if not people.silencing(notice.transition.cell, now)]
     lasting = set(group.told) - {notice.transition.fingerprint for notice in ended}
     over = bool(ended) and not lasting and not ready
     urgent = next((reason for reason in _AT_ONCE_REASONS if any(notice.reason is reason for notice in ready)), None)
@@ -216,17 +230,18 @@ def _sent(
     due = (
         over
         or urgent is not None
-        or (new_step and group.waited >= timing.wait)
+        or (bool(new_step or away) and group.waited >= timing.wait)
         or (bool(ready or ended) and bool(group.told) and group.quiet >= timing.interval)
     )
     if not due:
         return group, None
     told = lasting | {notice.transition.fingerprint for notice in ready}
     first = NoticeReason.UPDATE if group.told else NoticeReason.FIRING
-    reason = NoticeReason.RESOLVED if over else urgent or first
-    message = IncidentMessage(
-        group.endpoint, reason, incident, tuple(notice.transition for notice in (*ready, *ended)), len(told)
-    )
+    reason = NoticeReason.RESOLVED if over else urgent or (NoticeReason.UNPROVEN if away else first)
+    held = [_without_proof(notice) if notice in away else notice for notice in held]
+    unproven = [replace(_without_proof(notice).transition, what=What.FIRING) for notice in away]
+    changes = (*(notice.transition for notice in (*ready, *ended)), *unproven)
+    message = IncidentMessage(group.endpoint, reason, incident, changes, len(told))
     steps = {notice.transition.step for notice in ready} | set(group.steps)
     rest = replace(
         group, told=tuple(sorted(told)), steps=tuple(sorted(steps)), pending=(*muted, *held), waited=0.0, quiet=0.0

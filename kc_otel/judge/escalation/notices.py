@@ -34,6 +34,7 @@ class NoticeReason(StrEnum):
 
     FIRING = "firing"
     UPDATE = "update"
+    UNPROVEN = "unproven"
     RESOLVED = "resolved"
     REMINDER = "reminder"
     ROLLED_BACK = "rolled-back"

@@ -22,9 +22,9 @@ from kc_otel.contract.sentences import REMEDIES, consequence, reading
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import NO_REPORT, RUN_ENDED, listed, moment, number, place
-from kc_otel.judge.escalation.alerts import ROLLED_BACK, Transition, What
+from kc_otel.judge.escalation.alerts import ROLLED_BACK, WENT_AWAY, Transition, What
 from kc_otel.judge.facts import KernelInfo
-from kc_otel.judge.incidents.incident import Incident, IncidentState
+from kc_otel.judge.incidents.incident import CLAUSE_GONE, Incident, IncidentState
 from kc_otel.judge.kernel_names import kernel_names, pair_name
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.verdict import Status, Verdict
@@ -80,8 +80,8 @@ def alert_body(
         receiver: Name of the endpoint.
         external_url: Base URL of the evaluator as people reach it; links are left empty without it.
         max_alerts: Alerts beyond this many are left out and counted in `truncatedAlerts`; 0 for all.
-        reason: Why it is sent: `firing`, `update`, `resolved`, `reminder`, `silence-ended` or `unfollowed`; empty for
-            the first alert and the last.
+        reason: Why it is sent: `firing`, `update`, `unproven`, `resolved`, `reminder`, `silence-ended` or `unfollowed`;
+            empty for the first alert and the last.
         incident: Subject of the message: receivers that follow incidents get one for all its messages.
         lasting: Alerts of the incident that the receiver knows to fire, after this message.
         done: Actions taken on the incident, in words, oldest first: every format has it before all numbers.
@@ -101,7 +101,7 @@ def alert_body(
     note = links_note(base)
     names = kernel_names(kernels)
     firing = bool(lasting) or any(edge.what is What.FIRING for edge in transitions)
-    following = _next(shown) if firing else _lift(lifting)
+    following = _next(shown, changed=_changed(incident)) if firing else _lift(lifting)
     alerts = [
         _alert(contract, transition, base, reason, done, names, incident, "" if firing else following)
         for transition in shown
@@ -134,7 +134,7 @@ def alert_body(
             "description": contract.metadata.description,
             "reason": said,
             "incident": _incident(incident, base, lasting, done, names),
-            "impact": _impact(contract, shown, incident, contained=_contained(incident)),
+            "impact": _impact(contract, shown, incident, contained=_contained(incident), changed=_changed(incident)),
             "next": following,
             "evidence": _evidence(contract, transitions),
             "links": note,
@@ -209,6 +209,8 @@ def _over(transition: Transition, where: str, of: str, incident: Incident | None
     """Say what ended, for which kernels, and, if nothing refuted it, why or by whom."""
     row = None if incident is None else incident.cell(*transition.cell[1:3])
     cell, last = transition.cell, transition.verdict
+    if row is not None and row.changed and not row.refuted and transition.on != "fail":
+        return f"{cell.clause} on {where} is no longer asked for{of}: {CLAUSE_GONE}"
     match transition.on:
         case "fail":
             passes = last.status is Status.PASS or last.ended
@@ -217,12 +219,14 @@ def _over(transition: Transition, where: str, of: str, incident: Incident | None
                 how = f"closed{of}: {changed}; the drift may be as it was"
             elif (row is None and passes) or (row is not None and row.refuted):
                 how = f"resolved{of}"
-            elif passes and row is not None and row.until is None:  # what refutes it is known once that ends, too
+            elif passes and row is not None and row.until is None and not row.changed:
+                # What refutes it is known once that ends, too.
                 how = f"no longer measured as broken{of}; another alert of it still fires"
             elif _contained(incident):
                 how = f"contained{of}: routers avoid the kernel, which is not repaired"
             else:
                 why = "the pair, or a recorder of it, fell silent while others reported, or the contract has changed"
+                why = CLAUSE_GONE if row is not None and row.changed else why
                 if incident is not None and incident.state is IncidentState.RESOLVED and incident.closing:
                     why = incident.closing
                 how = f"closed{of} without proof of recovery: {why}"
@@ -233,7 +237,8 @@ def _over(transition: Transition, where: str, of: str, incident: Incident | None
             return f"data for {cell.clause} on {where}{of} {end}"
         case "inconclusive":
             return f"{cell.clause} on {where} is no longer undecided{of}"
-    return f"no sequences fail the input checks any more{of}"
+    closing = "" if incident is None or row is None or row.refuted else incident.closing
+    return f"no sequences fail the input checks any more{of}" + f", without proof: {closing}" * bool(closing)
 
 
 def summary(transition: Transition, names: Mapping[tuple[str, str], str], incident: Incident | None = None) -> str:
@@ -252,6 +257,9 @@ def summary(transition: Transition, names: Mapping[tuple[str, str], str], incide
         if not _shows(transition):
             return f"{cell.contract}: {names.get(('inference', cell.kernel_inference), cell.kernel_inference)} {said}"
         return f"{cell.contract}: {cell.clause} is broken on {where}{of}, which {said}"
+    if transition.end == WENT_AWAY:
+        what = "invalid input" if transition.on == "invalid-input" else f"a breach of {cell.clause} on {where}"
+        return f"{cell.contract}: {what} {WENT_AWAY}{of}"
     ended = transition.verdict.reason.startswith(RUN_ENDED)
     said = {
         "fail": f"{cell.clause} {'is' if _shows(transition) else 'was'} broken on {where}",
@@ -283,10 +291,10 @@ def _alert(
     did = [f"Done: {'; '.join(done)}."] if done else []
     if transition.what is What.FIRING:
         did = [
-            _impact(contract, [transition], contained=_contained(incident)),
+            _impact(contract, [transition], contained=_contained(incident), changed=_changed(incident)),
             _since(transition, incident),
             *did,
-            _next([transition]),
+            _next([transition], changed=_changed(incident)),
         ]
     elif lift:
         did.append(lift)
@@ -331,8 +339,18 @@ def _contained(incident: Incident | None) -> bool:
     return incident is not None and incident.state is IncidentState.CONTAINED
 
 
+def _changed(incident: Incident | None) -> bool:
+    """Return whether the contract in force measures nothing of what an incident has not been refuted of."""
+    return incident is not None and all(cell.changed or cell.refuted for cell in incident.cells)
+
+
 def _impact(
-    contract: Contract, transitions: Sequence[Transition], incident: Incident | None = None, *, contained: bool = False
+    contract: Contract,
+    transitions: Sequence[Transition],
+    incident: Incident | None = None,
+    *,
+    contained: bool = False,
+    changed: bool = False,
 ) -> str:
     """Return the effect of firing alerts on users, in a sentence, rewards first; empty if nothing fires any more."""
     firing = [edge for edge in transitions if edge.what is What.FIRING]
@@ -352,22 +370,34 @@ def _impact(
     where = (
         place(slices[0]) if slices == (ALL,) else f"slice{'s' * (len(slices) > 1)} {listed(list(map(place, slices)))}"
     )
+    if first.end == WENT_AWAY:
+        keeps = f"{first.cell.clause} keeps its limit again on {where}"
+        what = "valid sequences come again" if first.on == "invalid-input" else keeps
+        silent = "its kernel, or a recorder of it, fell silent, or its points arrive and are not judged"
+        return f"Nothing proves that {what}: {CLAUSE_GONE if changed else silent}. The kernel may still serve."
     if contained:
         return (
             f"Routers keep requests on {where} away from the kernel that broke it, which is no longer measured there."
         )
     if not _shows(first):
         if first.verdict.status is Status.PASS or first.verdict.ended:
-            return f"The last verdict on {where} no longer shows a breach; its alert fires until this has lasted."
-        return f"The last verdict on {where} neither shows nor refutes the breach; its alert fires until it is refuted."
+            said = "no longer shows a breach; its alert fires until this has lasted"
+        else:
+            said = "neither shows nor refutes the breach; its alert fires until it is refuted"
+        return f"The last verdict on {where} {said}."
     estimate = first.verdict.estimate if len(slices) == 1 else math.nan
     return consequence(clauses.get(first.cell.clause), first.on, where, estimate)
 
 
-def _next(transitions: Sequence[Transition]) -> str:
+def _next(transitions: Sequence[Transition], *, changed: bool) -> str:
     """Return the first action on firing alerts, in a sentence; empty if nothing fires any more."""
-    firing = [edge for edge in transitions if edge.what is What.FIRING]
-    return f"Now: {REMEDIES[ROLLED_BACK if firing[0].step == ROLLED_BACK else firing[0].on]}." if firing else ""
+    first = next((edge for edge in transitions if edge.what is What.FIRING), None)
+    if first is None:
+        return ""
+    about = ROLLED_BACK if first.step == ROLLED_BACK else first.on
+    if first.end == WENT_AWAY:
+        about = "clause-gone" if changed else "unproven"
+    return f"Now: {REMEDIES[about].format(contract=first.contract)}."
 
 
 def _lift(commands: Sequence[str]) -> str:
@@ -377,7 +407,7 @@ def _lift(commands: Sequence[str]) -> str:
 
 def _shows(edge: Transition) -> bool:
     """Return whether the last verdict still shows what the alert fires on."""
-    return edge.on != "fail" or edge.verdict.status is Status.FAIL
+    return edge.end != WENT_AWAY and (edge.on != "fail" or edge.verdict.status is Status.FAIL)
 
 
 def links_note(base: str) -> str:
@@ -425,7 +455,9 @@ def _description(contract: Contract, transition: Transition) -> str:
     cell, verdict = transition.cell, transition.verdict
     clause = next((clause for clause in contract.clauses if clause.id == cell.clause), None)
     parts: list[str] = []
-    if transition.on in {"fail", "inconclusive"} and clause is not None and verdict.window:
+    if transition.what is What.FIRING and transition.end == WENT_AWAY:
+        parts.append("Its alert is over; the incident stays open until it is known how the breach ended.")
+    elif transition.on in {"fail", "inconclusive"} and clause is not None and verdict.window:
         parts.append(_numbers(contract, clause, transition))
         if transition.what is What.FIRING:
             parts += [_evidence(contract, [transition]), *filter(None, [reading(clause)])]
@@ -447,7 +479,7 @@ def _evidence(contract: Contract, transitions: Sequence[Transition]) -> str:
     held = [
         transition.verdict.evidence
         for transition in transitions
-        if transition.on == "fail" and transition.what is What.FIRING
+        if transition.on == "fail" and transition.what is What.FIRING and transition.end != WENT_AWAY
         if transition.step != ROLLED_BACK or _shows(transition)
     ]
     if not held:

@@ -23,6 +23,9 @@ _OBEYED: Final = {
 }
 _RECEDED_FACTOR: Final = 1.25
 """Factor over the current value above which a breach is reported at its earlier size."""
+CLAUSE_GONE: Final = "the contract no longer has this clause as it was"
+OF_RECORDERS: Final = frozenset({"fail", "invalid-input"})
+"""Kinds of incidents of what recorders observed: silence, and what others observe, refutes nothing of them."""
 _TOLD_STEPS: Final = 5
 """Times at which a sentence says how far an incident had grown."""
 
@@ -38,9 +41,9 @@ class IncidentState(StrEnum):
     recorder that had reported the kernel says that it measured nothing of it for a heartbeat after that. Neither an
     order nor silence contains anything, nor does a router with another definition of the slice."""
     UNPROVEN = "unproven"
-    """A breach that went away without a verdict that refutes it: its kernel fell silent and may still serve. It lasts
-    until such a verdict, a rollback that a router takes or an orderly end of the kernel version, or until a person
-    closes it."""
+    """A breach or invalid input that went away without a verdict that refutes it: its kernel fell silent and may still
+    serve. It lasts until such a verdict, a rollback that a router takes or an orderly end of the kernel version, or
+    until a person closes it."""
     RESOLVED = "resolved"
     """Nothing is broken, no alert fires, and no route is left of it."""
 
@@ -74,6 +77,8 @@ class BrokenCell:
         doubted: Whether the last verdict does not refute it either.
         refuted: Whether a verdict has refuted it since it ended.
         loosened_to: The changed limit without which the refuting verdict would not pass; None where the drift fell.
+        quantity: What its clause measured: `Contract.quantity_digests`; empty where no clause did.
+        changed: Whether the contract in force measures nothing of it: it has no such clause, or another of that name.
     """
 
     clause: str
@@ -93,6 +98,8 @@ class BrokenCell:
     doubted: bool = False
     refuted: bool = False
     loosened_to: float | None = None
+    quantity: str = ""
+    changed: bool = False
 
     def passes_by_change(self, verdict: Verdict) -> bool:
         """Return True if a verdict passes only because its limit is above that of the breach."""
@@ -213,13 +220,19 @@ class Incident:
         return next((cell for cell in self.cells if (cell.clause, cell.slice) == (clause, slice)), None)
 
     def unproven(self, clause: str, slice: str) -> bool:
-        """Return whether a FAIL of one of its cells goes on, or went away without proof and may."""
-        if self.on != "fail" or self.gone or self.state is IncidentState.RESOLVED:
+        """Return whether what recorders observed of one of its cells goes on, or went away without proof and may."""
+        if self.on not in OF_RECORDERS or self.gone or self.state is IncidentState.RESOLVED:
             return False
         cell = self.cell(clause, slice)
         if cell is None:
             return False
         return cell.doubted or not cell.held if cell.until is None else not cell.refuted
+
+    @property
+    def went_away(self) -> bool:
+        """True if no cell of it is broken any more, and neither a verdict nor an order says that users are safe."""
+        over = self.gone or self.state in {IncidentState.CONTAINED, IncidentState.RESOLVED}
+        return self.on in OF_RECORDERS and not over and not self.broken and not self.refuted
 
     @property
     def refuted(self) -> bool:
@@ -289,7 +302,17 @@ class Incident:
     def outline(self) -> tuple[object, ...]:
         """The incident without the numbers that change with every evaluation, except the largest estimate."""
         cells = sorted(
-            (cell.clause, cell.slice, cell.since, cell.until is None, cell.held, cell.doubted, cell.refuted, cell.peak)
+            (
+                cell.clause,
+                cell.slice,
+                cell.since,
+                cell.until is None,
+                cell.held,
+                cell.doubted,
+                cell.refuted,
+                cell.changed,
+                cell.peak,
+            )
             for cell in self.cells
         )
         order = self.ordered_at, self.obeyed, self.behind
@@ -392,6 +415,7 @@ class Incident:
 
 def _extent(worst: BrokenCell, on: str) -> str:
     changed = "" if worst.loosened_to is None else f"; the limit was then changed to {number(worst.loosened_to)}"
+    changed += f"; {CLAUSE_GONE}" * (worst.changed and not worst.refuted)
     return _as_it_was(worst, on) + changed
 
 

@@ -15,10 +15,11 @@ measured for a heartbeat after that, until it is measured all the same (`Traffic
 contains nothing: each recorder that reported the kernel since the breach has to report after that heartbeat, or to have
 ended, for it may have died. Silence counts as containment once routers have taken an order that keeps requests from the
 kernel, and while all report still.
-A FAIL that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to serve nobody (the
-routers took its roll-back, or its last recorder shut down in order), or until a person closes it. Verdicts refute
-nothing while a recorder that reported the version during the breach has not been heard of since: others measure
-something else.
+A FAIL or invalid input that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to
+serve nobody (the routers took its roll-back, or its last recorder shut down in order), or until a person closes it.
+Verdicts refute nothing while a recorder that reported the version during the breach has not been heard of since, or
+while points of the version arrive that are not judged: others measure something else. So does a clause of the same name
+in a contract that has changed.
 Every part of an incident stays part of it until its end. The id is made when the incident begins; neither an earlier
 onset nor a restart changes it.
 """
@@ -40,6 +41,7 @@ from kc_otel.judge.escalation.alerts import Alert, Transition, What
 from kc_otel.judge.escalation.message_groups import IncidentMessage
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.incidents.incident import (
+    OF_RECORDERS,
     BrokenCell,
     Diagnosis,
     Incident,
@@ -67,8 +69,8 @@ _REFUTED_BY: Final = {
     "invalid-input": _MEASURED_STATUSES,
 }
 """Verdicts that show that it is over; that its cells are gone shows nothing."""
-_OF_RECORDERS: Final = frozenset({"fail", "invalid-input"})
-"""Incidents of what recorders observed: others that observe something else refute nothing."""
+_SEVERAL: Final = "several"
+"""Quantity of a cell whose clause was broken before and after it changed: no verdict is about both."""
 _ROUTED: Final = frozenset({"fail", "inconclusive"})
 """Incidents that last until somebody lifts their routes; those of silence and of invalid input do not."""
 _NO_ORDER: Final[Mapping[str, Any]] = dict.fromkeys(("contained_at", "ordered_at", "taken_at", "disobeyed_at"))
@@ -104,7 +106,7 @@ class TrafficSeen:
             windows forget them.
         ended: Whether the last recorder of a kernel pair that reported said that it shuts down.
         unheard: Whether a recorder that reported a version of the inference kernel during a breach, from its onset to
-            the last FAIL, Unix seconds, has not been heard of since.
+            the last FAIL, Unix seconds, has not been heard of since, or points of it arrive that are not judged.
         lost: Whether a recorder that reported a version of the inference kernel from a Unix time on has reported
             nothing after another: it may have died beside a kernel that serves.
     """
@@ -156,10 +158,11 @@ class TrafficSeen:
 
 @dataclass(frozen=True, slots=True)
 class _Broken:
-    """A place where something is broken; `held` and `doubted` as of BrokenCell."""
+    """A place where something is broken; `quantity`, `held` and `doubted` as of BrokenCell."""
 
     verdict: Verdict
     since: float
+    quantity: str = ""
     held: bool = False
     doubted: bool = False
 
@@ -173,6 +176,7 @@ def follow(
     now: float,
     traffic: TrafficSeen = TrafficSeen(),
     causes: Mapping[Cell, Causes] = MappingProxyType({}),
+    quantities: Mapping[Place, str] = MappingProxyType({}),
 ) -> tuple[Incident, ...]:
     """The incidents after an evaluation: those that last, and those that it has ended.
 
@@ -185,17 +189,19 @@ def follow(
         now: Unix time, seconds.
         traffic: Known facts about the traffic.
         causes: Split of the means into the kernels' drift and the age of the weights.
+        quantities: What each clause of the contract measures on a slice: `Contract.quantity_digests`.
     """
     ordered = kept_since(table, contract)
 
     def excused(slice: str, version: str) -> bool:
         return traffic.excuses(slice, version, ordered)
 
-    broken = _broken(before, verdicts, firing, excused, now)
+    broken = _broken(before, verdicts, firing, excused, quantities, now)
     known = {incident.key: incident for incident in before}
     after = [_advanced(incident, broken.get(key, {}), now) for key, incident in known.items()]
     after += [_begun(contract, key, cells) for key, cells in broken.items() if key not in known]
-    after = [_refuted(_with_causes(incident, causes), verdicts, traffic) for incident in after]
+    after = [_with_causes(_with_changes(incident, quantities), causes) for incident in after]
+    after = [_refuted(incident, verdicts, traffic) for incident in after]
     after = [_settled(incident, table, now, traffic) for incident in after]
     unproven = [incident for incident in after if incident.state is IncidentState.UNPROVEN]
     for oldest in sorted(unproven, key=lambda incident: incident.since)[:-_MOST_UNPROVEN]:
@@ -212,8 +218,8 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSe
     over = {
         Cell(incident.contract, cell.clause, cell.slice, *pair)
         for cell in incident.cells
-        if cell.until is not None and not cell.refuted
-        if incident.on not in _OF_RECORDERS or not traffic.unheard(version, (cell.since, cell.at or cell.since))
+        if cell.until is not None and not cell.refuted and not cell.changed
+        if incident.on not in OF_RECORDERS or not traffic.unheard(version, (cell.since, cell.at or cell.since))
     }
     if not over:
         return incident
@@ -231,7 +237,7 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSe
 
     def told(cell: BrokenCell) -> BrokenCell:
         where = cell.clause, cell.slice
-        if cell.refuted or cell.until is None or where not in refuting:
+        if cell.refuted or cell.changed or cell.until is None or where not in refuting:
             return cell
         verdict = refuting[where]
         if incident.on == "fail" and verdict is not None and cell.passes_by_change(verdict):
@@ -282,7 +288,7 @@ def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) 
 
     def acted(incident: Incident) -> Incident:
         promotion = by_version.get((incident.contract, incident.kernel_inference))
-        if promotion is None or incident.on != "fail":
+        if promotion is None or incident.on not in OF_RECORDERS:
             return incident
         said = promotion.reason.partition(": ")[0]
         done = {("roll-back", said): (promotion.entered, [ALL])}
@@ -343,6 +349,7 @@ def _broken(
     verdicts: Iterable[Verdict],
     firing: Iterable[Alert],
     excused: Callable[[str, str], bool],
+    quantities: Mapping[Place, str],
     now: float,
 ) -> dict[Key, dict[Place, _Broken]]:
     """Return what is broken now, by incident and place."""
@@ -354,7 +361,8 @@ def _broken(
         # A cell that nobody has ever reported to is not broken: there is nothing yet.
         heard = cell.kernel_inference and (verdict.observed or (key, (cell.clause, cell.slice)) in known_before)
         if verdict.status is Status.FAIL or (heard and not excused(cell.slice, cell.kernel_inference)):
-            found.setdefault(key, {})[cell.clause, cell.slice] = _Broken(verdict, now)
+            quantity = quantities.get((cell.clause, cell.slice), "")
+            found.setdefault(key, {})[cell.clause, cell.slice] = _Broken(verdict, now, quantity)
     for alert in firing:
         cell = alert.cell
         mine = found.setdefault((alert.on, cell.kernel_train, cell.kernel_inference), {})
@@ -364,6 +372,7 @@ def _broken(
             _Broken(
                 alert.verdict,
                 since,
+                quantities.get((cell.clause, cell.slice), ""),
                 held=alert.counting or (alert.on, alert.verdict.status) not in _BY_ALERT,
                 doubted=alert.verdict.status is not Status.PASS and not alert.verdict.ended,
             )
@@ -394,16 +403,28 @@ def _advanced(incident: Incident, broken: Mapping[Place, _Broken], now: float) -
 def _cell(before: BrokenCell | None, where: Place, broken: _Broken) -> BrokenCell:
     verdict = broken.verdict
     since = broken.since if before is None else min(before.since, broken.since)
+    other = before is not None and bool(before.quantity) and before.quantity != broken.quantity
     if before is not None and broken.held:
-        return replace(before, since=since, until=None, held=True, doubted=broken.doubted, refuted=False)
+        return replace(before, since=since, until=None, held=True, doubted=broken.doubted or other, refuted=False)
     limit, estimate, lower, upper = map(finite_or_none, (verdict.limit, verdict.estimate, verdict.lower, verdict.upper))
-    peak, peak_at = (None, None) if before is None else (before.peak, before.peak_at)
+    peak, peak_at = (None, None) if before is None or other else (before.peak, before.peak_at)
+    several = other and before is not None and not before.refuted
     if estimate is not None and (peak is None or estimate > peak):
         peak, peak_at = estimate, verdict.at
     return BrokenCell(
         *where, since, None, limit, estimate, lower, upper, verdict.reason, peak, peak_at, at=verdict.at,
-        held=broken.held, doubted=broken.doubted,
+        held=broken.held, doubted=broken.doubted, quantity=_SEVERAL if several else broken.quantity,
     )  # fmt: skip
+
+
+def _with_changes(incident: Incident, quantities: Mapping[Place, str]) -> Incident:
+    """The incident, whose cells say whether the contract in force measures anything of them."""
+
+    def told(cell: BrokenCell) -> BrokenCell:
+        changed = bool(cell.quantity) and quantities.get((cell.clause, cell.slice), "") != cell.quantity
+        return cell if changed == cell.changed else replace(cell, changed=changed)
+
+    return replace(incident, cells=tuple(map(told, incident.cells)))
 
 
 def _with_causes(incident: Incident, causes: Mapping[Cell, Causes]) -> Incident:
@@ -482,7 +503,7 @@ def _obeyed(
 
 def _over(incident: Incident, now: float) -> Incident:
     """The incident once nothing of it is broken, held or routed."""
-    if incident.on != "fail" or incident.refuted or incident.gone:
+    if incident.on not in OF_RECORDERS or incident.refuted or incident.gone:
         return replace(incident, state=IncidentState.RESOLVED, resolved_at=now, ordered_at=None)
     return replace(incident, state=IncidentState.UNPROVEN, **_NO_ORDER)
 

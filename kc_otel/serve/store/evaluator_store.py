@@ -18,6 +18,7 @@ from kc_otel.contract.slices import ALL, PLACES, UNJUDGED
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo, WorstBatch
+from kc_otel.judge.fail_evidence import whole_side
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.points import INVALID, metric_of
 from kc_otel.judge.recorders import LastReport
@@ -138,9 +139,9 @@ class EvaluatorStore:
         row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'judged_at'").fetchone()
         evaluator.listened(float(row[0]) if row else -math.inf)
         self._restore_streams(evaluator)
-        redefined = self._restore_facts(evaluator)
+        redefined, changed = self._restore_facts(evaluator)
         self._restore_series(evaluator, redefined)
-        self._restore_evidence(evaluator, redefined)
+        self._restore_evidence(evaluator, redefined, changed)
 
     def _save_judged_at(self, at: float) -> None:
         if self._judged_at != at:
@@ -213,12 +214,14 @@ class EvaluatorStore:
 
     def _save_facts(self, name: str, evaluator: Evaluator) -> None:
         state, (kernels, examples) = evaluator.states[name], evaluator.facts[name]
+        quantities = state.contract.quantity_digests
         data = json.dumps(
             {
                 "heard": [[*pair, heard.last, heard.gaps, heard.since] for pair, heard in state.heard.items()],
                 "ended": state.recorders.ended,
                 "recorders": state.recorders.by_version,
                 "slices": state.contract.slice_digests,
+                "clauses": {id: digest for (id, slice), digest in quantities.items() if slice == ALL},
                 "refused": [asdict(refused) for refused in state.refused.found.values()],
                 "newest": [
                     [metric, *pair, time] for metric, pairs in state.newest.items() for pair, time in pairs.items()
@@ -284,8 +287,10 @@ class EvaluatorStore:
         for (name, number, index), (of, parts) in held.items():
             evaluator.states[name].panes.put(number, index, of, parts)
 
-    def _restore_evidence(self, evaluator: Evaluator, redefined: Collection[tuple[str, str]]) -> None:
-        """Restore the evidence against cells; delete evidence against a limit or on a slice that has changed."""
+    def _restore_evidence(
+        self, evaluator: Evaluator, redefined: Collection[tuple[str, str]], changed: Collection[tuple[str, str]]
+    ) -> None:
+        """Restore the evidence against cells; delete evidence against a limit, clause or slice that has changed."""
         for name, most in self._connection.execute("SELECT * FROM evaluator_most_cells").fetchall():
             if name in evaluator.states:
                 evaluator.states[name].evidence.most = most
@@ -294,17 +299,22 @@ class EvaluatorStore:
         for *fields, data in self._connection.execute("SELECT * FROM evaluator_evidence").fetchall():
             cell, held = Cell(*fields), decode_evidence(data)
             state = evaluator.states.get(cell.contract)
-            changed = (cell.contract, cell.slice) in redefined
-            if state is None or changed or not state.evidence.restore(cell, held):
+            other = (cell.contract, cell.slice) in redefined or (cell.contract, whole_side(cell).clause) in changed
+            if state is None or other or not state.evidence.restore(cell, held):
                 self._connection.execute(
                     "DELETE FROM evaluator_evidence WHERE contract = ? AND clause = ? AND slice = ? "
                     "AND kernel_train = ? AND kernel_inference = ?",
                     fields,
                 )
 
-    def _restore_facts(self, evaluator: Evaluator) -> set[tuple[str, str]]:
-        """Restore what is known beside the numbers; return the contracts and slices that have been redefined since."""
+    def _restore_facts(self, evaluator: Evaluator) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        """Restore what is known beside the numbers.
+
+        Returns:
+            The contracts and slices that have been redefined since, and the contracts and clauses.
+        """
         redefined: set[tuple[str, str]] = set()
+        changed: set[tuple[str, str]] = set()
         for name, data in self._connection.execute("SELECT contract, data FROM evaluator_facts").fetchall():
             if name not in evaluator.states:
                 continue
@@ -312,6 +322,10 @@ class EvaluatorStore:
             content = json.loads(data)
             own = state.contract.slice_digests
             redefined |= {(name, slice) for slice, digest in content["slices"].items() if own.get(slice) != digest}
+            measured = state.contract.quantity_digests
+            changed |= {
+                (name, id) for id, digest in content.get("clauses", {}).items() if measured.get((id, ALL)) != digest
+            }
             state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
             state.recorders.ended = content["ended"]
             state.recorders.by_version = {
@@ -329,7 +343,7 @@ class EvaluatorStore:
             for fields in content["examples"]:
                 links = tuple((trace, span) for trace, span in fields.pop("links"))
                 examples.kept.append(WorstBatch(**fields, links=links))
-        return redefined
+        return redefined, changed
 
     def _id(self, name: str, key: SeriesKey) -> int:
         id = self._ids.get((name, key))

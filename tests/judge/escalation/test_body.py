@@ -203,7 +203,7 @@ def test_the_end_of_what_is_only_contained_is_no_repair(edges):
 
 
 def test_the_alert_of_what_is_contained_may_end_and_of_what_is_not_waits(edges):
-    """An endpoint is told the end of a breach that nothing refuted once users are seen to be kept from it."""
+    """An endpoint is told the end of a breach that nothing refuted once users are kept from it, and before that so."""
     gone, _ = edges[1]
     cell, at = gone.cell, AT + 90
     broken = BrokenCell(cell.clause, cell.slice, since=AT, until=at)
@@ -214,7 +214,7 @@ def test_the_alert_of_what_is_contained_may_end_and_of_what_is_not_waits(edges):
         said = [Notice(gone, NoticeReason.RESOLVED)]
         _, messages = group_messages([told], said, [Incident(*of)], People(), AT_ONCE, 60.0, at)
         reasons[state] = [str(message.reason) for message in messages]
-    assert reasons == {IncidentState.BROKEN: [], IncidentState.CONTAINED: ["resolved"]}
+    assert reasons == {IncidentState.BROKEN: ["unproven"], IncidentState.CONTAINED: ["resolved"]}
 
 
 def test_the_first_line_names_both_kernels_by_the_fields_in_which_they_differ(contract, edges):

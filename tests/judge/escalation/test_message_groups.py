@@ -77,30 +77,60 @@ def test_an_incident_is_one_message_after_the_wait_an_update_and_an_end(fleet):
 
 @pytest.mark.parametrize("actions", [[], [{"route": "train-kernel"}]])
 def test_that_a_breach_went_away_is_not_told_as_its_end(fleet, actions):
-    """Another kernel is measured in its place: the end is said once it is known; a breach that goes on is no news."""
+    """Another kernel is measured in its place: that nothing is proven is said once, the end once it is known."""
     escalation = fleet([{**PAGER[0], "do": [*PAGER[0]["do"], *actions]}], timing=AT_ONCE)
     healthy, make = "c" * 12, escalation.make_verdict
     assert escalation.tick(0, a="FAIL") == [("pager", "firing", 1, 0, 1)]
     escalation.make_verdict = lambda status, **where: make(status, inference=healthy, **where)
-    assert [escalation.tick(60, a="PASS") for _ in range(200)] == [[]] * 200
+    assert [escalation.tick(60, a="PASS") for _ in range(200)] == [[("pager", "unproven", 1, 0, 1)], *[[]] * 199]
     state = IncidentState.BROKEN if actions else IncidentState.UNPROVEN  # the route outlives its cause, and is untaken
     assert [incident.state for incident in escalation.lasting] == [state]
     escalation.make_verdict = make
-    assert escalation.tick(60, a="FAIL") == []
+    assert escalation.tick(60, a="FAIL") == [("pager", "update", 1, 0, 1)], "it is back"
     (message,) = escalation.messages(60, a="PASS")
     assert (message.reason, message.incident.refuted) == ("resolved", True)
 
 
+def test_that_a_breach_went_away_is_told_by_the_rules_of_other_messages(fleet):
+    """After the wait, not during a silence, with what changed in between, and no more than two in an interval."""
+    escalation = fleet()
+    make = escalation.make_verdict
+
+    def here(slices, seconds=10):
+        escalation.make_verdict = make
+        return escalation.tick(seconds, **dict.fromkeys(slices, "FAIL"))
+
+    def gone(seconds):
+        escalation.make_verdict = lambda status, **where: make(status, inference="c" * 12, **where)
+        return escalation.tick(seconds, a="PASS")
+
+    assert [here("ab"), here("ab", 30)] == [[], [("pager", "firing", 2, 0, 2)]]
+    assert [gone(10), here("ab"), gone(10)] == [[]] * 3, "it was back within the wait"
+    escalation.people = People(
+        (Silence("1", escalation.contract.name, None, "a", "ada", "planned", escalation.now, escalation.now + 1000),)
+    )
+    assert [gone(10) for _ in range(5)] == [[], [], [("pager", "unproven", 1, 0, 2)], [], []], "b alone"
+    escalation.people = People()
+    assert [gone(10), gone(10)] == [[("pager", "unproven", 1, 0, 2)], []]
+    assert [here("ab"), gone(10), here("ab"), gone(10)] == [[]] * 4, "the pager still has it as unproven"
+    assert [gone(60) for _ in range(9)] == [[]] * 9
+    assert here("a") == [("pager", "update", 1, 0, 2)]
+    assert [gone(30), gone(30)] == [[], [("pager", "unproven", 1, 0, 2)]]
+    escalation.make_verdict = make
+    assert escalation.tick(10, a="PASS", b="PASS") == [("pager", "resolved", 0, 2, 0)]
+
+
 def test_a_breach_that_went_away_and_is_back_is_not_told_as_its_end(fleet):
-    """Neither while its step waits to fire again nor when it does: to the pager it goes on."""
+    """Neither while its step waits to fire again nor when it does, of which the pager is told."""
     escalation = fleet([{**PAGER[0], "for": "2m"}], timing=AT_ONCE)
     make = escalation.make_verdict
     assert [escalation.tick(60, a="FAIL") for _ in range(3)] == [[], [], [("pager", "firing", 1, 0, 1)]]
     escalation.make_verdict = lambda status, **where: make(status, inference="c" * 12, **where)
-    assert [escalation.tick(60, a="PASS") for _ in range(20)] == [[]] * 20
+    assert [escalation.tick(60, a="PASS") for _ in range(20)] == [[("pager", "unproven", 1, 0, 1)], *[[]] * 19]
     escalation.make_verdict = make
     assert escalation.state.firing == ()
-    assert [escalation.tick(30, a="FAIL") for _ in range(8)] == [[]] * 8
+    told = [message for _ in range(8) for message in escalation.tick(30, a="FAIL")]
+    assert told == [("pager", "update", 1, 0, 1)]
     assert escalation.state.firing
     assert [message.reason for _ in range(9) for message in escalation.messages(60, a="PASS")] == ["resolved"]
 

@@ -19,8 +19,17 @@ from kc_otel.judge.escalation.people import People, Silence
 from kc_otel.judge.escalation.webhook_body import summary
 from kc_otel.judge.incidents.actions_taken import actions_taken
 from kc_otel.judge.incidents.incident import Incident, IncidentAction, IncidentState
-from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, follow, with_actions, with_told, with_word
+from kc_otel.judge.incidents.incident_lifecycle import (
+    TrafficSeen,
+    follow,
+    with_actions,
+    with_roll_backs,
+    with_told,
+    with_word,
+)
 from kc_otel.judge.plain_json import read_json, to_json
+from kc_otel.judge.promotion.promotion_state import Position, Promotion, PromotionStatus
+from kc_otel.judge.promotion.stages import Stage, Tally
 from kc_otel.judge.verdict import Verdict
 from tests.judge.escalation.conftest import contract_with, verdict_of
 
@@ -509,12 +518,11 @@ def test_of_breaches_that_went_away_the_oldest_are_closed() -> None:
 
 
 def test_no_kind_of_incident_is_resolved_by_silence() -> None:
-    """Doubt, missing data and invalid input of a kernel that others replaced were settled by nobody."""
+    """Doubt and missing data of a kernel that others replaced were settled by nobody."""
     other = verdict_of("PASS", inference="c" * 12)
     for on, first, invalid, settled in (
         ("inconclusive", "INCONCLUSIVE", None, "PASS"),
         ("no-data", "NO_DATA", None, "INCONCLUSIVE"),
-        ("invalid-input", "PASS", {"nan": 2}, "PASS"),
     ):
         for last, said in ((other, "Closed without proof of recovery"), (verdict_of(settled), "Resolved")):
             evaluator = Evaluator([{"on": on, "do": ["notify"]}])
@@ -662,12 +670,36 @@ def test_an_incident_of_invalid_input_tells_the_reasons_as_they_arrive() -> None
 
 def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved() -> None:
     """What others send is valid; what it sends may still not be."""
-    for unheard, said in ((True, "Closed without proof of recovery"), (False, "Resolved")):
+    for unheard, said in ((True, "Went away without proof of recovery"), (False, "Resolved")):
         evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
         evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan": 2})
         evaluator.traffic = TrafficSeen(unheard=lambda _, span, unheard=unheard: unheard and span[0] == 0.0)  # type: ignore[misc]
         found = [incident for now in (60.0, 400.0) for incident in evaluator.tick(now, verdict_of("PASS"))]
         assert found[-1].state_text == said
+
+
+def test_invalid_input_that_only_went_away_ends_as_a_breach_does() -> None:
+    """By valid input of its kernels, a rollback that is taken, an orderly end or a person; silence ends nothing."""
+    other, pair = verdict_of("PASS", inference="c" * 12), verdict_of("PASS").cell[-2:]
+    back = Promotion("policy-7b", "", pair[1], Position(Stage.FULL), 100.0, 0.0, Tally(), PromotionStatus.ROLLED_BACK)
+
+    def after(*verdicts: Verdict, ended: bool = False, closed: bool = False, rolled: bool = False) -> Incident:
+        evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
+        evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan": 2})
+        for now in (60.0, 1e6):
+            (incident,) = evaluator.tick(now, other)
+            assert (incident.state, incident.resolved_at) == (IncidentState.UNPROVEN, None)
+        evaluator.traffic = replace(evaluator.traffic, ended=lambda *found: ended and found == pair)
+        evaluator.lasting = with_word(evaluator.lasting, "closed", {"message": "ada: replaced"}, 1e6) * closed or (
+            with_roll_backs(evaluator.lasting, [back]) if rolled else evaluator.lasting
+        )
+        (incident,) = evaluator.tick(1e6 + 60.0, *verdicts)
+        return incident
+
+    assert after(other).state is IncidentState.UNPROVEN
+    assert after(other, verdict_of("PASS")).state_text == "Resolved"
+    for how in ({"ended": True}, {"closed": True}, {"rolled": True}):
+        assert after(other, **how).state_text == "Closed without proof of recovery", how
 
 
 def test_an_incident_of_invalid_input_ends_with_valid_input_whatever_was_routed() -> None:
@@ -740,3 +772,20 @@ def test_a_breach_that_a_changed_limit_ends_is_not_called_resolved() -> None:
         assert changed == (upper == 0.3)
         ((_, extent),) = incident.extents
         assert ("the limit was then changed to 0.5" in extent) == changed
+
+
+def test_data_of_another_clause_of_the_same_name_are_not_told_as_those_that_were_missing() -> None:
+    """Nor do they decide what was undecided: the contract no longer asks for it."""
+    for on, first in (("no-data", "NO_DATA"), ("inconclusive", "INCONCLUSIVE")):
+        contract = contract_with([{"on": on, "do": ["notify"]}])
+        was, now, place = verdict_of(first), verdict_of("PASS"), ("token-tv", "code")
+        state, (fired,) = advance(contract, PolicyState(contract.name), [was], {}, 0.0)
+        (begun,) = follow(contract.name, (), [was], state.firing, DecisionTable(), 0.0, quantities={place: "before"})
+        state, (ended,) = advance(contract, state, [now], {}, 60.0)
+        (over,) = follow(
+            contract.name, [begun], [now], state.firing, DecisionTable(), 60.0, quantities={place: "after"}
+        )
+        assert (fired.on, over.state_text) == (on, "Closed without proof of recovery")
+        assert "is no longer asked for" in summary(ended, {}, over)
+        (same,) = follow(contract.name, [begun], [now], (), DecisionTable(), 60.0, quantities={place: "before"})
+        assert same.state_text == "Resolved"

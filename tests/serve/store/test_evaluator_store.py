@@ -182,6 +182,19 @@ def test_what_was_counted_for_a_slice_that_is_redefined_is_gone(contract, sender
     assert {cell.slice for cell in again.states["policy"].evidence.cells} == {"all"}
 
 
+def test_evidence_against_a_clause_that_measures_something_else_now_is_gone(contract, sender, now, connection):
+    """The same limit on another metric is another promise; a changed description is none."""
+    clause = {"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.004}
+    evaluator, store = Evaluator([contract(slices={}, statistical=[clause])]), EvaluatorStore(connection)
+    evaluator.ingest_metrics(sender().request(now, np.full(2000, 0.5)), now)
+    assert [verdict.status.value for verdict in verdicts_of(evaluator, now)] == ["FAIL"]
+    written(store, evaluator, connection)
+    for change, failing in (({"description": "why"}, True), ({"metric": "tv_token", "unit": "sequence"}, False)):
+        again = Evaluator([contract(slices={}, statistical=[{**clause, **change}])])
+        EvaluatorStore(connection).restore(again)
+        assert bool(again.states["policy"].evidence.alarmed) == failing
+
+
 @pytest.mark.slow
 def test_the_file_does_not_grow_with_time(contract, sender, now, connection):
     """Panes and streams that are no longer needed leave the database too."""

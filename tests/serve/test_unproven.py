@@ -1,0 +1,243 @@
+"""What nobody has proven is over stays open, and is told: late points, silence, invalid input, and changed clauses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kc_otel.contract.load import load_text
+from kc_otel.judge.incidents.incident import IncidentState
+from kc_otel.judge.statistics import metric_name
+from kc_otel.judge.verdict import Status
+from kc_otel.serve.people_orders import acknowledge
+from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_events, slack_message
+from kc_otel.serve.webhooks.outbox import DeliveryState
+from tests.judge.conftest import NOW, Sender, info_request, merge
+from tests.judge.test_input_faults import counted
+from tests.serve.test_silent_recorders import STEP, TEXT, Fleet
+
+VERSION = "b" * 12
+CLAUSE = "metric: tv_token, unit: token, limit: 0.02"
+
+
+class Delayed(Fleet):
+    """Recorders whose points are some seconds old when they arrive, and a window of half a minute."""
+
+    def __init__(self, path: Path) -> None:
+        text = TEXT.replace("window: 1m", "window: 30s").replace("heartbeat: 30s", "heartbeat: 15s")
+        super().__init__(path, text=text)
+        self.senders = {name: Sender(instance=name, start=NOW - 1.0, cumulative=False) for name in self.senders}
+
+    def late(self, seconds: float, age: float, **means: float) -> None:
+        """`run`, where what `broken` sends is as old as that."""
+        for _ in range(round(seconds / STEP)):
+            self.now += STEP
+            for name, mean in means.items():
+                time = self.now - age * (name == "broken")
+                observed = self.senders[name].request(time, np.full(2000, mean))
+                self.core.metrics(merge(observed, info_request(self.now, 1, name)), self.now)
+            self.core.tick(self.now)
+
+    @property
+    def status(self) -> Status:
+        """Status of the only cell."""
+        ((verdict, _, _),) = self.core.history.cells()
+        return verdict.status
+
+
+def told(fleet: Fleet) -> list[dict[str, Any]]:
+    """Bodies of all webhooks, oldest first."""
+    return [json.loads(message.body) for message in fleet.core.outbox.messages(DeliveryState.WAITING)][::-1]
+
+
+def reasons(fleet: Fleet) -> list[str]:
+    return [body["notification_reason"] for body in told(fleet)]
+
+
+@pytest.fixture
+def delayed(tmp_path: Path) -> Iterator[Delayed]:
+    made = Delayed(tmp_path / "state.sqlite")
+    made.late(60, 0.0, broken=0.001, healthy=0.001)
+    made.late(30, 0.0, broken=0.4, healthy=0.001)
+    assert made.status is Status.FAIL
+    yield made
+    made.connection.close()
+
+
+def test_a_breach_does_not_end_while_a_recorder_of_it_sends_points_that_no_window_has(delayed: Delayed) -> None:
+    """They are older than the window and younger than a minute: named with the remedy, and proof of nothing."""
+    delayed.late(600, 45.0, broken=0.001, healthy=0.001)
+    assert [incident.state for incident in delayed.core.incidents()] == [IncidentState.UNPROVEN]
+    (row,) = delayed.core.missing("policy")
+    assert (row.outcome, row.senders) == ("behind", 1)
+    assert "make observability.window longer" in row.text
+    assert reasons(delayed) == ["firing", "unproven"]
+    delayed.late(200, 0.0, broken=0.001, healthy=0.001)
+    assert delayed.core.incidents() == ()
+    assert reasons(delayed) == ["firing", "unproven", "resolved"]
+
+
+def test_late_points_alone_clear_no_fail(delayed: Delayed) -> None:
+    """What was measured before the breach and comes after it is no recovery."""
+    delayed.late(40, 45.0, broken=0.001)
+    assert delayed.status is Status.FAIL
+    (incident,) = delayed.core.incidents()
+    assert incident.state is IncidentState.BROKEN
+    delayed.late(120, 0.0, broken=0.001, healthy=0.001)
+    assert delayed.status is Status.PASS
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path / "state.sqlite")
+    made.run(60, broken=0.001, healthy=0.001)
+    made.run(30, broken=0.4, healthy=0.001)
+    yield made
+    made.connection.close()
+
+
+def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fleet: Fleet) -> None:
+    """Once, in every format, with what was not proven and what to do; the incident stays open at the receiver."""
+    fleet.run(600, healthy=0.001)
+    assert reasons(fleet) == ["firing", "unproven"]
+    body = told(fleet)[-1]
+    impact = (
+        "Nothing proves that token-tv keeps its limit again on all traffic: its kernel, or a recorder of it, fell "
+        "silent, or its points arrive and are not judged. The kernel may still serve."
+    )
+    contract, (alert,) = body["kernelContract"], body["alerts"]
+    assert (body["status"], contract["impact"], contract["evidence"]) == ("firing", impact, "")
+    assert "or close the incident with `kc-otel alerts ack policy --why '...'`" in contract["next"]
+    first = "policy: a breach of token-tv on all traffic went away without proof of recovery for"
+    assert alert["annotations"]["summary"].startswith(first)
+    assert alert["annotations"]["description"].startswith(impact)
+    assert contract["next"] in alert["annotations"]["description"]
+    slack, (event,) = slack_message(body), pagerduty_events(body, "R" * 32)
+    assert slack["text"] == f"Went away without proof of recovery: policy: {impact}"
+    assert "kc-otel alerts ack policy" in json.dumps(slack)
+    assert (event["event_action"], event["dedup_key"]) == (
+        "trigger",
+        pagerduty_events(told(fleet)[0], "")[0]["dedup_key"],
+    )
+    assert event["payload"]["summary"].startswith(f"policy: {impact}")
+    assert event["payload"]["custom_details"]["next"] == contract["next"]
+    (posted,) = alertmanager_alerts(body, fleet.now)
+    assert posted["annotations"]["summary"].startswith(first)
+    acknowledge(fleet.core, "policy", None, None, "ada", "it was killed", fleet.now)
+    fleet.run(10, healthy=0.001)
+    assert reasons(fleet) == ["firing", "unproven", "resolved"]
+
+
+def other_version(fleet: Fleet, seconds: float) -> None:
+    """Another kernel version is measured instead, whose sequences are valid."""
+    other = "c" * 12
+    sender = Sender(inference=other, instance="other", start=fleet.now)
+    for _ in range(round(seconds / STEP)):
+        fleet.now += STEP
+        observed = sender.request(fleet.now, np.full(2000, 0.001))
+        fleet.core.metrics(merge(observed, info_request(fleet.now, 1, "other", other)), fleet.now)
+        fleet.core.tick(fleet.now)
+
+
+def shut_down(fleet: Fleet) -> None:
+    fleet.core.metrics(info_request(fleet.now, 0, "broken"), fleet.now)
+
+
+def closed_by_a_person(fleet: Fleet) -> None:
+    acknowledge(fleet.core, "policy", None, None, "ada", "it was replaced", fleet.now)
+
+
+def rolled_back(fleet: Fleet) -> None:
+    core = fleet.core
+    core.promotions.tell("policy", VERSION, "rollback", "ada", "it is bad", fleet.now, start=True)
+    core.listeners.heard(
+        ["policy/route"], core.contracts, fleet.now, kept=[f"policy/all/{VERSION}"], versions=core.inference_versions
+    )
+
+
+@pytest.mark.parametrize("ends", [shut_down, closed_by_a_person, rolled_back])
+def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_person(
+    tmp_path: Path, ends: Callable[[Fleet], Any]
+) -> None:
+    """As a FAIL does: another version's valid sequences prove nothing of it."""
+    fleet = Fleet(tmp_path / "state.sqlite", "do: [{webhook: pager}]}\n  - {on: invalid-input, do: [{webhook: pager}]")
+    fleet.run(60, broken=0.001)
+    invalid = counted("policy", "nan_logprob", 3, NOW, fleet.now + STEP, ("a" * 12, VERSION))
+    fleet.core.metrics(invalid, fleet.now + STEP)
+    fleet.run(10, broken=0.001)
+    (incident,) = fleet.core.incidents()
+    assert (incident.on, incident.state) == ("invalid-input", IncidentState.BROKEN)
+    other_version(fleet, 900)
+    (incident,) = fleet.core.incidents()
+    assert (incident.on, incident.state) == ("invalid-input", IncidentState.UNPROVEN)
+    assert reasons(fleet) == ["firing", "unproven"]
+    summary = told(fleet)[-1]["alerts"][0]["annotations"]["summary"]
+    assert summary.startswith("policy: invalid input went away without proof of recovery for ")
+    ends(fleet)
+    other_version(fleet, 20)
+    assert fleet.core.incidents() == ()
+    (last,) = [body for body in told(fleet) if body["notification_reason"] == "resolved"]
+    assert last["kernelContract"]["incident"]["state_text"] == "Closed without proof of recovery"
+
+
+@pytest.mark.parametrize(
+    ("clause", "said"),
+    [
+        ("metric: tv_token, unit: token, limit: 0.02, description: again", "Resolved"),
+        ("metric: tv_token, unit: token, limit: 0.9", "Closed by a changed limit"),
+        ("metric: k3, unit: token, limit: 0.02", ""),
+        ("metric: tv_token, unit: sequence, limit: 0.02", ""),
+        ("metric: tv_token, unit: token, statistic: fraction > 0.9, limit: 0.02", ""),
+        ("metric: tv_token, unit: token, cap: 0.025, limit: 0.02", ""),
+    ],
+)
+def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(
+    tmp_path: Path, clause: str, said: str
+) -> None:
+    """It passes, which proves nothing of what was broken; nor does it once the new clause broke and passes again."""
+    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet.run(60, healthy=0.001)
+    fleet.run(30, healthy=0.4)
+    (begun,) = fleet.core.incidents()
+    fleet.connection.close()
+    text = TEXT.replace("DO", "do: [{webhook: pager}]").replace("version: 1,", "version: 2,")
+    fleet.contract = load_text(text.replace(CLAUSE, clause), "policy.yaml")
+    fleet.begin()
+    sender = fleet.senders["healthy"]
+    if (name := metric_name(fleet.contract.clauses[0])) != sender.metric:
+        sender = Sender(name, instance="healthy", start=fleet.now)
+    drift = 0.4 if said == "Closed by a changed limit" else 0.001
+
+    def report(seconds: float, value: float) -> None:
+        for _ in range(round(seconds / STEP)):
+            fleet.now += STEP
+            observed = sender.request(fleet.now, np.full(2000, value))
+            fleet.core.metrics(merge(observed, info_request(fleet.now, 1, "healthy")), fleet.now)
+            fleet.core.tick(fleet.now)
+
+    report(400, drift)
+    ((verdict, _, _),) = fleet.core.history.cells()
+    assert verdict.status is Status.PASS
+    if said:
+        assert fleet.core.incidents() == ()
+        assert told(fleet)[-1]["kernelContract"]["incident"]["state_text"] == said
+        return
+    (incident,) = fleet.core.incidents()
+    assert (incident.id, incident.state) == (begun.id, IncidentState.UNPROVEN)
+    assert fleet.ends() == []
+    gone = "the contract no longer has this clause as it was"
+    assert gone in told(fleet)[-1]["kernelContract"]["impact"]
+    report(60, 0.95)
+    report(400, 0.001)
+    (incident,) = fleet.core.incidents()
+    assert (incident.id, incident.state) == (begun.id, IncidentState.UNPROVEN), "the new clause has recovered alone"
+    acknowledge(fleet.core, "policy", None, None, "ada", "measured by hand", fleet.now)
+    report(10, 0.001)
+    (end,) = fleet.ends()
+    assert fleet.core.incidents() == ()
+    assert "without proof of recovery: ada closed incident" in end
