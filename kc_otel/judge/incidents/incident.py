@@ -40,7 +40,7 @@ class IncidentState(StrEnum):
     with other definitions of the slices."""
     UNPROVEN = "unproven"
     """A breach that went away without a verdict that refutes it: its kernel fell silent and may still serve. It lasts
-    until such a verdict, a rollback that a router takes or an orderly end of the kernel version, or until a person
+    until such a verdict, a rollback that a router takes or a clean shutdown of its last recorder, or until a person
     closes it."""
     RESOLVED = "resolved"
     """Nothing is broken, no alert fires, and no route is left of it."""
@@ -371,7 +371,7 @@ class Incident:
 
     @property
     def _ended(self) -> bool:
-        """True if every silent pair's recorder shut down in order."""
+        """True if every silent pair's recorder shut down cleanly."""
         return (
             self.on == "no-data" and bool(self.shown) and all(cell.reason.startswith(RUN_ENDED) for cell in self.shown)
         )

@@ -15,7 +15,7 @@ is measured all the same (`TrafficSeen`). An absence of measurements alone conta
 the kernel since the breach has to report after that heartbeat, or to have ended, for it may have died. Silence counts
 as containment once a router has taken an order that keeps requests from the kernel, and while all report still.
 A FAIL that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to serve nobody (a
-router took its roll-back, or its last recorder shut down in order), or until a person closes it. Verdicts refute
+router took its roll-back, or its last recorder shut down cleanly), or until a person closes it. Verdicts refute
 nothing while a recorder that reported the version during the breach has not been heard of since: others measure
 something else.
 Every part of an incident stays part of it until its end. The id is made when the incident begins; neither an earlier
