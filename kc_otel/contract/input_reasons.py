@@ -180,7 +180,7 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "Look for an overflow in that kernel; rows that both sides mask in the same way are not a fault.",
         ),
         "raw_logprobs": Explained(
-            "A request was sampled with temperature or truncation, but its log-probabilities were computed without either.",
+            "A request was sampled with temperature or truncation, which its log-probabilities do not include.",
             "Start vLLM with --logprobs-mode processed_logprobs.",
         ),
         "greedy": Explained(

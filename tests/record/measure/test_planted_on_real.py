@@ -317,7 +317,7 @@ def test_columns_that_look_swapped_and_a_wrong_shard_are_remarked(tmp_path: Path
         (arrays, "^$"),
         (
             swapped,
-            "^the mean of P/Q over [0-9,]* tokens is 1.002., significantly above 1, and that of Q/P 1.000.: the columns",
+            "^the mean of P/Q over [0-9,]* tokens is 1.002., significantly above 1, and that of Q/P 1.000.: the col",
         ),
         (shard, r"^\d\d% of the tokens with ids 12,[23]\d\d to 24,[345]\d\d differ .* and 0.0% of all others: .* rank"),
     ):
