@@ -58,15 +58,15 @@ _ORIGINS: Final = {
 }
 _CHECKS: Final = """\
 Input is checked before it is measured as drift. A sequence that fails a check is not measured; it is counted under the
-check's name in `kc.input.invalid` and in `recorder.stats()`. The exception is `reward_out_of_range`: such a
-sequence is measured without its reward. A step of the policy can react: `on: invalid-input`. If no sequence of a cell
-can be measured, the cell is INVALID_INPUT. `kc-otel reference invalid-input` prints this list.
+check's name in `kc.input.invalid` and in `recorder.stats()`. The exception is `reward_out_of_range`: such a sequence
+is measured without its reward. A step of the policy can react: `on: invalid-input`. If no sequence of a cell can be
+measured, the cell is INVALID_INPUT. `kc-otel reference invalid-input` prints this list.
 
 These faults are found in the numbers alone, without any declaration: `placeholder`, `not_logprobs`, `one_value`,
 `not_same_tokens`, `not_sampled`, `temperature_mismatch`, `truncated_sampling` and, with token ids,
 `penalised_sampling`. The first log line says how many tokens of how many sequences are affected, where, on which side,
-and by what shift. If a tenth of a batch shows a sampler setting, the whole batch is rejected; likewise if the mean
-of P/Q is significantly above 1. The evaluator checks that mean, too, over the window of each slice and pair of kernels.
+and by what shift. If a tenth of a batch shows a sampler setting, the whole batch is rejected; likewise if the mean of
+P/Q is significantly above 1. The evaluator checks that mean, too, over the window of each slice and pair of kernels.
 
 Eight exact zeros in a row on both sides count as placeholders. A shorter run, of three or more, counts only if nine in
 ten sequences of a batch begin, or end, with it and hardly any zero occurs elsewhere. A single zero at the end of nine
