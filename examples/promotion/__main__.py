@@ -112,7 +112,7 @@ class Life:
 
     def _refused_by_the_gate(self) -> None:
         said = self._gate("int8", expected=1)
-        self.terminal.moment(f"the gate refuses int8 ({version_of('int8')}): exit code 1", "bold red")
+        self.terminal.moment(f"the gate rejects int8 ({version_of('int8')}): exit code 1", "bold red")
         for line in said.splitlines():
             if line.startswith(("rollback", "  FAIL")):
                 self.terminal.detail(line.strip())
@@ -134,7 +134,7 @@ class Life:
         code, said = self._cli("promote", self.contract.name, name, "--evidence", str(self.folder / "int8"))
         if code != 2:
             raise StoryError(f"the evaluator took the refused version in: {said}")
-        self.terminal.moment("the evaluator does not let it in on that evidence either", "bold red")
+        self.terminal.moment("the evaluator does not admit it on that evidence either", "bold red")
         why = "the launch is on Friday, and the tables are 1% of it"
         code, said = self._cli("promote", self.contract.name, name, "--force", "canary", "--by", "ada", "--why", why)
         if code != 0:
@@ -170,7 +170,7 @@ class Life:
     def _the_mended_version(self) -> None:
         name = version_of("int8-mended")
         self._gate("int8-mended", expected=0)
-        self.terminal.moment(f"the gate lets int8-mended ({name}) on: exit code 0", "green")
+        self.terminal.moment(f"the gate advances int8-mended ({name}): exit code 0", "green")
         shares = [option for task in SLICES for option in ("--share", f"{task}=0.33")]
         self._cli("promote", self.contract.name, name, "--plan", "--tokens-per-second", "1000", *shares)
         self._cli("promote", self.contract.name, name, "--evidence", str(self.folder / "int8-mended"))
@@ -178,7 +178,8 @@ class Life:
         self.proxy.mirrored = 0
         self._traffic(lambda: self._where("int8-mended")["stage"] == "canary", "shadow did not pass")
         self.terminal.moment(
-            f"shadow: {self.proxy.mirrored} mirrored requests, scored by both kernels, answered nobody", "cyan"
+            f"shadow: {self.proxy.mirrored} mirrored requests, scored by both kernels; no user got their answers",
+            "cyan",
         )
         self.proxy.served.clear()
         asked = f"--approve {self.contract.promotion.approve[0]}"

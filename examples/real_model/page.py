@@ -78,7 +78,7 @@ def in_short(pairs: Figures, gradients: Figures) -> str:
         f"{max(ratio for _, ratio in worst):.1f} times the average. {PAIRS[shown].title} has a token TV of "
         f"{number(certain['tv'])} where the next token is certain (entropy below {certain['to']:g} nats), of "
         f"{number(unsure['tv'])} where it is not (above {unsure['from']:g}), and of {number(min(place))} to "
-        f"{number(max(place))} over the place in the answer."
+        f"{number(max(place))} depending on the position in the answer."
     )
     moved = [name for name, pair in pairs.items() if _apart_from_zero(pair["slices"][ALL]["reward"])]
     biased = [name for name, biases in gradients.items() if biases.get("reward", {}).get("lower")]
@@ -88,9 +88,9 @@ def in_short(pairs: Figures, gradients: Figures) -> str:
         "How far apart?": f"Mean token TV against the training kernel: {_listed(tv)}.",
         "On which traffic?": where,
         "And whole answers?": f"Total variation over the first 128 tokens: {_listed(answers)}.",
-        "Does the mean reward change?": f"With this many prompts, detectably for {_titles(moved)}.",
-        "Are gradients biased?": f"Measured for {_titles(list(gradients))}; detectably for {_titles(biased)}.",
-        "Which limits?": f"On mean token TV, with room: {_listed(limits)}.",
+        "Does the mean reward change?": f"With this many prompts, a change is detectable for {_titles(moved)}.",
+        "Are gradients biased?": f"Measured for {_titles(list(gradients))}; detectable for {_titles(biased)}.",
+        "Which limits?": f"On mean token TV, with a margin: {_listed(limits)}.",
     }
     return "".join(f"- **{question}** {answer}\n" for question, answer in lines.items())
 

@@ -112,7 +112,7 @@ def reward_drift(horizons: tuple[int, ...] = HORIZONS, sizes: tuple[int, ...] = 
         "The drift of the expected reward at long horizons",
         "Rewards are 0 or 1. The bound is the upper limit of TV_seq, the half width that of the interval for "
         "E_P[r] - E_Q[r], both at 99% from the same sequences, averaged over samples; times: how much sharper. Kept: "
-        "samples whose interval holds the truth.",
+        "samples whose interval contains the truth.",
         ("T", "sequences", "truth", "bound", "half width", "times", "kept"),
         rows,
     )
@@ -159,7 +159,7 @@ def gradient_bias(horizons: tuple[int, ...] = HORIZONS, sizes: tuple[int, ...] =
         "times that: `2 A_max G_seq TV_seq` with the clause's G_seq = T score_norm_max, and with the longest score "
         "seen; `sqrt(lambda_max(F) chi2_seq)` of what was seen, F the second moment of A times the score; the estimate "
         "from pairs, averaged over samples; its upper limit at 99%, on average and the largest. "
-        "Kept: samples whose limits hold the truth.",
+        "Kept: samples whose limits contain the truth.",
         (
             "T",
             "sequences",

@@ -116,7 +116,7 @@ def bias(cases: list[tuple[Family, Pair]]) -> Table:
     return Table(
         "Bias of the uncorrected policy gradient",
         "In units of A_max G_seq, so that 2 is trivial. Norm share is the mean length of a sequence's score where P "
-        "and Q differ, over the largest, G_seq. In brackets: how many times the adversarial bias a bound is.",
+        "and Q differ, over the largest, G_seq. In brackets: the bound divided by the adversarial bias.",
         (
             "kernel",
             "T",
@@ -146,7 +146,7 @@ def corrected(cases: list[tuple[Family, Pair]]) -> Table:
         rows.append((family.label, str(pair.horizon), *cells))
     return Table(
         "Corrected estimators",
-        "Bias with adversarial advantages, then what the bound says, support deficit included.",
+        "Bias with adversarial advantages <= its bound, which includes the support deficit.",
         ("kernel", "T", "no weights", "min(W, 1)", "min(W, 2)", "token ratios w_t", "ESS / n of W"),
         rows,
     )
@@ -173,7 +173,7 @@ def support(pairs: Pairs, horizons: Iterable[int]) -> Table:
                 )
             )
     return Table(
-        "A dropped tail breaks what assumes P << Q",
+        "A dropped tail breaks bounds that assume P << Q",
         "Half of E_Q|1 - W| is half of the TV_seq that it should be, and the log-ratio form falls below it where much "
         "is dropped (*); the bound from token TV holds. Last: bias that min(W, 2) leaves, against its bound without "
         "the support deficit.",
@@ -239,7 +239,7 @@ def summary(cases: list[tuple[Family, Pair]]) -> Table:
         )
     return Table(
         "Every bound over every kernel, scale and horizon",
-        "How many times the adversarial bias it is. Vacuous: 2 A_max G_seq or more.",
+        "The bound divided by the adversarial bias. Vacuous: 2 A_max G_seq or more.",
         ("bound", "cases", "least", "median", "most", "vacuous", "broken"),
         rows,
     )

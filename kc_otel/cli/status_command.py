@@ -173,7 +173,7 @@ def _cells(url: str, contract: str | None) -> list[dict[str, Any]]:
 
 
 def _word(verdict: Mapping[str, Any]) -> str:
-    """A status; of a cell whose requests are kept from its kernel, or whose run ended in order, that."""
+    """NO TRAFFIC if requests are kept from the kernel, ENDED if its recorder shut down cleanly; else the status."""
     silent = "ENDED" if verdict["reason"].startswith(RUN_ENDED) else str(verdict["status"])
     return "NO TRAFFIC" if verdict["no_traffic"] else silent
 

@@ -103,11 +103,11 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "applied.",
         ),
         "placeholder": Explained(
-            'Numbers of a sequence are constants that stand for "no number": exact 0, one value in a row, a floor, or '
-            "copies of the other side's.",
-            "Mask tokens that the policy did not sample (tool output, padding, tokens appended by hand) with "
-            "every mask of the row, and enable log-probabilities in the engine for the others. A sampler at a "
-            "temperature near 0 gives exact 0 too; sample at a higher one.",
+            'Numbers of a sequence are constants that stand for "no number": exact zeros, a run of one value, a floor, '
+            "or copies of the other side's.",
+            "Apply every mask of the row, so that tokens that the policy did not sample (tool output, padding, tokens "
+            "appended by hand) are left out; enable log-probabilities in the engine for the others. A sampler at a "
+            "temperature near 0 gives exact zeros, too: sample at a higher one.",
         ),
         "one_value": Explained(
             "One side has one value for a whole sequence.",
@@ -126,33 +126,31 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "another order, and text that was encoded again.",
         ),
         "not_sampled": Explained(
-            "The tokens were not sampled with the inference side's probabilities: over tokens that it sampled, "
-            "the mean of P/Q is 1, and improbable tokens are as frequent as its probabilities say.",
+            "The tokens were not sampled with the inference side's probabilities: otherwise the mean of P/Q would be "
+            "1, and improbable tokens would be as frequent as those probabilities say.",
             "Check whether the sides are swapped; whether the log-probabilities are those of the sampled token, "
             "under its sampling parameters (vLLM: logprobs_mode=processed_logprobs; greedy tokens are not a "
             "sample), in nats and of single tokens, from a log-sum-exp over the whole vocabulary; and whether both "
             "sides have the same weights.",
         ),
         "temperature_mismatch": Explained(
-            "One side is the other at another temperature, or in another base: log P is a multiple of log Q, nearly "
-            "without scatter.",
+            "One side is the other at another temperature, or to another base: log P is a multiple of log Q, with "
+            "hardly any scatter.",
             "Divide the training logits by the sampling temperature, and let vLLM report logprobs_mode="
             "processed_logprobs; a factor of 1.44 means base 2, but both sides need nats; if all of this is "
             "right, one kernel scales its logits.",
         ),
         "truncated_sampling": Explained(
-            "One side is renormalised over fewer tokens: every token is shifted the same way, by less than top-p, "
-            "top-k or min-p can.",
-            "Give the mass that each kernel has on the kept tokens (`kept=` of compare), sample with top_p=1 and "
-            "top_k "
-            "off, or apply the same truncation on the training side and declare it. "
-            "Weights that were trained on this very sequence look the same: take the log-probabilities from "
-            "before the update.",
+            "One side is renormalised over fewer tokens: all log ratios are shifted in the same direction, by an "
+            "amount that top-p, top-k or min-p can cause.",
+            "Give the mass that each kernel has on the kept tokens (`kept=` of compare), sample with top_p=1 and top_k "
+            "off, or apply the same truncation on the training side and declare it. Weights that have already been "
+            "trained on the sequence look the same: take the log-probabilities before the update.",
         ),
         "penalised_sampling": Explained(
             "One side has a presence, frequency or repetition penalty that the other lacks: it gives less "
             "probability to tokens that came earlier in their sequence, and more to all others.",
-            "Sample the requests to compare without penalties; no score function can apply them.",
+            "Turn penalties off for the requests that you want to compare; no score function can apply them.",
         ),
         "nan_advantage": Explained(
             "An advantage is not a finite number.",
@@ -173,7 +171,7 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "Enable routed experts where they are recorded, and pass the layers that have experts.",
         ),
         "unrelated_routes": Explained(
-            "Routes differ exactly as often as those of unrelated tokens or layers, 1 - k/E.",
+            "Routes differ exactly as often as those of unrelated tokens or layers would, 1 - k/E.",
             "Align both sides by token and layer. Look for extra prompt tokens, a dense layer that only one side "
             "counts, or expert ids numbered within one rank.",
         ),
@@ -182,7 +180,7 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "Look for an overflow in that kernel; rows that both sides mask in the same way are not a fault.",
         ),
         "raw_logprobs": Explained(
-            "A request was sampled with temperature or truncation, but its log-probabilities are from before that.",
+            "A request was sampled with temperature or truncation, which its log-probabilities do not include.",
             "Start vLLM with --logprobs-mode processed_logprobs.",
         ),
         "greedy": Explained(
@@ -191,7 +189,7 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
         ),
         "unsupported_processing": Explained(
             "A request used processing that cannot be applied to the training kernel, such as penalties.",
-            "Sample the requests to compare without it.",
+            "Turn it off for the requests that you want to compare.",
         ),
         "wrong_weights": Explained(
             "A request was sampled with weights or a LoRA adapter whose name differs from the training kernel's.",
@@ -200,15 +198,15 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
         ),
         "no_tokens": Explained(
             "A sequence has no sampled tokens, or a mask leaves none.",
-            "Ignore single cases; if it is every sequence, the mask is inverted.",
+            "Ignore single cases; if every sequence is affected, the mask is inverted.",
         ),
         "no_logprobs": Explained(
             "A record has tokens or text but not both kernels' log-probabilities.",
             "Enable them where the records are written: verl rollout.calculate_log_probs=True, vLLM logprobs=0.",
         ),
         "scoring_failed": Explained(
-            "The score function failed on a request that no other can score.",
-            "The first failure is logged with its exception.",
+            "The score function failed on a request, even when that request was scored alone.",
+            "Read the log, which has the exception of the first failure.",
         ),
     }
 )

@@ -58,41 +58,44 @@ _ORIGINS: Final = {
 }
 _CHECKS: Final = """\
 Input is checked before it is measured as drift. A sequence that fails a check is not measured; it is counted under the
-check's name in `kc.input.invalid` and in `recorder.stats()`. A step of the policy can react: `on: invalid-input`. If
-nothing else is measured, the cell is INVALID_INPUT. `kc-otel reference invalid-input` prints this list. The exception
-is `reward_out_of_range`: the sequence is measured without its reward.
+check's name in `kc.input.invalid` and in `recorder.stats()`. The exception is `reward_out_of_range`: such a sequence
+is measured without its reward. A step of the policy can react: `on: invalid-input`. If no sequence of a cell can be
+measured, the cell is INVALID_INPUT. `kc-otel reference invalid-input` prints this list.
 
-The numbers alone show these faults, so you need not declare anything: `placeholder`, `not_logprobs`, `one_value`,
+These faults are found in the numbers alone, without any declaration: `placeholder`, `not_logprobs`, `one_value`,
 `not_same_tokens`, `not_sampled`, `temperature_mismatch`, `truncated_sampling` and, with token ids,
 `penalised_sampling`. The first log line says how many tokens of how many sequences are affected, where, on which side,
-and by what shift. A sampler setting that shows in a tenth of a batch rejects the whole batch. So does a mean of P/Q
-that is surely above 1; the evaluator checks that mean too, over the window of each slice and pair of kernels. Eight
-exact zeros in a row on both sides count as placeholders. Fewer count only if three or more begin, or end, nine in ten
-sequences of a batch and hardly any occur elsewhere. A single zero at the end also counts if no other token is exactly 0
-but thirty are nearly 0.
+and by what shift. If a tenth of a batch shows a sampler setting, the whole batch is rejected; likewise if the mean of
+P/Q is significantly above 1. The evaluator checks that mean, too, over the window of each slice and pair of kernels.
 
-The inference side's numbers alone can show overconfidence, even if both sides share it: tokens with a probability below
-one half then occur too rarely (error probability 1e-6). With token ids and prompts, the probabilities of a prompt's
-different first tokens then add up to more than 1. `not_sampled` reports log-probabilities that were divided by the
-length or taken to base 10, and greedy or colder sampling with the raw model's log-probabilities.
+Eight exact zeros in a row on both sides count as placeholders. A shorter run, of three or more, counts only if nine in
+ten sequences of a batch begin, or end, with it and hardly any zero occurs elsewhere. A single zero at the end of nine
+in ten sequences counts if no other token is exactly 0 although thirty are nearly 0.
+
+The inference side's numbers alone can show that its probabilities are too high, even if both sides share the fault:
+tokens with a probability below one half then occur too rarely (error probability 1e-6), and, if token ids and prompts
+are known, the probabilities of the different first tokens of a prompt's answers add up to more than 1. `not_sampled`
+reports log-probabilities that were divided by the length or taken to base 10, and greedy or colder sampling with the
+raw model's log-probabilities.
 
 No check finds these faults, because the numbers are consistent with them:
 
-- All numbers multiplied by more than 1, as in base 2: every difference grows, and the kernel looks worse than it is.
-- All numbers multiplied by less than 1, if many tokens were likely and token ids or prompts are missing: drift looks
-  smaller by that factor, and a bad kernel may pass. Record both (`token_ids`, `group`).
+- All log-probabilities multiplied by more than 1, as in base 2: every difference grows, and the kernel looks worse
+  than it is.
+- All log-probabilities multiplied by less than 1, if many tokens were likely and token ids or prompts are missing:
+  drift looks smaller by that factor, and a bad kernel may pass. Record token ids and prompts (`token_ids`, `group`).
 - One side replaced by the mean of both, both sides transformed by the same smooth function, or tokens left out because
-  the sides differ there: drift looks smaller, and a bad kernel may pass. Record numbers before anything changes or
-  selects them.
-- Single tokens replaced at irregular places (borders of packed chunks), or improbable ones raised to the end of a list
-  of the likeliest: drift looks larger.
-- top-p on one side only, hidden by drift: the removed mass adds to the drift, and the kernel looks worse.
+  the sides differ there: drift looks smaller, and a bad kernel may pass. Record log-probabilities before anything
+  transforms or filters them.
+- Single log-probabilities replaced at irregular places (borders of packed chunks), or those of improbable tokens raised
+  to the last entry of a top-k list: drift looks larger.
+- top-p on one side only, if drift hides it: the removed mass adds to the drift, and the kernel looks worse.
 - Both sides rounded in the same way: the remaining difference is measured, and errors in both directions cancel.
-- Text that was scored but not sampled, such as tool output, under kernels that hardly differ: a model predicts it like
-  its own text. With more drift the mean of P/Q over it is surely above 1.
+- Text that was scored but not sampled, such as tool output, under kernels that hardly differ: it looks like sampled
+  text. With more drift it is found, because the mean of P/Q over it is significantly above 1.
 
-Log-probabilities that only one side kept in bfloat16 or float16 are measured, and the log says so once: their rounding
-is part of the difference. Keep them in float32 on both sides."""
+If only one side keeps log-probabilities in bfloat16 or float16, they are measured, and the log says so once: their
+rounding is part of the difference. Keep them in float32 on both sides."""
 _TELEMETRY: Final = """\
 Every metric and attribute that kc-otel sends or exposes, generated from the registry that the code is checked
 against."""

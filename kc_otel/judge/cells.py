@@ -273,7 +273,7 @@ def _current(
 
 
 def _silence(state: ContractState, pairs: Iterable[Pair], quiet: float) -> str:
-    """Say since when pairs are silent, and why as far as it is known: the last recorder of each shut down in order."""
+    """Say since when pairs are silent, and why as far as it is known: the last recorder of each shut down cleanly."""
     if all(map(state.has_ended, pairs)):
         return f"{RUN_ENDED}: its last recorder shut down {_span(quiet)} ago"
     heartbeat = _span(state.contract.observability.heartbeat)

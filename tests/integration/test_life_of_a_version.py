@@ -145,13 +145,13 @@ def test_the_whole_life_of_one_bad_version(tmp_path: Path, demo_weights: Path):
     told = done.stdout.partition("What happened")[2]
     marks = [
         "bf16 .* passes the offline gate",
-        "the gate refuses int8 .*: exit code 1",
-        "the evaluator does not let it in",
+        "the gate rejects int8 .*: exit code 1",
+        "the evaluator does not admit it",
         "ada forces int8 into the canary",
         "rolled back after",
         "bf16 serves all of them",
         "2 records of int8's steps, each verified",
-        "the gate lets int8-mended .* on: exit code 0",
+        "the gate advances int8-mended .*: exit code 0",
         "shadow: .* mirrored requests",
         "its gate is open, and a person is asked",
         "full: int8-mended serves every request",

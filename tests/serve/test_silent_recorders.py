@@ -118,7 +118,7 @@ def rolled_back_by_a_person(fleet: Fleet) -> None:
 def test_what_a_dead_recorder_left_ends_in_order_or_by_a_person(
     fleet: Fleet, happens: Callable[[Fleet], Any], seconds: float, said: str
 ) -> None:
-    """An orderly end proves what the others measure; a person's word proves nothing, and the message says so."""
+    """A clean shutdown proves what the others measure; a person's word proves nothing, and the message says so."""
     fleet.run(200, healthy=0.001)
     assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
     happens(fleet)

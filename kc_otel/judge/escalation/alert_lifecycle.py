@@ -208,7 +208,7 @@ def _why_gone(
     if kept_away(cell.slice, cell.kernel_inference):
         return "are no longer expected: requests are kept from this kernel, as ordered"
     if alert.verdict.reason.startswith(RUN_ENDED):
-        return "are no longer expected: its run ended in order"
+        return "are no longer expected: its run ended cleanly"
     others = selected(verdicts, set(Status) - {Status.NO_DATA})
     if not any(cell[-2:]):
         here = {verdict.status for verdict in others if verdict.cell[1:3] == cell[1:3]}

@@ -42,7 +42,7 @@ class IncidentState(StrEnum):
     order nor silence contains anything, nor does a router with another definition of the slice."""
     UNPROVEN = "unproven"
     """A breach or invalid input that went away without a verdict that refutes it: its kernel fell silent and may still
-    serve. It lasts until such a verdict, a rollback that a router takes or an orderly end of the kernel version, or
+    serve. It lasts until such a verdict, a rollback that the routers apply or a clean shutdown of its last recorder, or
     until a person closes it."""
     RESOLVED = "resolved"
     """Nothing is broken, no alert fires, and no route is left of it."""
@@ -397,7 +397,7 @@ class Incident:
 
     @property
     def _ended(self) -> bool:
-        """True if every silent pair's recorder shut down in order."""
+        """True if every silent pair's recorder shut down cleanly."""
         return (
             self.on == "no-data" and bool(self.shown) and all(cell.reason.startswith(RUN_ENDED) for cell in self.shown)
         )

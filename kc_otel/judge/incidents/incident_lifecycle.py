@@ -16,7 +16,7 @@ contains nothing: each recorder that reported the kernel since the breach has to
 ended, for it may have died. Silence counts as containment once routers have taken an order that keeps requests from the
 kernel, and while all report still.
 A FAIL or invalid input that only went away is UNPROVEN until verdicts refute it, until its kernel version is known to
-serve nobody (the routers took its roll-back, or its last recorder shut down in order), or until a person closes it.
+serve nobody (the routers took its roll-back, or its last recorder shut down cleanly), or until a person closes it.
 Verdicts refute nothing while a recorder that reported the version during the breach has not been heard of since, or
 while points of the version arrive that are not judged: others measure something else. So does a clause of the same name
 in a contract that has changed.

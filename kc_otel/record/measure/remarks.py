@@ -47,8 +47,9 @@ def swapped(log_w: NDArray[np.float64]) -> str:
     if mean - 1.0 <= _SWAPPED[0] * errors[0] or abs(other - 1.0) > _SWAPPED[1] * errors[1]:
         return ""
     return (
-        f"the mean of P/Q over {log_w.size:,} tokens is {mean:.4f}, surely above 1, and that of Q/P {other:.4f}: the "
-        "columns look swapped, or P sampled these tokens, or Q's numbers were computed anew after sampling"
+        f"the mean of P/Q over {log_w.size:,} tokens is {mean:.4f}, significantly above 1, and that of Q/P "
+        f"{other:.4f}: the columns look swapped, or P sampled these tokens, or Q's numbers were computed "
+        "anew after sampling"
     )
 
 

@@ -344,8 +344,9 @@ def not_told(block: Block, drift: NDArray[np.float64]) -> str:
     ratio = np.exp((block.train.astype(np.float64) - block.inference).clip(-16.0, math.log(_RARE_BET[1])))
     if ratio.size >= _MIN_LIKELIEST_TOKENS and 1.0 - ratio.mean() > _MISSING * ratio.std() / math.sqrt(ratio.size):
         said.append(
-            f"the mean of P/Q is {ratio.mean():.4f}, surely below 1: P has mass on tokens that Q never samples; or "
-            "numbers of Q are another token's, and too high; or one side is a mean of both, and drift looks smaller"
+            f"the mean of P/Q is {ratio.mean():.4f}, significantly below 1: P has mass on tokens that Q never "
+            "samples; or numbers of Q are another token's, and too high; or one side is a mean of both, "
+            "and drift looks smaller"
         )
     return "; ".join(said)
 

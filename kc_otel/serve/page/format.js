@@ -8,7 +8,7 @@ export const STATES = {
   PASS: { rank: 4, shape: "✓", word: "Pass", tone: "pass", means: "within its limit" },
 };
 const NO_TRAFFIC = { ...STATES.NO_DATA, shape: "–", word: "No traffic", means: "its requests are routed elsewhere" };
-const ENDED = { ...STATES.NO_DATA, word: "Ended", means: "its recorder shut down in order" };
+const ENDED = { ...STATES.NO_DATA, word: "Ended", means: "its recorder shut down cleanly" };
 export const LEGEND = [...Object.values(STATES), NO_TRAFFIC, ENDED];
 
 /** How a verdict is shown. */

@@ -82,7 +82,7 @@ def test_the_end_of_missing_data_says_which_end_it_is(make_contract, make_verdic
         (unheard, ok, contract, "have arrived for the first time"),
         (unheard, elsewhere, contract, "have not arrived yet, but a kernel reports and is watched"),
         (unheard, replace(ok, status=Status.INVALID_INPUT), contract, "arrive, but are invalid"),
-        (over, other, contract, "are no longer expected: its run ended in order"),
+        (over, other, contract, "are no longer expected: its run ended cleanly"),
         (silent, other, contract, unwatched),
         (silent, make_verdict("PASS", slice="coding"), renamed, changed),
         (silent, silent, make_contract([]), changed),

@@ -186,8 +186,8 @@ def test_a_resolved_alert_says_of_which_kernel_and_whether_anything_refuted_it(e
     assert summary(replace(passes, on="no-data"), {}).endswith(f"{of} arrive again")
     silent = replace(passes.verdict, status=Status.NO_DATA)
     assert summary(replace(passes, on="no-data", verdict=silent), {}).endswith("are no longer watched")
-    gone = replace(passes, on="no-data", verdict=silent, end="are no longer expected: its run ended in order")
-    assert summary(gone, {}).endswith(f"{of} are no longer expected: its run ended in order")
+    gone = replace(passes, on="no-data", verdict=silent, end="are no longer expected: its run ended cleanly")
+    assert summary(gone, {}).endswith(f"{of} are no longer expected: its run ended cleanly")
 
 
 def test_the_end_of_what_is_only_contained_is_no_repair(edges):

@@ -466,7 +466,7 @@ def test_what_only_went_away_is_not_called_resolved() -> None:
 
 
 def test_what_only_went_away_stays_until_it_is_known_how_it_ended() -> None:
-    """For days: verdicts of its own cells, a rollback that is taken, an orderly end or a person end it."""
+    """For days: verdicts of its own cells, a rollback that is taken, a clean shutdown or a person end it."""
     other = verdict_of("PASS", inference="c" * 12)
     gone = Evaluator([{"on": "fail", "do": ["notify"]}])
     gone.tick(0.0, fail("code"), fail("all"))

@@ -176,7 +176,7 @@ def test_what_could_not_be_checked_is_told():
     averaged = [((train + inference) / 2, inference) for train, inference in drifting]
     counts, why = checked(averaged)
     assert counts == {}
-    assert "surely below 1" in why["valid"]
+    assert "significantly below 1" in why["valid"]
 
 
 def test_text_that_is_copied_is_no_placeholder():

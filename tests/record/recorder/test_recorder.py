@@ -384,7 +384,7 @@ def test_a_rollout_ends_the_old_pair_and_starts_the_new(recorders, memory, logpr
 
 
 def test_a_kernel_that_was_never_measured_is_said_to_be_left(recorders, memory):
-    """Once: who shuts down before its roll-out ends in order, too."""
+    """Once; a recorder that shuts down before its first batch ends cleanly, too."""
     old, new = Kernel("vllm", dtype="bf16"), Kernel("vllm", dtype="int8")
     recorder = recorders(train=Kernel("torch"), inference=old)
     assert recorder.force_flush()

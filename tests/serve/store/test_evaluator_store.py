@@ -120,7 +120,7 @@ def test_who_was_silent_before_a_restart_still_is(contract, sender, now, connect
 
 
 def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender, now, connection):
-    """An orderly end does not become a silence that alarms, and a wrong clock is said with the time since when."""
+    """A clean shutdown does not become a silence that alarms, and a wrong clock is said with the time since when."""
     first, store, source = Evaluator([contract(slices={})]), EvaluatorStore(connection), sender()
     first.ingest_metrics(source.request(now, np.full(2000, 1e-4)), now)
     first.states["policy"].recorders.ended["bbbbbbbbbbbb"] = now
