@@ -155,9 +155,11 @@ def closed_by_a_person(fleet: Fleet) -> None:
 def rolled_back(fleet: Fleet) -> None:
     core = fleet.core
     core.promotions.tell("policy", VERSION, "rollback", "ada", "it is bad", fleet.now, start=True)
+    other_version(fleet, 10)
     core.listeners.heard(
-        ["policy/route"], core.contracts, fleet.now, kept=[f"policy/all/{VERSION}"], versions=core.inference_versions
-    )
+        ["policy/route"], core.contracts, fleet.now, instance="router", table_at=core.decisions.at,
+        kept=[f"policy/all/{VERSION}"], versions=core.inference_versions,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("ends", [shut_down, closed_by_a_person, rolled_back])
