@@ -1,4 +1,4 @@
-"""Remarks of a gate on numbers that it judges: columns that look swapped, drift in one range of the vocabulary."""
+"""Remarks of a gate on numbers that it judges: columns that look swapped or copied, drift in one range of token ids."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.packing import Block
+from kc_otel.record.measure.rounded_copies import rounded_column
 from kc_otel.record.measure.same_tokens import not_told
 from kc_otel.record.measure.sampled import saturated
 
 _SWAPPED: Final = (6.0, 3.0, math.log(1000.0))
 """Standard errors by which a mean P/Q is surely above 1, those within which that of Q/P is 1, and cut of both, nats.
 Of real kernels from bfloat16 to int8 it is within 2.1; with the columns swapped 8.9 to 22 above."""
+_EVEN: Final = (0.5, 1e-5, 0.1, 100, 0.3)
+"""Nats from which both sides are unsure of a token, between which the median |l| of those lies, tokens that a side is
+surer of than by that median, at least, and share of it that a fifth of them exceeds where something was added after the
+kernels: what changes logits leaves next to nothing of a token that has all of the mass, 0.05 of it in real kernels."""
 _LIKELY_NATS: Final = -2.0
 """log Q from which a token is asked whether its id is in such a range: rare ids are improbable, and differ more."""
 _FAR_NATS: Final = 0.5
@@ -35,7 +40,8 @@ def remarks(block: Block, token_ids: NDArray[np.integer] | None) -> str:
     drift = np.add.reduceat(np.abs(log_w), block.starts) / block.lengths
     likely = block.inference > _LIKELY_NATS
     ranged = "" if token_ids is None else in_one_range(log_w[likely], token_ids[likely])
-    found = [ranged, swapped(log_w), not_told(block, drift)]
+    copied = rounded_column(block) or _even(block, log_w)
+    found = [ranged, swapped(log_w), copied, not_told(block, drift)]
     return "; ".join(said for said in found if said)
 
 
@@ -49,6 +55,22 @@ def swapped(log_w: NDArray[np.float64]) -> str:
     return (
         f"the mean of P/Q over {log_w.size:,} tokens is {mean:.4f}, surely above 1, and that of Q/P {other:.4f}: the "
         "columns look swapped, or P sampled these tokens, or Q's numbers were computed anew after sampling"
+    )
+
+
+def _even(block: Block, log_w: NDArray[np.float64]) -> str:
+    """Say that the sides differ as much where they are sure as where they are not; empty where they do not."""
+    size = np.abs(log_w)
+    open_tokens = size[np.maximum(block.train, block.inference) < -_EVEN[0]]
+    if open_tokens.size < _EVEN[3] or not _EVEN[1] < (usual := float(np.median(open_tokens))) < _EVEN[2]:
+        return ""
+    sure = [size[side > -usual] for side in (block.train, block.inference)]
+    there = max((float(np.quantile(sizes, 0.8)) for sizes in sure if sizes.size >= _EVEN[3]), default=0.0)
+    if there < _EVEN[4] * usual:
+        return ""
+    return (
+        f"the sides differ by {there:.1g} where they are sure of a token and by {usual:.1g} where they are not, which "
+        "no logits do: one side may be a copy with noise, or its log-sum-exp is in half precision"
     )
 
 
