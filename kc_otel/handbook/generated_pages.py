@@ -69,7 +69,8 @@ and by what shift. A sampler setting that shows in a tenth of a batch rejects th
 that is surely above 1; the evaluator checks that mean too, over the window of each slice and pair of kernels. Eight
 exact zeros in a row on both sides count as placeholders. Fewer count only if three or more begin, or end, nine in ten
 sequences of a batch and hardly any occur elsewhere. A single zero at the end also counts if no other token is exactly 0
-but thirty are nearly 0.
+but thirty are nearly 0. A number that many tokens share on one side only is a floor or a filler; so is a side's lowest
+number, exact or blurred, if the other side goes on below.
 
 The inference side's numbers alone can show overconfidence, even if both sides share it: tokens with a probability below
 one half then occur too rarely (error probability 1e-6). With token ids and prompts, the probabilities of a prompt's
@@ -84,9 +85,16 @@ No check finds these faults, because the numbers are consistent with them:
 - One side replaced by the mean of both, both sides transformed by the same smooth function, or tokens left out because
   the sides differ there: drift looks smaller, and a bad kernel may pass. Record numbers before anything changes or
   selects them.
-- Single tokens replaced at irregular places (borders of packed chunks), or improbable ones raised to the end of a list
-  of the likeliest: drift looks larger.
-- top-p on one side only, hidden by drift: the removed mass adds to the drift, and the kernel looks worse.
+- Single tokens replaced on the training side at irregular places (borders of packed chunks), or improbable ones raised
+  to the end of a list of the likeliest: this cannot be told from a kernel that fails at single tokens, and drift looks
+  larger. On the inference side, one token in a hundred raises the mean of P/Q.
+- top-k on one side only, hidden by drift: the removed mass adds to the drift, and the kernel looks worse.
+- A temperature between 0.9 and 1.1 on one side cannot be told from drift as large as that of an fp8 cache or of int8:
+  TV changes by up to a sixth.
+- The likeliest tokens' numbers on both sides cannot be told from sampled tokens' without token ids and prompts: drift
+  looks smaller, and a bad kernel may pass.
+- A copy of the other side cannot be told from kernels that agree as closely, so a bad kernel may pass. The gate notes a
+  column that is the other one, its rounding, or the other one with noise above 1e-5 that does not depend on the token.
 - Both sides rounded in the same way: the remaining difference is measured, and errors in both directions cancel.
 - Text that was scored but not sampled, such as tool output, under kernels that hardly differ: a model predicts it like
   its own text. With more drift the mean of P/Q over it is surely above 1.
