@@ -137,8 +137,8 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
             "One side is the other at another temperature, or to another base: log P is a multiple of log Q, with "
             "hardly any scatter.",
             "Divide the training logits by the sampling temperature, and let vLLM report logprobs_mode="
-            "processed_logprobs; a factor of 1.44 means base 2, but both sides need nats; if all of this is "
-            "right, one kernel scales its logits.",
+            "processed_logprobs; a factor of 1.44 means base 2, but both sides need nats; a factor as large as a "
+            "length means a mean over tokens; if all of this is right, one kernel scales its logits.",
         ),
         "truncated_sampling": Explained(
             "One side is renormalised over fewer tokens: all log ratios are shifted in the same direction, by an "

@@ -70,7 +70,8 @@ P/Q is significantly above 1. The evaluator checks that mean, too, over the wind
 
 Eight exact zeros in a row on both sides count as placeholders. A shorter run, of three or more, counts only if nine in
 ten sequences of a batch begin, or end, with it and hardly any zero occurs elsewhere. A single zero at the end of nine
-in ten sequences counts if no other token is exactly 0 although thirty are nearly 0.
+in ten sequences counts if no other token is exactly 0 although thirty are nearly 0. A number that many tokens share on
+one side only is a floor or a filler; so is a side's lowest number, exact or blurred, if the other side goes on below.
 
 The inference side's numbers alone can show that its probabilities are too high, even if both sides share the fault:
 tokens with a probability below one half then occur too rarely (error probability 1e-6), and, if token ids and prompts
@@ -87,9 +88,16 @@ No check finds these faults, because the numbers are consistent with them:
 - One side replaced by the mean of both, both sides transformed by the same smooth function, or tokens left out because
   the sides differ there: drift looks smaller, and a bad kernel may pass. Record log-probabilities before anything
   transforms or filters them.
-- Single log-probabilities replaced at irregular places (borders of packed chunks), or those of improbable tokens raised
-  to the last entry of a top-k list: drift looks larger.
-- top-p on one side only, if drift hides it: the removed mass adds to the drift, and the kernel looks worse.
+- Single log-probabilities replaced on the training side at irregular places (borders of packed chunks), or those of
+  improbable tokens raised to the last entry of a top-k list: drift looks larger, as from a kernel that fails at single
+  tokens. On the inference side, one such token in a hundred shows in the mean of P/Q.
+- top-k on one side only, if drift hides it: the removed mass adds to the drift, and the kernel looks worse.
+- A temperature between 0.9 and 1.1 on one side, beside drift as large as that of an fp8 cache or of int8: TV changes
+  by up to a sixth.
+- The likeliest tokens' log-probabilities on both sides, without token ids and prompts: drift looks smaller, and a bad
+  kernel may pass.
+- A copy of the other side, which looks like a kernel that agrees as closely: a bad kernel may pass. The gate notes a
+  column that is the other one, its rounding, or the other one with noise above 1e-5 that does not depend on the token.
 - Both sides rounded in the same way: the remaining difference is measured, and errors in both directions cancel.
 - Text that was scored but not sampled, such as tool output, under kernels that hardly differ: it looks like sampled
   text. With more drift it is found, because the mean of P/Q over it is significantly above 1.

@@ -4,7 +4,7 @@ Of tokens that Q sampled, E_Q[P/Q] <= 1. And a token that has m > 1/2 of the mas
 other one of its place with 1 - m: with f = (1 - q)/q where q > 1/2 and -1 elsewhere, E_Q[f] <= 0 at every place,
 whatever the rest of Q is. Where improbable tokens are too few for how sure Q says it was, f adds up to more.
 
-Three bets, each with a third of the stake, put a share of their wealth on each token. By Ville's inequality the wealth
+Four bets, each with a quarter of the stake, put a share of their wealth on each token. By Ville's inequality the wealth
 reaches a million by chance at most once in a million runs, whenever one looks (Waudby-Smith and Ramdas 2024).
 """
 
@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 _Floats = NDArray[np.floating]
 
-_BET_SHARES: Final = np.array([0.05, 0.2, 0.5])
-BET_COUNT: Final = 3
-"""Bets against E_Q[P/Q] <= 1, each a share of the wealth."""
+_BET_SHARES: Final = np.array([0.005, 0.05, 0.2, 0.5])
+BET_COUNT: Final = 4
+"""Bets against E_Q[P/Q] <= 1, each a share of the wealth; the first wins by single tokens of which P/Q is huge."""
 RATIO_CUT: Final = 10.0
 """Largest P/Q of a token that counts."""
+_RATIO_CUTS: Final = np.array([1000.0, RATIO_CUT, RATIO_CUT, RATIO_CUT])
+"""The same for each bet."""
 _ROUNDING_SURPLUS: Final = 0.02
 """Mean P/Q above 1 that rounding, or a kernel that computes its own tokens anew, explains."""
 _ALARM_LOG_WEALTH: Final = math.log(1e6)
@@ -54,11 +56,15 @@ class Surplus:
 def surplus(changes: NDArray[np.float64]) -> NDArray[np.float64]:
     """Log of the wealth that each bet against E_Q[P/Q] <= 1.02 makes of tokens with these P/Q - 1, [bets].
 
-    A bet of a share lam multiplies by 1 + lam (min(P/Q, 10) - 1.02) at each token, so that its expectation stays at
+    A bet of a share lam multiplies by 1 + lam (min(P/Q, cut) - 1.02) at each token, so that its expectation stays at
     most 1 whatever the tokens before were (Ville; Waudby-Smith and Ramdas 2024).
     """
-    over = np.minimum(changes, RATIO_CUT - 1.0) - _ROUNDING_SURPLUS
-    return np.array([np.log1p(bet * over).sum() for bet in _BET_SHARES])
+    return np.array(
+        [
+            np.log1p(bet * (np.minimum(changes, cut - 1.0) - _ROUNDING_SURPLUS)).sum()
+            for bet, cut in zip(_BET_SHARES, _RATIO_CUTS, strict=True)
+        ]
+    )
 
 
 def sureness(logprobs: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -81,7 +87,7 @@ def sureness_of_sums(capped: float, improbable: int) -> NDArray[np.float64]:
 
 
 def surely_surplus(logs: NDArray[np.float64]) -> bool:
-    """Return whether three bets, each with a third of the stake, won more than chance does; see `surplus`."""
+    """Return whether the bets, each with its part of the stake, won more than chance does; see `surplus`."""
     return float(np.logaddexp.reduce(logs)) - math.log(BET_COUNT) > _ALARM_LOG_WEALTH
 
 
@@ -106,7 +112,11 @@ def is_surplus(lower: _Floats, upper: _Floats, count: NDArray[np.integer], total
     tokens = int(count.sum())
     if not tokens or not total > (1.0 + _ROUNDING_SURPLUS) * tokens:
         return False
-    over = np.minimum(lower, RATIO_CUT) - (1.0 + _ROUNDING_SURPLUS)
-    logs = np.array([float(count @ np.log1p(bet * over)) for bet in _BET_SHARES])
+    logs = np.array(
+        [
+            float(count @ np.log1p(bet * (np.minimum(lower, cut) - 1.0 - _ROUNDING_SURPLUS)))
+            for bet, cut in zip(_BET_SHARES, _RATIO_CUTS, strict=True)
+        ]
+    )
     squares = float(count @ np.maximum(np.square(lower - 1.0), np.square(upper - 1.0)))
     return surely_surplus(np.maximum(logs, surplus_of_sums(total - tokens, squares, tokens)))

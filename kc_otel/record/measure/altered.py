@@ -49,6 +49,13 @@ _SMOOTH_FROM: Final = 8
 _SMOOTH_TOKENS: Final = 64
 _SMOOTH_PART: Final = 16
 """Tokens of a part whose ratio is at most 1 in a smooth row: of numbers in any order one part in fifty has that."""
+_NEIGHBOURS: Final = (1000, 0.4, 0.35, 0.15)
+"""Tokens from which means over two neighbours show, least correlation of a token with the next one, least fall of it to
+the one after, and largest change from there to the third. A mean over two has 0.5 and 0; of SmolLM's sampled tokens all
+three are 0.06 to 0.09, of text that is sure in long stretches 0.3."""
+_PROBABILITIES: Final = (4, 0.02, 0.1, 32)
+"""Rows, at least, whose lowest number lies this far above -1 where they are probabilities, to what distance tokens are
+compared with those, and tokens besides each row's lowest."""
 _TWICE: Final = (64, -4.0, 0.3, 1.001, 0.25)
 """A softmax of probabilities: different values at least, log-probability below which all lie, least and largest range
 in nats, and share of tokens in the outer tenths of the range: sure tokens at one end, improbable ones at the other. Of
@@ -77,6 +84,8 @@ _SURE_SIDE: Final = (-1e-3, 32, 0.02, 0.5)
 nine tenths of them in shares of their median. Of real kernels from bfloat16 to int8 the median is below 1e-4,
 and as many are above as below; of a log-softmax that lacks log 2, or of probabilities smoothed by 0.1, the range is
 0.02, and 0.34 of SmolLM's loss with labels smoothed by 0.1."""
+_LOWEST: Final = -8.0
+"""Lower cut of log-probabilities in a correlation, as in `same_tokens`."""
 _LAST_BITS: Final = 4e-6
 """Nats by which differences of two float32 log-probabilities above -16 that should be equal differ."""
 _REPEATED_TOKENS: Final = 4
@@ -140,6 +149,10 @@ def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> list
         step, off = some[1:] - some[:-1], some - some.sum() / some.size
         if step @ step < 2.0 * _SMOOTH_RATIO * (off @ off) and _smooth(block, side):
             said = "change less from token to token than along the sequence: they are sums, or means, over tokens"
+        elif step @ step < _NEIGHBOURS[1] * 3.5 * (off @ off) and _of_neighbours(block, side):
+            said = "go together with the next token's and not with the one after: they are means over two tokens"
+        elif rows := _probabilities(block, side, edges[2 + number]):
+            said = f"of {rows:,} sequences lie between -1 and 0, and most of them next to -1: they are probabilities"
         elif (high := edges[number].max()) < _TWICE[1] and (span := high - edges[2 + number].min()) < _TWICE[3]:
             outer = np.abs(side - (high - span / 2.0)) > 0.4 * span
             if span > _TWICE[2] and np.mean(outer) > _TWICE[4] and np.unique(side).size >= _TWICE[0]:
@@ -222,6 +235,35 @@ def _smooth(block: Block, side: Floats) -> bool:
         smooth = far > 1e-4 * row.size and bool((parts[0] <= parts[1]).all())
         ratios.append(float(steps / far) if smooth else 2.0)
     return 2 * int(np.count_nonzero(np.array(ratios) < _SMOOTH_RATIO)) > len(ratios)
+
+
+def _of_neighbours(block: Block, side: Floats) -> bool:
+    """Return True if each token's number goes together with the next one's and not with those after it."""
+    if side.size < _NEIGHBOURS[0]:
+        return False
+    values = np.maximum(side, _LOWEST).astype(np.float64)
+    off = values - np.repeat(np.add.reduceat(values, block.starts) / block.lengths, block.lengths)
+    if not (total := float(off @ off)) > 0.0:
+        return False
+    place = np.arange(off.size) - np.repeat(block.starts, block.lengths)
+    near, next_one, third = (float((off[lag:] * off[:-lag])[place[lag:] >= lag].sum()) / total for lag in (1, 2, 3))
+    return near > _NEIGHBOURS[1] and near - next_one > _NEIGHBOURS[2] and abs(next_one - third) < _NEIGHBOURS[3]
+
+
+def _probabilities(block: Block, side: Floats, lowest: Floats) -> int:
+    """Return how many rows have probabilities, with a minus sign or less 1: numbers pile up at -1, and none is below.
+
+    Each row has one that is its lowest; of log-probabilities the others are no more often next to it than above.
+    """
+    rows = (lowest >= -1.0) & (lowest < _PROBABILITIES[1] - 1.0)
+    if np.count_nonzero(rows) < _PROBABILITIES[0]:
+        return 0
+    here = side[np.repeat(rows, block.lengths)]
+    here = here[fine(here)]
+    edge = np.unique(here[here < _PROBABILITIES[1] - 1.0]).size - np.count_nonzero(rows)
+    above = np.count_nonzero(here < _PROBABILITIES[2] - 1.0) - np.count_nonzero(here < _PROBABILITIES[1] - 1.0)
+    sure = edge >= _PROBABILITIES[3] and surely_more(edge, edge + above, 0.35)
+    return int(np.count_nonzero(rows)) if sure else 0
 
 
 def _steps_and_distances(rows: Floats) -> tuple[Floats, Floats]:

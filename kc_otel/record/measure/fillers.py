@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.altered import clipped, copied_rows, copied_runs, copied_tokens, repeated_in_rows
+from kc_otel.record.measure.altered import (
+    clipped,
+    copied_rows,
+    copied_runs,
+    copied_tokens,
+    repeated_in_rows,
+    shifted,
+)
 from kc_otel.record.measure.packing import Block
 from kc_otel.record.measure.pairing_faults import (
     FLOOR_NATS,
@@ -58,6 +65,15 @@ _TOP_P_NATS: Final = 0.75
 _FINE_SHARE: Final = 0.8
 """Share of a side's numbers on no coarse grid from which they are float32's."""
 _FLOOR_VALUES: Final = 32
+_ONE_NUMBER: Final = (32, 3, 0.5)
+"""Tokens of one number on a side from which it is a filler, times that they exceed those of any other number, and nats
+that half of them lie apart on the other side."""
+_UNIFORM: Final = (400_000, 1e-6)
+"""Largest vocabulary, and error in float32 of 1/n in shares of it: a broken kernel has all logits equal."""
+_BLURRED_FLOOR: Final = (1.0, 32, 0.5, 0.9, 0.2)
+"""Nats below one side's lowest number from which tokens of the other side lie far below it, such tokens at least, nats
+above the lowest within which that side has them where it is a floor, share of them, and its slope on the other side
+there. Tokens that a broken kernel alone found likely have any number on its side; another base has a slope."""
 EDGE_ROWS: Final = 0.9
 """Share of rows that begin, or end, with the same filler where a mask is missing."""
 _MIN_EDGE: Final = 3
@@ -98,9 +114,12 @@ def constants(block: Block, drift: NDArray[np.float64], *, altered: bool) -> tup
         _runs_of_one,
         _edges,
         _floors,
+        _blurred_floors,
+        _one_number,
         *((repeated_in_rows, copied_rows, rounded_rows) if altered else ()),
         copied_runs,
-        *((copied_tokens, clipped, _nucleus) if altered else ()),
+        *((copied_tokens, clipped) if altered else ()),
+        _nucleus,
         _of_the_token_before,
         _cleared,
         _single_zeros,
@@ -243,7 +262,7 @@ def _sides(block: Block) -> tuple[tuple[Floats, Floats, str], ...]:
 def _nucleus(block: Block, known: Mask) -> Found:
     """Exact zeros of one side wherever the other is surer than some top-p, and nowhere else: one token was left.
 
-    In float32 an exact 0 is a probability above 1 - 6e-8, from which no drift makes 0.99.
+    In float32 an exact 0 is a probability above 1 - 6e-8, from which no drift makes 0.99. Only rows with one count.
     """
     found = []
     for side, other, name in _sides(block):
@@ -251,23 +270,39 @@ def _nucleus(block: Block, known: Mask) -> Found:
         if np.count_nonzero(zero) < _NUCLEUS_TOKENS or not np.mean(fine(side[side < -UNSURE])) > _FINE_SHARE:
             continue
         edge, middle = np.quantile(other[zero], (0.02, 0.5))
-        inside = (other < -NUCLEUS) & (other > middle)
+        inside = (
+            (other < -NUCLEUS) & (other > middle) & np.repeat(np.logical_or.reduceat(zero, block.starts), block.lengths)
+        )
         if edge > -_TOP_P_NATS and np.mean(zero[inside]) > _NUCLEUS_SHARE:
             said = (
                 f"tokens to which the other side gives {math.exp(edge):.3g} to 0.999 are exactly 0 on the {name} side"
             )
-            found.append((of_all(block, fault_at(block, zero, InvalidReason.TRUNCATED_SAMPLING, said)), zero))
+            finding = fault_at(block, zero, InvalidReason.TRUNCATED_SAMPLING, said)
+            found.append((of_all(block, finding) if 2 * finding.rows.size > block.rows.size else finding, zero))
     return found
 
 
 def _of_the_token_before(block: Block, known: Mask) -> Found:
-    """Tokens with the number of the one before them on one side, where the other side has another: no two are equal."""
+    """Tokens with the number of the one before them on one side, where the other side has another: no two are equal.
+
+    The same of both sides where it is the last token of many sequences, each time with another number, and no other.
+    """
     found = []
-    for (side, other, name), same in zip(_sides(block), repeated_numbers(block), strict=True):
+    repeats = repeated_numbers(block)
+    both = repeats[0] & repeats[1] & (block.inference < -UNSURE) & ~known
+    both[both] = fine(block.inference[both])
+    last = np.zeros_like(both)
+    last[(block.starts + block.lengths - 1)[block.lengths > RUN]] = True
+    count, elsewhere = np.count_nonzero(both & last), np.count_nonzero(both & ~last)
+    different = np.unique(block.inference[both & last]).size
+    if 2 * different > count and surely_more(different, np.count_nonzero(last), (elsewhere + 1) / (both.size + 2)):
+        said = f"the last token of {count:,} sequences has the number of the one before it, on both sides"
+        found.append(placeholder_at(block, both & last, said))
+    for (side, other, name), same in zip(_sides(block), repeats, strict=True):
         apart = np.abs(np.diff(np.maximum(other, SENTINEL), prepend=0.0)) > UNSURE
         tokens = same & apart & ~known & (side < -UNSURE)
         tokens[tokens] = fine(side[tokens])
-        if np.count_nonzero(tokens) >= RUN:
+        if np.unique(side[tokens]).size >= RUN:
             said = f"{np.count_nonzero(tokens):,} tokens have the number of the token before them on the {name} side"
             found.append(placeholder_at(block, tokens, said))
     return found
@@ -336,7 +371,7 @@ def _floors(block: Block, known: Mask) -> Found:
         lowest = usable.min()
         tokens = usable == lowest
         count = np.count_nonzero(tokens)
-        if not RUN <= count <= 0.95 * side.size or lowest > -0.5:
+        if not RUN <= count <= 0.95 * side.size or lowest > -0.5 or _uniform(float(lowest)):
             continue
         if 2 * count < np.count_nonzero(usable <= lowest + FLOOR_NATS):
             continue
@@ -354,3 +389,57 @@ def _floors(block: Block, known: Mask) -> Found:
         if both:
             break
     return found
+
+
+def _blurred_floors(block: Block, known: Mask) -> Found:
+    """Tokens that one side has at its lowest number wherever the other is far below: log(q + epsilon), or noise."""
+    found: Found = []
+    for side, other, name in _sides(block):
+        usable = np.where(known, 0.0, side)
+        lowest = float(usable.min())
+        far = (other < lowest - _BLURRED_FLOOR[0]) & ~known
+        low = usable < lowest + _BLURRED_FLOOR[2]
+        count = np.count_nonzero(far)
+        if count < _BLURRED_FLOOR[1] or lowest > -0.5 or 2 * np.count_nonzero(low) > side.size:
+            continue
+        off = np.maximum(other[far], SENTINEL).astype(np.float64)
+        off -= off.mean()
+        if (
+            np.count_nonzero(far & low) < _BLURRED_FLOOR[3] * count
+            or abs(float(off @ side[far])) >= _BLURRED_FLOOR[4] * float(off @ off)
+            or (_uniform(lowest) and 2 * np.count_nonzero(side[far] == lowest) > count)
+            or shifted(block)  # smoothed labels leave such a floor as well, and show where a side is sure
+        ):
+            continue
+        said = f"{count:,} tokens to which the other side gives less than {lowest - _BLURRED_FLOOR[0]:.4g} are "
+        said += f"{lowest:.4g} or little more on the {name} side: a floor, noise on one, or log(p + epsilon)"
+        found.append((of_all(block, placeholder_at(block, far, said)[0]), far & low))
+    return found
+
+
+def _one_number(block: Block, known: Mask) -> Found:
+    """Tokens that have one number on a side, far more than any other number has, where the other side's lie apart."""
+    found = []
+    for side, other, name in _sides(block):
+        values, often = np.unique(side[~known & (side < -UNSURE)], return_counts=True)
+        if values.size < _FLOOR_VALUES or (count := int(often.max())) < _ONE_NUMBER[0]:
+            continue
+        value = float(values[np.argmax(often)])
+        if count <= _ONE_NUMBER[1] * np.sort(often)[-2] or _uniform(value):
+            continue
+        tokens = (side == value) & ~known
+        low, high = np.quantile(other[tokens], (0.25, 0.75))
+        if high - low > _ONE_NUMBER[2]:
+            said = f"{count:,} tokens are {value:.6g} on the {name} side, where the other lies between {low:.3g} and "
+            said += f"{high:.3g} for half of them: a floor or a filler"
+            found.append((of_all(block, placeholder_at(block, tokens, said)[0]), tokens))
+    return found
+
+
+def _uniform(value: float) -> bool:
+    """Return True if a number is the log of 1/n, and n no power of ten, which people write as a floor."""
+    choices = math.exp(min(-value, 50.0))
+    whole = round(choices)
+    if whole > _UNIFORM[0] or abs(choices - whole) > _UNIFORM[1] * choices:
+        return False
+    return str(whole).rstrip("0") != "1"

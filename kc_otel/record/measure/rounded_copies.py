@@ -1,7 +1,8 @@
 """Rows in which one side is the other one rounded, while it has more digits in other rows: copied, and not computed.
 
 A trainer that bypasses its own forward for some rows, and a log that keeps three decimals, write the sampler's numbers
-into the other column. Where a whole column is coarse, its rounding is storage, which `storage_grid` names.
+into the other column. Where a whole column is coarse, its rounding is storage, which `storage_grid` names; where all of
+it is the other column's rounding, `rounded_column` remarks it, because kernels that agree bit for bit look the same.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _COARSEST: Final = 0.006
 """Error of these roundings, at most, in shares of a number or of 1."""
 _FEWEST_ROWS: Final = 4
 """Other rows, at least, with a side that has more digits."""
+_FOLLOWS: Final = (256, 0.1)
+"""Tokens from which a whole column follows the other one's rounding, and distance from that, of nine in ten of them, in
+shares of the rounding: a kernel knows nothing of which way the other one's numbers are rounded."""
 _ERROR: Final = 1e-6
 """Error of a decimal number in float32, in shares of it or of 1."""
 
@@ -82,6 +86,23 @@ def rounded_rows(block: Block, known: Mask) -> Found:
                 said += "sequences: it is a copy there"
                 return [placeholder_at(block, np.repeat(copies, block.lengths), said)]
     return []
+
+
+def rounded_column(block: Block) -> str:
+    """Say that one side is the other one rounded throughout, up to less than the rounding; empty where it is not."""
+    telling = (block.train < -UNSURE) & (block.inference < -UNSURE)
+    if np.count_nonzero(telling) < _FOLLOWS[0]:
+        return ""
+    train, inference = block.train[telling], block.inference[telling]
+    for name, rounded in _ROUNDED.items():
+        for one, other, side in ((train, inference, "training"), (inference, train, "inference")):
+            left = float(np.quantile(np.abs(one - rounded(other)), 0.9))
+            if left < _FOLLOWS[1] * float(np.median(np.abs(other - rounded(other)))):
+                return (
+                    f"the {side} side is the other one rounded {name}, up to {left:.1g}: unless the kernels agree as "
+                    "closely, one side is a copy of the other"
+                )
+    return ""
 
 
 def _is(one: Floats, other: Floats) -> Mask:

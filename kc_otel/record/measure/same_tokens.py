@@ -68,6 +68,8 @@ _UNRELATED: Final = (0.5, 2.5)
 _LAG_ROWS: Final = 8
 _ONE_SIDED: Final = 0.9
 """Share of sum |l| of one sign where a side has the likeliest tokens'; a kernel's own are balanced by E_Q[P/Q] = 1."""
+_MIN_ONE_SIDED_TOKENS: Final = 16.0
+"""Tokens, in effect, that sum |l| of a row is made of, from which it has one sign by more than chance."""
 _FAR_NATS: Final = 0.5
 _SAME_NATS: Final = 0.15
 """Median |l| of the tokens that were the likeliest."""
@@ -345,8 +347,8 @@ def not_told(block: Block, drift: NDArray[np.float64]) -> str:
     if ratio.size >= _MIN_LIKELIEST_TOKENS and 1.0 - ratio.mean() > _MISSING * ratio.std() / math.sqrt(ratio.size):
         said.append(
             f"the mean of P/Q is {ratio.mean():.4f}, significantly below 1: P has mass on tokens that Q never "
-            "samples; or numbers of Q are another token's, and too high; or one side is a mean of both, "
-            "and drift looks smaller"
+            "samples, as with top-p or top-k on the inference side; or numbers of Q are another token's, and too high; "
+            "or one side is a mean of both, and drift looks smaller"
         )
     return "; ".join(said)
 
@@ -393,25 +395,35 @@ def likeliest(block: Block, drift: NDArray[np.float64]) -> list[PairingFault]:
 
     It is never below, and it differs as often as the likeliest token is not sampled, which is the sum of 1 - Q.
     """
-    look = np.repeat(looks_unlike(drift), block.lengths)
-    p, q = (side[look].astype(np.float64) for side in (block.train, block.inference))
-    if p.size < _MIN_LIKELIEST_TOKENS:
-        return []
-    for low, high, name in ((p, q, "inference"), (q, p, "training")):
+    train, inference = (side.astype(np.float64) for side in (block.train, block.inference))
+    differ = looks_unlike(drift)
+    for low, high, name in ((train, inference, "inference"), (inference, train, "training")):
         apart = (high - low).clip(-3.0, 3.0)
-        far = apart > _FAR_NATS
-        one_sided = np.maximum(apart, 0.0).sum() > _ONE_SIDED * np.abs(apart).sum()
-        one_sided &= far.any() and not far.all() and float(np.median(np.abs(apart[~far]))) < _SAME_NATS
-        if not one_sided or np.count_nonzero(high < _RARE_LOGPROB) > 1e-3 * p.size:
-            continue
-        left = float(-np.expm1(high).sum())
-        together = np.exp(low[far]) + np.exp(high[far])
-        if not 0.4 * left < np.count_nonzero(far) < 1.1 * left or np.quantile(together, 0.99) > 1.02:
-            continue
-        rows = np.flatnonzero(looks_unlike(drift))
-        mean = float(np.exp((p - q).clip(-16.0, 3.0)).mean())
-        said = (
-            f"the {name} side gives the likeliest token's log-probability, not the sampled one's; mean P/Q {mean:.2f}"
+        above, size, squares = (
+            np.add.reduceat(part, block.starts) for part in (np.maximum(apart, 0.0), np.abs(apart), np.square(apart))
         )
-        return [PairingFault(InvalidReason.NOT_SAMPLED, rows, said)]
+        alone = (above > _ONE_SIDED * size) & (size * size > _MIN_ONE_SIDED_TOKENS * squares)
+        for rows in (differ, differ & alone):
+            here = np.repeat(rows, block.lengths)
+            if not _of_the_likeliest(low[here], high[here]):
+                continue
+            mean = float(np.exp((train - inference)[here].clip(-16.0, 3.0)).mean())
+            said = f"the {name} side gives the likeliest token's log-probability, not the sampled one's; mean P/Q "
+            return [PairingFault(InvalidReason.NOT_SAMPLED, np.flatnonzero(rows), f"{said}{mean:.2f}")]
     return []
+
+
+def _of_the_likeliest(low: NDArray[np.float64], high: NDArray[np.float64]) -> bool:
+    """Return True if one side's log-probabilities are at most those of the likeliest tokens, on the other side."""
+    if high.size < _MIN_LIKELIEST_TOKENS or np.count_nonzero(high < _RARE_LOGPROB) > 1e-3 * high.size:
+        return False
+    apart = (high - low).clip(-3.0, 3.0)
+    far = apart > _FAR_NATS
+    if not far.any() or far.all() or np.maximum(apart, 0.0).sum() <= _ONE_SIDED * np.abs(apart).sum():
+        return False
+    left, together = float(-np.expm1(high).sum()), np.exp(low[far]) + np.exp(high[far])
+    return bool(
+        np.median(np.abs(apart[~far])) < _SAME_NATS
+        and 0.4 * left < np.count_nonzero(far) < 1.1 * left
+        and np.quantile(together, 0.95) <= 1.02
+    )

@@ -265,6 +265,80 @@ FAULTS = {
     "label smoothing": (training(lambda p, _: np.log(0.9 * np.exp(p) + 0.1 / VOCABULARY)), "not_logprobs: .*0.9"),
 }
 """Name -> how to plant it, and what names it."""
+
+
+def likeliest(values, rng):
+    """The likeliest token's, where the sampled one has less than half of the mass; some have too much, by drift."""
+    share = np.where(rng.random(values.size) < 0.05, 1.07, rng.beta(1.3, 3.5, values.size))
+    rest = np.maximum(share * -np.expm1(values), rng.uniform(0.03, 0.08, values.size))
+    return np.where(values > -np.log(2), values, np.clip(np.log(rest), values, -0.01))
+
+
+def neighbours(values):
+    """Mean with the token before."""
+    return np.append(values[:1], (values[1:] + values[:-1]) / 2)
+
+
+def inference(change, share=1):
+    """A fault of the inference side in every so many rows."""
+    return by_row(lambda p, q, rng, row: (p, change(q, rng)) if row % share == 0 else (p, q))
+
+
+def top_p(values, rng):
+    """Renormalised over a nucleus of 0.95."""
+    kept = np.clip(0.95 + 0.05 * rng.random(values.size), np.exp(values), 1.0)
+    return np.where(values > np.log(0.95), 0.0, np.minimum(values - np.log(kept), 0.0))
+
+
+def others(values, rng):
+    """Numbers of other tokens at one place in a hundred."""
+    return np.where(rng.random(values.size) < 0.01, np.roll(values, 5), values)
+
+
+OF_EVERY_KERNEL = {
+    "a floor in a quarter of the rows": (
+        inference(lambda q, _: np.maximum(q, -10.0), 4),
+        "placeholder: .* are -10 on the inference side, where the other lies between -1[123].* a floor or a filler",
+    ),
+    "a number for all improbable tokens": (
+        inference(lambda q, _: np.where(q < -6.0, -1.0, q)),
+        "placeholder: .* tokens are -1 on the inference side, where the other",
+    ),
+    "a floor with noise": (
+        inference(lambda q, rng: np.maximum(q, -8.0) + 1e-3 * rng.standard_normal(q.size) * (q < -8.0)),
+        "placeholder: .*less than -9.00. are -8.00. or little more on the inference side: a floor, noise on one",
+    ),
+    "the logarithm of q + epsilon": (
+        inference(lambda q, _: np.minimum(np.log(np.exp(q) + 1e-5), 0.0)),
+        "placeholder: .*less than -12.5. are -11.5. or little more on the inference side",
+    ),
+    "the logarithm of p + epsilon": (
+        training(lambda p, _: np.minimum(np.log(np.exp(p) + 1e-3), 0.0)),
+        "placeholder: .*less than -7.9.. are -6.9.. or little more on the training side",
+    ),
+    "the likeliest tokens' numbers": (
+        inference(likeliest),
+        "not_sampled: .* of 256 sequences: the inference side gives the likeliest token's",
+    ),
+    "the likeliest tokens' in a quarter of the rows": (
+        inference(likeliest, 4),
+        r"not_sampled: .* [456]\d of 256 sequences: the inference side gives the likeliest token's",
+    ),
+    "top-p in a quarter of the rows": (inference(top_p, 4), "truncated_sampling: .* [56]. of 256 sequences"),
+    "other tokens' numbers at single places": (inference(others), "^[^;]*INVALID INPUT, not_sampled: .*mean of P/Q"),
+    "probabilities with a minus sign": (
+        inference(lambda q, _: -np.exp(q), 5),
+        "not_logprobs: .*of [45]. sequences lie between -1 and 0, .* next to -1: they are probabilities",
+    ),
+    "probabilities less 1 on both sides": (both(np.expm1), "not_logprobs: .*they are probabilities"),
+    "means with the token before": (both(neighbours), "not_logprobs: .*they are means over two tokens"),
+    "divided by the length in a quarter of the rows": (inference(lambda q, _: q / q.size, 4), "temperature_mismatch"),
+    "the last token twice": (
+        both(lambda x: np.append(x[:-1], x[-2:-1]) if x.size > 1 else x),
+        "placeholder: .*the last token of 2.. sequences has the number of the one before it, on both sides",
+    ),
+}
+"""The same, of faults that are named under each kernel."""
 UNNAMED = {"bits on both sides": both(lambda x: x / np.log(2)), "one decimal": both(lambda x: np.round(x, 1))}
 """Faults that nothing in the numbers contradicts, or that are measured as the drift that they are."""
 
@@ -287,6 +361,41 @@ def test_a_fault_in_a_real_recording_is_named(name, tmp_path: Path):
     np.savez(tmp_path / "a.npz", **planted(read("vllm-w8a8"), plant))
     with pytest.raises(RecordingError, match=reason):
         load_recording(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("kernel", ["vllm-w8a8", "vllm-fp8-kv", "llama-q4_1"])
+@pytest.mark.parametrize("name", OF_EVERY_KERNEL)
+def test_a_fault_is_named_under_each_kernel(name, kernel, tmp_path: Path):
+    """From log-probabilities alone: without groups and token ids."""
+    plant, reason = OF_EVERY_KERNEL[name]
+    arrays = planted(read(kernel), plant)
+    np.savez(tmp_path / "a.npz", **{key: arrays[key] for key in ("train_logprobs", "inference_logprobs", "lengths")})
+    with pytest.raises(RecordingError, match=reason):
+        load_recording(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("kernel", ["vllm-w8a8", "hf-bf16", "llama-q4_1"])
+@pytest.mark.parametrize(
+    ("copied", "said"),
+    [
+        (np.float16, "the inference side is the other one rounded to float16, up to 0: unless the kernels agree"),
+        (lambda p: np.round(p, 3), "the inference side is the other one rounded to 3 decimals, up to 2e-07"),
+        (
+            lambda p: np.float16(p) + 1e-5 * np.random.default_rng(0).standard_normal(p.size).clip(max=0),
+            "the inference side is the other one rounded to float16, up to [12]e-05",
+        ),
+        (
+            lambda p: np.minimum(p + 1e-4 * np.random.default_rng(0).standard_normal(p.size), 0.0),
+            r"the sides differ by \S+ where they are sure of a token and by 7e-05 where they are not",
+        ),
+    ],
+)
+def test_a_column_that_may_be_a_copy_is_remarked(kernel, copied, said, tmp_path: Path):
+    """Kernels that agree as closely exist, so that it is judged; no logits differ by as much where they are sure."""
+    arrays = read(kernel)
+    assert read_input(RECORDINGS / f"{kernel}.npz")[0].unchecked == ""
+    np.savez(tmp_path / "a.npz", **arrays | {"inference_logprobs": np.float32(copied(arrays["train_logprobs"]))})
+    assert re.match(said, read_input(tmp_path / "a.npz")[0].unchecked)
 
 
 @pytest.mark.parametrize("name", UNNAMED)

@@ -104,3 +104,29 @@ def test_a_temperature_of_some_rows_is_named_where_no_line_fits(rows, turned):
         sides = sampled(rng, text, noisy)
         assert has_temperature(*(reversed(sides) if turned else sides)).all(), seed
         assert not has_temperature(*sampled(rng, text, text + 0.3 * rng.standard_normal(text.shape))).any(), seed
+
+
+@pytest.mark.parametrize(
+    ("temperature", "rows", "of", "tokens", "noise"), [(0.9, 24, 24, 80, 0.1), (0.9, 12, 48, 128, 0.08)]
+)
+def test_a_mild_temperature_is_named_where_unlikely_tokens_agree(temperature, rows, of, tokens, noise):
+    """Noise makes sure tokens uneven; the unlikely ones bend as a temperature bends them, and no drift does."""
+    rng = np.random.default_rng(1)
+    text = texts(rng, (of, tokens), 0.5)
+    noisy = text + noise * rng.standard_normal(text.shape)
+    noisy[:rows] /= temperature
+    sides = sampled(rng, text, noisy)
+    assert has_temperature(*sides).all()
+    assert has_temperature(*reversed(sides)).all()
+
+
+@pytest.mark.parametrize("size", [0.2, 0.8])
+def test_weights_that_are_surer_of_every_likeliest_token_have_no_temperature(size):
+    """Their other tokens all lose the same, however improbable they are."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        text = texts(rng, (48, 96), 0.5)
+        surer = text + (text == text.max(-1, keepdims=True)) * rng.exponential(size, (48, 96, 1))
+        sides = sampled(rng, text + 0.05 * rng.standard_normal(text.shape), surer)
+        assert not has_temperature(*sides).any(), seed
+        assert not has_temperature(*reversed(sides)).any(), seed
