@@ -13,6 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from examples.real_model.prompts import SLICES, prompts
+from examples.rl_bias.gradient_bounds import clip_budget_share
+from examples.rl_bias.sequence_bounds import tv_sequence_uniform
+from examples.rl_bias.token_bounds import token_tv, tv_from_kl
 from kc_otel.offline.draft.draft import Draft
 from kc_otel.offline.draft.draft_yaml import write
 from kc_otel.record.measure.logits import LOGITS
@@ -20,13 +23,10 @@ from kc_otel.recordings.recording_files import load_recording
 from kc_otel.stats import (
     Binned,
     capped_mean_interval,
-    clip_budget_share,
     estimated_reward_drift,
     reward_drift_interval,
 )
 from kc_otel.stats.reward_intervals import reward_sides
-from kc_otel.stats.sequences import tv_sequence_uniform
-from kc_otel.stats.tokens import token_tv, tv_from_kl
 
 ALL: Final = "all"
 HORIZONS: Final = (32, 64, 128, 256, 512)

@@ -18,7 +18,8 @@ from examples.real_model.figures import Measured, by_prompt, read
 from examples.real_model.kernels import huggingface
 from examples.real_model.measure import model_here
 from examples.real_model.prompts import prompts
-from kc_otel.stats import estimated_gradient_bias, gradient_bias_from_chi2, largest_second_moment
+from examples.rl_bias.gradient_bounds import gradient_bias_from_chi2, largest_second_moment
+from kc_otel.stats import estimated_gradient_bias
 
 PAIRS: Final = ("vllm-bf16", "vllm-fp8-kv", "vllm-w8a8")
 HORIZON: Final = 32

@@ -1,4 +1,4 @@
-"""What each bound of `kc_otel.stats` says of a pair of kernels, in the unit of the true bias: A_max G_seq = 1.
+"""What each bound says of a pair of kernels, in the unit of the true bias: A_max G_seq = 1.
 
 A bound is given only what it asks for. Ratio and log-ratio ranges need P << Q, so a kernel with a dropped tail has
 none; `paper` uses them all the same, because a recorder that does not look at E_Q[w] would.
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from examples.rl_bias.exact import Pair
+from examples.rl_bias.gradient_bounds import gradient_bias, gradient_bias_from_tv
 from examples.rl_bias.known_bounds import (
     gradient_bias_from_ratio,
     gradient_bias_token_corrected,
@@ -19,10 +20,9 @@ from examples.rl_bias.known_bounds import (
     tv_sequence_worst_case,
 )
 from examples.rl_bias.policy import Floats
-from kc_otel.stats import Binned, Bound, Interval, gradient_bias, mean_interval
-from kc_otel.stats.gradients import gradient_bias_from_tv
-from kc_otel.stats.sequences import tv_sequence_uniform
-from kc_otel.stats.tokens import tv_from_log_ratio_range
+from examples.rl_bias.sequence_bounds import tv_sequence_uniform
+from examples.rl_bias.token_bounds import tv_from_log_ratio_range
+from kc_otel.stats import Binned, Bound, Interval, mean_interval
 
 UNIT = {"advantage_max": 1.0, "sequence_score_norm": 1.0}
 VACUOUS = 2.0

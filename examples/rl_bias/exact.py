@@ -16,7 +16,7 @@ from examples.rl_bias.policy import (
     sequence_scores,
     token_scores,
 )
-from kc_otel.stats.tokens import half_range
+from examples.rl_bias.token_bounds import half_range
 
 RESTARTS = 4
 ROUNDS = 60

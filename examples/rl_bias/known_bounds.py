@@ -1,6 +1,6 @@
 """Bounds that only a comparison with the truth asks for: a policy known to its last prefix, weights cut or by token.
 
-They are held beside what `kc_otel.stats` says, which never needs more than a recorder can measure.
+They are held beside the bounds of `token_bounds` to `gradient_bounds`, which never need more than a recorder measures.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kc_otel.stats._check import horizon_of, real, required
-from kc_otel.stats.bound import Bound, smallest
+from examples.rl_bias.sharpest import required, smallest
+from kc_otel.stats import Bound
+from kc_otel.stats._check import horizon_of, real
 
 __all__ = [
     "gradient_bias_from_ratio",

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binom
 
+from examples.rl_bias.gradient_bounds import gradient_bias_from_chi2, gradient_bias_from_tv, largest_second_moment
 from examples.rl_bias.policy import Floats
 from examples.rl_bias.tables import Table, number
 from kc_otel.stats import Binned, mean_interval
 from kc_otel.stats.gradient_estimates import GradientBias, estimated_gradient_bias
-from kc_otel.stats.gradients import gradient_bias_from_chi2, gradient_bias_from_tv, largest_second_moment
 from kc_otel.stats.reward_intervals import reward_drift_bounds, reward_sides
 
 TOKENS = 64

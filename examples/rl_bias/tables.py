@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from examples.rl_bias import claims
 from examples.rl_bias.exact import Pair
+from examples.rl_bias.gradient_bounds import clip_budget_share
 from examples.rl_bias.kernels import FAMILIES, Family
-from kc_otel.stats import clip_budget_share
 
 CLIP = 0.2
 REWARDS = ("random", "verifier", "adversarial")

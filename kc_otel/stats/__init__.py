@@ -1,9 +1,7 @@
-"""Bounds, estimators and confidence intervals: the mathematics of kernel contracts.
+"""Estimators and confidence intervals: the mathematics of kernel contracts.
 
 | what                                                              | where                                     |
 | ----------------------------------------------------------------- | ----------------------------------------- |
-| one token: half range, ratios, KL, chi-square to total variation  | `tokens`, `divergences`                   |
-| a sequence, a reward, a policy gradient                           | `sequences`, `rewards`, `gradients`       |
 | a reward's drift and a gradient's bias themselves                 | `reward_*`, `gradient_estimates`          |
 | backwards from a budget                                           | `rewards`                                 |
 | intervals at one sample size, or with `anytime` at all at once    | `means`, `quantiles`, `fractions`         |
@@ -11,7 +9,6 @@
 | many cells                                                        | `multiplicity`                            |
 | the mass that a kernel can never sample                           | `support`                                 |
 
-The calls that return the smallest of several bounds with its name are `token_tv`, `sequence_tv` and `gradient_bias`.
 Samples come as a `Binned`, exact from values or conservative from a histogram.
 
 Names are imported when they are first used: a recorder needs the histograms, and with them nothing but NumPy.
@@ -25,11 +22,9 @@ from kc_otel._extras import lazy
 
 if TYPE_CHECKING:
     from kc_otel.stats.binned import Binned
-    from kc_otel.stats.bound import Bound
     from kc_otel.stats.e_detector import EDetector
     from kc_otel.stats.fractions import fraction_interval, two_valued_mean_interval
     from kc_otel.stats.gradient_estimates import GradientBias, estimated_gradient_bias
-    from kc_otel.stats.gradients import clip_budget_share, gradient_bias, gradient_bias_from_chi2, largest_second_moment
     from kc_otel.stats.histogram import Buckets, ExponentialHistogram
     from kc_otel.stats.interval import Interval, affine, maximum_interval
     from kc_otel.stats.means import capped_mean_interval, mean_interval
@@ -37,10 +32,8 @@ if TYPE_CHECKING:
     from kc_otel.stats.quantiles import quantile_interval
     from kc_otel.stats.reward_estimates import RewardDriftEstimate, estimated_reward_drift
     from kc_otel.stats.reward_intervals import reward_drift_interval, reward_sides
-    from kc_otel.stats.rewards import reward_drift_bound, tv_for_reward_budget
-    from kc_otel.stats.sequences import sequence_tv
+    from kc_otel.stats.rewards import Bound, tv_for_reward_budget
     from kc_otel.stats.support import support_deficit
-    from kc_otel.stats.tokens import half_range, token_tv
 
 __all__ = [
     "Binned",
@@ -54,35 +47,25 @@ __all__ = [
     "RewardDriftEstimate",
     "affine",
     "capped_mean_interval",
-    "clip_budget_share",
     "estimated_gradient_bias",
     "estimated_reward_drift",
     "fraction_interval",
-    "gradient_bias",
-    "gradient_bias_from_chi2",
-    "half_range",
     "holm",
-    "largest_second_moment",
     "maximum_interval",
     "mean_interval",
     "quantile_interval",
-    "reward_drift_bound",
     "reward_drift_interval",
     "reward_sides",
-    "sequence_tv",
     "support_deficit",
-    "token_tv",
     "tv_for_reward_budget",
     "two_valued_mean_interval",
 ]
 
 _HOMES: Final = {
     "binned": ("Binned",),
-    "bound": ("Bound",),
     "e_detector": ("EDetector",),
     "fractions": ("fraction_interval", "two_valued_mean_interval"),
     "gradient_estimates": ("GradientBias", "estimated_gradient_bias"),
-    "gradients": ("clip_budget_share", "gradient_bias", "gradient_bias_from_chi2", "largest_second_moment"),
     "histogram": ("Buckets", "ExponentialHistogram"),
     "interval": ("Interval", "affine", "maximum_interval"),
     "means": ("capped_mean_interval", "mean_interval"),
@@ -90,10 +73,8 @@ _HOMES: Final = {
     "quantiles": ("quantile_interval",),
     "reward_estimates": ("RewardDriftEstimate", "estimated_reward_drift"),
     "reward_intervals": ("reward_drift_interval", "reward_sides"),
-    "rewards": ("reward_drift_bound", "tv_for_reward_budget"),
-    "sequences": ("sequence_tv",),
+    "rewards": ("Bound", "tv_for_reward_budget"),
     "support": ("support_deficit",),
-    "tokens": ("half_range", "token_tv"),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 

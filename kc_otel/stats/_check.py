@@ -60,16 +60,6 @@ def horizon_of(value: int) -> int:
     return int(value)
 
 
-def required(**given: object) -> None:
-    """Refuses a call that gave none of several alternatives.
-
-    Raises:
-        ValueError: If every one of them is None.
-    """
-    if all(value is None for value in given.values()):
-        raise ValueError(f"{', '.join(given)}: all are None; give at least one")
-
-
 def usable(sample: Binned) -> Binned:
     """A sample whose bins have numbers for edges, lower ones first.
 

@@ -1,26 +1,24 @@
-"""Bounds from a sequence's drift to a reward's, and the drift that a reward budget allows."""
+"""The drift that a reward budget allows: of a sequence, and of the mean token."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from kc_otel.stats._check import horizon_of, real
-from kc_otel.stats.bound import Bound, largest
 
 
-def reward_drift_bound(sequence_tv: float, reward_range: tuple[float, float]) -> float:
-    """`|E_P r - E_Q r| <= (r_max - r_min) TV_seq` for every reward in the range; attained by a 0/1 reward.
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A number that something does not exceed, or that is enough to keep it so.
 
-    Source: Xu and Wu 2026, arXiv:2606.07581; the dual form of total variation.
-
-    Args:
-        sequence_tv: TV_seq, in [0, 1].
-        reward_range: Smallest and largest reward of a sequence.
-
-    Raises:
-        ValueError: If TV_seq is not in [0, 1] or the range is not one.
+    Attributes:
+        value: The number.
+        name: The statement that gave it, such as `Pinsker`.
     """
-    return _width(reward_range) * real("sequence_tv", float(sequence_tv), high=1.0, what="a total variation")
+
+    value: float
+    name: str
 
 
 def tv_for_reward_budget(budget: float, reward_range: tuple[float, float]) -> float:
@@ -68,10 +66,10 @@ def token_kl_for_sequence_tv(sequence_tv: float, horizon: int) -> Bound:
     """
     tv = real("sequence_tv", float(sequence_tv), high=1.0, what="a total variation")
     steps = horizon_of(horizon)
-    return largest(
-        Bound(2.0 * tv * tv / steps, "Pinsker"),
-        Bound(math.inf if tv == 1.0 else -math.log1p(-tv * tv) / steps, "Bretagnolle-Huber"),
-    )
+    pinsker, bretagnolle_huber = 2.0 * tv * tv, math.inf if tv == 1.0 else -math.log1p(-tv * tv)
+    if pinsker >= bretagnolle_huber:
+        return Bound(pinsker / steps, "Pinsker")
+    return Bound(bretagnolle_huber / steps, "Bretagnolle-Huber")
 
 
 def _width(reward_range: tuple[float, float]) -> float:

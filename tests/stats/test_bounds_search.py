@@ -18,8 +18,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.rl_bias import gradient_bounds as gradients
 from examples.rl_bias import known_bounds
-from kc_otel.stats import gradients, rewards, sequences, tokens
+from examples.rl_bias import sequence_bounds as sequences
+from examples.rl_bias import token_bounds as tokens
+from kc_otel.contract.limits import factors
+from kc_otel.contract.model import Assumptions
+from kc_otel.stats import rewards
 
 TINY = 1e-300
 
@@ -514,7 +519,8 @@ def reward_ratio(theta):
     low, high = -1.0, 3.0
     reward = low + (high - low) / (1 + np.exp(-np.clip(theta[:, 2 * PREFIXES :], -30, 30)))
     drift = np.abs(((s.p - s.q) * reward).sum(axis=1))
-    return over(drift, rows(lambda x: rewards.reward_drift_bound(min(x, 1.0), (low, high)), s.tv))
+    scale, _ = factors("reward_drift_bound", Assumptions(reward_range=(low, high)))
+    return over(drift, scale * s.tv)
 
 
 def budget_ratio(theta):

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kc_otel.stats._check import horizon_of, real, required
-from kc_otel.stats.bound import Bound, smallest
-from kc_otel.stats.tokens import (
+from examples.rl_bias.sharpest import required, smallest
+from examples.rl_bias.token_bounds import (
     chi2_from_half_range,
     chi2_from_log_ratio_range,
     chi2_from_ratio_range,
@@ -22,6 +21,8 @@ from kc_otel.stats.tokens import (
     tv_from_chi2,
     tv_from_kl,
 )
+from kc_otel.stats import Bound
+from kc_otel.stats._check import horizon_of, real
 
 
 def tv_sequence_uniform(token_tv: float, horizon: int) -> float:

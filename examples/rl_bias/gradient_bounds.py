@@ -11,9 +11,10 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kc_otel.stats._check import Real, horizon_of, real, required
-from kc_otel.stats.bound import Bound, smallest
-from kc_otel.stats.sequences import sequence_tv as tv_of_sequence
+from examples.rl_bias.sequence_bounds import sequence_tv as tv_of_sequence
+from examples.rl_bias.sharpest import required, smallest
+from kc_otel.stats import Bound
+from kc_otel.stats._check import Real, horizon_of, real
 
 
 def gradient_bias_from_tv(sequence_tv: float, *, advantage_max: float, sequence_score_norm: float) -> float:

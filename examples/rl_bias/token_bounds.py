@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kc_otel.stats._check import Real, real, required
-from kc_otel.stats.bound import Bound, smallest
+from examples.rl_bias.sharpest import required, smallest
+from kc_otel.stats import Bound
+from kc_otel.stats._check import Real, real
 
 
 def half_range(train_logits: ArrayLike, inference_logits: ArrayLike, axis: int = -1) -> NDArray[np.float64]:
