@@ -22,6 +22,7 @@ and calls `handle` once for a message that arrives twice. Answer 2xx to accept a
 400, 413, 415 and 422 reject this message for good; after any other answer, or none, it is sent again.
 
 `body["alerts"]` is what Alertmanager would send; `body["kernelContract"]` holds the contract and, in `cells`, the
+<<<<<<< HEAD
 numbers of each alert's clause in the same order. The same receiver accepts the messages of Alertmanager and Grafana
 about a contract's generated alerts, once it knows how they authenticate: `bearer` for the credentials of Alertmanager's
 `http_config.authorization`, `grafana_secret` for the HMAC of a Grafana contact point.
@@ -35,6 +36,11 @@ The errors are those of the Standard Webhooks signature:
         ├── TimestampError
         ├── SignatureError
         └── BodyError
+=======
+numbers of each alert's clause in the same order. The same receiver takes what Alertmanager and Grafana send about a
+contract's generated alerts, once it is told how they prove who they are: `bearer` for the credentials of
+Alertmanager's `http_config.authorization`, `grafana_secret` for the HMAC of a Grafana contact point.
+>>>>>>> 98c1d820 (A webhook that cannot be trusted is one error; Grafana's timestamp is read where it is sent)
 """
 
 from __future__ import annotations
@@ -49,12 +55,8 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequen
 from typing import Any, Final
 
 from kc_otel.client.signing import (
-    BodyError,
-    HeaderError,
     Secret,
     SecretError,
-    SignatureError,
-    TimestampError,
     VerificationError,
     WebhookError,
     new_secret,
@@ -63,11 +65,7 @@ from kc_otel.client.signing import (
 )
 
 __all__ = [
-    "BodyError",
-    "HeaderError",
     "SecretError",
-    "SignatureError",
-    "TimestampError",
     "VerificationError",
     "WebhookError",
     "new_secret",
@@ -83,6 +81,7 @@ _Send = Callable[[_Message], Awaitable[None]]
 
 
 _GRAFANA_SIGNATURE: Final = "x-grafana-alerting-signature"
+_GRAFANA_TIMESTAMP: Final = "x-grafana-alerting-timestamp"
 
 
 def verify_grafana(
@@ -90,22 +89,27 @@ def verify_grafana(
     headers: Mapping[str, str],
     body: bytes,
     *,
-    timestamp_header: str | None = None,
     tolerance: float = 300.0,
     now: float | None = None,
 ) -> Any:
     """The body of a webhook of a Grafana contact point with an HMAC secret.
 
+    Replays are refused where the contact point's `Timestamp Header` is `X-Grafana-Alerting-Timestamp`, as
+    `kc-otel generate grafana` writes it.
+
     Args:
         secret: The contact point's HMAC secret.
         headers: Headers of the request; upper and lower case do not matter.
         body: The body exactly as received.
-        timestamp_header: The contact point's `Timestamp Header`, where it has one; replays are then refused.
-        tolerance: Seconds by which that timestamp may differ from `now`.
+        tolerance: Seconds by which the timestamp may differ from `now`.
         now: Unix time, seconds; the system's when None.
 
     Raises:
+<<<<<<< HEAD
         VerificationError: One of its subclasses, if the request cannot be trusted.
+=======
+        VerificationError: If the request is not to be trusted.
+>>>>>>> 98c1d820 (A webhook that cannot be trusted is one error; Grafana's timestamp is read where it is sent)
         SecretError: If the secret is empty.
     """
     if not secret:
@@ -113,18 +117,17 @@ def verify_grafana(
     lowered = {name.lower(): value for name, value in headers.items()}
     given = lowered.get(_GRAFANA_SIGNATURE, "")
     if not given:
-        raise HeaderError(f"header {_GRAFANA_SIGNATURE} is missing")
-    signed = body
-    if timestamp_header is not None:
-        timestamp = lowered.get(timestamp_header.lower(), "")
+        raise VerificationError(f"header {_GRAFANA_SIGNATURE} is missing")
+    signed, timestamp = body, lowered.get(_GRAFANA_TIMESTAMP)
+    if timestamp is not None:
         if not (timestamp.isascii() and timestamp.isdigit()) or len(timestamp) > 12:
-            raise HeaderError(f"{timestamp_header} is not a unix time in whole seconds")
+            raise VerificationError(f"{_GRAFANA_TIMESTAMP} is not a unix time in whole seconds")
         if abs((time.time() if now is None else now) - int(timestamp)) > tolerance:
-            raise TimestampError(f"the attempt's timestamp is more than {tolerance:.0f} s off")
+            raise VerificationError(f"the attempt's timestamp is more than {tolerance:.0f} s off")
         signed = timestamp.encode() + b":" + body
     expected = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
     if not hmac.compare_digest(expected.encode(), given.lower().encode(errors="surrogatepass")):
-        raise SignatureError("the signature does not match; check that Grafana and receiver share the secret")
+        raise VerificationError("the signature does not match; check that Grafana and receiver share the secret")
     return parsed_body(body)
 
 
@@ -132,19 +135,23 @@ def verify_bearer(token: str, headers: Mapping[str, str], body: bytes) -> Any:
     """The body of a webhook that proves itself by `Authorization: Bearer`, as Alertmanager's can.
 
     Raises:
+<<<<<<< HEAD
         VerificationError: One of its subclasses, if the request cannot be trusted.
+=======
+        VerificationError: If the request is not to be trusted.
+>>>>>>> 98c1d820 (A webhook that cannot be trusted is one error; Grafana's timestamp is read where it is sent)
         SecretError: If the token is empty.
     """
     if not token:
         raise SecretError("there is no token to verify with; give the one of http_config.authorization")
     given = next((value for name, value in headers.items() if name.lower() == "authorization"), "")
     if not given:
-        raise HeaderError("header authorization is missing")
+        raise VerificationError("header authorization is missing")
     scheme, _, credentials = given.partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(
         credentials.strip().encode(errors="surrogatepass"), token.encode()
     ):
-        raise SignatureError("the bearer token does not match")
+        raise VerificationError("the bearer token does not match")
     return parsed_body(body)
 
 
@@ -161,9 +168,14 @@ class receiver:  # noqa: N801 - reads as the function it is used as
         max_body: Largest body, bytes.
         remember: How many ids of handled messages are remembered, so that one sent again is not handled again.
             Alertmanager and Grafana send no ids.
+<<<<<<< HEAD
         bearer: Token of Alertmanager's `http_config.authorization`; None to accept nothing from Alertmanager.
         grafana_secret: HMAC secret of Grafana's contact point; None to accept nothing from Grafana.
         grafana_timestamp_header: That contact point's timestamp header, where it has one.
+=======
+        bearer: Token of Alertmanager's `http_config.authorization`; None to take nothing from Alertmanager.
+        grafana_secret: HMAC secret of Grafana's contact point; None to take nothing from Grafana.
+>>>>>>> 98c1d820 (A webhook that cannot be trusted is one error; Grafana's timestamp is read where it is sent)
 
     Raises:
         SecretError: If a secret is malformed, or there is none.
@@ -179,11 +191,10 @@ class receiver:  # noqa: N801 - reads as the function it is used as
         remember: int = 4096,
         bearer: str | None = None,
         grafana_secret: str | None = None,
-        grafana_timestamp_header: str | None = None,
     ) -> None:
         self._secrets = [Secret.parse(text) for text in ([secret] if isinstance(secret, str) else secret or ())]
         self._bearer = bearer
-        self._grafana = (grafana_secret, grafana_timestamp_header)
+        self._grafana = grafana_secret
         if not (self._secrets or bearer or grafana_secret):
             raise SecretError("there is no secret to verify with; give at least one")
         self._handler = handler
@@ -237,15 +248,12 @@ class receiver:  # noqa: N801 - reads as the function it is used as
             self._handled.popitem(last=False)
 
     def _verified(self, headers: Mapping[str, str], raw: bytes) -> Any:
-        grafana_secret, timestamp_header = self._grafana
-        if grafana_secret and _GRAFANA_SIGNATURE in headers:
-            return verify_grafana(
-                grafana_secret, headers, raw, timestamp_header=timestamp_header, tolerance=self._tolerance
-            )
+        if self._grafana and _GRAFANA_SIGNATURE in headers:
+            return verify_grafana(self._grafana, headers, raw, tolerance=self._tolerance)
         if self._bearer and "webhook-signature" not in headers:
             return verify_bearer(self._bearer, headers, raw)
         if not self._secrets:
-            raise HeaderError("the request carries no signature that this receiver knows")
+            raise VerificationError("the request carries no signature that this receiver knows")
         return verify(self._secrets, headers, raw, tolerance=self._tolerance)
 
 

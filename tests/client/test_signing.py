@@ -73,26 +73,26 @@ def test_one_changed_bit_is_refused(position, bit):
     """No bit of the body can be changed."""
     forged = bytearray(BODY)
     forged[position] ^= 1 << bit
-    with pytest.raises(signing.SignatureError):
+    with pytest.raises(signing.VerificationError, match="no signature matches"):
         verify(SECRET, headers(), bytes(forged), now=NOW)
 
 
 @pytest.mark.parametrize(
-    ("changes", "error"),
+    ("changes", "said"),
     [
-        ({"webhook_id": ""}, signing.HeaderError),
-        ({"webhook_timestamp": "soon"}, signing.HeaderError),
-        ({"webhook_timestamp": "-5"}, signing.HeaderError),
-        ({"webhook_timestamp": "1700000001"}, signing.SignatureError),
-        ({"webhook_id": "msg_2"}, signing.SignatureError),
-        ({"webhook_signature": "v1,"}, signing.SignatureError),
-        ({"webhook_signature": "v1a,AAAA v2,BBBB nonsense"}, signing.SignatureError),
-        ({"webhook_signature": "v1,\u00e9"}, signing.SignatureError),
+        ({"webhook_id": ""}, "header webhook-id is missing"),
+        ({"webhook_timestamp": "soon"}, "is not a unix time"),
+        ({"webhook_timestamp": "-5"}, "is not a unix time"),
+        ({"webhook_timestamp": "1700000001"}, "no signature matches"),
+        ({"webhook_id": "msg_2"}, "no signature matches"),
+        ({"webhook_signature": "v1,"}, "no signature matches"),
+        ({"webhook_signature": "v1a,AAAA v2,BBBB nonsense"}, "no signature matches"),
+        ({"webhook_signature": "v1,\u00e9"}, "no signature matches"),
     ],
 )
-def test_tampered_headers_are_refused(changes, error):
-    """Id and timestamp are signed, and malformed headers are an error of their own."""
-    with pytest.raises(error):
+def test_tampered_headers_are_refused(changes, said):
+    """Id and timestamp are signed, and malformed headers are named."""
+    with pytest.raises(signing.VerificationError, match=said):
         verify(SECRET, headers(**changes), BODY, now=NOW)
 
 
@@ -104,7 +104,7 @@ def test_old_and_future_attempts_are_refused(now, fine):
     if fine:
         verify(SECRET, headers(), BODY, now=now)
     else:
-        with pytest.raises(signing.TimestampError):
+        with pytest.raises(signing.VerificationError, match=r"s too (old|new)"):
             verify(SECRET, headers(), BODY, now=now)
 
 
@@ -133,7 +133,7 @@ def test_a_signature_is_of_the_version_it_says_in_plain_base64_and_among_the_fir
         f"v1,{signature[:9]}!{signature[9:]}",
         " ".join(["v1,AAAA"] * 32 + [right]),
     ):
-        with pytest.raises(signing.SignatureError):
+        with pytest.raises(signing.VerificationError, match="no signature matches"):
             verify(SECRET, headers(webhook_signature=wrong), BODY, now=NOW)
 
 
@@ -155,16 +155,16 @@ DEEP = b"[" * 200_000
 
 
 @pytest.mark.parametrize(
-    ("message_id", "raw", "error"),
+    ("message_id", "raw", "said"),
     [
-        ("msg_1", DEEP, signing.BodyError),
-        ("msg_1", b"9" * 5000, signing.BodyError),
-        ("msg_1", b"\xff\xfe", signing.BodyError),
-        ("msg_\ud800", BODY, signing.HeaderError),
-        ("msg\n1", BODY, signing.HeaderError),
+        ("msg_1", DEEP, "is not JSON"),
+        ("msg_1", b"9" * 5000, "is not JSON"),
+        ("msg_1", b"\xff\xfe", "is not JSON"),
+        ("msg_\ud800", BODY, "webhook-id has characters"),
+        ("msg\n1", BODY, "webhook-id has characters"),
     ],
 )
-def test_nothing_that_is_sent_raises_what_is_not_documented(message_id, raw, error):
+def test_nothing_that_is_sent_raises_what_is_not_documented(message_id, raw, said):
     """Deep JSON, endless numbers, what is no text, and ids that no header carries: a receiver answers 401 to each."""
     digest = hmac.new(SECRET.key, f"{message_id}.{int(NOW)}.".encode(errors="surrogatepass") + raw, hashlib.sha256)
     given_headers = {
@@ -172,13 +172,13 @@ def test_nothing_that_is_sent_raises_what_is_not_documented(message_id, raw, err
         "webhook-timestamp": str(int(NOW)),
         "webhook-signature": "v1," + base64.b64encode(digest.digest()).decode(),
     }
-    with pytest.raises(error):
+    with pytest.raises(signing.VerificationError, match=said):
         verify(SECRET, given_headers, raw, now=NOW)
 
 
 def test_a_body_that_no_request_can_carry_is_refused():
     """Text with half a character in it was never received as bytes."""
-    with pytest.raises(signing.BodyError, match="as received"):
+    with pytest.raises(signing.VerificationError, match="as received"):
         verify(SECRET, headers(), "\ud800", now=NOW)
 
 
@@ -197,17 +197,16 @@ def test_any_request_of_alertmanager_or_grafana_is_verified_or_refused(raw, valu
     """The same for the other two ways of proving who one is."""
     with pytest.raises(signing.VerificationError):
         verify_bearer("secret", {"authorization": f"Bearer {value}x"}, raw)
+    signed = {"x-grafana-alerting-signature": value or "x", "x-grafana-alerting-timestamp": timestamp}
     with pytest.raises(signing.VerificationError):
-        verify_grafana(
-            "secret", {"x-grafana-alerting-signature": value or "x", "x-t": timestamp}, raw, timestamp_header="x-t"
-        )
+        verify_grafana("secret", signed, raw)
 
 
 @pytest.mark.parametrize("raw", [DEEP, b"\xff", b"9" * 5000])
 def test_a_trusted_body_that_cannot_be_read_is_refused(raw):
     """Of Alertmanager's and of Grafana's too."""
-    with pytest.raises(signing.BodyError):
+    with pytest.raises(signing.VerificationError):
         verify_bearer("secret", {"authorization": "Bearer secret"}, raw)
     signature = hmac.new(b"secret", raw, hashlib.sha256).hexdigest()
-    with pytest.raises(signing.BodyError):
+    with pytest.raises(signing.VerificationError):
         verify_grafana("secret", {"x-grafana-alerting-signature": signature}, raw)

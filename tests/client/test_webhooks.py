@@ -144,12 +144,6 @@ def test_receiver_with_a_bad_secret_does_not_start(secret):
         receiver(secret, print)
 
 
-def test_public_names_are_what_the_documentation_draws():
-    """Every error drawn in the docstring is there and public."""
-    drawn = set(re.findall(r"\b\w+Error\b", webhooks.__doc__))
-    assert drawn == {name for name in webhooks.__all__ if name.endswith("Error")}
-
-
 def test_importing_the_receiver_side_loads_no_framework():
     """A service that only receives webhooks pays for no web framework, model or client library."""
     heavy = "('pydantic', 'starlette', 'httpx', 'numpy')"
@@ -177,13 +171,12 @@ def test_receiver_takes_what_grafana_signs():
     assert plain_post(app, body + b" ", x_grafana_alerting_signature=good).status_code == 401
     assert plain_post(receiver(SECRET, pytest.fail), body, x_grafana_alerting_signature=good).status_code == 401
 
-    dated = receiver(None, handled.append, grafana_secret="s3cret", grafana_timestamp_header="X-Time")
     for late, expected in ((0, 204), (1000, 401)):
         stamp = str(int(time.time()) - late)
         digest = hmac.new(b"s3cret", f"{stamp}:".encode() + body, hashlib.sha256).hexdigest()
-        answer = plain_post(dated, body, x_grafana_alerting_signature=digest, x_time=stamp)
+        answer = plain_post(app, body, x_grafana_alerting_signature=digest, x_grafana_alerting_timestamp=stamp)
         assert answer.status_code == expected
-    assert plain_post(dated, body, x_grafana_alerting_signature=good).status_code == 401
+        assert plain_post(app, body, x_grafana_alerting_signature=digest).status_code == 401
     assert handled == [{"version": "1"}] * 2
 
 

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kc_otel.client.router import TableFile
-from kc_otel.client.signing import BodyError, parsed_body
+from kc_otel.client.signing import VerificationError, parsed_body
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
 from kc_otel.judge.decisions.entries import DecisionTable
@@ -139,7 +139,7 @@ def webhook(body: bytes) -> None:
     """The body of a webhook that is trusted."""
     try:
         parsed_body(body)
-    except BodyError:
+    except VerificationError:
         return
 
 
