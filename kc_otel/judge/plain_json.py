@@ -1,7 +1,7 @@
 """Conversion of dataclasses to JSON and back, by their types alone.
 
 Numbers that are not finite are the texts NaN, Infinity and -Infinity: JSON has no numbers for them, and what is stored
-must not lose them. Output for others has null instead: `finite_or_none`.
+must not lose them. Output for others has null instead: `for_others`, `finite_or_none`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ def to_json(value: Any) -> str:
 def to_plain(value: Any) -> Any:
     """The same as dictionaries, lists, texts and finite numbers."""
     return json.loads(to_json(value))
+
+
+def for_others(value: Any) -> Any:
+    """The same as `to_plain`, with None for numbers that are not finite."""
+    return json.loads(pydantic_core.to_json(value, inf_nan_mode="null"))
 
 
 def read_json(kind: type[Value], text: str | bytes) -> Value:

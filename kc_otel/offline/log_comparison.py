@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.plain_json import finite_or_none
-from kc_otel.judge.verdict import Verdict
+from kc_otel.judge.plain_json import for_others
 from kc_otel.offline.gate.observations import ADVANTAGE, RecordingObservations, RecordingSlice
-from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
+from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, verdict_for_others
 from kc_otel.record.measure.logits import LOGITS
 from kc_otel.record.measure.storage_grid import CoarseSide
 from kc_otel.recordings.recording import Recording
@@ -134,11 +133,11 @@ def as_data(comparison: LogComparison) -> dict[str, Any]:
                 "slice": part.name,
                 "sequences": part.sequences,
                 "tokens": part.tokens,
-                "kc": {name: {**_interval_json(interval), "unit": _unit(name)} for name, interval in part.own.items()},
+                "kc": {name: {**for_others(interval), "unit": _unit(name)} for name, interval in part.own.items()},
             }
             for part in comparison.slices
         ],
-        "verdicts": None if judged is None else [_verdict_json(verdict) for verdict in judged.verdicts],
+        "verdicts": None if judged is None else list(map(verdict_for_others, judged.verdicts)),
         "not_judged": None if judged is None else [str(clause) for clause in judged.left_out],
     }
 
@@ -148,17 +147,6 @@ def _unit(name: str) -> str:
     if key in QUANTITIES:
         return QUANTITIES[key].unit
     return DERIVED[key].unit if key in DERIVED else "1"
-
-
-def _interval_json(of: Interval) -> dict[str, Any]:
-    numbers = {end: finite_or_none(getattr(of, end)) for end in ("estimate", "lower", "upper")}
-    return {**numbers, "samples": of.samples, "method": of.method, "note": of.note}
-
-
-def _verdict_json(of: Verdict) -> dict[str, Any]:
-    numbers = {name: finite_or_none(getattr(of, name)) for name in ("limit", "estimate", "lower", "upper")}
-    about = {"clause": of.cell.clause, "slice": of.cell.slice, "status": str(of.status)}
-    return {**about, **numbers, "samples": of.samples, "method": of.method, "about": of.about, "reason": of.reason}
 
 
 _MAX_VALUES: Final = 20

@@ -14,9 +14,9 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.integrations.operators import CaseReport, OperatorPair
 from kc_otel.judge.cell_evidence import Evidence
-from kc_otel.judge.plain_json import finite_or_none
+from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.verdict import Cell, Verdict
-from kc_otel.offline.gate.recorded_verdicts import on_either_window, without_windows
+from kc_otel.offline.gate.recorded_verdicts import on_either_window, verdict_for_others, without_windows
 from kc_otel.offline.python_names import python_name
 from kc_otel.stats import Binned
 
@@ -93,23 +93,14 @@ def as_json(reports: Sequence[CaseReport], verdicts: Sequence[Verdict], left_out
                 "case": report.case,
                 "dtype": report.dtype,
                 "attributes": dict(report.attributes),
-                **{key: finite_or_none(value) for key, value in report.summary().items()},
-                "batch_dependence_by_size": {
-                    str(size): finite_or_none(float(drift.relative.max(initial=0.0)))
-                    for size, drift in report.batches.items()
-                },
+                **for_others(report.summary()),
+                "batch_dependence_by_size": for_others(
+                    {size: float(drift.relative.max(initial=0.0)) for size, drift in report.batches.items()}
+                ),
             }
             for report in reports
         ],
-        "verdicts": [
-            {
-                **{name: getattr(verdict.cell, name) for name in ("clause", "slice")},
-                "status": str(verdict.status),
-                **{name: finite_or_none(getattr(verdict, name)) for name in ("estimate", "lower", "upper")},
-                **{name: getattr(verdict, name) for name in ("limit", "samples", "about", "reason")},
-            }
-            for verdict in verdicts
-        ],
+        "verdicts": list(map(verdict_for_others, verdicts)),
         "left_out": list(left_out),
     }
 

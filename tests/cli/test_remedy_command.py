@@ -42,10 +42,10 @@ def test_json_says_the_same_for_every_correction_slice_and_trainer(run):
     chosen = next(correction for correction in answer["corrections"] if correction["name"] == answer["chosen"]["trl"])
     assert chosen["meets"]
     assert chosen["lines"]["trl"] == answer["lines"]["trl"]
-    by_slice = {part["slice"]: part for part in chosen["slices"]}
-    assert set(by_slice) == {"all", "code", "tables"}
-    assert {clause["clause"] for clause in by_slice["tables"]["clauses"]} == {"token-tv", "reward"}
-    assert 0.0 <= by_slice["tables"]["dropped_tokens_positive_advantage"] <= 1.0
+    assert set(chosen["costs"]) == {"all", "code", "tables"}
+    promised = {(found["promise"]["clause"], found["promise"]["slice"]) for found in chosen["findings"]}
+    assert {("token-tv", "tables"), ("reward", "tables")} <= promised
+    assert 0.0 <= chosen["costs"]["tables"]["dropped_positive"] <= 1.0
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from kc_otel.contract.slices import ALL, OLDER, STALE
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.causes import TOKENS, split_by_cause
 from kc_otel.judge.cell_evidence import Evidence, Window
+from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 from kc_otel.judge.verdicts import decide
 from kc_otel.offline.gate.observations import RecordingObservations, RecordingSlice
@@ -261,6 +263,13 @@ def without_windows(contract: Contract, evidence: Sequence[Evidence], now: float
 def on_either_window(sample: Binned | None, _window: Window) -> Binned:
     """Return the same observations for either window; none without a sample."""
     return Binned.of_samples(np.zeros(0)) if sample is None else sample
+
+
+def verdict_for_others(of: Verdict) -> dict[str, Any]:
+    """Return a verdict on a recording for JSON; a bound that is not claimed is null."""
+    names = ("limit", "estimate", "lower", "upper", "samples", "method", "about", "reason")
+    numbers: dict[str, Any] = for_others({name: getattr(of, name) for name in names})
+    return {"clause": of.cell.clause, "slice": of.cell.slice, "status": str(of.status), **numbers}
 
 
 def recordable(clause: Clause) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
-from kc_otel.judge.plain_json import finite_or_none
+from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.verdict import Verdict
 from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
 from kc_otel.offline.remedy.corrections import Correction, Ratios
@@ -243,53 +243,36 @@ def _costs(found: Effects, totals: Sequence[NDArray[np.float64]]) -> Costs:
 
 def as_data(of: Remedy) -> dict[str, Any]:
     """Return all numbers for JSON; unbounded or missing ones are null."""
-    return {
-        "source": of.source,
-        "contract": of.contract,
-        "confidence": of.confidence,
-        "beyond": list(of.beyond),
-        "exceeded": [
-            {
-                "clause": verdict.cell.clause,
-                "slice": verdict.cell.slice,
-                "estimate": verdict.estimate,
-                "limit": verdict.limit,
-            }
-            for verdict in of.exceeded
-        ],
-        "chosen": {trainer: best and best.correction.name for trainer, best in of.chosen.items()},
-        "lines": {trainer: best and line(trainer, best.correction) for trainer, best in of.chosen.items()},
-        "unit": of.unit,
-        "more": dict(of.lacking),
-        "corrections": [
-            {
-                "name": replay.correction.name,
-                "family": replay.correction.family,
-                "meets": replay.meets,
-                "lines": {trainer: line(trainer, replay.correction) for trainer in of.chosen},
-                "slices": [
-                    {
-                        "slice": name,
-                        "sequences": costs.sequences,
-                        "tokens": costs.tokens,
-                        "variance": finite_or_none(costs.variance),
-                        "ess": costs.ess,
-                        "dropped_tokens": costs.dropped,
-                        "dropped_sequences": costs.dropped_sequences,
-                        "dropped_tokens_positive_advantage": costs.dropped_positive,
-                        "dropped_tokens_negative_advantage": costs.dropped_negative,
-                        "clauses": [_finding_data(found) for found in replay.findings if found.promise.slice == name],
-                    }
-                    for name, costs in replay.costs.items()
-                ],
-            }
-            for replay in of.replayed
-        ],
-    }
-
-
-def _finding_data(of: RemedyBound) -> dict[str, Any]:
-    promise, interval = of.promise, of.interval
-    about = {"clause": promise.clause, "metric": promise.metric, "limit": promise.limit, "state": of.state}
-    ends = {end: finite_or_none(getattr(interval, end)) for end in ("estimate", "lower", "upper")}
-    return {**about, **ends, "samples": interval.samples, "note": interval.note}
+    found: dict[str, Any] = for_others(
+        {
+            "source": of.source,
+            "contract": of.contract,
+            "confidence": of.confidence,
+            "beyond": of.beyond,
+            "exceeded": [
+                {
+                    "clause": verdict.cell.clause,
+                    "slice": verdict.cell.slice,
+                    "estimate": verdict.estimate,
+                    "limit": verdict.limit,
+                }
+                for verdict in of.exceeded
+            ],
+            "chosen": {trainer: best and best.correction.name for trainer, best in of.chosen.items()},
+            "lines": {trainer: best and line(trainer, best.correction) for trainer, best in of.chosen.items()},
+            "unit": of.unit,
+            "more": of.lacking,
+            "corrections": [
+                {
+                    "name": replay.correction.name,
+                    "family": replay.correction.family,
+                    "meets": replay.meets,
+                    "lines": {trainer: line(trainer, replay.correction) for trainer in of.chosen},
+                    "costs": replay.costs,
+                    "findings": replay.findings,
+                }
+                for replay in of.replayed
+            ],
+        }
+    )
+    return found
