@@ -14,8 +14,6 @@ from kc_otel.stats.interval import Interval
 from kc_otel.stats.means import mean_interval
 from kc_otel.stats.placement import Placement
 
-__all__ = ["bernstein_interval", "squares", "variance"]
-
 
 def bernstein_interval(sample: Binned, *, low: float, high: float, alpha_lower: float, alpha_upper: float) -> Interval:
     """Empirical Bernstein interval for the mean of a quantity that lies in [low, high].
@@ -56,23 +54,17 @@ def _deviation(known: Placement, width: float, alpha: float) -> float:
     if known.n < 2:
         return math.inf
     log = math.log(2.0 / alpha)
-    return math.sqrt(2.0 * variance(known) * log / known.n) + 7.0 * width * log / (3.0 * (known.n - 1))
+    return math.sqrt(2.0 * _variance(known) * log / known.n) + 7.0 * width * log / (3.0 * (known.n - 1))
 
 
-def squares(known: Placement, center: float) -> float:
-    """Largest possible sum of (x - center)^2 over the cut sample.
+def _variance(known: Placement) -> float:
+    """Largest possible sample variance (denominator n - 1) of the cut sample.
 
     Of all worst placements it is the one that raises exactly the bins whose middle lies above the centre, or, where
     the sum does not allow that, the nearest one that it allows.
     """
+    center = (known.least + known.most) / 2.0
     room = known.count * (known.upper - known.lower)
     best = float(known.count @ known.lower + room[known.lower + known.upper > 2.0 * center].sum()) / known.n
     values, weights = known.worst(min(max(best, known.least), known.most))
-    return float(weights @ (values - center) ** 2)
-
-
-def variance(known: Placement) -> float:
-    """Largest possible sample variance (denominator n - 1); inf for one observation."""
-    if known.n < 2:
-        return math.inf
-    return squares(known, (known.least + known.most) / 2.0) / (known.n - 1)
+    return float(weights @ (values - center) ** 2) / (known.n - 1)
