@@ -50,12 +50,6 @@ def boards() -> dict[str, dict]:
 
 
 @pytest.fixture(scope="session")
-def remote_write() -> ModuleType:
-    """The module that writes what an exporter sends into a Prometheus."""
-    return importlib.import_module("tests.tools.remote_write")
-
-
-@pytest.fixture(scope="session")
 def streams() -> ModuleType:
     """The module that plays streams of drift."""
     return importlib.import_module("tests.tools.streams")

@@ -6,7 +6,6 @@ cells, and means, are compared with what evaluators hold in memory and with what
 
 import math
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -15,8 +14,7 @@ import pytest
 from kc_otel.contract.model import Contract
 from kc_otel.generate.links import RL_UID, SLICE_UID
 from kc_otel.judge.verdict import Status, Verdict
-from tests.tools.panel_samples import parsed
-from tests.tools.panel_store import SCRAPED_AS, Store, filled, rate_interval
+from tests.tools.panel_store import Store, filled, rate_interval
 from tests.tools.panel_traffic import STEP
 from tests.tools.panel_world import CELL, Labels, World, by
 
@@ -299,17 +297,6 @@ def test_numbers_are_in_the_unit_of_the_clause_that_is_picked(panel_store: Store
     assert {unit for _, unit in asked} == {"none", "s", "suffix: nat", "suffix: step"}
 
 
-def test_values_that_mean_something_to_a_regular_expression_are_found(panel_store: Store, boards: dict) -> None:
-    """A name with a dot, alone and with another, matches itself and not what the dot would stand for."""
-    (variable,) = (candidate for candidate in boards["overview"]["templating"]["list"] if candidate["name"] == "slice")
-    for values in (["a.b"], ["a.b", "c"]):
-        pattern = interpolated(variable, values)
-        for name, found in (("a.b", 1), ("axb", 0)):
-            query = f'label_replace(label_replace(vector(1), "x", "{name}", "", ""), "y", "hit", "x", "{pattern}") '
-            rows = panel_store.ask(query, panel_store.world)
-            assert ("y" in rows[0]["metric"]) == bool(found), (values, name)
-
-
 def test_worst_tokens_lead_to_their_traces(panel_store: Store, boards: dict) -> None:
     """Each dot of the heatmap of |l| is the worst token that a recorder saw between two exports, and has its trace."""
     (target,) = (target for panel, _, _, target in queries(boards["slice"]) if panel["id"] == 23)
@@ -322,19 +309,3 @@ def test_worst_tokens_lead_to_their_traces(panel_store: Store, boards: dict) -> 
     assert all(re.fullmatch(r"[0-9a-f]{32}", exemplar["labels"]["trace_id"]) for exemplar in found)
     worst = [np.abs(batch.log_ratio).max() for batches in world.recorded.batches.values() for batch in batches]
     assert sorted(float(exemplar["value"]) for exemplar in found) == pytest.approx(sorted(worst), rel=1e-9)
-
-
-def test_prometheus_reads_the_page_as_it_is(panel_store: Store) -> None:
-    """What it scrapes from the evaluator is every sample of the page, and is what the other tests write."""
-    found = {
-        frozenset(row["metric"].items()): float(row["value"][1])
-        for row in panel_store.ask(
-            f'last_over_time({{__name__=~"{SCRAPED_AS}kc_.*"}}[2h])', panel_store.world.but(at=time.time())
-        )
-    }
-    own = {"job": "page", "instance": dict(next(iter(found)))["instance"]}
-    expected = {
-        frozenset((labels | own | {"__name__": SCRAPED_AS + labels["__name__"]}).items()): value
-        for labels, value in parsed(panel_store.page)
-    }
-    assert found == expected

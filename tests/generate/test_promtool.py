@@ -19,7 +19,6 @@ TRAIN, INFERENCE = "0123456789ab", "ba9876543210"
 
 LIVING = ("kc_evaluator_last_evaluation_seconds", "0+60x40")
 """An evaluator that judges at every minute."""
-BROKEN_CELLS = queries.count(f"{queries.cells('kc.verdict')} == 3")
 
 
 def cell(metric: str, slice: str = "all", clause: str = "token-tv", more: str = "") -> str:
@@ -114,44 +113,9 @@ def route(slice: str, version: str, kernel: str) -> str:
 
 
 CASES = {
-    "a cell says since when": (
-        queries.since(),
-        [(cell("kc_verdict_since_seconds"), "1200x40")],
-        [(cell(""), 1_200_000)],
-    ),
-    "of evaluators side by side the one that has known it longest counts": (
-        queries.since(),
-        [
-            (cell("kc_verdict_since_seconds", more=', instance="a"'), "1200x40"),
-            (cell("kc_verdict_since_seconds", more=', instance="b"'), "1500x40"),
-        ],
-        [(cell(""), 1_200_000)],
-    ),
-    "margin is a share of the limit": (
-        queries.margin_share(),
-        [(cell("kc_bound_margin"), "0.001x40"), (cell("kc_bound_limit"), "0.004x40")],
-        [(cell(""), 0.25)],
-    ),
     "a limit of zero has no margin share": (
         queries.margin_share(),
         [(cell("kc_bound_margin"), "-1x40"), (cell("kc_bound_limit"), "0x40")],
-        [],
-    ),
-    "two evaluators count once": (
-        BROKEN_CELLS,
-        [
-            (cell("kc_verdict", more=', instance="a"'), "3x40"),
-            (cell("kc_verdict", more=', instance="b"'), "3x40"),
-            (cell("kc_verdict", "code"), "0x40"),
-            LIVING,
-        ],
-        [("{}", 1)],
-    ),
-    "nothing is counted as zero": (BROKEN_CELLS, [LIVING], [("{}", 0)]),
-    "without an evaluator nothing is known": (BROKEN_CELLS, [], []),
-    "what an evaluator said before it died is not known any more": (
-        BROKEN_CELLS,
-        [(cell("kc_verdict"), "3x40"), ("kc_evaluator_last_evaluation_seconds", "0+60x28 1680x12")],
         [],
     ),
     "the worst pair of kernels is shown": (
@@ -213,27 +177,6 @@ CASES = {
             (info(clause="reward", metric="reward_drift_bound"), "1x40"),
         ],
         [('{kc_contract="policy-7b", kc_slice="all"}', 0.25)],
-    ),
-    **{
-        f"a unit of {unit} is {name} to Grafana": (
-            queries.in_units(),
-            [(info(unit=unit, instance="a"), "1x40"), (info(unit=unit, instance="b"), "1x40")],
-            [(f'{{kc_clause_unit="{name}"}}', 1)],
-        )
-        for unit, name in (("1", "none"), ("s", "s"), ("{nat}", "suffix: nat"), ("{step}", "suffix: step"))
-    },
-    "four steps hold three exports of the most seldom": (
-        queries.minimum_step(),
-        [
-            ('kc_contract_heartbeat_seconds{kc_contract="a"}', "60x40"),
-            ('kc_contract_heartbeat_seconds{kc_contract="b"}', "190x40"),
-        ],
-        [("{}", 48)],
-    ),
-    "a step is no less than half a minute": (
-        queries.minimum_step(),
-        [('kc_contract_heartbeat_seconds{kc_contract="a"}', "60x40")],
-        [("{}", 30)],
     ),
     "a step is known without an evaluator": (queries.minimum_step(), [], [("{}", 30)]),
 }

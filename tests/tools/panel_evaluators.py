@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,7 @@ from starlette.testclient import TestClient
 
 from kc_otel.client.signing import Secret
 from kc_otel.contract.model import Contract
-from kc_otel.judge.decisions.entries import DecisionTable
-from kc_otel.judge.incidents.incident import Incident
-from kc_otel.judge.otlp.sink import Durations, ExportResult, RequestCounts
-from kc_otel.judge.promotion.promotion_state import Promotion
+from kc_otel.judge.otlp.sink import ExportResult, RequestCounts
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.verdict import Verdict
 from kc_otel.serve.api.app import make_api
@@ -42,36 +39,11 @@ class Moment:
         at: Unix time, seconds.
         page: Its `/metrics`.
         cells: (verdict, Unix time since when) of every cell.
-        firing: How many steps fire, by (contract, clause, slice, severity).
-        acting: How many steps ask for it, by (contract, clause, slice, action).
-        incidents: The incidents that last.
-        decisions: Which slices are routed away.
-        promotions: Kernel versions on their way, or rolled back.
-        points: Data points received by outcome; likewise `requests` by (transport, outcome) and `attempts` by
-            (endpoint, outcome).
-        durations: How long requests took, by (transport, outcome).
-        waiting: Webhooks by endpoint.
-        failures: Times that judging a contract failed; three at each evaluation are planted in the first one.
-        series: Series that state is kept for.
-        tick_seconds: How long the evaluation took.
     """
 
     at: int
     page: bytes
     cells: tuple[tuple[Verdict, float], ...]
-    firing: Mapping[tuple[str, str, str, str], int]
-    acting: Mapping[tuple[str, str, str, str], int]
-    incidents: tuple[Incident, ...]
-    decisions: DecisionTable
-    promotions: tuple[Promotion, ...]
-    points: Mapping[str, int]
-    requests: Mapping[tuple[str, str], int]
-    durations: Mapping[tuple[str, str], Durations]
-    attempts: Mapping[tuple[str, str], int]
-    waiting: Mapping[str, int]
-    failures: Mapping[str, int]
-    series: int
-    tick_seconds: float
 
 
 class _Told(Core):
@@ -112,19 +84,6 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: i
                     at=now,
                     page=reader.get("/metrics").content,
                     cells=tuple((verdict, since) for verdict, since, _ in core.history.cells()),
-                    firing=core.firing(),
-                    acting=core.acting(),
-                    incidents=core.incidents(),
-                    decisions=core.decisions,
-                    promotions=tuple(core.promotions.all()),
-                    points=dict(core.evaluator.counters),
-                    requests=dict(requests.snapshot()),
-                    durations=requests.durations(),
-                    attempts=dict(dispatcher.attempts),
-                    waiting={queue.endpoint: queue.waiting for queue in core.outbox.status()},
-                    failures={contract.name: core.evaluator.faults.counts[contract.name] for contract in contracts},
-                    series=core.evaluator.series_count,
-                    tick_seconds=core.tick_seconds,
                 )
 
 

@@ -23,13 +23,11 @@ from tests.tools.panel_samples import of_pages, of_recorders
 from tests.tools.panel_traffic import STEP, record
 from tests.tools.panel_world import World
 from tests.tools.remote_write import HEADERS, body
-from tests.tools.servers import free_address, page, running, sink
+from tests.tools.servers import free_address, running, sink
 
 GRAFANA = "https://grafana.example"
 SCRAPED = 10
 """Seconds between two scrapes, as the provisioned data source says."""
-SCRAPED_AS = "scraped_"
-"""What the names of series begin with that Prometheus scraped itself."""
 _AHEAD, _STARTING = 12, 4
 """Seconds that playing and starting Prometheus take at most where a machine has time for it, and starting alone."""
 _RANGE = 6 * 3600
@@ -43,13 +41,11 @@ class Store:
     Attributes:
         client: Of its API.
         world: What is behind it when the recording rules have been evaluated; nothing is picked yet.
-        page: The evaluator's page that it scrapes, besides.
         groups: Its rules and their alerts soon after; five minutes later what was written is too old for any.
     """
 
     client: httpx.Client
     world: World
-    page: bytes
     groups: list[dict[str, Any]]
 
     def ask(self, expression: str, world: World) -> list[dict[str, Any]]:
@@ -79,7 +75,7 @@ def rate_interval(target: Mapping[str, Any], world: World) -> float:
 
 @contextmanager
 def played(program: str, contracts: Sequence[Contract], folder: Path) -> Iterator[Store]:
-    """Record, judge, write, and wait for rules and the scrape; dashboards show six hours.
+    """Record, judge, write, and wait for rules; dashboards show six hours.
 
     Args:
         program: Path of Prometheus.
@@ -100,26 +96,25 @@ def played(program: str, contracts: Sequence[Contract], folder: Path) -> Iterato
             break
         ahead = _STARTING + math.ceil(2 * took)  # a busy machine: play it again, farther ahead
     series = [*of_recorders(recorded), *(sample for name in starts for sample in of_pages(name, evaluators[name]))]
-    last = evaluators["first:8080"][-1].page
-    with page(last) as address, _prometheus(program, contracts, address, folder) as client:
+    with _prometheus(program, contracts, folder) as client:
         written = client.post("/write", content=body(series), headers=HEADERS)
         assert written.status_code == 204, written.text
         world = World(tuple(contracts), recorded, evaluators, _settled(client, end), {}, 0.0, _RANGE)
         time.sleep(2.0)  # every group is evaluated once more
         groups = client.get("/rules").json()["data"]["groups"]
         _rest(client, folder)
-        yield Store(client, world, last, groups)
+        yield Store(client, world, groups)
 
 
 def _rest(client: httpx.Client, folder: Path) -> None:
-    """Neither rules nor scrapes from here on: a processor half busy is missed by the tests beside these."""
+    """No rules from here on: a processor half busy is missed by the tests beside these."""
     (folder / "config.yml").write_text("{}")
     answer = client.post(f"{str(client.base_url).removesuffix('api/v1/')}-/reload")
     assert answer.status_code == 200, answer.text
 
 
 @contextmanager
-def _prometheus(program: str, contracts: Sequence[Contract], address: str, folder: Path) -> Iterator[httpx.Client]:
+def _prometheus(program: str, contracts: Sequence[Contract], folder: Path) -> Iterator[httpx.Client]:
     """A client of a Prometheus with the alerts on the evaluator's verdicts, and the rules that judge without it."""
     for contract in contracts:
         text = rule_file(contract, Sites(GRAFANA)).text.replace("interval: 15s", "interval: 1s")
@@ -130,14 +125,7 @@ def _prometheus(program: str, contracts: Sequence[Contract], address: str, folde
     rules = [rule for group in groups for rule in group["rules"] if "record" in rule]
     recording = {"groups": [{"name": "recording", "interval": "1s", "rules": rules}]}
     (folder / "recording.yaml").write_text(yaml.safe_dump(recording))
-    renamed = {"source_labels": ["__name__"], "target_label": "__name__", "replacement": f"{SCRAPED_AS}$1"}
-    config = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
-        "rule_files": [str(path) for path in sorted(folder.glob("*.yaml"))],
-        "scrape_configs": [
-            {"job_name": "page", "static_configs": [{"targets": [address]}], "metric_relabel_configs": [renamed]}
-        ],
-    }
+    config = {"rule_files": [str(path) for path in sorted(folder.glob("*.yaml"))]}
     (folder / "config.yml").write_text(yaml.safe_dump(config))
     own = free_address()
     command = [
@@ -160,7 +148,7 @@ def _settled(client: httpx.Client, end: float) -> float:
     """Time of an evaluation of the recording rules that saw all there is up to `end`, once there are alerts, too."""
     begin, deadline = max(time.time(), end), time.monotonic() + 60
     wanted = [f"min(timestamp(kc_rule_{name})) > {begin}" for name in _RULES]
-    wanted += ['ALERTS{alertstate="firing"}', f"{SCRAPED_AS}kc_verdict"]
+    wanted.append('ALERTS{alertstate="firing"}')
     while True:
         found = [client.get("/query", params={"query": query}).json()["data"]["result"] for query in wanted]
         if all(found):

@@ -79,13 +79,9 @@ class Batch:
 
     Attributes:
         log_ratio: log P(y) - log Q(y), rounded to float32 as recorders do, [sequences, tokens].
-        advantages: [sequences].
-        relative: ||a - b|| / ||a|| of the outputs of operator `attention`, [rows]; those of another do not differ.
     """
 
     log_ratio: np.ndarray
-    advantages: np.ndarray
-    relative: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -205,9 +201,7 @@ def _measure(recorder: Recorder, contract: Contract, traffic: Traffic, draw: np.
     if traffic.rows:
         recorder.compare_operator("attention", output, other, attributes=traffic.attributes, presampled=True)
         recorder.compare_operator("norm", output, output, attributes=traffic.attributes, presampled=True)
-    relative = np.linalg.norm(output - other, axis=1) / np.linalg.norm(output, axis=1)
-    ratio = (train - inference)[:-1].astype(np.float32).astype(float)
-    return Batch(ratio, advantages[:-1], relative)
+    return Batch((train - inference)[:-1].astype(np.float32).astype(float))
 
 
 def _captured(contract: Contract, recorded: Recorded) -> Iterator[Export]:

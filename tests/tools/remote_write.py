@@ -14,9 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.sdk.metrics.export import MetricsData
 
 ZERO_THRESHOLD = 1e-128
 _STALE = struct.pack("<Q", 0x7FF0000000000002)
@@ -46,11 +44,6 @@ class Series:
 def body(series: Iterable[Series]) -> bytes:
     """The body of a request to `/api/v1/write`."""
     return snappy(b"".join(_message(1, part) for entry in series for part in _series(entry)))
-
-
-def of_exports(exports: Iterable[tuple[int, MetricsData]]) -> list[Series]:
-    """Every drift histogram of some exports of the SDK, each at a time of its own in milliseconds."""
-    return _merged((at, metric, point) for at, data in exports for metric, point in points(encode_metrics(data)))
 
 
 def of_request(request: ExportMetricsServiceRequest) -> list[Series]:

@@ -36,25 +36,6 @@ def sink(handle: Callable[[bytes, Mapping[str, str]], int]) -> Iterator[str]:
 
 
 @contextmanager
-def page(content: bytes) -> Iterator[str]:
-    """Address of an HTTP server on loopback that answers each GET with a page in Prometheus' text format."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            """Stay quiet."""
-
-    with _served(Handler) as address:
-        yield address
-
-
-@contextmanager
 def _served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))
