@@ -22,25 +22,9 @@ and calls `handle` once for a message that arrives twice. Answer 2xx to accept a
 400, 413, 415 and 422 reject this message for good; after any other answer, or none, it is sent again.
 
 `body["alerts"]` is what Alertmanager would send; `body["kernelContract"]` holds the contract and, in `cells`, the
-<<<<<<< HEAD
 numbers of each alert's clause in the same order. The same receiver accepts the messages of Alertmanager and Grafana
 about a contract's generated alerts, once it knows how they authenticate: `bearer` for the credentials of Alertmanager's
 `http_config.authorization`, `grafana_secret` for the HMAC of a Grafana contact point.
-
-The errors are those of the Standard Webhooks signature:
-
-    WebhookError
-    ├── SecretError
-    └── VerificationError
-        ├── HeaderError
-        ├── TimestampError
-        ├── SignatureError
-        └── BodyError
-=======
-numbers of each alert's clause in the same order. The same receiver takes what Alertmanager and Grafana send about a
-contract's generated alerts, once it is told how they prove who they are: `bearer` for the credentials of
-Alertmanager's `http_config.authorization`, `grafana_secret` for the HMAC of a Grafana contact point.
->>>>>>> 98c1d820 (A webhook that cannot be trusted is one error; Grafana's timestamp is read where it is sent)
 """
 
 from __future__ import annotations
@@ -105,11 +89,7 @@ def verify_grafana(
         now: Unix time, seconds; the system's when None.
 
     Raises:
-<<<<<<< HEAD
-        VerificationError: One of its subclasses, if the request cannot be trusted.
-=======
-        VerificationError: If the request is not to be trusted.
->>>>>>> 98c1d820 (A webhook that cannot be trusted is one error; Grafana's timestamp is read where it is sent)
+        VerificationError: If the request cannot be trusted.
         SecretError: If the secret is empty.
     """
     if not secret:
@@ -135,11 +115,7 @@ def verify_bearer(token: str, headers: Mapping[str, str], body: bytes) -> Any:
     """The body of a webhook that proves itself by `Authorization: Bearer`, as Alertmanager's can.
 
     Raises:
-<<<<<<< HEAD
-        VerificationError: One of its subclasses, if the request cannot be trusted.
-=======
-        VerificationError: If the request is not to be trusted.
->>>>>>> 98c1d820 (A webhook that cannot be trusted is one error; Grafana's timestamp is read where it is sent)
+        VerificationError: If the request cannot be trusted.
         SecretError: If the token is empty.
     """
     if not token:
@@ -168,14 +144,8 @@ class receiver:  # noqa: N801 - reads as the function it is used as
         max_body: Largest body, bytes.
         remember: How many ids of handled messages are remembered, so that one sent again is not handled again.
             Alertmanager and Grafana send no ids.
-<<<<<<< HEAD
         bearer: Token of Alertmanager's `http_config.authorization`; None to accept nothing from Alertmanager.
         grafana_secret: HMAC secret of Grafana's contact point; None to accept nothing from Grafana.
-        grafana_timestamp_header: That contact point's timestamp header, where it has one.
-=======
-        bearer: Token of Alertmanager's `http_config.authorization`; None to take nothing from Alertmanager.
-        grafana_secret: HMAC secret of Grafana's contact point; None to take nothing from Grafana.
->>>>>>> 98c1d820 (A webhook that cannot be trusted is one error; Grafana's timestamp is read where it is sent)
 
     Raises:
         SecretError: If a secret is malformed, or there is none.

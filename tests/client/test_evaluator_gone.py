@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import sqlite3
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -101,21 +99,3 @@ def test_a_killed_evaluator_and_one_that_lost_its_state(evaluator, tmp_path):
         evaluator(table_of(9))
         eventually(lambda: router.table.version == 9)
         assert kernels(router) == ["i", "i", "i"]
-
-
-def test_a_process_that_starts_while_the_evaluator_is_gone_has_its_last_table(evaluator, tmp_path):
-    """From the file that an earlier process kept: routes hold, and the rest is on the safe side until it answers."""
-    kept = tmp_path / "decisions.json"
-    contract = load(evaluator.contract)
-    first = evaluator(table_of(7, "code"))
-    with Router(first.api, refresh=0.05, keep=kept) as router:
-        assert router.wait_for_table(SOON)
-    first.kill()
-    with Router(first.api, contracts=[contract], refresh=0.05, wait=2.0, keep=kept) as router:
-        assert router.stale
-        assert router.choose("policy", {"task": "code"}, "inferB") == "train-kernel"
-        assert router.decide("policy", {"task": "prose"}, "inferB").cause == "stale"
-        evaluator(table_of(8))
-        eventually(lambda: not router.stale)
-        assert router.choose("policy", {"task": "code"}, "inferB") == "inference-kernel"
-    assert replace(DecisionTable.from_plain(json.loads(kept.read_text())), at=1.0) == table_of(8)

@@ -189,14 +189,6 @@ def test_the_alerts_data_source_is_provisioned(repository: Path) -> None:
     assert {source["uid"]: source["type"] for source in sources}[DATASOURCE_UID] == "prometheus"
 
 
-def test_collector_pipelines_use_what_is_declared(repository: Path) -> None:
-    """Every receiver, processor and exporter of a pipeline is declared, and none is declared for nothing."""
-    config = yaml.safe_load((repository / "dashboards" / "provisioning" / "collector" / "config.yaml").read_text())
-    for kind in ("receivers", "processors", "exporters"):
-        used = {name for pipeline in config["service"]["pipelines"].values() for name in pipeline[kind]}
-        assert used == set(config[kind]), kind
-
-
 def test_addresses_in_the_configurations_are_services(compose: dict, repository: Path) -> None:
     """Host names that the mounted files reach for exist in the compose file."""
     text = "".join(path.read_text() for path in (repository / "dashboards" / "provisioning").rglob("*.yaml"))

@@ -17,8 +17,6 @@ from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
 from kc_otel.contract.registry.sent_metrics import Instrument
 from kc_otel.generate.grafana import grafana_files
-from kc_otel.generate.grafana.panels import STATUS_SHAPES
-from kc_otel.judge.verdict import Status
 
 NAMES = ("overview", "slice", "rl", "promotion", "health")
 METRIC_NAMES = {
@@ -200,16 +198,6 @@ def test_links_between_dashboards_stand_above_the_panels(boards: dict) -> None:
             assert link["includeVars"]
             assert link["keepTime"]
             assert "placement" not in link
-
-
-def test_verdicts_have_names_and_colours(boards: dict) -> None:
-    """0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL, in every panel that shows verdicts alone; each with its shape."""
-    expected = {str(status.code): f"{STATUS_SHAPES[status]} {status}" for status in Status}
-    for board in boards.values():
-        for panel in panels(board):
-            if panel["type"] == "state-timeline" and "kc_verdict" in panel["targets"][0]["expr"]:
-                (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
-                assert {value: result["text"] for value, result in mapping["options"].items()} == expected
 
 
 def test_dashboards_say_nothing_of_a_contract(boards: dict, repository: Path, policy: Contract) -> None:

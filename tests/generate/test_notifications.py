@@ -3,19 +3,15 @@
 import json
 import re
 import subprocess
-import time
 from pathlib import Path
 
-import httpx
 import jsonschema
 import pytest
 import yaml
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate.alert_steps import alert_steps, static_labels
 from kc_otel.generate.grafana.alerting import alerting_file
 from kc_otel.generate.grafana.notifications import notifications_file
-from kc_otel.generate.prometheus.alertmanager_routes import SECRETS, routes_file
 
 
 @pytest.fixture(scope="module")
@@ -226,46 +222,3 @@ def test_templates_render(program, content: dict, tmp_path: Path) -> None:
         json.dumps({**data, "status": "resolved", "alerts": [{**firing, "status": "resolved"}]})
     )
     assert rendered("message").strip() == "RESOLVED, critical: token-tv is broken"
-
-
-@pytest.mark.slow
-def test_one_drift_on_many_slices_is_one_notification(
-    servers, alertmanager_command: list[str], policy: Contract, tmp_path: Path
-) -> None:
-    """45 slices of one pair of kernels that break within the wait, as generated: the pager is told once, of all."""
-    bodies: list[dict] = []
-
-    def take(body: bytes, _: object) -> int:
-        bodies.append(json.loads(body))
-        return 200
-
-    with servers.sink(take) as pager:
-        (tmp_path / "pager.url").write_text(pager)
-        (tmp_path / "pager.token").write_text("t0ken")
-        content = yaml.safe_load(routes_file([policy]).text.replace(SECRETS, str(tmp_path)))
-        content["route"]["group_wait"] = "8s"  # generated: 30s
-        (tmp_path / "alertmanager.yaml").write_text(yaml.safe_dump(content))
-        address = servers.free_address()
-        command = [
-            *alertmanager_command,
-            f"--config.file={tmp_path / 'alertmanager.yaml'}",
-            f"--storage.path={tmp_path / 'alerts'}",
-            f"--web.listen-address={address}",
-            "--cluster.listen-address=",
-        ]
-        (step,) = (other for other in alert_steps(policy) if (other.clause_id, other.number) == ("token-tv", 2))
-        pair = {"kernel_train": "0123456789ab", "kernel_inference": "ba9876543210"}
-        with servers.running(command, tmp_path / "alertmanager.log", f"http://{address}/-/ready"):
-            labels = {"alertname": step.name, **static_labels(step), **pair}
-            for first in (0, 15, 30):
-                batch = [{"labels": {**labels, "slice": f"slice-{first + n}"}} for n in range(15)]
-                sent = httpx.post(f"http://{address}/api/v2/alerts", json=batch, trust_env=False)
-                assert sent.status_code == 200, sent.text
-                time.sleep(0.5)
-            end = time.monotonic() + 120
-            while not bodies and time.monotonic() < end:
-                time.sleep(0.1)
-            time.sleep(2)  # a second message would come at once: every alert was there before the first
-    (body,) = bodies
-    assert len(body["alerts"]) == 45
-    assert body["commonLabels"] == labels

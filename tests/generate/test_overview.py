@@ -7,9 +7,7 @@ from typing import get_args
 
 import pytest
 
-from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import Action
-from kc_otel.generate.grafana import grafana_files
 from kc_otel.generate.grafana.panels import STATUS_COLOURS
 from kc_otel.generate.grafana.queries import ACTION_BITS
 from kc_otel.judge.verdict import Status
@@ -118,10 +116,3 @@ def test_a_promise_can_be_read_without_knowing_the_contract(board: dict) -> None
     assert organize["renameByName"]["kc_clause_promise"] == "Promise"
     assert organize["excludeByName"] == {"Time": True, "Value #F": True}
     assert "group_left (kc_clause_promise)" in worst["targets"][5]["expr"]
-
-
-@pytest.mark.slow
-def test_the_same_contracts_give_the_same_bytes(policy: Contract) -> None:
-    """Twice the same, whatever the order; generating leaves no trace in the SDK."""
-    other = policy.model_copy(update={"metadata": policy.metadata.model_copy(update={"name": "other"})})
-    assert grafana_files([policy, other]) == grafana_files([other, policy])

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import math
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of, make_evidence
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
@@ -39,31 +35,6 @@ def test_record_that_went_through_a_file_verifies(record):
     """Order of keys and white space do not matter."""
     shuffled = dict(reversed(list(json.loads(json.dumps(record, indent=3)).items())))
     verify_evidence(shuffled)
-
-
-def leaves(value: Any, path: tuple[Any, ...] = ()):
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from leaves(inner, (*path, name))
-    elif isinstance(value, list):
-        for place, inner in enumerate(value):
-            yield from leaves(inner, (*path, place))
-    else:
-        yield path
-
-
-@given(data=st.data())
-def test_any_change_is_found(record, data):
-    """No single value can be changed without the checksum telling."""
-    path = data.draw(st.sampled_from(list(leaves(record))))
-    changed = copy.deepcopy(record)
-    inner = changed
-    for step in path[:-1]:
-        inner = inner[step]
-    old = inner[path[-1]]
-    inner[path[-1]] = data.draw(st.one_of(st.text(), st.integers(), st.none()).filter(lambda new: new != old))
-    with pytest.raises(EvidenceError):
-        verify_evidence(changed)
 
 
 def sealed(record, **changes):
