@@ -10,9 +10,9 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from examples.rl_bias.sharpest import required, smallest
+from examples.rl_bias.sharpest import real, required, smallest
 from kc_otel.stats import Bound
-from kc_otel.stats._check import horizon_of, real
+from kc_otel.stats._check import horizon_of
 
 __all__ = [
     "gradient_bias_from_ratio",

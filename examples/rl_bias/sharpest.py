@@ -1,8 +1,41 @@
-"""The sharpest of the bounds that follow from what is known."""
+"""What is known, checked, and the sharpest of the bounds that follow from it."""
 
 from __future__ import annotations
 
+import math
+from typing import Final, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
 from kc_otel.stats import Bound
+
+_ROUNDING_ERROR: Final = 1e-12
+"""Distance beyond the end of its range at which a number still counts as that end: more than sums of floats err by."""
+
+Real = TypeVar("Real", float, NDArray[np.float64])
+"""Type variable for a number or an array of numbers, preserved by the checks."""
+
+
+def real(
+    name: str, value: Real, *, low: float = 0.0, high: float = math.inf, infinite: bool = False, what: str = ""
+) -> Real:
+    """Return the value as float64 after checking that every element lies in [low, high]; rounding errors are clipped.
+
+    Raises:
+        ValueError: If it is empty, NaN, outside [low, high], or infinite where that means nothing.
+    """
+    array = np.asarray(value, dtype=np.float64)
+    if array.size == 0:
+        raise ValueError(f"{name}: is empty; pass at least one number")
+    wrong = ~((array >= low - _ROUNDING_ERROR) & (array <= high + _ROUNDING_ERROR))
+    if not infinite:
+        wrong |= np.isinf(array)
+    if wrong.any():
+        within = f"of at least {low:g}" if high == math.inf and not infinite else f"in [{low:g}, {high:g}]"
+        raise ValueError(f"{name}: {float(array[wrong].flat[0])!r} is not {what or 'a finite number'} {within}")
+    array = np.clip(array, low, high)
+    return cast("Real", array if array.ndim else float(array))
 
 
 def smallest(*candidates: Bound) -> Bound:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from examples.rl_bias.sharpest import required, smallest
+from examples.rl_bias.sharpest import Real, real, required, smallest
 from kc_otel.stats import Bound
-from kc_otel.stats._check import Real, real
 
 
 def half_range(train_logits: ArrayLike, inference_logits: ArrayLike, axis: int = -1) -> NDArray[np.float64]:

@@ -86,7 +86,7 @@ def log_axis(low: float, high: float, most: int = 6) -> Axis:
     return Axis(low, high, tuple(sorted(ticks)), log=True)
 
 
-def time_axis(start: float, end: float, zone: tzinfo = UTC, most: int = 6) -> Axis:
+def time_axis(start: float, end: float, zone: tzinfo = UTC) -> Axis:
     """An axis of moments: full seconds, minutes, hours or days of the zone; a day is named where it begins.
 
     >>> [text for _, text in time_axis(0.0, 7200.0).ticks]
@@ -94,7 +94,7 @@ def time_axis(start: float, end: float, zone: tzinfo = UTC, most: int = 6) -> Ax
     """
     if end <= start:
         start, end = start - 30.0, start + 30.0
-    wanted = (end - start) / most
+    wanted = (end - start) / 6
     step = next((seconds for seconds in _TICK_SECONDS if seconds >= wanted), 0) or _DAY_SECONDS * math.ceil(
         wanted / _DAY_SECONDS
     )

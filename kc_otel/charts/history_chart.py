@@ -12,7 +12,6 @@ import numpy as np
 
 from kc_otel.charts.axes import Axis, linear_axis, log_axis, time_axis
 from kc_otel.charts.chart import TOP, Chart, across, area, drawing, label, path, swatch, upward
-from kc_otel.charts.markers import Marker
 from kc_otel.contract.words import duration, interval, number
 
 _PLOT_HEIGHT: Final = 200
@@ -23,6 +22,42 @@ _LOGARITHMIC_RATIO: Final = 30.0
 """Between estimate and limit, from which on the axis is logarithmic: one of both would lie at its end."""
 _MARKER_SPACING: Final = 12.0
 """Thousandths of the width within which markers are one."""
+_ALERT_MARKERS: Final = {
+    "firing": "▲", "silence-ended": "▲", "would-fire": "△", "resolved": "▽", "would-resolve": "▽",
+}  # fmt: skip
+_PERSON_MARKER: Final = "☞"
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """Something that happened at a moment (Unix time, seconds): a sign of one character, and a description."""
+
+    at: float
+    sign: str
+    text: str
+
+
+def markers_of(events: Iterable[Mapping[str, Any]], contract: str, clause: str, slice: str) -> tuple[Marker, ...]:
+    """Alerts of a clause on a slice, what people did to it, and steps of promotions.
+
+    Events are as `/api/v1/events` has them.
+    """
+    found = []
+    for event in events:
+        data, kind = event["data"], event["kind"]
+        if event["contract"] != contract:
+            continue
+        if kind == "promotion":
+            sign = "→"
+        elif kind in _ALERT_MARKERS:
+            sign = _ALERT_MARKERS[kind] if (data.get("clause"), data.get("slice")) == (clause, slice) else ""
+        else:
+            whole = data.get("clause") in {None, clause} and data.get("slice") in {None, slice}
+            sign = _PERSON_MARKER if data.get("by") and whole else ""
+        if sign:
+            said = event["message"].removeprefix(f"{contract}: ")
+            found.append(Marker(event["at"], sign, f"{kind.replace('-', ' ')}: {said}"))
+    return tuple(found)
 
 
 def draw_history(

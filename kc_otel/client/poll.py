@@ -33,6 +33,8 @@ _LATE_SECONDS: Final = 30.0
 """Seconds since the last evaluation after which an evaluator is late, as its /readyz has it."""
 _CLOSING_SECONDS: Final = 1.5
 """Time that the last request, which says that this process ends, may take."""
+_LONGEST_PAUSE_SECONDS: Final = 30.0
+"""Between two failed requests."""
 
 
 def lateness(headers: Message) -> str:
@@ -66,7 +68,6 @@ class Poller(threading.Thread):
             process does.
         wait: How long the evaluator may hold an answer back, seconds.
         refresh: Least time between two requests, seconds, for an evaluator that does not hold answers back.
-        longest_pause: Longest pause between failed requests, seconds.
         token_file: File that holds the token, read with every request; None for the environment's, see
             `kc_otel.client.credentials`.
 
@@ -83,7 +84,6 @@ class Poller(threading.Thread):
         *,
         wait: float,
         refresh: float,
-        longest_pause: float = 30.0,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(name="kc-otel-router", daemon=True)
@@ -94,7 +94,7 @@ class Poller(threading.Thread):
         self._path = f"{parts.path.rstrip('/')}/api/v1/decisions"
         self._on_table, self._on_contact, self._report = on_table, on_contact, report
         self._token_file = token_file
-        self._wait, self._refresh, self._longest_pause = wait, refresh, longest_pause
+        self._wait, self._refresh = wait, refresh
         self._table: DecisionTable | None = None
         self._tag = self._unserved = ""
         self._stopping = threading.Event()
@@ -114,7 +114,7 @@ class Poller(threading.Thread):
                 failures += 1
                 if failures == 1:
                     _log.warning("no decision table from %s, the last one stays in force: %r", self._host, error)
-                pause = random.uniform(0.1, min(self._longest_pause, 0.5 * 2.0 ** min(failures, 16)))  # noqa: S311
+                pause = random.uniform(0.1, min(_LONGEST_PAUSE_SECONDS, 0.5 * 2.0 ** min(failures, 16)))  # noqa: S311
             else:
                 if failures:
                     _log.warning("decision tables from %s again", self._host)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from kc_otel.charts.axes import linear_axis, log_axis, time_axis
 from kc_otel.charts.distribution_chart import draw_distribution
 from kc_otel.charts.evidence_chart import draw_evidence
-from kc_otel.charts.history_chart import draw_history, draw_sparkline
-from kc_otel.charts.markers import Marker, markers_of
+from kc_otel.charts.history_chart import Marker, draw_history, draw_sparkline, markers_of
 
 PAST = [
     [10.0, 0.01, 0.005, 0.015, 0.02, 9, 0, 0.0], [20.0, None, None, None, 0.02, 0, 2, None],
