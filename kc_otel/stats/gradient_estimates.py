@@ -20,7 +20,7 @@ g, with tr(S^2) estimated without the bias that few sequences have. Each limit i
 its variance there allows, with S's largest eigenvalue for the direction of b: taken at U itself, the variance is small
 where U is by chance, and an upper limit at 99.5 % was missed by 5 % of the samples. U leans upwards, as a chi-square
 with `tr(S)^2 / tr(S^2)` degrees of freedom does; the lower limit counts that. W has a heavy tail where the kernels are
-far apart; `kc_otel.stats.gradients` bounds the bias without looking at one.
+far apart; `examples/rl_bias/gradient_bounds.py` bounds the bias without looking at one.
 
 Source: Hoeffding 1948, A Class of Statistics with Asymptotically Normal Distribution; Chen and Qin 2010, A Two-Sample
 Test for High-Dimensional Data, for U and its variance; Wilson and Hilferty 1931 for the chi-square; Charikar, Chen and
