@@ -247,6 +247,7 @@ def _check_pairs(
     def note(findings: list[PairingFault]) -> None:
         for finding in reversed(findings):
             codes[finding.rows] = finding.reason
+        for finding in sorted(reversed(findings), key=_rows):  # the largest is said first
             said = finding.of(block.rows.size)
             why[finding.reason] = f"{said}; {why[finding.reason]}" if finding.reason in why else said
 
@@ -263,6 +264,10 @@ def _check_pairs(
     if altered and not codes.any():
         note(left_out(block))
     return codes
+
+
+def _rows(finding: PairingFault) -> int:
+    return finding.rows.size
 
 
 def _check_processing(block: Block, drift: NDArray[np.float64], codes: NDArray[np.int8]) -> None:
