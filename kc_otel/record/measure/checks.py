@@ -247,7 +247,7 @@ def _check_pairs(
     def note(findings: list[PairingFault]) -> None:
         for finding in reversed(findings):
             codes[finding.rows] = finding.reason
-        for finding in sorted(reversed(findings), key=_rows):  # the largest is said first
+        for finding in sorted(findings[::-1], key=_rows):  # the largest is said first
             said = finding.of(block.rows.size)
             why[finding.reason] = f"{said}; {why[finding.reason]}" if finding.reason in why else said
 
