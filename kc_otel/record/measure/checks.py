@@ -247,9 +247,9 @@ def _check_pairs(
     def note(findings: list[PairingFault]) -> None:
         for finding in reversed(findings):
             codes[finding.rows] = finding.reason
-        for finding in sorted(findings[::-1], key=_rows):  # the largest is said first
+        for finding in sorted(findings, key=_rows, reverse=True):
             said = finding.of(block.rows.size)
-            why[finding.reason] = f"{said}; {why[finding.reason]}" if finding.reason in why else said
+            why[finding.reason] = f"{why[finding.reason]}; {said}" if finding.reason in why else said
 
     fillers, filler = constants(block, drift, altered=altered)
     rest, at = without(block, filler) if filler.any() else (block, None)
