@@ -67,8 +67,8 @@ def test_status_shows_what_is_broken_why_and_what_was_done(broken: Evaluator) ->
     assert lines[table + 2].startswith("FAIL")
     assert "…" not in shown.stdout
     assert "lower bound" in shown.stdout
-    assert "policy/code avoids" in said
-    assert "avoids" not in command("status", "--contract", "another", "--url", broken.api).stdout
+    assert "policy/code is to avoid" in said
+    assert "is to avoid" not in command("status", "--contract", "another", "--url", broken.api).stdout
     wide = command("status", "--url", broken.api, width=160)
     assert "interval" in wide.stdout
     answer = json.loads(command("status", "--url", broken.api, "--json").stdout)

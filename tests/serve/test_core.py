@@ -121,7 +121,7 @@ def test_an_endpoint_that_forgets_is_told_of_a_breach_that_only_went_away(contra
     monkeypatch.setattr(core.evaluator, "evaluate", lambda at: {"policy": Evaluation(at, tuple(healthy))})
     core.tick(now + 30)
     assert not core.firing()
-    core.tick(now + 62)
+    core.tick(now + 30 + contract.observability.window)
     messages = core.outbox.messages(DeliveryState.WAITING)
     assert [message.id.startswith("renewal/") for message in messages] == [True, False]
     for message in messages:

@@ -134,7 +134,7 @@ def group_messages(
             ended = over is None or over.state is IncidentState.RESOLVED
         if ended:
             group = _closed(group, now)  # noqa: PLW2901 - the same one
-        rest, message = _sent(group, by_id.get(group.incident), people, timing, now)
+        rest, message = _sent(group, by_id.get(group.incident), people, timing, window, now)
         messages += [message] if message is not None else []
         if rest.pending or rest.told:
             after.append(rest)
@@ -207,7 +207,7 @@ def _closed(group: MessageGroup, now: float) -> MessageGroup:
 
 
 def _sent(
-    group: MessageGroup, incident: Incident | None, people: People, timing: GroupTiming, now: float
+    group: MessageGroup, incident: Incident | None, people: People, timing: GroupTiming, window: float, now: float
 ) -> tuple[MessageGroup, IncidentMessage | None]:
     """Return the group after its message, and the message if one is due."""
     firing = [notice for notice in group.pending if notice.transition.what is What.FIRING]
@@ -220,9 +220,10 @@ def _sent(
     ended = [notice for notice in ended if notice not in held]
     ready = [notice for notice in firing if notice not in muted]
     away: list[Notice] = []
-    if incident is not None and incident.went_away and not ready:
-        untold = (notice for notice in held if notice.transition.end != WENT_AWAY)
-        away = [notice for notice in untold if not people.silencing(notice.transition.cell, now)]
+    # For a window after that, what its recorders measure next may refute it.
+    if incident is not None and incident.went_away and not ready and now - incident.last_until >= window:
+        pending = (notice for notice in held if notice.transition.end != WENT_AWAY)
+        away = [notice for notice in pending if not people.silencing(notice.transition.cell, now)]
     lasting = set(group.told) - {notice.transition.fingerprint for notice in ended}
     over = bool(ended) and not lasting and not ready
     urgent = next((reason for reason in _AT_ONCE_REASONS if any(notice.reason is reason for notice in ready)), None)

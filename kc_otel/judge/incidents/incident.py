@@ -235,6 +235,11 @@ class Incident:
         return self.on in OF_RECORDERS and not over and not self.broken and not self.refuted
 
     @property
+    def last_until(self) -> float:
+        """Unix time in seconds at which the last of its cells ceased to be broken, of those that have."""
+        return max((-math.inf if cell.until is None else cell.until for cell in self.cells), default=-math.inf)
+
+    @property
     def refuted(self) -> bool:
         """True if verdicts refuted all of it; otherwise it only went away."""
         return all(cell.refuted for cell in self.cells)

@@ -212,7 +212,7 @@ def test_the_alert_of_what_is_contained_may_end_and_of_what_is_not_waits(edges):
     for state in (IncidentState.BROKEN, IncidentState.CONTAINED):
         of = ("1", cell.contract, "fail", cell.kernel_train, cell.kernel_inference, state, (broken,))
         said = [Notice(gone, NoticeReason.RESOLVED)]
-        _, messages = group_messages([told], said, [Incident(*of)], People(), AT_ONCE, 60.0, at)
+        _, messages = group_messages([told], said, [Incident(*of)], People(), AT_ONCE, 60.0, at + 60.0)
         reasons[state] = [str(message.reason) for message in messages]
     assert reasons == {IncidentState.BROKEN: ["unproven"], IncidentState.CONTAINED: ["resolved"]}
 
