@@ -182,7 +182,7 @@ def located_table(faults: Figures) -> str:
             f"{name} | {named} | {parts[1]['name'] if len(parts) > 1 else ''} | {found['seconds']:.0f} | "
             f"{found['processor_seconds']:.0f} | {found['largest_memory'] / 1e9:.1f}"
         )
-    header = "fault | culprit | its share of token TV | most of it in | seconds | of one processor | GB of memory"
+    header = "fault | culprit | its share of token TV | most of it in | seconds | CPU seconds | GB of memory"
     return _table(header, rows)
 
 

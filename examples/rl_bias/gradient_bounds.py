@@ -36,7 +36,7 @@ def gradient_bias_from_tv(sequence_tv: float, *, advantage_max: float, sequence_
 def gradient_bias_from_chi2(sequence_chi2: float, *, second_moment: float) -> float:
     """`||bias|| <= sqrt(lambda_max(F) chi2_seq)`, F = E_Q[f f'], P << Q: from what is measured, and no horizon.
 
-    Source: for any direction u, `<u, b> = E_Q[(1 - W) <u, f>]` and Cauchy and Schwarz. lambda_max of F is that of the
+    Source: for any direction u, `<u, b> = E_Q[(1 - W) <u, f>]` and Cauchy-Schwarz. lambda_max of F is that of the
     Gram matrix of the sequences' A times score, or of their sketches (`largest_second_moment`).
 
     Args:
@@ -83,7 +83,7 @@ def gradient_bias(
 ) -> Bound:
     """The smallest bound on the norm of the uncorrected gradient's bias that follows from what is known, and its name.
 
-    Whatever bounds TV_seq bounds the bias. From a (log-)ratio range that is never worse than the paper's form, `A_max
+    Whatever bounds TV_seq bounds the bias. From a (log-)ratio range, it is never worse than the paper's form, `A_max
     G_seq (exp(T lam) - 1)` or `A_max G_seq ((1 + eta)^T - 1)`, for any T: with x = exp(lam), 2 (1 - (2/(1+x))^T)
     <= 2 (x^T - 1)/(x^T + 1) <= x^T - 1, because ((1+x)/2)^T <= (1 + x^T)/2; and 2 (1 - (1 - eta/2)^T) <= T eta
     <= (1 + eta)^T - 1.

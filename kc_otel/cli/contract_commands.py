@@ -35,7 +35,7 @@ def check(
         list[str] | None,
         typer.Option(
             metavar="SLICE=NUMBER",
-            help="Sequences an hour on a slice: also list the clauses that can never PASS with so many.",
+            help="Sequences an hour on a slice: also list the clauses that can never PASS with that many.",
         ),
     ] = None,
     as_json: PrintJson = False,

@@ -97,7 +97,7 @@ def collector(
     ],
     check: _Check = False,
 ) -> None:
-    """Generate an OpenTelemetry Collector in front of several evaluators, each with its contracts.
+    """Generate the configuration of an OpenTelemetry Collector in front of several evaluators, each with its contracts.
 
     Examples:
       kc-otel generate collector contracts --out collector --evaluator a:4317 --evaluator b:4317

@@ -62,7 +62,7 @@ def init(
         int,
         typer.Option(
             min=1,
-            help="Number of prompts of a gate: limits are high enough that the baseline typically passes with so many.",
+            help="Number of prompts of a gate: limits are high enough that the baseline typically passes with them.",
         ),
     ] = 400,
     yes: Annotated[

@@ -31,7 +31,7 @@ def authorization(token_file: str | os.PathLike[str] | None = None) -> dict[str,
         token_file: File that holds the token; None for what KC_OTEL_TOKEN_FILE names, else KC_OTEL_TOKEN itself.
 
     Raises:
-        TokenError: If the file cannot be read, or what is given is no token.
+        TokenError: If the file cannot be read, or what is given is not a token.
     """
     path = token_file or os.environ.get(_TOKEN_FILE)
     if path:

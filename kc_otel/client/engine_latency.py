@@ -67,7 +67,7 @@ class EngineLatency:
         return found
 
     def exported(self, error: object | None) -> None:
-        """Say of an export that did not arrive."""
+        """Log an export that did not arrive."""
         if error is not None:
             _log.warning("latencies were not exported: %s", error)
 

@@ -41,7 +41,7 @@ def lateness(headers: Message) -> str:
     """Return a sentence if an evaluator answers but does not evaluate, by its header `Age`; else empty.
 
     Raises:
-        ValueError: If the header is no number.
+        ValueError: If the header is not a number.
     """
     age = float(headers.get("age") or 0.0)
     return f"nothing has been evaluated for {age:.0f} s" if age > _LATE_SECONDS else ""
@@ -65,7 +65,7 @@ class Poller(threading.Thread):
         on_table: Called with each new table, and whether the evaluator has evaluated lately.
         on_contact: Called after every answer of an evaluator that is not late, new table or not.
         report: What this process follows and does, as names and values of the query, so that people can see whether any
-            process does.
+            process follows a directive.
         wait: How long the evaluator may hold an answer back, seconds.
         refresh: Least time between two requests, seconds, for an evaluator that does not hold answers back.
         token_file: File that holds the token, read with every request; None for the environment's, see

@@ -69,7 +69,7 @@ class Router:
         trusted: Short fingerprints that count as promoted to full although nobody promoted them here, such as the
             version that has served until today.
         keep: File that stores each new table, for a process that starts while the evaluator is gone: it starts with the
-            pins, routes and promotions of the last table, which counts as stale. True for one by the URL in
+            pins, routes and promotions of the last table, which counts as stale. True for one named after the URL, in
             `kc-otel/` of XDG_STATE_HOME, or of ~/.local/state; False starts without any.
         token_file: File with the token that the evaluator requires; it is read for every request, so it may change.
             None for the file in KC_OTEL_TOKEN_FILE, or the token in KC_OTEL_TOKEN.
@@ -161,7 +161,7 @@ class Router:
             inference_version: Short fingerprint of the inference kernel that would serve it. Without it, every route
                 and every canary applies, whatever version it is about.
             key: Key that decides whether the request is in a canary's share, such as the id of a user or conversation
-                that must not change kernels on the way. The same key gets the same kernel in every process, and moves
+                that must not change kernels midway. The same key gets the same kernel in every process, and moves
                 at most once while a share grows. Without a key, the choice is random.
 
         Returns:
@@ -274,7 +274,7 @@ class Router:
         return self._fresh_until != -NEVER
 
     def close(self) -> None:
-        """Stop polling, and tell the evaluator that this process serves no more. The last table stays in force."""
+        """Stop polling, and tell the evaluator that this process no longer serves. The last table stays in force."""
         if self._poller is not None:
             self._poller.stop()
             self._poller.join(timeout=2.0)

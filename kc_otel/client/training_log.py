@@ -191,16 +191,17 @@ def scalars(verdicts: Sequence[Verdict], causes: Mapping[Cell, Causes] = Mapping
     Of each clause with data, as of its worst slice (the worst verdict, then the smallest margin in relation to the
     limit; `all` only where its verdict is worse than that of every slice):
 
-    - `kc/CLAUSE/worst/SLICE`: the estimate there. Only the slice that is the worst now has such a number, so that a
-      chart of `kc/CLAUSE/worst/*` shows by its lines which one it was when.
+    - `kc/CLAUSE/worst/SLICE`: the estimate there. Only the slice that is the worst now has such a number, so that the
+      lines of a chart of `kc/CLAUSE/worst/*` show which one was the worst at each time.
     - `kc/CLAUSE/bound`: the confidence bound that decides there: the lower one on FAIL, else the upper.
     - `kc/CLAUSE/limit`: the limit for that bound.
     - `kc/CLAUSE/evidence`: evidence against the limit, 0 to 1, for clauses that have it.
     - `kc/CLAUSE/verdict`: 0 PASS, 1 INCONCLUSIVE, 3 FAIL.
     - `kc/CLAUSE/all`: the estimate over all traffic.
     - `kc/CLAUSE/kernel`, `kc/CLAUSE/staleness`, `kc/CLAUSE/total`, where older weights sampled some of it: the kernels'
-      drift, what the age of the weights adds, and both; each with `/lower` and `/upper`, as `kc/CLAUSE/lag/0` to
-      `kc/CLAUSE/lag/8+` are of each lag. `kc/CLAUSE/stale` is the share of what older weights sampled.
+      drift, what the age of the weights adds, and both; each with `/lower` and `/upper`, and likewise
+      `kc/CLAUSE/lag/0` to `kc/CLAUSE/lag/8+` for each lag. `kc/CLAUSE/stale` is the share of what older weights
+      sampled.
 
     And of all of them `kc/failing`, the number of cells that FAIL.
 

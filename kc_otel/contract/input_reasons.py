@@ -168,7 +168,7 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
         "no_routes": Explained(
             "A layer has routes on one side only, or on neither (-1): its tokens are missing and do not count as "
             "agreement.",
-            "Enable routed experts where they are recorded, and pass the layers that have experts.",
+            "Enable the return of routed experts where they are recorded, and pass the layers that have experts.",
         ),
         "unrelated_routes": Explained(
             "Routes differ exactly as often as those of unrelated tokens or layers would, 1 - k/E.",

@@ -247,8 +247,7 @@ class Contract(Strict):
     def acts_on(self, clause: Clause) -> tuple[str, ...]:
         """Return the consumers of a clause's verdicts: actions and alerts above a warning, and promotion.
 
-        Promotion is named where the contract writes its terms; a gate of a contract that does not write them is run by
-        hand.
+        Promotion is named if the contract states promotion terms; otherwise a gate is run by hand.
         """
         found = [what for step in self.escalation for what in step.acts_on(clause.id)]
         return tuple(dict.fromkeys([*found, *(["promotion"] if "promotion" in self.model_fields_set else [])]))

@@ -47,7 +47,7 @@ class Saturated:
     def __str__(self) -> str:
         return (
             f"tensor {self.tensor} cuts off {number(100 * self.share)} % of its inputs, "
-            f"in channel {self.channel} up to {number(self.times)} times what it holds"
+            f"in channel {self.channel} up to {number(self.times)} times what it can hold"
         )
 
 

@@ -65,12 +65,12 @@ measured, the cell is INVALID_INPUT. `kc-otel reference invalid-input` prints th
 These faults are found in the numbers alone, without any declaration: `placeholder`, `not_logprobs`, `one_value`,
 `not_same_tokens`, `not_sampled`, `temperature_mismatch`, `truncated_sampling` and, with token ids,
 `penalised_sampling`. The first log line says how many tokens of how many sequences are affected, where, on which side,
-and by what shift. If a tenth of a batch shows a sampler setting, the whole batch is rejected; likewise if the mean of
-P/Q is significantly above 1. The evaluator checks that mean, too, over the window of each slice and pair of kernels.
+and by what shift. If a sampler setting shows in a tenth of a batch, the whole batch is rejected; likewise if the mean
+of P/Q is significantly above 1. The evaluator checks that mean, too, over the window of each slice and pair of kernels.
 
 Eight exact zeros in a row on both sides count as placeholders. A shorter run, of three or more, counts only if nine in
 ten sequences of a batch begin, or end, with it and hardly any zero occurs elsewhere. A single zero at the end of nine
-in ten sequences counts if no other token is exactly 0 although thirty are nearly 0. A number that many tokens share on
+in ten sequences counts if no other token is exactly 0 although at least thirty are nearly 0. A number that many tokens share on
 one side only is a floor or a filler; so is a side's lowest number, exact or blurred, if the other side goes on below.
 
 The inference side's numbers alone can show that its probabilities are too high, even if both sides share the fault:
@@ -220,7 +220,10 @@ def python_page() -> str:
     for package, title in PYTHON_PACKAGES.items():
         parts.append(f"## {title}")
         for name in _modules(package):
-            module = griffe.load(name, search_paths=[FOLDER.parents[2]], docstring_parser="google")
+            options: Any = {"returns_multiple_items": False}
+            module = griffe.load(
+                name, search_paths=[FOLDER.parents[2]], docstring_parser="google", docstring_options=options
+            )
             parts += [f"### `{name}`", *_docstring(module)]
             for member in module.exports or [key for key in module.members if key[0] != "_"]:
                 found = module[str(member)]

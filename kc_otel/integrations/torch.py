@@ -73,7 +73,7 @@ def observe(
             -100 do not count, as in training; only tokens that the inference kernel sampled should.
         recorder: Recorder to use.
         side: Side of the module's kernel.
-        attributes: Attributes that decide the slices, or a function of the forward's (args, kwargs) that says it.
+        attributes: Attributes that decide the slices, or a function of the forward's (args, kwargs) that returns them.
     """
     if side not in ("train", "inference"):
         raise ValueError(f"side: {side!r} is not a kernel; write train or inference")

@@ -1,4 +1,4 @@
-"""Callbacks for Hugging Face's `Trainer` and everything that is made of it.
+"""Callbacks for Hugging Face's `Trainer` and everything that is derived from it.
 
 `KernelContractCallback` compares the model in training with an inference kernel on given tokens, at evaluation or every
 so many steps. `StopWhenHalted` ends training and `ResyncWeights` sends the weights again when the evaluator asks for
@@ -57,8 +57,8 @@ class KernelContractCallback(TrainerCallback):  # type: ignore[misc]
     >>> trainer.train()
 
     Log ratios and their quantiles are facts about any tokens. Expectations over the inference kernel (tv_token, tv_seq,
-    k3, chi2 and the bounds made of them) need tokens that it sampled: pass a function as `samples` that has it sample
-    them.
+    k3, chi2 and the bounds computed from them) need tokens that it sampled: pass a function as `samples` that has it
+    sample them.
 
     Training waits while both kernels score. In a distributed run the first process compares; a model that is sharded
     over processes (FSDP, DeepSpeed) cannot be run by one of them, which is counted as dropped.
@@ -282,7 +282,7 @@ def log_verdicts(trainer: Any, recorder: Recorder) -> Callable[[], None]:
     A callback could not do this: reporting callbacks run before the user's own.
 
     Args:
-        trainer: A `transformers.Trainer`, or what is made of it.
+        trainer: A `transformers.Trainer`, or one derived from it.
         recorder: One that was made with `log`.
 
     Returns:

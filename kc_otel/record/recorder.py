@@ -59,7 +59,7 @@ class Recorder:
 
     The standard OTEL_* environment variables configure the export, as for any OpenTelemetry SDK; OTEL_SDK_DISABLED=true
     turns it off. Methods may be called from any thread. A forked child that goes on recording
-    writes streams of its own; a child that leaves through `os._exit`, as those of multiprocessing do, must call
+    writes streams of its own; a child that exits through `os._exit`, as those of multiprocessing do, must call
     `shutdown` itself.
 
     Args:

@@ -37,7 +37,7 @@ class Binned:
     opposite: Binned | None = None
 
     def times(self, many: int) -> Binned:
-        """A sample of that many times the same observations."""
+        """The same sample with each observation repeated that many times."""
         opposite = None if self.opposite is None else self.opposite.times(many)
         return replace(self, count=self.count * many, total=self.total * many, sum=self.sum * many, opposite=opposite)
 
@@ -88,7 +88,7 @@ class Binned:
         )
 
     def merged(self, bins: int) -> Binned:
-        """The same observations in at most so many bins, neighbours together: the sum stays exact, edges widen."""
+        """The same observations in at most that many bins, neighbours together: the sum stays exact, edges widen."""
         if self.count.size <= bins:
             return self
         first = np.linspace(0, self.count.size, bins + 1).astype(np.intp)[:-1]

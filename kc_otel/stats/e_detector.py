@@ -105,8 +105,8 @@ class EDetector:
     def clipped(self, level: float) -> EDetector:
         """The detector with `log_evidence` at most the level.
 
-        All bets are made smaller alike, so that those that did not raise the evidence begin anew: after a fault it
-        falls as fast as the bet that found it loses.
+        All bets are scaled down alike, so that those that did not raise the evidence begin anew: after a fault the
+        evidence falls as fast as the bet that found the fault loses.
         """
         over = np.maximum(self.log_evidence - level, 0.0)
         return EDetector(self.log_sums - over[:, None])

@@ -163,7 +163,7 @@ class ExponentialHistogram:
         """The same in fewer buckets: at most `most` of each sign, counted from the one below the zero threshold on.
 
         Args:
-            scale: Scale that it has where they suffice, and a lower one where not.
+            scale: Scale of the result if the buckets suffice; otherwise it is lower.
             zero_threshold: Half width of its zero bucket; a power of two, so that it is an edge at every scale.
             most: Buckets.
 

@@ -94,9 +94,9 @@ def mean_interval(
 
     Each side ends where the wealth of `mixture`, won against a mean by a mixture of fixed bets, reaches 1/alpha. The
     grid of bets depends on the number of observations, which has to be fixed beforehand. It adapts to the variance as
-    the empirical Bernstein interval does, costs a mixture (up to an eighth of the width for a coin), and has a much
-    smaller remainder: a little over ln(1/alpha)/n where that has 7 ln(2/alpha) / (3 n), which decides where means are
-    tiny.
+    the empirical Bernstein interval does, pays for the mixture (up to an eighth of the width for a coin), and has a
+    much smaller remainder: a little over ln(1/alpha)/n where that has 7 ln(2/alpha) / (3 n), which decides where means
+    are tiny.
 
     It holds for observations that are independent, equally distributed or not, and more generally whenever the mean of
     each, given the earlier ones, is the same. If these conditional means change, it is an interval for their average:
@@ -104,9 +104,9 @@ def mean_interval(
 
     With `anytime` it is a confidence sequence: one grid of bets for all sizes, a little wider, for repeated looks at a
     growing sample (not at a rolling window). The chance that a side ever misses, over all looks together, is then at
-    most its alpha. Narrower than sequences whose bets follow the stream (Theorems 2 and 3) on every drift and size that
-    was tried, from 200 observations to 200,000, except for coins below a thousand; and the fixed bets do not depend on
-    the order, so that histograms can be merged and asked.
+    most its alpha. It is narrower than sequences whose bets follow the stream (Theorems 2 and 3) on every drift and
+    size that was tried, from 200 observations to 200,000, except for coins below a thousand; and the fixed bets do not
+    depend on the order, so that histograms can be merged and used.
 
     >>> import numpy as np
     >>> drift = np.random.default_rng(0).beta(2, 498, 5000)        # mean 0.004

@@ -30,8 +30,8 @@ class RewardDriftEstimate:
 
     Attributes:
         drift: Estimate of E_P[r] - E_Q[r].
-        lower: Lower limit, of a large sample.
-        upper: Upper limit, of a large sample.
+        lower: Lower limit, valid for a large sample.
+        upper: Upper limit, valid for a large sample.
         prompts: Prompts that it rests on: those with two rollouts or more.
     """
 

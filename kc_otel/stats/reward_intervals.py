@@ -45,7 +45,7 @@ def reward_sides(log_ratio: ArrayLike, reward: ArrayLike, reward_range: tuple[fl
         reward_range: Smallest and largest reward.
 
     Raises:
-        ValueError: If the range is not one, or the shapes differ.
+        ValueError: If `reward_range` is not a range, or the shapes differ.
 
     >>> reward_sides([0.0, -0.1], [1.0, 0.0], (0.0, 1.0)).round(3).tolist()
     [[0.0, 0.095], [0.0, 0.0]]

@@ -25,11 +25,11 @@ def tv_for_reward_budget(budget: float, reward_range: tuple[float, float]) -> fl
     """The sequence total variation that suffices: `TV_seq <= B / (r_max - r_min)` keeps the reward drift within B.
 
     Args:
-        budget: B, in the reward's unit; from the range's width on, everything is allowed.
+        budget: B, in the reward's unit; at the range's width or more, everything is allowed.
         reward_range: Smallest and largest reward of a sequence.
 
     Raises:
-        ValueError: If the budget is negative or NaN, or the range is not one.
+        ValueError: If the budget is negative or NaN, or `reward_range` is not a range.
     """
     return min(1.0, real("budget", float(budget)) / _width(reward_range))
 

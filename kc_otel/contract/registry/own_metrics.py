@@ -31,7 +31,7 @@ _METRICS: Final = (
         "kc.verdict", "1", Instrument.GAUGE, _CELL,
         "Verdict of a cell: 0 PASS, 1 INCONCLUSIVE, 2 NO_DATA, 3 FAIL, 4 INVALID_INPUT.",
     ),
-    Metric("kc.verdict.since", "s", Instrument.GAUGE, _CELL, "Unix time since when a cell has had its verdict."),
+    Metric("kc.verdict.since", "s", Instrument.GAUGE, _CELL, "Unix time since which a cell has had its verdict."),
     Metric(
         "kc.verdict.evidence", "1", Instrument.GAUGE, _CELL,
         "Evidence against a cell's limit, 0 to 1: chance alone reaches 1 in some cell of the contract on average at "

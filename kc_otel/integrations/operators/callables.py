@@ -111,7 +111,7 @@ def compare_callables(
         cases: What they are called with.
         recorder: Recorder that records the observations too, without sampling, under the cases' attributes.
         operator: Name of the operator, as a contract's clauses have it.
-        batch_sizes: For each size, the first so many members of the case's batch are given to the inference kernel
+        batch_sizes: For each size n, the first n members of the case's batch are given to the inference kernel
             together, and each of the first 8 of them alone.
         ulp_of: dtype whose units in the last place count; None for that of the inference kernel's output.
 

@@ -1,8 +1,8 @@
 """Plugin of SGLang's group `sglang.srt.plugins`, called in each of its processes.
 
-Source: sglang 0.5.23, sglang/srt/plugins/hook_registry.py: hooks are named by the function that they stand before, and
-applied when all plugins have been loaded. Three of the front end's are enough; schedulers never call them. Where SGLang
-allows plugins by name (`SGLANG_PLUGINS`), `kc_otel` has to be among them.
+Source: sglang 0.5.23, sglang/srt/plugins/hook_registry.py: hooks are named after the function that they run before,
+and applied when all plugins have been loaded. Three of the front end's are enough; schedulers never call them. Where
+SGLang allows plugins by name (`SGLANG_PLUGINS`), `kc_otel` has to be among them.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def instrument(
         quarantine: Returns the slices whose rollouts should not be trained on, such as
             `lambda: router.quarantined("policy-7b")`; called before each loss. Sequences of these slices that break the
             contract by themselves, or fail an input check, then count in no loss; advantages and the loss's denominator
-            are as TRL made them from the whole group, so the other sequences keep their weight. None keeps nothing out.
+            are as TRL made them from the whole group, so the other sequences keep their weight. None for no quarantine.
         log: Such as a `kc_otel.TrainingLog`: its scalars are in whatever the trainer logs. Not with a recorder, which
             has its own.
 
@@ -60,7 +60,7 @@ def instrument(
         The instrumentation; `remove` it when it is no longer wanted.
 
     Raises:
-        TypeError: If the trainer is no GRPO trainer, or kernels or a log are given with a recorder.
+        TypeError: If the trainer is not a GRPO trainer, or kernels or a log are given with a recorder.
         ValueError: If the trainer has no second kernel, if columns are wanted and no reward function can supply them,
             if no clause can judge a sequence for a quarantine, or if the contract is not valid.
         OSError: If the contract cannot be read.

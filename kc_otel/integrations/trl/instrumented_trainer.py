@@ -85,7 +85,10 @@ class InstrumentedTrainer:
         _watched.setdefault(trainer, []).append(self)
 
     def remove(self) -> None:
-        """Restore the wrapped methods; a second call does nothing. Other wrappers around ours stop recording."""
+        """Restore the wrapped methods; a second call does nothing.
+
+        Where another wrapper surrounds ours, ours stays but stops recording.
+        """
         if self._active:
             self._active = False
             self._undo.close()

@@ -6,7 +6,7 @@ unbiased estimate of the mean over the step. Opt-in, by `KC_OTEL_AUDIT_SHARE`, s
 
 Time is capped by `KC_OTEL_AUDIT_BUDGET`, milliseconds a step on average: each step adds them to an account, which an
 audit's own time is taken from, and no audit begins while the account is overdrawn. That is decided by earlier steps
-alone, so that a skip selects none of the step's prompts. Skips are counted in verl's metrics, beside the time.
+alone, so that skipping does not select among the step's prompts. Skips are counted in verl's metrics, beside the time.
 
 The sequences are scored as copies in a partition of their own, which is cleared again: verl's batch stays as it was.
 The names of the prompts that were scored go to the workers with the update, which leave these prompts out: each counts

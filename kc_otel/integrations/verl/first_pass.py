@@ -2,13 +2,13 @@
 
 In bypass mode, which verl's separate and fully asynchronous trainers use, `old_log_probs` are the engine's, and the
 policy loss is the first to see the training kernel's. Until the first optimizer step of an update these are at the
-weights that the update began with: that mini-batch is what is compared, at no extra forward. Later mini-batches compare
-policies, not kernels, and are left out.
+weights that the update began with: that mini-batch is what is compared, without an extra forward pass. Later
+mini-batches compare policies, not kernels, and are left out.
 
 A worker knows the version of its weights from `update_weights`, which numbers the weights that it sends to the engines,
 and from its own optimizer steps since. Of the ranks that hold the same sequences, one records. verl spreads the
-rollouts of a prompt over its data-parallel ranks, whose drift is one observation: each prompt is counted by one rank,
-which its name decides, so that one of `dp` tokens of the first mini-batch counts.
+rollouts of a prompt, whose drift is one observation, over its data-parallel ranks: each prompt is counted by the one
+rank that its name selects, so that one of `dp` tokens of the first mini-batch counts.
 """
 
 from __future__ import annotations

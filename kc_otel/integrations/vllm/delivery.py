@@ -157,7 +157,7 @@ class RecorderSink:
     """Hands requests to a recorder of this process, where training scores them: the `sampled` side of its pairs.
 
     The training side calls `recorder.scored(token_ids=..., logprobs=..., prompt_ids=...)` without keys, so that both
-    sides are named by what they hold. The recorder takes its share by that name; record every request
+    sides are named by what they hold. The recorder samples by that name; record every request
     (`sampling=1.0`), or the shares multiply.
 
     Args:

@@ -15,7 +15,7 @@ _STATUS: Final = {"fail": "FAIL", "no-data": "NO_DATA", "inconclusive": "INCONCL
 _OPEN: Final = {"fail": "Broken", "no-data": "No data", "inconclusive": "Undecided", "invalid-input": "Invalid input"}
 _OBEYED: Final = {
     "untaken": "no router has applied it",
-    "unconfirmed": "no router that sent requests to this kernel has kept one from it yet",
+    "unconfirmed": "no router that sent requests to this kernel has kept any away from it yet",
     "recent": "this kernel has not been silent for a heartbeat since a router applied it",
     "lost": "a recorder of this kernel has not been heard of since",
     "disobeyed": "this kernel was measured after a router applied it",

@@ -50,9 +50,12 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         ] = [],  # noqa: B006 - FastAPI copies it
         instance: Annotated[
             str,
-            Query(max_length=200, description="Id of the process; one that routes and has none has applied no route."),
+            Query(
+                max_length=200,
+                description="Id of the process; one that routes without an id counts as having applied no route.",
+            ),
         ] = "",
-        closing: Annotated[bool, Query(description="Whether the process ends and is waited for no more.")] = False,
+        closing: Annotated[bool, Query(description="Whether the process is ending and no longer waited for.")] = False,
     ) -> Response:
         """Return the decision table; 204 if the caller's table is still in force after the wait.
 

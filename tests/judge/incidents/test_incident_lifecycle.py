@@ -306,7 +306,7 @@ def test_a_router_contains_by_this_contracts_slices_and_what_it_had_sent_to_the_
     evaluator = Evaluator(ROUTING)
     ordered(evaluator, 0.0)
     order = "Broken; routing to the training kernel was ordered at 00:00 UTC, but"
-    said = "no router that sent requests to this kernel has kept one from it yet"
+    said = "no router that sent requests to this kernel has kept any away from it yet"
     assert ordered(evaluator, 100.0, routers=100.0).state_text == f"{order} {said}"
 
     other = "1 of 2 routers has not applied it: b"
