@@ -9,7 +9,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from email.message import Message
 from typing import Final
@@ -63,7 +63,8 @@ class Poller(threading.Thread):
     Args:
         url: Base URL of the evaluator's API.
         on_table: Called with each new table, and whether the evaluator has evaluated lately.
-        on_contact: Called after every answer of an evaluator that is not late, new table or not.
+        on_contact: Called after every answer of an evaluator that is not late, new table or not, with the names of the
+            contracts that this process follows and that the evaluator does not judge.
         report: What this process follows and does, as names and values of the query, so that people can see whether any
             process follows a directive.
         wait: How long the evaluator may hold an answer back, seconds.
@@ -79,7 +80,7 @@ class Poller(threading.Thread):
         self,
         url: str,
         on_table: Callable[[DecisionTable, bool], None],
-        on_contact: Callable[[], None],
+        on_contact: Callable[[Collection[str]], None],
         report: Callable[[], Sequence[tuple[str, str]]] = tuple,
         *,
         wait: float,
@@ -164,9 +165,13 @@ class Poller(threading.Thread):
             raise ValueError(late)
         unserved = unquote(answer.getheader("kc-unserved") or "")
         if unserved != self._unserved and unserved:
-            _log.warning("%s serves no contract %s: nothing routes its requests", self._host, unserved)
+            _log.warning(
+                "%s does not judge contract %s: of its kernels only versions that were promoted to full serve",
+                self._host,
+                unserved,
+            )
         self._unserved = unserved
-        self._on_contact()
+        self._on_contact(unserved.split())
 
     def _request(self, more: str = "") -> http.client.HTTPResponse:
         connection = self._connection or self._connect(self._wait + 10.0)

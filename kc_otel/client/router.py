@@ -17,7 +17,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -124,6 +124,8 @@ class Router:
     ) -> None:
         self._contracts = {contract.name: contract for contract in contracts}
         self._asked: set[tuple[str, str]] = set()
+        self._unserved: frozenset[str] = frozenset()
+        """Contracts that the evaluator says it does not judge."""
         self._instance = f"{socket.gethostname()[:_HOST_CHARACTERS]}/{os.getpid()}/{secrets.token_hex(3)}"
         self._served: set[tuple[str, str]] = set()
         """Contracts and versions that a request was sent to."""
@@ -167,8 +169,8 @@ class Router:
         Returns:
             `train-kernel` if a person has pinned one of the request's slices to it, the newest pin first; if no pin
             covers them and a route does; if the request lies outside of the share of a canary that covers one; or if
-            the table is stale, no pin covers them, and the version is not known to have been promoted to full. Else
-            `inference-kernel`.
+            the table is stale, or the evaluator does not judge this contract, no pin covers them, and the version is
+            not known to have been promoted to full. Else `inference-kernel`.
 
         Raises:
             LookupError: If attributes are given for a contract that the router was not given.
@@ -193,10 +195,11 @@ class Router:
         else:
             where = frozenset((where,) if isinstance(where, str) else where)
         choice = snapshot.choice(contract, where, inference_version, key)
-        if choice.cause in {"default", "canary"} and self._clock() > self._fresh_until:
+        stale = self._clock() > self._fresh_until
+        if choice.cause in {"default", "canary"} and (stale or contract in self._unserved):
             if choice.kernel == TRAIN_KERNEL:
                 return choice
-            if not self._said_stale:
+            if stale and not self._said_stale:
                 self._say_stale()
             promoted = inference_version in self._trusted or (contract, inference_version) in snapshot.promoted
             choice = PROVEN if promoted else UNPROVEN
@@ -329,7 +332,8 @@ class Router:
         # A few at a time, in turn by chance: a request has a longest length.
         return told + [("kept", name) for name in random.sample(kept, min(len(kept), _MOST_KEPT))]
 
-    def _touch(self) -> None:
+    def _touch(self, unserved: Collection[str] = ()) -> None:
+        self._unserved = frozenset(unserved)
         self._fresh_until = self._clock() + self._stale_after
         self._said_stale = False
 
@@ -354,7 +358,7 @@ class Router:
         self._said_lost = limited is not table
         self._take(limited)
         if fresh:
-            self._touch()  # before the file is written: a slow disk does not make it stale
+            self._touch(self._unserved)  # before the file is written: a slow disk does not make it stale
         if self._table_file is not None:
             self._table_file.save(self._snapshot.table)
 

@@ -123,6 +123,7 @@ class _InProcess(SilentExporter):
             judged = self._judge.evaluate(now)[self._name]
             self._log.take(judged.verdicts, judged.causes)
         except Exception:  # noqa: BLE001 - the run must go on, judged or not
+            self._log.take(())
             if not self._failed:
                 self._failed = True
                 _log.exception("contract %s: the training log has no verdicts", self._name)

@@ -72,6 +72,8 @@ _log: Final = logging.getLogger(__name__)
 Announce = Callable[[Announcement], None]
 """Told of something that changed."""
 _REPEATED_REASONS: Final = frozenset({NoticeReason.REMINDER, NoticeReason.SILENCE_ENDED})
+_POLICY: Final = "escalation"
+"""Stage of a tick that carries a contract's policy out."""
 _RENEWAL_SECONDS: Final = 60.0
 _MAX_LOGGED_REFUSALS: Final = 20
 """Reasons for which points are refused that the log names."""
@@ -280,7 +282,7 @@ class Core:
             for name, evaluation in evaluations.items():
                 with self._alone(name, "history", "its verdicts", unit):
                     announcements += self._judged(evaluation, name, now, unit)
-                with self._alone(name, "escalation", "its policy", unit):
+                with self._alone(name, _POLICY, "its policy", unit):
                     state, said = self._escalated(state, evaluation, name, now, unit, renews=renews)
                     announcements += said
             self._evaluator_store.save(
@@ -298,6 +300,10 @@ class Core:
         self.causes = {cell: of for evaluation in evaluations.values() for cell, of in evaluation.causes.items()}
         if self.recording is not None:
             self.recording.evaluated(now)
+
+    def fails(self, contract: str) -> bool:
+        """Return whether a contract's policy is not carried out because of an error."""
+        return self.evaluator.faults.fails(contract, _POLICY)
 
     @contextmanager
     def _alone(self, contract: str, stage: str, where: str, unit: UnitOfWork) -> Iterator[None]:

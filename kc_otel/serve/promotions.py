@@ -34,9 +34,9 @@ from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 
 Key = tuple[str, str]
 """(contract, version)"""
-_MAX_ENDED: Final = 20
-"""Versions of a contract that were rolled back or replaced and are remembered: each limits requests in the decision
-table, and a router looks at all of them."""
+_MAX_ENDED: Final = 500
+"""Versions of a contract that were rolled back or replaced and are remembered, those that began last: each limits
+requests in the decision table, which has some 150 bytes for it. One that is forgotten may serve again."""
 _MAX_EVIDENCE_CHARACTERS: Final = 32 * 1024 * 1024
 """Characters of evidence that is handed over; that of 100 clauses on 500 slices has some 17 million."""
 _MOVES_WITH_EVIDENCE: Final = frozenset({MoveKind.ADVANCE, MoveKind.FORCE, MoveKind.ROLLBACK})
@@ -232,7 +232,7 @@ class Promotions:
         before, begun = self._subject(contract, version, by, now, start=start)
         if (size := len(json.dumps(record))) > _MAX_EVIDENCE_CHARACTERS:
             raise OrderError(f"the evidence has {size:,} characters; at most {_MAX_EVIDENCE_CHARACTERS:,} are kept")
-        after = orders.admit(before, found, record, self._offline_problems)
+        after = orders.admit(before, found, record, self._offline_problems, now)
         message = f"{by} hands over the evidence that the offline gate was open for {version}"
         return self._tell(before, after, "evidence", message, now, begun, by=by, record=record)
 

@@ -249,14 +249,20 @@ def test_an_evaluator_that_answers_and_does_not_evaluate_watches_nothing(evaluat
     assert caplog.text.count("nothing has been evaluated") == 1
 
 
-def test_a_contract_that_the_evaluator_does_not_serve_is_said_once(evaluator, caplog):
-    """A name that is misspelt in the serving process is routed by nobody, and looks as if nothing were wrong."""
-    evaluator.unserved = "polcy-7b"
-    with caplog.at_level(logging.WARNING), Router(evaluator.url, refresh=0.01, wait=0.02, keep=False) as router:
-        router.choose("polcy-7b", ["code"], "inferB")
-        eventually(lambda: len(evaluator.asked) > 5)
+def test_nothing_unproven_serves_under_a_contract_that_the_evaluator_does_not_judge(evaluator, caplog):
+    """Its name is misspelt, its file is gone or its policy fails: no FAIL would take a canary back. It is said once."""
+    evaluator.unserved = "polcy-7b other"
+    options = {"refresh": 0.01, "wait": 0.02, "keep": False, "trusted": ["inferA"]}
+    with caplog.at_level(logging.WARNING), Router(evaluator.url, **options) as router:
+        eventually(lambda: not router.stale)
+        eventually(lambda: router.decide("polcy-7b", ["code"], "inferB").cause == "stale")
+        assert router.choose("polcy-7b", ["code"], "inferB") == "train-kernel"
+        assert router.choose("polcy-7b", ["code"], "inferA") == "inference-kernel"
+        assert router.choose("policy-7b", ["code"], "inferB") == "inference-kernel"
         assert not router.stale
-    assert caplog.text.count("serves no contract polcy-7b: nothing routes its requests") == 1
+        evaluator.unserved = ""
+        eventually(lambda: router.choose("polcy-7b", ["code"], "inferB") == "inference-kernel")
+    assert caplog.text.count("does not judge contract polcy-7b other: of its kernels only versions that") == 1
 
 
 def test_closing_does_not_wait_for_a_held_request(evaluator):

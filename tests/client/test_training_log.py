@@ -16,6 +16,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 from kc_otel import Recorder, TrainingLog
 from kc_otel.client.training_log import _Asking, scalars
 from kc_otel.contract.load import load_text
+from kc_otel.judge import evaluator
 from kc_otel.judge.verdict import Cell, Status, Verdict
 from tests.integration.conftest import CONTRACT, Evaluator
 from tests.record.recorder.conftest import Memory
@@ -63,6 +64,18 @@ def test_a_run_that_keeps_it_passes(policy):
         found = recorder.scalars()
     assert found["kc/token-tv/verdict"] == found["kc/failing"] == 0.0
     assert found["kc/token-tv/all"] < found["kc/token-tv/bound"] < 0.02
+
+
+def test_a_run_that_cannot_be_judged_any_more_has_no_verdict(policy, monkeypatch):
+    """The last PASS is of another export: it is not logged for what nobody has judged."""
+    with Recorder(policy, log=TrainingLog()) as recorder:
+        batch(recorder, 0.01, 1)
+        assert recorder.force_flush(SOON)
+        assert recorder.scalars()["kc/failing"] == 0.0
+        monkeypatch.setattr(evaluator.Evaluator, "evaluate", lambda *_: 1 / 0)
+        batch(recorder, 0.2, 2)
+        assert recorder.force_flush(SOON)
+        assert recorder.scalars() == {}
 
 
 def test_asking_brings_the_next_answer_up_to_date(policy):

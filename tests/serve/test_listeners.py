@@ -51,6 +51,26 @@ def test_a_route_is_taken_by_who_has_the_table_that_is_in_force(client: TestClie
     assert routes(0) is not None
 
 
+def test_a_contract_whose_policy_fails_is_named(
+    make_core: Callable[..., Core], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A FAIL of it takes no version back: routers serve none that is not proven."""
+    core = make_core()
+    client, now = client_of(core), time.time()
+
+    def unserved() -> bool:
+        return "kc-unserved" in client.get("/api/v1/decisions", params={"obeys": ["policy/route"]}).headers
+
+    core.tick(now)
+    assert not unserved()
+    with monkeypatch.context() as broken:
+        broken.setattr(Core, "_escalated", lambda *_, **__: 1 / 0)
+        core.tick(now + 1.0)
+    assert unserved()
+    core.tick(now + 2.0)
+    assert not unserved()
+
+
 def test_what_names_no_contract_and_no_directive_is_not_kept(client: TestClient) -> None:
     """Whoever asks cannot fill the memory, nor be refused for asking about a contract of another evaluator."""
     asked = ["other/halt", "policy/hold-promotion", "policy/", "/", "", "policy", "policy/halt/x", "x" * 3000]

@@ -23,6 +23,7 @@ from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.refused_points import Missing
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.offline.gate.evidence import verify_evidence
+from kc_otel.serve import promotions
 from kc_otel.serve.core import Core
 from kc_otel.serve.webhooks.formats import pagerduty_events, slack_message
 from tests.tools.api import client_of
@@ -229,8 +230,9 @@ def test_a_version_that_its_gates_made_full_replaces_the_one_before(driven: Driv
     assert [event["order"] for event in driven.events()][-2:] == ["advance", "replace"]
 
 
-def test_old_versions_are_forgotten_one_day(driven: Driven) -> None:
+def test_old_versions_are_forgotten_one_day(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only so many rolled back versions limit requests; the newest stay out, and what runs is never forgotten."""
+    monkeypatch.setattr(promotions, "_MAX_ENDED", 20)
     told = driven.core.promotions
     told.start("policy", "full", "ada", 0.0)
     told.tell("policy", "full", "force", "ada", "the first", 1.0, stage=Stage.FULL)

@@ -15,6 +15,8 @@ from kc_otel.judge.promotion.promotion_state import Hold, MoveKind, OrderError, 
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 from kc_otel.judge.verdict import Evaluation, Status
 
+_MAX_AHEAD_SECONDS: Final = 300.0
+"""By which the clock of the machine that ran the gate may be ahead."""
 _WHO_AND_WHY: Final = "say who and why; both are recorded"
 
 
@@ -147,7 +149,7 @@ def whereabouts(promotion: Promotion) -> str:
 
 
 def admit(
-    promotion: Promotion, contract: Contract, record: Mapping[str, Any], offline_problems: SectionProblems
+    promotion: Promotion, contract: Contract, record: Mapping[str, Any], offline_problems: SectionProblems, now: float
 ) -> Promotion:
     """Take the evidence of the offline stage in.
 
@@ -156,6 +158,7 @@ def admit(
         contract: The contract in force.
         record: Record of `kc-otel gate run ... --evidence`.
         offline_problems: Checks the section of the offline stage; see `verify_record`.
+        now: Unix time, seconds.
 
     Raises:
         OrderError: If the version is not there, or the record is no sound evidence that its gate was open under this
@@ -178,7 +181,12 @@ def admit(
             f"the evidence is of another contract ({record['contract']['name']} {record['contract']['hash'][:12]}) "
             f"than the one in force ({contract.name} {contract.hash[:12]}); run the gate again"
         )
-    if datetime.fromisoformat(record["time"]).timestamp() < promotion.proof_from:
+    written = datetime.fromisoformat(record["time"]).timestamp()
+    if written > now + _MAX_AHEAD_SECONDS:
+        raise OrderError(
+            f"the evidence is of {record['time']}, in the future: correct that clock and run the gate again"
+        )
+    if written < promotion.proof_from:
         raise OrderError(
             f"the evidence is of {record['time']}, and {promotion.version} was rolled back at "
             f"{moment(promotion.proof_from)}; run the gate again"

@@ -60,12 +60,13 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
         """Return the decision table; 204 if the caller's table is still in force after the wait.
 
         The header `Age` has the seconds since the last evaluation. `KC-Unserved` names contracts of `obeys` that this
-        evaluator does not serve.
+        evaluator does not serve, or whose policy fails.
         """
         if closing:
             core.listeners.closed(instance)
             return Response(status_code=204)
-        unserved = {subject.partition("/")[0][:_MAX_CHARACTERS] for subject in obeys} - core.contracts.keys() - {""}
+        asked = {subject.partition("/")[0][:_MAX_CHARACTERS] for subject in obeys} - {""}
+        unserved = {name for name in asked if name not in core.contracts or core.fails(name)}
         headers = {"KC-Unserved": " ".join(map(quote, sorted(unserved)[:_MAX_NAMED]))} if unserved else {}
         known = not tag or core.decisions.tag == tag
         current = known and core.decisions.version == after

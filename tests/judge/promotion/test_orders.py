@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -59,6 +60,10 @@ def promotion(contract):
     return begin(contract, INFERENCE.fingerprint, "ada", 0.0)[0]
 
 
+NOW = 1.1e9
+"""After the gate that wrote the evidence."""
+
+
 def sealed(record, **changes):
     changed = {**record, **changes}
     del changed["checksum"]
@@ -68,7 +73,7 @@ def sealed(record, **changes):
 def test_sound_evidence_opens_the_offline_gate(contract, promotion, evidence):
     """The version is in shadow with the next evaluation, and the step names what it rests on."""
     record = evidence(0.01)
-    admitted = admit(replace(promotion, missing=("no evidence yet",)), contract, record, section_problems)
+    admitted = admit(replace(promotion, missing=("no evidence yet",)), contract, record, section_problems, NOW)
     assert (admitted.offline, admitted.missing) == (record["checksum"], ())
     after, (move,) = advance(admitted, contract, Evaluation(1.0), ())
     assert (after.position.stage, str(move.before), move.decision.stage) == (Stage.SHADOW, "offline-ci", "shadow")
@@ -81,7 +86,7 @@ def test_a_gate_that_refused_opens_nothing(contract, promotion, evidence):
     with pytest.raises(
         OrderError, match=r"the offline gate says rollback: token-tv on all: FAIL.*a person has to force"
     ):
-        admit(promotion, contract, evidence(0.5), section_problems)
+        admit(promotion, contract, evidence(0.5), section_problems, NOW)
 
 
 def test_a_gate_that_was_asked_about_a_part_opens_nothing(tmp_path):
@@ -95,7 +100,7 @@ def test_a_gate_that_was_asked_about_a_part_opens_nothing(tmp_path):
     assert gate.decision.outcome == "advance"
     new = begin(made, INFERENCE.fingerprint, "ada", 0.0)[0]
     with pytest.raises(OrderError, match=r"judged only a part .* and token-tv on code did not pass; run it"):
-        admit(new, made, offline_evidence(gate, text), section_problems)
+        admit(new, made, offline_evidence(gate, text), section_problems, NOW)
 
 
 def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence):
@@ -103,18 +108,18 @@ def test_evidence_of_something_else_opens_nothing(contract, promotion, evidence)
     record = evidence(0.01)
     other = dataclasses.replace(promotion, version="0123456789ab")
     with pytest.raises(OrderError, match=f"about kernel {INFERENCE.fingerprint}, not about 0123456789ab"):
-        admit(other, contract, record, section_problems)
+        admit(other, contract, record, section_problems, NOW)
     looser = load_text(TEXT.replace("0.05", "0.06"))
     with pytest.raises(OrderError, match=r"of another contract .* run the gate again"):
-        admit(promotion, looser, record, section_problems)
+        admit(promotion, looser, record, section_problems, NOW)
     with pytest.raises(OrderError, match=r"invalid: .*checksum"):
-        admit(promotion, contract, {**record, "kernel": "x"}, section_problems)
+        admit(promotion, contract, {**record, "kernel": "x"}, section_problems, NOW)
     plain = {name: value for name, value in record.items() if name != "offline"}
     with pytest.raises(OrderError, match="is of stage offline-ci; give the evidence that the offline"):
-        admit(promotion, contract, sealed(plain), section_problems)
+        admit(promotion, contract, sealed(plain), section_problems, NOW)
     forced, _ = orders.force(promotion, contract, Stage.SHADOW, "ada", "hurry", Evaluation(1.0), 1.0)
     with pytest.raises(OrderError, match="is not in offline-ci but in shadow"):
-        admit(forced, contract, record, section_problems)
+        admit(forced, contract, record, section_problems, NOW)
 
 
 def test_evidence_from_before_a_roll_back_opens_nothing(contract, promotion, evidence):
@@ -124,15 +129,24 @@ def test_evidence_from_before_a_roll_back_opens_nothing(contract, promotion, evi
         back, _ = orders.roll_back(promotion, "ada", "broken tables", rolled_at)
         again, _ = begin(contract, promotion.version, "ada", rolled_at + 5.0, previous=back)
         if rolled_at < 1e9:
-            assert admit(again, contract, record, section_problems).offline
+            assert admit(again, contract, record, section_problems, NOW).offline
             continue
         with pytest.raises(OrderError, match=r"rolled back at 2001-09-09 01:46:41 UTC; run the gate again"):
-            admit(again, contract, record, section_problems)
+            admit(again, contract, record, section_problems, NOW)
 
 
 def test_a_changed_contract_asks_for_the_gate_again(contract, promotion, evidence):
     """What was admitted under other limits is not carried over."""
-    admitted = admit(promotion, contract, evidence(0.01), section_problems)
+    admitted = admit(promotion, contract, evidence(0.01), section_problems, NOW)
     after, moves = advance(admitted, load_text(TEXT.replace("0.05", "0.06")), Evaluation(1.0), ())
     assert (moves, after.offline) == ((), "")
     assert "no evidence of the offline stage" in after.missing[0]
+
+
+def test_evidence_from_the_future_opens_nothing(contract, promotion, evidence):
+    """It would count as newer than any roll-back; a clock may be a little ahead."""
+    record = evidence(0.01)
+    written = datetime.fromisoformat(record["time"]).timestamp()
+    assert admit(promotion, contract, record, section_problems, written - 200.0).offline
+    with pytest.raises(OrderError, match="in the future: correct that clock"):
+        admit(promotion, contract, record, section_problems, written - 400.0)
