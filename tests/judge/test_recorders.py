@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -76,12 +77,16 @@ def test_a_slice_that_every_recorder_defines_otherwise_has_no_verdict(columns: b
 
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("cumulative", [False, True])
-def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool) -> None:
-    """That it reports itself, and its counts of before, is no observation; equal numbers of new ones are."""
+@pytest.mark.parametrize("instances", [("0", "1"), [f"{'a' * 200}{rank}{'z' * 200}" for rank in "01"]])
+def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool, instances: Sequence[str]) -> None:
+    """That it reports itself, and its counts of before, is no observation; equal numbers of new ones are.
+
+    Recorders whose long names differ in one place are told apart.
+    """
     evaluator = Evaluator([SERVED])
     if columns:
         evaluator.use_columns()
-    senders = [Sender(instance=name, start=NOW - 1.0, cumulative=cumulative) for name in ("0", "1")]
+    senders = [Sender(instance=name, start=NOW - 1.0, cumulative=cumulative) for name in instances]
 
     def report(at: float, *values: float) -> None:
         sent = (sender.request(at, np.full(500, value)) for sender, value in zip(senders, values, strict=False))
@@ -99,6 +104,8 @@ def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool
         assert evaluator.unheard("policy", "b" * 12, span, NOW + 10.0 * step)
         report(NOW + 10.0 * step, 1e-4, 1e-4)
     assert not evaluator.unheard("policy", "b" * 12, span, NOW + 1000.0)
+    known = evaluator.states["policy"].recorders.by_version["b" * 12]
+    assert (len(known), max(map(len, known)) <= 120) == (2, True)
 
 
 @pytest.mark.parametrize("columns", [False, True])
