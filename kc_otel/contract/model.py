@@ -297,6 +297,15 @@ class Contract(Strict):
         return found
 
     @cached_property
+    def recorded_digests(self) -> Mapping[str, str]:
+        """Eight hex digits of what recorders measure for each clause, by its id: neither its limits nor its slices.
+
+        Recorders measure nothing for a clause on a `gen_ai.*` histogram.
+        """
+        recorded = (clause.id for clause in self.clauses if clause.quantity is not None)
+        return {id: self.quantity_digests[id, ALL][:8] for id in recorded}
+
+    @cached_property
     def slice_ids(self) -> Mapping[str, str]:
         """Eight hex digits of each slice's name and conditions: two contracts that share them mean the same slice."""
         return {name: _digest({name: digest})[:8] for name, digest in self.slice_digests.items()}

@@ -58,7 +58,8 @@ class Place(NamedTuple):
         series: The series that it is about; None where nothing is remembered of that.
         absence: Why there is nothing to judge, as a sentence; empty when there is something.
         observed: Whether any observation is remembered, of the windows or from before them.
-        otherwise: Which recorders of its kernel apply another slice of this name, as a phrase; empty for none.
+        otherwise: Which recorders of its kernel apply another slice of this name, or measure something else for its
+            clause, as a phrase; empty for none.
     """
 
     cell: Cell
@@ -80,7 +81,8 @@ class Current(NamedTuple):
         untimely: A sender's clock error, in words; empty where the clock seems right.
         invalid: Slices and pairs whose observations are no sample of the kernels, and why; the slice is empty where
             nobody knows those of the sequences.
-        otherwise: Slices and versions of the inference kernel with recorders that apply another slice, in words.
+        otherwise: Slices and versions of the inference kernel with recorders that apply another slice, or measure
+            something else for the clause, in words.
         oldest: Where the long window begins, Unix seconds.
         version: Version of the state: which series exist, and which have no room.
     """
@@ -108,9 +110,11 @@ class SilentPairs:
         oldest: Where the long window begins, Unix seconds.
         not_sampled: Slices and pairs whose tokens the inference kernel did not sample, and what is said of them.
         otherwise: See `Current`.
+        unmeasured: Clauses and versions of the inference kernel with recorders that measure something else for them, in
+            words.
     """
 
-    __slots__ = ("_known", "_listening", "_state", "not_sampled", "now", "oldest", "otherwise")
+    __slots__ = ("_known", "_listening", "_state", "not_sampled", "now", "oldest", "otherwise", "unmeasured")
 
     def __init__(self, state: ContractState, now: float, listening: Listening) -> None:
         self._state, self.now, self._listening = state, now, listening
@@ -124,6 +128,13 @@ class SilentPairs:
             f"defined differently or missing; the evaluator has version {state.contract.metadata.version}"
             for version, report in state.recorders.otherwise(now)
             for slice in report.otherwise
+        }
+        self.unmeasured = {
+            (id, version): f"a recorder applies version {report.version} of the contract, where clause {id} measures "
+            f"something else or is missing; the evaluator has version {state.contract.metadata.version}; restart the "
+            "recorder with the contract that is served"
+            for version, report in state.recorders.otherwise(now)
+            for id in report.unmeasured
         }
 
     def of(self, pair: Pair) -> float | None:
@@ -165,7 +176,14 @@ def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Curre
         every = every.union(pair for _, pair in refused if pair != _NO_PAIR)
     invalid = {**silence.not_sampled, **refused} if of_samples else {}
     untimely = _untimely(state, silence.now)
-    return Current(every, first, absence, fallen, untimely, invalid, silence.otherwise, silence.oldest, state.version)
+    unmeasured = {
+        (slice, version): said
+        for (id, version), said in silence.unmeasured.items()
+        if id == clause.id
+        for slice in state.contract.slices_for(clause)
+    }
+    otherwise = {**silence.otherwise, **unmeasured}
+    return Current(every, first, absence, fallen, untimely, invalid, otherwise, silence.oldest, state.version)
 
 
 def places(state: ContractState, clause: Clause, of: Current) -> Iterator[Place]:

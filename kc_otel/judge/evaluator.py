@@ -467,7 +467,13 @@ class Evaluator:
                 if seen:
                     done = point.histogram is not None and not point.histogram.count
                     version = str(point.attributes["kc.kernel.version"])
-                    report = LastReport(now, 0.0, point.applied.version, point.applied.otherwise(state.contract))
+                    applied, contract = point.applied, state.contract
+                    report = LastReport(
+                        now,
+                        version=applied.version,
+                        otherwise=applied.otherwise(contract),
+                        unmeasured=applied.unmeasured(contract),
+                    )
                     state.recorders.hear(version, sender_of(point.resource), report, done=done)
                     reports.add(state.recorders, version, sender_of(point.resource))
                 return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")

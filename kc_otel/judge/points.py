@@ -51,6 +51,8 @@ _WIDEST_EXPONENT: Final = math.log2(WIDEST_ZERO)
 _MAX_ATTRIBUTES: Final = 128
 _MAX_SLICES: Final = 500
 """Slices that a contract may have."""
+_MAX_CLAUSES: Final = 600
+"""Clauses that a contract may have."""
 _MAX_ATTRIBUTE_CHARACTERS: Final = 1024
 """Characters that a name or a value of an attribute may have."""
 _MAX_CHARACTERS_TOGETHER: Final = 8192
@@ -88,10 +90,12 @@ class AppliedContract:
     Attributes:
         version: metadata.version; 0 where it is not said.
         slices: Digests of the slices, by name; None where they are not said.
+        quantities: Digests of what its clauses measure; None where they are not said.
     """
 
     version: int = 0
     slices: Mapping[str, str] | None = None
+    quantities: frozenset[str] | None = None
 
     def differs(self, contract: Contract, slice: str) -> bool:
         """Return True if a slice of a contract is another one here, or none."""
@@ -101,6 +105,12 @@ class AppliedContract:
     def otherwise(self, contract: Contract) -> tuple[str, ...]:
         """Names of a contract's slices that are other ones here, or none."""
         return tuple(name for name in contract.slices if self.differs(contract, name))
+
+    def unmeasured(self, contract: Contract) -> tuple[str, ...]:
+        """Ids of a contract's clauses for which something else is measured here, or nothing."""
+        if self.quantities is None:
+            return ()
+        return tuple(id for id, digest in contract.recorded_digests.items() if digest not in self.quantities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,10 +429,14 @@ def resource_of(body: bytes) -> dict[str, Scalar]:
 def _applied(scope: Any) -> AppliedContract:
     said = {pair.key: pair.value for pair in scope.attributes[:_MAX_ATTRIBUTES]}
     version, slices = said.get("kc.contract.version"), said.get("kc.contract.slices")
+    quantities = said.get("kc.contract.quantities")
     return AppliedContract(
         version.int_value if version is not None else 0,
         dict(value.string_value.rpartition("=")[::2] for value in slices.array_value.values[:_MAX_SLICES])
         if slices is not None
+        else None,
+        frozenset(value.string_value for value in quantities.array_value.values[:_MAX_CLAUSES])
+        if quantities is not None
         else None,
     )
 

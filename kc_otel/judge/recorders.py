@@ -41,6 +41,7 @@ class LastReport(NamedTuple):
         otherwise: Slices of the evaluator's contract that this one lacks, or defines in another way.
         measured: Unix time at which it last reported new observations; 0 for never.
         resumed: Unix time at which it did so again after a window without, seconds; 0 for never.
+        unmeasured: Clauses of the evaluator's contract for which this one measures something else, or nothing.
     """
 
     at: float
@@ -49,12 +50,13 @@ class LastReport(NamedTuple):
     otherwise: tuple[str, ...] = ()
     measured: float = 0.0
     resumed: float = 0.0
+    unmeasured: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, said: Sequence[Any]) -> LastReport:
         """The report that JSON has as a list."""
-        at, back, version, otherwise, measured, resumed = said
-        return cls(at, back, version, tuple(otherwise), measured, resumed)
+        at, back, version, otherwise, measured, resumed, *unmeasured = said
+        return cls(at, back, version, tuple(otherwise), measured, resumed, *map(tuple, unmeasured))
 
 
 class Recorders:
@@ -205,10 +207,10 @@ class Recorders:
         return any(since - self._patience < report.at <= until for report in self.by_version.get(version, {}).values())
 
     def otherwise(self, now: float) -> Iterator[tuple[str, LastReport]]:
-        """Yield kernel versions and recorders that have other slices than this contract, of those heard lately."""
+        """Yield kernel versions and recorders that have other slices or clauses than this contract, if heard lately."""
         for version, senders in self.by_version.items():
             for report in senders.values():
-                if report.otherwise and now - report.at <= max(self._patience, self._window):
+                if (report.otherwise or report.unmeasured) and now - report.at <= max(self._patience, self._window):
                     yield version, report
 
     def turn_back(self, now: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Final
 
 from kc_otel.contract.slices import Scalar
@@ -39,6 +40,9 @@ _MAX_KEPT: Final = 64
 """Senders, kernel pairs and outcomes of a contract that are told apart; further senders have no name."""
 _SENDER_ATTRIBUTES: Final = ("service.name", "host.name", "service.instance.id")
 _MAX_SENDER_CHARACTERS: Final = 120
+"""Longest text of a sender's attributes that is kept whole."""
+_SENDER_END_CHARACTERS: Final = 48
+"""Characters at each end of a longer text that are shown before its digest."""
 _MAX_NAMED: Final = 3
 """Senders that a sentence names."""
 
@@ -150,9 +154,13 @@ def _text(outcome: str, found: Sequence[RefusedSender]) -> str:
 
 
 def sender_of(resource: Mapping[str, Scalar]) -> str:
-    """Return who sends, by the attributes of its resource.
+    """Return the identity of a sender by its resource's attributes: their text, or its two ends and a digest of it.
 
     >>> sender_of({"service.name": "rollout", "service.instance.id": "gpu-3"})
     'rollout, gpu-3'
     """
-    return ", ".join(str(resource[name]) for name in _SENDER_ATTRIBUTES if name in resource)[:_MAX_SENDER_CHARACTERS]
+    text = ", ".join(str(resource[name]) for name in _SENDER_ATTRIBUTES if name in resource)
+    if len(text) <= _MAX_SENDER_CHARACTERS:
+        return text
+    digest = blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{text[:_SENDER_END_CHARACTERS]}...{text[-_SENDER_END_CHARACTERS:]} {digest}"

@@ -40,6 +40,7 @@ def test_a_clause_measures_the_same_until_something_that_defines_it_changes(old,
     before = load_text(text, "a.yaml").quantity_digests
     after = load_text(text.replace(old, new), "a.yaml").quantity_digests
     assert {where for where, digest in before.items() if after.get(where) != digest} == changed
+    assert load_text(text, "a.yaml").recorded_digests.keys() == {id for id, _ in before} - {"ttft"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ SERVED = make_contract()
 NEWER = make_contract(version=4, statistical=[{"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.2}])
 OTHER = make_contract(version=2, slices={"code": {"where": {"task": ["code", "math"]}}})
 LACKING = make_contract(version=2, slices={})
+CLAUSE = {"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.004}
+RENAMED = make_contract(version=2, statistical=[{**CLAUSE, "id": "tv"}])
 
 
 class Reporting:
@@ -76,12 +79,16 @@ def test_a_slice_that_every_recorder_defines_otherwise_has_no_verdict(columns: b
 
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("cumulative", [False, True])
-def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool) -> None:
-    """That it reports itself, and its counts of before, is no observation; equal numbers of new ones are."""
+@pytest.mark.parametrize("instances", [("0", "1"), [f"{'a' * 200}{rank}{'z' * 200}" for rank in "01"]])
+def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool, instances: Sequence[str]) -> None:
+    """That it reports itself, and its counts of before, is no observation; equal numbers of new ones are.
+
+    Recorders whose long names differ in one place are told apart.
+    """
     evaluator = Evaluator([SERVED])
     if columns:
         evaluator.use_columns()
-    senders = [Sender(instance=name, start=NOW - 1.0, cumulative=cumulative) for name in ("0", "1")]
+    senders = [Sender(instance=name, start=NOW - 1.0, cumulative=cumulative) for name in instances]
 
     def report(at: float, *values: float) -> None:
         sent = (sender.request(at, np.full(500, value)) for sender, value in zip(senders, values, strict=False))
@@ -99,6 +106,8 @@ def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool
         assert evaluator.unheard("policy", "b" * 12, span, NOW + 10.0 * step)
         report(NOW + 10.0 * step, 1e-4, 1e-4)
     assert not evaluator.unheard("policy", "b" * 12, span, NOW + 1000.0)
+    known = evaluator.states["policy"].recorders.by_version["b" * 12]
+    assert (len(known), max(map(len, known)) <= 120) == (2, True)
 
 
 @pytest.mark.parametrize("columns", [False, True])
@@ -126,7 +135,41 @@ def test_a_slice_that_some_recorders_define_otherwise_does_not_pass(columns: boo
         assert judged(evaluator, at + 10.0)["code"][0] is Status.PASS
 
 
-@pytest.mark.parametrize("applied", [NEWER, None])
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("change", [{"unit": "prompt"}, {"unit": "sequence"}, {"cap": 0.5}, {"metric": "k3"}])
+def test_a_clause_for_which_some_recorders_measure_something_else_does_not_pass(
+    columns: bool, change: dict[str, Any]
+) -> None:
+    """What the others measure of it may fail; it passes once all that report measure it. Other clauses are judged."""
+    other = {"id": "ratio", "metric": "support_deficit", "unit": "token", "limit": 0.5}
+    served = make_contract(statistical=[CLAUSE, other])
+    applied = make_contract(version=2, statistical=[{**CLAUSE, **change}, other])
+    for value, status in ((1e-4, Status.INCONCLUSIVE), (0.5, Status.FAIL)):
+        evaluator = Evaluator([served])
+        if columns:
+            evaluator.use_columns()
+        right, wrong = Reporting(served), Reporting(applied, "1")
+        ratios = Sender("kc.drift.ratio", start=NOW - 1.0)
+        for step in range(6):
+            at = NOW + 10.0 * step
+            take(evaluator, at, right.request(at, value), applying(applied, info_request(at, 1, wrong.instance)))
+            take(evaluator, at, applying(served, ratios.request(at, np.full(5000, 1.0))))
+        found = {verdict.cell[1:3]: verdict for verdict in verdicts_of(evaluator, at)}
+        assert {found["token-tv", slice].status for slice in ("all", "code")} == {status}
+        assert found["ratio", "all"].status is Status.PASS
+        if status is Status.FAIL:
+            continue
+        assert (
+            "no PASS, because an assumption does not hold: a recorder applies version 2 of the contract, where clause "
+            "token-tv measures something else or is missing; the evaluator has version 3; restart the recorder with "
+            "the contract that is served" in found["token-tv", "all"].reason
+        )
+        at += 10.0
+        take(evaluator, at, right.request(at), applying(applied, info_request(at, 0, "1")))
+        assert {v.status for v in verdicts_of(evaluator, at) if v.cell.clause == "token-tv"} == {Status.PASS}
+
+
+@pytest.mark.parametrize("applied", [NEWER, RENAMED, None])
 def test_the_same_slices_of_another_version_are_judged(applied: Contract | None) -> None:
     """A limit is changed without a restart of trainers; a sender that says nothing of its contract is believed."""
     evaluator, recorder = Evaluator([SERVED]), Reporting(applied)

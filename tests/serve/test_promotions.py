@@ -18,6 +18,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.incidents.actions_taken import actions_taken
 from kc_otel.judge.incidents.incident import IncidentState
+from kc_otel.judge.promotion.gate_evidence import of_other_contracts
 from kc_otel.judge.promotion.promotion_state import OrderError
 from kc_otel.judge.promotion.stages import Stage
 from kc_otel.judge.refused_points import Missing
@@ -174,17 +175,30 @@ def test_what_is_decided_survives_a_restart(
     assert second.core.promotions.of("policy", "v2").missing == ("held: by bob: lunch",)
 
 
-@pytest.mark.parametrize(("limit", "goes_on"), [("0.012", False), ("0.05", True)])
+@pytest.mark.parametrize(
+    ("change", "goes_on"),
+    [
+        ("limit: 0.012", False),
+        ("limit: 0.05", True),
+        ("limit: 0.02, unit: sequence", False),
+        ("limit: 0.02, statistic: p99", False),
+        ("limit: 0.02, cap: 0.5", False),
+    ],
+)
 def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_force(
-    driven: Driven, client: TestClient, limit: str, goes_on: bool
+    driven: Driven, client: TestClient, change: str, goes_on: bool
 ) -> None:
-    """The gates that it has passed are not passed again: the page and the step say so, and a tighter limit holds it."""
+    """The gates that it has passed are not passed again: the page and the step say so, and a tighter limit holds it.
+
+    So does a clause of the same name that measures something else, and evidence that does not say what it measured.
+    """
     core, first = driven.core, driven._contract
     core.promotions.start("policy", "v2", "ada", 0.0)
     for now in (1, 61):
         driven.tick(now, v2="PASS")
     assert core.promotions.of("policy", "v2").elsewhere == ""
-    other = load_text(TEXT.replace("limit: 0.02", f"limit: {limit}").replace("version: 1", "version: 2"))
+    text = TEXT.replace("unit: token, ", "") if "unit" in change else TEXT
+    other = load_text(text.replace("limit: 0.02", change).replace("version: 1", "version: 2"))
     core.contracts["policy"] = driven._contract = other
     for now in (70, 131, 192):
         driven.tick(now, v2="PASS")
@@ -196,6 +210,10 @@ def test_evidence_of_another_contract_is_told_and_has_to_meet_the_limits_in_forc
     lacks = "it does not show that this one's limit holds for token-tv on all traffic and token-tv on code"
     assert any(lacks in missing for missing in found["missing"]) is not goes_on
     assert any(found["elsewhere"] in line for line in promote_command._lines(found))
+    record = core.promotions.evidence("policy", "v2")[0].record
+    for row in record["verdicts"]:
+        del row["quantity"]
+    assert lacks in of_other_contracts(other, [record])[1]
     driven._contract = core.contracts["policy"] = first
     driven.tick(200, v2="PASS")
     assert core.promotions.of("policy", "v2").short == ""

@@ -229,6 +229,12 @@ _ATTRIBUTES: Final = (
         ("scope",),
         "string[]",
     ),
+    Attribute(
+        "kc.contract.quantities",
+        "Digests of what the clauses of the contract measure that a recorder applies.",
+        ("scope",),
+        "string[]",
+    ),
     Attribute("kc.contract.hash", "Content hash of the contract.", ("span", "log")),
     Attribute("kc.clause", "id of a clause.", ("metric", "log")),
     Attribute("kc.clause.metric", "Metric that a clause limits, as the contract writes it.", ("metric",)),

@@ -73,7 +73,7 @@ def make_evidence(
     if {verdict.contract_hash for verdict in verdicts} != {contract.hash}:
         raise ValueError(f"a verdict was made under another contract than {contract.name!r} {contract.hash[:12]}")
     ordered = sorted(verdicts, key=lambda verdict: (verdict.cell, verdict.at))
-    return sealed(contract, stage, version, decision, [verdict_row(verdict) for verdict in ordered], now)
+    return sealed(contract, stage, version, decision, [verdict_row(contract, verdict) for verdict in ordered], now)
 
 
 def step_evidence(
@@ -96,7 +96,7 @@ def step_evidence(
     if move.decision.outcome is GateOutcome.ADVANCE:
         asked = {(clause.id, slice) for clause in contract.clauses for slice in contract.slices_for(clause)}
         own = [verdict for verdict in own if (verdict.cell.clause, verdict.cell.slice) in asked]
-    rows = [verdict_row(verdict) for verdict in sorted(own, key=lambda verdict: (verdict.cell, verdict.at))]
+    rows = [verdict_row(contract, verdict) for verdict in sorted(own, key=lambda verdict: (verdict.cell, verdict.at))]
     more = {_STEP: _step_section(contract.promotion, promotion, move)}
     return sealed(contract, move.before.stage, promotion.version, move.decision, rows, now, more)
 
@@ -257,7 +257,7 @@ def of_other_contracts(contract: Contract, records: Iterable[Mapping[str, Any]])
 
     Returns:
         A sentence that names the gates and their contracts, and one with the cells for which a record does not show
-        that this contract's limit holds; each is empty where there is nothing to say.
+        that this contract's limit holds for what its clause measures; each is empty where there is nothing to say.
     """
     passed = [record for record in records if record["decision"]["outcome"] == GateOutcome.ADVANCE]
     others = [record for record in passed if record["contract"]["hash"] != contract.hash]
@@ -271,9 +271,9 @@ def of_other_contracts(contract: Contract, records: Iterable[Mapping[str, Any]])
     short: dict[str, None] = {}
     for clause in contract.clauses:
         for slice in contract.slices_for(clause):
-            limit = clause.limit_for(slice)
+            limit, measured = clause.limit_for(slice), (clause.id, slice, contract.quantity_digests[clause.id, slice])
             for record in others:
-                rows = [row for row in record["verdicts"] if (row["clause"], row["slice"]) == (clause.id, slice)]
+                rows = [row for row in record["verdicts"] if _measured(row) == measured]
                 if not rows or not all(_within(row, limit) for row in rows):
                     short[f"{clause.id} on {place(slice)}"] = None
     if not short:
@@ -282,13 +282,18 @@ def of_other_contracts(contract: Contract, records: Iterable[Mapping[str, Any]])
     return said, f"{said}, and {lacks}; start the version again, or a person has to force it and say why"
 
 
+def _measured(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the clause and slice of a verdict's row, and a digest of what they measured; None where it says none."""
+    return row["clause"], row["slice"], row.get("quantity")
+
+
 def _within(row: Mapping[str, Any], limit: float) -> bool:
     """Return whether a verdict's row shows that a limit holds; of what none may be, none seen is enough."""
     return limit == row["estimate"] == 0 or (row["upper"] is not None and row["upper"] <= limit)
 
 
-def verdict_row(verdict: Verdict) -> dict[str, Any]:
-    """Return what a record says of a verdict."""
+def verdict_row(contract: Contract, verdict: Verdict) -> dict[str, Any]:
+    """Return what a record says of a verdict under a contract."""
     cell = verdict.cell
     return {
         "clause": cell.clause,
@@ -305,6 +310,7 @@ def verdict_row(verdict: Verdict) -> dict[str, Any]:
         "window": verdict.window,
         "method": verdict.method,
         "about": verdict.about,
+        "quantity": contract.quantity_digests.get((cell.clause, cell.slice)),
     }
 
 

@@ -50,7 +50,7 @@ def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
         A JSON object that `verify_evidence` accepts, and `verify_recordings` together with the files.
     """
     rows = [
-        verdict_row(verdict) | {"recording": place}
+        verdict_row(gate.contract, verdict) | {"recording": place}
         for place, judged in enumerate(gate.judged)
         for verdict in sorted(judged.verdicts, key=lambda verdict: verdict.cell)
     ]
@@ -177,6 +177,8 @@ def _row_problems(row: Mapping[str, Any], contract: Contract, pair: tuple[str, s
         problems.append(f"{where}: the contract sets no such limit")
     elif row["about"] != clause.about:
         problems.append(f"{where}: `about` is {row['about']}, and the contract's clause is about the {clause.about}")
+    elif row.get("quantity") != contract.quantity_digests.get((clause.id, row["slice"])):
+        problems.append(f"{where}: `quantity` is not the digest of what the contract's clause measures")
     elif row["status"] == Status.PASS and row["samples"] < (
         least := observations_to_pass(contract, clause, row["slice"]).minimum
     ):

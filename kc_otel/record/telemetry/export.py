@@ -41,9 +41,13 @@ SCOPE: Final = InstrumentationScope("kc_otel", VERSION)
 
 
 def scope_of(contract: Contract) -> InstrumentationScope:
-    """The scope of what a recorder exports: it names the version and the slices of the contract that it applies."""
+    """The scope of what a recorder exports: the version, slices and quantities of the contract that it applies."""
     slices = [f"{name}={digest}" for name, digest in contract.slice_digests.items()]
-    said: dict[str, AnyValue] = {"kc.contract.version": contract.metadata.version, "kc.contract.slices": slices}
+    said: dict[str, AnyValue] = {
+        "kc.contract.version": contract.metadata.version,
+        "kc.contract.slices": slices,
+        "kc.contract.quantities": sorted(set(contract.recorded_digests.values())),
+    }
     return InstrumentationScope("kc_otel", VERSION, attributes=said)
 
 

@@ -546,8 +546,9 @@ def test_what_a_shard_refuses_is_told_once_to_the_judge() -> None:
 
 def test_the_judge_knows_the_recorders_of_all_shards() -> None:
     """When each reported last, whether it ended, and which slices it applies; what is over does not come back."""
-    other = contract_of(version=2, slices={"code": {"where": {"task": "math"}}})
-    served = contract_of(version=3, slices={"code": {"where": {"task": "code"}}})
+    clause = {"id": "token-tv", "metric": "tv_token", "unit": "token", "limit": 0.1, "cap": 0.5}
+    other = contract_of(version=2, slices={"code": {"where": {"task": "math"}}}, statistical=[clause])
+    served = contract_of(version=3, slices={"code": {"where": {"task": "code"}}}, statistical=[{**clause, "cap": 0.6}])
     judge, shards = Evaluator([served]), [Evaluator([served], remember=ShardState) for _ in range(2)]
     recorders = judge.states["policy"].recorders
 
@@ -560,8 +561,9 @@ def test_the_judge_knows_the_recorders_of_all_shards() -> None:
     for number, shard in enumerate(shards):
         shard.ingest_metrics(applying(other, info_request(START, 1, f"gpu-{number}")), START)
         told(shard, 1, START)
-    assert {name: report.otherwise for name, report in recorders.by_version["b" * 12].items()} == {
-        "gpu-0": ("code",), "gpu-1": ("code",),
+    known = recorders.by_version["b" * 12]
+    assert {name: (report.otherwise, report.unmeasured) for name, report in known.items()} == {
+        "gpu-0": (("code",), ("token-tv",)), "gpu-1": (("code",), ("token-tv",)),
     }  # fmt: skip
     shards[0].ingest_metrics(info_request(START + 10.0, 0, "gpu-0"), START + 10.0)
     told(shards[0], 2, START + 10.0)
