@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from kc_otel import machine_code
@@ -30,7 +31,17 @@ from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon
-from kc_otel.judge.points import INVALID, AppliedContract, Point, PointKind, metric_of, walk
+from kc_otel.judge.points import (
+    INVALID,
+    KERNEL_INFO,
+    TRAIN_STEP,
+    AppliedContract,
+    ImpossiblePoint,
+    Point,
+    PointKind,
+    metric_of,
+    walk,
+)
 from kc_otel.judge.recorders import LastReport, RecorderReports
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
@@ -226,7 +237,7 @@ class Evaluator:
             if behind:
                 count("behind", behind, OUTCOME_SENTENCES["behind"])
         for part, numbers in columns.left() if columns is not None else ((request, ()),):
-            for point in walk(part, self._gen_ai, count):
+            for point in walk(part, self._gen_ai, count, partial(self._note_impossible, now)):
                 outcome, message = self._take(point, horizons, now, reports)
                 count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
                 if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
@@ -461,26 +472,28 @@ class Evaluator:
             return self._take_gen_ai(point, horizons, now), ""
         try:
             state = self._addressed(point)
-            name = state.contract.name
             if point.kind is PointKind.INFO:
-                seen = self.facts[name][0].see(point.attributes, now)
-                if seen:
-                    done = point.histogram is not None and not point.histogram.count
-                    version = str(point.attributes["kc.kernel.version"])
-                    report = LastReport(now, 0.0, point.applied.version, point.applied.otherwise(state.contract))
-                    state.recorders.hear(version, sender_of(point.resource), report, done=done)
-                    reports.add(state.recorders, version, sender_of(point.resource))
-                return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")
+                return self._take_info(point, state, now, reports), ""
             if point.kind is PointKind.STEP:
-                return self._take_step(point, self.steps[name]), ""
-        except _RefusedError as refused:
-            return refused.args[0], refused.args[1]
-        try:
-            slice, pair = self._place(point, name)
+                return self._take_step(point, self.steps[state.contract.name]), ""
+            slice, pair = self._place(point, state.contract.name)
         except _RefusedError as refused:
             outcome, message = refused.args
-            return _noted(state, outcome, point, now, message), message
-        return _noted(state, state.take(point, (slice,), pair, horizons[name], now), point, now), ""
+            for state in self._concerned(point.metric, point.attributes):
+                _noted(state, outcome, point, now, message)
+            return outcome, message
+        outcome = state.take(point, (slice,), pair, horizons[state.contract.name], now)
+        return _noted(state, outcome, point, now), ""
+
+    def _take_info(self, point: Point, state: ContractState, now: float, reports: RecorderReports) -> str:
+        if not self.facts[state.contract.name][0].see(point.attributes, now):
+            raise _RefusedError("malformed", f"{point.metric} names no kernel role and version")
+        done = point.histogram is not None and not point.histogram.count
+        version, sender = str(point.attributes["kc.kernel.version"]), sender_of(point.resource)
+        report = LastReport(now, 0.0, point.applied.version, point.applied.otherwise(state.contract))
+        state.recorders.hear(version, sender, report, done=done)
+        reports.add(state.recorders, version, sender)
+        return "accepted"
 
     def _take_step(self, point: Point, steps: dict[Pair, int]) -> str:
         assert point.histogram is not None
@@ -499,6 +512,19 @@ class Evaluator:
             loaded = ", ".join(self.states)
             raise _RefusedError("unknown_contract", f"contract {name[:80]!r} is not loaded here; loaded: {loaded}")
         return self.states[name]
+
+    def _note_impossible(self, now: float, point: ImpossiblePoint) -> None:
+        for state in self._concerned(point.metric, point.attributes):
+            pair, sender = _pair(point.attributes), sender_of(point.resource)
+            state.refused.add("malformed", pair, sender, 0.0, now, point.message)
+
+    def _concerned(self, metric: str, attributes: Mapping[str, Scalar]) -> Sequence[ContractState]:
+        """The contract that a refused measurement is about; all that it may be about where it names no loaded one."""
+        if metric in {KERNEL_INFO, TRAIN_STEP}:
+            return []
+        states, name = self._gen_ai.get(metric) or list(self.states.values()), attributes.get("kc.contract")
+        named = [state for state in states if name in {None, state.contract.name}]
+        return named if named or metric in self._gen_ai else states
 
     def _place(self, point: Point, contract: str) -> tuple[str, Pair]:
         served = self.states[contract].contract

@@ -366,6 +366,49 @@ def test_points_that_are_refused_have_their_own_reason_and_many_senders_one_row(
     assert (others.pair, others.senders, others.outcome) == (("", ""), 1, "future")
 
 
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("start_time_unix_nano", 2**62, "its time is missing or before its start time"),
+        ("sum", 1e9, "its sum 1e+09 does not fit its buckets"),
+        ("scale", 30, "scale 30 is outside -2..20"),
+    ],
+)
+def test_points_that_are_impossible_are_missing_of_their_kernels(contract, sender, now, columns, field, value, said):
+    """They may be what a broken recorder measured; so are those of a temporality that nobody knows."""
+    evaluator = Evaluator([contract(name="policy"), contract(name="reward")])
+    if columns:
+        evaluator.use_columns()
+    request, unsaid = sender(instance="gpu-7").request(now, [0.1]), sender(inference=NEWER).request(now, [0.1])
+    setattr(request.resource_metrics[0].scope_metrics[0].metrics[0].exponential_histogram.data_points[0], field, value)
+    unsaid.resource_metrics[0].scope_metrics[0].metrics[0].exponential_histogram.aggregation_temporality = 0
+    for message in (request, unsaid):
+        evaluator.ingest_metrics(evaluator.columns_of(message.SerializeToString(), 1000) or message, now)
+    found, other = evaluator.missing("policy", now + 1)
+    assert (found.outcome, found.pair, found.senders, found.since) == ("malformed", cell()[-2:], 1, now)
+    assert found.text == f"a point of kc.drift.tv_token is impossible: {said}; from gpu-7"
+    assert (other.outcome, other.pair) == ("malformed", (TRAIN, NEWER))
+    assert evaluator.missing("reward", now + 1) == []
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_points_of_no_contract_that_is_loaded_are_missing_of_each(contract, sender, now, columns):
+    """A recorder that misspells its contract, or does not name it, may measure what each of them is about."""
+    evaluator = Evaluator([contract(name="policy"), contract(name="reward")])
+    if columns:
+        evaluator.use_columns()
+    unnamed = sender(attributes={"kc.slice": "all"}).request(now, [0.1])
+    for message in (sender(contract="polcy").request(now, [0.1]), gauge_of(1, now, "polcy"), unnamed):
+        evaluator.ingest_metrics(evaluator.columns_of(message.SerializeToString(), 1000) or message, now)
+    for name in ("policy", "reward"):
+        strange, nameless = evaluator.missing(name, now + 1)
+        assert (strange.outcome, strange.pair) == ("unknown_contract", cell()[-2:])
+        assert strange.text == "contract 'polcy' is not loaded here; loaded: policy, reward; from 0"
+        assert (nameless.outcome, nameless.pair) == ("malformed", ("", ""))
+        assert nameless.text.startswith("a point of kc.drift.tv_token has no attribute kc.contract")
+
+
 def test_series_over_the_cap_go_to_other(contract: Any, sender: Any, now: float) -> None:
     """Kernel versions without end fill the cap and no more; what is over it is still counted, as slice `other`."""
     evaluator = Evaluator([contract(observability={"max_series": 5})])
