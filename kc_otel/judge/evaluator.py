@@ -32,6 +32,7 @@ from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import (
+    DROPPED,
     INVALID,
     KERNEL_INFO,
     TRAIN_STEP,
@@ -71,6 +72,8 @@ _REMEMBERED_OUTCOMES: Final = frozenset({"accepted", "behind", "two_writers", "b
 """Outcomes of points that the next ones of their stream are held against."""
 _MISSING_OUTCOMES: Final = _REJECTED | {"behind"}
 """Outcomes of points that no verdict on the short window has in it."""
+_NO_OTHER_SIDE: Final = "pair-expired"
+"""Reason for which a recorder drops sequences that trainers leave out: nobody meant to compare them."""
 _MAX_REASONS: Final = 3
 _MAX_LISTED_SLICES: Final = 5
 _NO_PAIR: Final[Pair] = ("", "")
@@ -114,8 +117,8 @@ class Evaluator:
         steps: Newest step of the trainer that was told, by the contract's name and its pair of kernels.
         counters: Data points received so far by what became of them, for kc.evaluator.points: `accepted`, `baseline`,
             `duplicate`, `out_of_order`, `unordered`, `contradictory`, `late`, `future`, `malformed`, `other_buckets`,
-            `unknown_contract`, `unknown_slice`, `over_cap`, `behind`, `two_writers`, `unjudged`, `ignored`. Each point
-            counts once.
+            `unknown_contract`, `unknown_slice`, `over_cap`, `behind`, `two_writers`, `unjudged`, `dropped`, `ignored`.
+            Each point counts once.
         faults: Failures of judging.
         judged_at: Unix time in seconds of the last evaluation, or of the one before a restart; -inf before any.
 
@@ -476,6 +479,8 @@ class Evaluator:
                 return self._take_info(point, state, now, reports), ""
             if point.kind is PointKind.STEP:
                 return self._take_step(point, self.steps[state.contract.name]), ""
+            if point.metric == DROPPED:
+                return self._take_dropped(point, state, horizons, now), ""
             slice, pair = self._place(point, state.contract.name)
         except _RefusedError as refused:
             outcome, message = refused.args
@@ -494,6 +499,20 @@ class Evaluator:
         state.recorders.hear(version, sender, report, done=done)
         reports.add(state.recorders, version, sender)
         return "accepted"
+
+    def _take_dropped(self, point: Point, state: ContractState, horizons: Mapping[str, Horizon], now: float) -> str:
+        """Note a recorder that has dropped more, by the kernels that it reports: its points do not name them."""
+        dropped = state.take_dropped(point, horizons[state.contract.name], now)
+        reason = str(point.attributes.get("kc.reason", "unknown"))[:80]
+        if not dropped or reason == _NO_OTHER_SIDE:
+            return "accepted"
+        sender, known = sender_of(point.resource), self.facts[state.contract.name][0].known
+        versions = state.recorders.versions_of(sender)
+        train = [version for version in versions if ("train", version) in known][-1:] or [""]
+        said = f"its recorder dropped batches ({reason}); the recorder's log says why"
+        for version in [version for version in versions if ("inference", version) in known] or [""]:
+            state.refused.add("dropped", (train[0], version), sender, 0.0, now, said)
+        return "dropped"
 
     def _take_step(self, point: Point, steps: dict[Pair, int]) -> str:
         assert point.histogram is not None

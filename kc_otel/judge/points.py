@@ -1,9 +1,9 @@
 """Decode an OTLP metrics request into a flat sequence of points.
 
-Read are the drift quantities of the registry, `kc.input.invalid`, `kc.kernel.info`, `kc.train.step`, and the `gen_ai.*`
-histograms that a loaded contract names. Everything else is somebody else's: ignored and counted. A point that
-contradicts itself (counts that do not add up, buckets no double can reach) is malformed: counted, and told to the
-sender.
+Read are the drift quantities of the registry, `kc.input.invalid`, `kc.recorder.dropped`, `kc.kernel.info`,
+`kc.train.step`, and the `gen_ai.*` histograms that a loaded contract names. Everything else is somebody else's: ignored
+and counted. A point that contradicts itself (counts that do not add up, buckets no double can reach) is malformed:
+counted, and told to the sender.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from kc_otel.stats.histogram import MAX_BUCKETS
 DRIFT_NAMES: Final = frozenset(quantity.name for quantity in RECORDED.values())
 _OF_OPERATORS: Final = frozenset(quantity.name for quantity in OPERATORS.values())
 INVALID: Final = "kc.input.invalid"
+DROPPED: Final = "kc.recorder.dropped"
 KERNEL_INFO: Final = "kc.kernel.info"
 TRAIN_STEP: Final = "kc.train.step"
 
@@ -191,7 +192,7 @@ def walk(request: Any, gen_ai: Collection[str], count: Count, refuse: Refuse = l
                 name, field = metric.name, metric.WhichOneof("data")
                 points = getattr(metric, field).data_points if field else ()
                 first, number = number, number + len(points) * (field == "exponential_histogram")
-                if not (name in DRIFT_NAMES or name in (INVALID, KERNEL_INFO, TRAIN_STEP) or name in gen_ai):
+                if not (name in DRIFT_NAMES or name in (INVALID, DROPPED, KERNEL_INFO, TRAIN_STEP) or name in gen_ai):
                     count("ignored", len(points), "")
                     continue
                 if resource is None:
@@ -281,7 +282,7 @@ def _reader(name: str, field: str, metric: Any) -> tuple[PointKind, Callable[[An
         return PointKind.INFO, _counter if field in {"gauge", "sum"} else None
     if name == TRAIN_STEP:
         return PointKind.STEP, _counter if field == "gauge" else None
-    if name == INVALID:
+    if name in {INVALID, DROPPED}:
         return PointKind.COUNTER, _counter if field == "sum" and metric.sum.is_monotonic else None
     if field == "exponential_histogram":
         return PointKind.HISTOGRAM, _exponential

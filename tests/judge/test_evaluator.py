@@ -15,7 +15,7 @@ from kc_otel.judge.contract_state import STREAMS_PER_SERIES
 from kc_otel.judge.evaluator import Evaluator, SeriesId
 from kc_otel.judge.series import Heard
 from kc_otel.judge.verdict import Cell, Status
-from tests.judge.conftest import info_request
+from tests.judge.conftest import NOW, info_request
 from tests.tools.verdicts import verdicts_of
 
 TRAIN, INFERENCE, NEWER = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
@@ -56,6 +56,42 @@ def gauge_of(step: float, now: float, contract: str = "policy") -> Any:
     for name, value in (("contract", contract), ("kernel.train", TRAIN), ("kernel.inference", INFERENCE)):
         point.attributes.add(key=f"kc.{name}").value.string_value = value
     return message
+
+
+def dropped_by(instance: str, count: int, now: float, reason: str = "measure-failed") -> Any:
+    """An export of what a recorder has dropped since it started."""
+    message = ExportMetricsServiceRequest()
+    resource = message.resource_metrics.add()
+    resource.resource.attributes.add(key="service.instance.id").value.string_value = instance
+    metric = resource.scope_metrics.add().metrics.add(name="kc.recorder.dropped")
+    metric.sum.is_monotonic, metric.sum.aggregation_temporality = True, 2
+    times = {"start_time_unix_nano": int(NOW * 1e9), "time_unix_nano": int(now * 1e9)}
+    point = metric.sum.data_points.add(**times, as_int=count)
+    for name, value in (("contract", "policy"), ("reason", reason)):
+        point.attributes.add(key=f"kc.{name}").value.string_value = value
+    return message
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_batches_that_a_recorder_drops_are_missing_while_it_drops_more(contract, sender, now, columns):
+    """Of the kernels that it reports, though another recorder of them passes; not rollouts that training left out."""
+    evaluator, right = Evaluator([contract(slices={})]), sender()
+    if columns:
+        evaluator.use_columns()
+    for step in range(1, 13):
+        at = now + 10.0 * step
+        drops = dropped_by("gpu-7", min(step, 6), at), dropped_by("gpu-8", step, at, "pair-expired")
+        known = [info_request(at, 1, "gpu-7"), info_request(at, 1, "gpu-8")]
+        for message in (right.request(at, small(5000)), *known, *drops):
+            evaluator.ingest_metrics(evaluator.columns_of(message.SerializeToString(), 1000) or message, at)
+    assert statuses(evaluator, at) == {cell(): Status.PASS}
+    assert evaluator.counters["dropped"] == 6
+    (row,) = evaluator.missing("policy", at)
+    assert (row.outcome, row.pair, row.senders, row.since) == ("dropped", ("", INFERENCE), 1, now + 10.0)
+    assert row.text == "its recorder dropped batches (measure-failed); the recorder's log says why; from gpu-7"
+    window = evaluator.states["policy"].contract.observability.window
+    assert evaluator.missing("policy", now + 60.0 + window) == [row]
+    assert evaluator.missing("policy", now + 61.0 + window) == []
 
 
 def test_an_evaluation_has_the_trainers_step(contract: Any, now: float) -> None:
