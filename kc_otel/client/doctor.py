@@ -43,6 +43,7 @@ _REFUSAL_REMEDIES: Final[Mapping[str, str]] = {
     "two_writers": "give every sender its own service.instance.id: two senders write one stream",
     "unordered": "send deltas in order of time, or cumulative sums: "
     "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE=cumulative",
+    "dropped": "see the recorder's log for why it drops batches; kc.recorder.dropped counts them by reason",
     "over_cap": "raise observability.max_series, or reduce the number of sender identities",
     "unjudged": "raise observability.max_series, or keep fields that change often out of the kernels' fingerprints",
 }

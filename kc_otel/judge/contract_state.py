@@ -241,6 +241,19 @@ class ContractState:
                 return "unjudged"
         return "behind" if behind else step.outcome
 
+    def take_dropped(self, point: Point, horizon: Horizon, now: float) -> int:
+        """Take a point of what a recorder dropped. Returns how much that is since its last point."""
+        stream = self.streams.get(point.stream)
+        if stream is None:
+            if len(self.streams) >= self._most_streams:
+                return 0
+            stream = self.streams[point.stream] = PointStream()
+        stream.heard = now
+        self._silent_since = min(self._silent_since, now)
+        self.changed_streams.add(point.stream)
+        step = stream.accept(point, horizon)
+        return step.increment.count if step.increment is not None else 0
+
     def count(self, key: SeriesKey, increment: Histogram, time: float, now: float) -> bool:
         """Count what a series' streams have observed.
 

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from kc_otel import machine_code
@@ -30,7 +31,18 @@ from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon
-from kc_otel.judge.points import INVALID, AppliedContract, Point, PointKind, metric_of, walk
+from kc_otel.judge.points import (
+    DROPPED,
+    INVALID,
+    KERNEL_INFO,
+    TRAIN_STEP,
+    AppliedContract,
+    ImpossiblePoint,
+    Point,
+    PointKind,
+    metric_of,
+    walk,
+)
 from kc_otel.judge.recorders import LastReport, RecorderReports
 from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, sender_of
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
@@ -60,6 +72,8 @@ _REMEMBERED_OUTCOMES: Final = frozenset({"accepted", "behind", "two_writers", "b
 """Outcomes of points that the next ones of their stream are held against."""
 _MISSING_OUTCOMES: Final = _REJECTED | {"behind"}
 """Outcomes of points that no verdict on the short window has in it."""
+_NO_OTHER_SIDE: Final = "pair-expired"
+"""Reason for which a recorder drops sequences that trainers leave out: nobody meant to compare them."""
 _MAX_REASONS: Final = 3
 _MAX_LISTED_SLICES: Final = 5
 _NO_PAIR: Final[Pair] = ("", "")
@@ -103,8 +117,8 @@ class Evaluator:
         steps: Newest step of the trainer that was told, by the contract's name and its pair of kernels.
         counters: Data points received so far by what became of them, for kc.evaluator.points: `accepted`, `baseline`,
             `duplicate`, `out_of_order`, `unordered`, `contradictory`, `late`, `future`, `malformed`, `other_buckets`,
-            `unknown_contract`, `unknown_slice`, `over_cap`, `behind`, `two_writers`, `unjudged`, `ignored`. Each point
-            counts once.
+            `unknown_contract`, `unknown_slice`, `over_cap`, `behind`, `two_writers`, `unjudged`, `dropped`, `ignored`.
+            Each point counts once.
         faults: Failures of judging.
         judged_at: Unix time in seconds of the last evaluation, or of the one before a restart; -inf before any.
 
@@ -226,7 +240,7 @@ class Evaluator:
             if behind:
                 count("behind", behind, OUTCOME_SENTENCES["behind"])
         for part, numbers in columns.left() if columns is not None else ((request, ()),):
-            for point in walk(part, self._gen_ai, count):
+            for point in walk(part, self._gen_ai, count, partial(self._note_impossible, now)):
                 outcome, message = self._take(point, horizons, now, reports)
                 count(outcome, 1, message or OUTCOME_SENTENCES.get(outcome, ""))
                 if outcome in _REMEMBERED_OUTCOMES and self._columns is not None:
@@ -461,32 +475,50 @@ class Evaluator:
             return self._take_gen_ai(point, horizons, now), ""
         try:
             state = self._addressed(point)
-            name = state.contract.name
             if point.kind is PointKind.INFO:
-                seen = self.facts[name][0].see(point.attributes, now)
-                if seen:
-                    done = point.histogram is not None and not point.histogram.count
-                    version = str(point.attributes["kc.kernel.version"])
-                    applied, contract = point.applied, state.contract
-                    report = LastReport(
-                        now,
-                        version=applied.version,
-                        otherwise=applied.otherwise(contract),
-                        unmeasured=applied.unmeasured(contract),
-                    )
-                    state.recorders.hear(version, sender_of(point.resource), report, done=done)
-                    reports.add(state.recorders, version, sender_of(point.resource))
-                return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")
+                return self._take_info(point, state, now, reports), ""
             if point.kind is PointKind.STEP:
-                return self._take_step(point, self.steps[name]), ""
-        except _RefusedError as refused:
-            return refused.args[0], refused.args[1]
-        try:
-            slice, pair = self._place(point, name)
+                return self._take_step(point, self.steps[state.contract.name]), ""
+            if point.metric == DROPPED:
+                return self._take_dropped(point, state, horizons, now), ""
+            slice, pair = self._place(point, state.contract.name)
         except _RefusedError as refused:
             outcome, message = refused.args
-            return _noted(state, outcome, point, now, message), message
-        return _noted(state, state.take(point, (slice,), pair, horizons[name], now), point, now), ""
+            for state in self._concerned(point.metric, point.attributes):
+                _noted(state, outcome, point, now, message)
+            return outcome, message
+        outcome = state.take(point, (slice,), pair, horizons[state.contract.name], now)
+        return _noted(state, outcome, point, now), ""
+
+    def _take_info(self, point: Point, state: ContractState, now: float, reports: RecorderReports) -> str:
+        if not self.facts[state.contract.name][0].see(point.attributes, now):
+            raise _RefusedError("malformed", f"{point.metric} names no kernel role and version")
+        done = point.histogram is not None and not point.histogram.count
+        version, sender = str(point.attributes["kc.kernel.version"]), sender_of(point.resource)
+        applied, contract = point.applied, state.contract
+        report = LastReport(
+            now,
+            version=applied.version,
+            otherwise=applied.otherwise(contract),
+            unmeasured=applied.unmeasured(contract),
+        )
+        state.recorders.hear(version, sender, report, done=done)
+        reports.add(state.recorders, version, sender)
+        return "accepted"
+
+    def _take_dropped(self, point: Point, state: ContractState, horizons: Mapping[str, Horizon], now: float) -> str:
+        """Note a recorder that has dropped more, by the kernels that it reports: its points do not name them."""
+        dropped = state.take_dropped(point, horizons[state.contract.name], now)
+        reason = str(point.attributes.get("kc.reason", "unknown"))[:80]
+        if not dropped or reason == _NO_OTHER_SIDE:
+            return "accepted"
+        sender, known = sender_of(point.resource), self.facts[state.contract.name][0].known
+        versions = state.recorders.versions_of(sender)
+        train = [version for version in versions if ("train", version) in known][-1:] or [""]
+        said = f"its recorder dropped batches ({reason}); the recorder's log says why"
+        for version in [version for version in versions if ("inference", version) in known] or [""]:
+            state.refused.add("dropped", (train[0], version), sender, 0.0, now, said)
+        return "dropped"
 
     def _take_step(self, point: Point, steps: dict[Pair, int]) -> str:
         assert point.histogram is not None
@@ -505,6 +537,19 @@ class Evaluator:
             loaded = ", ".join(self.states)
             raise _RefusedError("unknown_contract", f"contract {name[:80]!r} is not loaded here; loaded: {loaded}")
         return self.states[name]
+
+    def _note_impossible(self, now: float, point: ImpossiblePoint) -> None:
+        for state in self._concerned(point.metric, point.attributes):
+            pair, sender = _pair(point.attributes), sender_of(point.resource)
+            state.refused.add("malformed", pair, sender, 0.0, now, point.message)
+
+    def _concerned(self, metric: str, attributes: Mapping[str, Scalar]) -> Sequence[ContractState]:
+        """The contract that a refused measurement is about; all that it may be about where it names no loaded one."""
+        if metric in {KERNEL_INFO, TRAIN_STEP}:
+            return []
+        states, name = self._gen_ai.get(metric) or list(self.states.values()), attributes.get("kc.contract")
+        named = [state for state in states if name in {None, state.contract.name}]
+        return named if named or metric in self._gen_ai else states
 
     def _place(self, point: Point, contract: str) -> tuple[str, Pair]:
         served = self.states[contract].contract

@@ -1,20 +1,21 @@
 """Decode an OTLP metrics request into a flat sequence of points.
 
-Read are the drift quantities of the registry, `kc.input.invalid`, `kc.kernel.info`, `kc.train.step`, and the `gen_ai.*`
-histograms that a loaded contract names. Everything else is somebody else's: ignored and counted. A point that
-contradicts itself (counts that do not add up, buckets no double can reach) is malformed: counted, and told to the
-sender.
+Read are the drift quantities of the registry, `kc.input.invalid`, `kc.recorder.dropped`, `kc.kernel.info`,
+`kc.train.step`, and the `gen_ai.*` histograms that a loaded contract names. Everything else is somebody else's: ignored
+and counted. A point that contradicts itself (counts that do not add up, buckets no double can reach) is malformed:
+counted, and told to the sender.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ from kc_otel.stats.histogram import MAX_BUCKETS
 DRIFT_NAMES: Final = frozenset(quantity.name for quantity in RECORDED.values())
 _OF_OPERATORS: Final = frozenset(quantity.name for quantity in OPERATORS.values())
 INVALID: Final = "kc.input.invalid"
+DROPPED: Final = "kc.recorder.dropped"
 KERNEL_INFO: Final = "kc.kernel.info"
 TRAIN_STEP: Final = "kc.train.step"
 
@@ -48,6 +50,7 @@ _EXPONENTS: Final = (-1080.0, 512.0)
 """Binary exponents of what is observed. No drift is larger, and sums of as many as there can be stay finite."""
 _LARGEST_EDGE: Final = 2.0 ** _EXPONENTS[1]
 _WIDEST_EXPONENT: Final = math.log2(WIDEST_ZERO)
+_ADDRESS: Final = frozenset({"kc.contract", "kc.kernel.train", "kc.kernel.inference"})
 _MAX_ATTRIBUTES: Final = 128
 _MAX_SLICES: Final = 500
 """Slices that a contract may have."""
@@ -155,21 +158,40 @@ class Point:
         return series_name(self.metric, self.operator)
 
 
+class ImpossiblePoint(NamedTuple):
+    """A point that is malformed.
+
+    Attributes:
+        metric: OpenTelemetry metric name.
+        attributes: Its contract and kernels, as far as they can be read.
+        resource: The resource's attributes; only those with a scalar value.
+        message: What is wrong with it.
+    """
+
+    metric: str
+    attributes: dict[str, Scalar]
+    resource: dict[str, Scalar]
+    message: str
+
+
 class _MalformedError(ValueError):
     pass
 
 
 Count = Callable[[str, int, str], None]
 """Called with an outcome, a number of points, and a message for the sender (empty for none)."""
+Refuse = Callable[[ImpossiblePoint], None]
+"""Called with a malformed point."""
 
 
-def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]:
+def walk(request: Any, gen_ai: Collection[str], count: Count, refuse: Refuse = lambda _: None) -> Iterator[Point]:
     """The points of an ExportMetricsServiceRequest that are ours, in order.
 
     Args:
         request: The request.
         gen_ai: Names of `gen_ai.*` metrics that are read as well.
         count: Told of every point that is not yielded: `ignored` or `malformed`.
+        refuse: Told of every malformed point.
     """
     number = 0
     for resource_metrics in request.resource_metrics:
@@ -180,7 +202,7 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
                 name, field = metric.name, metric.WhichOneof("data")
                 points = getattr(metric, field).data_points if field else ()
                 first, number = number, number + len(points) * (field == "exponential_histogram")
-                if not (name in DRIFT_NAMES or name in (INVALID, KERNEL_INFO, TRAIN_STEP) or name in gen_ai):
+                if not (name in DRIFT_NAMES or name in (INVALID, DROPPED, KERNEL_INFO, TRAIN_STEP) or name in gen_ai):
                     count("ignored", len(points), "")
                     continue
                 if resource is None:
@@ -188,7 +210,7 @@ def walk(request: Any, gen_ai: Collection[str], count: Count) -> Iterator[Point]
                 if not origin:
                     origin = _origin(resource_metrics.resource, scope_metrics.scope)
                     applied = _applied(scope_metrics.scope)
-                yield from _points(metric, name, field, points, first, resource, applied, origin, count)
+                yield from _points(metric, name, field, points, first, resource, applied, origin, count, refuse)
 
 
 def _points(
@@ -201,15 +223,21 @@ def _points(
     applied: AppliedContract,
     origin: bytes,
     count: Count,
+    refuse: Refuse,
 ) -> Iterator[Point]:
+    def malformed(impossible: Sequence[Any], message: str) -> None:
+        count("malformed", len(impossible), message)
+        for point in impossible:
+            refuse(ImpossiblePoint(name, _address(point.attributes), resource, message))
+
     kind, decode = _reader(name, field, metric)
     if decode is None:
-        count("malformed", len(points), f"{name} cannot be a {field}")
+        malformed(points, f"{name} cannot be a {field}")
         return
     gauges = kind in {PointKind.INFO, PointKind.STEP}
     temporality = 0 if gauges else getattr(metric, field).aggregation_temporality
     if not gauges and temporality not in {_DELTA, CUMULATIVE}:
-        count("malformed", len(points), f"{name} has no aggregation temporality; send cumulative or delta")
+        malformed(points, f"{name} has no aggregation temporality; send cumulative or delta")
         return
     family = b"\0".join((origin, name.encode(), metric.unit.encode(), field.encode(), bytes((temporality,))))
     for number, point in enumerate(points, first):
@@ -222,7 +250,7 @@ def _points(
             start, time = _times(point, temporality)
             histogram = decode(point)
         except (_MalformedError, OverflowError) as error:
-            count("malformed", 1, f"a point of {name} is impossible: {error}")
+            malformed([point], f"a point of {name} is impossible: {error}")
             continue
         yield Point(
             kind=kind,
@@ -264,7 +292,7 @@ def _reader(name: str, field: str, metric: Any) -> tuple[PointKind, Callable[[An
         return PointKind.INFO, _counter if field in {"gauge", "sum"} else None
     if name == TRAIN_STEP:
         return PointKind.STEP, _counter if field == "gauge" else None
-    if name == INVALID:
+    if name in {INVALID, DROPPED}:
         return PointKind.COUNTER, _counter if field == "sum" and metric.sum.is_monotonic else None
     if field == "exponential_histogram":
         return PointKind.HISTOGRAM, _exponential
@@ -399,6 +427,16 @@ def _scalars(attributes: Any) -> dict[str, Scalar]:
                 raise _MalformedError(f"attribute {pair.key[:80]!a} has control characters")
         if field in _SCALAR_FIELDS:
             found[pair.key] = getattr(pair.value, field)
+    return found
+
+
+def _address(attributes: Any) -> dict[str, Scalar]:
+    """Contract and kernels of a point that is malformed, as far as they can be read."""
+    found: dict[str, Scalar] = {}
+    for pair in attributes[:_MAX_ATTRIBUTES]:
+        if pair.key in _ADDRESS:
+            with suppress(_MalformedError):
+                found |= _scalars([pair])
     return found
 
 

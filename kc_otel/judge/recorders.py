@@ -206,6 +206,10 @@ class Recorders:
         """Return True if a recorder that reported a version from `since` on has reported nothing after `until`."""
         return any(since - self._patience < report.at <= until for report in self.by_version.get(version, {}).values())
 
+    def versions_of(self, sender: str) -> list[str]:
+        """Return the kernel versions that a recorder reports, the newest last."""
+        return [version for version, senders in self.by_version.items() if sender in senders]
+
     def otherwise(self, now: float) -> Iterator[tuple[str, LastReport]]:
         """Yield kernel versions and recorders that have other slices or clauses than this contract, if heard lately."""
         for version, senders in self.by_version.items():

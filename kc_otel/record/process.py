@@ -119,9 +119,9 @@ class ProcessEngine(PerProcess):
             pairing=PairingBuffer(max_tokens=tokens, max_age=seconds),
             start=time.time_ns(),
         )
-        return Engine(measurer, counters, self._queue_bytes, self._export_loop(measurer))
+        return Engine(measurer, counters, self._queue_bytes, self._export_loop(measurer, counters))
 
-    def _export_loop(self, measurer: Measurer) -> ExportLoop | None:
+    def _export_loop(self, measurer: Measurer, counters: Counters) -> ExportLoop | None:
         # In front of the others, which are foreign and may fail.
         watching = () if self._log is None else tuple(self._log.attach(self._contract))
         if not watching and self._metric_exporter is None and not environment.exporter_names():
@@ -132,15 +132,17 @@ class ProcessEngine(PerProcess):
         self._instance = str(resource.attributes[SERVICE_INSTANCE_ID])
         return ExportLoop(
             measurer,
-            exporters=lambda: (*watching, *self._exporters()),
+            exporters=lambda: (*watching, *self._exporters(counters)),
             resource=resource,
             interval=self._interval,
             timeout=environment.export_timeout(),
             scope=scope_of(self._contract),
         )
 
-    def _exporters(self) -> Sequence[MetricExporter]:
-        return environment.metric_exporters() if self._metric_exporter is None else (self._metric_exporter,)
+    def _exporters(self, counters: Counters) -> Sequence[MetricExporter]:
+        if self._metric_exporter is not None:
+            return (self._metric_exporter,)
+        return environment.metric_exporters(counters.export_rejected)
 
     def _begin(self) -> None:
         self.engine = None

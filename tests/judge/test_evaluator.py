@@ -15,7 +15,7 @@ from kc_otel.judge.contract_state import STREAMS_PER_SERIES
 from kc_otel.judge.evaluator import Evaluator, SeriesId
 from kc_otel.judge.series import Heard
 from kc_otel.judge.verdict import Cell, Status
-from tests.judge.conftest import info_request
+from tests.judge.conftest import NOW, info_request
 from tests.tools.verdicts import verdicts_of
 
 TRAIN, INFERENCE, NEWER = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
@@ -56,6 +56,42 @@ def gauge_of(step: float, now: float, contract: str = "policy") -> Any:
     for name, value in (("contract", contract), ("kernel.train", TRAIN), ("kernel.inference", INFERENCE)):
         point.attributes.add(key=f"kc.{name}").value.string_value = value
     return message
+
+
+def dropped_by(instance: str, count: int, now: float, reason: str = "measure-failed") -> Any:
+    """An export of what a recorder has dropped since it started."""
+    message = ExportMetricsServiceRequest()
+    resource = message.resource_metrics.add()
+    resource.resource.attributes.add(key="service.instance.id").value.string_value = instance
+    metric = resource.scope_metrics.add().metrics.add(name="kc.recorder.dropped")
+    metric.sum.is_monotonic, metric.sum.aggregation_temporality = True, 2
+    times = {"start_time_unix_nano": int(NOW * 1e9), "time_unix_nano": int(now * 1e9)}
+    point = metric.sum.data_points.add(**times, as_int=count)
+    for name, value in (("contract", "policy"), ("reason", reason)):
+        point.attributes.add(key=f"kc.{name}").value.string_value = value
+    return message
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_batches_that_a_recorder_drops_are_missing_while_it_drops_more(contract, sender, now, columns):
+    """Of the kernels that it reports, though another recorder of them passes; not rollouts that training left out."""
+    evaluator, right = Evaluator([contract(slices={})]), sender()
+    if columns:
+        evaluator.use_columns()
+    for step in range(1, 13):
+        at = now + 10.0 * step
+        drops = dropped_by("gpu-7", min(step, 6), at), dropped_by("gpu-8", step, at, "pair-expired")
+        known = [info_request(at, 1, "gpu-7"), info_request(at, 1, "gpu-8")]
+        for message in (right.request(at, small(5000)), *known, *drops):
+            evaluator.ingest_metrics(evaluator.columns_of(message.SerializeToString(), 1000) or message, at)
+    assert statuses(evaluator, at) == {cell(): Status.PASS}
+    assert evaluator.counters["dropped"] == 6
+    (row,) = evaluator.missing("policy", at)
+    assert (row.outcome, row.pair, row.senders, row.since) == ("dropped", ("", INFERENCE), 1, now + 10.0)
+    assert row.text == "its recorder dropped batches (measure-failed); the recorder's log says why; from gpu-7"
+    window = evaluator.states["policy"].contract.observability.window
+    assert evaluator.missing("policy", now + 60.0 + window) == [row]
+    assert evaluator.missing("policy", now + 61.0 + window) == []
 
 
 def test_an_evaluation_has_the_trainers_step(contract: Any, now: float) -> None:
@@ -364,6 +400,49 @@ def test_points_that_are_refused_have_their_own_reason_and_many_senders_one_row(
     assert (future.pair, future.senders) == (cell()[-2:], 63)
     assert future.text.endswith("(1m39s ahead); from i0; i1; i2; 60 more")
     assert (others.pair, others.senders, others.outcome) == (("", ""), 1, "future")
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("start_time_unix_nano", 2**62, "its time is missing or before its start time"),
+        ("sum", 1e9, "its sum 1e+09 does not fit its buckets"),
+        ("scale", 30, "scale 30 is outside -2..20"),
+    ],
+)
+def test_points_that_are_impossible_are_missing_of_their_kernels(contract, sender, now, columns, field, value, said):
+    """They may be what a broken recorder measured; so are those of a temporality that nobody knows."""
+    evaluator = Evaluator([contract(name="policy"), contract(name="reward")])
+    if columns:
+        evaluator.use_columns()
+    request, unsaid = sender(instance="gpu-7").request(now, [0.1]), sender(inference=NEWER).request(now, [0.1])
+    setattr(request.resource_metrics[0].scope_metrics[0].metrics[0].exponential_histogram.data_points[0], field, value)
+    unsaid.resource_metrics[0].scope_metrics[0].metrics[0].exponential_histogram.aggregation_temporality = 0
+    for message in (request, unsaid):
+        evaluator.ingest_metrics(evaluator.columns_of(message.SerializeToString(), 1000) or message, now)
+    found, other = evaluator.missing("policy", now + 1)
+    assert (found.outcome, found.pair, found.senders, found.since) == ("malformed", cell()[-2:], 1, now)
+    assert found.text == f"a point of kc.drift.tv_token is impossible: {said}; from gpu-7"
+    assert (other.outcome, other.pair) == ("malformed", (TRAIN, NEWER))
+    assert evaluator.missing("reward", now + 1) == []
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_points_of_no_contract_that_is_loaded_are_missing_of_each(contract, sender, now, columns):
+    """A recorder that misspells its contract, or does not name it, may measure what each of them is about."""
+    evaluator = Evaluator([contract(name="policy"), contract(name="reward")])
+    if columns:
+        evaluator.use_columns()
+    unnamed = sender(attributes={"kc.slice": "all"}).request(now, [0.1])
+    for message in (sender(contract="polcy").request(now, [0.1]), gauge_of(1, now, "polcy"), unnamed):
+        evaluator.ingest_metrics(evaluator.columns_of(message.SerializeToString(), 1000) or message, now)
+    for name in ("policy", "reward"):
+        strange, nameless = evaluator.missing(name, now + 1)
+        assert (strange.outcome, strange.pair) == ("unknown_contract", cell()[-2:])
+        assert strange.text == "contract 'polcy' is not loaded here; loaded: policy, reward; from 0"
+        assert (nameless.outcome, nameless.pair) == ("malformed", ("", ""))
+        assert nameless.text.startswith("a point of kc.drift.tv_token has no attribute kc.contract")
 
 
 def test_series_over_the_cap_go_to_other(contract: Any, sender: Any, now: float) -> None:

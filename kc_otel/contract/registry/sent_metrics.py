@@ -50,7 +50,7 @@ SENT_METRICS: Final = (
     ),
     Metric(
         "kc.recorder.export.failures", "{export}", Instrument.COUNTER, ("kc.contract",),
-        "Exports that the endpoint did not accept.",
+        "Exports that the endpoint did not accept, or of which it rejected points.",
     ),
     Metric(
         "kc.recorder.sampling", "1", Instrument.GAUGE, ("kc.contract",),

@@ -40,6 +40,7 @@ class RecorderCounts:
         invalid: Sequences that failed an input check, by reason.
         quarantined: Sequences that were kept out of training.
         exports: Exports that every endpoint accepted.
+        exports_in_part: Exports that were accepted, but for points that an endpoint rejected.
         export_failures: Exports that an endpoint did not accept.
     """
 
@@ -52,6 +53,7 @@ class RecorderCounts:
     invalid: dict[str, int] = field(default_factory=dict)
     quarantined: int = 0
     exports: int = 0
+    exports_in_part: int = 0
     export_failures: int = 0
 
 
@@ -66,6 +68,7 @@ class Counters:
         self._invalid = ReasonCounts(f"contract {contract}: input invalid (%s)")
         self._noted = ReasonCounts(f"contract {contract}: input doubtful (%s)")
         self._failures = ReasonCounts(f"contract {contract}: %s failed")
+        self._rejected = ""
         self._failed: Counter[tuple[str, str, str, str]] = Counter()
         self._rollouts: dict[str, tuple[int, int, float]] = {}
         self._prompts: Counter[str] = Counter()
@@ -135,15 +138,25 @@ class Counters:
             self.noted("prompts", _PROMPTS_UNKNOWN_WARNING)
 
     def exported(self) -> None:
-        """Every endpoint accepted an export."""
+        """Every endpoint accepted an export, up to the points that `export_rejected` was told of."""
         with self._lock:
-            self._plain["exports"] += 1
-        self._failures.clear("export")  # the next outage is news again
+            rejected, self._rejected = self._rejected, ""
+            self._plain["exports_in_part" if rejected else "exports"] += 1
+        if rejected:
+            self._failures.add("export", rejected)
+        else:
+            self._failures.clear("export")  # the next outage is news again
+
+    def export_rejected(self, why: str) -> None:
+        """The endpoint rejected points of the export that is under way; it must not be repeated."""
+        with self._lock:
+            self._rejected = why
 
     def export_failed(self, why: object) -> None:
         """An endpoint did not accept an export."""
         with self._lock:
             self._plain["export_failures"] += 1
+            self._rejected = ""
         self._failures.add("export", why)
 
     def values(self) -> RecorderCounts:
@@ -155,10 +168,10 @@ class Counters:
         """The counts as cumulative sums from `start` to `now`, unix nanoseconds."""
         values = self.values()
         contract = {"kc.contract": self._contract}
-
+        failures = values.export_failures + values.exports_in_part
         metrics = [
             counter("kc.recorder.tokens", [(contract, values.tokens)], start, now),
-            counter("kc.recorder.export.failures", [(contract, values.export_failures)], start, now),
+            counter("kc.recorder.export.failures", [(contract, failures)], start, now),
         ]
         if values.dropped:
             dropped = [({**contract, "kc.reason": reason}, count) for reason, count in sorted(values.dropped.items())]

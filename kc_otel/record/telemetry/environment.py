@@ -6,6 +6,9 @@ Exports over HTTP count as successful only where an OTLP receiver has said so. O
 from 200 to 399 for a success and read no body. A 302 of a proxy that wants a login, or its page with 200, would then be
 telemetry that was delivered, and is lost. An answer that OTLP/HTTP does not have is therefore an error of the request,
 which the exporter reports as a failed export.
+
+A receiver may accept an export and reject some of its points. OpenTelemetry's exporters do not report that; the
+recorder is told by its own look at the answer.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, Final, TypeVar
 
@@ -63,8 +67,11 @@ def exporter_names() -> tuple[str, ...]:
     return tuple(name for name in names or ["otlp"] if name != "none")
 
 
-def metric_exporters() -> tuple[MetricExporter, ...]:
+def metric_exporters(rejected: Callable[[str], None] | None = None) -> tuple[MetricExporter, ...]:
     """New exporters as the environment asks for them; the libraries they need are imported here and not before.
+
+    Args:
+        rejected: Called with a sentence when an export is accepted without some of its points.
 
     Raises:
         ValueError: If the environment names an exporter or a protocol that is not installed.
@@ -79,7 +86,7 @@ def metric_exporters() -> tuple[MetricExporter, ...]:
             # A pull exporter such as prometheus belongs to the program's own meter provider; it is not an error here.
             _log.warning("OTEL_METRICS_EXPORTER: %s does not push; drift is not exported through it", name)
             continue
-        exporters.append(checking_answers(factory()))
+        exporters.append(checking_answers(factory(), rejected))
     return tuple(exporters)
 
 
@@ -108,6 +115,7 @@ def _seconds(variable: str, default: float) -> float:
 
 
 _SAMPLE_CHARACTERS: Final = 80
+_MAX_MESSAGE_CHARACTERS: Final = 500
 _Exporter = TypeVar("_Exporter")
 
 
@@ -115,31 +123,65 @@ class UnknownAnswerError(Exception):
     """The answer to an export does not come from an OTLP receiver; the message quotes it."""
 
 
-def checking_answers(exporter: _Exporter) -> _Exporter:
-    """An exporter of metrics or logs, with its HTTP answers checked; one that does not use HTTP is left as it is."""
+def checking_answers(exporter: _Exporter, rejected: Callable[[str], None] | None = None) -> _Exporter:
+    """An exporter of metrics or logs, with its HTTP answers checked.
+
+    Args:
+        exporter: One that does not use HTTP is left as it is, unless `rejected` is given and it uses gRPC.
+        rejected: As in `metric_exporters`.
+    """
     session = getattr(exporter, "_session", None)  # to OpenTelemetry 1.42
     if session is None:
         session = getattr(getattr(getattr(exporter, "_client", None), "_transport", None), "_session", None)
     hooks = getattr(session, "hooks", None)
     if isinstance(hooks, dict):
-        hooks.setdefault("response", []).append(_check)
+        hooks.setdefault("response", []).append(partial(_check, rejected))
+    elif rejected is not None and hasattr(exporter, "_stub") and hasattr(exporter, "_channel"):
+        make = exporter._stub  # noqa: SLF001 - called again when the channel is made anew
+
+        def watched(channel: Any) -> Any:
+            client = make(channel)
+            export = client.Export
+
+            def call(*args: Any, **options: Any) -> Any:
+                answer = export(*args, **options)
+                _tell_rejected(answer, rejected)
+                return answer
+
+            client.Export = call
+            return client
+
+        exporter._stub = watched  # noqa: SLF001
+        exporter._client = watched(exporter._channel)  # type: ignore[attr-defined]  # noqa: SLF001
     return exporter
 
 
-def _check(answer: Any, *_: Any, **__: Any) -> None:
+def _tell_rejected(answer: Any, rejected: Callable[[str], None]) -> None:
+    partial_success = answer.partial_success
+    if (count := getattr(partial_success, "rejected_data_points", 0)) > 0:
+        said = f": {partial_success.error_message[:_MAX_MESSAGE_CHARACTERS]!a}" if partial_success.error_message else ""
+        rejected(f"the endpoint rejected {count:,} data points{said}")
+
+
+def _check(rejected: Callable[[str], None] | None, answer: Any, *_: Any, **__: Any) -> None:
     """A hook of `requests`, called before it follows a redirect."""
     if 300 <= answer.status_code < 400:
         to = answer.headers.get("location", "nowhere")
         answer.close()
         raise UnknownAnswerError(f"{answer.url} redirects to {to[:_SAMPLE_CHARACTERS]!a}; OTLP has no redirects")
-    if 200 <= answer.status_code < 300 and not _is_otlp(answer.content, answer.headers.get("content-type", "")):
+    if not 200 <= answer.status_code < 300:
+        return
+    response = _response(answer.content, answer.headers.get("content-type", ""))
+    if response is None:
         sample = answer.content[:_SAMPLE_CHARACTERS]
         answer.close()
         raise UnknownAnswerError(f"{answer.url} answered {answer.status_code} with what is not OTLP: {sample!a}")
+    if rejected is not None:
+        _tell_rejected(response, rejected)
 
 
-def _is_otlp(body: bytes, media: str) -> bool:
-    """Return True if a body may be that of a success: empty, as some receivers send it, or a response message."""
+def _response(body: bytes, media: str) -> Any:
+    """The response message of a success, which some receivers send empty; None for a body that is none."""
     from google.protobuf import json_format  # noqa: PLC0415 - who exports has it by now
     from google.protobuf.message import DecodeError  # noqa: PLC0415
     from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2  # noqa: PLC0415
@@ -151,5 +193,5 @@ def _is_otlp(body: bytes, media: str) -> bool:
         else:
             response.ParseFromString(body)
     except (json_format.ParseError, DecodeError):
-        return False
-    return True
+        return None
+    return response

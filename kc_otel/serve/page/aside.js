@@ -15,6 +15,7 @@ const REMEDIES = {
   other_buckets: "senders of a metric disagree about the bounds of its buckets",
   contradictory: "a cumulative value that cannot follow the one before it",
   unordered: "deltas that arrived too late",
+  dropped: "recorders that dropped batches, which their logs explain",
   over_cap: "more streams than observability.max_series allows",
   two_writers: "senders share an identity: give each its own service.instance.id",
   unjudged: "more series or kernel pairs than a contract may have; they are counted but not judged",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
+import grpc
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import add_MetricsServiceServicer_to_server
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
 
 import kc_otel
@@ -26,7 +30,7 @@ PARTIAL.partial_success.rejected_data_points = 3
 
 
 @contextmanager
-def answering(status: int, media: str, body: bytes) -> Iterator[tuple[str, list[str]]]:
+def answering(status: int, media: str, body: bytes | Callable[[], bytes]) -> Iterator[tuple[str, list[str]]]:
     """A server that answers everything so: its address, and the methods that it was asked with."""
     asked: list[str] = []
 
@@ -34,13 +38,14 @@ def answering(status: int, media: str, body: bytes) -> Iterator[tuple[str, list[
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
             asked.append("POST")
+            content = body() if callable(body) else body
             self.send_response(status)
             self.send_header("content-type", media)
-            self.send_header("content-length", str(len(body)))
+            self.send_header("content-length", str(len(content)))
             if status == 302:
                 self.send_header("location", "/login")
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(content)
 
         def do_GET(self) -> None:
             asked.append("GET")
@@ -83,6 +88,44 @@ def test_only_the_answers_of_a_receiver_are_a_success(
         assert recorder.force_flush(20.0) is taken
         recorder.shutdown()
     assert set(asked) == {"POST"}
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_points_that_the_receiver_rejects_are_counted_and_logged_once_an_outage(
+    protocol: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An export that was accepted in part is not repeated, and no success; its receiver says why."""
+    answer = ExportMetricsServiceResponse()
+    answer.partial_success.error_message = "contract 'polcy' is not loaded here"
+    with rejecting(protocol, answer) as address:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        recorder = kc_otel.Recorder(CONTRACT, export_interval=3600.0, sampling=1.0)
+        recorder.compare(np.full((2, 4), -1.0), np.full((2, 4), -1.1))
+        counted = []
+        for rejected in (9, 9, 0, 9):
+            answer.partial_success.rejected_data_points = rejected
+            assert recorder.force_flush(20.0)
+            counted.append((recorder.stats().exports, recorder.stats().exports_in_part))
+        recorder.shutdown()
+    assert counted == [(0, 1), (0, 2), (1, 2), (1, 3)]
+    said = "the endpoint rejected 9 data points: \"contract 'polcy' is not loaded here\""
+    assert sum(said in record.getMessage() for record in caplog.records) == 2
+
+
+@contextmanager
+def rejecting(protocol: str, answer: ExportMetricsServiceResponse) -> Iterator[str]:
+    """The address of a receiver that gives an answer, as it is at that moment."""
+    if protocol != "grpc":
+        with answering(200, PROTOBUF, answer.SerializeToString) as (address, _):
+            yield address
+        return
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_MetricsServiceServicer_to_server(SimpleNamespace(Export=lambda *_: answer), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"http://127.0.0.1:{port}"
+    server.stop(None)
 
 
 def test_logs_are_looked_at_too() -> None:
