@@ -49,7 +49,7 @@ def plan(
 ) -> None:
     """Print how many observations each clause needs, and how long that takes.
 
-    Prints the best case, windows with identical kernels, and the typical case, a gate that stops once it is decided.
+    Prints the best case (windows with identical kernels) and the typical case (a gate that stops once it is decided).
     Exits with 2 if the gate can never open or an argument cannot be used.
 
     Examples:

@@ -38,7 +38,7 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 
 
 def lateness(headers: Message) -> str:
-    """Return a sentence if an evaluator answers but does not evaluate, by its header `Age`; else empty.
+    """Return a sentence if an evaluator answers but, by its header `Age`, does not evaluate; else an empty string.
 
     Raises:
         ValueError: If the header is not a number.

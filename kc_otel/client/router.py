@@ -57,8 +57,8 @@ class Router:
             kernel = router.choose("policy-7b", {"prompt_tokens": 9000}, inference_version="9f1c2ab04d77")
 
     Make it after forking worker processes: threads do not survive a fork. Close it when the process no longer
-    serves: the evaluator calls nothing contained while a router that it knows is silent and has not been closed. A
-    process that exits normally closes its router.
+    serves: the evaluator reports no incident as contained while a router that it knows is silent and has not been
+    closed. A process that exits normally closes its router.
 
     Args:
         url: Base URL of the evaluator's API.
@@ -167,10 +167,10 @@ class Router:
                 at most once while a share grows. Without a key, the choice is random.
 
         Returns:
-            `train-kernel` if a person has pinned one of the request's slices to it, the newest pin first; if no pin
+            `train-kernel` if a person has pinned one of the request's slices to it (the newest pin decides); if no pin
             covers them and a route does; if the request lies outside of the share of a canary that covers one; or if
-            the table is stale, or the evaluator does not judge this contract, no pin covers them, and the version is
-            not known to have been promoted to full. Else `inference-kernel`.
+            no pin covers them, the version is not known to have been promoted to full, and the table is stale or the
+            evaluator does not judge this contract. Else `inference-kernel`.
 
         Raises:
             LookupError: If attributes are given for a contract that the router was not given.

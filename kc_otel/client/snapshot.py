@@ -172,7 +172,7 @@ class Snapshot:
     """(contract, slice, version) from which this table kept a request; an empty version where none was named."""
 
     def choice(self, contract: str, where: Where, version: str | None, key: str | bytes | None) -> Choice:
-        """Return the choice by the newest pin, else a route, and the smallest canary; without a key by chance.
+        """Return the choice by the newest pin, else by a route, then by the smallest canary: at random without a key.
 
         A pin to the inference kernel lifts routes, but not the limits of a version on trial or rolled back.
         """
@@ -194,7 +194,7 @@ class Snapshot:
 
 
 def compiled(table: DecisionTable, contracts: Mapping[str, Contract]) -> Snapshot:
-    """The table, ready to be asked. Slices that the contracts do not have are known by name only, which is logged."""
+    """The table, ready for look-ups. Slices that the contracts do not have are known by name only, which is logged."""
 
     @cache
     def slice_of(contract: str, name: str) -> SliceOf:

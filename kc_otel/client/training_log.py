@@ -189,7 +189,7 @@ class _Asking(SilentExporter):
 def scalars(verdicts: Sequence[Verdict], causes: Mapping[Cell, Causes] = MappingProxyType({})) -> dict[str, float]:
     """Return a contract's verdicts for a trainer's log: finite numbers by name.
 
-    Of each clause with data, as of its worst slice (the worst verdict, then the smallest margin in relation to the
+    For each clause with data, on its worst slice (the worst verdict, then the smallest margin in relation to the
     limit; `all` only where its verdict is worse than that of every slice):
 
     - `kc/CLAUSE/worst/SLICE`: the estimate there. Only the slice that is the worst now has such a number, so that the
@@ -204,7 +204,7 @@ def scalars(verdicts: Sequence[Verdict], causes: Mapping[Cell, Causes] = Mapping
       `kc/CLAUSE/lag/0` to `kc/CLAUSE/lag/8+` for each lag. `kc/CLAUSE/stale` is the share of what older weights
       sampled.
 
-    And of all of them `kc/failing`, the number of cells that FAIL.
+    And for all of them `kc/failing`, the number of cells that FAIL.
 
     Args:
         verdicts: Of every cell of one contract, as of one evaluation.

@@ -17,7 +17,7 @@ A receiver with Starlette (FastAPI's `Request` is the same):
 
     app = Starlette(routes=[Route("/alerts", alerts, methods=["POST"])])
 
-`receiver(SECRET, handle)` is the same as an ASGI application, for any server, which also limits the size of requests
+`receiver(SECRET, handle)` is such a receiver, an ASGI application for any server; it also limits the size of requests
 and calls `handle` once for a message that arrives twice. Answer 2xx to accept a message and 410 to receive no more.
 400, 413, 415 and 422 reject this message for good; after any other answer, or none, it is sent again.
 
@@ -112,7 +112,7 @@ def verify_grafana(
 
 
 def verify_bearer(token: str, headers: Mapping[str, str], body: bytes) -> Any:
-    """The body of a webhook that proves itself by `Authorization: Bearer`, as Alertmanager's can.
+    """The body of a webhook that is authenticated by `Authorization: Bearer`, as Alertmanager's can.
 
     Raises:
         VerificationError: If the request cannot be trusted.

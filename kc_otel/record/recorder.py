@@ -270,7 +270,7 @@ class Recorder:
             name: Name of the operator, as the contract's clauses have it.
             train_output: The training kernel's, [..., features], NumPy or torch, of a floating dtype.
             inference_output: The inference kernel's, of the same shape; its dtype may differ.
-            mask: True where a row counts, of the output's first axes, such as [sequences, tokens].
+            mask: True where a row counts; shaped like the output's first axes, such as [sequences, tokens].
             attributes: Attributes that decide the slices: one mapping for all, or one for each member of the first
                 axis.
             ulp_of: dtype whose units in the last place count; None for that of `inference_output`.
@@ -328,7 +328,7 @@ class Recorder:
             engine.submit(RouteComparison(origin=origin, train=train_routes, inference=inference_routes, mask=mask))
 
     def observe(self, metric: str, value: Any, *, attributes: Attributes = None) -> None:
-        """Record an observation of a runtime quantity that the program makes itself, such as `weights_mismatch`.
+        """Record an observation that the program itself makes of a runtime quantity, such as `weights_mismatch`.
 
         Args:
             metric: Key of a quantity of origin `runtime`, as a clause's `metric:` names it, or `score_norm`, the norm
@@ -461,7 +461,7 @@ class Recorder:
             return False
 
     def drop(self, reason: str, why: object) -> None:
-        """Count a comparison that could not be recorded, for instrumentation; `why` is logged the first time."""
+        """For instrumentation: count a comparison that could not be recorded; `why` is logged the first time."""
         engine = self._process.running()
         if engine is not None:
             engine.counters.dropped(reason, why)

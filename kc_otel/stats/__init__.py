@@ -3,8 +3,8 @@
 | what                                                              | where                                     |
 | ----------------------------------------------------------------- | ----------------------------------------- |
 | a reward's drift and a gradient's bias themselves                 | `reward_*`, `gradient_estimates`          |
-| backwards from a budget                                           | `rewards`                                 |
-| intervals at one sample size, or with `anytime` at all at once    | `means`, `quantiles`, `fractions`         |
+| what a budget allows                                              | `rewards`                                 |
+| intervals at one sample size, or at all sizes at once (`anytime`) | `means`, `quantiles`, `fractions`         |
 | when a mean has risen above a limit                               | `e_detector`                              |
 | many cells                                                        | `multiplicity`                            |
 | the mass that a kernel can never sample                           | `support`                                 |

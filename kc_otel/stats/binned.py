@@ -23,7 +23,7 @@ class Binned:
         minimum: No observation is smaller; nan when unknown or empty.
         maximum: No observation is larger; nan when unknown or empty.
         maximum_observed: Whether `maximum` is itself an observation, and not only a bound on them.
-        opposite: The sample of the quantity that bounds the same thing from the other side, where it takes both.
+        opposite: The sample of the quantity that bounds the same thing from the other side, where both are needed.
     """
 
     lower: NDArray[np.float64]

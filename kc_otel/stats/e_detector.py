@@ -90,7 +90,7 @@ class EDetector:
     def opened(self, cells: ArrayLike = True) -> EDetector:
         """The detector at the start of a pane, in which new bets begin; a mask [cells], or all of them.
 
-        At most once a pane, and at times that do not depend on what is observed.
+        Call it at most once a pane, and at times that do not depend on what is observed.
         """
         begins = np.asarray(cells, dtype=np.bool_)
         return EDetector(np.where(begins[..., None], np.maximum(self.log_sums, 0.0), self.log_sums))

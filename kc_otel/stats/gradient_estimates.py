@@ -76,7 +76,7 @@ def estimated_gradient_bias(
     prompts: ArrayLike | None = None,
     confidence: float = 0.99,
 ) -> GradientBias:
-    """The bias of the uncorrected gradient as a norm and along directions; Q can sample what P can.
+    """The bias of the uncorrected gradient as a norm and along directions, if Q can sample what P can.
 
     Args:
         log_ratio: L = log W of each sequence, nats, [sequences].

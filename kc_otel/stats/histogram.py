@@ -119,7 +119,7 @@ class ExponentialHistogram:
     def union(cls, parts: Iterable[ExponentialHistogram]) -> ExponentialHistogram:
         """Histogram of all samples together, at the coarsest of their scales, or coarser to stay in MAX_BUCKETS.
 
-        Faster than merging one by one. Of empty histograms only, it is an empty one at scale 0.
+        Faster than merging one by one. The union of empty histograms alone is an empty one at scale 0.
         """
         parts = [part for part in parts if part.count]
         if len(parts) < 2:
@@ -160,7 +160,7 @@ class ExponentialHistogram:
         return replace(self, scale=scale, positive=self.positive.downscaled(by), negative=self.negative.downscaled(by))
 
     def sized(self, scale: int, zero_threshold: float, most: int) -> ExponentialHistogram:
-        """The same in fewer buckets: at most `most` of each sign, counted from the one below the zero threshold on.
+        """The same in fewer buckets: at most `most` of each sign, counted from just below the zero threshold upwards.
 
         Args:
             scale: Scale of the result if the buckets suffice; otherwise it is lower.

@@ -95,7 +95,7 @@ def mean_interval(
     Each side ends where the wealth of `mixture`, won against a mean by a mixture of fixed bets, reaches 1/alpha. The
     grid of bets depends on the number of observations, which has to be fixed beforehand. It adapts to the variance as
     the empirical Bernstein interval does, pays for the mixture (up to an eighth of the width for a coin), and has a
-    much smaller remainder: a little over ln(1/alpha)/n where that has 7 ln(2/alpha) / (3 n), which decides where means
+    much smaller remainder: a little over ln(1/alpha)/n, not 7 ln(2/alpha) / (3 n). The remainder decides where means
     are tiny.
 
     It holds for observations that are independent, equally distributed or not, and more generally whenever the mean of

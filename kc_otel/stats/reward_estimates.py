@@ -51,7 +51,7 @@ class RewardDriftEstimate:
 def estimated_reward_drift(
     log_ratio: ArrayLike, reward: ArrayLike, prompts: ArrayLike, *, confidence: float = 0.99
 ) -> RewardDriftEstimate:
-    """Estimate E_P[r] - E_Q[r] from the rollouts of prompts; Q can sample what P can.
+    """Estimate E_P[r] - E_Q[r] from the rollouts of prompts, if Q can sample what P can.
 
     Args:
         log_ratio: L = log W of each sequence, nats [sequences].

@@ -66,8 +66,8 @@ SENT_METRICS: Final = (
     ),
     Metric(
         "kc.quarantine.tv", "1", Instrument.COUNTER, ("kc.contract", "kc.outcome"),
-        "Sum of (1-w)+ over those tokens: divided by kc.quarantine.tokens, tv_token of the kept or of the quarantined "
-        "ones. Drift metrics include both.",
+        "Sum of (1-w)+ over those tokens: divided by kc.quarantine.tokens, it is tv_token of the kept or of the "
+        "quarantined ones. Drift metrics include both.",
     ),
     Metric(
         "kc.capture.recorded", "{request}", Instrument.COUNTER, ("kc.contract",),

@@ -9,7 +9,7 @@ audit's own time is taken from, and no audit begins while the account is overdra
 alone, so that skipping does not select among the step's prompts. Skips are counted in verl's metrics, beside the time.
 
 The sequences are scored as copies in a partition of their own, which is cleared again: verl's batch stays as it was.
-The names of the prompts that were scored go to the workers with the update, which leave these prompts out: each counts
+The names of the prompts that were scored go with the update to the workers, which leave these prompts out: each counts
 once, and none is lost where an audit is skipped or fails.
 """
 

@@ -8,7 +8,7 @@ mini-batches compare policies, not kernels, and are left out.
 A worker knows the version of its weights from `update_weights`, which numbers the weights that it sends to the engines,
 and from its own optimizer steps since. Of the ranks that hold the same sequences, one records. verl spreads the
 rollouts of a prompt, whose drift is one observation, over its data-parallel ranks: each prompt is counted by the one
-rank that its name selects, so that one of `dp` tokens of the first mini-batch counts.
+rank that its name selects, so that one in `dp` tokens of the first mini-batch counts.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class RequestSink(Protocol):
 
 
 class RecorderSink:
-    """Hands requests to a recorder of this process, where training scores them: the `sampled` side of its pairs.
+    """Hands requests, as the `sampled` side of pairs, to a recorder of the same process, in which training scores them.
 
     The training side calls `recorder.scored(token_ids=..., logprobs=..., prompt_ids=...)` without keys, so that both
     sides are named by what they hold. The recorder samples by that name; record every request

@@ -74,7 +74,7 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
         return CaptureStats() if self._engines is None else self._engines.delivery.stats()
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Give every finished request to the sink and flush it; return True if each took at most `timeout` seconds."""
+        """Hand finished requests to the sink and flush it; return True if each step took at most `timeout` seconds."""
         if self._engines is None:
             return True
         delivery = self._engines.delivery
