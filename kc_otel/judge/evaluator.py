@@ -471,7 +471,7 @@ class Evaluator:
                     version = str(point.attributes["kc.kernel.version"])
                     report = LastReport(now, 0.0, point.applied.version, point.applied.otherwise(state.contract))
                     state.recorders.hear(version, sender_of(point.resource), report, done=done)
-                    reports.add(state.recorders, version, sender_of(point.resource))
+                    reports.add(state.recorders, version, sender_of(point.resource), done=done)
                 return ("accepted", "") if seen else ("malformed", f"{point.metric} names no kernel role and version")
             if point.kind is PointKind.STEP:
                 return self._take_step(point, self.steps[name]), ""
