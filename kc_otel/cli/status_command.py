@@ -16,7 +16,7 @@ from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, warnings
 from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time, refuse, together
-from kc_otel.contract.words import RUN_ENDED, listed, place
+from kc_otel.contract.words import FAILS_CHECKS, RUN_ENDED, listed, place
 
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
 _BARS = "▁▂▃▄▅▆▇█"
@@ -102,9 +102,9 @@ def _missing(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
     for row in rows[:_MAX_INCIDENTS]:
         pair = [row[side] for side in ("kernel_inference", "kernel_train") if row[side]]
         of = f" of {' against '.join(pair)}" if pair else ""
-        lines.append(
-            f"{row['contract']}: points{of} are not judged, since {local_time(row['since'], '%H:%M:%S')}: {row['text']}"
-        )
+        what = "sequences" if row["outcome"] == FAILS_CHECKS else "points"
+        since = local_time(row["since"], "%H:%M:%S")
+        lines.append(f"{row['contract']}: {what}{of} are not judged, since {since}: {row['text']}")
     if len(rows) > _MAX_INCIDENTS:
         lines.append(f"points of {len(rows) - _MAX_INCIDENTS} more kernel pairs are not judged")
     return [Text(line, style="bold magenta") for line in lines]

@@ -10,6 +10,8 @@ from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from difflib import get_close_matches
 from typing import Final
 
+FAILS_CHECKS: Final = "invalid"
+"""Outcome of the sequences of a kernel pair of which too many fail the input checks."""
 NO_REPORT: Final = "no report for"
 """First words of a NO_DATA cell's reason where nobody knows why its recorder is silent; how long it is follows."""
 RUN_ENDED: Final = "the run ended"

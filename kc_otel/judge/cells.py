@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -290,12 +290,16 @@ def _current(
     return current, said, {}
 
 
-def _silence(state: ContractState, pairs: Iterable[Pair], quiet: float) -> str:
+def _silence(state: ContractState, pairs: Collection[Pair], quiet: float) -> str:
     """Say since when pairs are silent, and why as far as it is known: the last recorder of each shut down cleanly."""
+    moved = all(state.recorders.moved_since(inference) for _, inference in pairs)
     if all(map(state.has_ended, pairs)):
+        if moved:
+            return f"{RUN_ENDED}: its recorder measures another version, and nothing of this for {_span(quiet)}"
         return f"{RUN_ENDED}: its last recorder shut down {_span(quiet)} ago"
     heartbeat = _span(state.contract.observability.heartbeat)
-    return f"{NO_REPORT} {_span(quiet)} (heartbeat {heartbeat}): its run ended, or its recorder died"
+    why = "its recorder measures another version since" if moved else "its run ended, or its recorder died"
+    return f"{NO_REPORT} {_span(quiet)} (heartbeat {heartbeat}): {why}"
 
 
 def _refused(state: ContractState, metric: str, now: float) -> dict[tuple[str, Pair], str]:

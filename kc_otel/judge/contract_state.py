@@ -399,8 +399,13 @@ class ContractState:
     def has_ended(self, pair: Pair) -> bool:
         """Return True if each recorder of a pair's kernel version is done with it, and none reported it since.
 
-        One that fell silent without a word may have died beside a kernel that serves.
+        One that fell silent without a word may have died beside a kernel that serves. One that measures another version
+        may come back to this one, until a long window has passed without anything of it.
         """
+        since = self.clock - self._long
+        measured = any(newest.get(pair, -math.inf) > since for newest in self.newest.values())
+        if self.recorders.moved_since(pair[1], -math.inf if measured else since):
+            return False
         heard = self.heard.get(pair)
         return self.recorders.all_ended(pair[1], -math.inf if heard is None else heard.last)
 

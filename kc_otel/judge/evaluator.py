@@ -16,7 +16,7 @@ from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED, Scalar
-from kc_otel.contract.words import listed
+from kc_otel.contract.words import FAILS_CHECKS, listed
 from kc_otel.judge.assumptions import sampling_notes
 from kc_otel.judge.causes import causes_of
 from kc_otel.judge.cell_columns import CellColumns
@@ -29,6 +29,7 @@ from kc_otel.judge.drift_by_place import drift_by_place
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
 from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
+from kc_otel.judge.input_faults import too_many
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.point_streams import Horizon
 from kc_otel.judge.points import (
@@ -415,6 +416,7 @@ class Evaluator:
         try:
             self.forget_silent(state, now)
             state.weigh(now)
+            state.refused.keep_only(FAILS_CHECKS, too_many(state.invalid(ALL), state.series, now), now)
             judged = self._cells_of[contract.name].judge(now, self._listen(now))
             self._places[contract.name] = judged.places
             items = [evidence_of(state, judged.places[number], now) for number in judged.left]
@@ -503,7 +505,7 @@ class Evaluator:
             unmeasured=applied.unmeasured(contract),
         )
         state.recorders.hear(version, sender, report, done=done)
-        reports.add(state.recorders, version, sender)
+        reports.add(state.recorders, version, sender, done=done)
         return "accepted"
 
     def _take_dropped(self, point: Point, state: ContractState, horizons: Mapping[str, Horizon], now: float) -> str:

@@ -9,6 +9,7 @@ looks at a window so often that chance gets there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.input_reasons import remedy
-from kc_otel.contract.registry.clause_metrics import Origin
-from kc_otel.contract.slices import UNJUDGED
+from kc_otel.contract.registry.clause_metrics import SAMPLING, Origin
+from kc_otel.contract.slices import ALL, UNJUDGED
 from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.panes import PaneColumns, WindowContent
 from kc_otel.judge.series import SHORT, Pair, Series, SeriesKey
@@ -27,7 +28,13 @@ from kc_otel.stats.surplus import is_surplus
 INVALID_INPUT: Final = "INVALID INPUT"
 """First words of such a cell's reason."""
 _OF_SAMPLES: Final = frozenset({Origin.LOGPROBS, Origin.ADVANTAGES, Origin.REWARDS, Origin.TRUNCATION})
+_MAX_FAILING_SHARE: Final = 0.01
+"""Share of sequences that may fail the input checks: a PASS says nothing about them, and drift in one in a hundred can
+raise a total variation by 0.01, as much as a usual limit leaves."""
 _MEASURED_ALL_THE_SAME: Final = "reward_out_of_range"
+_OF_ROWS: Final = "operator_not_finite"
+"""Reason of rows of operators, not of sequences."""
+_NO_PAIR: Final[Pair] = ("", "")
 Where = tuple[str, Pair]
 """Slice and pair of kernels."""
 
@@ -107,3 +114,43 @@ def of_sequences(
     others = sum(found.values()) - found[reason]
     more = f" and {others:,} for other reasons" if others else ""
     return f"{INVALID_INPUT}, {reason}: {found[reason]:,} sequences were not measured{more}. {remedy(reason)}"
+
+
+def too_many(invalid: Mapping[SeriesKey, Series], every: Mapping[SeriesKey, Series], now: float) -> dict[Pair, str]:
+    """Return the kernel pairs of which more than one in a hundred sequences failed the input checks, and a sentence.
+
+    Args:
+        invalid: Series of `kc.input.invalid` that count each sequence once.
+        every: Series of the contract.
+        now: Unix time in seconds.
+    """
+    failed: dict[Pair, Counter[str]] = {}
+    for key, series in invalid.items():
+        if key.slice != _MEASURED_ALL_THE_SAME and (count := _count(series, now)):
+            failed.setdefault(key.pair, Counter())[key.slice] += count
+    if not failed:
+        return {}
+    measured: dict[tuple[Pair, bool], dict[str, int]] = {}
+    for key, series in every.items():
+        if key.slice == ALL:
+            measured.setdefault((key.pair, "[" in key.metric), {})[key.metric] = _count(series, now)
+    unnamed = failed.pop(_NO_PAIR, Counter())
+    pairs = failed.keys() | ({pair for pair, _ in measured} if unnamed else set())
+    found: dict[Pair, str] = {}
+    for pair in pairs or {_NO_PAIR}:
+        reasons = failed.get(pair, Counter()) + unnamed
+        for of_rows in (False, True):
+            counted = {reason: count for reason, count in reasons.items() if (reason == _OF_ROWS) is of_rows}
+            known, failing = measured.get((pair, of_rows), {}), sum(counted.values())
+            # Without a count of sequences there are at most as many as observations: of tokens, or rows.
+            passed = known.get(SAMPLING["sequence_tokens"].name) or max(known.values(), default=0)
+            if failing > _MAX_FAILING_SHARE * (failing + passed):
+                reason, what = max(counted, key=counted.__getitem__), "rows of operators" if of_rows else "sequences"
+                share = f"{100.0 * failing / (failing + passed):.3g} % of the {what}"
+                found[pair] = f"{share} failed the input checks in the window, most of them {reason}: {remedy(reason)}"
+    return found
+
+
+def _count(series: Series, now: float) -> int:
+    content = series.histories[SHORT].window(now)
+    return 0 if content is None else content.count

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kc_otel.contract.units import format_duration
@@ -69,11 +69,14 @@ class Recorders:
     Attributes:
         by_version: Last reports, by kernel version and sender.
         ended: Unix time at which a recorder last said that it is done with a kernel version, seconds.
+        moved: Recorders that measure another version since then and have not shut down: Unix times in seconds, by
+            the version that they left and sender.
     """
 
     def __init__(self, heartbeat: float, window: float) -> None:
         self.by_version: dict[str, dict[str, LastReport]] = {}
         self.ended: dict[str, float] = {}
+        self.moved: dict[str, dict[str, float]] = {}
         self._counts: dict[str, dict[str, int]] = {}
         self._patience = _HEARTBEATS * heartbeat
         self._window = window
@@ -86,6 +89,7 @@ class Recorders:
             oldest = next(iter(self.by_version))
             del self.by_version[oldest]
             self.ended.pop(oldest, None)
+            self.moved.pop(oldest, None)
             self._counts.pop(oldest, None)
         if done:
             senders.pop(sender, None)
@@ -142,6 +146,26 @@ class Recorders:
         """Return True if each recorder of a version is done with it, and it was not heard of after that."""
         ended = self.ended.get(version)
         return ended is not None and not self.by_version.get(version) and ended >= last
+
+    def move(self, sender: str, done: Mapping[str, bool], now: float) -> None:
+        """Note all that a recorder says of kernel versions in one message: where it is done with each, it shuts down.
+
+        Args:
+            sender: The recorder.
+            done: Whether it is done with a version.
+            now: Unix time of the message in seconds.
+        """
+        shuts_down = all(done.values())
+        for version in self.moved if shuts_down else [version for version, left in done.items() if not left]:
+            self.moved.get(version, {}).pop(sender, None)
+        for version in () if shuts_down else [version for version, left in done.items() if left]:
+            senders = self.moved.setdefault(version, {})
+            if len(senders) < _MAX_RECORDERS:
+                senders.setdefault(sender, now)
+
+    def moved_since(self, version: str, since: float = -math.inf) -> bool:
+        """Return True if a recorder of a version measures another one, since a Unix time in seconds or later."""
+        return any(left >= since for left in self.moved.get(version, {}).values())
 
     def shared(self) -> set[str]:
         """Kernel versions that several recorders report."""
@@ -219,6 +243,8 @@ class Recorders:
 
     def turn_back(self, now: float) -> None:
         """The clock went back: none reported later than now."""
+        for moved in self.moved.values():
+            moved.update({sender: min(left, now) for sender, left in moved.items()})
         for senders in self.by_version.values():
             for sender, report in senders.items():
                 senders[sender] = report._replace(
@@ -240,10 +266,12 @@ class RecorderReports:
         self._columns = columns if columns is not None and columns.request is None else None
         self._counts: Counter[tuple[str, bool]] = Counter()
         self._found: list[tuple[Recorders, str, str]] = []
+        self._done: dict[tuple[Recorders, str], dict[str, bool]] = {}
 
-    def add(self, recorders: Recorders, version: str, sender: str) -> None:
-        """Note that a recorder reports a kernel version."""
+    def add(self, recorders: Recorders, version: str, sender: str, *, done: bool) -> None:
+        """Note that a recorder reports a kernel version, or is done with it."""
         self._found.append((recorders, version, sender))
+        self._done.setdefault((recorders, sender), {})[version] = done
 
     def count(self, point: Point) -> None:
         """Count the observations of a point, unless the columns have it."""
@@ -259,3 +287,5 @@ class RecorderReports:
                 self._counts[sender_of(resource_of(resource)), cumulative] += count
         for recorders, version, sender in self._found:
             recorders.observe(version, sender, self._counts[sender, True], self._counts[sender, False], now)
+        for (recorders, sender), done in self._done.items():
+            recorders.move(sender, done, now)

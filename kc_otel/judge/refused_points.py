@@ -1,5 +1,7 @@
 """Points of a contract that are not judged: for which reason, of whom, and since when.
 
+Sequences are told in the same way, where too many of a kernel pair fail the input checks.
+
 A point that is refused leaves no verdict behind, and others of its kernels may pass: that it is missing has to be said
 beside them. It is said until a window has passed in which no such point came.
 """
@@ -13,6 +15,7 @@ from typing import Final
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import format_duration
+from kc_otel.contract.words import FAILS_CHECKS
 from kc_otel.judge.point_streams import REMEMBERED_TIMES
 from kc_otel.judge.series import PAIRS, Pair
 
@@ -77,7 +80,7 @@ class Missing:
     Attributes:
         outcome: As in kc.evaluator.points.
         pair: Short fingerprints of the kernels; empty where the points do not say.
-        senders: Number of senders.
+        senders: Number of senders; 1 where they are not known.
         since: Unix time of the first arrival, seconds.
         text: Reason, remedy and senders, as the end of a sentence.
     """
@@ -87,6 +90,11 @@ class Missing:
     senders: int
     since: float
     text: str
+
+    @property
+    def what(self) -> str:
+        """What is not judged, as the subject of a sentence."""
+        return "sequences" if self.outcome == FAILS_CHECKS else "points"
 
 
 @dataclass(slots=True)
@@ -111,6 +119,13 @@ class RefusedPoints:
         known = self.found.get(key)
         since = known.since if known is not None and self._lasts(known, now) else now
         self.found[key] = RefusedSender(*key, since, now, age, said)
+
+    def keep_only(self, outcome: str, said: Mapping[Pair, str], now: float) -> None:
+        """Note what is known of kernel pairs at `now`, Unix seconds, and forget the others of this outcome."""
+        for key in [key for key in self.found if key[0] == outcome and key[1] not in said]:
+            del self.found[key]
+        for pair, sentence in said.items():
+            self.add(outcome, pair, "", 0.0, now, sentence)
 
     def merge(self, refused: RefusedSender) -> None:
         """Note what another process has noted."""

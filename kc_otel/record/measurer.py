@@ -111,8 +111,9 @@ class Measurer:
         first = os.environ.get("RANK", "0") == "0"
         self._averaged = [key for key in contract.averaged if first or RECORDED[key].per is not Unit.STEP]
         assumed = contract.assumptions
-        measured = {"sequence_tokens": assumed.horizon, "advantage_abs": assumed.advantage_max}
-        self._sampling = [key for key, limit in measured.items() if limit is not None]
+        # The evaluator holds the sequences that fail an input check against the number of those that are measured.
+        self._sampling = ["sequence_tokens", *(["advantage_abs"] if assumed.advantage_max is not None else [])]
+        self._of_all = ["sequence_tokens"] if assumed.horizon is None else []
         self._streams: dict[KernelPair, PairStreams] = {}
         self._left, self._left_sent = set[KernelPair](), frozenset[KernelPair]()  # not said yet that they are left
         self._sent: list[tuple[PairStreams, int]] = []
@@ -518,6 +519,7 @@ class Measurer:
                 time.time_ns(),
                 averaged=self._averaged,
                 sampling=self._sampling,
+                of_all=self._of_all,
                 patience=self._pairing.max_age,
                 layouts=self._layouts,
                 recorded=self._contract.recorded,

@@ -431,7 +431,7 @@ def reasons_to_wait(
     if not found and stage is not Stage.OFFLINE_CI:
         reasons.append("it has not reported its fields, so nothing shows that it is what the contract declares")
     reasons += [said for kernel in found for said in unlike_declared(contract.kernels, kernel, known)]
-    return reasons + [f"points of it are not judged: {row.text}" for row in missing if row.pair[1] == version]
+    return reasons + [f"{row.what} of it are not judged: {row.text}" for row in missing if row.pair[1] == version]
 
 
 def unproven_of(version: str, incidents: Iterable[Incident], silent: str) -> list[str]:

@@ -103,6 +103,7 @@ def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> Non
         "contract": "policy",
         "kernel_train": "aa",
         "kernel_inference": "bb",
+        "outcome": "future",
         "since": 0.0,
         "text": "a clock is wrong",
     }
@@ -111,6 +112,7 @@ def test_points_that_are_not_judged_have_a_line_each_while_they_are_few() -> Non
     assert line.plain.endswith(": a clock is wrong")
     (unknown,) = _missing([row | {"kernel_train": "", "kernel_inference": ""}])
     assert unknown.plain.startswith("policy: points are not judged")
+    assert _missing([row | {"outcome": "invalid"}])[0].plain.startswith("policy: sequences of bb against aa are not")
     assert _missing([row] * 64)[-1].plain == "points of 58 more kernel pairs are not judged"
 
 

@@ -224,3 +224,30 @@ def test_sequences_whose_slices_nobody_knows_are_of_every_cell() -> None:
     message = counted("policy", "placeholder", 7, NOW, NOW + 200.0, ("a" * 12, "b" * 12))
     evaluator.ingest_metrics(message, NOW + 200.0)
     assert {verdict.status for verdict in judged(evaluator, NOW + 201.0).values()} == {Status.INVALID_INPUT}
+
+
+@pytest.mark.parametrize(
+    ("reason", "measured", "failed", "said"),
+    [
+        ("nan_logprob", {"kc.sampling.tokens": 990, "kc.drift.tv_token": 5000}, 10, None),
+        ("nan_logprob", {"kc.sampling.tokens": 990, "kc.drift.tv_token": 5000}, 11, "1.1 % of the sequences failed"),
+        ("nan_logprob", {"kc.drift.tv_token": 990}, 11, "1.1 % of the sequences failed"),
+        ("nan_logprob", {}, 3, "100 % of the sequences failed"),
+        ("reward_out_of_range", {"kc.sampling.tokens": 990}, 500, None),
+        ("operator_not_finite", {"kc.sampling.tokens": 10, "kc.drift.tv_token": 990}, 500, "100 % of the rows of"),
+    ],
+)
+def test_too_many_sequences_that_fail_the_checks_are_told(
+    reason: str, measured: dict[str, int], failed: int, said: str | None
+) -> None:
+    """More than one in a hundred of a kernel pair, until a window has none; counted in tokens where nothing else is."""
+    evaluator, pair = Evaluator([make_contract(slices={})]), ("a" * 12, "b" * 12)
+    for metric, count in measured.items():
+        evaluator.ingest_metrics(Sender(metric, start=NOW - 5).request(NOW, np.full(count, 0.5)), NOW)
+    evaluator.ingest_metrics(counted("policy", reason, failed, NOW - 5, NOW, pair), NOW)
+    evaluator.evaluate(NOW + 1)
+    found = evaluator.missing("policy", NOW + 1)
+    assert [(row.pair, row.outcome) for row in found] == ([(pair, "invalid")] if said else [])
+    assert all(row.text.startswith(said or "") for row in found)
+    evaluator.evaluate(NOW + 700)
+    assert evaluator.missing("policy", NOW + 700) == []

@@ -145,6 +145,33 @@ def test_a_recorder_that_was_drained_proves_nothing_until_it_measures_again(flee
     assert "is resolved" in fleet.ends()[0]
 
 
+@pytest.mark.parametrize("shuts_down", [False, True])
+def test_a_breach_is_not_over_because_its_recorder_measures_another_version(tmp_path: Path, shuts_down: bool) -> None:
+    """It may come back to the version, until a long window has passed without it, or the recorder shuts down."""
+    fleet = Fleet(tmp_path / "state.sqlite")
+    other = Sender(instance="broken", inference="c" * 12, start=NOW - 1.0)
+    fleet.run(60, broken=0.001)
+    fleet.run(30, broken=0.4)
+
+    def run(seconds: float) -> None:
+        for _ in range(round(seconds / STEP)):
+            fleet.now += STEP
+            infos = info_request(fleet.now, 0, "broken"), info_request(fleet.now, 1, "broken", "c" * 12)
+            fleet.core.metrics(merge(other.request(fleet.now, np.full(2000, 0.001)), *infos), fleet.now)
+            fleet.core.tick(fleet.now)
+
+    run(250)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    if shuts_down:
+        infos = info_request(fleet.now, 0, "broken"), info_request(fleet.now, 0, "broken", "c" * 12)
+        fleet.core.metrics(merge(*infos), fleet.now)
+        fleet.core.tick(fleet.now)
+    else:
+        run(100)
+    assert [incident for incident in fleet.core.incidents() if incident.on == "fail"] == []
+    fleet.connection.close()
+
+
 @pytest.mark.parametrize("ends", [shut_down, closed_by_a_person])
 def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet: Fleet, ends: Callable[[Fleet], Any]) -> None:
     """It may never serve again."""

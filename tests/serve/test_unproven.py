@@ -20,6 +20,7 @@ from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.judge.test_input_faults import counted
 from tests.serve.test_silent_recorders import STEP, TEXT, Fleet
+from tests.tools.api import client_of
 
 VERSION = "b" * 12
 CLAUSE = "metric: tv_token, unit: token, limit: 0.02"
@@ -90,6 +91,40 @@ def test_late_points_alone_clear_no_fail(delayed: Delayed) -> None:
     assert incident.state is IncidentState.BROKEN
     delayed.late(120, 0.0, broken=0.001, healthy=0.001)
     assert delayed.status is Status.PASS
+
+
+def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(tmp_path: Path) -> None:
+    """What is measured passes: the breach is not refuted, the version waits, and status and page say it."""
+    fleet = Fleet(tmp_path / "state.sqlite")
+    lengths = Sender("kc.sampling.tokens", instance="broken", start=NOW - 1.0)
+
+    def run(seconds: float, mean: float, failing: int) -> None:
+        for _ in range(round(seconds / STEP)):
+            fleet.core.metrics(lengths.request(fleet.now + STEP, np.full(100, 20.0)), fleet.now + STEP)
+            failed.append(failed[-1] + failing)
+            message = counted("policy", "nan_logprob", failed[-1], NOW - 1.0, fleet.now + STEP, ("a" * 12, VERSION))
+            fleet.core.metrics(message, fleet.now + STEP)
+            fleet.run(STEP, broken=mean)
+
+    failed = [0]
+    run(60, 0.001, 1)
+    assert fleet.core.missing("policy") == [], "no more than one in a hundred"
+    run(30, 0.4, 0)
+    run(300, 0.001, 150)
+    ((verdict, _, _),) = fleet.core.history.cells()
+    assert verdict.status is Status.PASS
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    (row,) = client_of(fleet.core).get("/api/v1/overview").json()["missing"]
+    assert (row["outcome"], row["kernel_inference"]) == ("invalid", VERSION)
+    assert row["text"].startswith("60 % of the sequences failed the input checks in the window, most of them nan_")
+    fleet.core.promotions.start("policy", VERSION, "ada", fleet.now)
+    run(10, 0.001, 150)
+    held = fleet.core.promotions.of("policy", VERSION).missing
+    assert any(reason.startswith("held: sequences of it are not judged: 60 %") for reason in held)
+    run(90, 0.001, 0)
+    assert fleet.core.missing("policy") == []
+    assert fleet.core.incidents() == ()
+    fleet.connection.close()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanContext
 
 from kc_otel.contract.bucket_layouts import MOST_BUCKETS, BucketLayout
 from kc_otel.contract.registry.clause_metrics import RECORDED
-from kc_otel.contract.slices import Scalar
+from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.record.telemetry.compare_span import WorstToken
@@ -53,8 +53,8 @@ class PairStreams:
     """Accumulates one kernel pair from `start` on, unix nanoseconds. Not thread-safe.
 
     What is exported are the quantities `recorded`, all of the registry where there is none, the means `averaged` over
-    sequences, prompts or steps, and what is known of `sampling`; in the buckets of `layouts`. For `operators` there is
-    always room, for others up to `more_operators` of them.
+    sequences, prompts or steps, and what is known of `sampling`, of the quantities `of_all` on all traffic alone; in
+    the buckets of `layouts`. For `operators` there is always room, for others up to `more_operators` of them.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class PairStreams:
         recorded: Collection[str] | None = None,
         averaged: Sequence[str] = (),
         sampling: Sequence[str] = (),
+        of_all: Collection[str] = (),
         reward_range: tuple[float, float] | None = None,
         operators: Sequence[str] = (),
         more_operators: int = MOST_OPERATORS,
@@ -90,6 +91,7 @@ class PairStreams:
         """Trainer's step of the newest batch."""
         self._contract = contract
         self._layouts = layouts or {}
+        self._of_all = of_all
         self._start = start
         self._worst: dict[str, TokenExemplar] = {}
         self._handed_out: tuple[TokenExemplar, ...] = ()
@@ -109,7 +111,7 @@ class PairStreams:
         worst, self._worst = self._worst, {}
         self._handed_out = tuple({id(example): example for example in worst.values()}.values())
         for (quantity, slice), value in self.accumulator.snapshot().items():
-            if not value.count:
+            if not value.count or (quantity in self._of_all and slice != ALL):
                 continue
             exemplars = _exemplars(quantity, worst[slice]) if slice in worst else ()
             yield quantity, self._point(quantity, value, self._attributes(slice), now, exemplars)

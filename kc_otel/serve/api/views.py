@@ -276,7 +276,7 @@ class MissingView(View):
     kernel_inference: str
     """Short fingerprint; empty where the points do not say."""
     outcome: str
-    """As in `kc.evaluator.points`."""
+    """As in `kc.evaluator.points`; `invalid` where more than 1 % of the sequences failed the input checks."""
     senders: int
     since: float
     text: str

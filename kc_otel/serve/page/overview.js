@@ -68,7 +68,7 @@ function headline(broken, stray, contained, silent, totals, all, overview, contr
   if (Object.keys(health.failures).length) return "Nothing measured is broken; the evaluator fails";
   if (!overview.at) return "Waiting for the first evaluation";
   if (!overview.heard) return "Waiting for the first data";
-  if (overview.missing.length) return "Nothing measured is broken; points arrive that are not judged";
+  if (overview.missing.length) return `Nothing measured is broken; ${overview.missing.every((one) => one.outcome === "invalid") ? "sequences" : "points"} arrive that are not judged`;
   if (unproven(overview)) return "Nothing measured is broken; a breach went away without proof of recovery";
   if ((totals.PASS ?? 0) === all) return "Every promise holds";
   const none = unheard(contracts, overview).length;

@@ -219,6 +219,7 @@ class EvaluatorStore:
             {
                 "heard": [[*pair, heard.last, heard.gaps, heard.since] for pair, heard in state.heard.items()],
                 "ended": state.recorders.ended,
+                "moved": state.recorders.moved,
                 "recorders": state.recorders.by_version,
                 "slices": state.contract.slice_digests,
                 "clauses": {id: digest for (id, slice), digest in quantities.items() if slice == ALL},
@@ -328,6 +329,7 @@ class EvaluatorStore:
             }
             state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
             state.recorders.ended = content["ended"]
+            state.recorders.moved = content.get("moved", {})
             state.recorders.by_version = {
                 version: {sender: LastReport.of(said) for sender, said in senders.items()}
                 for version, senders in content["recorders"].items()

@@ -41,6 +41,17 @@ def test_what_is_exported_is_what_was_compared(recorders, memory, logprobs):
     assert tokens.value == 170
 
 
+def test_the_sequences_that_were_measured_are_counted_on_all_traffic(recorders, memory, logprobs):
+    """Also where no clause needs them: those that fail the checks are held against their number."""
+    recorder = recorders()
+    train, inference = logprobs(4, 50)
+    inference[1] = np.nan
+    recorder.compare(train, inference, attributes=[{"task": "code"}] * 4)
+    assert recorder.force_flush()
+    (point,) = memory.points("kc.sampling.tokens")
+    assert (point.attributes["kc.slice"], point.count) == ("all", 3)
+
+
 def test_kernel_info_spells_out_the_fingerprints(recorders, memory):
     """The info metric has both kernels with their fields, before anything was compared."""
     recorder = recorders(train=Kernel("torch"), inference=Kernel("vllm", dtype="fp8", version="0.32"))
