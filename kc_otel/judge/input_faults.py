@@ -32,6 +32,8 @@ _MAX_FAILING_SHARE: Final = 0.01
 """Share of sequences that may fail the input checks: a PASS says nothing about them, and drift in one in a hundred can
 raise a total variation by 0.01, as much as a usual limit leaves."""
 _MEASURED_ALL_THE_SAME: Final = "reward_out_of_range"
+_NOTHING_SAMPLED: Final = "no_tokens"
+"""Reason of sequences that a mask leaves nothing of, as trainers do on purpose: there is nothing to be told of them."""
 _OF_ROWS: Final = "operator_not_finite"
 """Reason of rows of operators, not of sequences."""
 _NO_PAIR: Final[Pair] = ("", "")
@@ -126,7 +128,7 @@ def too_many(invalid: Mapping[SeriesKey, Series], every: Mapping[SeriesKey, Seri
     """
     failed: dict[Pair, Counter[str]] = {}
     for key, series in invalid.items():
-        if key.slice != _MEASURED_ALL_THE_SAME and (count := _count(series, now)):
+        if key.slice not in {_MEASURED_ALL_THE_SAME, _NOTHING_SAMPLED} and (count := _count(series, now)):
             failed.setdefault(key.pair, Counter())[key.slice] += count
     if not failed:
         return {}
