@@ -198,7 +198,7 @@ def main(kind, *arguments):
         "algorithm.rollout_correction.bypass_mode=True", f"trainer.v1.trainer_mode={kind}",
         *overrides_of(path), *overrides,
     )  # fmt: skip
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/group", rank=0, world_size=1)
     tq.init(config.transfer_queue)
     try:

@@ -103,7 +103,7 @@ def main(*arguments):
             "trainer.save_freq=-1", "trainer.logger=[console]", "trainer.device=cpu", *bypass.overrides_of(path),
             *(argument for argument in arguments if argument.partition("=")[0] not in said),
         ])  # fmt: skip
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/group", rank=0, world_size=1)
     engine.queue = MessageQueue.remote(config, 1000)
     trainer = Trainer(

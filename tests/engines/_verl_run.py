@@ -171,7 +171,7 @@ def configured(*overrides):
 
 
 def main(overrides):
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     tq.init(configured(*overrides).transfer_queue)
     try:
         trainer = Trainer(configured(*overrides))
