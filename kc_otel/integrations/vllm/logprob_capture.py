@@ -93,10 +93,7 @@ def supported(request: Any) -> bool:
 
 
 def scores(request: Any) -> bool:
-    """Return True if a request asks for the log-probabilities of its prompt, and generates the one token it has to.
-
-    A gate and a rescorer send such requests, also to the engine that they measure: what they ask for is no traffic.
-    """
+    """Return True if a request asks for its prompt's log-probabilities, as gates and rescorers do: it is no traffic."""
     params = request.sampling_params
     return params is not None and params.prompt_logprobs is not None and params.max_tokens == 1
 
