@@ -55,8 +55,8 @@ class LastReport(NamedTuple):
     @classmethod
     def of(cls, said: Sequence[Any]) -> LastReport:
         """The report that JSON has as a list."""
-        at, back, version, otherwise, measured, resumed, *unmeasured = said
-        return cls(at, back, version, tuple(otherwise), measured, resumed, *map(tuple, unmeasured))
+        at, back, version, otherwise, measured, resumed, unmeasured = said
+        return cls(at, back, version, tuple(otherwise), measured, resumed, tuple(unmeasured))
 
 
 class Recorders:
@@ -159,9 +159,10 @@ class Recorders:
         for version in self.moved if shuts_down else [version for version, left in done.items() if not left]:
             self.moved.get(version, {}).pop(sender, None)
         for version in () if shuts_down else [version for version, left in done.items() if left]:
-            senders = self.moved.setdefault(version, {})
-            if len(senders) < _MAX_RECORDERS:
-                senders.setdefault(sender, now)
+            if version in self.by_version:
+                full = sum(map(len, self.moved.values())) >= _MAX_RECORDERS
+                senders = self.moved.setdefault(version, {})
+                senders.setdefault(_MORE_RECORDERS if full and sender not in senders else sender, now)
 
     def moved_since(self, version: str, since: float = -math.inf) -> bool:
         """Return True if a recorder of a version measures another one, since a Unix time in seconds or later."""

@@ -93,7 +93,7 @@ class Missing:
 
     @property
     def what(self) -> str:
-        """What is not judged, as the subject of a sentence."""
+        """Subject of a sentence about them: sequences or points."""
         return "sequences" if self.outcome == FAILS_CHECKS else "points"
 
 
