@@ -199,12 +199,17 @@ def test_recorders_that_restart_for_ever_or_are_forged_are_bounded_and_new_ones_
 def test_recorders_that_move_are_bounded_and_none_of_them_is_taken_for_ended() -> None:
     """Forged ones too: of versions that are forgotten nothing is kept, and those beyond the bound stand for others."""
     recorders = Recorders(heartbeat=60.0, window=300.0)
-    for number in range(6000):
-        done = {f"{number:012x}": True, "a" * 12: True, "b" * 12: False}
+
+    def tell(sender: str, done: dict[str, bool]) -> None:
         for version, left in done.items():
-            recorders.hear(version, f"r{number}", LastReport(NOW), done=left)
-        recorders.move(f"r{number}", done, NOW)
-    assert sum(map(len, recorders.moved.values())) <= 4096 + 256
+            recorders.hear(version, sender, LastReport(NOW), done=left)
+        recorders.move(sender, done, NOW)
+
+    tell("many", {f"{number:012x}": True for number in range(600)} | {"b" * 12: False})
     assert set(recorders.moved) <= set(recorders.by_version)
-    recorders.move("r5999", {"a" * 12: False}, NOW + 1.0)
-    assert recorders.moved_since("a" * 12)
+    for number in range(6000):
+        tell(f"r{number}", {"a" * 12: True, "c" * 12: True, "b" * 12: False})
+    assert sum(map(len, recorders.moved.values())) <= 4096 + 256
+    for number in range(6000):
+        recorders.move(f"r{number}", {"a" * 12: False}, NOW + 1.0)
+    assert recorders.moved_since("a" * 12), "those beyond the bound have not come back"
