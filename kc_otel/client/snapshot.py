@@ -58,10 +58,14 @@ class Choice:
 
 _DEFAULT_CHOICE: Final = Choice(INFERENCE_KERNEL, "default")
 UNPROVEN: Final = Choice(
-    TRAIN_KERNEL, "stale", reason="no fresh decision table, and nothing says that the version was promoted to full"
+    TRAIN_KERNEL,
+    "stale",
+    reason="no fresh decision table for the contract, and nothing says that the version was promoted to full",
 )
 PROVEN: Final = Choice(
-    INFERENCE_KERNEL, "stale", reason="no fresh decision table; the version was promoted to full, or is trusted"
+    INFERENCE_KERNEL,
+    "stale",
+    reason="no fresh decision table for the contract; the version was promoted to full, or is trusted",
 )
 
 
