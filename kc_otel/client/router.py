@@ -94,7 +94,14 @@ class Router:
         self._setup(contracts, stale_after, trusted, time.monotonic)
         self._table_file = _default_file(url, token_file) if keep is True else TableFile(Path(keep)) if keep else None
         self._poller: Poller | None = Poller(
-            url, self._arrived, self._touch, self._report, wait=wait, refresh=refresh, token_file=token_file
+            url,
+            self._arrived,
+            self._touch,
+            self._report,
+            self._has_news,
+            wait=wait,
+            refresh=refresh,
+            token_file=token_file,
         )
         if self._table_file is not None and (last := self._table_file.load()) is not None:
             self._take(last)
@@ -324,13 +331,21 @@ class Router:
         for name, kind in sorted(self._asked):
             ids = defined.get(name, "") if kind == _ROUTE else ""
             told.append(("obeys", f"{name}/{kind}/{ids}" if ids else f"{name}/{kind}"))
-        kept = [
-            f"{contract}/{slice}/{version}"
-            for contract, slice, version in tuple(self._snapshot.kept)
-            if (contract, version) in self._served
-        ]
+        kept = self._kept()
         # A few at a time, in turn by chance: a request has a longest length.
-        return told + [("kept", name) for name in random.sample(kept, min(len(kept), _MOST_KEPT))]
+        sample = random.sample(kept, min(len(kept), _MOST_KEPT))
+        self._snapshot.told.update(sample)
+        return told + [("kept", "/".join(entry)) for entry in sample]
+
+    def _kept(self) -> list[tuple[str, str, str]]:
+        """Contracts, slices and versions of requests that are kept from a version that had served."""
+        kept = tuple(self._snapshot.kept)
+        return [(contract, slice, version) for contract, slice, version in kept if (contract, version) in self._served]
+
+    def _has_news(self) -> bool:
+        """Return whether requests are kept from a version of which the evaluator has not been told."""
+        told = self._snapshot.told
+        return not all(entry in told for entry in self._kept())
 
     def _touch(self, unserved: Collection[str] = ()) -> None:
         self._unserved = frozenset(unserved)

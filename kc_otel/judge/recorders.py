@@ -24,6 +24,8 @@ _MAX_RECORDERS: Final = 4096
 """Recorders that are told apart, of all versions together: those that were heard last."""
 _MORE_RECORDERS: Final = "\0"
 """Stands for those of a version that are forgotten, of which nobody knows whether they ended."""
+_ANOTHER_VERSION: Final = ""
+"""The version to which a recorder moved, where it is not said which."""
 _HEARTBEATS: Final = 2.0
 """Heartbeats without a report after which a recorder is silent: one export of it may be late or lost."""
 
@@ -136,11 +138,12 @@ class Recorders:
             resumed = now if now - report.measured > self._window else report.resumed
             self.by_version[version][sender] = report._replace(measured=now, resumed=resumed)
 
-    def merge(self, version: str, sender: str, report: LastReport, *, done: bool) -> None:
+    def merge(self, version: str, sender: str, report: LastReport, *, done: bool, moved: bool) -> None:
         """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
         known = self.by_version.get(version, {}).get(sender)
         if report.at > (self.ended.get(version, -math.inf) if known is None else known.at):
             self.hear(version, sender, report, done=done)
+            self.move(sender, {version: done} | ({_ANOTHER_VERSION: False} if moved else {}), report.at)
 
     def all_ended(self, version: str, last: float) -> bool:
         """Return True if each recorder of a version is done with it, and it was not heard of after that."""

@@ -111,6 +111,7 @@ def test_log_densities_are_measured_as_such(recorders, memory, write):
     assert (made.stats().invalid, memory.count("all")) == ({}, 60)
 
 
+@pytest.mark.slow
 def test_a_file_is_not_done_while_nobody_takes_the_export(recorders, memory, write):
     """An endpoint that refuses leaves the file undone, with what to do, and the next one succeeds."""
     memory.result = MetricExportResult.FAILURE
