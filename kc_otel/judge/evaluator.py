@@ -41,6 +41,7 @@ from kc_otel.judge.points import (
     ImpossiblePoint,
     Point,
     PointKind,
+    invalid_on,
     metric_of,
     walk,
 )
@@ -315,7 +316,7 @@ class Evaluator:
         return all(now - heard.last > heard.patience(heartbeat) for heard in state.heard.values())
 
     def silent_recorders(self, contract: str, version: str, now: float) -> tuple[int, str]:
-        """Count the recorders of a kernel version that fell silent without a word while others of it report.
+        """Count the recorders of a kernel version that fell silent without a word while others report.
 
         Each counts until it reports again, or for as long as the long window.
 
@@ -416,7 +417,10 @@ class Evaluator:
         try:
             self.forget_silent(state, now)
             state.weigh(now)
-            state.refused.keep_only(FAILS_CHECKS, too_many(state.invalid(ALL), state.series, now), now)
+            invalid = {slice: state.series_of(invalid_on(slice)) for slice in contract.slices}
+            state.refused.keep_only(
+                FAILS_CHECKS, too_many({ALL: state.invalid(ALL), **invalid}, state.series, now), now
+            )
             judged = self._cells_of[contract.name].judge(now, self._listen(now))
             self._places[contract.name] = judged.places
             items = [evidence_of(state, judged.places[number], now) for number in judged.left]

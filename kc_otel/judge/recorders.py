@@ -134,7 +134,8 @@ class Recorders:
         # What it had observed before the evaluator began is no news, unless nobody had ever heard of it.
         known = counts.get(sender, total if report.measured else 0)
         counts[sender] = total
-        if new or total != known:
+        begun_anew = total < known
+        if new or total > (0 if begun_anew else known):
             resumed = now if now - report.measured > self._window else report.resumed
             self.by_version[version][sender] = report._replace(measured=now, resumed=resumed)
 
@@ -186,7 +187,7 @@ class Recorders:
         return {sender: quiet for sender, quiet in found.items() if quiet > self._patience}
 
     def silent_members(self, version: str, silence: Callable[[float], float], lasting: float) -> tuple[int, str]:
-        """Count the recorders of a version that fell silent without a word while others of it report.
+        """Count the recorders of a version that fell silent without a word while others report.
 
         Args:
             version: The kernel version.
@@ -198,7 +199,10 @@ class Recorders:
         """
         silent, all_of_it = self.silent(version, silence), len(self.by_version.get(version, ()))
         lately = sorted((quiet, sender) for sender, quiet in silent.items() if quiet <= lasting)
-        if not lately or len(silent) == all_of_it:
+        others_report = any(
+            silence(report.at) <= self._patience for senders in self.by_version.values() for report in senders.values()
+        )
+        if not lately or not others_report:
             return 0, ""
         named = [
             f"{'others' if sender == _MORE_RECORDERS else sender} for {format_duration(round(quiet))}"
