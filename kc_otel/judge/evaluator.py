@@ -327,6 +327,10 @@ class Evaluator:
         lasting = max(seen.window, seen.long_window)
         return state.recorders.silent_members(version, self._silence(now), lasting)
 
+    def lost(self, contract: str, version: str, since: float, until: float, now: float) -> bool:
+        """Return True if a recorder that reported a kernel version from `since` on is silent now, or has been since."""
+        return self.states[contract].recorders.lost(version, since, until, self._silence(now))
+
     def unheard(self, contract: str, version: str, span: tuple[float, float], now: float) -> bool:
         """Return True if a recorder that reported a kernel version during a breach has not been heard of since.
 

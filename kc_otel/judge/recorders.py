@@ -234,9 +234,19 @@ class Recorders:
             if not 0.0 < report.measured <= span[0] - self._window
         )
 
-    def lost(self, version: str, since: float, until: float) -> bool:
-        """Return True if a recorder that reported a version from `since` on has reported nothing after `until`."""
-        return any(since - self._patience < report.at <= until for report in self.by_version.get(version, {}).values())
+    def lost(self, version: str, since: float, until: float, silence: Callable[[float], float]) -> bool:
+        """Return True if a recorder that reported a version from `since` on is silent, or was at `until` and is since.
+
+        Args:
+            version: The kernel version.
+            since: Unix time in seconds.
+            until: Unix time in seconds.
+            silence: As in `silent`.
+        """
+        return any(
+            since - self._patience < report.at and (report.at <= until or silence(report.at) > self._patience)
+            for report in self.by_version.get(version, {}).values()
+        )
 
     def versions_of(self, sender: str) -> list[str]:
         """Return the kernel versions that a recorder reports, the newest last."""

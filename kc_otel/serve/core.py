@@ -393,7 +393,7 @@ class Core:
             },
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
             unheard=lambda version, span: self.evaluator.unheard(name, version, span, now),
-            lost=self.evaluator.states[name].recorders.lost,
+            lost=lambda version, since, until: self.evaluator.lost(name, version, since, until, now),
         )
 
     def inference_versions(self, contract: str) -> frozenset[str]:
