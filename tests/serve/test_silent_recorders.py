@@ -286,6 +286,23 @@ def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(tmp_path:
     assert told() == ([], 0.0), "all are silent, which is another matter"
 
 
+def test_a_breach_of_latency_ends_where_what_arrives_passes(tmp_path: Path) -> None:
+    """Servers say of no kernel whose latency it is, and come and go without a word."""
+    clause = "runtime:\n  - {id: ttft, metric: gen_ai.server.time_to_first_token, statistic: p99, limit: 2s}\n"
+    text = TEXT.replace("observability:", f"{clause}observability:")
+    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    edges, attributes = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0), {"gen_ai.request.model": "m"}
+    fleet.senders |= {
+        name: Sender("gen_ai.server.time_to_first_token", instance=name, edges=edges, attributes=attributes)
+        for name in ("slow", "quick")
+    }
+    fleet.run(40, healthy=0.001, slow=8.0, quick=0.2)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.BROKEN]
+    fleet.run(200, healthy=0.001, quick=0.2)
+    assert fleet.core.incidents() == ()
+    assert "is resolved" in fleet.ends()[0]
+
+
 def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(tmp_path: Path) -> None:
     """It may serve on: that its cells are gone says nothing of it."""
     fleet, other = Fleet(tmp_path / "state.sqlite"), Sender(instance="other", inference="c" * 12, start=NOW - 1.0)
