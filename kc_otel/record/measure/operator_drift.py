@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.arrays import as_bool, is_tensor, on_gpu
+from kc_otel.record.measure.arrays import as_bool, is_tensor, largest, on_gpu
 
 __all__ = ["OperatorDrift", "batch_outputs", "compare_outputs"]
 
@@ -231,9 +231,5 @@ def _reduced(a: Any, b: Any, steps: Any, library: Any) -> Any:
     relative = library.where(
         left > 0, apart / left.clip(min=tiny), library.where(apart > 0, apart * np.inf, apart * 0.0)
     )
-    stack = library.stack([_largest(difference), relative, _largest(steps), cosine, _largest(abs(a))])
+    stack = library.stack([largest(difference), relative, largest(steps), cosine, largest(abs(a))])
     return stack, fine
-
-
-def _largest(values: Any) -> Any:
-    return values.max(-1) if isinstance(values, np.ndarray) else values.amax(-1)

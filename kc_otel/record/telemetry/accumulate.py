@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, RECORDED, TV_PLACE, Unit
 from kc_otel.record.measure.arrays import as_bool, as_host, host_rows, is_tensor, on_gpu
 from kc_otel.record.measure.checks import InvalidReason, check_declared, difference, failed, held_together, same_shape
-from kc_otel.record.measure.logits import LOGITS, CountedRows, logit_drift
+from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.packing import SampledBatch
 from kc_otel.record.measure.penalties import DRIFT, LOOK, penalised
 from kc_otel.record.measure.places import Places, TokenSlice
@@ -278,7 +278,6 @@ class Accumulator:
             inference,
             at=at,
             targets=None if tokens is None else tokens[at],
-            counted=CountedRows(groups.of[at[0]], groups.members, self._cells.slots.partition.edges),
             _tensors=_tensors,
         )
         codes[at[0][~found.valid]] = InvalidReason.NAN_LOGITS
@@ -294,7 +293,7 @@ class Accumulator:
             self._record(reduced, groups, means, whole=whole)
         valid = codes[at[0]] == InvalidReason.VALID
         rows, values = at[0][valid], found.values[valid]
-        self._record_logits(values, rows, groups, means if whole else None, found.counts if valid.all() else None)
+        self._record_logits(values, rows, groups, means if whole else None)
         of_parts = []
         for part in parts:
             only, inside = self._only(part, shape[0]), part.mask[at][valid]
@@ -424,18 +423,12 @@ class Accumulator:
         rows: NDArray[np.intp],
         groups: Groups,
         means: _Noted | None,
-        counts: NDArray[np.int64] | None = None,
     ) -> None:
         """Record the quantities of logits of tokens [n] that belong to sequences `rows`; note sequences' means."""
         membership = groups.members[groups.of[rows]]
         for column, quantity in enumerate(LOGITS):
-            if quantity not in self._recorded:
-                continue
-            drift = values[:, column]
-            if counts is None:
-                self._stream(quantity).add(drift, membership)
-            else:
-                self._stream(quantity).add_counted(counts[:, column], membership, drift, drift, drift)
+            if quantity in self._recorded:
+                self._stream(quantity).add(values[:, column], membership)
         if means is not None and rows.size:
             # Tokens come row by row, so a sequence's are next to each other.
             starts = np.flatnonzero(np.diff(rows, prepend=-1))

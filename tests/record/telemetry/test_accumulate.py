@@ -13,10 +13,8 @@ from scipy.special import log_softmax
 
 from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, Origin
-from kc_otel.record.measure import logit_passes
 from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.sampled import HIGHEST, LOWEST, SEQUENCE, TOKEN
-from kc_otel.record.telemetry import accumulate
 from kc_otel.record.telemetry import groups as _groups
 from kc_otel.record.telemetry.accumulate import Accumulator
 
@@ -368,31 +366,3 @@ def test_sequences_of_any_length_are_counted_by_slice(tokens) -> None:
         histogram = accumulator.snapshot()["abs_log_ratio", f"bit-{bit}"]
         expected = (inference - train)[membership[:, bit]].reshape(-1)
         assert counts(histogram) == Counter(map(bucket, expected.tolist()))
-
-
-@pytest.mark.slow
-def test_logits_that_a_device_counts_are_what_the_host_counts() -> None:
-    """More rows than buckets are counted where they are: every bucket of every slice, also when a row is not valid."""
-    rng = np.random.default_rng(0)
-    inference = rng.standard_normal((6000, 8)).astype(np.float32)
-    train = inference + 0.1 * rng.standard_normal(inference.shape).astype(np.float32)
-    membership = np.stack([np.ones(6000, dtype=bool), np.ones(6000, dtype=bool)], axis=1)
-    for broken in (False, True):
-        if broken:
-            train[17, 3] = np.nan
-        found = []
-        for way in ("torch", "host"):
-            accumulator = Accumulator(("all", "code"))
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(logit_passes, "_failed", [True])  # not by the interpreter, which is slow
-                if way == "host":
-                    patch.setattr(accumulate, "CountedRows", lambda *_: None)
-                tensors = torch.from_numpy(train), torch.from_numpy(inference)
-                batch = accumulator.add_logits(*tensors, membership=membership, _tensors=True)
-            assert batch.tokens == 6000 - broken
-            found.append(accumulator.snapshot())
-        assert found[0].keys() == found[1].keys()
-        for key, histogram in found[1].items():
-            np.testing.assert_array_equal(found[0][key].positive.counts, histogram.positive.counts)
-            np.testing.assert_array_equal(found[0][key].negative.counts, histogram.negative.counts)
-            assert (found[0][key].count, found[0][key].sum) == (histogram.count, pytest.approx(histogram.sum))
