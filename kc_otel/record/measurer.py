@@ -29,13 +29,13 @@ from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
 from kc_otel.record import capture
 from kc_otel.record.measure.arrays import as_bool, as_host, is_tensor
 from kc_otel.record.measure.packing import SampledBatch
-from kc_otel.record.measure.places import Places, TokenSlice
+from kc_otel.record.measure.places import Places
 from kc_otel.record.measure.storage_grid import coarse_side
 from kc_otel.record.operator_rows import observed, observed_routes
 from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, prompt_names, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
-from kc_otel.record.slice_table import SliceTable
-from kc_otel.record.telemetry.compare_span import Batch, WorstToken, compare_span
+from kc_otel.record.slice_table import SliceTable, each_row
+from kc_otel.record.telemetry.accumulate import Batch
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.pair_streams import (
     KernelPair,
@@ -62,7 +62,6 @@ from kc_otel.record.work import (
 )
 
 _MAX_RETIRED: Final = 8
-_STRADDLING_NAME: Final = "kc.compare.straddling"
 _AHEAD_OF_TRAINER: Final = (
     "a training kernel of an earlier one, which it cannot be; weights= takes (training, inference)"
 )
@@ -233,16 +232,18 @@ class Measurer:
         train, inference = work.weights
         shape, per_token = arrays["train"].shape[:2], arrays.pop("versions", None)
         places = self._places(arrays, arrays.pop("positions", None), shape)
-        membership = self._membership(work, rows.kept, given, arrays)
+        lengths = _counted(arrays) if self._table.by_length else None
+        membership = self._table.of_batch(work.origin.attributes, rows.kept, given, lengths)
         versions = batch_versions(inference, per_token, arrays["mask"], shape, membership)
         parts = parts_by_lag(train, inference, per_token, arrays["mask"], shape)
         if parts is not None and (self._table.by_lag or any(parts.lag)):
             rows, arrays = _in_parts(parts, rows, arrays)
-            membership = self._membership(work, rows.kept, given, arrays, parts.lag)
+            lengths = _counted(arrays) if self._table.by_length else None
+            membership = self._table.of_batch(work.origin.attributes, rows.kept, given, lengths, parts.lag)
             if places is not None and parts.mask is not None:
                 places = places.of_parts(parts.row, parts.mask)
         lags = None if parts is None else parts.lag
-        of_tokens = self._of_tokens(work, rows.kept, given, arrays, lags, places)
+        of_tokens = self._table.of_tokens(places, each_row(work.origin.attributes, rows.kept, given, lengths, lags))
         rollouts = self._rollouts(work, rows.kept, given, parts)
         with self._lock:
             streams = self._streams_of(work.origin.pair)
@@ -289,17 +290,6 @@ class Measurer:
             on = None if unknown else self._table.counted(membership[failed])
             self._counters.invalid(reason, failed.size, work.origin.pair, why, on)
 
-    def _membership(
-        self,
-        work: SampledComparison | LogitsComparison,
-        kept: Sequence[int],
-        given: int,
-        arrays: Mapping[str, Any],
-        lags: Sequence[int] | None = None,
-    ) -> NDArray[np.bool_]:
-        lengths = _counted(arrays) if self._table.by_length else None
-        return self._table.of_batch(work.origin.attributes, kept, given, lengths, lags)
-
     def _places(self, arrays: Mapping[str, Any], positions: Any, shape: tuple[int, ...]) -> Places | None:
         """Return the places of tokens, where they are asked for and the mask fits."""
         mask = arrays["mask"]
@@ -310,20 +300,6 @@ class Measurer:
         else:
             counts = as_bool(as_host(mask != 0 if is_tensor(mask) else mask))
         return Places(counts, None if positions is None else capture.on_host(positions))
-
-    def _of_tokens(
-        self,
-        work: SampledComparison | LogitsComparison,
-        kept: Sequence[int],
-        given: int,
-        arrays: Mapping[str, Any],
-        lags: Sequence[int] | None,
-        places: Places | None,
-    ) -> list[TokenSlice]:
-        if places is None or not self._table.by_token:
-            return []
-        lengths = _counted(arrays) if self._table.by_length else None
-        return self._table.of_tokens(places, work.origin.attributes, kept, given, lengths, lags)
 
     def _rollouts(
         self, work: SampledComparison | LogitsComparison, kept: Sequence[int], given: int, parts: Parts | None
@@ -440,32 +416,37 @@ class Measurer:
         train, inference = work.weights
         if inference is None and versions is not None:
             inference = str(versions)
-        weights = {
-            name: version
-            for name, version in (("kc.weights.train", train), ("kc.weights.inference", inference))
-            if version is not None
+        named = {"kc.weights.train": train, "kc.weights.inference": inference}
+        weights = {name: version for name, version in named.items() if version is not None}
+        attributes: dict[str, AttributeValue] = {
+            "kc.contract": self._contract.name,
+            "kc.contract.version": self._contract.metadata.version,
+            "kc.contract.hash": self._contract.hash,
+            "kc.kernel.train": work.origin.pair.train.fingerprint,
+            "kc.kernel.inference": work.origin.pair.inference.fingerprint,
+            "kc.compare.sequences": batch.sequences,
+            "kc.compare.tokens": batch.tokens,
+            "kc.compare.slices": batch.slices,
+            "kc.compare.tv_token": batch.tv_token,
+            **weights,
         }
-        span = compare_span(
-            self._tracer,
-            {
-                "kc.contract": self._contract.name,
-                "kc.contract.version": self._contract.metadata.version,
-                "kc.contract.hash": self._contract.hash,
-                "kc.kernel.train": work.origin.pair.train.fingerprint,
-                "kc.kernel.inference": work.origin.pair.inference.fingerprint,
-                "kc.compare.sequences": batch.sequences,
-                "kc.compare.tokens": batch.tokens,
-                "kc.compare.slices": batch.slices,
-                "kc.compare.tv_token": batch.tv_token,
-                **({} if worst is None else _worst(worst, rows.kept)),
-                **({} if versions is None or work.weights[1] is not None else {_STRADDLING_NAME: versions.straddling}),
-                **weights,
-            },
-            parent=work.origin.parent,
-            links=work.origin.links[:_MAX_LINKS],
-            start=work.origin.at,
-            end=end,
+        if worst is not None:
+            attributes["kc.compare.worst.abs_log_ratio"] = abs(worst.log_ratio)
+            attributes["kc.compare.worst.sequence"] = rows.kept[worst.row]
+            attributes["kc.compare.worst.position"] = worst.position
+            if worst.token_id is not None:
+                attributes["kc.compare.worst.token_id"] = worst.token_id
+        if versions is not None and work.weights[1] is None:
+            attributes["kc.compare.straddling"] = versions.straddling
+        emitted = self._tracer.start_span(
+            "kc.compare",
+            context=work.origin.parent,
+            links=[trace.Link(link) for link in work.origin.links[:_MAX_LINKS] if link.is_valid],
+            attributes=attributes,
+            start_time=work.origin.at,
         )
+        emitted.end(end_time=end)
+        span = emitted.get_span_context()
         if worst is not None and span.is_valid and span.trace_flags.sampled:
             with self._lock:
                 self._streams_of(work.origin.pair).explain(TokenExemplar(worst, span, end, weights))
@@ -551,15 +532,6 @@ def _in_parts(parts: Parts, rows: capture.Rows, arrays: dict[str, Any]) -> tuple
     mask = parts.mask if not is_tensor(arrays["train"]) else arrays["train"].new_tensor(parts.mask).bool()
     found = {name: data if data is None else data[parts.row] for name, data in arrays.items()} | {"mask": mask}
     return replace(rows, arrays=found, kept=[rows.kept[row] for row in parts.row.tolist()]), found
-
-
-def _worst(token: WorstToken, kept: Sequence[int]) -> dict[str, AttributeValue | None]:
-    return {
-        "kc.compare.worst.abs_log_ratio": token.abs_log_ratio,
-        "kc.compare.worst.sequence": kept[token.row],
-        "kc.compare.worst.position": token.position,
-        "kc.compare.worst.token_id": token.token_id,
-    }
 
 
 def _found(reason: str, why: Mapping[str, str]) -> str | None:

@@ -15,13 +15,10 @@ from kc_otel.contract.bucket_layouts import MOST_BUCKETS, BucketLayout
 from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.telemetry.accumulate import Accumulator
-from kc_otel.record.telemetry.compare_span import WorstToken
+from kc_otel.record.telemetry.accumulate import Accumulator, WorstToken
 from kc_otel.record.telemetry.operator_histograms import MOST_OPERATORS, OperatorAccumulator
 from kc_otel.record.telemetry.sdk_points import gauge, histogram, histogram_point
 from kc_otel.stats.histogram import ExponentialHistogram
-
-_TOP_SCALE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +74,13 @@ class PairStreams:
         self.pair: Final = pair
         self.accumulator: Final = Accumulator(
             slices,
-            scale=_TOP_SCALE,
             recorded=recorded,
             averaged=averaged,
             sampling=sampling,
             reward_range=reward_range,
             patience=patience,
         )
-        self.operators: Final = OperatorAccumulator(slices, named=operators, more=more_operators, scale=_TOP_SCALE)
+        self.operators: Final = OperatorAccumulator(slices, named=operators, more=more_operators)
         self.retired = False
         self.batches = 0
         self.step: int | None = None
@@ -103,7 +99,7 @@ class PairStreams:
         """
         for name in example.token.slices:
             known = self._worst.get(name)
-            if known is None or example.token.abs_log_ratio > known.token.abs_log_ratio:
+            if known is None or abs(example.token.log_ratio) > abs(known.token.log_ratio):
                 self._worst[name] = example
 
     def points(self, now: int) -> Iterable[tuple[str, ExponentialHistogramDataPoint]]:
@@ -186,7 +182,7 @@ def train_step(streams: Iterable[PairStreams], start: int, now: int) -> Metric:
 
 def _exemplars(quantity: str, example: TokenExemplar) -> tuple[Exemplar, ...]:
     if quantity == "abs_log_ratio":
-        value = example.token.abs_log_ratio
+        value = abs(example.token.log_ratio)
     elif quantity == "tv_token":
         value = max(-math.expm1(example.token.log_ratio), 0.0)
     else:

@@ -623,6 +623,7 @@ def test_columns_of_attributes_are_those_of_each_sequence(recorders, memory, log
         ({"advantages": np.full((2, 8), "a")}, "dtype: <U1 does not hold real numbers"),
         ({"attributes": "code"}, "attributes: str is no mapping, nor a list with one for each sequence"),
         ({"attributes": [{"task": "code"}]}, "attributes: 1 for 2 sequences"),
+        ({"groups": ["a"]}, "groups: 1 for 2 sequences; name the prompt of each"),
         ({"processing": {"temperature": 1.0}}, "processing: dict is not a pair (training, inference)"),
     ],
 )

@@ -169,13 +169,6 @@ def test_a_mean_stays_within_the_quantity_s_range() -> None:
     assert (histogram.count, histogram.sum, histogram.maximum) == (1, math.log(2), math.log(2))
 
 
-@pytest.mark.parametrize("key", ["tv_seq", "weights_lag", "nothing"])
-def test_what_is_not_of_tokens_has_no_mean_by_sequence(key) -> None:
-    """A quantity of sequences or batches is refused by name."""
-    with pytest.raises(ValueError, match=f"averaged: '{key}_by_sequence' is not one of log_ratio_by_sequence, "):
-        Accumulator(SLICES, averaged=by_sequence([key]))
-
-
 def test_the_registry_has_each_token_quantity_by_sequence_with_its_range() -> None:
     """Generated from the token quantities: same unit, range and cap, another name, one observation per sequence."""
     tokens = {key: quantity for key, quantity in QUANTITIES.items() if quantity.per is Unit.TOKEN}
