@@ -145,10 +145,8 @@ class Measurer:
             match work:
                 case SampledComparison() | LogitsComparison():
                     self._measure(work)
-                case OperatorComparison():
-                    self._measure_operator(work)
-                case RouteComparison():
-                    self._measure_routes(work)
+                case OperatorComparison() | RouteComparison():
+                    self._measure_operators(work)
                 case RuntimeValue():
                     self._observe(work)
                 case KernelSide():
@@ -347,50 +345,25 @@ class Measurer:
             if coarse := coarse_side(block.train, block.inference):
                 self._counters.noted(coarse.side, coarse)
 
-    def _measure_operator(self, work: OperatorComparison) -> None:
-        if work.train.shape != work.inference.shape:
-            shapes = " and ".join(str(tuple(output.shape)) for output in (work.train, work.inference))
-            why = f"the outputs of operator {work.operator} have shapes {shapes}"
-            self._count_invalid("shape_mismatch", work.origin, [0], 1, why)
-            return
-        found = observed(work)
-        of_members = self._table.of_batch(work.origin.attributes, range(found.members), found.members)
+    def _measure_operators(self, work: OperatorComparison | RouteComparison) -> None:
+        found = observed(work) if isinstance(work, OperatorComparison) else observed_routes(work)
+        of_members, left_out = np.zeros((0, 0), dtype=np.bool_), []
+        if found.operators:
+            of_members = self._table.of_batch(work.origin.attributes, range(found.members), found.members)
         with self._lock:
             streams = self._streams_of(work.origin.pair)
-            fits = streams.operators.has_room(work.operator)
-            if fits and found.member.size:
-                streams.operators.add(work.operator, found.values, of_members[found.member])
-                streams.batches += 1
-        if not fits:
-            why = f"no clause names {work.operator}, and max_series leaves no more room"
-            self._counters.dropped("too-many-operators", why)
-            return
-        why = f"rows of {work.operator} are not finite on one side"
-        self._count_invalid("operator_not_finite", work.origin, [0] * found.not_finite, 1, why)
-        if found.member.size:
-            self._counters.measured(0, 0)
-
-    def _measure_routes(self, work: RouteComparison) -> None:
-        found = observed_routes(work)
-        of_members = self._table.of_batch(work.origin.attributes, range(found.members), found.members)
-        left_out = 0
-        with self._lock:
-            streams = self._streams_of(work.origin.pair)
-            for name, member, values in found.routers:
+            for name, member, values in found.operators:
                 if streams.operators.has_room(name):
-                    streams.operators.add(name, {"route_disagreement": values}, of_members[member])
+                    streams.operators.add(name, values, of_members[member])
                 else:
-                    left_out += 1
+                    left_out.append(name)
             streams.batches += 1
-        why = "no clause names the routers of some layers, and max_series leaves no more room"
-        self._counters.dropped("too-many-operators", why, left_out)
-        if found.missing:
-            self._count_invalid("no_routes", work.origin, [0] * found.missing, 1, None)
-        if found.unrelated.size:
-            layers = ", ".join(map(str, found.unrelated[:8])) + ("..." if found.unrelated.size > 8 else "")
-            why = f"layers {layers}: {remedy('unrelated_routes')}"
-            self._count_invalid("unrelated_routes", work.origin, range(found.members), found.members, why)
-        self._counters.measured(0, 0)
+        said = f"no clause names {', '.join(left_out[:8])}, and max_series leaves no more room"
+        self._counters.dropped("too-many-operators", said, len(left_out))
+        for reason, rows, given, why in found.invalid:
+            self._count_invalid(reason, work.origin, rows, given, why)
+        if len(left_out) < len(found.operators):
+            self._counters.measured(0, 0)
 
     def _observe(self, work: RuntimeValue) -> None:
         values = np.atleast_1d(capture.on_host(work.value)).astype(np.float64)

@@ -21,10 +21,9 @@ from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin
 from kc_otel.record.directives import Directives, GuidedLoop
-from kc_otel.record.engine import Engine, RecorderStats
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.arrays import is_tensor
-from kc_otel.record.process import DriftLog, ProcessEngine
+from kc_otel.record.process import DriftLog, Engine, ProcessEngine, RecorderStats
 from kc_otel.record.rollout_quarantine import Quarantine
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.sequence_attributes import Attributes

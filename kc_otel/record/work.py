@@ -14,8 +14,8 @@ Every kind of batch is made with the caller's own arrays, and copied by `taken` 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -75,20 +75,18 @@ class QueuedBatch:
         ready: CUDA event after which the copies are complete; None where none of them is on a device.
     """
 
-    ARRAYS: ClassVar[tuple[str, ...]] = ()
-
     origin: BatchOrigin
     ready: capture.DeviceEvent = None
 
     @property
     def nbytes(self) -> int:
         """Bytes that a copy of the arrays takes."""
-        return sum(capture.size_of(getattr(self, name)) for name in self.ARRAYS)
+        return sum(capture.size_of(data) for data in self.arrays.values())
 
     @property
     def arrays(self) -> dict[str, capture.Tree]:
-        """The arrays by name."""
-        return {name: getattr(self, name) for name in self.ARRAYS}
+        """The arrays by name: what is declared as a `capture.Tree`."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.type == "capture.Tree"}
 
     @property
     def per_token(self) -> dict[str, capture.Tree]:
@@ -117,14 +115,6 @@ class SampledComparison(QueuedBatch):
         density: Whether these are log-densities; None for what the contract says.
     """
 
-    ARRAYS = (
-        "train", "inference", "mask", "advantages", "token_ids", "inference_token_ids", "train_kept", "inference_kept",
-        "rewards",
-        "versions",
-        "positions",
-        "prompts",
-    )  # fmt: skip
-
     train: capture.Tree
     inference: capture.Tree
     mask: capture.Tree = None
@@ -148,8 +138,6 @@ class SampledComparison(QueuedBatch):
 class LogitsComparison(QueuedBatch):
     """Both kernels' logits; arguments as in `Recorder.compare_logits`, `targets` the tokens that were sampled."""
 
-    ARRAYS = ("train", "inference", "mask", "targets")
-
     train: capture.Tree
     inference: capture.Tree
     mask: capture.Tree = None
@@ -161,8 +149,6 @@ class LogitsComparison(QueuedBatch):
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class OperatorComparison(QueuedBatch):
     """Two outputs of one operator; arguments as in `Recorder.compare_operator`."""
-
-    ARRAYS = ("train", "inference", "mask")
 
     operator: str
     train: capture.Tree
@@ -176,8 +162,6 @@ class OperatorComparison(QueuedBatch):
 class RouteComparison(QueuedBatch):
     """Two kernels' routes; arguments as in `Recorder.compare_routes`."""
 
-    ARRAYS = ("train", "inference", "mask")
-
     train: capture.Tree
     inference: capture.Tree
     mask: capture.Tree = None
@@ -186,8 +170,6 @@ class RouteComparison(QueuedBatch):
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RuntimeValue(QueuedBatch):
     """An observation of a runtime quantity; arguments as in `Recorder.observe`."""
-
-    ARRAYS = ("value",)
 
     quantity: str
     value: capture.Tree
@@ -207,8 +189,6 @@ class KernelSide(QueuedBatch):
         groups: Name of each sequence's prompt, where it has another than its tokens.
         group_size: Rollouts that each prompt has, where that is known.
     """
-
-    ARRAYS = ("token_ids", "logprobs", "kept", "mask", "advantages", "prompts", "versions", "rewards")
 
     role: Role
     token_ids: capture.Tree

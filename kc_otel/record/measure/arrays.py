@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HostRows", "as_bool", "as_host", "host_rows", "is_tensor", "largest", "on_gpu"]
-
 Floats = NDArray[np.floating[Any]]
 
 

@@ -17,7 +17,6 @@ from kc_otel.record.measure.logits import LOGITS, guarded
 with extra("torch", "comparing logits on a device"):
     import torch
 
-__all__ = ["by_kernel", "device_drift"]
 
 _LANES: Final = 1024
 _BLOCK: Final = 1 << 20

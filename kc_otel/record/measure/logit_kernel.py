@@ -23,7 +23,6 @@ with extra("torch", "the kernel for a GPU"):
     import triton
     import triton.language as tl
 
-__all__ = ["drift_kernel"]
 
 _INFINITE: tl.constexpr = tl.constexpr(float("inf"))
 

@@ -27,8 +27,6 @@ from kc_otel.record.measure.arrays import HostRows, as_host, host_rows, largest,
 from kc_otel.record.measure.logit_rows import LEFT, measure_rows
 from kc_otel.record.measure.sampled import LOWEST
 
-__all__ = ["LOGITS", "SATURATION", "LogitDrift", "guarded", "logit_drift"]
-
 LOGITS: Final = (
     "logit_half_range",
     "tv_exact",

@@ -18,7 +18,6 @@ from kc_otel.record.measure.weight_digest import digest_of
 with extra("torch", "digests of a module's weights"):
     import torch
 
-__all__ = ["module_digests", "tail_of"]
 
 _PACKED_MODULES: Final[Mapping[str, Sequence[str]]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),

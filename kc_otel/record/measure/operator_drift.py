@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import as_bool, is_tensor, largest, on_gpu
 
-__all__ = ["OperatorDrift", "batch_outputs", "compare_outputs"]
-
 _BLOCK: Final = 1 << 17
 """Elements worked on at a time on a CPU: four float64 copies of them stay in cache."""
 _DEVICE_BLOCK: Final = 1 << 22

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import Floats, HostRows, as_bool, host_rows
 
-__all__ = ["BLOCK", "Block", "SampledBatch"]
-
 BLOCK: Final = 32_768
 """Tokens per block: enough to spread the cost of a NumPy call, few enough that a block's arrays stay in cache."""
 

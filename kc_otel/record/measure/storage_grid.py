@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import Floats
 
-__all__ = ["CoarseSide", "coarse_side"]
-
 _SIGNIFICAND: Final = {"bfloat16": 8, "float16": 11}
 """Bits of significand, the leading one included; the coarser format first."""
 _LOOK_NUMBERS: Final = 1024
