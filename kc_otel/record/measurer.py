@@ -196,9 +196,6 @@ class Measurer:
         """After an export: streams of retired kernel pairs that were delivered completely end here."""
         if error is not None:
             self._counters.export_failed(error)
-            with self._lock:
-                for streams in self._streams.values():
-                    streams.refused()
             return
         self._counters.exported()
         with self._lock:

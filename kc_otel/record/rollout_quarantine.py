@@ -70,11 +70,6 @@ class Quarantine:
     before: Share
     after: Share
 
-    def drop(self, *arrays: Any) -> tuple[Any, ...]:
-        """Rows of these arrays or lists, one for each sequence, without those that are kept out."""
-        kept = [row for row, reason in enumerate(self.reasons) if not reason]
-        return tuple([rows[i] for i in kept] if isinstance(rows, list | tuple) else rows[kept] for rows in arrays)
-
 
 def quarantine(
     train: Any,

@@ -37,6 +37,11 @@ class Block:
     train: Floats
     inference: Floats
 
+    @property
+    def sides(self) -> tuple[tuple[Floats, Floats, str], ...]:
+        """Each side, the other one, and its name."""
+        return (self.train, self.inference, "training"), (self.inference, self.train, "inference")
+
     def only(self, kept: NDArray[np.bool_]) -> Block:
         """The rows that are kept, [n]."""
         tokens = np.repeat(kept, self.lengths)

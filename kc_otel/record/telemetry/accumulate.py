@@ -274,29 +274,25 @@ class Accumulator:
         """Record a batch of full logits.
 
         Args:
-            train: Logits [sequences, tokens, vocab], or [rows, vocab] of which each is a sequence of one token.
+            train: Logits [sequences, tokens, vocab].
             inference: Logits of the other kernel after the same processing, same shape.
-            mask: Which tokens count, [sequences, tokens] or [rows]; None for all.
-            membership: Which slices each sequence (or row) belongs to, bool [sequences, slices].
-            targets: The tokens that were sampled from the inference kernel, integers of the mask's shape. With them,
-                what `add_sampled` records is recorded too; quantities of whole sequences only where the logits have
-                an axis of tokens.
-            processing: As in `add_sampled`.
-            rollouts: As in `add_sampled`; rows that are sequences of one token make no means.
-            places: As in `add_sampled`, of what `targets` let it record.
-            parts: As in `add_sampled`.
+            mask: Which tokens count, [sequences, tokens]; None for all. Further arguments are as in `add_sampled`.
+            membership: Which slices each sequence belongs to, bool [sequences, slices].
+            targets: The tokens that were sampled from the inference kernel, integers [sequences, tokens]. With them,
+                what `add_sampled` records is recorded too.
+            processing: Of both sides.
+            rollouts: Which sequences answer one prompt.
+            places: Where the tokens are, for what `targets` let it record.
+            parts: Slices of tokens.
 
         Raises:
             ValueError: If an argument's shape does not fit, or the numbers are not real.
         """
         if not same_shape(train, inference):
             return _nothing(train.shape[0], InvalidReason.SHAPE_MISMATCH)
-        whole = len(train.shape) == 3
-        if not whole:
-            train, inference = train[:, None], inference[:, None]
         shape = tuple(train.shape[:2])
-        kept = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask).reshape(shape)
-        tokens = None if targets is None else as_host(targets).reshape(shape)
+        kept = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask)
+        tokens = None if targets is None else as_host(targets)
         member = self._membership(membership, shape[0])
         codes = check_declared(shape[0], None, None, None, processing)
         codes[(codes == InvalidReason.VALID) & ~kept.any(1)] = InvalidReason.NO_TOKENS
@@ -318,20 +314,20 @@ class Accumulator:
             bounds = None if places is None else places.bounds
             reduced = self._held(reduce_host(batch, codes, member, self._cells, None, bounds=bounds))
             codes = reduced.codes
-            self._record(reduced, means, whole=whole)
+            self._record(reduced, means)
         valid = codes[at[0]] == InvalidReason.VALID
         rows, values = at[0][valid], found.values[valid]
-        self._record_logits(values, rows, means, whole=whole)
+        self._record_logits(values, rows, means)
         of_parts = []
         for part in parts:
             inside, of_part = part.mask[at][valid], _Noted(self._only(part.column, shape[0]), rollouts.whole)
             if reduced is not None:
                 within = SampledBatch.of(pair[0], pair[1], kept & part.mask)
                 of_tokens = reduce_host(within, codes, of_part.membership, self._cells, None, density=True)
-                self._record(of_tokens, of_part, whole=whole)
-            self._record_logits(values[inside], rows[inside], of_part, whole=whole)
+                self._record(of_tokens, of_part)
+            self._record_logits(values[inside], rows[inside], of_part)
             of_parts.append(of_part)
-        if whole and rows.size:
+        if rows.size:
             self._add_means(means, rollouts, of_parts)
             if reduced is not None:
                 self._places.add(reduced, member[:, 0], rollouts)
@@ -425,7 +421,7 @@ class Accumulator:
     ) -> tuple[_Noted, NDArray[np.intp]]:
         """`_record` log-probabilities and what came with them. Returns whose rewards are out of range too."""
         means = _Noted(member, rollouts.whole)
-        self._record(reduced, means, whole=True)
+        self._record(reduced, means)
         if train_kept is not None and reduced.rows.size:
             mass, tokens = outside_mass(train_kept, reduced.rows, mask)
             if "outside_mass" in self._recorded:
@@ -434,33 +430,30 @@ class Accumulator:
             self._note_means(means, "outside_mass", totals, tokens, reduced.rows)
         return means, _NO_ROWS if rewards is None else self._add_rewards(reduced, rewards, means)
 
-    def _record_logits(
-        self, values: NDArray[np.float64], rows: NDArray[np.intp], means: _Noted, *, whole: bool
-    ) -> None:
+    def _record_logits(self, values: NDArray[np.float64], rows: NDArray[np.intp], means: _Noted) -> None:
         """Record the quantities of logits of tokens [n] that belong to sequences `rows`; note sequences' means."""
         membership = means.membership[rows]
         for column, quantity in enumerate(LOGITS):
             if quantity in self._recorded:
                 self._stream(quantity).add(values[:, column], membership)
-        if whole and rows.size:
+        if rows.size:
             # Tokens come row by row, so a sequence's are next to each other.
             starts = np.flatnonzero(np.diff(rows, prepend=-1))
             totals, lengths = np.add.reduceat(values, starts), np.diff(starts, append=rows.size)
             for column, quantity in enumerate(LOGITS):
                 self._note_means(means, quantity, totals[:, column], lengths, rows[starts])
 
-    def _record(self, reduced: Reduced, means: _Noted, *, whole: bool) -> None:
+    def _record(self, reduced: Reduced, means: _Noted) -> None:
         """Record what was measured, and note what is to be averaged further."""
         membership, rows = means.membership[reduced.rows], reduced.rows
         self._tokens.add(reduced, membership)
-        if whole:
-            whole_rows, (tokens, log_w) = means.summed(rows, reduced.tokens, reduced.totals[:, _LOG_RATIO])
-            if "sequence_tokens" in self._sampling:
-                self._stream("sequence_tokens").add(tokens.astype(np.float64), means.membership[whole_rows])
-            for quantity, of in SEQUENCE.items():
-                self._record_whole(means, quantity, of(log_w, tokens), whole_rows)
-            for column, quantity in enumerate(TOKEN):
-                self._note_means(means, quantity, reduced.totals[:, column], reduced.tokens, rows)
+        whole_rows, (tokens, log_w) = means.summed(rows, reduced.tokens, reduced.totals[:, _LOG_RATIO])
+        if "sequence_tokens" in self._sampling:
+            self._stream("sequence_tokens").add(tokens.astype(np.float64), means.membership[whole_rows])
+        for quantity, of in SEQUENCE.items():
+            self._record_whole(means, quantity, of(log_w, tokens), whole_rows)
+        for column, quantity in enumerate(TOKEN):
+            self._note_means(means, quantity, reduced.totals[:, column], reduced.tokens, rows)
         if reduced.drift is not None:
             for column, quantity in enumerate(ADVANTAGE):
                 of_side = [sums[:, column] for sums in (reduced.drift.totals, reduced.drift.low, reduced.drift.high)]

@@ -90,7 +90,6 @@ class PairStreams:
         self._of_all = of_all
         self._start = start
         self._worst: dict[str, TokenExemplar] = {}
-        self._handed_out: tuple[TokenExemplar, ...] = ()
 
     def explain(self, example: TokenExemplar) -> None:
         """Keep an example for the slices where none since the last export was worse: one per slice and interval.
@@ -103,9 +102,8 @@ class PairStreams:
                 self._worst[name] = example
 
     def points(self, now: int) -> Iterable[tuple[str, ExponentialHistogramDataPoint]]:
-        """Every stream's (quantity, cumulative point); exemplars are handed out once, unless they are `refused`."""
+        """Every stream's (quantity, cumulative point); exemplars are handed out once."""
         worst, self._worst = self._worst, {}
-        self._handed_out = tuple({id(example): example for example in worst.values()}.values())
         for (quantity, slice), value in self.accumulator.snapshot().items():
             if not value.count or (quantity in self._of_all and slice != ALL):
                 continue
@@ -127,12 +125,6 @@ class PairStreams:
         if layout is not None:
             value = value.sized(*layout, MOST_BUCKETS)
         return histogram_point(value, attributes, self._start, now, exemplars)
-
-    def refused(self) -> None:
-        """The last points did not arrive: their exemplars go with the next, where none has been worse meanwhile."""
-        handed_out, self._handed_out = self._handed_out, ()
-        for example in handed_out:
-            self.explain(example)
 
     @property
     def identity(self) -> dict[str, str]:

@@ -293,15 +293,6 @@ def test_targets_make_logits_a_sample_too(as_device) -> None:
     )
 
 
-def test_rows_of_logits_are_not_sequences() -> None:
-    """Logits [rows, vocab] with targets record nothing about whole sequences, of which they know nothing."""
-    train, inference, mask, _, targets = logits()
-    accumulator = Accumulator(SLICES, averaged=by_sequence((*TOKEN, *LOGITS)))
-    result = accumulator.add_logits(train[mask], inference[mask], targets=targets[mask])
-    assert {key for key, _ in accumulator.snapshot()} == {*TOKEN, *LOGITS}
-    assert result.tokens == mask.sum()
-
-
 def test_a_mean_stays_within_the_quantity_s_range() -> None:
     """51 tokens at a Jensen-Shannon divergence of log 2 sum to more than 51 log 2 in float64; their mean does not."""
     train, inference = np.full((2, 1, 51, 3), -np.inf)
