@@ -218,7 +218,8 @@ class Measurer:
         if work.train is None or work.inference is None:
             raise ValueError("train or inference: is None; give what both kernels say of the tokens")
         rows = capture.laid_out(work.per_token, like="train", trailing=int(logits))
-        given = self._count_ragged(work, rows)
+        self._count_ragged(work, rows)
+        given = rows.given
         if not rows.kept:
             return
         arrays = dict(rows.arrays)
@@ -423,9 +424,9 @@ class Measurer:
 
     def _pair_up(self, work: KernelSide, now: float) -> None:
         rows = capture.laid_out(work.per_token, like="logprobs")
-        given = self._count_ragged(work, rows)
+        self._count_ragged(work, rows)
         if not capture.one_shape(rows.arrays):
-            self._count_invalid("shape_mismatch", work.origin, rows.kept, given, _shapes(rows.arrays))
+            self._count_invalid("shape_mismatch", work.origin, rows.kept, rows.given, _shapes(rows.arrays))
             return
         groups: defaultdict[Hashable, list[Pair]] = defaultdict(list)
         for key, side in sides_of(work, rows):
@@ -442,13 +443,10 @@ class Measurer:
         for pairs in groups.values():
             self._measure(paired_batch(work, pairs))
 
-    def _count_ragged(self, work: SampledComparison | LogitsComparison | KernelSide, rows: capture.Rows) -> int:
-        """Count the sequences whose arrays differ in length. Returns how many the batch had."""
-        given = len(rows.kept) + sum(rows.invalid.values())
-        if rows.invalid:
-            left_out = sorted({*range(given)}.difference(rows.kept))
-            self._count_invalid("shape_mismatch", work.origin, left_out, given, _lengths(work.per_token))
-        return given
+    def _count_ragged(self, work: SampledComparison | LogitsComparison | KernelSide, rows: capture.Rows) -> None:
+        """Count the sequences whose arrays differ in length."""
+        if left_out := sorted({*range(rows.given)}.difference(rows.kept)):
+            self._count_invalid("shape_mismatch", work.origin, left_out, rows.given, _lengths(work.per_token))
 
     def _count_invalid(
         self, reason: str, origin: BatchOrigin, rows: Sequence[int], given: int, why: str | None

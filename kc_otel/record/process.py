@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from typing import Final, Protocol
 
 from opentelemetry import trace
@@ -24,7 +24,7 @@ from kc_otel.record.measurer import Measurer
 from kc_otel.record.pairing import PairingBuffer
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.telemetry import environment
-from kc_otel.record.telemetry.counters import Counters, RecorderCounts
+from kc_otel.record.telemetry.counters import Counters, RecorderStats
 from kc_otel.record.telemetry.export import VERSION, ExportLoop, scope_of
 from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.work import BatchWork, PairChange, Work
@@ -45,25 +45,6 @@ _REASONS: Final = {
     "too-large": ("too-large", "raise queue_bytes"),
 }
 """Reasons of the worker -> the recorder's, and what to do about it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecorderStats(RecorderCounts):
-    """Counts of a recorder's work and failures in this process, and its current backlog.
-
-    Attributes:
-        queued_batches: Batches that wait to be measured.
-        queued_bytes: Bytes that they hold.
-        unpaired: Sequences that wait for their other side.
-        unpaired_tokens: Tokens that they hold.
-        slices_as_other: Slices that the contract's `max_series` leaves no room for; they are counted as `other`.
-    """
-
-    queued_batches: int = 0
-    queued_bytes: int = 0
-    unpaired: int = 0
-    unpaired_tokens: int = 0
-    slices_as_other: tuple[str, ...] = ()
 
 
 class Engine:
@@ -113,8 +94,8 @@ class Engine:
         """Return the counts so far."""
         batches, size = self._worker.depth()
         sides, tokens = self._measurer.unpaired
-        return RecorderStats(
-            **asdict(self.counters.values()),
+        return replace(
+            self.counters.values(),
             queued_batches=batches,
             queued_bytes=size,
             unpaired=sides,

@@ -23,10 +23,11 @@ from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origi
 from kc_otel.record.directives import Directives, GuidedLoop
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.arrays import is_tensor
-from kc_otel.record.process import DriftLog, Engine, ProcessEngine, RecorderStats
+from kc_otel.record.process import DriftLog, Engine, ProcessEngine
 from kc_otel.record.rollout_quarantine import Quarantine
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.sequence_attributes import Attributes
+from kc_otel.record.telemetry.counters import RecorderStats
 from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.weight_versions import as_version, split
 from kc_otel.record.work import (

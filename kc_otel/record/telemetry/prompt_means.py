@@ -206,10 +206,6 @@ class PromptMeans:
             steps.append(self._end_step())
         return found._replace(steps=np.concatenate(steps, axis=1))
 
-    def close(self) -> Finished:
-        """Count everything that waits: nothing more will come."""
-        return self.expire(np.inf)
-
     def _counting(
         self, keys: Sequence[_Key], parts: Sequence[_Sums], expected: Sequence[int], of: Rollouts
     ) -> Finished:
