@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -189,19 +189,15 @@ class Counters:
         failures = values.export_failures + values.exports_in_part
         failed = []
         for (reason, slice, train, inference), count in sorted(invalid.items()):
-            kernels = {"kc.kernel.train": train, "kc.kernel.inference": inference}
-            failed.append(
-                ({**contract, "kc.reason": reason, **kernels, **({"kc.slice": slice} if slice else {})}, count)
-            )
-        points = {
+            of = {"kc.reason": reason, "kc.kernel.train": train, "kc.kernel.inference": inference}
+            failed.append(({**contract, **of, **({"kc.slice": slice} if slice else {})}, count))
+        points: dict[str, Sequence[tuple[Mapping[str, Scalar], float]]] = {
             "kc.recorder.tokens": [(contract, values.tokens)],
             "kc.recorder.export.failures": [(contract, failures)],
             "kc.recorder.dropped": by("kc.reason", values.dropped),
             "kc.input.invalid": failed,
-            **{
-                name: by("kc.outcome", {outcome: totals[place] for outcome, totals in rollouts.items()})
-                for place, name in enumerate(_ROLLOUTS)
-            },
             "kc.recorder.prompts": by("kc.outcome", prompts),
         }
+        for place, name in enumerate(_ROLLOUTS):
+            points[name] = by("kc.outcome", {outcome: totals[place] for outcome, totals in rollouts.items()})
         return [counter(name, found, start, now) for name, found in points.items() if found]
