@@ -71,17 +71,7 @@ _MAX_LINKS: Final = 128  # the SDK's default limit of links per span
 
 
 class Measurer:
-    """Measures batches into the streams of their kernel pair.
-
-    Args:
-        contract: Contract that names the quantities and slices to measure.
-        pair: The current kernel pair.
-        counters: Where everything that is left out is counted.
-        sampler: Which sequences of a pair are measured.
-        tracer: Where spans go.
-        pairing: Where sides wait for each other.
-        start: Start of the cumulative counts, unix nanoseconds.
-    """
+    """Measures batches into the streams of their kernel pair; counts are cumulative from `start`, unix nanoseconds."""
 
     def __init__(
         self,

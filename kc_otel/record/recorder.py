@@ -267,19 +267,13 @@ class Recorder:
 
         Every row, the last axis of an output, is one observation of the `operator_*` metrics. The outputs are measured
         on their device, in float64. Operators that no clause names are recorded as long as `max_series` leaves room.
+        `attributes` are one mapping for all, or one for each member of the first axis; `key` and `presampled` are those
+        of `compare`.
 
-        Args:
-            name: Name of the operator, as the contract's clauses have it.
-            train_output: The training kernel's, [..., features], NumPy or torch, of a floating dtype.
-            inference_output: The inference kernel's, of the same shape; its dtype may differ.
-            mask: True where a row counts; shaped like the output's first axes, such as [sequences, tokens].
-            attributes: Attributes that decide the slices: one mapping for all, or one for each member of the first
-                axis.
-            ulp_of: dtype whose units in the last place count; None for that of `inference_output`.
-            of_batches: True if both outputs are of one kernel, computed first alone and then in a batch:
-                `operator_batch_dependence` is recorded.
-            key: Key whose hash decides whether it is sampled; without one, sampling is random.
-            presampled: Measure in any case, because the caller has sampled already.
+        Outputs are [..., features], NumPy or torch, of one shape and of floating dtypes that may differ. `mask` has the
+        output's first axes, such as [sequences, tokens], True where a row counts. `ulp_of` is the dtype whose units in
+        the last place count; None for that of `inference_output`. With `of_batches` both outputs are of one kernel,
+        computed first alone and then in a batch: `operator_batch_dependence` is recorded.
         """
         try:
             operator_name(name)
@@ -311,16 +305,9 @@ class Recorder:
         """Compare which experts the kernels sent tokens to, in each layer of a mixture of experts.
 
         Each token and layer is one observation of `route_disagreement`: of the operator `router`, and of `router.0`,
-        `router.1` and so on for single layers, those that clauses name first.
-
-        Args:
-            train_routes: Ids of the experts that the training kernel chose, integers [tokens, layers, k] or [sequences,
-                tokens, layers, k], in any order; negative where a token has none.
-            inference_routes: Those of the inference kernel, same shape, such as vLLM's `routed_experts`.
-            mask: True where a token counts, [tokens] or [sequences, tokens]; None for all.
-            attributes: Attributes that decide the slices: one mapping for all sequences, or one for each.
-            key: Key whose hash decides whether it is sampled; without one, sampling is random.
-            presampled: Measure in any case, because the caller has sampled already.
+        `router.1` and so on for single layers, those that clauses name first. Routes are ids of experts, integers
+        [tokens, layers, k] or [sequences, tokens, layers, k], in any order, such as vLLM's `routed_experts`; negative
+        where a token has none. Other arguments are those of `compare`.
         """
         given = {"train": train_routes, "inference": inference_routes, "mask": mask}
         self._submit(RouteComparison, self._admitted(key, presampled), attributes, **given)

@@ -103,11 +103,10 @@ def quarantine(
         contract: The contract.
         mask: Which tokens count, bool or int, same shape; all where it is None.
         attributes: Attributes that decide the slices: of each sequence, or of all alike.
-        slices: Slices in quarantine, such as `Router.quarantined` gives them; sequences of no other are judged. None
-            for every sequence.
+        slices: Slices in quarantine; sequences of no other are judged. None for every sequence.
         clauses: Ids of the clauses that count; None for every clause that a sequence can be judged by.
         limits: Other limits than the contract's for single sequences, by clause.
-        kept: log of the mass that each kernel has on the tokens that truncation kept, as in `Recorder.compare`.
+        kept: As in `Recorder.compare`.
 
     Raises:
         ValueError: If shapes differ, there are attributes for another number of sequences, a clause does not exist, or

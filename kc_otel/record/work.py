@@ -105,14 +105,9 @@ class SampledComparison(QueuedBatch):
     """Both kernels' log-probabilities of sampled tokens; arguments as in `Recorder.compare`.
 
     Attributes:
-        processing: Sampling processing of the training and the inference kernel, as declared.
-        weights: Weight versions of the training and the inference kernel.
-        versions: Instead of the inference kernel's one, the step that sampled each token, [sequences, tokens].
+        versions: Instead of the inference kernel's one weight version, the step of each token, [sequences, tokens].
         positions: Position of each token in its response, [sequences, tokens], where what a mask left out is gone.
-        groups: Name of each sequence's prompt [sequences]; None where it has none but its tokens.
-        prompts: Prompt tokens of each sequence.
-        group_size: Rollouts that each prompt has, or that of each sequence; None where a batch holds all of them.
-        density: Whether these are log-densities; None for what the contract says.
+        prompts: Prompt tokens of each sequence, where `groups` does not name the prompts.
     """
 
     train: capture.Tree
@@ -181,13 +176,8 @@ class KernelSide(QueuedBatch):
 
     Attributes:
         role: Which side it is; arguments as in `Recorder.sampled` and `Recorder.scored`.
-        key: Name of the sequences: one for all, a list with one for each, or None.
         prompts: Prompt tokens, [sequences, prompt tokens] or a list of them; they are part of a sequence's own name.
-        processing: Sampling processing of this kernel, as declared.
-        weights: Weight version of this kernel.
-        versions: Instead of it, the step that sampled each token.
-        groups: Name of each sequence's prompt, where it has another than its tokens.
-        group_size: Rollouts that each prompt has, where that is known.
+        versions: Instead of the one weight version, the step that sampled each token.
     """
 
     role: Role

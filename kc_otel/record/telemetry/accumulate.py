@@ -185,35 +185,20 @@ class Accumulator:
         parts: Sequence[TokenSlice] = (),
         _tensors: bool | None = None,
     ) -> Batch:
-        """Record a batch of sampled tokens' log-probabilities.
+        """Record a batch of sampled tokens' log-probabilities, NumPy or torch, any floating dtype and device.
 
-        Args:
-            train: log P(y), [sequences, tokens], NumPy or torch, any floating dtype and device.
-            inference: log Q(y) of the same tokens, same shape.
-            mask: Which tokens count, bool or int, same shape; None for all.
-            membership: Which slices each sequence belongs to, bool [sequences, slices]; None puts all into the first.
-            advantages: [sequences] or [sequences, tokens]; with them the advantage-signed drift is recorded too.
-            rewards: [sequences], or any score of each that lies in `reward_range`; NaN where one is not known. With
-                them the drift of the expected reward is recorded too.
-            token_ids: Ids of the tokens, same shape: the worst token is reported with its own.
-            inference_token_ids: Ids that the inference side scored, where they could differ; a difference is invalid.
-            train_kept: Log of the training kernel's mass on the tokens that truncation kept, same shape: `train` is
-                renormalised over them, and the mass outside of them is recorded too.
-            inference_kept: The same of the inference kernel.
-            processing: Temperature and other sampling processing of (train, inference), as far as the caller knows it.
-            rollouts: Which sequences answer one prompt.
-            density: Whether these are log-densities, which may exceed 0.
-            places: Where the tokens are in their responses: with it the first slice's drift is recorded by position
-                and turn too.
-            parts: Slices of tokens. What is recorded of them is of those tokens of the sequences that are measured;
-                they are no further sequences or prompts, and no evidence of how tokens were sampled.
+        Arguments are those of `Recorder.compare`, laid out: per token [sequences, tokens], per sequence [sequences].
+        `membership` says which slices each sequence belongs to, bool [sequences, slices]; None puts all into the first.
+        With `places` the first slice's drift is recorded by position and turn too. What is recorded of `parts`, slices
+        of tokens, is of those tokens of the sequences that are measured; they are no further sequences or prompts, and
+        no evidence of how tokens were sampled.
 
         Returns:
             The measured sequences, the others by reason. Sequences that fail a check of `measure.checks` are counted
             there and recorded nowhere. A reward outside of the range counts as one that is not known.
 
         Raises:
-            ValueError: If `membership`, `advantages`, `rewards` or `rollouts` do not fit, or the numbers are not real.
+            ValueError: If `advantages` or `rewards` do not fit, or the numbers are not real.
         """
         train, inference = (side if is_tensor(side) else np.asarray(side) for side in (train, inference))
         if not same_shape(train, inference, mask, token_ids, inference_token_ids, train_kept, inference_kept):
@@ -271,19 +256,10 @@ class Accumulator:
         parts: Sequence[TokenSlice] = (),
         _tensors: bool | None = None,
     ) -> Batch:
-        """Record a batch of full logits.
+        """Record a batch of full logits [sequences, tokens, vocab]; arguments as in `add_sampled`.
 
-        Args:
-            train: Logits [sequences, tokens, vocab].
-            inference: Logits of the other kernel after the same processing, same shape.
-            mask: Which tokens count, [sequences, tokens]; None for all. Further arguments are as in `add_sampled`.
-            membership: Which slices each sequence belongs to, bool [sequences, slices].
-            targets: The tokens that were sampled from the inference kernel, integers [sequences, tokens]. With them,
-                what `add_sampled` records is recorded too.
-            processing: Of both sides.
-            rollouts: Which sequences answer one prompt.
-            places: Where the tokens are, for what `targets` let it record.
-            parts: Slices of tokens.
+        With `targets`, the tokens that were sampled from the inference kernel, integers [sequences, tokens], what
+        `add_sampled` records is recorded too.
 
         Raises:
             ValueError: If an argument's shape does not fit, or the numbers are not real.
@@ -338,13 +314,7 @@ class Accumulator:
         return Batch(measured.size, rows.size, mean, None, self._named(member[measured]), failed(codes))
 
     def add_values(self, quantity: str, values: Any, *, membership: Any = None) -> None:
-        """Record observations of one quantity that were made elsewhere, such as `weights_lag`, one per batch.
-
-        Args:
-            quantity: Key in the registry.
-            values: Finite numbers, [n] or one.
-            membership: Which slices each belongs to, bool [n, slices]; None puts all into the first.
-        """
+        """Record finite observations of one quantity that were made elsewhere, such as `weights_lag`: [n] or one."""
         numbers = np.atleast_1d(host_rows(values).read(...)).astype(np.float64)
         self._stream(quantity).add(numbers, self._membership(membership, numbers.size))
 
@@ -491,12 +461,7 @@ class Accumulator:
     ) -> None:
         """Note a token quantity's mean over each sequence that has such tokens, if it is asked for.
 
-        Args:
-            means: Where.
-            quantity: Key of the token quantity.
-            totals: Its sum over each sequence's tokens, [n].
-            tokens: How many tokens were summed, [n].
-            rows: Which sequences these are, [n].
+        Of sequences `rows` [n], `totals` are its sums over their tokens, and `tokens` their numbers.
         """
         if quantity not in self._units:
             return

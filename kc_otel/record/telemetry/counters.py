@@ -112,14 +112,9 @@ class Counters:
         why: object | None = None,
         slices: Mapping[str, int] | None = None,
     ) -> None:
-        """Count sequences of a pair that failed an input check; the first is logged with `why` or the reason's.
+        """Count sequences of a pair that failed an input check; the first is logged with `why` or the reason's words.
 
-        Args:
-            reason: The check.
-            count: How many.
-            pair: The kernels.
-            why: Finding in words.
-            slices: How many of them on each slice; None where nobody knows their slices.
+        `slices` says how many of them are on each slice; None where nobody knows their slices.
         """
         with self._lock:
             for slice, some in ({"": count} if slices is None else slices).items():

@@ -31,14 +31,7 @@ class KernelPair:
 
 @dataclass(frozen=True, slots=True)
 class TokenExemplar:
-    """A batch's worst token, and where to read about it.
-
-    Attributes:
-        token: The token with the largest |l|.
-        span: Context of the batch's span.
-        at: When it was measured, unix nanoseconds.
-        weights: Weight versions of the two kernels, by attribute name.
-    """
+    """A batch's worst token, its span, when it was measured, unix nanoseconds, and both weight versions by name."""
 
     token: WorstToken
     span: SpanContext
