@@ -355,17 +355,3 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"train: shape \(3,\) is not \[sequences, tokens\]"):
         accumulator.add_sampled(np.zeros(3), np.zeros(3))
     assert accumulator.snapshot() == {}
-
-
-@pytest.mark.parametrize("tokens", [1, 400])
-def test_sequences_of_any_length_are_counted_by_slice(tokens) -> None:
-    """Where no two sequences share their slices, short and long ones end up in the right ones."""
-    membership = (np.arange(64)[:, None] >> np.arange(6)) % 2 == 1
-    inference = np.full((64, tokens), -1.0, dtype=np.float32)
-    train = inference - (np.arange(64, dtype=np.float32)[:, None] + 1) / 128
-    accumulator = Accumulator([f"bit-{bit}" for bit in range(6)])
-    accumulator.add_sampled(train, inference, membership=membership)
-    for bit in range(6):
-        histogram = accumulator.snapshot()["abs_log_ratio", f"bit-{bit}"]
-        expected = (inference - train)[membership[:, bit]].reshape(-1)
-        assert counts(histogram) == Counter(map(bucket, expected.tolist()))

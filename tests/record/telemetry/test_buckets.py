@@ -1,15 +1,10 @@
 """Which bucket a number falls into: the same one as the OpenTelemetry SDK puts it in."""
 
-import math
-
 import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import LogarithmMapping
 
 from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
-from kc_otel.record.measure.sampled import HIGHEST, LOWEST, TOKEN
+from kc_otel.record.measure.sampled import TOKEN
 from kc_otel.record.telemetry.buckets import Partition, Slots, cells, slots
 
 SCALE = 4
@@ -75,26 +70,6 @@ def test_what_is_too_large_is_in_the_outermost_bucket() -> None:
     assert of.locate(values).tolist() == [of.size - 1, 0, of.size - 1, 0]
 
 
-@pytest.mark.slow
-def test_one_partition_serves_all_token_quantities() -> None:
-    """A cell of the log ratio's line tells the SDK's bucket of each quantity that is computed from it."""
-    rng = np.random.default_rng(0)
-    of = cells()
-    random = np.concatenate(
-        [rng.uniform(LOWEST, HIGHEST, 100), rng.standard_normal(300) * 10.0 ** rng.uniform(-9, 0, 300)]
-    )
-    values = np.concatenate([random.astype(np.float32), [np.float32(0), np.float32(LOWEST), np.float32(HIGHEST)]])
-    located = of.partition.locate(values)
-    assert (
-        located.tolist()
-        == with_table(Partition(of.partition._positive, of.partition._negative)).locate(values).tolist()
-    )
-    for key, quantity in TOKEN.items():
-        for value, cell in zip(values, located, strict=True):
-            first, counts = of.per_slot(key, np.bincount([cell], minlength=of.size))
-            assert first + int(counts.argmax()) == sdk_slot(float(quantity(np.float64(value))))
-
-
 def test_cells_change_exactly_where_a_quantity_changes_bucket() -> None:
     """At the two float32 numbers around every cut, both cells' buckets are those of the quantities in float64."""
     of = cells()
@@ -105,19 +80,3 @@ def test_cells_change_exactly_where_a_quantity_changes_bucket() -> None:
         for key, quantity in TOKEN.items():
             expected = of.slots.of_exact(quantity(values.astype(np.float64)))
             assert of._slot[key][located].tolist() == expected.tolist()
-
-
-@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=50))
-def test_a_histogram_has_its_values_where_they_belong(values) -> None:
-    """Counts, offsets and the zero bucket of the histogram agree with the SDK's index of every value."""
-    of = slots()
-    located = of.locate(np.array(values))
-    first = int(located.min())
-    histogram = of.histogram(first, np.bincount(located - first), math.fsum(values), min(values), max(values))
-    found = []
-    for buckets, sign in ((histogram.negative, -1), (histogram.positive, 1)):
-        for k, count in enumerate(buckets.counts):
-            found += [of.center + sign * (buckets.offset + k - of.lowest_index + 1)] * int(count)
-    found += [of.center] * histogram.zero_count
-    assert sorted(found) == sorted(sdk_slot(value) for value in values)
-    assert (histogram.count, histogram.scale, histogram.zero_threshold) == (len(values), SCALE, ZERO_THRESHOLD)
