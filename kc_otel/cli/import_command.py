@@ -23,7 +23,7 @@ from kc_otel.contract.words import listed
 
 if TYPE_CHECKING:
     from kc_otel.offline.step_scalars import StepScalars
-    from kc_otel.record.engine import RecorderStats
+    from kc_otel.record.telemetry.counters import RecorderStats
     from kc_otel.recordings.importers.importer import Importer
 
 

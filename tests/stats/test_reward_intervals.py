@@ -24,7 +24,7 @@ def policies(rng: np.random.Generator, spread: float, size: int = 50) -> tuple[A
 
 def histogram(values: Any) -> Binned:
     """The values after a histogram of the recorder's scale."""
-    of = slots(4)
+    of = slots()
     counts = np.bincount(of.of_exact(values), minlength=of.size)
     return of.histogram(0, counts, float(values.sum()), float(values.min()), float(values.max())).binned()
 

@@ -78,7 +78,6 @@ class CaseReport:
             "ulp_p50": _quantile(ulp, 0.5),
             "ulp_p99.9": _quantile(ulp, 0.999),
             "ulp_max": _largest(ulp),
-            "steps_max": _largest(self.drift.steps),
             "cosine_max": _largest(values["operator_cosine"]),
             "batch_dependence_max": _largest(values.get("operator_batch_dependence", np.zeros(0))),
         }

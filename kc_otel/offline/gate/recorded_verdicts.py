@@ -131,8 +131,7 @@ def _tokens(recording: Recording, table: SliceTable) -> dict[int, NDArray[np.boo
         if recording.positions is not None:
             positions = np.zeros(counts.shape, dtype=np.int64)
             positions[counts] = recording.positions[here]
-        several = counts.shape[0]
-        for part in table.of_tokens(Places(counts, positions), recording.attributes[rows], range(several), several):
+        for part in table.of_tokens(Places(counts, positions), recording.attributes[rows]):
             found.setdefault(part.column, np.zeros(recording.train.size, dtype=np.bool_))
             found[part.column][here] = part.mask[counts]
     return found
