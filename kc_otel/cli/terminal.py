@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
@@ -78,14 +77,7 @@ class Command(_PlainHelp, TyperCommand):  # type: ignore[misc, unused-ignore]
 
 
 class Group(_PlainHelp, TyperGroup):  # type: ignore[misc, unused-ignore]
-    """Commands below one word. Names the command that was probably meant where a file stands in the place of one."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the first word names."""
-        if args and args[0] not in self.commands and Path(args[0]).suffix:
-            usual = f"kc-otel {ctx.info_name} {next(iter(self.commands))} {' '.join(args)}"
-            ctx.fail(f"{args[0]} is a file, not a command; probably you mean: {usual}")
-        return super().resolve_command(ctx, args)
+    """Commands below one word."""
 
 
 def in_sections(sections: Mapping[str, str]) -> Callable[[_Function], _Function]:

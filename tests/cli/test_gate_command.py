@@ -61,13 +61,6 @@ def run(command):
     return command("gate")
 
 
-def test_a_contract_in_the_place_of_a_command_says_what_to_type(run):
-    """Whoever leaves out `run` gets the whole line."""
-    code, _, err = run("gate", "policy.yaml", "new.npz")
-    assert code == 2
-    assert "kc-otel gate run policy.yaml new.npz" in " ".join(err.replace("│", " ").split())
-
-
 def test_a_sound_kernel_exits_with_0(run, contract, tmp_path):
     """Log-probabilities and logits are judged; a clause that no recording can hold is named on the first line."""
     good = write(tmp_path / "good.npz")
