@@ -76,9 +76,7 @@ def tell(terminal: Terminal, corpus: dict[str, Text], model: Model, *, fault: bo
         evaluator = stack.enter_context(evaluating(CONTRACT, folder, webhook, secret))
         terminal.say(f"$ {' '.join(evaluator.command)}")
         terminal.say(f"webhooks go to {webhook}")
-        terminal.say(
-            f"live: {evaluator.api} in a browser, `kc-otel status --url {evaluator.api}` in a terminal"
-        )
+        terminal.say(f"live: {evaluator.api} in a browser, `kc-otel status --url {evaluator.api}` in a terminal")
         export_to(evaluator.otlp)
         router = stack.enter_context(Router(evaluator.api, contracts=[contract]))
         router.wait_for_table(10.0)  # without one nothing is served that was not promoted
