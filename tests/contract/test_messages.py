@@ -185,30 +185,3 @@ def test_the_head_is_judged_too(written, said, old, new, problem):
 def test_a_name_that_is_refused_comes_with_one_that_is_not(written, said):
     """The hint is itself a name."""
     assert said(written().replace("policy-7b", "Policy 7B (new!)"))[0].endswith("did you mean 'policy-7b-new'?")
-
-
-def test_everything_is_said_at_once(written, said):
-    """What the model refuses and what lint refuses come in one go; what is broken is not blamed twice."""
-    text = written(
-        "slices: {a: {where: {n: '>> 3'}}, b: {where: {n: '> 3, < 2'}}}",
-        "runtime: [{id: lag, metric: weights_lag, limit: -1}, {id: lag, metric: weights_lg, limit: -1}]",
-        "numerical: [{id: x, metric: js, limit: 0.1, slices: {a: 2, c: 0.1}}]",
-        "assumptions: {clip: 0}",
-        "escalation: [{on: fial, do: [notify]}, {on: fail, do: [notify], clauses: [lag, log]}]",
-        "statistical: [{id: share, metric: clip_budget_share, limit: 0.5}]",
-        "observability: {window: 1, heartbeat: 10m}",
-        clause=False,
-    )
-    assert [problem.split(": ")[:2] for problem in said(text)] == [
-        ["c.yaml:5", "slices.a.where.n"],
-        ["c.yaml:5", "slices.b.where.n"],
-        ["c.yaml:6", "runtime[0].limit"],
-        ["c.yaml:6", "runtime[1].id"],
-        ["c.yaml:6", "runtime[1].metric"],
-        ["c.yaml:7", "numerical[0].slices.a"],
-        ["c.yaml:7", "numerical[0].slices.c"],
-        ["c.yaml:8", "assumptions.clip"],
-        ["c.yaml:9", "escalation[0].on"],
-        ["c.yaml:9", "escalation[1].clauses[1]"],
-        ["c.yaml:11", "observability.window"],
-    ]
