@@ -8,7 +8,6 @@ Routes that lead back to where they came from, over several contracts that one e
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Final
@@ -18,49 +17,28 @@ from kc_otel.contract.lint_clauses import lint_clauses
 from kc_otel.contract.measuring_paths import AUTOMATIC
 from kc_otel.contract.model import Contract, KernelSpec
 from kc_otel.contract.policy import EscalationStep
-from kc_otel.contract.promotion import PromotionTerms
 from kc_otel.contract.regions import satisfiable
 from kc_otel.contract.slices import POSITION, TURN, SliceCondition
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import did_you_mean
 
 _SENT_ATTRIBUTES: Final = frozenset[str]().union(*AUTOMATIC.values())
 _MISSPELT: Final = _SENT_ATTRIBUTES - {TURN}  # `turns`, how many a conversation has, is no misspelling of it
 _NUMERIC_KEYS: Final = frozenset({"prompt_tokens", "completion_tokens", "temperature", "advantage", POSITION, TURN})
 """Attributes that our own instrumentation sends, as numbers."""
-_FORMAT_NAME: Final = re.compile(
-    r"auto|half|float|double|(?:bf|bfloat)16|(?:float|fp|mxfp|nvfp|nf|tf|u?int|mxint|i?q)(?:2|3|4|5|6|8|16|19|32|64)"
-    r"(?:[_-]\w+)*|w\d+a\d+\w*|e\dm\d\w*"
-)
-_FORMATS: Final = ("bfloat16", "float16", "float32", "float64", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "fp4")
 _SMALLEST_ALPHA: Final = 1e-9
 
 
 def lint(contract: Contract) -> list[LintFinding]:
     """Everything about a contract that no field can say on its own, in the order of its sections."""
     return [
-        *_kernels(contract),
         *_slices(contract),
         *lint_clauses(contract),
         *_observability(contract),
         *_escalation(contract),
-        *_promotion(contract.promotion),
     ]
 
 
-def _kernels(contract: Contract) -> Iterator[LintFinding]:
-    for role in ("train", "inference"):
-        spec: KernelSpec = getattr(contract.kernels, role)
-        for field in ("dtype", "kv_cache_dtype"):
-            given = getattr(spec, field)
-            if given is not None and not _FORMAT_NAME.fullmatch(given.lower().removeprefix("torch.")):
-                hint = did_you_mean(given.lower(), _FORMATS, "some are")
-                what = f"{given!r} is not a known number format; {hint}"
-                yield LintFinding(("kernels", role, field), what, "warning")
-
-
 def _slices(contract: Contract) -> Iterator[LintFinding]:
-    seen: dict[object, str] = {}
     for name, spec in contract.slices.items():
         for attribute, raw in spec.where.items():
             yield from _where(raw, attribute, spec.conditions[attribute], ("slices", name, "where", attribute))
@@ -71,12 +49,6 @@ def _slices(contract: Contract) -> Iterator[LintFinding]:
                 "moves no requests; use another action here, or a clause on `all`",
                 "warning",
             )
-        region = frozenset((attribute, frozenset(conditions)) for attribute, conditions in spec.conditions.items())
-        if region in seen:
-            yield LintFinding(
-                ("slices", name), f"has the same conditions as slice {seen[region]!r}; remove one of the two"
-            )
-        seen.setdefault(region, name)
 
 
 def _where(written: object, attribute: str, conditions: Sequence[SliceCondition], here: Loc) -> Iterator[LintFinding]:
@@ -196,25 +168,11 @@ def _shown(kernel: KernelSpec) -> str:
     return " ".join(part for part in (kernel.engine, kernel.dtype, kernel.quantization) if part)
 
 
-_DAY_SECONDS: Final = 86400.0
-_MINUTE_SECONDS: Final = 60.0
-_NOTIFYING_ACTIONS: Final = frozenset({"notify", "webhook"})
-_SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
-
-
 def _escalation(contract: Contract) -> Iterator[LintFinding]:
-    steps = contract.escalation
-    for index, step in enumerate(steps):
+    for index, step in enumerate(contract.escalation):
         here: Loc = ("escalation", index)
         yield from _clauses(contract, step, here)
         yield from _actions(contract, step, here)
-        yield from _repeat(step, here)
-        for name, seconds in (("for", step.after), ("clear_for", step.clear_for)):
-            if seconds > _DAY_SECONDS:
-                yield LintFinding(
-                    (*here, name), f"{format_duration(seconds)} is more than a day; write minutes or hours", "warning"
-                )
-        yield from _order(steps, index, here)
 
 
 def _clauses(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[LintFinding]:
@@ -228,22 +186,6 @@ def _clauses(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[Li
         yield LintFinding(
             (*here, "clauses"),
             "input checks apply to batches, not to clauses, so the step can never fire; remove clauses",
-        )
-
-
-def _repeat(step: EscalationStep, here: Loc) -> Iterator[LintFinding]:
-    if "repeat" not in step.model_fields_set or step.repeat == 0:
-        return
-    if not any(action.kind in _NOTIFYING_ACTIONS for action in step.do):
-        yield LintFinding(
-            (*here, "repeat"),
-            "the step sends no message that could be repeated; remove repeat, or add notify or a webhook",
-        )
-    elif step.repeat < _MINUTE_SECONDS:
-        yield LintFinding(
-            (*here, "repeat"),
-            f"{format_duration(step.repeat)} leaves nobody time to respond; write a minute or more, or 0s for none",
-            "warning",
         )
 
 
@@ -271,47 +213,7 @@ def _actions(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[Li
                     "both kernels are declared alike, so a route changes nothing; declare under kernels how they differ"
                 )
                 yield LintFinding(loc, message)
-        if action.kind == "sample-more" and contract.observability.sampling == 1.0:
-            yield LintFinding(
-                loc, "every batch is measured already (observability.sampling is 1); remove sample-more", "warning"
-            )
 
 
 def _names_no_kernel(contract: Contract, id: str) -> bool:
     return any(clause.id == id and clause.metric.startswith("gen_ai.") for clause in contract.clauses)
-
-
-def _order(steps: tuple[EscalationStep, ...], index: int, here: Loc) -> Iterator[LintFinding]:
-    step = steps[index]
-    for earlier_index, earlier in enumerate(steps[:index]):
-        if earlier.on != step.on or not _overlap(earlier, step):
-            continue
-        same_clauses = set(earlier.clauses) == set(step.clauses)
-        nothing_new = {str(action) for action in step.do} <= {str(action) for action in earlier.do}
-        sooner_and_longer = earlier.after <= step.after and earlier.clear_for >= step.clear_for
-        if same_clauses and nothing_new and sooner_and_longer and earlier.severity == step.severity:
-            yield LintFinding(here, f"repeats escalation[{earlier_index}] and adds nothing; remove it")
-        elif _SEVERITY[step.severity] > _SEVERITY[earlier.severity] and step.after < earlier.after:
-            other = f"{earlier.severity} (escalation[{earlier_index}], for: {format_duration(earlier.after)})"
-            yield LintFinding(
-                (*here, "for"),
-                f"{step.severity} comes before {other}; write a longer time, so that severity rises",
-                "warning",
-            )
-
-
-def _overlap(step: EscalationStep, other: EscalationStep) -> bool:
-    return not step.clauses or not other.clauses or bool(set(step.clauses) & set(other.clauses))
-
-
-def _promotion(written: PromotionTerms) -> Iterator[LintFinding]:
-    for name in ("approve", "skip"):
-        stages = getattr(written, name)
-        for place, stage in enumerate(stages):
-            if stage in stages[:place]:
-                yield LintFinding(("promotion", name, place), f"{stage} occurs twice; remove one")
-    if "shadow" in written.skip and "shadow" in written.approve:
-        place = written.approve.index("shadow")
-        yield LintFinding(
-            ("promotion", "approve", place), "shadow is skipped, so nobody can approve it; remove it here or under skip"
-        )

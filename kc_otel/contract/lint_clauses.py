@@ -38,7 +38,6 @@ def lint_clauses(contract: Contract) -> Iterator[LintFinding]:
     if not contract.clauses:
         yield LintFinding((), "the contract has no clause; add one under numerical, statistical or runtime")
     ids: dict[str, str] = {}
-    promises: dict[object, str] = {}
     for section in _SECTIONS:
         for index, clause in enumerate(getattr(contract, section)):
             here: Loc = (section, index)
@@ -53,13 +52,6 @@ def lint_clauses(contract: Contract) -> Iterator[LintFinding]:
             yield from _samples(contract, clause, here)
             yield from _population(contract, clause, here)
             yield from _beyond_gradient(contract, clause, here)
-            limits = (clause.limit, *sorted(clause.slices.items()))
-            promise = (clause.metric_text, clause.parsed_statistic, limits, clause.cap, clause.unit)
-            if promise in promises and promises[promise] != clause.id:
-                yield LintFinding(
-                    here, f"sets the same limit as clause {promises[promise]!r}; remove one of the two", "warning"
-                )
-            promises.setdefault(promise, clause.id)
 
 
 def _section(clause: Clause, section: str, here: Loc) -> Iterator[LintFinding]:
