@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import REPEAT_SECONDS, EscalationStep
 from kc_otel.contract.prometheus_names import INVALID_ONCE, label, metric, selector
 from kc_otel.contract.sentences import REMEDIES, consequence, promise
+from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.links import NOWHERE, Sites, overview_link
+from kc_otel.generate.state_alerts import STATE_ALERTS
 from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
 from kc_otel.judge.verdict import Status
@@ -141,6 +143,13 @@ def static_labels(alert: AlertStep) -> dict[str, str]:
     }
 
 
+def cell_labels(alert: AlertStep, of: Callable[[str], str]) -> dict[str, str]:
+    """Every label of an alert, where `of` is a template of the label that it is given."""
+    slice, train, inference = map(of, CELL_LABELS)
+    cell = {"slice": ALL if alert.clause is None else slice, "kernel_train": train, "kernel_inference": inference}
+    return {**static_labels(alert), **cell}
+
+
 def pair_template(label: str) -> str:
     """Return a template that prints a cell's kernels as the end of a sentence; nothing of a kernel that is not known.
 
@@ -207,6 +216,35 @@ def repeat_interval(repeat: float = REPEAT_SECONDS) -> str:
         repeat: Seconds between two reminders of the step; 0 for none.
     """
     return format_duration(min(repeat, _MAX_REPEAT_SECONDS) or _MAX_REPEAT_SECONDS)
+
+
+class AlertRoute(NamedTuple):
+    """Alerts of a contract that one endpoint gets.
+
+    Attributes:
+        endpoint: Name of the webhook's endpoint; empty for people, whom `notify` tells.
+        matchers: Label, `=` or `=~`, and value.
+        settings: Alertmanager's settings of the route.
+    """
+
+    endpoint: str
+    matchers: tuple[tuple[str, str, str], ...]
+    settings: dict[str, str]
+
+
+def alert_routes(contract: Contract) -> Iterator[AlertRoute]:
+    """Yield the routes of a contract: of each step, and of STATE_ALERTS to whomever a step on FAIL calls, at once."""
+    own, callees = ("contract", "=", contract.name), set[str]()
+    for number, step in enumerate(contract.escalation, start=1):
+        targets = {action.target or "" for action in step.do if action.kind in {"webhook", "notify"}}
+        for endpoint in sorted(targets):
+            settings = {"repeat_interval": repeat_interval(step.repeat)}
+            yield AlertRoute(endpoint, (own, ("step", "=", str(number))), settings)
+        callees |= targets if step.on == "fail" else set()
+    # Grafana's alerts are named by the title of their rule, which says more than the name.
+    names = "|".join(dict.fromkeys(alert.name for alert in STATE_ALERTS))
+    for endpoint in sorted(callees - {""}):
+        yield AlertRoute(endpoint, (own, ("alertname", "=~", f"({names}).*")), {"group_wait": "0s"})
 
 
 def unique_names(contracts: Iterable[Contract]) -> tuple[Contract, ...]:

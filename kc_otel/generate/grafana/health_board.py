@@ -9,7 +9,6 @@ from kc_otel.contract.prometheus_names import label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import OTHER
-from kc_otel.generate.evaluator_alert import AGE, FRESH_SECONDS
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
@@ -25,6 +24,7 @@ from kc_otel.generate.grafana.panels import (
 )
 from kc_otel.generate.grafana.sdk import dashboard
 from kc_otel.generate.links import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID, MISSING_ID
+from kc_otel.generate.state_alerts import AGE, FRESH_SECONDS
 
 _USED_OUTCOMES: Final = "accepted|baseline"
 _EVALUATOR: Final = "From the evaluator's own metrics."

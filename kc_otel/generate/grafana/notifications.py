@@ -16,10 +16,9 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate.alert_steps import repeat_interval
+from kc_otel.generate.alert_steps import AlertRoute, alert_routes, repeat_interval
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import FOLDER
-from kc_otel.generate.state_alerts import STATE_ALERTS
 
 _PREFIX: Final = "kernel-contracts"
 _ORG_ID: Final = 1
@@ -68,22 +67,21 @@ words."""
 
 def notifications_file(contracts: Iterable[Contract]) -> GeneratedFile:
     """One file for all contracts: a contact point for people, and one for each webhook that a step names."""
-    known = tuple(contracts)
-    actions = [action for contract in known for step in contract.escalation for action in step.do]
-    endpoints = sorted({str(action.target) for action in actions if action.kind == "webhook"})
-    points = [_contact_point(None), *(_contact_point(name) for name in endpoints)]
-    variables = (f"  {_variable(name, what)}" for name in (None, *endpoints) for what in ("URL", "SECRET"))
+    routes = [route for contract in contracts for route in alert_routes(contract)]
+    endpoints = sorted({route.endpoint for route in routes} - {""})
+    points = [_contact_point(""), *(_contact_point(name) for name in endpoints)]
+    variables = (f"  {_variable(name, what)}" for name in ("", *endpoints) for what in ("URL", "SECRET"))
     content: dict[str, Any] = {
         "apiVersion": 1,
         "contactPoints": points,
-        "policies": [_policy(known, endpoints)],
+        "policies": [_policy(routes)],
         "templates": [{"orgId": _ORG_ID, "name": "kernel_contracts", "template": _TEMPLATE}],
     }
     path = PurePosixPath("grafana", "notifications", "kernel-contracts.yaml")
     return GeneratedFile(path, as_yaml(content, *_NOTES, *variables))
 
 
-def _contact_point(endpoint: str | None) -> dict[str, Any]:
+def _contact_point(endpoint: str) -> dict[str, Any]:
     """A webhook whose body Grafana signs: hex HMAC-SHA256 of `timestamp:body`, so that it cannot be sent again."""
     settings = {
         "url": f"${_variable(endpoint, 'URL')}",
@@ -102,23 +100,25 @@ def _contact_point(endpoint: str | None) -> dict[str, Any]:
     return {"orgId": _ORG_ID, "name": name, "receivers": [{**receiver, "disableResolveMessage": False}]}
 
 
-def _policy(contracts: tuple[Contract, ...], endpoints: list[str]) -> dict[str, Any]:
+def _policy(found: list[AlertRoute]) -> dict[str, Any]:
     """A branch of Grafana's tree for the folder of the alerts; in it a route for each webhook of each contract.
 
-    Routes go on to the next, so that a step with a webhook and `notify` reaches both, and one with a webhook alone
-    reaches nobody else. A step with neither reaches people too.
+    Routes of webhooks come first and go on to the next, so that a step with a webhook and `notify` reaches both, and
+    one with a webhook alone reaches nobody else. A step with neither reaches people too.
     """
     routes = [
-        {"receiver": _receiver(endpoint), **steps, "continue": True}
-        for endpoint in endpoints
-        for contract in contracts
-        for steps in (*_steps(contract, endpoint), *_states(contract, endpoint))
+        {
+            "receiver": _receiver(route.endpoint),
+            "object_matchers": [list(matcher) for matcher in route.matchers],
+            **route.settings,
+            **({"continue": True} if route.endpoint else {}),
+        }
+        for route in sorted(found, key=lambda route: not route.endpoint)
     ]
-    routes += [{"receiver": _receiver(None), **steps} for contract in contracts for steps in _steps(contract, None)]
-    branch = {"receiver": _receiver(None), "object_matchers": [["grafana_folder", "=", FOLDER]]}
+    branch = {"receiver": _receiver(""), "object_matchers": [["grafana_folder", "=", FOLDER]]}
     return {
         "orgId": _ORG_ID,
-        "receiver": _receiver(None),
+        "receiver": _receiver(""),
         "group_by": _GROUP_BY,
         "group_wait": "30s",
         "group_interval": "5m",
@@ -127,35 +127,10 @@ def _policy(contracts: tuple[Contract, ...], endpoints: list[str]) -> dict[str, 
     }
 
 
-def _steps(contract: Contract, endpoint: str | None) -> list[dict[str, Any]]:
-    """The steps that send to a webhook, or that tell people, by how often they remind."""
-    kind = "notify" if endpoint is None else "webhook"
-    found: dict[str, list[str]] = {}
-    for number, step in enumerate(contract.escalation, start=1):
-        if any(action.kind == kind and action.target == endpoint for action in step.do):
-            found.setdefault(repeat_interval(step.repeat), []).append(str(number))
-    return [
-        {
-            "object_matchers": [["contract", "=", contract.name], ["step", "=~", "|".join(numbers)]],
-            "repeat_interval": repeat,
-        }
-        for repeat, numbers in found.items()
-    ]
+def _receiver(endpoint: str) -> str:
+    return f"{_PREFIX}-{endpoint}" if endpoint else _PREFIX
 
 
-def _states(contract: Contract, endpoint: str) -> list[dict[str, Any]]:
-    """Tell whomever a step on FAIL calls about what no step waits for, at once."""
-    told = {action.target for step in contract.escalation if step.on == "fail" for action in step.do}
-    names = "|".join(dict.fromkeys(alert.name for alert in STATE_ALERTS))
-    name = ["alertname", "=~", f"({names}).*"]  # Grafana's alerts are named by the title of their rule
-    at_once = {"object_matchers": [["contract", "=", contract.name], name], "group_wait": "0s"}
-    return [at_once] if endpoint in told else []
-
-
-def _receiver(endpoint: str | None) -> str:
-    return _PREFIX if endpoint is None else f"{_PREFIX}-{endpoint}"
-
-
-def _variable(endpoint: str | None, what: str) -> str:
-    middle = "" if endpoint is None else f"_{re.sub(r'[^A-Z0-9]', '_', endpoint.upper())}"
+def _variable(endpoint: str, what: str) -> str:
+    middle = f"_{re.sub(r'[^A-Z0-9]', '_', endpoint.upper())}" if endpoint else ""
     return f"KC_OTEL_GRAFANA_WEBHOOK{middle}_{what}"

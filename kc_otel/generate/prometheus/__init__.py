@@ -13,14 +13,13 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
-from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.links import HEALTH_UID, NOWHERE, Sites
+from kc_otel.generate.links import NOWHERE, Sites
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.generate.prometheus.alertmanager_routes import routes_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
-from kc_otel.generate.state_alerts import STATE_ALERTS, StateAlert
+from kc_otel.generate.state_alerts import EVALUATOR_DOWN, STATE_ALERTS, StateAlert
 
 _INTERVAL_SECONDS: Final = 5.0
 """Seconds between evaluations: three of other rules would be most of the minute."""
@@ -41,7 +40,7 @@ def prometheus_files(contracts: Iterable[Contract], sites: Sites = NOWHERE) -> t
 
 def evaluator_file(sites: Sites = NOWHERE) -> GeneratedFile:
     """Return the rule file, which is the same for all contracts."""
-    rules = [_rule(sites), *(_of_state(alert, sites) for alert in STATE_ALERTS)]
+    rules = [_rule(alert, sites) for alert in (EVALUATOR_DOWN, *STATE_ALERTS)]
     group = {"name": "kernel-contracts-evaluator", "interval": format_duration(_INTERVAL_SECONDS), "rules": rules}
     text = as_yaml(
         {"groups": [group]}, "Whether an evaluator lives, and what nobody judges; the same for every contract."
@@ -49,18 +48,7 @@ def evaluator_file(sites: Sites = NOWHERE) -> GeneratedFile:
     return GeneratedFile(PurePosixPath("prometheus", "rules", _EVALUATOR_FILE), text)
 
 
-def _rule(sites: Sites) -> dict[str, Any]:
-    links = {**sites.dashboard(f"/d/{HEALTH_UID}"), **sites.runbook(evaluator_alert.NAME)}
-    return {
-        "alert": evaluator_alert.NAME,
-        "expr": f"absent({evaluator_alert.LIVING})",
-        "for": format_duration(evaluator_alert.PENDING_SECONDS),
-        "labels": evaluator_alert.LABELS,
-        "annotations": {**evaluator_alert.ANNOTATIONS, **links},
-    }
-
-
-def _of_state(alert: StateAlert, sites: Sites) -> dict[str, Any]:
+def _rule(alert: StateAlert, sites: Sites) -> dict[str, Any]:
     def of(label: str) -> str:
         return f"{{{{ $labels.{label} }}}}"
 
@@ -68,6 +56,7 @@ def _of_state(alert: StateAlert, sites: Sites) -> dict[str, Any]:
     return {
         "alert": alert.name,
         "expr": alert.expression,
+        **({"for": format_duration(alert.after)} if alert.after else {}),
         "labels": alert.labels(of),
         "annotations": {**alert.texts(of), **links},
     }

@@ -19,13 +19,14 @@ from kc_otel.generate.alert_steps import (
     CellText,
     alert_steps,
     annotation_texts,
+    cell_labels,
     literal,
     pair_template,
     static_labels,
 )
-from kc_otel.generate.evaluator_alert import LIVING
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import NOWHERE, Sites
+from kc_otel.generate.state_alerts import LIVING
 from kc_otel.judge.verdict import Status
 
 INTERVAL_SECONDS: Final = 15.0
@@ -112,12 +113,7 @@ def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
 
 
 def _labels(alert: AlertStep) -> dict[str, str]:
-    of_cell = {
-        "slice": "all" if alert.clause is None else f"{{{{ $labels.{_SLICE} }}}}",
-        "kernel_train": f"{{{{ $labels.{_TRAIN} }}}}",
-        "kernel_inference": f"{{{{ $labels.{_INFERENCE} }}}}",
-    }
-    return {**static_labels(alert), **of_cell}
+    return cell_labels(alert, "{{{{ $labels.{} }}}}".format)
 
 
 def _templates(alert: AlertStep, source: VerdictSource) -> CellText:

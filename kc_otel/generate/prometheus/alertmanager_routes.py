@@ -11,10 +11,9 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate import evaluator_alert
-from kc_otel.generate.alert_steps import repeat_interval
+from kc_otel.generate.alert_steps import alert_routes, repeat_interval
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.state_alerts import STATE_ALERTS
+from kc_otel.generate.state_alerts import EVALUATOR_DOWN
 
 SECRETS: Final = "/etc/alertmanager/secrets"
 """Folder of the files `NAME.url` and `NAME.token`."""
@@ -27,29 +26,25 @@ _CELL_LABELS: Final = ["alertname", "contract", "clause", "slice", "kernel_train
 
 def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
     """The configuration for all contracts together."""
-    known = tuple(contracts)
-    routes: list[dict[str, Any]] = []
-    endpoints: set[str] = set()
-    for contract in known:
-        for number, step in enumerate(contract.escalation, start=1):
-            for endpoint in sorted({action.target for action in step.do if action.kind == "webhook" and action.target}):
-                endpoints.add(endpoint)
-                matchers = [f'contract="{contract.name}"', f'step="{number}"']
-                route = {"receiver": endpoint, "matchers": matchers, "continue": True}
-                routes.append(route | {"repeat_interval": repeat_interval(step.repeat)})
-        told = {action.target for step in contract.escalation if step.on == "fail" for action in step.do}
-        names = "|".join(dict.fromkeys(alert.name for alert in STATE_ALERTS))
-        of_states = [f'contract="{contract.name}"', f'alertname=~"{names}"']
-        at_once = {"matchers": of_states, "group_wait": "0s", "continue": True}
-        routes += [{"receiver": endpoint, **at_once} for endpoint in sorted(endpoints & told)]
+    found = [route for contract in contracts for route in alert_routes(contract) if route.endpoint]
+    routes: list[dict[str, Any]] = [
+        {
+            "receiver": route.endpoint,
+            "matchers": [f'{label}{operator}"{value}"' for label, operator, value in route.matchers],
+            "continue": True,
+            **route.settings,
+        }
+        for route in found
+    ]
+    endpoints = sorted({route.endpoint for route in found})
     # Whoever acts on a contract's verdicts has to know that there are none; it has waited by itself.
     down = {
-        "matchers": [f'alertname="{evaluator_alert.NAME}"'],
+        "matchers": [f'alertname="{EVALUATOR_DOWN.name}"'],
         "group_by": ["alertname"],
         "group_wait": "0s",
         "group_interval": "1m",
     }
-    routes += [{"receiver": endpoint, **down, "continue": True} for endpoint in sorted(endpoints)]
+    routes += [{"receiver": endpoint, **down, "continue": True} for endpoint in endpoints]
     content = {
         "route": {
             "receiver": _PAGE_ONLY_RECEIVER,
@@ -67,7 +62,7 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
                 "equal": _CELL_LABELS,
             }
         ],
-        "receivers": [{"name": _PAGE_ONLY_RECEIVER}, *map(_receiver, sorted(endpoints))],
+        "receivers": [{"name": _PAGE_ONLY_RECEIVER}, *map(_receiver, endpoints)],
     }
     notes = (
         f"Routes from the contracts' policies. For each receiver NAME put its address into {SECRETS}/NAME.url and the",
