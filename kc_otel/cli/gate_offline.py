@@ -88,11 +88,7 @@ def gate_offline(
 
 
 def _kernels(contract: Contract, texts: Sequence[str], url: str) -> tuple[Kernel, Kernel]:
-    """The training and the inference kernel: what the contract declares, and what is said of them on top of it.
-
-    Raises:
-        ValueError: If what is said cannot be used, or is not what the contract declares.
-    """
+    """Both kernels: what the contract declares, and what is said on top of it; ValueError if they contradict."""
     names = [field.name for field in fields(Kernel) if field.init and field.name not in {"extra", "_"}]
     given, specs = pairs("--kernel", texts), {"train": contract.kernels.train, "inference": contract.kernels.inference}
     sides = {

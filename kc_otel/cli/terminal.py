@@ -111,10 +111,7 @@ def refuse(why: object) -> NoReturn:
 
 @contextmanager
 def unusable(*kinds: type[Exception], files: str = "read or written") -> Iterator[None]:
-    """Refuse what turns out to be unusable: a file that cannot be read, a ValueError, and further kinds of errors.
-
-    A contract's problems are a ValueError that has a line for each of them.
-    """
+    """Refuse what turns out to be unusable: a file that cannot be read, a ValueError, and further kinds of errors."""
     try:
         yield
     except Exception as error:
@@ -126,11 +123,7 @@ def unusable(*kinds: type[Exception], files: str = "read or written") -> Iterato
 
 
 def pairs(option: str, texts: Iterable[str], form: str = "NAME=VALUE") -> dict[str, str]:
-    """The values of an option that is written as NAME=VALUE; empty texts are left out.
-
-    Raises:
-        ValueError: If a text has another form, or a name comes twice.
-    """
+    """The values of an option that is written as NAME=VALUE; ValueError otherwise, or if a name comes twice."""
     found: dict[str, str] = {}
     for text in filter(str.strip, texts):
         name, sign, value = text.partition("=")
@@ -151,11 +144,7 @@ SequenceAttributes = Annotated[
 
 
 def attributes_of(texts: Iterable[str]) -> dict[str, str | int | float | bool]:
-    """Attributes written as NAME=VALUE; a value that is a number or a truth value in JSON is one.
-
-    Raises:
-        ValueError: If a text has another form, or a name comes twice.
-    """
+    """Attributes written as NAME=VALUE, of which a number or truth value in JSON is one; ValueError as of `pairs`."""
 
     def scalar(text: str) -> str | int | float | bool:
         try:
@@ -168,11 +157,7 @@ def attributes_of(texts: Iterable[str]) -> dict[str, str | int | float | bool]:
 
 
 def columns_of(text: str | None) -> dict[str, str]:
-    """The names of a recording's columns by role, from `train=A,inference=B`.
-
-    Raises:
-        ValueError: If the text has another form.
-    """
+    """The names of a recording's columns by role, from `train=A,inference=B`; ValueError for another form."""
     return pairs("--columns", (text or "").split(","), "ROLE=COLUMN")
 
 

@@ -1,16 +1,10 @@
 """Differences between two versions of a contract: promises that are tighter, looser, or other ones.
 
-The question is what a reviewer must look at, so whatever can let more drift through counts as loosening, even when
-something else is tightened in the same change. Clauses are told apart by their id, slices by their name, steps of the
-ladder by what they wait for.
-
-- A promise whose metric or statistic changed so that the two cannot be compared is dropped, and another one added.
-- So is one that is judged by sequence instead of by token, or back: long sequences weigh differently in the two means;
-  and one that is about another operator.
-- Less evidence for a PASS (confidence, min_samples, min_sequences, sampling down) loosens; a longer silence before
-  NO_DATA does too, and so does more time between false alarms: what is wrong is then found later.
-- An assumption is a factor of a bound: a narrower reward range makes the same drift count for less, which loosens.
-- A slice loosens when some traffic that was in it no longer is; more traffic in it is a change.
+Whatever can let more drift through counts as loosening, even when something else is tightened in the same change.
+Clauses are told apart by their id, slices by their name, steps of the ladder by what they wait for. Two promises that
+cannot be compared, such as one by sequence and one by token, are a drop and an addition. Less evidence for a PASS, a
+longer silence before NO_DATA, more time between false alarms and a narrower reward range loosen; so does a slice that
+some traffic leaves.
 """
 
 from __future__ import annotations
@@ -36,15 +30,7 @@ ChangeKind = Literal["tightens", "loosens", "adds", "drops", "changes"]
 
 @dataclass(frozen=True, slots=True)
 class ContractChange:
-    """One difference between two versions of a contract.
-
-    Attributes:
-        kind: Effect on the promise.
-        field: Where: clauses, slices and steps by name, such as `statistical[token-tv].limit`.
-        old: Old value; None where there was none.
-        new: New value; None where there is none.
-        sentence: Meaning, for the reviewer.
-    """
+    """One difference: its effect, its place such as `statistical[token-tv].limit`, both values, and a sentence."""
 
     kind: ChangeKind
     field: str

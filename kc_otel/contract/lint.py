@@ -1,9 +1,7 @@
 """Faults that take two places of a contract to see: impossible limits, names that lead nowhere, steps that never fire.
 
-Every rule is a pure function of the contract that yields findings with the place they are about. An error is a
-contract that cannot do what it says; a warning is one that can, but probably not what was meant.
-
-Routes that lead back to where they came from, over several contracts that one evaluator serves.
+Every rule is a pure function of the contract. An error is a contract that cannot do what it says; a warning is one that
+can, but probably not what was meant.
 """
 
 from __future__ import annotations
@@ -120,9 +118,8 @@ def _observability(contract: Contract) -> Iterator[LintFinding]:
 def circles(contracts: Sequence[Contract]) -> Iterator[tuple[int, LintFinding]]:
     """Index of the contract, and what is wrong, for every route that closes a circle.
 
-    A contract routes from the kernel under `inference` to the one under `train`. Where the routes of others lead from
-    there back to the first, a request that all of them are about is sent in circles once all of them fire, and no
-    healthy kernel is left for it.
+    Where the routes of others lead from a contract's training kernel back to its inference kernel, a request is sent in
+    circles once all of them fire, and no healthy kernel is left for it.
     """
     edges: dict[KernelSpec, list[tuple[KernelSpec, str]]] = {}
     for index, contract in enumerate(contracts):

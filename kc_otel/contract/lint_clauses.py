@@ -214,10 +214,7 @@ def _beyond_gradient(contract: Contract, clause: Clause, here: Loc) -> Iterator[
 
 
 def _population(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
-    """Tokens of a window tell less about later ones than their confidence says; a policy that acts on them must say so.
-
-    A maximum is left out, and a share of none: that one token was above it is a fact, whatever comes next.
-    """
+    """A policy that acts on tokens must say so: they tell less about later ones than their confidence says."""
     quantity, kind = clause.quantity, clause.parsed_statistic.kind
     if clause.unit is not None or quantity is None or quantity.per is not Unit.TOKEN:
         return

@@ -1,8 +1,7 @@
 """Load contracts from files, and report every problem at its line.
 
 A contract is refused as a whole: a team that reads "limit: 4" and gets no alarm is worse off than one whose deploy
-fails. Problems of all files are reported together; what takes two places of a contract to see, once each field is
-sound.
+fails. What takes two places of a contract to see is reported once each field is sound.
 """
 
 from __future__ import annotations
@@ -26,14 +25,7 @@ _SUFFIXES: Final = frozenset({".yaml", ".yml"})
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Result of checking one file.
-
-    Attributes:
-        source: Path as it was given, or another name.
-        contract: The contract, unless there is an error.
-        problems: Errors and warnings, by line.
-        document: The file with its lines, where it could be read.
-    """
+    """Result of checking one file: its contract unless there is an error, and its problems by line."""
 
     source: str
     contract: Contract | None
@@ -59,11 +51,7 @@ def load(path: str | os.PathLike[str]) -> Contract:
 
 
 def load_source(path: str | os.PathLike[str]) -> tuple[Contract, str]:
-    """The contract in a file, and its text; `-` reads standard input.
-
-    Raises:
-        ContractError: With every problem of the file, when there is an error among them.
-    """
+    """The contract in a file, and its text. Raises ContractError with every problem."""
     source = os.fspath(path)
     try:
         text = read_text(source)
@@ -73,15 +61,7 @@ def load_source(path: str | os.PathLike[str]) -> tuple[Contract, str]:
 
 
 def load_text(text: str, source: str = "<text>") -> Contract:
-    """The contract in YAML text.
-
-    Args:
-        text: YAML.
-        source: Name that problems carry instead of a path.
-
-    Raises:
-        ContractError: With every problem of the text, when there is an error among them.
-    """
+    """The contract in YAML text, whose problems name the source. Raises ContractError with every problem."""
     result = check_text(text, source)
     if result.contract is None:
         raise ContractError(result.problems)
@@ -89,11 +69,7 @@ def load_text(text: str, source: str = "<text>") -> Contract:
 
 
 def load_all(paths: Iterable[str | os.PathLike[str]]) -> list[Contract]:
-    """The contracts of files and folders, in the order given; a folder's files (.yaml, .yml, at any depth) by name.
-
-    Raises:
-        ContractError: With every problem of every file, when there is an error among them.
-    """
+    """The contracts of files and folders, at any depth. Raises ContractError with every problem."""
     results = check_all(paths)
     contracts = [result.contract for result in results if result.contract is not None]
     if len(contracts) < len(results):
@@ -145,10 +121,7 @@ def _problems(source: str, document: Document | None, findings: Iterable[LintFin
 
 
 def check_all(paths: Iterable[str | os.PathLike[str]]) -> list[Checked]:
-    """Read, validate and lint files and folders.
-
-    Two contracts of one name are an error of the second, and so is a route that closes a circle with those before it.
-    """
+    """Check files and folders; the second contract of a name is an error, and a route that closes a circle."""
     results: list[Checked] = []
     homes: dict[str, str] = {}
     for source, unreadable in _files(paths):

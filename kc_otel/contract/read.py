@@ -23,11 +23,7 @@ class UnreadableError(Exception):
 
 
 def read_contract(path: str | os.PathLike[str]) -> Contract:
-    """The contract in a file.
-
-    Raises:
-        ContractError: With every problem of the file, when there is an error among them.
-    """
+    """The contract in a file. Raises ContractError with every problem."""
     source = os.fspath(path)
     try:
         document, problems = parse(read_text(source), source)
@@ -41,11 +37,7 @@ def read_contract(path: str | os.PathLike[str]) -> Contract:
 
 
 def read_text(source: str) -> str:
-    """The text of a contract's file; `-` reads standard input.
-
-    Raises:
-        UnreadableError: If there is no such text.
-    """
+    """The text of a contract's file; `-` reads standard input. Raises UnreadableError."""
     try:
         if source == STDIN:
             content = sys.stdin.buffer.read(MAX_BYTES + 1)

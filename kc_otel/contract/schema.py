@@ -19,11 +19,7 @@ _STATISTIC: Final = (
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema (draft 2020-12) of `kernel-contract/v1`.
-
-    It accepts what the loader accepts, apart from what takes two places of a contract to see (`kc-otel check` does
-    that), and refuses unknown keys, unknown metrics and actions, and values of the wrong type or range.
-    """
+    """The schema (draft 2020-12): it accepts what the loader does, but for what takes two places to see."""
     schema = Contract.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
     clause = definitions["Clause"]["properties"]

@@ -44,12 +44,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A YAML mapping.
-
-    Attributes:
-        data: Mappings as dicts, lists, text, numbers, true and false, None.
-        lines: Line, from 1, of every key and value.
-    """
+    """A YAML mapping as plain data, and the line, from 1, of every key and value."""
 
     data: dict[str, Any]
     lines: Mapping[Loc, int]
@@ -211,11 +206,7 @@ def _number(text: str) -> int | float:
 
 
 def parse(text: str, source: str) -> tuple[Document | None, list[ContractProblem]]:
-    """Plain data from YAML text, with everything that YAML itself has to say against it.
-
-    Returns:
-        The document, unless it cannot be read to the end or is not a mapping, and the problems, in no order.
-    """
+    """Plain data from YAML text, unless it cannot be read to the end or is no mapping, and all problems."""
     builder = _Builder(source)
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):

@@ -1,8 +1,7 @@
 """Alerts that are the same for every contract, as no ladder waits for them: no evaluator, rolled back, unknown.
 
-That no evaluator lives is seen by its own time of judging and not by `up`, whose job everybody names differently: gone
-from the scrape, never scraped, hung and no longer pushing are the same for users of verdicts. Each of the others fires
-on a state that the evaluator exports and that lasts until it is known to be over.
+That no evaluator lives is seen by its own time of judging: gone from the scrape, never scraped, hung and no longer
+pushing are the same for users of verdicts. The others fire on a state that lasts until it is known to be over.
 """
 
 from __future__ import annotations
@@ -50,17 +49,8 @@ _ALERT_DURATION: Final = "1h"
 class StateAlert:
     """Words about a state of the evaluator.
 
-    Attributes:
-        name: `alertname`.
-        uid: Identity in Grafana.
-        severity: As in the evaluator's webhooks.
-        expression: PromQL: a series for each such state, and nothing otherwise.
-        given: Names of its labels.
-        panel: UID of the dashboard that shows it, and id of the panel.
-        summary: One line; each label's name in braces stands for its value.
-        description: Meaning, and what to do; likewise.
-        runbook: Steps to take, where the description has no room for them.
-        after: Seconds for which the state has to last.
+    `expression` is PromQL with a series, with the labels `given`, for each such state; `panel` is a dashboard's UID and
+    a panel's id; a label's name in braces stands for its value in the texts.
     """
 
     name: str

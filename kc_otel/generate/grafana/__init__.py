@@ -17,12 +17,8 @@ def grafana_files(
 ) -> tuple[GeneratedFile, ...]:
     """The dashboards; files of alerts, one that an evaluator lives and one for each contract; and how people are told.
 
-    The data source is the one that alerts query; dashboards let a person choose. Links to dashboards lead to the
-    Grafana that fires.
-
-    Raises:
-        ValueError: If two contracts have the same name.
-        ModuleNotFoundError: If the Grafana SDK is not installed.
+    Alerts query the data source. Raises ValueError if two contracts have the same name, ModuleNotFoundError if the SDK
+    is not installed.
     """
     # The SDK is an extra: imported when dashboards are asked for.
     from kc_otel.generate.grafana.health_board import health_file  # noqa: PLC0415

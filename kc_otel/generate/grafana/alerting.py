@@ -1,17 +1,9 @@
 """Grafana-managed alerts in the form that Grafana provisions from files: one rule per clause and step of the policy.
 
-The behaviour without data or after an error is set explicitly, not left to defaults. That no evaluator lives, or that
-Grafana cannot ask, is one alert, of a rule of its own; every other rule then keeps its state: no page, and no
-all-clear. Invalid input is counted only where there was some, so that a query that finds none is well.
-
-An alert goes on while its verdict gives way to one that proves nothing (INCONCLUSIVE, NO_DATA, INVALID_INPUT), as in
-the evaluator; but in Grafana such a verdict also counts towards `for`, so that a breach that becomes doubtful fires all
-the same.
-
-Templates read `.Labels` and never `$labels`: Grafana takes what follows a `$` in a provisioned label for an environment
-variable and puts nothing in its place.
-
-Source: Grafana documentation, alerting file provisioning.
+That no evaluator lives, or that Grafana cannot ask, is one alert of its own; every other rule then keeps its state. An
+alert goes on while its verdict gives way to one that proves nothing, as in the evaluator; but in Grafana such a verdict
+also counts towards `for`, so that a breach that becomes doubtful fires all the same. Templates read `.Labels` and never
+`$labels`: Grafana takes what follows a `$` in a provisioned label for an environment variable.
 """
 
 from __future__ import annotations
@@ -60,22 +52,13 @@ _SLICE: Final = CELL_LABELS[0]
 
 
 def alerting_file(contract: Contract, datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE) -> GeneratedFile:
-    """The rule group of a contract, for Grafana's folder `provisioning/alerting`.
-
-    Args:
-        contract: The contract.
-        datasource_uid: UID of the Prometheus data source that scrapes the evaluator.
-        sites: Where links to the handbook lead.
-    """
+    """The rule group of a contract, for Grafana's folder `provisioning/alerting`."""
     rules = [alert_rule(alert, datasource_uid, sites) for alert in alert_steps(contract)]
     return _file(contract.name, _INTERVAL, rules, f"Grafana-managed alerts of {contract.name}.")
 
 
 def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE) -> GeneratedFile:
-    """Rules shared by all contracts: no evaluator lives, Grafana cannot query, and those of STATE_ALERTS.
-
-    The first is said within a minute.
-    """
+    """Rules shared by all contracts: no evaluator lives (told within a minute), and those of STATE_ALERTS."""
     rules = [_of_state(alert, datasource_uid, sites) for alert in (EVALUATOR_DOWN, *STATE_ALERTS)]
     note = "Whether an evaluator lives, and what nobody judges; the same for every contract."
     return _file("_evaluator", _SHORTEST_INTERVAL, rules, note)
@@ -170,8 +153,7 @@ def _query(expression: str, datasource_uid: str) -> dict[str, Any]:
 def _condition(alert: AlertStep) -> dict[str, Any]:
     """A threshold between the codes of the verdicts: only the one that the step waits for lies inside.
 
-    What is inside stays so while the verdict is one that does not clear an alert: those codes lie between that of the
-    step's verdict and that of PASS, or above it, so that a second threshold, of recovery, tells them apart.
+    What is inside stays so while the verdict is one that does not clear an alert: a second threshold, of recovery.
     """
     if alert.status is None:
         return _threshold(_above(0))

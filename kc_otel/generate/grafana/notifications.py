@@ -1,10 +1,7 @@
 """Notifications of Grafana's alerts: contact points, policies, message templates.
 
 They are kept apart from the rules, because a policy tree in a provisioned file replaces the organisation's own. Secrets
-are never written: Grafana puts environment variables in when it reads the file, and refuses to start without them.
-Interpolation takes what follows a `$` for a variable, so that templates use `.Labels` and not `$labels`.
-
-Source: Grafana documentation, alerting file provisioning and webhook notifier.
+are environment variables, which Grafana puts in when it reads the file; templates use `.Labels` and not `$labels`.
 """
 
 from __future__ import annotations

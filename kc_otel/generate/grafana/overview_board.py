@@ -1,9 +1,4 @@
-"""The Overview dashboard: current faults, since when, for whom, and the actions taken.
-
-The top answers that for everyone, and follows the variables. Below it are the verdicts, alerts and actions over time,
-every cell with its numbers, and a panel for each contract with the margins of its clauses. Whether anything is measured
-at all stands at the top too, for a green board that measures nothing is worse than a red one.
-"""
+"""The Overview dashboard: current faults, since when, for whom, and the actions taken."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Prometheus rules made from contracts, and Alertmanager's routes.
 
-There are two sets of rules, of which one is loaded: `rules/` alerts on the verdicts that the evaluator exports;
-`standalone/rules/` finds the verdicts itself, from the histograms that recorders send, in Prometheus or Mimir. Beside
-the first stands a rule that an evaluator lives.
+Of two sets of rules one is loaded: `rules/` alerts on the evaluator's verdicts; `standalone/rules/` finds the verdicts
+itself, from recorders' histograms, in Prometheus or Mimir.
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ _EVALUATOR_FILE: Final = "_evaluator.yaml"
 
 
 def prometheus_files(contracts: Iterable[Contract], sites: Sites = NOWHERE) -> tuple[GeneratedFile, ...]:
-    """Return each contract's rules, sorted by name, then the rule that an evaluator lives, and the routes.
-
-    Raises:
-        ValueError: If two contracts have the same name, or a clause needs an assumption that its contract lacks.
-    """
+    """Return each contract's rules, then the rule that an evaluator lives, and the routes; ValueError as below."""
     ordered = unique_names(contracts)
     of_each = (make(contract, sites) for contract in ordered for make in (rule_file, standalone_file))
     return (*of_each, evaluator_file(sites), routes_file(ordered))

@@ -1,7 +1,4 @@
-"""Alerting rules on the verdicts that the evaluator exports: one rule per clause and step of the policy.
-
-A chain of small steps: contract -> alert steps -> one rule each -> one group per contract -> YAML.
-"""
+"""Alerting rules on the verdicts that the evaluator exports: one rule per clause and step of the policy."""
 
 from __future__ import annotations
 
@@ -35,13 +32,7 @@ INTERVAL_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class VerdictSource:
-    """Source of the verdicts.
-
-    Attributes:
-        verdict: Metric of the verdicts, by the codes of `kc.verdict`.
-        bound: Prefix of the metrics of its numbers.
-        living: PromQL that is empty while no source publishes verdicts; empty text if the source is Prometheus itself.
-    """
+    """Metrics of verdicts and their numbers; `living` is PromQL that is empty while nobody publishes them."""
 
     verdict: str
     bound: str

@@ -1,7 +1,6 @@
-"""Alertmanager's configuration, made from the policies of all contracts: each step's webhooks get that step's alerts.
+"""Alertmanager's configuration: each step's webhooks get that step's alerts; the others are on its own page.
 
-Addresses and credentials stay out of it: Alertmanager reads them from files, one pair per endpoint that a contract
-names. Alerts of steps that name no endpoint are shown on Alertmanager's own page.
+Addresses and credentials stay out of it: Alertmanager reads them from files, one pair per endpoint.
 """
 
 from __future__ import annotations
