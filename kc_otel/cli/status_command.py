@@ -18,7 +18,6 @@ from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time
 from kc_otel.contract.words import FAILS_CHECKS, RUN_ENDED, listed, place
 
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
-_BARS = "▁▂▃▄▅▆▇█"
 _WIDE_TERMINAL = 110
 _MAX_REASONS = 12
 _MAX_INCIDENTS = 6
@@ -194,7 +193,6 @@ def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tupl
         table.add_column(header, no_wrap=True)
     for header in ("estimate", *(["interval"] if wide else []), "limit", *(["samples"] if wide else [])):
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("trend", no_wrap=True)
     table.add_column("fires", no_wrap=True)
     for cell in cells:
         verdict = cell["verdict"]
@@ -209,7 +207,6 @@ def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tupl
             *([Text(interval)] if wide else []),
             _number(verdict["limit"]),
             *([f"{verdict['samples']:,}"] if wide else []),
-            _spark([point[1] for point in cell["history"]], verdict["limit"], 20 if wide else 8),
             Text(", ".join(cell["firing"]) or "-", style="bold red" if cell["firing"] else ""),
         )
     return table
@@ -315,18 +312,6 @@ def _shards(found: list[dict[str, Any]]) -> list[Text]:
 
 def _until(end: float | None) -> str:
     return "" if end is None else local_time(end, ", until %Y-%m-%d %H:%M")
-
-
-def _spark(estimates: list[float | None], limit: float, width: int) -> Text:
-    """The last estimates as bars whose full height is twice the limit; above the limit they are red."""
-    text = Text()
-    for value in estimates[-width:]:
-        if value is None:
-            text.append("·")
-            continue
-        share = min(max(value / (2 * limit), 0.0), 1.0) if limit > 0 else float(value > 0)
-        text.append(_BARS[round(share * (len(_BARS) - 1))], style="red" if value > limit else "green")
-    return text
 
 
 def _number(value: float | None) -> str:
