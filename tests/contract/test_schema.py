@@ -145,13 +145,3 @@ def test_what_the_loader_accepts_is_accepted(written, contract, line):
     """Every form that a value may have."""
     contract(line)
     _VALIDATOR.validate(_data(written(line)))
-
-
-@pytest.mark.slow
-def test_a_yaml_1_1_reader_agrees_on_the_examples():
-    """Editors that turn `on` into a boolean see no other difference."""
-    for path in _CONTRACTS:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        for step in data["escalation"]:
-            step["on"] = step.pop(True)
-        _VALIDATOR.validate(data)
