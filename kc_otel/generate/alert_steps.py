@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
@@ -16,7 +16,6 @@ from kc_otel.contract.sentences import REMEDIES, consequence, promise
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.links import NOWHERE, Sites, overview_link
-from kc_otel.generate.state_alerts import STATE_ALERTS
 from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
 from kc_otel.judge.verdict import Status
@@ -190,29 +189,6 @@ def annotation_texts(
 def repeat_interval(repeat: float = REPEAT_SECONDS) -> str:
     """Return the interval at which Alertmanager and Grafana repeat an alert; the longest without reminders (0)."""
     return format_duration(min(repeat, _MAX_REPEAT_SECONDS) or _MAX_REPEAT_SECONDS)
-
-
-class AlertRoute(NamedTuple):
-    """Alerts of a contract that one endpoint gets; an empty name stands for people, whom `notify` tells."""
-
-    endpoint: str
-    matchers: tuple[tuple[str, str, str], ...]
-    settings: dict[str, str]
-
-
-def alert_routes(contract: Contract) -> Iterator[AlertRoute]:
-    """Yield the routes of a contract: of each step, and of STATE_ALERTS to whomever a step on FAIL calls, at once."""
-    own, callees = ("contract", "=", contract.name), set[str]()
-    for number, step in enumerate(contract.escalation, start=1):
-        targets = {action.target or "" for action in step.do if action.kind in {"webhook", "notify"}}
-        for endpoint in sorted(targets):
-            settings = {"repeat_interval": repeat_interval(step.repeat)}
-            yield AlertRoute(endpoint, (own, ("step", "=", str(number))), settings)
-        callees |= targets if step.on == "fail" else set()
-    # Grafana's alerts are named by the title of their rule, which says more than the name.
-    names = "|".join(dict.fromkeys(alert.name for alert in STATE_ALERTS))
-    for endpoint in sorted(callees - {""}):
-        yield AlertRoute(endpoint, (own, ("alertname", "=~", f"({names}).*")), {"group_wait": "0s"})
 
 
 def unique_names(contracts: Iterable[Contract]) -> tuple[Contract, ...]:

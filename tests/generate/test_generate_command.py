@@ -26,7 +26,6 @@ def run(*words: object) -> tuple[int, str]:
                 *(f"grafana/dashboards/{name}.json" for name in BOARDS),
                 "grafana/alerting/_evaluator.yaml",
                 "grafana/alerting/policy-7b.yaml",
-                "grafana/notifications/kernel-contracts.yaml",
             },
         ),
         (

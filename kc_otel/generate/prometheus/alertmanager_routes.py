@@ -10,9 +10,9 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate.alert_steps import alert_routes, repeat_interval
+from kc_otel.generate.alert_steps import repeat_interval
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.state_alerts import EVALUATOR_DOWN
+from kc_otel.generate.state_alerts import EVALUATOR_DOWN, STATE_ALERTS
 
 SECRETS: Final = "/etc/alertmanager/secrets"
 """Folder of the files `NAME.url` and `NAME.token`."""
@@ -25,17 +25,20 @@ _CELL_LABELS: Final = ["alertname", "contract", "clause", "slice", "kernel_train
 
 def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
     """The configuration for all contracts together."""
-    found = [route for contract in contracts for route in alert_routes(contract) if route.endpoint]
-    routes: list[dict[str, Any]] = [
-        {
-            "receiver": route.endpoint,
-            "matchers": [f'{label}{operator}"{value}"' for label, operator, value in route.matchers],
-            "continue": True,
-            **route.settings,
-        }
-        for route in found
-    ]
-    endpoints = sorted({route.endpoint for route in found})
+    routes: list[dict[str, Any]] = []
+    endpoints: set[str] = set()
+    names = "|".join(dict.fromkeys(alert.name for alert in STATE_ALERTS))
+    for contract in contracts:
+        own, callees = f'contract="{contract.name}"', set[str]()
+        for number, step in enumerate(contract.escalation, start=1):
+            targets = {str(action.target) for action in step.do if action.kind == "webhook"}
+            for endpoint in sorted(targets):
+                route = {"receiver": endpoint, "matchers": [own, f'step="{number}"'], "continue": True}
+                routes.append(route | {"repeat_interval": repeat_interval(step.repeat)})
+            endpoints |= targets
+            callees |= targets if step.on == "fail" else set()
+        at_once = {"matchers": [own, f'alertname=~"{names}"'], "group_wait": "0s", "continue": True}
+        routes += [{"receiver": endpoint, **at_once} for endpoint in sorted(callees)]
     # Whoever acts on a contract's verdicts has to know that there are none; it has waited by itself.
     down = {
         "matchers": [f'alertname="{EVALUATOR_DOWN.name}"'],
@@ -43,7 +46,7 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
         "group_wait": "0s",
         "group_interval": "1m",
     }
-    routes += [{"receiver": endpoint, **down, "continue": True} for endpoint in endpoints]
+    routes += [{"receiver": endpoint, **down, "continue": True} for endpoint in sorted(endpoints)]
     content = {
         "route": {
             "receiver": _PAGE_ONLY_RECEIVER,
@@ -61,7 +64,7 @@ def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
                 "equal": _CELL_LABELS,
             }
         ],
-        "receivers": [{"name": _PAGE_ONLY_RECEIVER}, *map(_receiver, endpoints)],
+        "receivers": [{"name": _PAGE_ONLY_RECEIVER}, *map(_receiver, sorted(endpoints))],
     }
     notes = (
         f"Routes from the contracts' policies. For each receiver NAME put its address into {SECRETS}/NAME.url and the",
