@@ -75,10 +75,10 @@ def _clause(section: str = "numerical", **fields: object) -> str:
             "6: numerical[0].slices.a: 40 is more than a total variation can be (0..1); did you mean 0.04?",
         ),
         # window and confidence
-        (["observability: {window: 2h}"], "5: observability.window: 2h is longer than long_window (1h); make"),
-        (["observability: {heartbeat: 6m}"], "5: observability.heartbeat: 6m is longer than window (5m)"),
+        (["observability: {window: 2h}"], "5: observability.window: it is longer than long_window; make"),
+        (["observability: {heartbeat: 6m}"], "5: observability.heartbeat: it is longer than window (5m), which"),
         (["observability: {window: 0s, long_window: 1h}"], "5: observability.window: 0s holds no data"),
-        (["observability: {false_alarms: 1m}"], "5: observability.false_alarms: 1m is shorter than window (5m)"),
+        (["observability: {false_alarms: 1m}"], "5: observability.false_alarms: it is shorter than window (5m)"),
         (["observability: {heartbeat: 0s}"], "5: observability.heartbeat: 0s holds no data"),
         (["observability: {confidence: 0.9999999999}"], "5: observability.confidence: 0.9999999999 is so close to 1"),
         # escalation
