@@ -1,6 +1,14 @@
 """What the model refuses, as sentences at the line of the offending key or value."""
 
+import jsonschema
 import pytest
+
+from kc_otel.contract.schema import json_schema
+from kc_otel.contract.yaml_document import parse
+
+_VALIDATOR = jsonschema.Draft202012Validator(json_schema())
+_BEYOND_A_SCHEMA = ("400d", "> abc", ">= nan", "[1, 0]", "limit: 5%", "limit: fast", "b: 5m", "c: 5m")
+"""Values that take more than their place to refuse."""
 
 
 @pytest.mark.parametrize(
@@ -56,8 +64,10 @@ import pytest
     ],
 )
 def test_each_refusal_has_its_line_its_field_and_a_way_out(written, said, lines, problem):
-    """One problem, at the line of the key or value, that says what to write instead."""
+    """One problem, at the line of the key or value, that says what to write instead; the JSON Schema refuses it too."""
     problems = said(written(*lines))
+    valid = _VALIDATOR.is_valid(parse(written(*lines), "c.yaml")[0].data)
+    assert valid == any(value in lines[-1] for value in _BEYOND_A_SCHEMA)
     assert len(problems) == 1, problems
     assert problems[0].startswith(f"c.yaml:{problem}")
 
@@ -78,7 +88,9 @@ def test_each_refusal_has_its_line_its_field_and_a_way_out(written, said, lines,
 )
 def test_the_head_is_judged_too(written, said, old, new, problem):
     """The same for what every contract starts with."""
-    problems = said(written().replace(old, new))
+    text = written().replace(old, new)
+    problems = said(text)
+    assert not _VALIDATOR.is_valid(parse(text, "c.yaml")[0].data)
     assert len(problems) == 1, problems
     assert problems[0].startswith(f"c.yaml:{problem}")
 

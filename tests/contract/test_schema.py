@@ -74,51 +74,22 @@ def test_the_example_contracts_are_accepted(path):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("kernel-contract/v1", "kernel-contract/v9"),
-        ("name: policy-7b", "name: Policy 7B"),
         ("version: 3", "version: 0"),
-        ("version: 3", "version: three"),
-        (", owner: rl-infra", ""),
         ("owner: rl-infra", "owner: rl-infra, ownr: x"),
         ("engine: torch", "engin: torch"),
-        ("metric: tv_token", "metric: tv_tokn"),
         ("metric: tv_token", "metric: 3"),
-        ("limit: 0.004", "limit: [1]"),
-        ("limit: 0.004", "limit: true"),
         ("limit: 0.004", "limt: 0.004"),
-        ("limit: 0.004", "limit: 0.004, statistic: p999"),
-        ("limit: 0.004", "limit: 0.004, statistic: fraction > x"),
-        ("limit: 0.004", "limit: 0.004, cap: -1"),
         ("unit: token", "unit: batch"),
         ("unit: token", "unit: 1"),
         ("statistical:", "observability: {min_sequences: 0.5}\nstatistical:"),
         ("limit: 0.004", "limit: 0.004, slices: {A B: 1}"),
-        ("statistical:", "observability: {window: 5}\nstatistical:"),
-        ("statistical:", "observability: {window: 5 m}\nstatistical:"),
-        ("statistical:", "observability: {confidence: 99}\nstatistical:"),
-        ("statistical:", "observability: {confidence: '0.9'}\nstatistical:"),
-        ("statistical:", "observability: {sampling: true}\nstatistical:"),
         ("statistical:", "observability: {max_series: 0}\nstatistical:"),
-        ("statistical:", "assumptions: {reward_range: [0]}\nstatistical:"),
-        ("statistical:", "assumptions: {clip: 0}\nstatistical:"),
-        ("statistical:", "slices: {all: {where: {a: 1}}}\nstatistical:"),
-        ("statistical:", "slices: {A B: {where: {a: 1}}}\nstatistical:"),
-        ("statistical:", "slices: {a: {where: {}}}\nstatistical:"),
-        ("statistical:", "slices: {a: {where: {b: []}}}\nstatistical:"),
-        ("statistical:", "slices: {a: {where: {b: {c: 1}}}}\nstatistical:"),
-        ("statistical:", "escalation: [{on: fail, do: []}]\nstatistical:"),
-        ("statistical:", "escalation: [{on: failed, do: [notify]}]\nstatistical:"),
-        ("statistical:", "escalation: [{on: fail, do: [page]}]\nstatistical:"),
-        ("statistical:", "escalation: [{on: fail, do: [route]}]\nstatistical:"),
-        ("statistical:", "escalation: [{on: fail, do: [{route: gpu}]}]\nstatistical:"),
-        ("statistical:", "escalation: [{on: fail, do: [{webhook: A B}]}]\nstatistical:"),
-        ("statistical:", "escalation: [{on: fail, do: [{notify: x}]}]\nstatistical:"),
         ("statistical:", "escalation: [{on: fail, after: 5m, do: [notify]}]\nstatistical:"),
         ("statistical:", "escalation: [{on: fail, severity: page, do: [notify]}]\nstatistical:"),
     ],
 )
 def test_planted_errors_are_refused_by_both(written, old, new):
-    """What the schema refuses the loader refuses, and the other way round."""
+    """What the schema refuses the loader refuses; test_messages has more of what both do."""
     text = written()
     assert old in text
     planted = text.replace(old, new)

@@ -10,6 +10,7 @@ from kc_otel.contract.registry.sent_metrics import SENT_METRICS, Instrument, Met
 _CELL = ("kc.contract", "kc.clause", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
 
 _IN_WINDOW = (*_CELL, "kc.window")
+_STATISTIC = (("estimate", "point estimate"), ("lower", "lower confidence bound"), ("upper", "upper confidence bound"))
 
 _METRICS: Final = (
     *SENT_METRICS,
@@ -37,9 +38,10 @@ _METRICS: Final = (
         "Evidence against a cell's limit, 0 to 1: chance alone reaches 1 in some cell of the contract on average at "
         "most once per observability.false_alarms.",
     ),
-    Metric("kc.bound.estimate", "1", Instrument.GAUGE, _CELL, "Point estimate of a clause's statistic."),
-    Metric("kc.bound.lower", "1", Instrument.GAUGE, _CELL, "Lower confidence bound of a clause's statistic."),
-    Metric("kc.bound.upper", "1", Instrument.GAUGE, _CELL, "Upper confidence bound of a clause's statistic."),
+    *(
+        Metric(f"kc.bound.{name}", "1", Instrument.GAUGE, _CELL, f"{meaning.capitalize()} of a clause's statistic.")
+        for name, meaning in _STATISTIC
+    ),
     Metric("kc.bound.limit", "1", Instrument.GAUGE, _CELL, "Limit that the contract sets."),
     Metric(
         "kc.bound.margin", "1", Instrument.GAUGE, _CELL,
@@ -54,17 +56,12 @@ _METRICS: Final = (
         "kc.rule.window.samples", "1", Instrument.GAUGE, _IN_WINDOW,
         "Recording rule: lower bound on the observations in a window.",
     ),
-    Metric(
-        "kc.rule.window.estimate", "1", Instrument.GAUGE, _IN_WINDOW,
-        "Recording rule: point estimate of a clause's statistic from one window.",
-    ),
-    Metric(
-        "kc.rule.window.lower", "1", Instrument.GAUGE, _IN_WINDOW,
-        "Recording rule: lower confidence bound of a clause's statistic from one window.",
-    ),
-    Metric(
-        "kc.rule.window.upper", "1", Instrument.GAUGE, _IN_WINDOW,
-        "Recording rule: upper confidence bound of a clause's statistic from one window.",
+    *(
+        Metric(
+            f"kc.rule.window.{name}", "1", Instrument.GAUGE, _IN_WINDOW,
+            f"Recording rule: {meaning} of a clause's statistic from one window.",
+        )
+        for name, meaning in _STATISTIC
     ),
     Metric(
         "kc.rule.window.status", "1", Instrument.GAUGE, _IN_WINDOW,
@@ -74,14 +71,9 @@ _METRICS: Final = (
         "kc.rule.status", "1", Instrument.GAUGE, _CELL,
         "Recording rule: verdict of a cell without the evaluator, with the codes of kc.verdict.",
     ),
-    Metric("kc.rule.estimate", "1", Instrument.GAUGE, _CELL, "Recording rule: point estimate of a clause's statistic."),
-    Metric(
-        "kc.rule.lower", "1", Instrument.GAUGE, _CELL,
-        "Recording rule: lower confidence bound, wider than kc.bound.lower.",
-    ),
-    Metric(
-        "kc.rule.upper", "1", Instrument.GAUGE, _CELL,
-        "Recording rule: upper confidence bound, wider than kc.bound.upper.",
+    *(
+        Metric(f"kc.rule.{name}", "1", Instrument.GAUGE, _CELL, f"Recording rule: {meaning} of a clause's statistic.")
+        for name, meaning in _STATISTIC
     ),
     Metric("kc.rule.limit", "1", Instrument.GAUGE, _CELL, "Recording rule: limit that the contract sets."),
     Metric(
@@ -110,11 +102,9 @@ _METRICS: Final = (
         Metric(
             f"kc.place.{name}", "1", Instrument.GAUGE,
             ("kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference"),
-            f"{meaning} of kc.drift.tv_place, while an incident of these kernels is open.",
+            f"{meaning.capitalize()} of the mean of kc.drift.tv_place, while an incident of these kernels is open.",
         )
-        for name, meaning in (
-            ("estimate", "Mean over prompts"), ("lower", "Lower confidence bound"), ("upper", "Upper confidence bound"),
-        )
+        for name, meaning in _STATISTIC
     ),
     Metric(
         "kc.promotion.stage", "1", Instrument.GAUGE, ("kc.contract", "kc.kernel.inference"),
