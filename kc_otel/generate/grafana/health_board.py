@@ -56,11 +56,22 @@ def evaluator_panel(id: int) -> Any:
     return state_panel(id, "Evaluated", about, AGE, legend="ago", unit="s", colours=colours).decimals(0)
 
 
+def points_panel(id: int) -> Any:
+    """Data points that count; none means that nothing is measured."""
+    accepted = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES)))
+    about = "Data points per second that the evaluator counts. At zero nothing is measured: do not trust green panels."
+    return state_panel(id, "Points used", about, accepted, unit="cps", colours=thresholds("red", (1e-9, "green")))
+
+
+def invalid_panel(id: int) -> Any:
+    """Sequences that failed an input check."""
+    about = f"Sequences in the range whose two sides cannot be compared; they do not count as drift. {_RECORDERS}"
+    return stat_panel(id, "Invalid input", about, queries.increase("kc.input.invalid"), "orange")
+
+
 def _counts() -> Iterator[Any]:
     yield evaluator_panel(EVALUATED_ID)
-    accepted = queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES))
-    about, colours = f"Data points per second that count. {_EVALUATOR}", thresholds("red", (1e-9, "green"))
-    yield state_panel(1, "Points used", about, queries.now(accepted), unit="cps", colours=colours)
+    yield points_panel(1)
     refused = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES, no=True)))
     about = f"Ignored, duplicate, late, rejected. {_EVALUATOR}"
     yield stat_panel(2, "Points not used", about, refused, "orange").unit("cps").decimals(2)
@@ -69,8 +80,7 @@ def _counts() -> Iterator[Any]:
     tick = queries.now(queries.health("kc.evaluator.tick.duration", how="max"))
     about, colours = METRICS["kc.evaluator.tick.duration"].meaning, thresholds("green", (1.0, "yellow"), (5.0, "red"))
     yield state_panel(4, "Evaluation takes", about, tick, unit="s", colours=colours)
-    about = f"Sequences in the range that could not be compared. {_RECORDERS}"
-    yield stat_panel(5, "Invalid input", about, queries.increase("kc.input.invalid"), "orange")
+    yield invalid_panel(5)
     for id, title, name in (
         (6, "Batches dropped", "kc.recorder.dropped"),
         (7, "Exports refused", "kc.recorder.export.failures"),
