@@ -222,20 +222,6 @@ def test_a_contract_with_errors_is_refused_by_line(run, contract, tmp_path):
     assert f"{contract}:6: numerical[0].limit" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("run", "CONTRACT"), "Missing argument 'RECORDING...'"),
-        (("run", "CONTRACT", "log.npz", "--stage", "canary"), "No such option: --stage"),
-    ],
-)
-def test_each_way_to_ask_has_arguments_and_options_of_its_own(run, contract, arguments, said):
-    """What belongs to another sub-command is no option, rather than one that counts for nothing."""
-    code, _, err = run("gate", *(str(contract) if argument == "CONTRACT" else argument for argument in arguments))
-    assert code == 2
-    assert said in " ".join(err.replace("│", "").split())
-
-
 def test_evidence_that_cannot_be_read_exits_with_2(run, tmp_path):
     """A missing file is not a forged one."""
     assert run("gate", "verify", tmp_path / "none.json")[0] == 2
