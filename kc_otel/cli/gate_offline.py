@@ -12,7 +12,6 @@ from typing import Final
 import typer
 
 from kc_otel.cli.api_client import get
-from kc_otel.cli.gate_run import EXIT
 from kc_otel.cli.terminal import attributes_of, columns_of, pairs, together, unusable
 from kc_otel.contract.declared_kernels import OTHERWISE_REMEDY, declared_apart, declared_otherwise
 from kc_otel.contract.load import load_source
@@ -34,6 +33,8 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.importers.detect import files_of
 from kc_otel.recordings.recording import Recording
 
+_EXIT: Final = {"advance": 0, "rollback": 1, "wait": 3}
+"""Exit code of each outcome of a gate."""
 _SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 _UNNAMED_SLICE: Final = "such a slice"
 
@@ -84,15 +85,11 @@ def gate_offline(
                 typer.echo(f"  {about.name}: `gate live` would have stopped after {seen}")
     for line in written:
         typer.echo(line)
-    raise typer.Exit(EXIT[gate.decision.outcome])
+    raise typer.Exit(_EXIT[gate.decision.outcome])
 
 
 def _kernels(contract: Contract, texts: Sequence[str], url: str) -> tuple[Kernel, Kernel]:
-    """The training and the inference kernel: what the contract declares, and what is said of them on top of it.
-
-    Raises:
-        ValueError: If what is said cannot be used, or is not what the contract declares.
-    """
+    """Both kernels: what the contract declares, and what is said on top of it; ValueError if they contradict."""
     names = [field.name for field in fields(Kernel) if field.init and field.name not in {"extra", "_"}]
     given, specs = pairs("--kernel", texts), {"train": contract.kernels.train, "inference": contract.kernels.inference}
     sides = {

@@ -208,23 +208,6 @@ def test_what_cannot_be_used_is_refused_before_anything_is_asked(run, endpoints,
     assert not inference.requests
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ((), "Missing option '--train-url'"),
-        (("--train-url", "http://b", "log.npz"), "Got unexpected extra argument(s) (log.npz)"),
-        (("--train-url", "http://b", "--columns", "train=a"), "No such option: --columns"),
-        (("--train-url", "http://b", "--windows", "3"), "No such option: --windows"),
-    ],
-)
-def test_two_endpoints_and_prompts_are_the_whole_order(run, more, said):
-    """None of them may be missing, and what is about recordings that are there is no option."""
-    some = ("--inference-url", "http://a", "--prompts", "prompts.jsonl")
-    code, _, err = run("gate", "live", "policy.yaml", *some, *more)
-    assert code == 2
-    assert said in " ".join(err.replace("│", "").split())
-
-
 def test_another_version_than_the_one_that_is_judged_is_refused(run, endpoints):
     """The engine that answers says which it is; without `--kernel` that is told, for the fingerprint."""
     sampler, scorer = endpoints(inference={"version": "0.31.0"})
