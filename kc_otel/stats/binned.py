@@ -73,11 +73,7 @@ class Binned:
         *,
         maximum_observed: bool = True,
     ) -> Binned:
-        """Read an explicit-bucket histogram: `len(edges) + 1` counts, bucket i in (edges[i-1], edges[i]].
-
-        Raises:
-            ValueError: If the edges do not ascend or there is not one count more than edges.
-        """
+        """Read an explicit-bucket histogram: `len(edges) + 1` counts, bucket i in (edges[i-1], edges[i]]."""
         if len(counts) != len(edges) + 1:
             raise ValueError(f"counts: {len(counts)} counts for {len(edges)} edges; there is one count more than edges")
         bounds = np.array([-math.inf, *edges, math.inf], dtype=np.float64)

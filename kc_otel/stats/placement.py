@@ -22,16 +22,10 @@ from kc_otel.stats.binned import Binned
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """A sample cut to [low, high], as far as its bins tell.
+    """A sample cut to [low, high], as far as its bins tell: edges, cut, and counts as doubles [k].
 
-    Attributes:
-        n: Observations.
-        lower: Lower edges, cut, float64 [k].
-        upper: Upper edges, cut, float64 [k].
-        count: Observations per bin, float64 [k].
-        estimate: Mean of the sample, not cut.
-        least: Smallest possible mean of the cut sample.
-        most: Largest possible mean of the cut sample; equal to `least` where the sum is exact and nothing is cut.
+    `estimate` is the mean of the sample, not cut; the mean of the cut sample lies in [least, most], which are equal
+    where the sum is exact and nothing is cut.
     """
 
     n: int
@@ -48,9 +42,6 @@ class Placement:
 
         The sum of the cut values lies between the sums of the cut edges, and also between the exact sum less the most
         and less the least that the cutting can have taken away.
-
-        Raises:
-            ValueError: If an edge is NaN.
         """
         usable(sample)
         n = sample.total
@@ -102,11 +93,7 @@ class Placement:
 
 
 def finite_range(low: float, high: float) -> None:
-    """Refuses a range that is not finite or holds nothing.
-
-    Raises:
-        ValueError: If an end is not finite or low is not below high.
-    """
+    """Refuse a range that is not finite or holds nothing."""
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"low, high: [{low!r}, {high!r}] is not a finite range; give a finite cap")
     if not low < high:

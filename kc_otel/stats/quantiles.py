@@ -25,12 +25,13 @@ Floats = NDArray[np.float64]
 def quantile_interval(
     sample: Binned, rank: float, *, alpha_lower: float, alpha_upper: float, anytime: bool = False
 ) -> Interval:
-    """Exact order-statistic interval for one quantile.
+    """Exact order-statistic interval for one quantile, of a rank in (0, 1): 0.999 for p99.9.
 
     The number of observations at or below the quantile is binomial, so the r-th smallest is a lower bound with error
     probability P(Bin(n, rank) < r) and the s-th smallest an upper bound with P(Bin(n, rank) >= s). The sharpest r and s
     that keep to the alphas are taken. An upper bound exists only where rank^n <= alpha_upper; until then it is inf and
-    the note says how many observations it needs.
+    the note says how many observations it needs. With `anytime` r and s are those that a betting confidence sequence
+    for the share at or below the quantile allows.
 
     Source: David and Nagaraja 2003, Order Statistics, section 7.1.
 
@@ -38,25 +39,14 @@ def quantile_interval(
     >>> interval = quantile_interval(drift, 0.99, alpha_lower=0.005, alpha_upper=0.005)
     >>> interval.lower, interval.estimate, interval.upper
     (0.9835, 0.9895, 0.995)
-
-    Args:
-        sample: The observations; independent.
-        rank: Rank of the quantile, in (0, 1): 0.999 for p99.9.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-        anytime: Whether the sides hold at every number of observations at once: r and s are then those that a betting
-            confidence sequence for the share at or below the quantile allows.
-
-    Raises:
-        ValueError: If the rank or an alpha is not in (0, 1), or an edge is NaN.
     """
     level("alpha_lower", alpha_lower)
     level("alpha_upper", alpha_upper)
     if not 0.0 < rank < 1.0:
         raise ValueError(f"rank: {rank!r} is not strictly between 0 and 1; write 0.999 for p99.9")
-    n = sample.total
+    n, method = sample.total, "anytime order statistics" if anytime else "order statistics"
     if not n:
-        return nothing(_method(anytime))
+        return nothing(method)
     usable(sample)
     first, last = (_ranks_ever if anytime else _binomial_ranks)(n, rank, alpha_lower, alpha_upper)
     reached = np.cumsum(sample.count)
@@ -70,7 +60,7 @@ def quantile_interval(
         lower=float(sample.lower[r]) if first >= 1 else -math.inf,
         upper=float(sample.upper[s]) if last <= n else math.inf,
         samples=n,
-        method=_method(anytime),
+        method=method,
         note="" if last <= n else upper_bound_needs(rank, alpha_upper, anytime=anytime),
     )
 
@@ -78,10 +68,6 @@ def quantile_interval(
 def upper_bound_needs(rank: float, alpha_upper: float, *, anytime: bool = False) -> str:
     """Return the note of an interval with too few observations for an upper bound."""
     return f"an upper bound needs at least {_needed(rank, alpha_upper, anytime)} observations"
-
-
-def _method(anytime: bool) -> str:
-    return "anytime order statistics" if anytime else "order statistics"
 
 
 @lru_cache(maxsize=256)
@@ -111,14 +97,7 @@ def _binomial_ranks(n: int, rank: float, alpha_lower: float, alpha_upper: float)
 
 
 def binomial_ranks(n: Floats, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[Floats, Floats]:
-    """(r, s): largest r with P(Bin < r) <= alpha_lower, 0 if none; smallest s with P(Bin >= s) <= alpha_upper.
-
-    Args:
-        n: Observations of each of many samples, as doubles [R].
-        rank: Rank of the quantile.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-    """
+    """Largest r with P(Bin < r) <= alpha_lower, and smallest s with P(Bin >= s) <= alpha_upper, for many n [R]."""
     with extra("stats", "an exact interval"):
         from scipy.special import betainc, betaincc, ndtri  # noqa: PLC0415 - a third of a second that not everybody needs
 
