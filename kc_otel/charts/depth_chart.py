@@ -30,11 +30,8 @@ _LINE_CLASSES: Final = ("c-line", "c-over", "c-over-too", "c-below", "c-below-to
 def depth_chart(evidence: Mapping[str, Any]) -> Chart:
     """Own errors, drift of prompts and completions apart, and noise floors along depth; the culprit is marked.
 
-    Args:
-        evidence: JSON that locating wrote, perhaps of another version or by another program.
-
-    Raises:
-        ValueError: If it is something else.
+    The evidence is JSON that locating wrote, perhaps of another version or by another program: a ValueError if it is
+    something else.
     """
     try:
         rows = list(evidence["boundaries"])[:_MAX_BOUNDARIES]
@@ -53,15 +50,8 @@ def draw_depth(
 ) -> Chart:
     """The chart of some quantities over the boundaries of a model, in the order of execution.
 
-    Args:
-        title: Title of the chart.
-        names: Of the boundaries.
-        series: (what it is, value per boundary) of at most six; nan is left out, what is below 1e-9 lies at the
-            bottom, and what is nowhere above that is said to be none instead.
-        marked: Index of the boundary that is marked; None for none.
-
-    Raises:
-        ValueError: If there is no boundary, or there are more than six series.
+    A series has a value per boundary: nan is left out, what is below 1e-9 lies at the bottom, and what is nowhere above
+    that is said to be none instead. `marked` is the index of the boundary that is marked.
     """
     if not names or len(series) > len(_LINE_CLASSES):
         raise ValueError(

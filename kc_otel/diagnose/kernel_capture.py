@@ -26,10 +26,8 @@ def capture_kernel(
 ) -> Iterator[CapturedSequence]:
     """Yield the outputs of a kernel's operators on each sequence, and the distributions it samples from.
 
-    Args:
-        kernel: The kernel; products of one input count as one operator, as engines compute them.
-        sequences: Sequences to run; one at a time is in memory.
-        precision: Number format whose rounding is to be measured, in a torch kernel's own operators; None for none.
+    Products of one input count as one operator, as engines compute them. `precision` is the number format whose
+    rounding is to be measured, in a torch kernel's own operators. One sequence at a time is in memory.
     """
     if isinstance(kernel, TorchKernel):
         kernel = replace(kernel, is_fused=True)

@@ -35,13 +35,10 @@ _MAX_EXACT_COMPONENTS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class ComponentShare:
-    """One component's share of a drift.
+    """One component's share of a drift, in shares of the whole.
 
-    Attributes:
-        name: The component.
-        alone: Drift with it alone swapped in, in shares of the whole: first order.
-        without: Decrease when it alone is swapped out, in shares of the whole.
-        share: Shapley value in shares of the whole, with an interval over sequences and drawn orders.
+    `alone` is the drift with it alone swapped in (first order), `without` the decrease when it alone is swapped out,
+    `share` its Shapley value with an interval over sequences and drawn orders.
     """
 
     name: str
@@ -52,13 +49,10 @@ class ComponentShare:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Division of a drift among components.
+    """Division of a drift, mean over sequences, among components, the largest share first.
 
-    Attributes:
-        whole: Drift with every component swapped in, mean over sequences.
-        interaction: Joint effect of the components beyond the sum of each alone, in shares of the whole.
-        components: Largest share first.
-        evaluations: Sets of components that the model was run with.
+    `interaction` is their joint effect beyond the sum of each alone, in shares of the whole; `evaluations` are the sets
+    of components that the model was run with.
     """
 
     whole: float
@@ -75,22 +69,15 @@ def shares_of(
     pairs: int = 4,
     seed: int = 0,
 ) -> Shares:
-    """Divide a drift among components.
+    """Divide a drift among components, given the drift [sequences] with some of them swapped in, by index.
+
+    Of up to five components all orders are taken, of more so many pairs, an order and its reverse. `alpha` is the error
+    probability of the intervals, both sides together.
 
     >>> weights = np.array([[3.0, 1.0], [6.0, 2.0], [3.0, 1.0]])
     >>> found = shares_of(["scales", "cache"], lambda put_in: weights[:, sorted(put_in)].sum(1), alpha=0.05)
     >>> [(part.name, round(part.share.estimate, 2)) for part in found.components]
     [('scales', 0.75), ('cache', 0.25)]
-
-    Args:
-        names: The components.
-        value: Drift of each sequence, [sequences], with these components swapped in, by index.
-        alpha: Error probability of the intervals, both sides together.
-        pairs: Orders that are drawn, each with its reverse; two or more. Of up to five components all are taken.
-        seed: Of the draw.
-
-    Raises:
-        ValueError: If there is no component.
     """
     if not names:
         raise ValueError("no component to divide a drift among")

@@ -30,10 +30,7 @@ Visit = Callable[[Boundary, Any], Any]
 def watched_functions(module: torch.nn.Module, named: Mapping[str, Boundary], visit: Visit) -> Iterator[None]:
     """Have the functions within a model's attention visited, in every layer whose modules do not have them apart.
 
-    Args:
-        module: The model.
-        named: The boundary of each watched module, by the module's name.
-        visit: Called with every output, tensors [sequences, heads, tokens, features].
+    `visit` is called with every output, tensors [sequences, heads, tokens, features].
     """
     apart = set(named.values())
     within: list[int] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -98,11 +98,7 @@ class TorchKernel:
         taken: bool = True,
         padding: int = 0,
     ) -> tuple[Activations, list[torch.Tensor]]:
-        """As of a `WatchedKernel`; `added` are values to add to an operator's output, padding is behind the longest.
-
-        Raises:
-            ValueError: If the model returns no logits for the tokens.
-        """
+        """As of a `WatchedKernel`; `added` are values to add to an operator's output, padding is behind the longest."""
         ids_of = [torch.as_tensor(np.asarray(sequence.token_ids, dtype=np.int64)) for sequence in sequences]
         replaced, added = self._apart(replaced), self._apart(added)
         found: Activations = {}
@@ -163,8 +159,8 @@ class TorchKernel:
                 earlier = INPUT_OF.get(boundary.operator)
                 if earlier is not None and Boundary(boundary.layer, earlier) not in operators:
                     before = replace(boundary, operator=earlier)
-                    handles.append(module.register_forward_pre_hook(_before(visit, before)))
-                handles.append(module.register_forward_hook(_after(visit, boundary)))
+                    handles.append(module.register_forward_pre_hook(partial(_before, visit, before)))
+                handles.append(module.register_forward_hook(partial(_after, visit, boundary)))
             with watched_functions(self.module, named, visit):
                 yield
         finally:
@@ -176,18 +172,10 @@ def _side_by_side(outputs: list[list[torch.Tensor]]) -> list[torch.Tensor]:
     return [torch.cat(parts, 1) for parts in zip(*outputs, strict=True)]
 
 
-def _after(visit: Visit, boundary: Boundary) -> Callable[..., Any]:
-    def hook(_: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:
-        return visit(boundary, output)
-
-    return hook
+def _after(visit: Visit, boundary: Boundary, _: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+    return visit(boundary, output)
 
 
-def _before(visit: Visit, boundary: Boundary) -> Callable[..., Any]:
-    def hook(_: torch.nn.Module, args: tuple[Any, ...]) -> Any:
-        if not args:
-            return None
-        changed = visit(boundary, args[0])
-        return None if changed is None else (changed, *args[1:])
-
-    return hook
+def _before(visit: Visit, boundary: Boundary, _: torch.nn.Module, args: tuple[Any, ...]) -> Any:
+    changed = visit(boundary, args[0]) if args else None
+    return None if changed is None else (changed, *args[1:])

@@ -23,8 +23,6 @@ from kc_otel.diagnose.above_noise import (
     NOT_FINITE,
     ROUNDING_RMS,
     BoundaryDrift,
-    Measured,
-    batch_dependence,
     boundary_drift,
     enough_sequences,
 )
@@ -32,6 +30,7 @@ from kc_otel.diagnose.boundaries import SAMPLER, Boundary, by_operator, fused_pa
 from kc_otel.diagnose.located import (
     Divergence,
     Located,
+    batch_findings,
     between,
     by_size,
     cut_vocabulary,
@@ -121,7 +120,7 @@ def locate(
         else finding
         for finding in drifting
     ]
-    findings += _batch_findings(measured, modules, alpha / 2, rounding)
+    findings += batch_findings(measured, alpha / 2, rounding, modules)
     shared: tuple[Shares, ...] = ()
     culprit = by_size(findings, rows)
     metric, per_token, observed = *_metric(clause), float("nan")
@@ -277,21 +276,6 @@ def _drift_finding(
 
 def _by_how_much(relative: float) -> str:
     return f"differs by {number(100 * relative)} %" if math.isfinite(relative) else "is zero in training, and here not"
-
-
-def _batch_findings(
-    measured: Mapping[Boundary, Measured], modules: Mapping[Boundary, str], alpha: float, rounding: float
-) -> list[Divergence]:
-    """Operators whose numbers depend on the batch by more than the training kernel's do in the same number format."""
-    found = []
-    for key, (share, floor) in batch_dependence(measured, alpha, rounding).items():
-        own = float(np.nanmedian(measured[key].inference_noise))
-        sentence = (
-            f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
-            f"{NOISE_FACTOR:g} times what the training kernel's do (floor {number(floor)}, median {number(own)})"
-        )
-        found.append(Divergence("batch", key, modules.get(Boundary(key.layer, key.operator), ""), sentence))
-    return found
 
 
 def _divide(

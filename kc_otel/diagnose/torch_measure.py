@@ -38,13 +38,7 @@ OTHER_PADDING: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A boundary that cannot be compared.
-
-    Attributes:
-        boundary: Where.
-        side: The kernel that has none, training or inference; empty where its shapes differ.
-        features: Features of the training kernel's output and of the inference kernel's, where these differ.
-    """
+    """A boundary that one side lacks, training or inference, or where its features differ between the two."""
 
     boundary: Boundary
     side: str
@@ -80,7 +74,6 @@ def measure_pair(
     """Run both kernels, each also against itself in other batches, and compare at every boundary.
 
     Returns relative errors by boundary, in the order of execution, and the boundaries that cannot be compared.
-
     `precision` is the training kernel in the inference kernel's number format, None where they are the same. The
     activations of `batch_tokens` are in memory together.
     """
@@ -124,12 +117,9 @@ def inputs_as_seen(
 ) -> Activations:
     """Return the outputs of the training kernel's operators on the inputs of the inference kernel's.
 
-    These are the training kernel's own outputs, except after operators that can only be observed: attention in an
-    engine reads the engine's cache, so it is compared with the training kernel's attention to the keys and values of
-    that cache.
-
-    `own` are the training kernel's outputs on a batch, `forced` the inference kernel's with all that can be replaced
-    replaced by these.
+    These are the training kernel's `own`, except after operators that can only be observed: attention in an engine
+    reads the engine's cache, so it is compared with the training kernel's attention to the keys and values of that
+    cache. `forced` are the inference kernel's outputs with all that can be replaced replaced by the training kernel's.
     """
     seen = {key: tensor for key, tensor in forced.items() if key.operator in inference.only_seen and key in own}
     if not seen:
@@ -229,14 +219,10 @@ def _sampler(
 def relative(
     reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]] | None = None
 ) -> NDArray[np.float64]:
-    """Root mean square of the difference in shares of the reference's, per sequence.
+    """Root mean square of the difference in shares of the reference's, per sequence of [tokens, features].
 
-    inf where only one is finite; nan where there are no tokens, or not every sequence was taken on both sides.
-
-    Args:
-        reference: [tokens, features] of each sequence.
-        other: Likewise.
-        spans: First token of each sequence that counts, and the one after the last; None for all.
+    inf where only one is finite; nan where there are no tokens, or not every sequence was taken on both sides. `spans`
+    are the first token of each sequence that counts, and the one after the last.
     """
     if any(a.shape != b.shape or a.ndim != 2 for a, b in zip(reference, other, strict=True)):
         return np.full(len(reference), np.nan)

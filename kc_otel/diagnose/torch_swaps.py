@@ -38,10 +38,8 @@ def token_drift(
 ) -> tuple[Callable[[frozenset[Boundary]], NDArray[np.float64]], NDArray[np.float64]]:
     """Drift of the next-token distribution with the errors of some operators put into the training kernel.
 
-    Errors of operators that are not in `above` are not kept.
-
-    Returns:
-        A function from boundaries to the mean drift of each sequence, and that of the inference kernel as it runs.
+    Returns a function from boundaries, of those `above`, to the mean drift of each sequence, and the drift of the
+    inference kernel as it runs.
     """
     chunks = []
     whole = []

@@ -23,16 +23,9 @@ _HEADS_FIRST: Final = frozenset({"rotary", "kv_cache"})
 
 
 class Visit:
-    """Actions at each boundary of one forward.
+    """Actions at each boundary of one forward over the sequences `rows`, padded to `width` tokens.
 
-    Args:
-        found: Destination of outputs.
-        rows: Indices of the sequences of the batch.
-        lengths: Tokens of every sequence.
-        width: Tokens of the batch, with its padding.
-        replaced: Replacement of an output, after it was taken.
-        added: Value to add to an output; a router's choices are replaced.
-        taken: Whether outputs are taken.
+    Outputs are taken into `found`, and then replaced or added to; a router's choices are always replaced.
     """
 
     def __init__(

@@ -30,13 +30,9 @@ _MAX_SEQUENCES = 8
 
 @dataclass(frozen=True, slots=True)
 class Saturated:
-    """A scale that is too small for some of its operator's inputs.
+    """A scale that is too small for a share of its operator's inputs.
 
-    Attributes:
-        tensor: Its name in the kernel.
-        share: Share of the inputs that are cut off.
-        channel: The channel whose largest input is farthest beyond.
-        times: How many times what the scale can hold that input is.
+    The `channel` is the one whose largest input is farthest beyond: so many `times` what the scale can hold.
     """
 
     tensor: str
@@ -54,10 +50,7 @@ class Saturated:
 def saturated_scales(
     train: TorchKernel, inference: WatchedKernel, modules: Iterable[str], sequences: Sequence[TokenSequence]
 ) -> dict[str, Saturated]:
-    """Return the scales of the inference kernel's modules that cut off inputs.
-
-    The training kernel gives the inputs, of the first eight sequences.
-    """
+    """Return the scales of the inference kernel's modules that cut off inputs that the training kernel gives."""
     scales = {
         name: (module, scale)
         for name in modules
@@ -115,14 +108,10 @@ _MIN_COSINE: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """A parameter of both kernels.
+    """A parameter of both kernels, by its name in the inference kernel.
 
-    Attributes:
-        name: Its name in the inference kernel.
-        relative: Root mean square of the difference, in shares of the training kernel's; inf where that is zero.
-        cosine: Between the two, as vectors.
-        is_matrix: Whether it has two axes or more.
-        rounding: Largest difference that rounding to the inference kernel's number format explains.
+    `relative` is the root mean square of the difference, in shares of the training kernel's, inf where that is zero;
+    `rounding` the largest one that the inference kernel's number format explains.
     """
 
     name: str

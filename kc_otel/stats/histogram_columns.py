@@ -61,14 +61,7 @@ class SideColumns:
 
     @classmethod
     def cut(cls, counts: NDArray[np.integer], first: Numbers, begin: Numbers, end: Numbers) -> SideColumns:
-        """Parts of the rows of a matrix [n, B].
-
-        Args:
-            counts: Observations.
-            first: Number of the bucket in which each row begins [n].
-            begin: Where the part of each row begins [n].
-            end: Where it ends [n].
-        """
+        """Parts of the rows of a matrix of counts [n, B], from `begin` to `end`; `first` are their first buckets."""
         size = end - begin
         if not size.any():
             return cls.empty(size.size)

@@ -125,12 +125,7 @@ def rows_of(samples: Sequence[Sequence[ExponentialHistogram]]) -> Iterator[Histo
 
 
 def rows_of_columns(columns: HistogramColumns, row: NDArray[np.int64]) -> Iterator[HistogramRows]:
-    """Samples that fit beside each other, a few hundred at a time.
-
-    Args:
-        columns: Histograms [n].
-        row: Number of the sample that each is part of [n], ascending.
-    """
+    """Samples that fit beside each other, a few hundred at a time: histograms [n] and the sample of each, ascending."""
     if not row.size:
         return
     known = columns.minimum <= columns.maximum

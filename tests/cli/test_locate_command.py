@@ -68,7 +68,7 @@ def test_the_culprit_has_a_layer_a_tensor_and_a_share(run):
     """One command from a failing slice to the tensor, with evidence."""
     result = run("--slice", "code")
     assert result.exit_code == 1
-    assert "culprit: layer 2, o_proj (attention's output projection), module layers.2.o_proj" in result.output
+    assert "culprit: layer 2, o_proj, module layers.2.o_proj" in result.output
     assert "tensor layers.2.o_proj.weight differs by" in result.output
     assert "100 % [100, 100] of tv_token on code comes from o_proj in layer 2" in result.output
     assert "slice code: 8 sequences" in result.output

@@ -44,8 +44,7 @@ def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Ker
     """Return True if the sequences so far decide the gate; clauses that no recording can judge do not delay it.
 
     Raises:
-        ValueError: If no clause can be judged by such a recording, an assumption is missing, or it was sampled
-            otherwise than the contract allows.
+        ValueError: As of `gate_decision` and `in_force`.
     """
     in_force("the recording", recording, contract.promotion.sampling)
     pair = (kernels[0].fingerprint, kernels[1].fingerprint)

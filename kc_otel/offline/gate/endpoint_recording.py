@@ -35,11 +35,7 @@ _Say = Callable[[str], None]
 
 
 class IncompleteError(ValueError):
-    """Completions are missing; the message says which and why.
-
-    Attributes:
-        recording: The file of what was answered; None where nothing was.
-    """
+    """Completions are missing; the message says which and why, `recording` is the file of what was answered, if any."""
 
     def __init__(self, message: str, recording: Path | None) -> None:
         super().__init__(message)
@@ -48,13 +44,9 @@ class IncompleteError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EndpointPair:
-    """Two endpoints, and how they are asked.
+    """Two endpoints: one samples, the other scores the same tokens.
 
     Attributes:
-        inference: Samples.
-        train: Scores the same tokens.
-        inference_model: Its model, where it serves more than one.
-        train_model: The same.
         samples: Completions of each prompt.
         max_tokens: Most tokens of a completion.
         concurrency: Requests at a time.
@@ -76,17 +68,10 @@ class EndpointPair:
 def record_endpoints(
     pair: EndpointPair, prompts: Path, where: Path | None, say: _Say, enough: Callable[[Recording], bool] | None = None
 ) -> Path:
-    """Sample, score, and keep the recording.
+    """Sample, score, and keep the recording; returns its file.
 
-    Args:
-        pair: The endpoints.
-        prompts: File of prompts, see `read_prompts`.
-        where: The recording's file; None for one in a temporary folder that is kept.
-        say: Takes a line on what happens, every few seconds.
-        enough: Whether completions so far, of prompts in an order of their own, are enough; None for all of them.
-
-    Returns:
-        The recording's file.
+    Without `where` it is in a temporary folder that is kept. `say` takes a line on what happens, every few seconds.
+    `enough` says whether completions so far, of prompts in an order of their own, are enough; None for all of them.
 
     Raises:
         IncompleteError: If a completion is missing.

@@ -46,8 +46,7 @@ _RELATIVE_TOLERANCE: Final = 1e-9
 def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
     """The record of the offline stage: it also has the contract's text, the kernels' fields, and every file's checksum.
 
-    Returns:
-        A JSON object that `verify_evidence` accepts, and `verify_recordings` together with the files.
+    `verify_evidence` accepts it, and `verify_recordings` together with the files.
     """
     rows = [
         verdict_row(gate.contract, verdict) | {"recording": place}
@@ -60,20 +59,14 @@ def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
 
 
 def verify_evidence(record: Mapping[str, Any]) -> None:
-    """Accept a record of any stage, or say what is wrong with it; see `verify_record`.
-
-    Raises:
-        EvidenceError: If anything does not hold.
-    """
+    """Accept a record of any stage, or raise an EvidenceError that says what is wrong with it; see `verify_record`."""
     verify_record(record, section_problems)
 
 
 def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
     """Judge a record's recordings again, and accept it if everything comes out as it says.
 
-    Args:
-        record: Record of `offline_evidence`.
-        files: Files among which its recordings are; they are found by their checksums.
+    They are found among the files by their checksums.
 
     Raises:
         EvidenceError: If the record does not verify by itself, a recording is not there, or a number differs by more
@@ -115,8 +108,7 @@ def _section(gate: OfflineGate, text: str) -> dict[str, Any]:
 def section_problems(record: Mapping[str, Any]) -> list[str]:
     """Check a record's contract, kernels and decision against each other, and list what does not follow.
 
-    Raises:
-        LookupError, TypeError, ValueError, AttributeError: If the section has another shape.
+    A section of another shape raises a LookupError, TypeError, ValueError or AttributeError.
     """
     offline = record["offline"]
     try:
@@ -158,10 +150,7 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
 
 
 def _sampling_problems(about: Mapping[str, Any], allowed: Mapping[str, Sequence[Scalar]]) -> list[str]:
-    """Sampling parameters of a recording that the contract does not allow, and those that it has to name and does not.
-
-    A contract that lists none asks for none.
-    """
+    """Sampling parameters of a recording that the contract does not allow, and those that it lists and are not said."""
     if not allowed:
         return []
     said = about["sampling"]

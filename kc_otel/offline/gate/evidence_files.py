@@ -22,19 +22,7 @@ def evidence_file(where: Path) -> Path:
 
 
 def write_evidence(record: Mapping[str, Any], where: Path, contract: str | None = None) -> Path:
-    """Write a record, and into a folder the contract's text too.
-
-    Args:
-        record: A record of `kc_otel.offline.gate.evidence`.
-        where: A .json file, or a folder.
-        contract: The contract, as it is written.
-
-    Returns:
-        The record's file.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
+    """Write a record into a .json file, or into a folder with the contract's text; returns the record's file."""
     file = where if where.suffix == ".json" else where / _NAME
     if contract is not None and file != where:
         write_text(file.with_name(_CONTRACT), contract)
@@ -43,12 +31,7 @@ def write_evidence(record: Mapping[str, Any], where: Path, contract: str | None 
 
 
 def read_evidence(file: Path) -> Any:
-    """Read a record's file, any JSON.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is not JSON.
-    """
+    """Read a record's file, any JSON; a ValueError if it is none."""
     try:
         return read_json_text(file.read_bytes())
     except ValueError as error:
@@ -58,11 +41,7 @@ def read_evidence(file: Path) -> Any:
 
 
 def beside_problems(record: Mapping[str, Any], file: Path) -> list[str]:
-    """Return the files beside a record that do not match it: the contract, the recording.
-
-    Raises:
-        OSError: If a file beside it cannot be read.
-    """
+    """Return the files beside a record that do not match it: the contract, the recording."""
     problems = []
     contract = file.with_name(_CONTRACT)
     if file.name == _NAME and contract.exists():

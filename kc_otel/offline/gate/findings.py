@@ -17,13 +17,7 @@ _WORST_FIRST: Final = (Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA, Status.
 
 @dataclass(frozen=True, slots=True)
 class GateFinding:
-    """A verdict on a recording.
-
-    Attributes:
-        verdict: The verdict.
-        input: The recording's file.
-        required: Whether the gate asks for its PASS.
-    """
+    """A verdict on a recording, and whether the gate asks for its PASS."""
 
     verdict: Verdict
     input: GatedRecording

@@ -27,12 +27,7 @@ _Values = tuple[NDArray[np.float64], NDArray[np.bool_]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordingSlice:
-    """A slice of a recording.
-
-    Attributes:
-        name: Name of the slice.
-        recording: Its sequences; None where there are none.
-    """
+    """A slice of a recording: its sequences, None where there are none."""
 
     name: str
     recording: Recording | None
@@ -42,9 +37,7 @@ class RecordingSlice:
 class RecordingObservations:
     """The values of every quantity of the registry that a recording has, computed when asked for.
 
-    Attributes:
-        recording: The recording; its rewards are the sequences' attribute `reward`.
-        reward_range: Smallest and largest reward; without it rewards are not looked at.
+    Rewards are the sequences' attribute `reward`; without a range they are not looked at.
     """
 
     recording: Recording

@@ -74,14 +74,9 @@ class GateTerms:
 
 @dataclass(frozen=True, slots=True)
 class GatedRecording:
-    """A recording's file.
+    """A recording's file, with the sequences and tokens in it that count.
 
     Attributes:
-        name: Its path, as it was given.
-        sha256: Of its bytes, 64 hex digits.
-        size: Its bytes.
-        sequences: Sequences in it that count, each once.
-        tokens: Tokens in it that count.
         identical: Whether both sides have the same number at every token.
         coarse: The side that was rounded to half precision where the other was not, None where none was; it follows
             from the bytes, so that evidence does not repeat it.
@@ -108,18 +103,7 @@ class GatedRecording:
 
 @dataclass(frozen=True, slots=True)
 class OfflineGate:
-    """A gate's terms, its verdicts and its decision.
-
-    Attributes:
-        contract: The contract in force.
-        train: The training kernel.
-        inference: The inference kernel, whose version asks to leave the stage.
-        terms: Requirements of the gate.
-        inputs: The recordings' files.
-        judged: Verdicts on each.
-        decision: advance, wait or rollback.
-        at: Unix time, seconds.
-    """
+    """A gate's terms, its verdicts on each recording and its decision on the inference kernel's version."""
 
     contract: Contract
     train: Kernel
@@ -140,10 +124,6 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
     """A recording without what it repeats, and what identifies its file.
 
     A sequence that is another one again, in whole or as a part of it, is no further observation: it counts once.
-
-    Args:
-        path: The file.
-        terms: Names of its columns, and attributes that its sequences get.
 
     Raises:
         RecordingError: If the file cannot be used.
@@ -227,14 +207,7 @@ def gate_recordings(
     terms: GateTerms,
     now: float,
 ) -> OfflineGate:
-    """Judge recordings and decide.
-
-    Args:
-        contract: The contract in force.
-        recordings: Result of `read_input` for each file.
-        kernels: The training and the inference kernel.
-        terms: Requirements of the gate.
-        now: Unix time, seconds.
+    """Judge recordings, each as `read_input` returns it, and decide.
 
     Raises:
         ValueError: If a recording has nothing that the others have not, was sampled otherwise than the contract allows
@@ -256,11 +229,7 @@ def gate_recordings(
 
 
 def check_terms(contract: Contract, terms: GateTerms) -> None:
-    """Refuse terms that name what a contract does not have.
-
-    Raises:
-        ValueError: If a clause or slice of the terms is not of the contract.
-    """
+    """Refuse terms that name a clause or slice that the contract does not have."""
     clauses, slices = [clause.id for clause in contract.clauses], SliceTable.of(contract).judged
     for option, what, given, known in (
         ("--require", "clause", terms.require, clauses),
@@ -276,14 +245,7 @@ def check_terms(contract: Contract, terms: GateTerms) -> None:
 def gate_decision(
     contract: Contract, judged: Sequence[RecordingVerdicts], version: str, terms: GateTerms, now: float
 ) -> Decision:
-    """Return the decision that follows from the verdicts, with `stages.decide`.
-
-    Args:
-        contract: The contract in force.
-        judged: Verdicts on each recording.
-        version: Short fingerprint of the inference kernel.
-        terms: Requirements of the gate.
-        now: Unix time, seconds.
+    """Return the decision that follows from the verdicts on each recording, with `stages.decide`.
 
     Raises:
         ValueError: If no clause can be judged by these recordings.

@@ -38,12 +38,7 @@ _MAX_LISTED_VALUES = 5
 
 @dataclass(frozen=True, slots=True)
 class UnjudgedClause:
-    """A clause that a recording says nothing of.
-
-    Attributes:
-        clause: Its id.
-        why: Missing data and the next step, as words that follow the clause's name.
-    """
+    """A clause that a recording says nothing of; why: missing data and the next step, as words after its name."""
 
     clause: str
     why: str
@@ -54,11 +49,9 @@ class UnjudgedClause:
 
 @dataclass(frozen=True, slots=True)
 class RecordingVerdicts:
-    """A contract's verdicts on a recording.
+    """A contract's verdicts on a recording, and the clauses that it cannot be judged by.
 
     Attributes:
-        verdicts: A verdict for each clause that a recording can be judged by, on each slice.
-        left_out: Clauses that it cannot.
         unreadable: Tokens whose logits are not numbers; no verdict rests on them.
         unknown_rewards: Sequences whose reward is missing or out of range, which counts as the worst that it could be.
         prompts: Prompts that its sequences answer; None where it does not name them.
@@ -150,14 +143,8 @@ def judge(
 
     The intervals come from the values themselves, not from histograms. Holm's procedure counts the cells that can be
     judged from a recording. Where nothing says which weights of a trainer sampled, what exceeds a limit may be their
-    age, and is INCONCLUSIVE: the limit is on the kernels.
-
-    Args:
-        contract: The contract.
-        parts: `all` and the slices, as `by_contract` makes them.
-        now: Unix time, seconds.
-        kernels: Short fingerprints of the training and the inference kernel, where they are known.
-        anytime: Whether somebody looks as the recording grows, so that the bounds have to hold at all sizes at once.
+    age, and is INCONCLUSIVE: the limit is on the kernels. `parts` are those of `by_contract`; with `anytime` the bounds
+    hold at all sizes at once, for somebody who looks as the recording grows.
 
     Raises:
         ValueError: If a clause needs an assumption that the contract does not state.

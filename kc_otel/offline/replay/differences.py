@@ -29,12 +29,7 @@ _DECISION_KEYS: Final[tuple[Callable[[DecisionSpan], object], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class MovedSpan(Generic[Span]):
-    """The same alert, route or directive under both contracts, but not at the same time or not with the same actions.
-
-    Attributes:
-        old: Under the old contract.
-        new: Under the new one.
-    """
+    """The same alert, route or directive under both contracts, but at other times or with other actions."""
 
     old: Span
     new: Span
@@ -56,14 +51,8 @@ class MovedSpan(Generic[Span]):
 class TimelineDifferences:
     """Differences between two timelines; empty if there are none.
 
-    Attributes:
-        alerts_dropped: Only under the old contract.
-        alerts_added: Only under the new contract.
-        alerts_moved: Under both, differently.
-        decisions_dropped: Routes and directives only under the old contract.
-        decisions_added: Routes and directives only under the new contract.
-        decisions_moved: Routes and directives under both, at other times.
-        messages: (endpoint, reason) to the number of webhooks under the old and the new contract, where it differs.
+    What is dropped is only under the old contract, what is added only under the new one. `messages` has the number of
+    webhooks under either by (endpoint, reason), where it differs.
     """
 
     alerts_dropped: tuple[AlertSpan, ...]
@@ -79,12 +68,9 @@ class TimelineDifferences:
 
 
 def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> TimelineDifferences:
-    """Compare a new contract's timeline with the old one's.
+    """Compare a new contract's timeline with the old one's on the same recording.
 
-    Args:
-        old: Under the contract in force.
-        new: Under the contract that is considered, on the same recording.
-        apart: Seconds that may lie between two alerts of the same breach.
+    At most `apart` seconds lie between two alerts of the same breach.
     """
     pairs, dropped, added = _paired(old.alerts, new.alerts, _ALERT_KEYS, apart)
     decisions, ended, begun = _paired(old.decisions, new.decisions, _DECISION_KEYS, apart)

@@ -53,14 +53,10 @@ _Found = tuple[ReplayTimeline, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of a replay.
+    """Result of a replay under a contract, and if given under an `old` one.
 
-    Attributes:
-        new: The timeline under the contract that was asked about.
-        old: The timeline under the contract it was compared with; None when there was none.
-        changed: How they differ; None when there was nothing to compare with.
-        not_recorded: Parts of the new contract for which the recording has no data, as sentences.
-        damage: Parts of the recording that were left out, as sentences with file and line or message.
+    `not_recorded` are parts of the new contract for which the recording has no data, `damage` parts of the recording
+    that were left out, as sentences.
     """
 
     new: ReplayTimeline
@@ -77,14 +73,10 @@ def replay_recordings(
     every: float | None = None,
     timing: GroupTiming | None = None,
 ) -> Replayed:
-    """Replay recordings through a contract and, if given, through the one in force.
+    """Replay recordings, in any order, through a contract and, if given, through the one in force.
 
-    Args:
-        paths: Recordings, in any order.
-        new: The contract that is considered.
-        old: The contract in force; None to see only what the new one does.
-        every: Seconds between evaluations; None for the recording's own, or `DEFAULT_TICK_SECONDS` where it has none.
-        timing: How long webhooks wait for what belongs to them; None for what `kc-otel serve` does by default.
+    Evaluations are `every` so many seconds; None for the recording's own, or `DEFAULT_TICK_SECONDS` where it has none.
+    `timing` is how long webhooks wait for what belongs to them; None for what `kc-otel serve` does by default.
 
     Raises:
         RecordingError: If a recording cannot be used, or is one of another contract.
@@ -174,13 +166,9 @@ _MAX_ITEMS: Final = 60_000
 def replay(
     contract: Contract, entries: Iterable[TrafficEntry], every: float | None, timing: GroupTiming
 ) -> ReplayTimeline:
-    """Replay a recording under a contract.
+    """Replay a recording, in the order of time, under a contract of its name.
 
-    Args:
-        contract: The contract; its name has to be the recording's.
-        entries: The recording, in the order of time.
-        every: Seconds between two evaluations, at multiples of it since the Unix epoch; None for the recording's own.
-        timing: How long webhooks wait for what belongs to them.
+    Evaluations are at multiples of `every` seconds since the Unix epoch; None for the recording's own.
 
     Raises:
         ValueError: If `every` is not a positive number, or the contract cannot be evaluated.
@@ -287,12 +275,7 @@ class _Run:
 
 
 def not_recorded(contract: Contract, silent: Collection[tuple[str, str]]) -> Iterator[str]:
-    """Yield a sentence for each clause and slice that never had an observation.
-
-    Args:
-        contract: The contract that was replayed.
-        silent: (clause, slice) of every cell that was NO_DATA throughout.
-    """
+    """Yield a sentence for each clause and slice that never had an observation: `silent` throughout."""
     never = {
         clause.id
         for clause in contract.clauses

@@ -11,20 +11,10 @@ from kc_otel.judge.escalation.alerts import Transition, What
 
 @dataclass(frozen=True, slots=True)
 class AlertSpan:
-    """One alert from its firing to its resolve.
+    """One alert from its firing to its resolve, Unix times in seconds; without an end it fires at the last entry.
 
-    Attributes:
-        step: Key of the step of the ladder.
-        on: Condition of the step.
-        severity: info, warning or critical.
-        actions: Actions of the step, as the contract writes them.
-        clause: id of the clause.
-        slice: Name of the slice.
-        kernel_train: Short fingerprint; empty when none has reported.
-        kernel_inference: Short fingerprint; empty when none has reported.
-        reason: Why it fired.
-        start: Unix time of firing, seconds.
-        end: Unix time of the resolve, seconds; None when it still fires at the end of the recording.
+    Kernels are short fingerprints, empty when none has reported; `actions` are those of the step, as the contract
+    writes them, and `step` is its key.
     """
 
     step: str
@@ -42,14 +32,9 @@ class AlertSpan:
 
 @dataclass(frozen=True, slots=True)
 class DecisionSpan:
-    """A route or a directive from when it came into force until it ended.
+    """A route or a directive from when it came into force until it ended; without an end it is in force still.
 
-    Attributes:
-        what: `route:train-kernel`, or the directive's kind.
-        slice: Name of the slice.
-        avoid: Inference kernel version that a route avoids; empty for a directive.
-        start: Unix time, seconds.
-        end: Unix time, seconds; None when it is still in force at the end of the recording.
+    `what` is `route:train-kernel`, or the directive's kind; `avoid` the inference kernel version that a route avoids.
     """
 
     what: str
@@ -61,14 +46,7 @@ class DecisionSpan:
 
 @dataclass(frozen=True, slots=True)
 class SentWebhook:
-    """One webhook.
-
-    Attributes:
-        at: Unix time, seconds.
-        endpoint: Name of the endpoint.
-        reason: firing, resolved, reminder.
-        alerts: How many it is about.
-    """
+    """One webhook to an endpoint: firing, resolved or a reminder of so many alerts."""
 
     at: float
     endpoint: str
@@ -78,21 +56,15 @@ class SentWebhook:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTimeline:
-    """Timeline of a recording under one contract.
+    """Timeline of a recording under one contract; everything is in the order of its beginning.
 
     Attributes:
-        name: metadata.name.
-        version: metadata.version.
         hash: Content hash of the contract.
         start: Unix time of the first entry of the recording, seconds.
         end: Unix time of the last evaluation, seconds.
         evaluations: How often every cell was judged.
-        requests: Requests in the recording.
         points: Data points by outcome.
         cells: Cells that were judged in the last evaluation.
-        alerts: Alerts in the order of their firing.
-        decisions: Routes and directives in the order of their beginning.
-        messages: Webhooks in order.
         not_recorded: Parts of the contract for which the recording has no data, as sentences.
     """
 

@@ -232,11 +232,7 @@ Scalar = tuple[int, str, float]
 
 
 def event_scalars(data: bytes) -> Iterator[Scalar]:
-    """Scalars of an event file, as `add_scalar` and `tf.summary.scalar` write them.
-
-    Raises:
-        ValueError: If a frame is no event.
-    """
+    """Scalars of an event file, as `add_scalar` and `tf.summary.scalar` write them."""
     at = 0
     while at + 12 <= len(data):
         (size,) = struct.unpack_from("<Q", data, at)
@@ -252,11 +248,7 @@ def event_scalars(data: bytes) -> Iterator[Scalar]:
 
 
 def wandb_rows(data: bytes) -> Iterator[dict[str, float]]:
-    """Rows of the history in `run-*.wandb`; `_step` is W&B's count of them.
-
-    Raises:
-        ValueError: If a record is none of W&B's.
-    """
+    """Rows of the history in `run-*.wandb`; `_step` is W&B's count of them."""
     for record in _leveldb_records(data):
         for number, history in _fields(record):
             if number == 2 and isinstance(history, bytes):

@@ -57,13 +57,7 @@ _WORDS: Final[Mapping[Role, tuple[tuple[str, ...], ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunFinding:
-    """Result of a rule.
-
-    Attributes:
-        rule: Its name.
-        found: Whether it says so of this log; None where the log cannot tell.
-        said: A sentence; of None, what is missing.
-    """
+    """Whether a rule says so of a log, None where the log cannot tell, and a sentence; of None, what is missing."""
 
     rule: str
     found: bool | None
@@ -71,11 +65,7 @@ class RunFinding:
 
 
 def roles_of(log: RunLog, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Map each role to a name in the log: as given, else by `ROLES`, also under a prefix such as train/.
-
-    Raises:
-        ValueError: If there is no such role, or no such name in the log.
-    """
+    """Map each role to a name in the log: as given, else by `ROLES`, also under a prefix such as train/."""
     for role, name in (given or {}).items():
         if role not in ROLES:
             raise ValueError(f"--name: there is no {role!r}; write one of {', '.join(ROLES)}")
@@ -104,12 +94,7 @@ def candidates(log: RunLog, role: Role, most: int = 3) -> list[str]:
 
 
 def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
-    """Apply every rule to a log.
-
-    Args:
-        log: Scalars by step.
-        roles: Role -> name, from `roles_of`.
-    """
+    """Apply every rule to a log, given the name of each role from `roles_of`."""
     return [RunFinding(rule, *_judged(log, roles, rule)) for rule in RULES]
 
 
@@ -426,10 +411,7 @@ def _not_finite(steps: Steps, drift: Floats) -> str | None:
 
 
 class _Rule(NamedTuple):
-    """A rule: the roles that it takes, what says a sentence of their steps and values, or None, and else what is said.
-
-    It takes `fewest` steps that have all numbers.
-    """
+    """The roles that a rule takes, what says a sentence of their steps and values or None, and else what is said."""
 
     roles: tuple[Role, ...]
     judge: Callable[..., str | None]
