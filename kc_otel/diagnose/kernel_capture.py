@@ -12,9 +12,8 @@ from kc_otel._extras import extra
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary
 from kc_otel.diagnose.capture_file import CapturedSequence, kept_positions, projected, relative_error
 from kc_otel.diagnose.token_sequences import TokenSequence
-from kc_otel.diagnose.torch_kernel import TorchKernel
+from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
 from kc_otel.diagnose.torch_measure import OTHER_PADDING, kernel_in
-from kc_otel.diagnose.torch_visit import Activations
 from kc_otel.diagnose.watched_kernel import WatchedKernel
 
 with extra("torch", "capturing a torch module"):

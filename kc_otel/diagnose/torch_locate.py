@@ -42,8 +42,16 @@ from kc_otel.diagnose.same_checkpoint import other_settings, same_architecture, 
 from kc_otel.diagnose.shares import Shares, shares_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
-from kc_otel.diagnose.torch_measure import Absent, kernel_in, measure_pair, tokens_at_a_time
-from kc_otel.diagnose.torch_swaps import PerToken, token_drift, token_log_ratio, token_tv
+from kc_otel.diagnose.torch_measure import (
+    Absent,
+    PerToken,
+    kernel_in,
+    measure_pair,
+    token_drift,
+    token_log_ratio,
+    token_tv,
+    tokens_at_a_time,
+)
 from kc_otel.diagnose.torch_weights import TensorDifference, saturated_scales, tensor_differences
 from kc_otel.diagnose.watched_kernel import WatchedKernel
 
@@ -112,19 +120,14 @@ def locate(
         notes.append(f"the training kernel does not run in {wanted}: rounding to it counts as a difference")
     findings += _shape_findings(missing, inference)
     modules = {boundary: name for name, boundary in inference.named.items()}
-    drifting = [_drift_finding(row, modules, weights) for row in rows if row.is_above]
-    scales = saturated_scales(train, inference, {finding.module for finding in drifting if finding.module}, sequences)
-    findings += [
-        replace(finding, sentence=f"{finding.sentence}; {found}", tensors=(found.tensor, *finding.tensors))
-        if (found := scales.get(finding.module))
-        else finding
-        for finding in drifting
-    ]
+    above = [row for row in rows if row.is_above]
+    scales = saturated_scales(train, inference, {_module(row.boundary, modules) for row in above} - {""}, sequences)
+    findings += [_drift_finding(row, modules, weights, scales) for row in above]
     findings += batch_findings(measured, alpha / 2, rounding, modules)
     shared: tuple[Shares, ...] = ()
     culprit = by_size(findings, rows)
     metric, per_token, observed = *_metric(clause), float("nan")
-    above, unswapped = _swappable([row.boundary for row in rows if row.is_above], missing)
+    swappable, unswapped = _swappable([row.boundary for row in above], missing)
     forwards = (8 if rounded else 6) * len(sequences)
     if any(finding.kind == "tokens" for finding in findings):
         notes.append("operators are compared on the training kernel's tokens")
@@ -132,12 +135,12 @@ def locate(
         notes.append(f"not swapped: an engine's router gives no choices to swap: {'; '.join(by_operator(unswapped))}")
     if shares and any(finding.kind == "shape" for finding in findings):
         notes.append("no shares: the two kernels' logits have not the same tokens, so that nothing can be swapped")
-    elif shares and above:
+    elif shares and swappable:
         shared, observed, largest = _divide(
             train,
             inference,
             sequences,
-            {row.boundary: row.error for row in rows if row.boundary in above},
+            {row.boundary: row.error for row in rows if row.boundary in swappable},
             per_token,
             alpha,
             batch_tokens=batch_tokens,
@@ -254,8 +257,15 @@ def _shape_findings(missing: Sequence[Absent], inference: WatchedKernel) -> list
     return cut_vocabulary(((gap.boundary, *gap.features) for gap in missing if gap.features), head)
 
 
+def _module(boundary: Boundary, modules: Mapping[Boundary, str]) -> str:
+    return modules.get(Boundary(boundary.layer, boundary.operator), "")
+
+
 def _drift_finding(
-    row: BoundaryDrift, modules: Mapping[Boundary, str], weights: Mapping[Boundary, tuple[TensorDifference, ...]]
+    row: BoundaryDrift,
+    modules: Mapping[Boundary, str],
+    weights: Mapping[Boundary, tuple[TensorDifference, ...]],
+    scales: Mapping[str, tuple[str, str]],
 ) -> Divergence:
     key = Boundary(row.boundary.layer, row.boundary.operator)
     if row.boundary == SAMPLER:
@@ -271,7 +281,11 @@ def _drift_finding(
         sentence = "its numbers are NaN or infinite on inputs on which the training kernel's are finite"
     if differing:
         sentence += f"; tensor {differing[0].name} {_by_how_much(differing[0].relative)}"
-    return Divergence("drift", row.boundary, modules.get(key, ""), sentence, tuple(tensor.name for tensor in differing))
+    module, tensors = _module(key, modules), tuple(tensor.name for tensor in differing)
+    if module in scales:
+        scale, said = scales[module]
+        sentence, tensors = f"{sentence}; {said}", (scale, *tensors)
+    return Divergence("drift", row.boundary, module, sentence, tensors)
 
 
 def _by_how_much(relative: float) -> str:

@@ -28,29 +28,13 @@ _MAX_SEQUENCES = 8
 """Sequences that are looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class Saturated:
-    """A scale that is too small for a share of its operator's inputs.
-
-    The `channel` is the one whose largest input is farthest beyond: so many `times` what the scale can hold.
-    """
-
-    tensor: str
-    share: float
-    channel: int
-    times: float
-
-    def __str__(self) -> str:
-        return (
-            f"tensor {self.tensor} cuts off {number(100 * self.share)} % of its inputs, "
-            f"in channel {self.channel} up to {number(self.times)} times what it can hold"
-        )
-
-
 def saturated_scales(
     train: TorchKernel, inference: WatchedKernel, modules: Iterable[str], sequences: Sequence[TokenSequence]
-) -> dict[str, Saturated]:
-    """Return the scales of the inference kernel's modules that cut off inputs that the training kernel gives."""
+) -> dict[str, tuple[str, str]]:
+    """Return the scales of the inference kernel's modules that cut off inputs that the training kernel gives.
+
+    By module, the tensor's name and a sentence, of the first eight sequences.
+    """
     scales = {
         name: (module, scale)
         for name in modules
@@ -75,10 +59,11 @@ def saturated_scales(
     for name, parts in beyond.items():
         times = torch.cat(parts)
         if bool((times > 1.0).any()):
-            largest = times.amax(0)
-            channel = int(largest.argmax())
-            share = float((times > 1.0).float().mean())
-            found[name] = Saturated(f"{name}.{_SCALE_NAME}", share, channel, float(largest[channel]))
+            tensor, largest = f"{name}.{_SCALE_NAME}", times.amax(0)
+            share, channel = float((times > 1.0).float().mean()), int(largest.argmax())
+            held = f"{number(float(largest[channel]))} times what it can hold"
+            cut = f"cuts off {number(100 * share)} % of its inputs, in channel {channel} up to {held}"
+            found[name] = tensor, f"tensor {tensor} {cut}"
     return found
 
 

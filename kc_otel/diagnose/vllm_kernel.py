@@ -23,7 +23,7 @@ from kc_otel.contract.slices import Scalar
 from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, layer_of
 from kc_otel.diagnose.same_checkpoint import complete_layers
 from kc_otel.diagnose.token_sequences import TokenSequence, chat_encoder
-from kc_otel.diagnose.torch_visit import Activations
+from kc_otel.diagnose.torch_kernel import Activations
 from kc_otel.diagnose.vllm_visit import EngineVisit
 
 with extra("torch", "locating in an engine"):

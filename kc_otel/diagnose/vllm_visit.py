@@ -9,7 +9,7 @@ from typing import Any, Final
 from kc_otel._extras import extra
 from kc_otel.diagnose.boundaries import Boundary
 from kc_otel.diagnose.token_sequences import TokenSequence
-from kc_otel.diagnose.torch_visit import Activations
+from kc_otel.diagnose.torch_kernel import Activations
 
 with extra("torch", "locating in an engine"):
     import torch

@@ -5,10 +5,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-import numpy as np
-
-from kc_otel.stats.binned import Binned
-
 _ROUNDING_ERROR: Final = 1e-12
 """Distance beyond the end of its range at which a number still counts as that end: more than sums of floats err by."""
 
@@ -42,13 +38,3 @@ def width_of(reward_range: tuple[float, float]) -> float:
         msg = f"reward_range: {reward_range!r} is not a range; write the smallest reward first, such as (0, 1)"
         raise ValueError(msg)
     return float(high) - float(low)
-
-
-def usable(sample: Binned) -> Binned:
-    """Return a sample if its bins have numbers for edges, lower ones first."""
-    fine = sample.lower <= sample.upper
-    if not fine.all():
-        at = int(np.flatnonzero(~fine)[0])
-        msg = f"sample: bin {at} is [{sample.lower[at]!r}, {sample.upper[at]!r}]; edges are numbers, lower before upper"
-        raise ValueError(msg)
-    return sample

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.stats._check import level, usable
-from kc_otel.stats.binned import Binned
+from kc_otel.stats._check import level
+from kc_otel.stats.binned import Binned, finite_range, usable
 from kc_otel.stats.interval import Interval, affine, nothing
 from kc_otel.stats.mixture import bets_for, growth, lower_bound
-from kc_otel.stats.placement import finite_range
 
 Counts = TypeVar("Counts", int, NDArray[np.float64])
 

@@ -13,8 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from kc_otel.stats._check import usable
-from kc_otel.stats.binned import Binned
+from kc_otel.stats.binned import Binned, usable
 
 MAXIMUM: Final = "observed maximum"
 MAXIMUM_NOTE: Final = "largest observation; larger ones may exist that were not observed"

@@ -13,10 +13,9 @@ from __future__ import annotations
 import math
 
 from kc_otel.stats._check import level
-from kc_otel.stats.binned import Binned
+from kc_otel.stats.binned import Binned, Placement, finite_range
 from kc_otel.stats.interval import Interval, nothing
 from kc_otel.stats.mixture import worst_bound
-from kc_otel.stats.placement import Placement, finite_range
 
 
 def capped_mean_interval(

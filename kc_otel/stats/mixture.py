@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.stats.placement import Placement
+from kc_otel.stats.binned import Placement
 
 Floats = NDArray[np.float64]
 Bets = tuple[Floats, Floats]

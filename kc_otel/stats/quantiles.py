@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.stats._check import level, usable
-from kc_otel.stats.binned import Binned
+from kc_otel.stats._check import level
+from kc_otel.stats.binned import Binned, usable
 from kc_otel.stats.fractions import share_ever
 from kc_otel.stats.interval import Interval, nothing
 

@@ -6,8 +6,6 @@ A missing completion leaves no verdict: failures are not random, and the answere
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from kc_otel._extras import extra
-from kc_otel.offline.gate.early_stop import looks
+from kc_otel.offline.gate.recorded_gate import looks
 from kc_otel.recordings.endpoints.collect import Collected, collect
 from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, CompletionEndpoint, CompletionEndpointError
 from kc_otel.recordings.endpoints.prompts import Prompt, read_prompts
@@ -109,7 +107,7 @@ async def _collected(
         sampled, trained = await sampler.model(pair.inference_model), await scorer.model(pair.train_model)
         for client, wanted in ((scorer, pair.versions[0]), (sampler, pair.versions[1])):
             await _same_version(client, wanted, say)
-        if sampled == trained and _one_place(pair.inference.root, pair.train.root):
+        if sampled == trained and pair.inference.root == pair.train.root:
             say(
                 f"{trained} both samples and scores: this compares its decoding with its prefill, the floor of such "
                 "comparisons, and not two kernels"
@@ -126,17 +124,6 @@ async def _collected(
             looks=looks(),
             progress=_progress(len(prompts) * pair.samples, say),
         )
-
-
-def _one_place(*roots: str) -> bool:
-    """Return whether URLs lead to one server, by whatever names."""
-    places = []
-    for url in map(httpx.URL, roots):
-        port = url.port or (443 if url.scheme == "https" else 80)
-        with contextlib.suppress(OSError):
-            found = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
-            places.append({(*address[:2], url.path.rstrip("/")) for *_, address in found})
-    return len(set(roots)) == 1 or (len(places) == len(roots) and bool(set.intersection(*places)))
 
 
 async def _same_version(client: CompletionClient, wanted: str | None, say: _Say) -> None:

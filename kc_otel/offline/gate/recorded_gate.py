@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
-from kc_otel.judge.promotion.stages import Decision, GateSpec, Stage, decide
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, decide
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge, recordable
@@ -173,10 +173,9 @@ def _apart(recordings: Sequence[tuple[GatedRecording, Recording]]) -> list[tuple
         return list(recordings)
     seen: dict[str, str] = {}
     for about, _ in recordings:
-        content = about.content or about.sha256
-        if content in seen:
-            raise ValueError(_SHARED_DATA_ERROR.format(about.name, f"the same content as {seen[content]}"))
-        seen[content] = about.name
+        if about.content in seen:
+            raise ValueError(_SHARED_DATA_ERROR.format(about.name, f"the same content as {seen[about.content]}"))
+        seen[about.content] = about.name
     found = []
     for (about, recording), first in zip(recordings, first_of_each(*(rec for _, rec in recordings)), strict=True):
         if not first.any():
@@ -402,3 +401,34 @@ def _hashed(rounded: NDArray[np.uint64], at: NDArray[np.int64], window: int) -> 
         found = (found ^ rounded[at + step]) * np.uint64(0x9E3779B97F4A7C15)
         found ^= found >> np.uint64(29)
     return found
+
+
+_FIRST_LOOK: Final = 20
+_LOOK_GROWTH: Final = 1.25
+"""Each look costs a pass over all sequences so far: with this factor all together cost five times the last."""
+
+
+def looks() -> Iterator[int]:
+    """Numbers of sequences at which a gate looks.
+
+    >>> from itertools import islice
+    >>> list(islice(looks(), 5))
+    [20, 25, 32, 40, 50]
+    """
+    number = _FIRST_LOOK
+    while True:
+        yield number
+        number = math.ceil(number * _LOOK_GROWTH)
+
+
+def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Kernel], terms: GateTerms) -> bool:
+    """Return True if the sequences so far decide the gate; clauses that no recording can judge do not delay it.
+
+    Raises:
+        ValueError: As of `gate_decision` and `in_force`.
+    """
+    in_force("the recording", recording, contract.promotion.sampling)
+    pair = kernels[0].fingerprint, kernels[1].fingerprint
+    found = judge(contract, by_contract(recording, contract), 0.0, pair, anytime=True)
+    asked = replace(terms, windows=1, require=terms.require or tuple({judged.cell.clause for judged in found.verdicts}))
+    return gate_decision(contract, [found], pair[1], asked, 0.0).outcome is not GateOutcome.WAIT

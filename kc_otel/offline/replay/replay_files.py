@@ -33,8 +33,7 @@ from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
 from kc_otel.judge.verdict_sequence import cells_of, selected
-from kc_otel.offline.replay.differences import TimelineDifferences, differences
-from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector
+from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector, TimelineDifferences, differences
 from kc_otel.offline.replay.traffic_reading import (
     TrafficFileError,
     evaluations_recorded,

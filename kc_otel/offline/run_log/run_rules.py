@@ -42,6 +42,7 @@ _FIRST_STEPS: Final = 10
 """Steps within which what is high at the beginning has come down."""
 _MAX_EXCEPTION_SHARE: Final = 0.1
 """Share of the steps from which on what stands out is no longer an exception."""
+_MAX_OFFERED_NAMES: Final = 3
 _DECIMALS: Final = re.compile(r"[^a-z0-9]+")
 _SIDES: Final = ("rollout", "vllm", "sglang", "infer", "sampl", "gen", "mismatch", "behav")
 _SIZES: Final = ("kl", "diff", "ratio", "error", "logp", "prob")
@@ -49,7 +50,7 @@ _WORDS: Final[Mapping[Role, tuple[tuple[str, ...], ...]]] = {
     "drift": (_SIDES, _SIZES), "k1": (_SIDES, ("kl",)),
     "ratio": ((*_SIDES, "is", "rho"), ("ratio", "weight")),
     "tail": (_SIDES, _SIZES, ("max",)), "largest": (_SIDES, ("prob",), ("max",)), "ess": (("ess", "eff"),),
-    "clipped": (("clip",), ("frac", "ratio")), "entropy": (("entropy",),), "reward": (("reward", "score", "return"),),
+    "entropy": (("entropy",),), "reward": (("reward", "score", "return"),),
     "lag": (("lag", "stale", "off_policy", "age"),),
 }  # fmt: skip
 """Words of which a name that may be a role's has one of each group."""
@@ -79,7 +80,7 @@ def roles_of(log: RunLog, given: Mapping[str, str] | None = None) -> dict[str, s
     return found
 
 
-def candidates(log: RunLog, role: Role, most: int = 3) -> list[str]:
+def candidates(log: RunLog, role: Role) -> list[str]:
     """Return names of a log that may be a role's, by their words; none of evaluation or of a reference model."""
     found = []
     for name in log:
@@ -90,7 +91,7 @@ def candidates(log: RunLog, role: Role, most: int = 3) -> list[str]:
             for group in _WORDS[role]
         ):
             found.append(name)
-    return found[:most]
+    return found[:_MAX_OFFERED_NAMES]
 
 
 def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
@@ -257,13 +258,6 @@ def _ess_falls(_: Steps, ess: Floats) -> str | None:
     if _trend(ess, -1) or last < 0.5:
         return f"effective sample size goes {_change(ess)} of the batch: few tokens carry the gradient"
     return None
-
-
-def _clip_saturates(_: Steps, clipped: Floats) -> str | None:
-    last = float(np.median(_medians(clipped)[-3:]))
-    if last < 0.3:
-        return None
-    return f"{100 * last:.0f} % of the tokens were clipped in the last third: they have no gradient"
 
 
 def _follows_lag(_: Steps, drift: Floats, lag: Floats) -> str | None:
@@ -444,9 +438,6 @@ RULES: Final[Mapping[str, _Rule]] = {
     ),
     "ess-falls": _Rule(
         ("ess",), _ess_falls, "the effective sample size neither halves nor ends below half of the batch"
-    ),
-    "clipping-saturates": _Rule(
-        ("clipped",), _clip_saturates, "less than 30 % of the tokens were clipped in the last third"
     ),
     "drift-follows-lag": _Rule(("drift", "lag"), _follows_lag, "drift does not move with the lag of the weights"),
     "drift-repeats": _Rule(("drift",), _periodic, "drift has no period of 2 to 12 steps"),
