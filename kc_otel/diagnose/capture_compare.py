@@ -6,7 +6,6 @@ noise is a finding; later ones drift anyway.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -60,7 +59,6 @@ def compare_captures(
     Raises:
         NotComparableError: If they have no sequence in common, other layers, other shapes or other weights.
     """
-    began = time.monotonic()
     theirs = {sequence.token_ids: sequence for sequence in inference.sequences}
     pairs = [(sequence, theirs[sequence.token_ids]) for sequence in train.sequences if sequence.token_ids in theirs]
     if not pairs:
@@ -117,8 +115,6 @@ def compare_captures(
         shares=(),
         observed=float("nan"),
         notes=tuple(_notes(train, inference, pairs)),
-        forwards=0,
-        seconds=time.monotonic() - began,
         confidence=contract.observability.confidence,
         settings=tuple(settings_of(contract)),
     )

@@ -64,7 +64,6 @@ class Located:
             divides among layers; empty where nothing is, or where it was not asked for.
         observed: Drift of the inference kernel as it ran, mean over sequences; nan where it was not measured.
         notes: What a reader has to know: what could not be compared, swapped or verified.
-        forwards: Forwards that it took, in sequences.
         confidence: Of every interval and of all names together.
         settings: Where the two kernels are configured otherwise: what to look at before any operator.
     """
@@ -80,8 +79,6 @@ class Located:
     shares: tuple[Shares, ...]
     observed: float
     notes: tuple[str, ...]
-    forwards: int
-    seconds: float
     confidence: float
     settings: tuple[str, ...] = ()
 
@@ -256,7 +253,7 @@ def located_lines(located: Located) -> Iterator[str]:
 def _answer_lines(located: Located) -> Iterator[str]:
     yield (
         f"{located.contract}, slice {located.slice}: {located.sequences} sequences, {located.tokens} tokens, "
-        f"{len(located.boundaries)} boundaries, {located.forwards} forwards of a sequence, {located.seconds:.1f} s"
+        f"{len(located.boundaries)} boundaries"
     )
     for setting in located.settings:
         yield f"look first: {setting}"
@@ -329,12 +326,7 @@ def _share_lines(located: Located, shares: Shares, *, layers: bool) -> Iterator[
     amount = f"{number(shares.whole)} of {number(located.observed)} observed"
     yield "by layer:" if layers else f"shares of {located.metric} on {located.slice}, {amount}:"
     for component in shares.components:
-        yield (
-            f"  {_share(component):>15}  {component.name}  (alone {_percent(component.alone)} %, "
-            f"swapped out {_percent(component.without)} %)"
-        )
-    if len(shares.components) > 1:
-        yield f"  {_percent(shares.interaction)} % is interaction: beyond the sum of each alone"
+        yield f"  {_share(component):>15}  {component.name}"
 
 
 def _table(located: Located) -> Iterator[str]:

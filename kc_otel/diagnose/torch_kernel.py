@@ -40,7 +40,6 @@ class TorchKernel:
         encode: Token ids of a conversation, a list of {role, content}: the tokenizer with its chat template; None
             where sequences are given as tokens.
         sampling: Temperature, top_p, top_k and min_p by name, as the kernel samples.
-        boundaries: Module name to boundary; None to find them by their names.
         autocast: Number format of the autocast region that it runs in; None for none.
         cache: Makes the KV cache that a forward is given as `past_key_values`; None for the module's own.
         vocabulary: Token to id, as the kernel's tokenizer has them; None where it is not known.
@@ -50,7 +49,6 @@ class TorchKernel:
     module: torch.nn.Module
     encode: Callable[[Sequence[Mapping[str, str]]], Sequence[int]] | None = None
     sampling: Mapping[str, Scalar] = field(default_factory=dict)
-    boundaries: Mapping[str, Boundary] | None = None
     autocast: torch.dtype | None = None
     cache: Callable[[], Any] | None = None
     vocabulary: Mapping[str, int] | None = None
@@ -67,8 +65,6 @@ class TorchKernel:
     @property
     def named(self) -> dict[str, Boundary]:
         """The boundary of each watched module, by the module's name."""
-        if self.boundaries is not None:
-            return dict(self.boundaries)
         leaves = (
             (name, not any(module.children()) and any(True for _ in module.parameters(recurse=False)))
             for name, module in self.module.named_modules()

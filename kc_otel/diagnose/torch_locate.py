@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -92,7 +91,6 @@ def locate(
         NotComparableError: If the kernels are not the same checkpoint or have not the same layers and shapes.
         ValueError: If a sequence has tokens that a kernel does not know, or the number format is unknown.
     """
-    began = time.monotonic()
     alpha = 1.0 - contract.observability.confidence
     if not sequences:
         raise ValueError("sequences: there is none; give some of the slice that fails")
@@ -128,7 +126,6 @@ def locate(
     culprit = by_size(findings, rows)
     metric, per_token, observed = *_metric(clause), float("nan")
     swappable, unswapped = _swappable([row.boundary for row in above], missing)
-    forwards = (8 if rounded else 6) * len(sequences)
     if any(finding.kind == "tokens" for finding in findings):
         notes.append("operators are compared on the training kernel's tokens")
     if unswapped:
@@ -146,7 +143,6 @@ def locate(
             batch_tokens=batch_tokens,
             progress=progress,
         )
-        forwards += (sum(split.evaluations for split in shared) + 3) * len(sequences)
         if culprit is not None and culprit.kind not in {"tokens", "shape"}:
             culprit = next(finding for finding in findings if finding.boundary == largest and finding.kind != "batch")
     located = Located(
@@ -161,8 +157,6 @@ def locate(
         shares=shared,
         observed=observed,
         notes=tuple(notes),
-        forwards=forwards,
-        seconds=time.monotonic() - began,
         confidence=contract.observability.confidence,
         settings=(*settings, *settings_of(contract)),
     )

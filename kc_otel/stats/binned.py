@@ -79,8 +79,6 @@ class Binned:
         sum: float,
         minimum: float,
         maximum: float,
-        *,
-        maximum_observed: bool = True,
     ) -> Binned:
         """Read an explicit-bucket histogram: `len(edges) + 1` counts, bucket i in (edges[i-1], edges[i]]."""
         if len(counts) != len(edges) + 1:
@@ -88,9 +86,7 @@ class Binned:
         bounds = np.array([-math.inf, *edges, math.inf], dtype=np.float64)
         if not (bounds[1:-1] < bounds[2:]).all():
             raise ValueError(f"edges: {list(edges)!r} do not ascend")
-        return clipped(
-            bounds[:-1], bounds[1:], np.asarray(counts, dtype=np.int64), sum, minimum, maximum, maximum_observed
-        )
+        return clipped(bounds[:-1], bounds[1:], np.asarray(counts, dtype=np.int64), sum, minimum, maximum, True)
 
     def merged(self, bins: int) -> Binned:
         """The same observations in at most that many bins, neighbours together: the sum stays exact, edges widen."""

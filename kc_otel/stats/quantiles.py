@@ -7,6 +7,7 @@ smallest observation below and the s-th smallest above.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -78,16 +79,14 @@ def _needed(rank: float, alpha_upper: float, anytime: bool) -> int:
     high = least
     while share_ever(high, high, alpha_upper) < rank:
         high *= 2
-    return _first(lambda n: share_ever(n, n, alpha_upper) >= rank, least, high, 1.5 * least, 0.0)
+    return bisect_left(range(high), True, lo=least, key=lambda n: share_ever(n, n, alpha_upper) >= rank)
 
 
 @lru_cache(maxsize=4096)
 def _ranks_ever(n: int, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[int, int]:
     """(r, s): no x below the r-th smallest has a share of `rank` at or below it, every one from the s-th on has."""
-    center, deviation = n * rank, math.sqrt(n * rank * (1.0 - rank))
-    below = _first(lambda k: 1.0 - share_ever(n - k, n, alpha_lower) >= rank, 0, n, center, deviation)
-    above = _first(lambda k: k > n or share_ever(k, n, alpha_upper) >= rank, 0, n + 1, center, deviation)
-    return below, above
+    below = bisect_left(range(n), True, key=lambda k: 1.0 - share_ever(n - k, n, alpha_lower) >= rank)
+    return below, bisect_left(range(n + 1), True, key=lambda k: share_ever(k, n, alpha_upper) >= rank)
 
 
 @lru_cache(maxsize=4096)
@@ -122,20 +121,3 @@ def binomial_ranks(n: Floats, rank: float, alpha_lower: float, alpha_upper: floa
         return high
 
     return first(betaincc, alpha_lower), first(betainc, alpha_upper) + 1.0
-
-
-def _first(holds: Callable[[int], bool], low: int, high: int, center: float, deviation: float) -> int:
-    """Smallest integer of [low, high] for which a monotone condition, true at `high`, holds; found around a guess."""
-    left = max(low, math.floor(center - 4.0 * deviation) - 1)
-    if left > low and not holds(left - 1):
-        low = left
-    right = min(high, math.ceil(center + 4.0 * deviation) + 1)
-    if right < high and holds(right):
-        high = right
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low

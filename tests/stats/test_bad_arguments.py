@@ -88,8 +88,6 @@ def bias(size=5, **change):
         (lambda: estimated_reward_drift([0.0, 0.0], [1.0, 0.0], [1, 2]), "0 have two rollouts"),
         (lambda: bias(scores=np.ones((4, 2))), "scores: shape"),
         (lambda: bias(log_ratio=np.full(5, np.nan)), "5 of 5 sequences have numbers that are not finite"),
-        (lambda: bias(directions=np.zeros((1, 2))), "directions: shape"),
-        (lambda: bias(directions=np.ones((1, 3))), "directions: shape"),
         (lambda: bias(confidence=1.5), "confidence"),
         (lambda: bias(2), "2 sequences say nothing"),
         (lambda: bias(4, prompts=[1, 2]), "2 names for 4"),

@@ -13,6 +13,7 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -267,18 +268,10 @@ def _history_row(history: bytes) -> dict[str, float]:
                     names.append(content.decode("utf-8", "replace"))
                 elif field == 16 and isinstance(content, bytes):
                     text = content
-            if (scalar := _float_of(text)) is not None:
-                row.setdefault("/".join(filter(None, names)), scalar)
+            with suppress(ValueError):  # W&B writes "NaN" and "Infinity" as texts
+                if (scalar := _number(read_json_text(text))) is not None:
+                    row.setdefault("/".join(filter(None, names)), scalar)
     return row
-
-
-def _float_of(text: bytes) -> float | None:
-    """A JSON number; W&B writes "NaN" and "Infinity" as texts."""
-    try:
-        value = read_json_text(text)
-        return None if isinstance(value, bool | dict | list) or value is None else float(value)
-    except ValueError:
-        return None
 
 
 def _leveldb_records(data: bytes) -> Iterator[bytes]:
