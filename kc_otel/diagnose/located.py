@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from kc_otel.diagnose.above_noise import (
 )
 from kc_otel.diagnose.boundaries import TOKENS, Boundary, by_operator
 from kc_otel.diagnose.shares import ComponentShare, Shares
+from kc_otel.judge.plain_json import to_plain
 from kc_otel.stats import Interval
 
 _UNRELATED_RELATIVE_ERROR: Final = 0.7
@@ -219,19 +220,8 @@ def settings_of(contract: Contract) -> list[str]:
 
 def located_json(located: Located) -> dict[str, Any]:
     """The answer for a program, and as evidence; numbers that are not finite are texts."""
-    first = asdict(located.first) if located.first else None
-    found: dict[str, Any] = _plain({**asdict(located), "undecided": located.undecided, "first": first})
-    return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(member) for key, member in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(member) for member in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    found: dict[str, Any] = to_plain(located)
+    return found | {"undecided": located.undecided, "first": to_plain(located.first)}
 
 
 _HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")

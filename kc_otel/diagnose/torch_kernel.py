@@ -3,6 +3,10 @@
 Three things are done with the hooks, all in one forward over given tokens: outputs are taken (`run`), replaced by other
 outputs after they were taken, so that every operator is given another kernel's inputs (`run` with `replaced`), or
 changed by an error that was measured before (`run` with `added`). The hooks are gone afterwards.
+
+Operators of Hugging Face's models that are no modules are watched, too: attention's forward calls a function of its
+file to turn queries and keys, and the cache's `update` to write keys and values and read them back. While a forward is
+watched, that function and the cache that a layer is given are stand-ins.
 """
 
 from __future__ import annotations

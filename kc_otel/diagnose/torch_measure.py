@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from kc_otel._extras import extra
 from kc_otel.diagnose.above_noise import Measured
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary
+from kc_otel.diagnose.capture_file import relative_error
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
 from kc_otel.diagnose.watched_kernel import WatchedKernel
@@ -218,25 +218,18 @@ def _sampler(
 def relative(
     reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]] | None = None
 ) -> NDArray[np.float64]:
-    """Root mean square of the difference in shares of the reference's, per sequence of [tokens, features].
+    """`relative_error` per sequence of [tokens, features], over the tokens of its span where these are given.
 
-    inf where only one is finite; nan where there are no tokens, or not every sequence was taken on both sides. `spans`
-    are the first token of each sequence that counts, and the one after the last.
+    nan where there are no tokens, or not every sequence was taken on both sides.
     """
-    if any(a.shape != b.shape or a.ndim != 2 for a, b in zip(reference, other, strict=True)):
-        return np.full(len(reference), np.nan)
-    ours, theirs = torch.cat(list(reference)).cpu().double(), torch.cat(list(other)).cpu().double()
-    difference = (theirs - ours).masked_fill_((ours == theirs) | (ours.isnan() & theirs.isnan()), 0.0)
-    error = difference.square().sum(-1).nan_to_num(nan=float("inf")).numpy()
-    size = ours.masked_fill(~ours.isfinite(), 0.0).square().sum(-1).numpy()
-    ends = np.cumsum([len(tensor) for tensor in reference])
     found = np.full(len(reference), np.nan)
-    for row, (end, tensor) in enumerate(zip(ends, reference, strict=True)):
-        first, last = spans[row] if spans is not None else (0, len(tensor))
-        tokens = slice(end - len(tensor) + first, end - len(tensor) + min(last, len(tensor)))
-        if tokens.stop > tokens.start:
-            most, whole = float(error[tokens].sum()), float(size[tokens].sum())
-            found[row] = math.sqrt(most / whole) if whole else (math.inf if most else 0.0)
+    if any(a.shape != b.shape or a.ndim != 2 for a, b in zip(reference, other, strict=True)):
+        return found
+    for row, pair in enumerate(zip(reference, other, strict=True)):
+        tokens = slice(None) if spans is None else slice(*spans[row])
+        ours, theirs = (tensor[tokens].float().cpu().numpy() for tensor in pair)
+        if len(ours):
+            found[row] = relative_error(ours, theirs)
     return found
 
 
@@ -254,6 +247,10 @@ def token_drift(
     batch_tokens: int,
 ) -> tuple[Callable[[frozenset[Boundary]], NDArray[np.float64]], NDArray[np.float64]]:
     """Drift of the next-token distribution with the errors of some operators put into the training kernel.
+
+    An operator's error is what it gives on the training kernel's inputs beyond what the training kernel's own operator
+    gives. Put in alone it is exact; of several at once each is taken as it was measured, though the inputs of those
+    further down have changed by then.
 
     Returns a function from boundaries, of those `above`, to the mean drift of each sequence, and the drift of the
     inference kernel as it runs.

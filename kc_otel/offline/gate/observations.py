@@ -43,7 +43,6 @@ class RecordingObservations:
     recording: Recording
     reward_range: tuple[float, float] | None = None
     _known: dict[str, Binned | None] = field(default_factory=dict)
-    _coarse: dict[str, Binned] = field(default_factory=dict)
     _logits: dict[str, _Values] = field(default_factory=dict)
 
     def of(self, quantity: str) -> Binned | None:
@@ -61,11 +60,7 @@ class RecordingObservations:
     def for_mean(self, quantity: str) -> Binned | None:
         """Reduce to at most `_MIN_VALUES_FOR_BINS` bins with the exact sum and count."""
         sample = self.of(quantity)
-        if sample is None or sample.count.size <= _MIN_VALUES_FOR_BINS:
-            return sample
-        if quantity not in self._coarse:
-            self._coarse[quantity] = sample.merged(_MIN_VALUES_FOR_BINS)
-        return self._coarse[quantity]
+        return None if sample is None else sample.merged(_MIN_VALUES_FOR_BINS)
 
     @property
     def unreadable(self) -> int:

@@ -424,8 +424,8 @@ def looks() -> Iterator[int]:
 def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Kernel], terms: GateTerms) -> bool:
     """Return True if the sequences so far decide the gate; clauses that no recording can judge do not delay it.
 
-    Raises:
-        ValueError: As of `gate_decision` and `in_force`.
+    The bounds are betting confidence sequences (`anytime` in `kc_otel.stats`): it costs no confidence to look again and
+    again, and to stop where it suits, if the order of sequences says nothing of them.
     """
     in_force("the recording", recording, contract.promotion.sampling)
     pair = kernels[0].fingerprint, kernels[1].fingerprint

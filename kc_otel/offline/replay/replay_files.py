@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,16 +36,10 @@ from kc_otel.offline.replay.traffic_reading import (
     TrafficFileError,
     evaluations_recorded,
     read_recordings,
-    recorded_files,
 )
 
 DEFAULT_TICK_SECONDS: Final = 10.0
 """Seconds between evaluations where neither the recording nor a person says."""
-_SECOND_PROCESS_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of recordings from which a second process is worth its start."""
-
-_Found = tuple[ReplayTimeline, tuple[str, ...]]
-"""A timeline, and what had to be left out for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ def replay_recordings(
 ) -> Replayed:
     """Replay recordings, in any order, through a contract and, if given, through the one in force.
 
-    Evaluations are `every` so many seconds; None for the recording's own, or `DEFAULT_TICK_SECONDS` where it has none.
+    Evaluations are `every` seconds apart; None for the recording's own, or `DEFAULT_TICK_SECONDS` where it has none.
     `timing` is how long webhooks wait for what belongs to them; None for what `kc-otel serve` does by default.
 
     Raises:
@@ -89,10 +81,10 @@ def replay_recordings(
     if every is None and not evaluations_recorded(paths):
         every = DEFAULT_TICK_SECONDS
     waits = timing or GroupTiming()
+    timeline, damage = _timeline(paths, new, every, waits)
     if old is None:
-        timeline, damage = _timeline(paths, new, every, waits)
         return Replayed(timeline, None, None, timeline.not_recorded, damage)
-    (timeline, damage), (before, _) = _both(paths, new, old, every, waits)
+    before, _ = _timeline(paths, old, every, waits)
     changed = differences(before, timeline, apart=max(old.observability.window, new.observability.window))
     return Replayed(timeline, before, changed, (*timeline.not_recorded, *unmeasured(old, new)), damage)
 
@@ -118,18 +110,10 @@ def as_data(found: Replayed) -> dict[str, Any]:
     return plain
 
 
-def _both(
-    paths: Sequence[Path], new: Contract, old: Contract, every: float | None, waits: GroupTiming
-) -> tuple[_Found, _Found]:
-    size = sum(file.stat().st_size for path in paths for file in recorded_files(path) if file.exists())
-    if size < _SECOND_PROCESS_BYTES:
-        return _timeline(paths, new, every, waits), _timeline(paths, old, every, waits)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # each reads for itself
-        waiting = pool.submit(_timeline, paths, old, every, waits)
-        return _timeline(paths, new, every, waits), waiting.result()
-
-
-def _timeline(paths: Sequence[Path], contract: Contract, every: float | None, waits: GroupTiming) -> _Found:
+def _timeline(
+    paths: Sequence[Path], contract: Contract, every: float | None, waits: GroupTiming
+) -> tuple[ReplayTimeline, tuple[str, ...]]:
+    """A timeline, and what had to be left out for it."""
     damage: list[str] = []
     timeline = replay(contract, read_recordings(paths, damage), every, waits)
     if not timeline.requests:

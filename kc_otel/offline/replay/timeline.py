@@ -1,4 +1,4 @@
-"""Timeline of a recording under one contract: alerts from firing to resolution, decisions, messages."""
+"""Timeline of a recording under one contract: alerts, decisions, messages; and the differences of two."""
 
 from __future__ import annotations
 
@@ -195,7 +195,10 @@ class TimelineDifferences:
 def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> TimelineDifferences:
     """Compare a new contract's timeline with the old one's on the same recording.
 
-    At most `apart` seconds lie between two alerts of the same breach.
+    Alerts are paired when they are about the same clause, slice and kernels and at most `apart` seconds lie between
+    them: first those of steps that wait for and do the same, then of the same severity, then any that wait for the same
+    verdict. Among several the nearest beginnings are paired. Routes and directives are paired by what they are and
+    where.
     """
     pairs, dropped, added = _paired(old.alerts, new.alerts, _ALERT_KEYS, apart)
     decisions, ended, begun = _paired(old.decisions, new.decisions, _DECISION_KEYS, apart)

@@ -50,7 +50,7 @@ _WORDS: Final[Mapping[Role, tuple[tuple[str, ...], ...]]] = {
     "drift": (_SIDES, _SIZES), "k1": (_SIDES, ("kl",)),
     "ratio": ((*_SIDES, "is", "rho"), ("ratio", "weight")),
     "tail": (_SIDES, _SIZES, ("max",)), "largest": (_SIDES, ("prob",), ("max",)), "ess": (("ess", "eff"),),
-    "entropy": (("entropy",),), "reward": (("reward", "score", "return"),),
+    "clipped": (("clip",), ("frac", "ratio")), "entropy": (("entropy",),), "reward": (("reward", "score", "return"),),
     "lag": (("lag", "stale", "off_policy", "age"),),
 }  # fmt: skip
 """Words of which a name that may be a role's has one of each group."""
@@ -260,6 +260,13 @@ def _ess_falls(_: Steps, ess: Floats) -> str | None:
     return None
 
 
+def _clip_saturates(_: Steps, clipped: Floats) -> str | None:
+    last = float(np.median(_medians(clipped)[-3:]))
+    if last < 0.3:
+        return None
+    return f"{100 * last:.0f} % of the tokens were clipped in the last third: they have no gradient"
+
+
 def _follows_lag(_: Steps, drift: Floats, lag: Floats) -> str | None:
     # Differences of consecutive steps: two series that both grow are not one because of the other.
     with np.errstate(invalid="ignore"):
@@ -438,6 +445,9 @@ RULES: Final[Mapping[str, _Rule]] = {
     ),
     "ess-falls": _Rule(
         ("ess",), _ess_falls, "the effective sample size neither halves nor ends below half of the batch"
+    ),
+    "clipping-saturates": _Rule(
+        ("clipped",), _clip_saturates, "less than 30 % of the tokens were clipped in the last third"
     ),
     "drift-follows-lag": _Rule(("drift", "lag"), _follows_lag, "drift does not move with the lag of the weights"),
     "drift-repeats": _Rule(("drift",), _periodic, "drift has no period of 2 to 12 steps"),

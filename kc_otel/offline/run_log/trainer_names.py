@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Literal
 
-Role = Literal["drift", "k1", "ratio", "tail", "largest", "ess", "entropy", "reward", "lag"]
+Role = Literal["drift", "k1", "ratio", "tail", "largest", "ess", "clipped", "entropy", "reward", "lag"]
 Unit = Literal["nats", "kl", "probability", "factor"]
 ABSURD: Final[Mapping[Unit, float]] = {"nats": 0.25, "kl": 0.05, "probability": 0.1, "factor": 0.28}
 """Means from which on two kernels hardly score the same tokens with the same weights: of |log P - log Q|, of k1 or k3
@@ -38,7 +38,8 @@ TRAINERS: Final = (
             "drift": ("rollout_corr/k3_kl", "training/rollout_probs_diff_mean"), "k1": ("rollout_corr/kl",),
             "ratio": ("rollout_corr/rollout_is_mean",), "tail": ("training/rollout_probs_diff_max",),
             "largest": ("training/rollout_probs_diff_max",), "ess": ("rollout_corr/rollout_is_eff_sample_size",),
-            "entropy": ("actor/entropy",), "reward": ("critic/score/mean", "critic/rewards/mean"),
+            "clipped": ("actor/pg_clipfrac",), "entropy": ("actor/entropy",),
+            "reward": ("critic/score/mean", "critic/rewards/mean"),
             "lag": ("training/off_policy/trajectory_staleness/mean",),
         },
     ),
@@ -47,8 +48,9 @@ TRAINERS: Final = (
         "huggingface/trl at f2cd57710ae3: trainer/grpo_trainer.py; unslothai/unsloth at 015bdef0d94a: "
         "models/rl_replacements.py",
         {
-            "drift": ("sampling/sampling_logp_difference/mean",), "ratio": ("sampling/importance_sampling_ratio/mean",),
-            "tail": ("sampling/sampling_logp_difference/max",), "entropy": ("entropy",), "reward": ("reward",),
+            "drift": ("sampling/sampling_logp_difference/mean",),
+            "ratio": ("sampling/importance_sampling_ratio/mean",), "tail": ("sampling/sampling_logp_difference/max",),
+            "clipped": ("clip_ratio/region_mean",), "entropy": ("entropy",), "reward": ("reward",),
         },
     ),
     TrainerNames(
@@ -56,8 +58,9 @@ TRAINERS: Final = (
         "PrimeIntellect-ai/prime-rl at 559b44772e47: trainer/rl/train.py, trainer/utils.py, "
         "orchestrator/metrics.py, orchestrator/orchestrator.py",
         {
-            "drift": ("mismatch_kl/all/mean",), "tail": ("mismatch_kl/all/max",), "entropy": ("entropy/all/mean",),
-            "reward": ("reward/mean",), "lag": ("off_policy/mean", "off_policy_level"),
+            "drift": ("mismatch_kl/all/mean",), "tail": ("mismatch_kl/all/max",), "clipped": ("is_masked/mean",),
+            "entropy": ("entropy/all/mean",), "reward": ("reward/mean",),
+            "lag": ("off_policy/mean", "off_policy_level"),
         },
     ),
     TrainerNames(
@@ -74,7 +77,7 @@ TRAINERS: Final = (
         "examples/train_infer_mismatch_helper/mis.py",
         {
             "drift": ("train_rollout_logprob_abs_diff",), "ratio": ("tis", "mis_tis_weight_before_bound"),
-            "entropy": ("entropy_loss",), "reward": ("rollout/raw_reward",),
+            "clipped": ("pg_clipfrac",), "entropy": ("entropy_loss",), "reward": ("rollout/raw_reward",),
         },
     ),
     TrainerNames(
@@ -85,7 +88,8 @@ TRAINERS: Final = (
             "drift": ("policy/rollout_train_logprobs_abs_diff_mean", "policy/minibatch_rollout_logprobs_abs_diff_mean"),
             "ratio": ("is_ratio_mean",),
             "tail": ("policy/rollout_train_logprobs_abs_diff_max", "policy/minibatch_rollout_logprobs_abs_diff_max"),
-            "entropy": ("policy_entropy",), "reward": ("reward/avg_raw_reward",),
+            "clipped": ("loss_metrics/clip_ratio", "ppo_clip_ratio"), "entropy": ("policy_entropy",),
+            "reward": ("reward/avg_raw_reward",),
         },
     ),
     TrainerNames(
@@ -93,8 +97,9 @@ TRAINERS: Final = (
         "inclusionAI/AReaL at 4aef98d8d818: areal/trainer/ppo/actor.py, utils/functional/functional.py (its "
         "behave_approx_kl is log P - log Q, and is taken without its sign)",
         {
-            "drift": ("behave_approx_kl/avg",), "ratio": ("behave_imp_weight/avg",), "entropy": ("update/entropy/avg",),
-            "reward": ("task_reward/avg",), "lag": ("version_stats/sample_staleness_proximal_avg",),
+            "drift": ("behave_approx_kl/avg",), "ratio": ("behave_imp_weight/avg",),
+            "clipped": ("update/clip_ratio/avg",), "entropy": ("update/entropy/avg",), "reward": ("task_reward/avg",),
+            "lag": ("version_stats/sample_staleness_proximal_avg",),
         },
     ),
     TrainerNames(
@@ -102,7 +107,7 @@ TRAINERS: Final = (
         "OpenRLHF/OpenRLHF at 3c3be6234e0c: openrlhf/models/loss.py, trainer/ray/ppo_actor.py, "
         "utils/logging_utils.py",
         {
-            "k1": ("vllm_kl",), "entropy": ("entropy_loss",), "reward": ("reward",),
+            "k1": ("vllm_kl",), "clipped": ("ppo_clip_ratio",), "entropy": ("entropy_loss",), "reward": ("reward",),
         },
     ),
     TrainerNames(
@@ -111,7 +116,7 @@ TRAINERS: Final = (
         "pipeline/rlvr/actor_worker.py, pipeline/agentic/agentic_pipeline.py",
         {
             "drift": ("actor/train_infer_diff_token_mean",), "ratio": ("actor/train_infer_ratio_token_mean",),
-            "entropy": ("critic/entropy/mean",), "reward": ("score/mean",),
+            "clipped": ("actor/ppo_ratio_clipfrac",), "entropy": ("critic/entropy/mean",), "reward": ("score/mean",),
         },
     ),
     TrainerNames(
@@ -119,8 +124,8 @@ TRAINERS: Final = (
         "allenai/open-instruct at e6c3044aa620: open_instruct/grpo_utils.py, grpo_fast.py, data_loader.py",
         {
             "drift": ("debug/vllm_vs_local_logprob_diff_mean",), "ratio": ("val/rho_weight",),
-            "tail": ("debug/vllm_vs_local_logprob_diff_max",), "entropy": ("policy/entropy_avg",),
-            "reward": ("scores",),
+            "tail": ("debug/vllm_vs_local_logprob_diff_max",), "clipped": ("policy/clipfrac_avg",),
+            "entropy": ("policy/entropy_avg",), "reward": ("scores",),
         },
     ),
 )  # fmt: skip
@@ -138,7 +143,7 @@ def _merged(role: Role) -> tuple[str, ...]:
 
 ROLES: Final[Mapping[Role, tuple[str, ...]]] = {
     role: _merged(role)
-    for role in ("drift", "k1", "ratio", "tail", "largest", "ess", "entropy", "reward", "lag")
+    for role in ("drift", "k1", "ratio", "tail", "largest", "ess", "clipped", "entropy", "reward", "lag")
 }  # fmt: skip
 """Role -> every trainer's names of it."""
 
