@@ -53,11 +53,7 @@ class Shares:
 
 
 def shares_of(
-    names: Sequence[str],
-    value: Callable[[frozenset[int]], NDArray[np.float64]],
-    *,
-    alpha: float,
-    seed: int = 0,
+    names: Sequence[str], value: Callable[[frozenset[int]], NDArray[np.float64]], *, alpha: float, seed: int = 0
 ) -> Shares:
     """Divide a drift among components, given the drift [sequences] with some of them swapped in, by index.
 

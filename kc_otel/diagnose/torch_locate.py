@@ -331,9 +331,7 @@ def _divide(
 
 
 def _notes(
-    missing: Sequence[Absent],
-    rows: Sequence[BoundaryDrift],
-    weights: Mapping[Boundary, tuple[TensorDifference, ...]],
+    missing: Sequence[Absent], rows: Sequence[BoundaryDrift], weights: Mapping[Boundary, tuple[TensorDifference, ...]]
 ) -> Sequence[str]:
     notes = []
     if not any(weights.values()):

@@ -73,12 +73,7 @@ class Binned:
 
     @classmethod
     def of_explicit(
-        cls,
-        edges: Sequence[float],
-        counts: Sequence[int],
-        sum: float,
-        minimum: float,
-        maximum: float,
+        cls, edges: Sequence[float], counts: Sequence[int], sum: float, minimum: float, maximum: float
     ) -> Binned:
         """Read an explicit-bucket histogram: `len(edges) + 1` counts, bucket i in (edges[i-1], edges[i]]."""
         if len(counts) != len(edges) + 1:

@@ -206,10 +206,7 @@ point = st.tuples(st.floats(0, 2e9), optional, optional, optional, number, st.in
 
 
 @pytest.mark.slow
-@given(
-    st.lists(point, min_size=1),
-    st.lists(st.text(), max_size=2),
-)
+@given(st.lists(point, min_size=1), st.lists(st.text(), max_size=2))
 def test_no_past_makes_a_drawing_that_cannot_be_read(points: list[tuple], names: list[str]) -> None:
     """Whatever the numbers and the names: XML, finite, and nothing beyond the plot."""
     points.sort(key=lambda point: point[0])

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.stats import (
-    Binned,
-    capped_mean_interval,
-    fraction_interval,
-    mean_interval,
-    quantile_interval,
-)
+from kc_otel.stats import Binned, capped_mean_interval, fraction_interval, mean_interval, quantile_interval
 from kc_otel.stats.binned import Placement
 
 anytime_mean_interval = functools.partial(mean_interval, anytime=True)
@@ -218,16 +212,8 @@ def ever_missed(of, truth, runs=200, seed=5):
 @pytest.mark.parametrize(
     ("of", "truth", "least"),
     [
-        (
-            lambda sample, **more: fraction_interval(sample, 2.0, **SIDES, **more),
-            math.exp(-2),
-            20,
-        ),
-        (
-            lambda sample, **more: quantile_interval(sample, 0.9, **SIDES, **more),
-            math.log(10),
-            20,
-        ),
+        (lambda sample, **more: fraction_interval(sample, 2.0, **SIDES, **more), math.exp(-2), 20),
+        (lambda sample, **more: quantile_interval(sample, 0.9, **SIDES, **more), math.log(10), 20),
         (
             lambda sample, **more: capped_mean_interval(
                 sample, low=0.0, high=math.inf, cap=3.0, cut=True, **SIDES, **more

@@ -32,11 +32,7 @@ from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
 from kc_otel.judge.verdict_sequence import cells_of, selected
 from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector, TimelineDifferences, differences
-from kc_otel.offline.replay.traffic_reading import (
-    TrafficFileError,
-    evaluations_recorded,
-    read_recordings,
-)
+from kc_otel.offline.replay.traffic_reading import TrafficFileError, evaluations_recorded, read_recordings
 
 DEFAULT_TICK_SECONDS: Final = 10.0
 """Seconds between evaluations where neither the recording nor a person says."""

@@ -206,10 +206,7 @@ def test_what_the_recording_cannot_tell_is_named(make_contract: Callable[..., Co
                 **make_contract(task="prose").slices,
                 "long": old.slices["code"].model_copy(update={"where": {"prompt_tokens": ">= 8192"}}),
             },
-            "statistical": (
-                *old.statistical,
-                old.statistical[0].model_copy(update={"id": "kl", "metric": "k3"}),
-            ),
+            "statistical": (*old.statistical, old.statistical[0].model_copy(update={"id": "kl", "metric": "k3"})),
             "observability": old.observability.model_copy(update={"sampling": 0.5}),
         }
     )
