@@ -115,14 +115,6 @@ def test_the_interval_is_of_the_size_and_the_note_has_the_sign() -> None:
     assert "is -" in worse.note
 
 
-def test_what_is_no_reward_range_is_refused() -> None:
-    """The errors name the field and say what to write."""
-    with pytest.raises(ValueError, match="reward_range: \\(1, 0\\) is not a range"):
-        reward_sides([0.0], [0.0], (1, 0))
-    with pytest.raises(ValueError, match="reward: shape"):
-        reward_sides([0.0], [0.0, 1.0], (0, 1))
-
-
 def test_from_below_each_sign_has_half_of_the_error_probability() -> None:
     """Either may be wrong: the lower side is the larger of the two at half of alpha, not at alpha."""
     rng = np.random.default_rng(3)
