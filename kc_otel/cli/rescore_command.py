@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kc_otel.record.kernel import Kernel
     from kc_otel.recordings.rescorer import RescoreTotals
     from kc_otel.recordings.scoring import Scorer
-    from kc_otel.recordings.spool.spool_reader import SpoolReader
+    from kc_otel.recordings.spool import SpoolReader
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _POLL_SECONDS = 1.0
@@ -96,7 +96,7 @@ def rescore(
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.recordings.comparable import SUPPORTED  # noqa: PLC0415
     from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget  # noqa: PLC0415
-    from kc_otel.recordings.spool.spool_file import SpoolError  # noqa: PLC0415
+    from kc_otel.recordings.spool import SpoolError  # noqa: PLC0415
     from kc_otel.recordings.worst_sequences import WorstSequences  # noqa: PLC0415
 
     log_to_terminal()
@@ -135,7 +135,7 @@ def rescore(
 
 def _opened(spool: Path, stop: threading.Event) -> SpoolReader:
     """Open a spool, once the engine has made it."""
-    from kc_otel.recordings.spool.spool_reader import SpoolReader  # noqa: PLC0415
+    from kc_otel.recordings.spool import SpoolReader  # noqa: PLC0415
 
     if not spool.exists():
         logging.getLogger("kc_otel").info("waiting for %s, which the engine makes with KC_OTEL_SPOOL=%s", spool, spool)

@@ -29,7 +29,7 @@ from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.comparable import SUPPORTED, effective, refusal
 from kc_otel.recordings.request import SampledRequest, versions_per_token
 from kc_otel.recordings.scoring import Scorer, UnavailableError, UnscorableError
-from kc_otel.recordings.spool.spool_reader import SpoolReader
+from kc_otel.recordings.spool import SpoolReader
 
 _log: Final = logging.getLogger("kc_otel")
 _ABOVE_ZERO_TOLERANCE: Final = 1e-3

@@ -33,8 +33,7 @@ from kc_otel.contract.model import Contract  # noqa: E402
 from kc_otel.record.worker import BoundedWorker  # noqa: E402
 from kc_otel.recordings.request import SampledRequest  # noqa: E402
 from kc_otel.recordings.rescorer import Rescorer, TokenBudget  # noqa: E402
-from kc_otel.recordings.spool.spool_reader import SpoolReader  # noqa: E402
-from kc_otel.recordings.spool.spool_writer import Spool  # noqa: E402
+from kc_otel.recordings.spool import Spool, SpoolReader  # noqa: E402
 
 CONTRACT = {
     "apiVersion": "kernel-contract/v1",

@@ -13,8 +13,7 @@ import pytest
 from kc_otel.cli import rescore_command
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
-from kc_otel.recordings.spool.spool_reader import SpoolReader
-from kc_otel.recordings.spool.spool_writer import Spool
+from kc_otel.recordings.spool import Spool, SpoolReader
 from kc_otel.recordings.worst_sequences import read_worst
 from tests.tools.completions import completions, table
 

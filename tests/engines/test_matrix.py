@@ -19,7 +19,7 @@ from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.recordings.rescorer import Rescorer
 from kc_otel.recordings.scoring import hf_scorer
-from kc_otel.recordings.spool.spool_reader import SpoolReader
+from kc_otel.recordings.spool import SpoolReader
 from tests.engines._cpu import avx512_arithmetic, needs_fp8_cache
 from tests.engines._matrix import (
     CASES,

@@ -13,8 +13,7 @@ from kc_otel.recordings.comparable import refusal
 from kc_otel.recordings.request import KeptTokens, SampledRequest
 from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget, batches, length
 from kc_otel.recordings.scoring import UnavailableError, UnscorableError
-from kc_otel.recordings.spool.spool_reader import SpoolReader
-from kc_otel.recordings.spool.spool_writer import Spool
+from kc_otel.recordings.spool import Spool, SpoolReader
 from tests.tools.planted_faults import FAULTS, healthy
 
 BF16 = Kernel("vllm", dtype="bfloat16")

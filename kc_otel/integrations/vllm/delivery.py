@@ -147,7 +147,7 @@ class FinishedRequest(Protocol):
 
 
 class RequestSink(Protocol):
-    """Takes recorded requests; `kc_otel.recordings.spool.spool_writer.Spool` is one."""
+    """Takes recorded requests; `kc_otel.recordings.spool.Spool` is one."""
 
     def put(self, request: SampledRequest) -> None:
         """Take a request. Called from one thread of the instrumentation; should neither raise nor wait."""

@@ -17,7 +17,7 @@ from kc_otel.integrations.vllm.engine_log import EngineLog
 from kc_otel.integrations.vllm.engines import Engines
 from kc_otel.integrations.vllm.patches import Patches
 from kc_otel.integrations.vllm.settings import settings_of
-from kc_otel.recordings.spool.spool_writer import Spool
+from kc_otel.recordings.spool import Spool
 
 if TYPE_CHECKING:
     from kc_otel.record.recorder import Recorder

@@ -38,7 +38,7 @@ from kc_otel.integrations.vllm.request_attributes import (
 from kc_otel.integrations.vllm.worker_methods import is_disabled
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.sampling import Sampler
-from kc_otel.recordings.spool.spool_file import MIN_BYTES
+from kc_otel.recordings.spool import MIN_BYTES
 
 _UNIT_SHIFTS: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
 
@@ -113,7 +113,7 @@ def _sink(
         from kc_otel.record.recorder import Recorder  # noqa: PLC0415 - a spool needs none
 
         return RecorderSink(Recorder(contract, train=train))
-    from kc_otel.recordings.spool.spool_writer import Spool  # noqa: PLC0415 - a recorder needs none
+    from kc_otel.recordings.spool import Spool  # noqa: PLC0415 - a recorder needs none
 
     file = Path(spool or environment.get("KC_OTEL_SPOOL") or default_spool(contract, environment))
     file.parent.mkdir(parents=True, exist_ok=True)
