@@ -232,12 +232,7 @@ _ENDINGS: Final[Mapping[str, Format]] = {
 }
 
 
-def load_recording(
-    path: str | Path,
-    *,
-    columns: Mapping[str, str] | None = None,
-    format: Format | None = None,
-) -> Recording:
+def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None) -> Recording:
     """Log-probabilities of both kernels, from whatever holds them.
 
     - Recordings in .npz, .jsonl, .jsonl.gz and .parquet. Layouts: padded arrays [S, T] with a mask or lengths, or
@@ -264,7 +259,6 @@ def load_recording(
         columns: Role to column name, where names are others, such as `{"train": "fsdp_lp", "inference": "vllm_lp"}`.
             Roles are train, inference, mask, lengths, token_ids, advantages, train_kept, inference_kept, versions,
             train_logits and inference_logits.
-        format: `npz`, `jsonl` or `parquet`, where the file's name does not say.
 
     Raises:
         RecordingError: If the file cannot be used, with each kind of fault that was found and how often it occurs: a
@@ -274,20 +268,20 @@ def load_recording(
     if (sides := _sides(str(path))) is not None:
         return assembled(read_responses(*sides))
     where = Path(path)
-    if format is not None or (where.is_file() and where.name.lower().endswith((".npz", ".parquet"))):
-        return load_own(where, columns, format)
+    if where.is_file() and where.name.lower().endswith((".npz", ".parquet")):
+        return load_own(where, columns)
     if where.name.removesuffix(".gz").endswith(".jsonl") and (names := _response_columns(where, columns)):
         return assembled(read_responses(where, where, names))
     return _trainers(where, columns)
 
 
-def load_own(path: Path, columns: Mapping[str, str] | None, format: Format | None = None) -> Recording:
+def load_own(path: Path, columns: Mapping[str, str] | None) -> Recording:
     """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet.
 
     Raises:
         RecordingError: As `load_recording`.
     """
-    return assembled(_READERS[format or format_of(path)](path, columns))
+    return assembled(_READERS[format_of(path)](path, columns))
 
 
 def source_files(path: str | Path) -> tuple[Path, ...]:
@@ -313,14 +307,13 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     # The importers read recordings of one's own with what is above.
     from kc_otel.recordings.importers import detect  # noqa: PLC0415
     from kc_otel.recordings.importers.imported import Refusals, table_of  # noqa: PLC0415
-    from kc_otel.recordings.importers.importer import read_file  # noqa: PLC0415
 
     refusals = Refusals()
     try:
         if path.is_file() and detect.format_of(path) == "generic":
             return load_own(path, columns)
         files = detect.files_of([path])
-        rows = [row for file in files for row in read_file(file, refusals, columns=columns)]
+        rows = [row for file in files for row in detect.read_file(file, refusals, columns=columns)]
     except OSError as error:
         raise RecordingError(str(error)) from None
     if faults := [
@@ -335,20 +328,19 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     return replace(assembled(table_of(str(path), rows)), masked=({},) * left_out)
 
 
-def save_recording(recording: Recording, path: str | Path, *, format: Format | None = None) -> None:
+def save_recording(recording: Recording, path: str | Path) -> None:
     """Write a recording to .npz (packed), .jsonl, .jsonl.gz or .parquet (one row per sequence).
 
     Args:
         recording: What to write.
         path: Where to.
-        format: `npz`, `jsonl` or `parquet`, where the file's name does not say.
 
     Raises:
         RecordingError: If the name says no format, or a recording with logits goes anywhere but into .npz.
         OSError: If the file cannot be written.
     """
     where = Path(path)
-    chosen = format or format_of(where)
+    chosen = format_of(where)
     if recording.train_kept is not None:  # a file has log-probabilities from before truncation
         recording = replace(recording, train=recording.train + recording.train_kept)
     arrays = {ALIASES[role][0]: values for role in _PER_TOKEN if (values := getattr(recording, role)) is not None}
@@ -369,13 +361,10 @@ def format_of(path: Path) -> Format:
     Raises:
         RecordingError: If it says none.
     """
-    name = path.name.lower()
     for ending, format in _ENDINGS.items():
-        if name.endswith(ending):
+        if path.name.lower().endswith(ending):
             return format
-    raise RecordingError(
-        f"{path}: the name does not end in .npz, .jsonl, .jsonl.gz or .parquet: rename it to match its format"
-    )
+    raise RecordingError(f"{path}: the name does not end in {', '.join(_ENDINGS)}: rename it to match its format")
 
 
 def _npz(recording: Recording, path: Path, arrays: dict[str, NDArray[Any]]) -> None:

@@ -15,9 +15,8 @@ import pytest
 from kc_otel.recordings.importers import nemo_rl_files as nemo_rl
 from kc_otel.recordings.importers import prime_rl_files as prime_rl
 from kc_otel.recordings.importers import verl_files as verl
-from kc_otel.recordings.importers.detect import complete, files_of, format_of
+from kc_otel.recordings.importers.detect import files_of, format_of, read_generic
 from kc_otel.recordings.importers.imported import Refusals
-from kc_otel.recordings.importers.importer import read_generic
 from kc_otel.recordings.recording import RecordingError
 
 
@@ -155,7 +154,7 @@ def test_prime_rl_tokens_of_another_model_are_left_out(tmp_path):
     found = list(prime_rl.read(write(tmp_path / "rank_0.jsonl", lines), refusals))
     assert [row.train.tolist() for row in found] == [train[0].tolist(), train[0][:6].tolist(), train[0].tolist()]
     assert refusals.counts == {"no_tokens": 1}
-    assert refusals.first["no_tokens"].endswith(":2: loss_mask and rl_weights leave no token that was sampled")
+    assert refusals.first["no_tokens"].endswith(":2: loss_mask and rl_weights leave no token")
 
 
 def test_prime_rl_nulls_become_nan_and_are_left_to_the_checks(tmp_path):
@@ -185,10 +184,10 @@ def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
 def test_prime_rl_says_when_a_folder_is_complete(tmp_path):
     """A file of an export is finished when STABLE is beside it; any other file always is."""
     path = write(tmp_path / "token_exports" / "step_1" / "rank_0.jsonl", [])
-    assert not complete(path)
+    assert not prime_rl.complete(path)
     (path.parent / "STABLE").touch()
-    assert complete(path)
-    assert complete(write(tmp_path / "a.jsonl", []))
+    assert prime_rl.complete(path)
+    assert prime_rl.complete(write(tmp_path / "a.jsonl", []))
 
 
 class DataProto:

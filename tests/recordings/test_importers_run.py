@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
+from kc_otel.recordings.importers import importer
 from kc_otel.recordings.importers.importer import Importer
 from tests.tools.planted_faults import FAULTS, healthy
 
@@ -43,11 +44,12 @@ def test_a_file_becomes_the_stream_that_live_instrumentation_makes(recorders, me
     assert memory.count("code") == 60
 
 
-def test_chunks_are_bounded_and_change_nothing(recorders, memory, write):
+def test_chunks_are_bounded_and_change_nothing(recorders, memory, write, monkeypatch):
     """However few tokens are handed over at a time, the same is measured."""
+    monkeypatch.setattr(importer, "_CHUNK_TOKENS", 45)
     path = write("log.jsonl", [sequence(seed=n) for n in range(7)])
     made = recorders()
-    assert Importer(made, chunk_tokens=45).file(path)
+    assert Importer(made).file(path)
     assert made.stats().batches == 3
     assert memory.count("all") == 140
 
@@ -167,9 +169,3 @@ def test_a_fault_of_the_pairing_in_a_trainers_batch_is_invalid_input(name, recor
     recorder = recorders()
     assert Importer(recorder).file(tmp_path / "batch.pt")
     assert FAULTS[name][1] in recorder.stats().invalid
-
-
-def test_chunks_need_room(recorders):
-    """No chunk has no tokens."""
-    with pytest.raises(ValueError, match="chunk_tokens: 0"):
-        Importer(recorders(), chunk_tokens=0)
