@@ -1,7 +1,6 @@
 """What is wrong with a recording is said with file, row, field and remedy, all of it at once."""
 
 import json
-import pickle
 import re
 
 import numpy as np
@@ -233,20 +232,6 @@ def test_parquet_columns_that_do_not_fit(tmp_path, rows, message):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(RecordingError, match=message):
         load_recording(tmp_path / "a.parquet")
-
-
-@pytest.mark.parametrize("name", ["log.pkl", "log.pickle", "LOG.PT"])
-def test_a_pickle_runs_nothing(tmp_path, name):
-    """Only a trainer's batch is let in; what else a pickle names is refused, and does not run."""
-
-    class Bad:
-        def __reduce__(self):
-            return (tmp_path / "ran").touch, ()
-
-    (tmp_path / name).write_bytes(pickle.dumps(Bad()))
-    with pytest.raises(RecordingError, match=r"a batch needs not; save it without that"):
-        load_recording(tmp_path / name)
-    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("ending", ["npz", "jsonl"])
