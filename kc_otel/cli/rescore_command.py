@@ -151,7 +151,7 @@ def _kernel(
     if [model, scorer, train_url].count(None) != 2:
         refuse("say which training kernel: give one of --model, --train-url and --scorer")
     if train_url is not None:
-        from kc_otel.recordings.endpoints.endpoint_scorer import endpoint_scorer  # noqa: PLC0415
+        from kc_otel.recordings.endpoints.endpoint_client import endpoint_scorer  # noqa: PLC0415
 
         return endpoint_scorer(train_url, os.environ.get("KC_OTEL_TRAIN_API_KEY", "").strip()), None
     if scorer is not None:

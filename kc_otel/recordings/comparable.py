@@ -64,10 +64,7 @@ def refusal(
     other = sorted(set(processing) - set(supported))
     if other:
         only = f"only {', '.join(supported)} can" if supported else "score it with `rescore --model`"
-        return (
-            "unsupported_processing",
-            f"{', '.join(other)} cannot be applied to the training kernel; {only}",
-        )
+        return "unsupported_processing", f"{', '.join(other)} cannot be applied to the training kernel; {only}"
     if said := _wrong_weights(request, weights, adapter):
         return "wrong_weights", said
     return None
@@ -75,16 +72,13 @@ def refusal(
 
 def _wrong_weights(request: SampledRequest, weights: int | str | None, adapter: str) -> str:
     if (served := str(request.attributes.get("lora", ""))) != adapter:
-        said = f"sampled with {_adapter(served)}, scored with {_adapter(adapter)}"
+        sides = (f"the LoRA adapter {name!r}" if name else "no LoRA adapter" for name in (served, adapter))
+        said = "sampled with {}, scored with {}".format(*sides)
         return f"{said}; score it with that adapter, and say its name (rescore --adapter)"
     if weights is not None and request.weights is not None and _other_weights(request.weights, weights):
         said = f"sampled with weights {request.weights!r}, scored with {weights!r}"
         return f"{said}; rescore with the checkpoint that served"
     return ""
-
-
-def _adapter(name: str) -> str:
-    return f"the LoRA adapter {name!r}" if name else "no LoRA adapter"
 
 
 def _other_weights(sampled: int | str | tuple[tuple[int, int], ...], scored: int | str) -> bool:

@@ -28,7 +28,7 @@ def read_jsonl(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     problems = Problems(str(path))
 
     def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for number, text in _lines(path):
+        for number, text in lines(path):
             try:
                 row = read_json_text(text)
             except ValueError as error:
@@ -93,7 +93,7 @@ def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         RecordingError: If a line is no JSON object, or the file cannot be read.
     """
-    for number, line in _lines(path):
+    for number, line in lines(path):
         place = f"{path}:{number}"
         try:
             record = read_json_text(line)
@@ -109,7 +109,12 @@ def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
     return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool)}
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file, packed or not, that hold anything, with their numbers.
+
+    Raises:
+        RecordingError: If it cannot be read.
+    """
     packed = path.suffix == ".gz"
     try:
         with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:

@@ -34,6 +34,8 @@ from kc_otel.recordings.spool import SpoolReader
 _log: Final = logging.getLogger("kc_otel")
 _ABOVE_ZERO_TOLERANCE: Final = 1e-3
 """Tolerance for a log-probability above 0, as in `measure.checks`."""
+_TAKEN_AT_ONCE: Final = 256
+"""Requests taken from the spool at a time; they are confirmed together."""
 _TRACES: Final = TraceContextTextMapPropagator()
 
 
@@ -76,7 +78,6 @@ class Rescorer:
         idle: Whether now is a good moment for a batch.
         seen: Called with what was scored and its log P, such as `WorstSequences.add` with the time; what it raises is
             logged, and costs nothing else.
-        take: Requests taken from the spool at a time; they are confirmed together.
         poll: Seconds between looks at an empty spool, a busy device or an endpoint that does not answer.
     """
 
@@ -93,7 +94,6 @@ class Rescorer:
         budget: TokenBudget | None = None,
         idle: Callable[[], bool] = lambda: True,
         seen: Callable[[Sequence[SampledRequest], Sequence[Any]], None] | None = None,
-        take: int = 256,
         poll: float = 1.0,
     ) -> None:
         self.totals: Final = RescoreTotals()
@@ -108,7 +108,6 @@ class Rescorer:
         self._budget = budget
         self._idle = idle
         self._seen = seen
-        self._take = take
         self._poll = poll
 
     def run(self, stop: threading.Event, *, follow: bool = False) -> RescoreTotals:
@@ -119,7 +118,7 @@ class Rescorer:
             SpoolError: If the spool cannot be read or written.
         """
         while not stop.is_set():
-            taken = self._reader.take(self._take)
+            taken = self._reader.take(_TAKEN_AT_ONCE)
             if taken:
                 self._confirm(self._rescore(taken, stop), stop)
             elif not follow:

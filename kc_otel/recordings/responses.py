@@ -11,7 +11,6 @@ srt/managers/tokenizer_manager.py; llama.cpp, tools/server/README.md (`n_probs`)
 
 from __future__ import annotations
 
-import gzip
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy as np
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.columns import ATTRIBUTES
-from kc_otel.recordings.read_jsonl import scalars_of
+from kc_otel.recordings.read_jsonl import lines, scalars_of
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
 
@@ -254,12 +253,8 @@ def _body(record: Any) -> Any:
 
 
 def _records(path: Path, problems: Problems) -> Iterator[tuple[str, Any]]:
-    packed = path.name.endswith(".gz")
-    try:
-        text = gzip.decompress(path.read_bytes()).decode() if packed else path.read_text(encoding="utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise RecordingError(f"{path}: cannot be read ({error})") from None
     if path.name.removesuffix(".gz").endswith(".json"):
+        text = "".join(line for _, line in lines(path))
         try:
             whole = read_json_text(text)
         except ValueError as error:
@@ -268,9 +263,7 @@ def _records(path: Path, problems: Problems) -> Iterator[tuple[str, Any]]:
             (f"answer {place}", answer) for place, answer in enumerate(whole if isinstance(whole, list) else [whole], 1)
         )
         return
-    for line, content in enumerate(text.splitlines(), 1):
-        if not content.strip():
-            continue
+    for line, content in lines(path):
         try:
             found = read_json_text(content)
         except ValueError as error:

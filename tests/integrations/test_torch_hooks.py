@@ -362,9 +362,8 @@ def test_only_modules_can_be_watched(recorders):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_next_token_logprobs_are_those_of_a_log_softmax(monkeypatch, dtype):
-    """Worked in small blocks, the log-probabilities are those of a float64 log-softmax of the whole."""
-    monkeypatch.setattr(watching, "_LOGITS_PER_BLOCK", 100)
+def test_next_token_logprobs_are_those_of_a_log_softmax(dtype):
+    """In float32 at least, they are those of a float64 log-softmax of the whole."""
     logits = torch.randn(3, 11, 29, dtype=dtype) * 3
     ids = torch.randint(0, 29, (3, 11))
     expected = logits.double()[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)

@@ -20,8 +20,8 @@ from kc_otel.recordings.endpoints.endpoint_client import (
     NotTakenError,
     RefusedError,
     RequestFailedError,
+    endpoint_scorer,
 )
-from kc_otel.recordings.endpoints.endpoint_scorer import endpoint_scorer
 from kc_otel.recordings.endpoints.prompts import Prompt, PromptsError, read_prompts
 from kc_otel.recordings.scoring import UnavailableError
 from tests.tools.completions import completions, table, token_ids
