@@ -63,10 +63,6 @@ def rescore(
     tokens_per_second: Annotated[
         float | None, typer.Option(help="Maximum tokens to read per second, prompts included.", min=1.0)
     ] = None,
-    idle_below: Annotated[
-        int | None,
-        typer.Option(help="Run only while the GPU's utilisation is below this percentage.", min=1, max=100),
-    ] = None,
     batch_tokens: Annotated[int, typer.Option(help="Maximum tokens in a batch, padding included.", min=1)] = 16_384,
     worst: Annotated[
         Path | None,
@@ -125,7 +121,6 @@ def rescore(
                 supported=SUPPORTED if train_url is None else (),
                 batch_tokens=batch_tokens,
                 budget=None if tokens_per_second is None else TokenBudget(tokens_per_second, time.monotonic),
-                idle=_idle(idle_below, device),
                 seen=None if kept is None else lambda requests, found: kept.add(requests, found, time.time()),
             )
             started = time.monotonic()
@@ -200,22 +195,6 @@ def _imported(target: str) -> Any:
     if not callable(found):
         refuse(f"--scorer {target}: is not a function")
     return found
-
-
-def _idle(below: int | None, device: str) -> Callable[[], bool]:
-    if below is None:
-        return lambda: True
-    with extra("torch", "--idle-below"):
-        import torch  # noqa: PLC0415 - only where a GPU is asked about
-
-    def idle() -> bool:
-        return bool(torch.cuda.utilization(torch.device(device)) < below)
-
-    try:
-        idle()
-    except Exception as error:  # noqa: BLE001 - no GPU, no driver, no NVML: each with its own kind
-        refuse(f"--idle-below: the utilisation of {device} cannot be read ({error})")
-    return idle
 
 
 def _summarise(totals: RescoreTotals, left: int, seconds: float) -> None:

@@ -75,10 +75,9 @@ class Rescorer:
         supported: Processing that `score` applies; requests with other processing are refused.
         batch_tokens: Most tokens of a batch, padding included.
         budget: How fast it may go; None for as fast as it can.
-        idle: Whether now is a good moment for a batch.
         seen: Called with what was scored and its log P, such as `WorstSequences.add` with the time; what it raises is
             logged, and costs nothing else.
-        poll: Seconds between looks at an empty spool, a busy device or an endpoint that does not answer.
+        poll: Seconds between looks at an empty spool or an endpoint that does not answer.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class Rescorer:
         supported: Sequence[str] = SUPPORTED,
         batch_tokens: int = 16_384,
         budget: TokenBudget | None = None,
-        idle: Callable[[], bool] = lambda: True,
         seen: Callable[[Sequence[SampledRequest], Sequence[Any]], None] | None = None,
         poll: float = 1.0,
     ) -> None:
@@ -106,7 +104,6 @@ class Rescorer:
         self._supported = supported
         self._batch_tokens = batch_tokens
         self._budget = budget
-        self._idle = idle
         self._seen = seen
         self._poll = poll
 
@@ -141,7 +138,8 @@ class Rescorer:
         rollouts = Counter(prompts)
         for batch in batches([request for _, request in kept], self._batch_tokens):
             requests = [kept[index][1] for index in batch]
-            self._wait(sum(map(length, requests)), stop)
+            if self._budget is not None:
+                stop.wait(self._budget.spend(sum(map(length, requests))))
             if stop.is_set():
                 break
             groups = {id(kept[index][1]): (prompts[index], rollouts[prompts[index]]) for index in batch}
@@ -150,12 +148,6 @@ class Rescorer:
                 self._record(scored, logprobs, groups)
             finished += [kept[index][0] for index in batch]
         return finished
-
-    def _wait(self, tokens: int, stop: threading.Event) -> None:
-        while not self._idle() and not stop.wait(self._poll):
-            pass
-        if self._budget is not None:
-            stop.wait(self._budget.spend(tokens))
 
     def _scored(self, requests: Sequence[SampledRequest]) -> tuple[list[SampledRequest], list[Any]]:
         """The requests that could be scored, and their log-probabilities."""

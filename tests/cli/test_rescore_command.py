@@ -90,7 +90,6 @@ def test_other_weights_are_refused_by_name_and_measured_as_a_lag_by_step(run):
         (["--train-url", "127.0.0.1:1"], "is not a URL such as http://127.0.0.1:8000"),
         (["--train-url", "http://127.0.0.1:1"], "train endpoint http://127.0.0.1:1: does not answer"),
         (["--model", "x", "--dtype", "int3"], "--dtype int3: write one of float32"),
-        (["--scorer", "my_kernel:half_a_nat_less", "--idle-below", "50"], "the utilisation of cpu cannot be read"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_leaves_the_spool(run, arguments, said, tmp_path):

@@ -28,11 +28,9 @@ from kc_otel.integrations.vllm.engines import Engines, kernel_of, logprobs_mode_
 from kc_otel.integrations.vllm.logprob_capture import RequestCapture
 from kc_otel.integrations.vllm.request_attributes import (
     HEADERS,
-    AttributeSource,
     RequestHeaders,
     attributes_of,
     sources_of,
-    sources_of_contract,
 )
 from kc_otel.integrations.vllm.settings import default_spool, settings_of
 from kc_otel.integrations.vllm.worker_methods import configured, described
@@ -150,15 +148,6 @@ def test_weight_versions(versions, weights):
     assert weights_of([(version, 7 * place) for place, version in enumerate(versions)]) == weights
 
 
-def test_sources_are_read_from_text():
-    """An attribute without a place is looked for in the body and then in baggage; others where they say."""
-    assert sources_of(" task, tenant = header:X-Tenant,lang=baggage:l ,") == (
-        AttributeSource("task", "any", "task"),
-        AttributeSource("tenant", "header", "X-Tenant"),
-        AttributeSource("lang", "baggage", "l"),
-    )
-
-
 @pytest.mark.parametrize("text", ["task=", "=header:x", "task=cookie:x", "task=header:", "task=header"])
 def test_a_source_that_is_none_is_refused(text):
     """The error repeats the entry and says how one is written."""
@@ -179,11 +168,6 @@ def test_attributes_are_found_where_the_sender_put_them():
     assert found == {"task": "code", "tenant": "a", "level": 3, "id": "x" * 256}
     assert read(completion(baggage={"task": "prose"})) == {"task": "prose"}
     assert read(completion(params=SimpleNamespace(extra_args={"task": [1]}))) == {}
-
-
-def test_a_contract_says_which_attributes_to_look_for(contract):
-    """Without configuration the attributes that slices ask for are looked for under their names."""
-    assert [source.attribute for source in sources_of_contract(contract())] == ["prompt_tokens", "task"]
 
 
 def test_a_kernel_is_spelled_out():
@@ -253,9 +237,10 @@ def test_a_delivery_gives_to_its_sink_and_counts():
     assert delivery.close()
 
 
-def test_a_full_queue_drops_and_counts(caplog):
+def test_a_full_queue_drops_and_counts(caplog, monkeypatch):
     """When the sink is slower than the engine, the engine is not held up: completions are dropped, said once."""
-    delivery = RequestDelivery(Sink(), lambda _: {}, queue_bytes=4096)
+    monkeypatch.setattr("kc_otel.integrations.vllm.delivery._QUEUE_BYTES", 4096)
+    delivery = RequestDelivery(Sink(), lambda _: {})
     stuck = Future()
     for _ in range(3):
         delivery.submit(finished(stuck))

@@ -342,25 +342,6 @@ def test_a_request_that_a_kernel_cannot_take_holds_up_no_other(rescorer):
     assert (totals.confirmed, totals.refused) == (1, {"scoring_failed": 1})
 
 
-def test_a_busy_device_is_left_alone(rescorer):
-    """Nothing is scored until the device is idle, and waiting ends when it is told to stop."""
-    asked = []
-
-    def idle():
-        asked.append(1)
-        return len(asked) > 3
-
-    assert rescorer(request("a"), idle=idle).run(threading.Event()).requests == 1
-    assert len(asked) == 4
-    stop = threading.Event()
-    made = rescorer(request("b"), idle=lambda: False)
-    thread = threading.Thread(target=made.run, args=(stop,), kwargs={"follow": True})
-    thread.start()
-    stop.set()
-    thread.join(5)
-    assert made.totals.requests == 0
-
-
 def test_following_picks_up_what_comes_later(rescorer, spool):
     """With `follow` it goes on until it is stopped."""
     stop = threading.Event()

@@ -67,7 +67,9 @@ class LoggedBatch:
         uids = data.non_tensor_batch.get("uid")
         if uids is not None and len(uids) == rows:
             logged.prompts = [str(getattr(uid, "data", uid)) for uid in uids]
-        logged.versions = _versions(data.non_tensor_batch.get("min_global_steps"), rows)
+        versions = data.non_tensor_batch.get("min_global_steps")
+        if versions is not None and len(versions) == rows:
+            logged.versions = [None if version is None else int(version) for version in versions]
         return logged
 
     @classmethod
@@ -80,8 +82,7 @@ class LoggedBatch:
             tags: Of each sequence.
             names: Columns that become attributes, as far as they are there.
         """
-        mask = data["response_mask"]
-        mask = mask.to_padded_tensor(0) if mask.is_nested else mask
+        mask = padded(data["response_mask"])
         given = {name: column(data, name) for name in sorted(names) if name in data}
         own = [{"prompt_tokens": int(tag.get("prompt_len", 0)), "audit": True} for tag in tags]
         return cls(
@@ -128,9 +129,9 @@ def column(data: Any, name: str) -> list[Any]:
     return [getattr(item, "data", item) for item in found]
 
 
-def padded(values: Any, shape: Any) -> Any:
-    """A tensor [sequences, tokens], of one that may be nested."""
-    return values.to_padded_tensor(0, output_size=tuple(shape)) if values.is_nested else values
+def padded(values: Any, shape: Any = None) -> Any:
+    """A tensor [sequences, tokens], of one that may be nested; of its own width without a shape."""
+    return values.to_padded_tensor(0, output_size=shape and tuple(shape)) if values.is_nested else values
 
 
 def by_version(logged: LoggedBatch) -> Iterator[tuple[Weights, np.ndarray]]:
@@ -142,12 +143,6 @@ def by_version(logged: LoggedBatch) -> Iterator[tuple[Weights, np.ndarray]]:
         return
     for version in dict.fromkeys(logged.versions[row] for row in kept):
         yield version, np.array([row for row in kept if logged.versions[row] == version])
-
-
-def _versions(values: Any, rows: int) -> list[Weights]:
-    if values is None or len(values) != rows:
-        return []
-    return [None if value is None else int(value) for value in values]
 
 
 def record(

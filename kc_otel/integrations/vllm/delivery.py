@@ -19,6 +19,8 @@ from kc_otel.recordings.request import SampledRequest, versions_per_token
 if TYPE_CHECKING:
     from kc_otel.record.recorder import Recorder
 
+_QUEUE_BYTES: Final = 64 << 20
+"""Most bytes, by estimate, that wait."""
 _TOKEN_BYTES: Final = 32
 """A reference and a number; prompts and completions wait as lists."""
 _REQUEST_BYTES: Final = 2048
@@ -54,19 +56,18 @@ class RequestDelivery(PerProcess):
     Args:
         sink: Where requests go.
         attributes: Makes their attributes.
-        queue_bytes: Most bytes, by estimate, that wait.
     """
 
     _lock: threading.Lock
     _counts: Counter[str]
 
-    def __init__(self, sink: RequestSink, attributes: AttributeFunction, *, queue_bytes: int = 64 << 20) -> None:
+    def __init__(self, sink: RequestSink, attributes: AttributeFunction) -> None:
         self.sink: Final = sink
         self._attributes = attributes
         self._dropped = ReasonCounts("kc-otel: a sampled request is not recorded (%s)")
         self._without_attributes = ReasonCounts("kc-otel: the %s function failed")
         self._worker: BoundedWorker[FinishedRequest] = BoundedWorker(
-            self._record, self._dropped.add, name="kc-otel-vllm", max_bytes=queue_bytes
+            self._record, self._dropped.add, name="kc-otel-vllm", max_bytes=_QUEUE_BYTES
         )
         super().__init__()
 

@@ -29,12 +29,7 @@ from kc_otel.contract.read import read_contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import parse_duration
 from kc_otel.integrations.vllm.delivery import RecorderSink, RequestSink
-from kc_otel.integrations.vllm.request_attributes import (
-    AttributeFunction,
-    attributes_of,
-    sources_of,
-    sources_of_contract,
-)
+from kc_otel.integrations.vllm.request_attributes import AttributeFunction, attributes_of, sources_of
 from kc_otel.integrations.vllm.worker_methods import is_disabled
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.sampling import Sampler
@@ -160,9 +155,9 @@ def _attributes(
 ) -> AttributeFunction:
     if callable(given):
         return given
+    named = sorted({name for spec in contract.slices.values() for name in spec.conditions})
     try:
-        text = environment.get("KC_OTEL_ATTRIBUTES")
-        sources = sources_of_contract(contract) if text is None else sources_of(text)
+        sources = sources_of(environment.get("KC_OTEL_ATTRIBUTES", ",".join(named)))
     except ValueError as error:
         raise ValueError(f"KC_OTEL_ATTRIBUTES: {error}") from None
     read, fixed = attributes_of(sources), dict(given or {})
