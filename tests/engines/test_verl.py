@@ -118,27 +118,11 @@ def test_a_run_in_bypass_mode_is_watched_in_its_workers(watched):
     assert not watched.evaluation().causes
 
 
-def test_drift_and_staleness_of_the_colocated_trainer_are_two_numbers(watched):
-    """It samples a batch ahead, so that all but the first are a step old; and one source drifts."""
+@pytest.mark.parametrize("script", [("_verl_bypass_run.py", "colocate_async"), ("_verl_fully_async_run.py",)])
+def test_drift_and_staleness_of_a_trainer_that_samples_ahead_are_two_numbers(watched, script):
+    """All but the first batch are a step old; and one source drifts."""
     contract = BY_SEQUENCE.replace("limit: 0.05", "limit: 0.005")
-    found, output = watched(HERE / "_verl_bypass_run.py", "colocate_async", "drift=0.4", FAST, contract=contract)
-    assert "step:4" in output
-    assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("FAIL", 1)
-    assert found["token-tv", "all"].samples == 32
-    assert found["token-tv", "code"].estimate < 0.01
-    assert str(found["token-tv", "tables"].status) == "FAIL"
-    assert found["token-tv", "tables"].estimate > 0.1
-    (causes,) = {of for cell, of in watched.evaluation().causes.items() if cell.clause == "token-tv"}
-    assert 0.7 < causes.share <= 0.75  # weights that differ by so much may look like other tokens
-    assert causes.kernel.estimate == found["token-tv", "all"].estimate
-    assert causes.kernel.lower > causes.limit
-    assert causes.staleness.estimate > 0
-
-
-def test_drift_and_staleness_of_the_fully_asynchronous_trainer_are_two_numbers(watched):
-    """Its queue is a step ahead, so that all but the first batch is a step old; and one source drifts."""
-    contract = BY_SEQUENCE.replace("limit: 0.05", "limit: 0.005")
-    found, output = watched(HERE / "_verl_fully_async_run.py", "drift=0.4", FAST, contract=contract)
+    found, output = watched(HERE / script[0], *script[1:], "drift=0.4", FAST, contract=contract)
     assert "step:4" in output
     assert "the first mini-batch of each update is measured, here 32 of 32 sequences" in output
     assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("FAIL", 1)

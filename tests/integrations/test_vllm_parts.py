@@ -237,19 +237,6 @@ def test_a_delivery_gives_to_its_sink_and_counts():
     assert delivery.close()
 
 
-def test_a_full_queue_drops_and_counts(caplog, monkeypatch):
-    """When the sink is slower than the engine, the engine is not held up: completions are dropped, said once."""
-    monkeypatch.setattr("kc_otel.integrations.vllm.delivery._QUEUE_BYTES", 4096)
-    delivery = RequestDelivery(Sink(), lambda _: {})
-    stuck = Future()
-    for _ in range(3):
-        delivery.submit(finished(stuck))
-    assert delivery.stats().dropped == {"queue-full": 2}
-    assert len(caplog.records) == 1
-    stuck.set_result(Kernel("vllm"))
-    assert delivery.close()
-
-
 def test_the_sampling_masks_of_steps_are_one_set_of_tokens_for_each_token():
     """Of one token, or of several with offsets, as vLLM's `SamplingMaskLists`; a mask that is missing makes none."""
     mask = SimpleNamespace(token_ids=np.array([4, 9], np.int32), offsets=None)

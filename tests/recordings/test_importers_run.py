@@ -11,7 +11,6 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.recordings.importers import importer
 from kc_otel.recordings.importers.importer import Importer
-from tests.tools.planted_faults import FAULTS, healthy
 
 SIDES = ("train_logprobs", "inference_logprobs")
 
@@ -151,21 +150,3 @@ def test_a_side_that_is_a_copy_of_the_other_is_told_of(recorders, write):
     importer = Importer(recorders())
     assert importer.file(write("log.jsonl", [line, sequence(seed=1)]))
     assert importer.totals.identical == 1
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_the_pairing_in_a_trainers_batch_is_invalid_input(name, recorders, tmp_path):
-    """By the reason that the recorder and the gate give it."""
-    torch = pytest.importorskip("torch")
-    rows = FAULTS[name][0](healthy(40), np.random.default_rng(1))
-    longest = max(train.size for train, _ in rows)
-    mask, train, inference = (np.zeros((len(rows), longest)) for _ in range(3))
-    for row, pair in enumerate(rows):
-        for side, values in zip((train, inference), pair, strict=True):
-            side[row, : values.size] = values
-        mask[row, : pair[0].size] = 1
-    batch = {"old_log_probs": train, "rollout_log_probs": inference, "response_mask": mask}
-    torch.save({key: torch.from_numpy(array) for key, array in batch.items()}, tmp_path / "batch.pt")
-    recorder = recorders()
-    assert Importer(recorder).file(tmp_path / "batch.pt")
-    assert FAULTS[name][1] in recorder.stats().invalid
