@@ -46,11 +46,8 @@ def refusal(
 ) -> tuple[str, str] | None:
     """Return the counter's reason and a sentence with the remedy if a request cannot be compared; else None.
 
-    Args:
-        request: The request.
-        weights: Weight version of the training kernel; None when nobody says.
-        adapter: Name of the LoRA adapter that the training kernel has; empty for none.
-        supported: Processing that the score function applies.
+    Of the training kernel there are its weight version, None where nobody says, the name of its LoRA adapter, empty for
+    none, and the processing that its score function applies.
     """
     processing = effective(request.processing)
     if not request.token_ids.size:

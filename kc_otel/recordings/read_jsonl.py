@@ -20,11 +20,7 @@ from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
 
 
 def read_jsonl(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
-    """Read the objects of a .jsonl file, line by line.
-
-    Raises:
-        RecordingError: If a line is not a JSON object with the columns of the first, or a column does not hold numbers.
-    """
+    """Read the objects of a .jsonl file, line by line; everything that is wrong is one RecordingError."""
     problems = Problems(str(path))
 
     def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -47,10 +43,7 @@ def table_of_rows(
 ) -> RaggedTable:
     """Put rows into columns, one after the other: only their numbers are kept in memory.
 
-    Args:
-        rows: The place of each, for messages, and its values by column; the first has every column.
-        columns: Role to column name, where names are others.
-        problems: Takes what is wrong.
+    Rows are a place, for messages, and values by column, of which the first has every one; `columns` are names by role.
 
     Raises:
         RecordingError: If anything is wrong.

@@ -44,11 +44,7 @@ def arrow(path: Path) -> Any:
 
 
 def read_parquet(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
-    """Read the rows of a .parquet file, some hundred at a time.
-
-    Raises:
-        RecordingError: If it is no such file, a column does not hold numbers, or pyarrow is not installed.
-    """
+    """Read the rows of a .parquet file, some hundred at a time."""
     pa = arrow(path)
     try:
         with pa.parquet.ParquetFile(path) as file:
@@ -60,11 +56,7 @@ def read_parquet(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
 
 
 def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
-    """The arrays of a .npz file; nothing in it is unpickled.
-
-    Raises:
-        RecordingError: If it is no such file, or its arrays do not fit together.
-    """
+    """Read the arrays of a .npz file; nothing in it is unpickled."""
     source = str(path)
     try:
         # Opened here: of an archive that is broken, NumPy leaves the file open.
@@ -276,11 +268,7 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
 
 
 def load_own(path: Path, columns: Mapping[str, str] | None) -> Recording:
-    """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet.
-
-    Raises:
-        RecordingError: As `load_recording`.
-    """
+    """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet; errors as `load_recording`."""
     return assembled(_READERS[format_of(path)](path, columns))
 
 
@@ -331,10 +319,6 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
 def save_recording(recording: Recording, path: str | Path) -> None:
     """Write a recording to .npz (packed), .jsonl, .jsonl.gz or .parquet (one row per sequence).
 
-    Args:
-        recording: What to write.
-        path: Where to.
-
     Raises:
         RecordingError: If the name says no format, or a recording with logits goes anywhere but into .npz.
         OSError: If the file cannot be written.
@@ -356,11 +340,7 @@ def save_recording(recording: Recording, path: str | Path) -> None:
 
 
 def format_of(path: Path) -> Format:
-    """The format that a file's name says.
-
-    Raises:
-        RecordingError: If it says none.
-    """
+    """The format that a file's name says; a RecordingError where it says none."""
     for ending, format in _ENDINGS.items():
         if path.name.lower().endswith(ending):
             return format

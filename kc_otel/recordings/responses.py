@@ -68,11 +68,10 @@ def is_response(record: Any) -> bool:
 
 
 def read_responses(train: Path, inference: Path, columns: tuple[str, str] | None = None) -> RaggedTable:
-    """Pair saved responses of two servers.
+    """Pair saved responses: the training kernel scored what the other had sampled, one for each, or by `custom_id`.
 
     Args:
-        train: Responses of the training kernel, which scored what the other had sampled: one for each sequence in the
-            same order, or with the same `custom_id`s.
+        train: Responses of the training kernel.
         inference: Responses of the kernel that sampled.
         columns: Names under which a line of one file has both responses.
 

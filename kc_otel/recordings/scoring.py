@@ -121,18 +121,10 @@ def hf_scorer(model: torch.nn.Module, *, autocast: torch.dtype | None = None, ma
 def sampled_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, processing: Mapping[str, Scalar] | None = None
 ) -> torch.Tensor:
-    """Log-probabilities of tokens under the distribution that logits become after processing, in float32, nats.
+    """Log-probabilities [positions] of tokens [positions] under what logits become after processing, float32, nats.
 
     Temperature first, then min-p, top-k and top-p, each on what the one before left; a token that they leave out has
-    -inf. Ties with the k-th logit stay.
-
-    Args:
-        logits: [positions, vocabulary], any floating dtype.
-        token_ids: [positions].
-        processing: As for a `Scorer`.
-
-    Returns:
-        [positions].
+    -inf. Ties with the k-th logit stay. Logits are [positions, vocabulary], of any floating dtype.
 
     Raises:
         ValueError: If the processing cannot be applied.
@@ -175,10 +167,7 @@ def processed(logits: torch.Tensor, processing: Mapping[str, Scalar] | None) -> 
 def kept_mass(logits: torch.Tensor, kept: KeptTokens, processing: Mapping[str, Scalar] | None = None) -> torch.Tensor:
     """Log of the mass, nats, float64 [positions], that logits give to the tokens that a truncation kept.
 
-    Args:
-        logits: [positions, vocabulary], any floating dtype.
-        kept: Those tokens, for each position.
-        processing: Processing before the truncation: the temperature.
+    Logits are [positions, vocabulary], of any floating dtype; processing is what comes before the truncation.
 
     Raises:
         ValueError: If there is not one set of tokens for each position.

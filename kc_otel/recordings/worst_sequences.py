@@ -112,12 +112,7 @@ class WorstSequences:
         self._connection, self._salt = _opened(Path(path))
 
     def add(self, requests: Sequence[SampledRequest], train: Sequence[Any], now: float) -> None:
-        """Keep those that are worse than what is kept.
-
-        Args:
-            requests: The served requests.
-            train: log P of the sampled tokens of each, nats, [tokens].
-            now: Unix time.
+        """Keep those that are worse than what is kept, by log P [tokens] of each, nats, at a Unix time.
 
         Raises:
             OSError: If the file cannot be written.
@@ -179,14 +174,7 @@ class WorstSequences:
 
 
 def read_worst(path: Path, contract: str, clause: str, slice: str, kernel: str) -> tuple[WorstSequence, ...]:
-    """Read the stored sequences of a cell, the worst first.
-
-    Args:
-        path: The file.
-        contract: Name of the contract.
-        clause: Of the contract.
-        slice: Of the contract.
-        kernel: Fingerprint of the inference kernel; empty for any.
+    """Read the stored sequences of a cell, the worst first; of one inference kernel, by its fingerprint, or of any.
 
     Raises:
         OSError: If the file cannot be read.

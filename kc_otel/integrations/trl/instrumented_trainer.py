@@ -363,12 +363,8 @@ def _processings(trainer: Any, inference: Processing | None) -> tuple[Processing
     """Return the processing in the log-probabilities of both sides; None if the inference side's is unknown.
 
     TRL divides the training kernel's logits by the temperature and does nothing else to them, while its vLLM returns
-    log-probabilities from after top-p and all other processing. Where these are used the two are of different
-    distributions.
-
-    Args:
-        trainer: The trainer.
-        inference: Processing of the user's own `rollout_func`; None where TRL samples, or where it is not known.
+    log-probabilities from after top-p and all other processing: where these are used the two are of different
+    distributions. `inference` is the processing of the user's own `rollout_func`; None where TRL samples.
     """
     args = trainer.args
     if inference is None and trainer.rollout_func is not None:

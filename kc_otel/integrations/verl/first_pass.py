@@ -51,9 +51,7 @@ _RANKS_NOTE: Final = "; of %d data-parallel ranks one counts each prompt"
 class FirstPassWatch(Guarded):
     """Records the first mini-batch of every update that a worker of this process makes. Nothing is raised into verl.
 
-    Args:
-        contract: The contract.
-        make: Makes the recorder from the two kernels, when there is first something to record.
+    `make` makes the recorder from the two kernels, when there is first something to record.
     """
 
     watched = "mini-batch"

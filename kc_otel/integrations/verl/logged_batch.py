@@ -74,14 +74,7 @@ class LoggedBatch:
 
     @classmethod
     def audited(cls, data: Any, train: Any, tags: Sequence[Mapping[str, Any]], names: Iterable[str]) -> LoggedBatch:
-        """Sequences of v1's TransferQueue that the training kernel has scored.
-
-        Args:
-            data: Their fields.
-            train: The training kernel's log-probabilities.
-            tags: Of each sequence.
-            names: Columns that become attributes, as far as they are there.
-        """
+        """Sequences of v1's TransferQueue that the training kernel has scored; `names` are columns for attributes."""
         mask = padded(data["response_mask"])
         given = {name: column(data, name) for name in sorted(names) if name in data}
         own = [{"prompt_tokens": int(tag.get("prompt_len", 0)), "audit": True} for tag in tags]
@@ -96,12 +89,7 @@ class LoggedBatch:
         )
 
     def rewarded(self, scores: Any, advantages: Any) -> None:
-        """Add rewards and advantages.
-
-        Args:
-            scores: Rewards, [sequences, tokens] as verl spreads them, or None.
-            advantages: Of each token, or None.
-        """
+        """Add rewards, [sequences, tokens] as verl spreads them, and advantages of each token, if there are any."""
         if scores is not None:
             self.rewards = scores.sum(-1)
         if advantages is not None and tuple(advantages.shape) == tuple(self.train.shape):
@@ -155,12 +143,8 @@ def record(
 ) -> None:
     """Compare a batch, in one call for each version of the weights that sampled.
 
-    Args:
-        recorder: Where to.
-        logged: The batch.
-        processing: Sampling parameters of both sides; None where they are not known.
-        trained: Weight version of the training side.
-        rollouts: Rollouts of each prompt, by its name, where a prompt has more than this batch holds.
+    `processing` are the sampling parameters of both sides, `trained` the training side's weights, and `rollouts` the
+    number of each prompt's rollouts, by its name, where it has more than this batch holds.
     """
     parts = list(by_version(logged))
     if rollouts is None and logged.prompts:

@@ -42,9 +42,7 @@ _NO_LOGPROBS: Final = (
 class TrainerWatch(Guarded):
     """Records what the trainer of a process compares. Nothing here raises into verl.
 
-    Args:
-        contract: The contract.
-        make: Makes the recorder from the two kernels, when there is first something to record.
+    `make` makes the recorder from the two kernels, when there is first something to record.
     """
 
     def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:

@@ -82,15 +82,9 @@ class Completion:
 class FinishedCapture:
     """Data of a completion that the engine has finished, on its way to the recording thread.
 
-    Attributes:
-        capture: What was collected while it was sampled.
-        prompt_ids: Prompt tokens.
-        token_ids: Sampled tokens.
-        versions: Weight versions that sampled it, each with the index of its first token, in order.
-        model: Name under which the model is served.
-        kernel: What sampled it; may still be asked for, and is waited for where the request is recorded.
-        logprobs_mode: `raw` or `processed`.
-        watermarks: Whether the engine has a watermark, which requests get that do not say no.
+    `versions` are the weights that sampled it, each with the index of its first token; `kernel` may still be asked for,
+    and is waited for where the request is recorded; `logprobs_mode` is `raw` or `processed`; `watermarks` is whether
+    the engine has a watermark, which requests get that do not say no.
     """
 
     capture: RequestCapture
@@ -135,13 +129,7 @@ class FinishedCapture:
 def request_of(
     completion: Completion, kernel: Kernel, logprobs_mode: str, attributes: Mapping[str, Scalar]
 ) -> SampledRequest:
-    """The request to be kept.
-
-    Args:
-        completion: The sampled completion.
-        kernel: Kernel that sampled it.
-        logprobs_mode: `raw` or `processed`.
-        attributes: Those of the user; those that every completion has are added, and give way to the user's.
+    """The request to be kept; attributes that every completion has are added, and give way to the user's.
 
     Raises:
         ValueError: If there is not exactly one log-probability per token.
@@ -177,9 +165,7 @@ def processing_of(params: Any) -> dict[str, Scalar]:
 def kept_of(masks: Sequence[Any], tokens: int) -> KeptTokens | None:
     """The tokens that truncation kept, from vLLM's `SamplingMaskLists` of each step; None unless there is one a token.
 
-    Args:
-        masks: `token_ids` of one token, or of several with `offsets` that say where each one's begin.
-        tokens: How many tokens were sampled.
+    A mask has the ids of one token, or of several with `offsets` that say where each one's begin.
     """
     if not masks:
         return None

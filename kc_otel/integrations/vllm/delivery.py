@@ -51,12 +51,7 @@ class CaptureStats:
 
 
 class RequestDelivery(PerProcess):
-    """Takes finished completions without waiting, and gives them to the sink on a thread of its own.
-
-    Args:
-        sink: Where requests go.
-        attributes: Makes their attributes.
-    """
+    """Takes finished completions without waiting, and gives them to the sink on a thread of its own."""
 
     _lock: threading.Lock
     _counts: Counter[str]

@@ -55,13 +55,7 @@ class _Engine:
 
 
 class Engines:
-    """Every engine of a process, by its output processor.
-
-    Args:
-        sampler: Decides by request id.
-        delivery: Takes finished requests.
-        contract: Contract that declares the engines' kernel.
-    """
+    """Every engine of a process, by its output processor; a sampler decides by request id what is delivered."""
 
     def __init__(self, sampler: Sampler, delivery: RequestDelivery, contract: Contract) -> None:
         self.delivery: Final = delivery
@@ -191,14 +185,7 @@ _MODES: Final = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
 def kernel_of(
     config: Any, version: str, workers: Sequence[Mapping[str, str]], environment: Mapping[str, str]
 ) -> Kernel:
-    """The kernel version of an engine.
-
-    Args:
-        config: vLLM's `VllmConfig`.
-        version: vLLM's version.
-        workers: Report of each worker; empty if none could be asked.
-        environment: The process's environment variables.
-    """
+    """The kernel version of an engine, by vLLM's `VllmConfig` and version, its workers' reports and the environment."""
     model, cache, parallel, compilation = (
         config.model_config, config.cache_config, config.parallel_config, config.compilation_config,
     )  # fmt: skip

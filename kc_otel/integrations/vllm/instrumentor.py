@@ -129,10 +129,7 @@ class CaptureCounters:
     def start(self, contract: str, read: Callable[[], Counter[str]], meter_provider: Any = None) -> None:
         """Observe what `read` returns: requests by the reason for which they were dropped, RECORDED for none.
 
-        Args:
-            contract: metadata.name.
-            read: Returns the counts so far; called on the thread of the program's exporter.
-            meter_provider: Whose meter; None for the global one.
+        It is called on the thread of the program's exporter, by the meter of a provider, the global one by default.
         """
         self._now = contract, read
         meter = metrics.get_meter("kc_otel", version("kc-otel"), meter_provider)
@@ -144,12 +141,9 @@ class CaptureCounters:
         self._ended, self._now = self._totals(), None
 
     def show(self, registry: Any = None) -> None:
-        """Show the counts with the metrics of vLLM's server, which an operator scrapes without OpenTelemetry.
+        """Show the counts with the metrics of vLLM's server, or in another registry of `prometheus_client`.
 
         With several API servers (`--api-server-count`) vLLM gathers files there, and these counts are not in them.
-
-        Args:
-            registry: A `prometheus_client` registry; None for the one that vLLM's server shows.
         """
         if self._shown:
             return

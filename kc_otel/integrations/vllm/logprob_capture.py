@@ -18,12 +18,9 @@ from typing import Any
 
 @dataclass(slots=True, eq=False)
 class StepCapture:
-    """Result of one step of an engine.
+    """Captures that received data in one step of an engine, and those of them that are done.
 
-    Attributes:
-        touched: Captures that received data.
-        finished: Those of them that are done.
-        closed: Set when nobody looks here any more; requests under way go on without being collected.
+    Once it is `closed`, nobody looks here any more; requests under way go on without being collected.
     """
 
     touched: list[RequestCapture] = field(default_factory=list)
@@ -101,11 +98,7 @@ def scores(request: Any) -> bool:
 def attach(request: Any, state: Any, context: Mapping[str, Any], step: StepCapture) -> None:
     """Ask the core for log-probabilities of a request that the front end has just registered.
 
-    Args:
-        request: The `EngineCoreRequest` that goes to the core after this; gets sampling parameters of its own.
-        state: The front end's state of it, made from the parameters as they were.
-        context: Data known when the request arrived.
-        step: Collector of its engine's steps.
+    The `EngineCoreRequest` gets sampling parameters of its own; the front end's state was made from them as they were.
 
     Raises:
         TypeError: If something else has taken the place of vLLM's own processor of log-probabilities.

@@ -31,12 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Patches:
-    """The wrappers of one instrumentation.
-
-    Args:
-        engines: Whom they tell.
-        serving: Called where an HTTP server is made, before it answers.
-    """
+    """The wrappers of one instrumentation; `serving` is called where an HTTP server is made, before it answers."""
 
     def __init__(self, engines: Engines, serving: Callable[[], None]) -> None:
         self._engines = engines

@@ -40,15 +40,7 @@ _UNIT_SHIFTS: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
-    """Data to record, and its destination.
-
-    Attributes:
-        contract: The contract.
-        sink: Where requests go.
-        sampler: Which ones.
-        attributes: Attributes for their slices.
-        close: Closes a sink that was made here and is not used elsewhere; None for others.
-    """
+    """Data to record, and its destination; `close` closes a sink that was made here and is not used elsewhere."""
 
     contract: Contract
     sink: RequestSink

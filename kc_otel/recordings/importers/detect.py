@@ -94,11 +94,11 @@ def read_file(
     *,
     columns: Mapping[str, str] | None = None,
 ) -> Iterator[Imported]:
-    """Read the sequences of a file.
+    """Read the sequences of a file; records that cannot become one are counted.
 
     Args:
         path: The file.
-        refusals: Where records that cannot become sequences are counted.
+        refusals: Where they are counted.
         format: Whose it is; None to find out.
         columns: Role to column name, for generic files.
 

@@ -70,11 +70,7 @@ class Refusals:
 
 
 def needed(path: Path, batch: Mapping[str, NDArray[Any]], names: Sequence[str], hint: str) -> list[NDArray[Any]]:
-    """Return tensors of a batch.
-
-    Raises:
-        RecordingError: If one is missing; `hint` says how to have it.
-    """
+    """Return tensors of a batch; a RecordingError names those that are missing, and says how to have them."""
     if missing := [name for name in names if name not in batch]:
         raise RecordingError(f"{path}: has no {' and no '.join(missing)}, only {', '.join(sorted(batch))}; {hint}")
     return [batch[name] for name in names]
@@ -92,18 +88,9 @@ def batch_rows(
     prompt_ids: NDArray[Any] | Sequence[NDArray[Any]] | None = None,
     processing: Mapping[str, Scalar] | None = None,
 ) -> Iterator[Imported]:
-    """Cut a padded batch into its sequences.
+    """Cut a padded batch into its sequences; a token counts where none of the masks is 0.
 
-    Args:
-        path: The file, for messages.
-        refusals: Where sequences without tokens are counted.
-        sides: Log-probabilities of the training and of the inference kernel by their names, [sequences, tokens].
-        masks: By their names, [sequences, tokens]; a token counts where none of them is 0.
-        about: Gives the attributes and the weight versions of a row.
-        token_ids: [sequences, tokens].
-        advantages: [sequences, tokens].
-        prompt_ids: Of each sequence.
-        processing: Of all of them.
+    Sides, masks, ids and advantages are [sequences, tokens]; `about` gives attributes and weight versions of a row.
 
     Raises:
         RecordingError: If shapes do not fit.
@@ -125,13 +112,9 @@ def batch_rows(
 def line_rows(
     path: Path, refusals: Refusals, sequence: Callable[[dict[str, Any], str], Imported | None], masks: str
 ) -> Iterator[Imported]:
-    """Make a sequence of each line's object, which gets the line's place too; those that cannot be one are counted.
+    """Make a sequence of each line's object and place; those that cannot be one are counted.
 
-    Args:
-        path: The file.
-        refusals: Where lines that cannot become sequences are counted.
-        sequence: Raises KeyError for a column that is missing; returns None where no token counts.
-        masks: What decides that, for messages.
+    `sequence` raises KeyError for a column that is missing, and returns None where the masks leave no token.
 
     Raises:
         RecordingError: If a line is no JSON object, or `sequence` raises it.

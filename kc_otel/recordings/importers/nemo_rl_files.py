@@ -34,11 +34,7 @@ def looks_like(path: Path, record: dict[str, Any] | None) -> bool:
 
 
 def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
-    """The sequences of a file.
-
-    Raises:
-        RecordingError: If a line is no JSON object.
-    """
+    """The sequences of a file; errors as `detect.read_file`."""
     named = _NAME.search(path.name)
     sequence = partial(_sequence, int(named[1]) if named else None)
     return line_rows(path, refusals, sequence, "token_loss_mask and sample_loss_mask")

@@ -38,11 +38,7 @@ def complete(path: Path) -> bool:
 
 
 def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
-    """The sequences of a file.
-
-    Raises:
-        RecordingError: If a line is no JSON object, or of another schema version.
-    """
+    """The sequences of a file; errors as `detect.read_file`."""
     return line_rows(path, refusals, _sequence, "loss_mask and rl_weights")
 
 

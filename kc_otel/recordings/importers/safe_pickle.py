@@ -52,12 +52,7 @@ def rebuilt(_: object, state: Any) -> Container:
 
 
 def unpickled(path: Path, content: bytes, package: str) -> Any:
-    """Unpickle a file, with its trainer's container as a `Container`.
-
-    Args:
-        path: The file, for messages.
-        content: Its bytes.
-        package: Top-level package of the trainer.
+    """Unpickle a file, with the container of a trainer's top-level package as a `Container`.
 
     Raises:
         RecordingError: If it names other classes, or is no pickle.

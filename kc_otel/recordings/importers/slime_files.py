@@ -31,12 +31,7 @@ def looks_like(path: Path) -> bool:
 
 
 def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
-    """The sequences of a file.
-
-    Raises:
-        RecordingError: If it is no such dump.
-        OSError: If it cannot be read.
-    """
+    """The sequences of a file; errors as `detect.read_file`."""
     dump = torch_load(path, path.read_bytes())
     samples = dump.get("samples") if isinstance(dump, Mapping) else None
     if not isinstance(samples, list) or dump.get("format_version") != _VERSION:

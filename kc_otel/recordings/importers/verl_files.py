@@ -37,16 +37,7 @@ def is_text_dump(record: Mapping[str, Any] | None) -> bool:
 
 
 def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
-    """The sequences of a file.
-
-    Args:
-        path: The file.
-        refusals: Where sequences without tokens are counted.
-
-    Raises:
-        RecordingError: If it holds something else, has not both kernels' log-probabilities, or shapes do not fit.
-        OSError: If it cannot be read.
-    """
+    """The sequences of a file; errors as `detect.read_file`."""
     batch, others, meta = _loaded(path)
     hint = "set rollout.calculate_log_probs=True and save the batch after old_log_probs are computed"
     train, inference = needed(path, batch, _SIDES, hint)
