@@ -94,7 +94,7 @@ class Group(colocated.Group):
 def main(*arguments):
     said = dict(argument.split("=") for argument in arguments if argument.partition("=")[0] == "drift")
     path = colocated.checkpoint()
-    engine = colocated.InProcess.engine = Engine(path, float(said.get("drift", 0)), 0)
+    engine = colocated.InProcess.engine = Engine(path, float(said.get("drift", 0)))
     with initialize_config_dir(str(Path(fully_async.__file__).parent / "config"), version_base=None):
         config = compose("fully_async_ppo_trainer", overrides=[
             "algorithm.adv_estimator=grpo", f"actor_rollout_ref.rollout.n={COPIES}",

@@ -1,11 +1,10 @@
 """A run of verl on a CPU: its own trainers, TransferQueue, worker and FSDP engine; a tiny Llama.
 
-    python _verl_run.py sync|colocate_async|separate_async [drift=0.5] [skip=3] [verl's overrides ...]
+    python _verl_run.py sync|colocate_async|separate_async [drift=0.5] [verl's overrides ...]
 
 It is in bypass mode unless an override says otherwise. `drift` disturbs what the engine samples on one data source.
-From weight transfer `skip` on the engine keeps the weights it has, and says so in its versions. What is replaced is
-what needs an accelerator: verl's platform, by its registry of platforms; its inference engine; and the transport of
-weights, by its registry of those. Nothing in this file knows of kc-otel.
+What is replaced is what needs an accelerator: verl's platform, by its registry of platforms; its inference engine; and
+the transport of weights, by its registry of those. Nothing in this file knows of kc-otel.
 """
 
 from __future__ import annotations
@@ -40,18 +39,16 @@ VOCABULARY, PROMPT, STEPS, PROMPTS, COPIES = 32, 4, 4, 8, 4
 class Engine:
     """Samples in bfloat16 with the weights that it was last sent, and rewards."""
 
-    def __init__(self, path, drift, skip):
+    def __init__(self, path, drift):
         self.model = LlamaForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-        self.drift, self.skip, self.version, self.transfers = drift, skip, 0, 0
+        self.drift, self.version = drift, 0
         self.rng = torch.Generator().manual_seed(1)
 
     def load(self, weights, step):
         """Take weights, named as in a checkpoint."""
-        self.transfers += 1
         given = {name: tensor.to(torch.bfloat16) for name, tensor in weights}
-        if not self.skip or self.transfers < self.skip:
-            self.model.load_state_dict(given, strict=False)
-            self.version = step
+        self.model.load_state_dict(given, strict=False)
+        self.version = step
 
     @torch.no_grad()
     def generate_sequences(self, prompts):
@@ -208,10 +205,10 @@ def configured(*overrides):
 
 
 def main(kind, *arguments):
-    said = dict(argument.split("=") for argument in arguments if argument.partition("=")[0] in ("drift", "skip"))
+    said = dict(argument.split("=") for argument in arguments if argument.partition("=")[0] == "drift")
     overrides = [argument for argument in arguments if argument.partition("=")[0] not in said]
     path = checkpoint()
-    InProcess.engine = Engine(path, float(said.get("drift", 0)), int(said.get("skip", 0)))
+    InProcess.engine = Engine(path, float(said.get("drift", 0)))
     config = configured(
         "algorithm.rollout_correction.bypass_mode=True", f"trainer.v1.trainer_mode={kind}",
         *overrides_of(path), *overrides,

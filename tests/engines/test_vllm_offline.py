@@ -339,28 +339,6 @@ def test_an_update_under_way_leaves_each_token_with_its_version(llm, instrument,
     assert names.weights == "step-3,step-4"
 
 
-def test_a_recorder_of_the_same_process_pairs_them(llm, instrument, monkeypatch):
-    """With `train=` the other side is scored in this process, and both meet in the recorder by what they hold."""
-    from kc_otel import Kernel
-
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    instrumentor = instrument(sink=None, sampling=None, train=Kernel("torch", dtype="float32"))
-    recorder = instrumentor.recorder
-    outputs = generate(llm, seed=3, max_tokens=16, logprobs=0)
-    instrumentor.flush()
-    for output in outputs:
-        (sampled,) = output.outputs
-        recorder.scored(
-            token_ids=list(sampled.token_ids),
-            logprobs=[top[token].logprob for top, token in zip(sampled.logprobs, sampled.token_ids, strict=True)],
-            prompt_ids=output.prompt_token_ids,
-        )
-    assert recorder.force_flush()
-    assert recorder.stats().sequences == len(TEXTS)
-    assert recorder.stats().tokens == 16 * len(TEXTS)
-    recorder.shutdown()
-
-
 def test_the_programs_own_metrics_tell_what_became_of_requests(llm, instrument, sink, monkeypatch):
     """Recorded and dropped requests are counters of the meter provider that the program gives, or of the global one."""
     from opentelemetry.sdk.metrics import MeterProvider

@@ -23,7 +23,7 @@ from kc_otel.integrations.vllm.completion import (
     request_of,
     weights_of,
 )
-from kc_otel.integrations.vllm.delivery import RecorderSink, RequestDelivery
+from kc_otel.integrations.vllm.delivery import RequestDelivery
 from kc_otel.integrations.vllm.engines import Engines, kernel_of, logprobs_mode_of
 from kc_otel.integrations.vllm.logprob_capture import RequestCapture
 from kc_otel.integrations.vllm.request_attributes import (
@@ -318,15 +318,6 @@ def test_a_spool_is_as_large_and_as_old_as_somebody_says(contract, tmp_path):
             settings_of({**spool, f"KC_OTEL_SPOOL_MAX_{name}": text}, contract=contract())
 
 
-def test_a_training_kernel_makes_a_recorder(contract, monkeypatch):
-    """With a kernel that scores in this process requests go to a recorder, which takes its own share."""
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    made = settings_of({}, contract=contract(observability={"sampling": 0.2}), train=Kernel("torch"))
-    assert isinstance(made.sink, RecorderSink)
-    assert made.sampler.share() == 1.0
-    made.sink.recorder.shutdown()
-
-
 def test_nothing_is_set_up_unasked(contract, tmp_path):
     """Without a contract, or with the SDK turned off, there are no settings and no file."""
     environment = {"XDG_STATE_HOME": str(tmp_path)}
@@ -338,26 +329,10 @@ def test_nothing_is_set_up_unasked(contract, tmp_path):
     assert default_spool(contract(), environment) == tmp_path / "kc-otel" / "policy.sqlite"
 
 
-def test_two_places_to_put_requests_are_refused(contract):
-    """Of spool, sink and training kernel there can be one; the error names those that were given."""
-    with pytest.raises(ValueError, match="sink and train are given"):
-        settings_of({}, contract=contract(), sink=Sink(), train=Kernel("torch"))
-
-
-def test_a_recorder_gets_the_kernel_and_the_processing_of_its_log_probabilities(recorders, memory):
-    """The recorder goes over to the engine's kernel; raw log-probabilities are paired as those without processing."""
-    recorder = recorders(train=Kernel("torch"))
-    sink, engine = RecorderSink(recorder), Kernel("vllm", dtype="fp8")
-    params = SimpleNamespace(temperature=0.5)
-    sink.put(request_of(completion(params=params), engine, "raw", {}))
-    recorder.scored(token_ids=[4, 5], logprobs=[-0.5, -1.5], prompt_ids=[1, 2, 3], processing={})
-    assert recorder.force_flush()
-    assert recorder.stats().tokens == 2
-    assert memory.points("kc.drift.log_ratio", kc_kernel_inference=engine.fingerprint)
-    sink.put(request_of(completion(params=params), engine, "processed", {}))
-    recorder.scored(token_ids=[4, 5], logprobs=[-0.5, -1.5], prompt_ids=[1, 2, 3], processing={})
-    recorder.force_flush()
-    assert recorder.stats().invalid
+def test_two_places_to_put_requests_are_refused(contract, tmp_path):
+    """Of spool and sink there can be one."""
+    with pytest.raises(ValueError, match="spool and sink are given"):
+        settings_of({}, contract=contract(), sink=Sink(), spool=tmp_path / "spool.sqlite")
 
 
 def test_check_knows_what_every_request_has():

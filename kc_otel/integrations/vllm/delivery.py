@@ -7,17 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.vllm.completion import Completion, request_of
 from kc_otel.integrations.vllm.request_attributes import AttributeFunction
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.worker import BoundedWorker, PerProcess, ReasonCounts
-from kc_otel.recordings.request import SampledRequest, versions_per_token
-
-if TYPE_CHECKING:
-    from kc_otel.record.recorder import Recorder
+from kc_otel.recordings.request import SampledRequest
 
 _QUEUE_BYTES: Final = 64 << 20
 """Most bytes, by estimate, that wait."""
@@ -147,35 +144,3 @@ class RequestSink(Protocol):
 
     def put(self, request: SampledRequest) -> None:
         """Take a request. Called from one thread of the instrumentation; should neither raise nor wait."""
-
-
-class RecorderSink:
-    """Hands requests, as the `sampled` side of pairs, to a recorder of the same process, in which training scores them.
-
-    The training side calls `recorder.scored(token_ids=..., logprobs=..., prompt_ids=...)` without keys, so that both
-    sides are named by what they hold. The recorder samples by that name; record every request
-    (`sampling=1.0`), or the shares multiply.
-
-    Args:
-        recorder: Recorder whose pairs the requests become. Its inference kernel becomes the one that the engine
-            reports.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self._kernel: Kernel | None = None
-
-    def put(self, request: SampledRequest) -> None:
-        """Hand a request over."""
-        if request.kernel != self._kernel:
-            self.recorder.rollout(inference=request.kernel)
-            self._kernel = request.kernel
-        self.recorder.sampled(
-            token_ids=request.token_ids,
-            logprobs=request.logprobs,
-            prompt_ids=request.prompt_ids,
-            attributes=request.attributes,
-            # Log-probabilities from before processing are those of a request without any.
-            processing={} if request.logprobs_mode == "raw" else request.processing,
-            weights=versions_per_token(request) if isinstance(request.weights, tuple) else request.weights,
-        )
