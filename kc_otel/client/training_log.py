@@ -66,8 +66,9 @@ class TrainingLog:
         if evaluator is not None:
             parts = urlsplit(evaluator)
             if parts.scheme not in {"http", "https"} or not parts.hostname:
-                msg = f"{evaluator!r} is not the URL of an evaluator; write one such as http://127.0.0.1:4320"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"{evaluator!r} is not the URL of an evaluator; write one such as http://127.0.0.1:4320"
+                )
         self._evaluator = evaluator
         self._refresh = refresh
         self._token_file = token_file

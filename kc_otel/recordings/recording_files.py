@@ -112,13 +112,21 @@ def _lengths(chosen: Mapping[str, NDArray[Any]], names: Mapping[str, str], probl
             return np.zeros(0, dtype=np.int64)
         sequences, width = leading.shape[:2]
         if given is not None and (
-            given.shape != (sequences,) or not _whole(given) or given.min(initial=0) < 0 or given.max(initial=0) > width
+            given.shape != (sequences,)
+            or given.dtype.kind not in "iu"
+            or given.min(initial=0) < 0
+            or given.max(initial=0) > width
         ):
             problems.add(f"{names['lengths']}: {_shown(given)} are not {sequences} whole numbers from 0 to {width}")
         return np.full(sequences, width, dtype=np.int64)
     if given is None:
         return np.array([leading.shape[0]], dtype=np.int64)
-    if given.ndim != 1 or not _whole(given) or given.min(initial=0) < 0 or int(given.sum()) != leading.shape[0]:
+    if (
+        given.ndim != 1
+        or given.dtype.kind not in "iu"
+        or given.min(initial=0) < 0
+        or int(given.sum()) != leading.shape[0]
+    ):
         problems.add(
             f"{names['lengths']}: {_shown(given)} do not add up to the {leading.shape[0]} numbers of {names[role]}: "
             f"write one whole number per sequence"
@@ -197,10 +205,6 @@ def _text(array: NDArray[Any]) -> NDArray[Any]:
         return np.char.decode(array, "utf-8")
     except UnicodeDecodeError:
         return array
-
-
-def _whole(array: NDArray[Any]) -> bool:
-    return array.dtype.kind in "iu"
 
 
 def _shown(array: NDArray[Any]) -> str:

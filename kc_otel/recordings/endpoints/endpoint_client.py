@@ -129,9 +129,7 @@ class CompletionClient:
         """
         option = f"--{self.endpoint.side}-model"
         try:
-            response = await self._http.get(
-                f"{self.endpoint.root}/v1/models", headers=self._headers, timeout=self._timeout
-            )
+            response = await self._get("/v1/models")
         except httpx.HTTPError as error:
             raise RefusedError(
                 f"{self.endpoint}: does not answer ({self._described(error)}); is it up, and is that its address?"
@@ -155,9 +153,7 @@ class CompletionClient:
     async def version(self) -> str | None:
         """The engine's version, where it says one: vLLM does under /version."""
         try:
-            response = await self._http.get(
-                f"{self.endpoint.root}/version", headers=self._headers, timeout=self._timeout
-            )
+            response = await self._get("/version")
         except httpx.HTTPError:
             return None
         said = _json(response) if response.is_success else None
@@ -198,6 +194,9 @@ class CompletionClient:
             return answers.scored(answer, prompt_ids, token_ids)
         except answers.AnswerError as error:
             raise RefusedError(f"{self.endpoint}: {error}") from None
+
+    async def _get(self, path: str) -> httpx.Response:
+        return await self._http.get(self.endpoint.root + path, headers=self._headers, timeout=self._timeout)
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         for attempt in range(1, self._attempts + 1):
