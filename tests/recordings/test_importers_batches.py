@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import sys
 import types
@@ -229,15 +228,6 @@ def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them
     episodes = groups | {"episode_scores": np.array([0.25, 0.5, 0.0], dtype=object)}
     first, _ = roll.read(roll_batch("scores", columns=episodes, **changed), Refusals())
     assert first.attributes["reward"] == 0.25
-
-
-def test_areal_dumps_of_text_are_refused_with_what_to_do(tmp_path):
-    """They hold text, rewards and versions, and no log-probabilities."""
-    path = tmp_path / "3.jsonl"
-    record = {"task_id": 3, "seqlen": 9, "head_version": 1, "tail_version": 2, "reward": 1.0, "completion": "x"}
-    path.write_text(json.dumps(record) + "\n")
-    with pytest.raises(RecordingError, match=r"AReaL's rollouts: text .*Recorder\.compare"):
-        format_of(path)
 
 
 def test_a_container_of_one_trainer_is_none_of_another(tmp_path, skyrl_dump):

@@ -31,7 +31,6 @@ _READERS: Final[Mapping[str, Callable[[Path, Refusals], Iterator[Imported]]]] = 
     "nemo-rl": nemo_rl.read,
 }
 _JSONL_SUFFIXES: Final = (".jsonl", ".jsonl.gz")
-_AREAL_ADVICE: Final = "give Recorder.compare the batch's logprobs, versions and the actor's recomputed ones"
 _KNOWN_SUFFIXES: Final = (*_JSONL_SUFFIXES, ".npz", ".parquet", *verl.ENDINGS)
 
 
@@ -54,10 +53,6 @@ def format_of(path: Path) -> Format:
         raise RecordingError(
             f"{path}: is a dump of trainer.rollout_data_dir: text and scores without log-probabilities; set "
             f"rollout.calculate_log_probs=True and save batches with DataProto.save_to_disk"
-        )
-    if record is not None and {"head_version", "tail_version", "completion"} <= set(record):
-        raise RecordingError(
-            f"{path}: is a dump of AReaL's rollouts: text and rewards without log-probabilities; {_AREAL_ADVICE}"
         )
     if prime_rl.looks_like(path, record):
         return "prime-rl"
