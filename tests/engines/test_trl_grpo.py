@@ -347,38 +347,6 @@ def test_without_old_log_probs_those_of_the_first_pass_are_taken(trainer, record
     assert point.sum == pytest.approx(expected.abs().sum().item(), rel=1e-3)
 
 
-def test_removing_leaves_the_trainer_as_it_was(trainer, recording):
-    """After `remove` every attribute is the original again, and nothing more is recorded."""
-    recorder, _ = recording()
-    running = trainer()
-    before = dict(vars(running)), list(running.reward_funcs)
-    watch = instrument(running, recorder)
-    assert "compute_loss" in vars(running)
-    assert running.reward_funcs[0] is not reward
-    watch.remove()
-    watch.remove()
-    assert (dict(vars(running)), list(running.reward_funcs)) == before
-    running.train()
-    recorder.force_flush()
-    assert recorder.stats().tokens == 0
-
-
-def test_training_goes_on_when_watching_fails(trainer, recording):
-    """Whatever goes wrong in a user's function or with a batch is counted, and the steps are all made."""
-    recorder, _ = recording()
-
-    def broken():
-        raise RuntimeError("no idea")
-
-    running = trainer(max_steps=2)
-    with instrument(running, recorder, weights=broken):
-        running.train()
-    recorder.force_flush()
-    assert running.state.global_step == 2
-    assert recorder.stats().dropped["rollout-unusable"] == 1
-    assert recorder.stats().tokens > 0
-
-
 def test_training_is_not_changed_by_being_watched(trainer, engine, recording, tiny_model):
     """The same seed gives bit-equal weights with and without instrumentation."""
     replay = []
