@@ -17,7 +17,6 @@ from kc_otel.contract.slices import OF_TOKENS
 from kc_otel.integrations.trl.rollouts import OWN
 from kc_otel.integrations.vllm.completion import (
     Completion,
-    FinishedCapture,
     kept_of,
     processing_of,
     request_of,
@@ -25,7 +24,7 @@ from kc_otel.integrations.vllm.completion import (
 )
 from kc_otel.integrations.vllm.delivery import RequestDelivery
 from kc_otel.integrations.vllm.engines import Engines, kernel_of, logprobs_mode_of
-from kc_otel.integrations.vllm.logprob_capture import RequestCapture
+from kc_otel.integrations.vllm.logprob_capture import EngineCapture, RequestCapture
 from kc_otel.integrations.vllm.request_attributes import (
     HEADERS,
     RequestHeaders,
@@ -46,15 +45,18 @@ def completion(**changes):
     })  # fmt: skip
 
 
-def finished(kernel=None, **changes):
+def finished(kernel=None, watermarks=False, **changes):
     """A completion as the engine leaves it."""
-    capture = RequestCapture(
-        "cmpl-1-ab", "cmpl-1", [1, 2, 3], None, SimpleNamespace(temperature=1.0), (), {}, None, logprobs=[-0.5, -1.5]
-    )
+    engine = EngineCapture("m", "raw", watermarks)
     if kernel is None:
-        kernel = Future()
-        kernel.set_result(Kernel("vllm"))
-    return replace(FinishedCapture(capture, [1, 2, 3], [4, 5], (), "m", kernel, "raw"), **changes)
+        engine.kernel.set_result(Kernel("vllm"))
+    else:
+        engine.kernel = kernel
+    capture = RequestCapture(
+        "cmpl-1-ab", "cmpl-1", [1, 2, 3], None, SimpleNamespace(temperature=1.0), (), {}, engine, [4, 5],
+        logprobs=[-0.5, -1.5],
+    )  # fmt: skip
+    return replace(capture, **changes)
 
 
 def config(**model):
@@ -123,7 +125,7 @@ def test_a_log_probability_too_few_is_refused():
 def test_a_watermark_is_told_where_the_engine_has_one(engine, asked, told):
     """A request that does not say no gets it: None in vLLM 0.32 and True before, and no engine of its own has one."""
     found = finished(watermarks=engine)
-    found.capture.params.watermarking = asked
+    found.params.watermarking = asked
     request = request_of(found.completion(), Kernel("vllm"), "raw", {})
     assert request.processing == ({"watermarking": True} if told else {})
 
@@ -247,7 +249,7 @@ def test_the_sampling_masks_of_steps_are_one_set_of_tokens_for_each_token():
     assert kept_of([mask, two], 4) is None
     assert kept_of([], 2) is None
     mine = finished()
-    mine.capture.masks += [mask, mask]
+    mine.masks += [mask, mask]
     assert request_of(mine.completion(), Kernel("vllm"), "processed", {}).kept.counts.tolist() == [2, 2]
 
 
@@ -259,7 +261,7 @@ def test_what_fails_on_the_other_thread_is_counted():
 
     broken = RequestDelivery(Sink(fails=True), lambda _: {})
     broken.submit(finished())
-    broken.submit(finished(capture=SimpleNamespace(masks=())))
+    broken.submit(finished(context=None))
     broken.submit(finished(token_ids=[4]))
     assert broken.close()
     assert broken.stats().dropped == {"sink-failed": 1, "failed": 1, "invalid": 1}

@@ -121,7 +121,7 @@ class RequestDelivery(PerProcess):
 
 
 class FinishedRequest(Protocol):
-    """Request that an engine has finished, on its way to the recording thread; `FinishedCapture` is one."""
+    """Request that an engine has finished, on its way to the recording thread; `RequestCapture` is one."""
 
     @property
     def numbers(self) -> int:
