@@ -68,7 +68,7 @@ def import_files(
     if format != "auto" and format not in FORMATS:
         refuse(f"--format {format}: write one of auto, {', '.join(FORMATS)}")
     with unusable():
-        ledger = Ledger.of(done)
+        ledger = Ledger(done)
         files_of(paths)
         loaded = load(contract)
         with ExitStack() as closing:

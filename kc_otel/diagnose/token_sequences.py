@@ -14,7 +14,7 @@ from kc_otel.diagnose.capture_file import is_capture, read_capture
 from kc_otel.offline.python_names import python_name
 from kc_otel.recordings.read_jsonl import records
 from kc_otel.recordings.recording_files import load_recording
-from kc_otel.recordings.spool.spool_reader import SpoolReader
+from kc_otel.recordings.spool import SpoolReader
 
 _PROMPT_COLUMNS: Final = ("prompt_ids", "prompt_token_ids")
 _TOKEN_COLUMNS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
