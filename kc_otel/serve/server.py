@@ -194,7 +194,7 @@ async def _serve(
     core.external_url = _address(config, tls, api_port, endpoints)
     dispatcher = Dispatcher(core.outbox, endpoints, turn=core.turn)
     acting = [contract for contract in contracts if contract.name not in dry_run]
-    rotation = Rotation(_endpoint_names(acting), os.environ, time.monotonic())
+    rotation = Rotation(_endpoint_names(acting), os.environ)
     requests, decided = RequestCounts(), Changes()
     access = None if config.access is None else AccessFile(config.access)
 
@@ -208,7 +208,7 @@ async def _serve(
         for renewable in (access, tls):
             if renewable is not None:
                 renewable.renew()
-        if (renewed := rotation.renewed(time.monotonic())) is not None:
+        if (renewed := rotation.renewed()) is not None:
             dispatcher.configure(renewed)
         dispatcher.wake()
         if speaker.speaks:

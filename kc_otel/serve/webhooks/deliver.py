@@ -27,7 +27,7 @@ import httpx
 from kc_otel.serve.store.unit_of_work import StateError
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.formats import Outgoing, render
-from kc_otel.serve.webhooks.outbox import REFUSED, DeliveryState, Outbox, WebhookMessage
+from kc_otel.serve.webhooks.outbox import Outbox, WebhookMessage
 
 _log = logging.getLogger(__name__)
 _CLOCK_SET_SECONDS: Final = 60.0
@@ -163,70 +163,35 @@ class Dispatcher:
             self._lanes.pop(lane, None)
 
     async def _deliver(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
-        """Send the requests that have no answer yet, one after the other, up to the first that has to be sent again."""
-        try:
-            requests = self._rendered(endpoint, message)
-        except Exception as unfit:  # noqa: BLE001 - a body that cannot be rendered is a failed attempt, never a lost lane
-            await self._failed(endpoint, message, f"{type(unfit).__name__}: {unfit}")
-            return
-        for request in requests[message.answered :]:
-            status, retry_after, error = await self._post(endpoint, request)
-            if status is not None and 200 <= status < 300:
-                async with self._turn():
-                    state = self._outbox.accepted(message.id, len(requests))
-                if state is not DeliveryState.WAITING:
-                    self.attempts[endpoint.name, state.value] += 1
-                continue
-            answered = await self._failed(
-                endpoint, message, error, status=status, retry_after=retry_after, requests=len(requests)
-            )
-            if not answered:
-                return
-
-    async def _failed(
-        self,
-        endpoint: WebhookEndpoint,
-        message: WebhookMessage,
-        error: str,
-        *,
-        status: int | None = None,
-        retry_after: float | None = None,
-        requests: int = 1,
-    ) -> bool:
-        """Write down what went wrong; returns whether the endpoint has judged the request, so that the next follows."""
+        status, retry_after, error = await self._post(endpoint, message)
+        accepted = status is not None and 200 <= status < 300
         async with self._turn():
-            state = self._outbox.failed(
-                message.id, self._clock(), error, status=status, retry_after=retry_after, requests=requests
-            )
+            if accepted:
+                state = self._outbox.accepted(message.id)
+            else:
+                state = self._outbox.failed(message.id, self._clock(), error, status=status, retry_after=retry_after)
         self.attempts[endpoint.name, state.value] += 1
-        _log.warning("webhook %s to %r is %s: %s", message.id, endpoint.name, state.value, error)
-        return status in REFUSED
+        if not accepted:
+            _log.warning("webhook %s to %r is %s: %s", message.id, endpoint.name, state.value, error)
 
-    def _rendered(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> tuple[Outgoing, ...]:
-        return render(
-            endpoint.format,
-            endpoint.url,
-            message.body,
-            message.id,
-            now=self._clock(),
-            secrets=endpoint.secrets,
-            key=endpoint.key,
-        )
-
-    async def _post(self, endpoint: WebhookEndpoint, request: Outgoing) -> tuple[int | None, float | None, str]:
+    async def _post(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> tuple[int | None, float | None, str]:
         """Status and `Retry-After` of the answer, and what went wrong."""
         now = self._clock()
         client = self._clients.get(endpoint.name)
         if client is None:
             client = self._clients[endpoint.name] = self._client_factory()
         try:
+            request = render(
+                endpoint.format, endpoint.url, message.body, message.id,
+                now=now, secrets=endpoint.secrets, key=endpoint.key,
+            )  # fmt: skip
             async with asyncio.timeout(self._timeout):
                 status, asked = await _sent(client, endpoint, request)
         except TimeoutError:
             return None, None, f"no answer within {self._timeout:g} s"
         except AddressError as error:
             return None, None, str(error)
-        except Exception as error:  # noqa: BLE001 - whatever a client raises is a failed attempt, never a lost lane
+        except Exception as error:  # noqa: BLE001 - whatever is raised is a failed attempt, never a lost lane
             said = str(error).replace(endpoint.url, "the endpoint")
             return None, None, f"{type(error).__name__}: {said}" if said else type(error).__name__
         return status, retry_after_seconds(asked, now), f"HTTP {status}"

@@ -1,4 +1,4 @@
-"""Turn a stored body into the HTTP requests of an endpoint's format, with credentials.
+"""Turn a stored body into the HTTP request of an endpoint's format, with credentials.
 
 | format          | what is sent                                        | credential                    |
 | --------------- | --------------------------------------------------- | ----------------------------- |
@@ -54,8 +54,8 @@ def render(
     now: float,
     secrets: tuple[Secret, ...] = (),
     key: str = "",
-) -> tuple[Outgoing, ...]:
-    """The requests of one message: the same ones in the same order at every attempt.
+) -> Outgoing:
+    """The request of one message: the same at every attempt, but for the time.
 
     Args:
         format: Body format of the receiver.
@@ -67,25 +67,16 @@ def render(
         key: Routing key of `pagerduty`.
     """
     if format is Format.KERNEL_CONTRACT:
-        return (Outgoing(url, sign(secrets, message_id, stored, now=now), stored),)
+        return Outgoing(url, sign(secrets, message_id, stored, now=now), stored)
     body: dict[str, Any] = json.loads(stored)
+    said: Any
     if format is Format.ALERTMANAGER:
-        return (_json(_alertmanager_url(url), alertmanager_alerts(body, now)),)
-    if format is Format.PAGERDUTY:
-        return tuple(_json(url, event) for event in pagerduty_events(body, key))
-    return (_json(url, slack_message(body)),)
-
-
-def _json(url: str, value: Any) -> Outgoing:
-    return Outgoing(url, {}, json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode())
-
-
-def _alertmanager_url(url: str) -> str:
-    """The API's path where only the server is named."""
-    parts = urlsplit(url)
-    if parts.path.rstrip("/").endswith("/api/v2/alerts"):
-        return url
-    return urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/api/v2/alerts"))
+        parts = urlsplit(url)  # the API's path where only the server is named
+        path = parts.path.rstrip("/").removesuffix("/api/v2/alerts") + "/api/v2/alerts"
+        url, said = urlunsplit(parts._replace(path=path)), alertmanager_alerts(body, now)
+    else:
+        said = pagerduty_event(body, key) if format is Format.PAGERDUTY else slack_message(body)
+    return Outgoing(url, {}, json.dumps(said, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode())
 
 
 _ENDS_IN: Final = timedelta(minutes=5)
@@ -122,50 +113,43 @@ _MAX_CELLS: Final = 50
 _SEVERITIES: Final = ("critical", "warning", "info")
 
 
-def pagerduty_events(body: Mapping[str, Any], routing_key: str) -> list[dict[str, Any]]:
-    """The events of a stored body.
+def pagerduty_event(body: Mapping[str, Any], routing_key: str) -> dict[str, Any]:
+    """The event of a stored body.
 
-    One for each message, with the incident's `dedup_key` from start to end. An update is another `trigger` under the
-    same key: PagerDuty adds it to the open incident and pages nobody again. A body without an incident becomes an event
-    for each alert.
+    Its `dedup_key` is that of the incident from start to end, or of the alert where there is no incident. An update is
+    another `trigger` under the same key: PagerDuty adds it to the open incident and pages nobody again.
     Source: PagerDuty developer documentation, "Events API v2: send an alert event".
     """
-    contract = body["kernelContract"]
-    if contract["incident"] is not None:
-        return [_incident_event(body, contract["incident"], routing_key)]
-    return [
-        _alert_event(alert, cell, contract["name"], routing_key)
-        for alert, cell in zip(body["alerts"], contract["cells"], strict=True)
-    ]
-
-
-def _incident_event(body: Mapping[str, Any], incident: Mapping[str, Any], routing_key: str) -> dict[str, Any]:
-    contract = body["kernelContract"]
+    contract, alert, cell = body["kernelContract"], body["alerts"][0], body["kernelContract"]["cells"][0]
+    incident = contract["incident"]
     event: dict[str, Any] = {
         "routing_key": routing_key,
         "event_action": "trigger" if body["status"] == "firing" else "resolve",
-        "dedup_key": f"kc-otel/{contract['name']}/{incident['id']}",
+        "dedup_key": f"kc-otel/{contract['name']}/{alert['fingerprint'] if incident is None else incident['id']}",
     }
     if body["status"] == "resolved":
         return event
+    if incident is None:
+        link, kernel, since = (alert["generatorURL"], "cell"), cell["kernels"]["inference"], alert["startsAt"]
+        summary = alert["annotations"]["summary"]
+        details = {"description": alert["annotations"]["description"], **cell}
+    else:
+        link, kernel, since = (incident["url"], "incident"), incident["kernels"]["inference"], incident["since"]
+        summary = _summary(contract, incident)
+        names = ("done", "state_text", "extents", "grew", "slices", "kernels", "diagnoses", "alerts")
+        details = {"next": contract["next"], **{name: incident[name] for name in names}}
+        details |= {"evidence": contract["evidence"], "cells": contract["cells"][:_MAX_CELLS]}
     severities = {cell["step"]["severity"] for cell in contract["cells"]}
-    runbook = body["alerts"][0]["annotations"].get("runbook_url", "")
-    links = [(incident["url"], "incident"), (runbook, "runbook")]
-    details = {
-        name: incident[name]
-        for name in ("done", "state_text", "extents", "grew", "slices", "kernels", "diagnoses", "alerts")
-    }
+    links = [link, (alert["annotations"].get("runbook_url", ""), "runbook")]
     return event | {
         "payload": {
-            "summary": _summary(contract, incident),
-            "source": incident["kernels"]["inference"] or contract["name"],
+            "summary": summary[:_SUMMARY],
+            "source": kernel or contract["name"],
             "severity": next(severity for severity in _SEVERITIES if severity in severities),
-            "timestamp": incident["since"],
+            "timestamp": since,
             "group": contract["name"],
-            "class": contract["cells"][0]["clause"],
-            "custom_details": {"next": contract["next"]}
-            | details
-            | {"evidence": contract["evidence"], "cells": contract["cells"][:_MAX_CELLS]},
+            "class": cell["clause"],
+            "custom_details": details,
         },
         "client": "kc-otel",
         "links": [{"href": href, "text": text} for href, text in links if href],
@@ -177,32 +161,7 @@ def _summary(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
     since = f"since {incident['since'][:16].replace('T', ' ')} UTC"
     done = [f"Done: {'; '.join(incident['done'])}."] if incident["done"] else []
     parts = (f"{contract['name']}:", contract["impact"], f"{incident['headline']}, {since}.", *done)
-    return " ".join(filter(None, parts))[:_SUMMARY]
-
-
-def _alert_event(alert: Mapping[str, Any], cell: Mapping[str, Any], contract: str, routing_key: str) -> dict[str, Any]:
-    event: dict[str, Any] = {
-        "routing_key": routing_key,
-        "event_action": "trigger" if alert["status"] == "firing" else "resolve",
-        "dedup_key": f"kc-otel/{contract}/{alert['fingerprint']}",
-    }
-    if alert["status"] == "resolved":
-        return event
-    links = [(alert["generatorURL"], "cell"), (alert["annotations"].get("runbook_url", ""), "runbook")]
-    return event | {
-        "payload": {
-            "summary": alert["annotations"]["summary"][:_SUMMARY],
-            "source": cell["kernels"]["inference"] or contract,
-            "severity": cell["step"]["severity"],
-            "timestamp": alert["startsAt"],
-            "component": cell["slice"],
-            "group": contract,
-            "class": cell["clause"],
-            "custom_details": {"description": alert["annotations"]["description"], **cell},
-        },
-        "client": "kc-otel",
-        "links": [{"href": href, "text": text} for href, text in links if href],
-    }
+    return " ".join(filter(None, parts))
 
 
 _COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4"}
