@@ -338,5 +338,5 @@ class Outbox:
 
 
 def _message(row: tuple[int, str, str, str, bytes, float, str, int, str]) -> WebhookMessage:
-    *first, state, attempts, error = row
-    return WebhookMessage(*first, DeliveryState(state), attempts, error)
+    state = DeliveryState(row[6])
+    return WebhookMessage(*row[:6], state, *row[7:])
