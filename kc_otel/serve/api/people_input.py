@@ -14,8 +14,10 @@ from typing import Annotated, Any, Final
 from fastapi import HTTPException, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import is_plain
+from kc_otel.contract.slices import ALL
 from kc_otel.serve.core import Core
 
 _YEAR_10000: Final = 253_402_300_800.0
@@ -61,6 +63,15 @@ class Order(View):
     """A request. Unknown fields are rejected: a misspelt `slice` would silence every slice."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class SignedOrder(Order):
+    """A decision of a person; both are kept with its event."""
+
+    by: Signature
+    """Author of the decision."""
+    why: Reason
+    """Their reason."""
 
 
 def refusals(errors: Iterable[Mapping[str, Any]]) -> str:
@@ -109,3 +120,15 @@ def served_or_all(core: Core, contract: str | None) -> None:
     """Nothing for None and for a contract that is served: of one that is not, nothing would look like no trouble."""
     if contract is not None:
         served(core, contract)
+
+
+def find_clause(core: Core, contract: str, clause: str, slice: str) -> Clause:
+    """The clause; an answer with status 404 that names what there is when contract, slice or clause is unknown."""
+    found = served(core, contract)
+    slices = (ALL, *found.slices)
+    if slice not in slices:
+        raise HTTPException(404, f"contract {contract} has no slice {slice!r}; there are {', '.join(slices)}")
+    for known in found.clauses:
+        if known.id == clause:
+            return known
+    raise HTTPException(404, f"no clause {clause!r}; {contract} has {', '.join(known.id for known in found.clauses)}")

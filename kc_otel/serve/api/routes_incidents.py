@@ -4,20 +4,92 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Response
+from pydantic import Field
 
+from kc_otel.contract.slices import ALL
 from kc_otel.judge.incidents.actions_taken import ActionTaken, actions_taken
-from kc_otel.judge.incidents.incident import Diagnosis, Incident, IncidentState
+from kc_otel.judge.incidents.incident import BrokenCell, Diagnosis, Incident, IncidentState
 from kc_otel.judge.verdict import Status
 from kc_otel.serve import people_orders as people
-from kc_otel.serve.api.people_input import ContractName, ordered, served_or_all
-from kc_otel.serve.api.people_views import DiagnosisRequest
-from kc_otel.serve.api.views import IncidentList, IncidentView
+from kc_otel.serve.api.people_input import (
+    ContractName,
+    Name,
+    Order,
+    Reason,
+    Signature,
+    View,
+    ordered,
+    served_or_all,
+)
 from kc_otel.serve.core import Core
 
 _MAX_CELLS: Final = 20
+
+
+class IncidentView(View):
+    """Something that is or was broken, since when, for whom, and what was done about it."""
+
+    id: str
+    """The same from the first breach to the end."""
+    contract: str
+    on: str
+    """Kind of fault, as escalation steps call it: fail, no-data, inconclusive, invalid-input."""
+    status: Status
+    state: IncidentState
+    """`contained` where the routers show that users are kept from all that is broken, or from what was and is not given
+    back."""
+    state_text: str
+    """The state as a sentence begins; it names routers that have not applied a route."""
+    headline: str
+    extents: list[tuple[str, str]]
+    """(clause, how bad it is where it is worst), the worst clause first."""
+    since: float
+    contained: float | None
+    """Unix time since when it is contained; null while it is not."""
+    until: float | None
+    """Unix time at which it was over; null while it lasts."""
+    growth: list[tuple[float, int]]
+    """(Unix time, slices that had been broken until then), for every minute that added some; `all` counts as one."""
+    grew: str
+    """The same in words; empty where it never grew."""
+    kernel_train: str
+    kernel_inference: str
+    clauses: list[str]
+    """Those that are broken still; all of them once none is."""
+    slices: list[str]
+    """Those where it is broken still; all of them once it is nowhere."""
+    cells: list[BrokenCell]
+    """The worst cells, each with its onset and its end. In a list of incidents: at most 20 of those broken still."""
+    more: int
+    """Cells beyond those."""
+    actions: list[ActionTaken]
+    diagnoses: list[Diagnosis]
+    """Findings about it, oldest first; `/api/v1/incidents/{id}/diagnoses/{evidence}` returns their evidence."""
+
+
+class IncidentList(View):
+    """Incidents: those that last, the most urgent first, then those that are over, newest first."""
+
+    at: float | None
+    """Unix time of the last evaluation; null before the first."""
+    incidents: list[IncidentView]
+
+
+class DiagnosisRequest(Order):
+    """Finding of locate or remedy about an incident."""
+
+    kind: Literal["locate", "remedy"]
+    text: Annotated[Reason, Field(min_length=1)]
+    """Finding, on one line: it is shown on the page, in reports and in messages."""
+    evidence: dict[str, Any]
+    """Evidence of the finding; numbers that are not finite are written as text."""
+    by: Signature
+    """Person or program that found it."""
+    slice: Name = ALL
+    """The slice that was looked at."""
 
 
 def incident_routes(core: Core) -> APIRouter:
