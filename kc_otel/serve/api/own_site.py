@@ -50,9 +50,6 @@ class OwnSite:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or hand it on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         await (self._refusal(scope) or self._app)(scope, _prompt(receive), send)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
