@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -37,7 +36,6 @@ def acknowledge(
         The alerts, and the incidents.
     """
     _known(core, contract, clause, slice)
-    _signed(by, why)
     firing = core.policies[contract].firing
     meant = [alert for alert in firing if clause in {None, alert.cell.clause} and slice in {None, alert.cell.slice}]
     closed = tuple(
@@ -85,7 +83,6 @@ def silence(
 def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
     """End a silence before its time; alerts that still fire are reported with the next evaluation. Returns it."""
     after, ended = desk.unsilence(core.people, id)
-    _signed(by, why)
     said = {
         "id": id, "clause": ended.clause, "slice": ended.slice, "by": by, "why": why,
         "message": f"{by} ended the silence of {ended.where} by {ended.by}: {why}",
@@ -97,8 +94,6 @@ def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
 def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None, by: str, why: str, now: float) -> Pin:
     """A person decides which kernel serves a slice, whatever the policy routes. Returns the pin."""
     _known(core, contract, None, slice)
-    if until is not None and not math.isfinite(until):
-        raise ValueError(f"until: {until!r} is not a time; leave it out for a pin that a person ends")
     made = Pin(contract, slice, kernel, by, why, now, until)
     after = tables.pin(core.decisions, made)
     end = f" until {_when(until)}" if until is not None else ""
@@ -112,7 +107,6 @@ def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None,
 
 def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
     """End the pin of a slice, or every pin of a contract for None; return their number."""
-    _signed(by, why)
     before = core.decisions
     after = tables.unpin(before, contract, slice, now)
     where = "every slice" if slice is None else place(slice)
@@ -123,7 +117,6 @@ def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: 
 
 def enable(core: Core, contract: str, endpoint: str, by: str, why: str, now: float) -> int:
     """An endpoint that answered 410 is told again, of every contract that names it. Returns how much waits for it."""
-    _signed(by, why)
     known = {queue.endpoint: queue for queue in core.outbox.status({contract})}
     if endpoint not in known:
         names = f"there are {', '.join(known)}" if known else "there is none yet"
@@ -149,8 +142,6 @@ def diagnose(
     incident = core.incident(id)
     if incident is None:
         raise LookupError(f"no incident {id[:40]!r}; /api/v1/incidents has those that are kept")
-    if not by.strip() or not text.strip():
-        raise ValueError("give the author and the finding; both are recorded")
     _known(core, incident.contract, None, slice)
     try:
         content = json.dumps(evidence, allow_nan=False, sort_keys=True, separators=(",", ":"))
@@ -173,11 +164,6 @@ def _known(core: Core, contract: str, clause: str | None, slice: str | None) -> 
     slices = (ALL, *found.slices)
     if slice is not None and slice not in slices:
         raise LookupError(f"contract {contract} has no slice {slice!r}; there are {', '.join(slices)}")
-
-
-def _signed(by: str, why: str) -> None:
-    if not by.strip() or not why.strip():
-        raise ValueError("say who decides this and why; both are recorded")
 
 
 def _when(at: float) -> str:

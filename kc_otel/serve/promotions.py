@@ -16,7 +16,7 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, DirectiveKind, Promoted
-from kc_otel.judge.decisions.table import changed, remove_canary, set_canary
+from kc_otel.judge.decisions.table import changed
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.kernel_names import unlike_declared
@@ -192,8 +192,6 @@ class Promotions:
 
     def _begun(self, contract: str, version: str, by: str, now: float) -> Moved:
         found = self._contract(contract)
-        if not by.strip():
-            raise OrderError("say who starts it; the name is recorded")
         for other in self.all(contract):
             on_its_way = other.status is PromotionStatus.RUNNING and other.position.stage is not Stage.FULL
             if other.version != version and on_its_way:
@@ -265,7 +263,7 @@ class Promotions:
         match order:
             case "approve":
                 assert stage is not None
-                after, said = orders.approve(before, found, stage, by), f"lets {version} into {stage}"
+                after, said = orders.approve(before, found, stage), f"lets {version} into {stage}"
             case "hold":
                 after, said = orders.hold(before, by, why, now), f"holds {version} in {before.position}"
             case "resume":
@@ -375,24 +373,15 @@ class Promotions:
     def _shares(
         self, decisions: DecisionTable, known: Mapping[Key, Promotion], of: Collection[str], now: float
     ) -> DecisionTable:
-        shares: dict[Key, Canary] = {}
-        for key, promotion in known.items():
-            if (share := share_of(promotion)) is not None:
-                shares[key] = Canary(key[0], ALL, key[1], share, promotion.reason, promotion.entered)
-        for old in decisions.canaries:
-            key = (old.contract, old.version)
-            if old.contract in of and self._acts(old.contract) and old.slice == ALL and key not in shares:
-                decisions = remove_canary(decisions, *key, ALL, now=now)
-        for (contract, _), wanted in sorted(shares.items()):
-            if self._acts(contract) and wanted not in decisions.canaries:
-                decisions = replace(set_canary(decisions, wanted), at=now)
-        promoted = [entry for entry in decisions.promoted if not (entry.contract in of and self._acts(entry.contract))]
-        promoted += [
-            Promoted(promotion.contract, promotion.version, promotion.entered)
-            for promotion in known.values()
-            if promotion.full and self._acts(promotion.contract)
-        ]
-        return changed(decisions, now, promoted=promoted)
+        own = {name for name in of if self._acts(name)}
+        canaries = [canary for canary in decisions.canaries if canary.contract not in own]
+        promoted = [entry for entry in decisions.promoted if entry.contract not in own]
+        for (contract, version), promotion in known.items():
+            if self._acts(contract) and (share := share_of(promotion)) is not None:
+                canaries.append(Canary(contract, ALL, version, share, promotion.reason, promotion.entered))
+            if self._acts(contract) and promotion.full:
+                promoted.append(Promoted(contract, version, promotion.entered))
+        return changed(decisions, now, canaries=canaries, promoted=promoted)
 
     def _acts(self, contract: str) -> bool:
         return contract in self._contracts and contract not in self._dry_run

@@ -327,7 +327,7 @@ def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -
     assert found["missing"][0].startswith("token-tv on code: INCONCLUSIVE, between 0.01 and 0.03")
     assert client.get("/api/v1/promotions").json()["promotions"] == [found]
     refused = client.post(path, json={"order": "force", "by": "ada", "stage": "full"})
-    assert (refused.status_code, refused.json()["detail"]) == (409, "say who and why; both are recorded")
+    assert (refused.status_code, refused.json()["detail"]) == (409, "say why; the reason is recorded")
     assert client.post(path, json={"order": "force", "by": "ada", "why": "x"}).status_code == 409
     assert client.post(path, json={"order": "aprove", "by": "ada"}).status_code == 422
     assert client.post(path, json={"order": "hold", "by": "ada", "reason": "x"}).status_code == 422

@@ -43,9 +43,16 @@ def _signed(said: str) -> str:
     return said if signer in {None, said} else f"{signer} (as {said})"
 
 
+def stated(text: str) -> str:
+    """Return a text that says something."""
+    if not text.strip():
+        raise ValueError("must not be blank")
+    return text
+
+
 Name = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
 """A name, an id, or who somebody is: one line of at most 200 characters."""
-Signature = Annotated[Name, AfterValidator(_signed)]
+Signature = Annotated[Name, AfterValidator(stated), AfterValidator(_signed)]
 """Author of a decision: the name of their token, then the name they state."""
 Reason = Annotated[str, Field(max_length=2000), AfterValidator(_printable)]
 """A reason: one line of at most 2,000 characters."""
@@ -70,7 +77,7 @@ class SignedOrder(Order):
 
     by: Signature
     """Author of the decision."""
-    why: Reason
+    why: Annotated[Reason, AfterValidator(stated)]
     """Their reason."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Response
-from pydantic import Field
+from pydantic import AfterValidator
 
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.incidents.actions_taken import ActionTaken, actions_taken
@@ -23,6 +23,7 @@ from kc_otel.serve.api.people_input import (
     View,
     ordered,
     served_or_all,
+    stated,
 )
 from kc_otel.serve.core import Core
 
@@ -82,7 +83,7 @@ class DiagnosisRequest(Order):
     """Finding of locate or remedy about an incident."""
 
     kind: Literal["locate", "remedy"]
-    text: Annotated[Reason, Field(min_length=1)]
+    text: Annotated[Reason, AfterValidator(stated)]
     """Finding, on one line: it is shown on the page, in reports and in messages."""
     evidence: dict[str, Any]
     """Evidence of the finding; numbers that are not finite are written as text."""
