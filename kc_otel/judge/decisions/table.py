@@ -234,6 +234,6 @@ def changed(table: DecisionTable, now: float, **entries: Iterable[Any]) -> Decis
     if "pins" in found:
         ended = [pin for pin in table.pins if pin.kernel == INFERENCE_KERNEL and pin not in found["pins"]]
         found["routes"] = tuple(_again(found.get("routes", table.routes), ended, now))
-    found = {name: own if name == "resumptions" else tuple(sorted(own)) for name, own in found.items()}
-    after = replace(table, **found)
+    fields: dict[str, Any] = {name: own if name == "resumptions" else tuple(sorted(own)) for name, own in found.items()}
+    after = replace(table, **fields)
     return table if after == table else replace(after, version=table.version + 1, at=now)
