@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 from fastapi import HTTPException, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -64,6 +64,11 @@ class View(BaseModel):
     """An answer."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    @classmethod
+    def of(cls, source: object, **derived: Any) -> Self:
+        """The view of an object: its attributes by the names of the fields, beside what is derived."""
+        return cls(**{name: getattr(source, name) for name in cls.model_fields.keys() - derived.keys()}, **derived)
 
 
 class Order(View):

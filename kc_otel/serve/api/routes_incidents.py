@@ -152,26 +152,13 @@ def incident_views(core: Core, found: Sequence[Incident], *, whole: bool = False
 def _view(incident: Incident, actions: Iterable[ActionTaken], *, whole: bool) -> IncidentView:
     every = incident.cells if whole else incident.current
     cells = every if whole else every[:_MAX_CELLS]
-    return IncidentView(
-        id=incident.id,
-        contract=incident.contract,
-        on=incident.on,
+    return IncidentView.of(
+        incident,
         status=Status(incident.status),
-        state=incident.state,
-        state_text=incident.state_text,
-        headline=incident.headline,
-        extents=list(incident.extents),
-        since=incident.since,
         contained=incident.contained_at,
         until=incident.resolved_at,
-        growth=list(incident.growth),
         grew=incident.growth_text,
-        kernel_train=incident.kernel_train,
-        kernel_inference=incident.kernel_inference,
-        clauses=list(incident.clauses),
-        slices=list(incident.slices),
         cells=list(cells),
         more=len(every) - len(cells),
         actions=list(actions),
-        diagnoses=list(incident.diagnoses),
     )

@@ -126,10 +126,7 @@ def _missing(core: Core) -> Iterator[MissingView]:
     """Points that no verdict is about, by contract, kernel pair and reason."""
     for name in core.contracts:
         for row in core.missing(name):
-            yield MissingView(
-                contract=name, kernel_train=row.pair[0], kernel_inference=row.pair[1], outcome=row.outcome,
-                senders=row.senders, since=row.since, text=row.text,
-            )  # fmt: skip
+            yield MissingView.of(row, contract=name, kernel_train=row.pair[0], kernel_inference=row.pair[1])
 
 
 def _by_people(core: Core) -> Iterator[InForceView]:

@@ -233,20 +233,12 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
 
 def _alert(core: Core, alert: Alert, times: Mapping[str, int], now: float) -> AlertView:
     cell, taken = alert.cell, core.people.acknowledged(alert.fingerprint)
-    return AlertView(
-        contract=cell.contract,
-        clause=cell.clause,
-        slice=cell.slice,
-        kernel_train=cell.kernel_train,
-        kernel_inference=cell.kernel_inference,
-        on=alert.on,
-        severity=alert.severity,
+    return AlertView.of(
+        alert,
+        **cell._asdict(),
         phase=alert.phase.value,
-        since=alert.since,
-        started_at=alert.started_at,
         actions=[str(action) for action in alert.actions],
         reason=alert.verdict.reason,
-        fingerprint=alert.fingerprint,
         acknowledged=taken,
         silenced=[silence.id for silence in core.people.silencing(cell, now)],
         notified=times.get(alert.fingerprint, 0),

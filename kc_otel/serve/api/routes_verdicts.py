@@ -247,12 +247,9 @@ def _kernels(core: Core, contract: Contract) -> list[KernelView]:
         if kernel.role == "inference" and (said := core.silent_recorders(contract.name, kernel.version)[1])
     }
     return [
-        KernelView(
-            role=kernel.role,
-            version=kernel.version,
+        KernelView.of(
+            kernel,
             name=names[kernel.role, kernel.version],
-            fields=kernel.fields,
-            last_seen=kernel.last_seen,
             otherwise=[
                 *(unlike_declared(contract.kernels, kernel, current) if kernel in current else ()),
                 *([silent[kernel.version]] if kernel.role == "inference" and kernel.version in silent else ()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator
 
@@ -125,6 +125,4 @@ def view_of(verdict: Verdict, kept_away: KeptAway, causes: Mapping[Cell, Causes]
     """A verdict in the API's shape."""
     of = causes.get(verdict.cell)
     told = None if of is None else CausesView.model_validate({**dataclasses.asdict(of), "text": of.text})
-    fields = {field.name: getattr(verdict, field.name) for field in dataclasses.fields(verdict) if field.name != "cell"}
-    derived: dict[str, Any] = {"margin": verdict.margin, "no_traffic": kept_away(verdict), "causes": told}
-    return VerdictView(**verdict.cell._asdict(), **fields, **derived)
+    return VerdictView.of(verdict, **verdict.cell._asdict(), no_traffic=kept_away(verdict), causes=told)
