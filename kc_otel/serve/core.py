@@ -408,7 +408,7 @@ class Core:
             ValueError: If nobody or no reason is named.
         """
         before = self.decisions
-        after = resume(before, contract, slice, by, why, now)
+        after = resume(before, contract, slice, now)
         where = "every slice" if slice is None else f"slice {slice}"
         said = {"slice": slice, "by": by, "why": why, "message": f"{by} resumed {where}: {why}"}
         self.amend(contract, {"resumed": said}, now, decisions=after)

@@ -10,11 +10,10 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import listed, place
+from kc_otel.contract.words import listed, moment, place
 from kc_otel.judge.decisions import table as tables
 from kc_otel.judge.decisions.entries import Pin
 from kc_otel.judge.escalation import people as desk
@@ -74,7 +73,7 @@ def silence(
     after = desk.silence(core.people, made)
     said = {
         "id": made.id, "clause": clause, "slice": slice, "until": until, "by": by, "why": why,
-        "message": f"{by} silenced {made.where} until {_when(until)}: {why}",
+        "message": f"{by} silenced {made.where} until {moment(until)}: {why}",
     }  # fmt: skip
     core.amend(contract, {"silenced": said}, now, people=after)
     return made
@@ -96,7 +95,7 @@ def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None,
     _known(core, contract, None, slice)
     made = Pin(contract, slice, kernel, by, why, now, until)
     after = tables.pin(core.decisions, made)
-    end = f" until {_when(until)}" if until is not None else ""
+    end = f" until {moment(until)}" if until is not None else ""
     said = {
         "slice": slice, "kernel": kernel, "until": until, "by": by, "why": why,
         "message": f"{by} pinned {place(slice)} to {kernel}{end}: {why}",
@@ -164,7 +163,3 @@ def _known(core: Core, contract: str, clause: str | None, slice: str | None) -> 
     slices = (ALL, *found.slices)
     if slice is not None and slice not in slices:
         raise LookupError(f"contract {contract} has no slice {slice!r}; there are {', '.join(slices)}")
-
-
-def _when(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
@@ -30,13 +30,9 @@ from kc_otel.judge.decisions.entries import (
     Directive,
     DirectiveKind,
     Pin,
-    Resumption,
     Route,
 )
 from kc_otel.judge.escalation.alerts import Transition, What
-
-_KEPT_RESUMPTIONS: Final = 50
-
 
 Timed = TypeVar("Timed", Route, Pin)
 
@@ -48,13 +44,7 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
     where there is no version to avoid (no data yet), where the pair's two versions are the same, or where the version
     to avoid is the training kernel that another route of the contract sends traffic to: the last healthy kernel is
     never routed away.
-
-    Raises:
-        ValueError: If a transition belongs to another contract.
     """
-    for transition in transitions:
-        if transition.contract != contract.name:
-            raise ValueError(f"a transition of {transition.contract!r} was given with contract {contract.name!r}")
     routes = list(_in_force(table.routes, now))
     directives = list(table.directives)
     for transition in transitions:
@@ -74,28 +64,23 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
     return changed(table, now, routes=routes, directives=directives, pins=_in_force(table.pins, now))
 
 
-def resume(table: DecisionTable, contract: str, slice: str | None, by: str, why: str, now: float) -> DecisionTable:
+def resume(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
     """Give a slice back to the inference kernel.
 
     Args:
         table: The table in force.
         contract: metadata.name.
         slice: Name of the slice, `all` for the routes of all traffic, or None for every route of the contract.
-        by: Author of the decision.
-        why: Their reason; both are kept in the table.
         now: Unix time, seconds.
 
     Raises:
         LookupError: If there is no such route.
     """
-    ended = [route for route in table.routes if route.contract == contract and slice in {None, route.slice}]
-    if not ended:
+    kept = [route for route in table.routes if route.contract != contract or slice not in {None, route.slice}]
+    if len(kept) == len(table.routes):
         where = f"slice {slice!r} of {contract!r}" if slice else f"any slice of {contract!r}"
         raise LookupError(f"no route is in force for {where}")
-    kept = [route for route in table.routes if route not in ended]
-    versions = tuple(sorted({route.avoid for route in ended}))
-    resumptions = (*table.resumptions, Resumption(contract, slice, by, why, now, versions))
-    return changed(table, now, routes=kept, resumptions=resumptions[-_KEPT_RESUMPTIONS:])
+    return changed(table, now, routes=kept)
 
 
 def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
@@ -234,6 +219,6 @@ def changed(table: DecisionTable, now: float, **entries: Iterable[Any]) -> Decis
     if "pins" in found:
         ended = [pin for pin in table.pins if pin.kernel == INFERENCE_KERNEL and pin not in found["pins"]]
         found["routes"] = tuple(_again(found.get("routes", table.routes), ended, now))
-    fields: dict[str, Any] = {name: own if name == "resumptions" else tuple(sorted(own)) for name, own in found.items()}
+    fields: dict[str, Any] = {name: tuple(sorted(own)) for name, own in found.items()}
     after = replace(table, **fields)
     return table if after == table else replace(after, version=table.version + 1, at=now)

@@ -30,8 +30,6 @@ from kc_otel.serve.webhooks.formats import Outgoing, render
 from kc_otel.serve.webhooks.outbox import Outbox, WebhookMessage
 
 _log = logging.getLogger(__name__)
-_CLOCK_SET_SECONDS: Final = 60.0
-"""Seconds between two looks at the outbox by which two clocks do not come apart unless one is set."""
 _PORTS: Final = {"http": 80, "https": 443}
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 _6TO4: Final = ipaddress.IPv6Network("2002::/16")
@@ -56,7 +54,6 @@ class Dispatcher:
         endpoints: Endpoints by name. Messages to others stay in the outbox, and are logged once.
         client_factory: Makes the client of one endpoint.
         clock: Unix time, seconds.
-        steady: Seconds of a clock that nobody sets.
         turn: Makes the context in which the outbox is written.
         timeout: Longest time for one request from connecting to the answer's headers, seconds.
         poll: Longest pause between looks at the outbox, seconds; `wake` ends it.
@@ -69,7 +66,6 @@ class Dispatcher:
         *,
         client_factory: Callable[[], httpx.AsyncClient] = _default_client,
         clock: Callable[[], float] = time.time,
-        steady: Callable[[], float] = time.monotonic,
         turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
         timeout: float = 20.0,
         poll: float = 1.0,
@@ -79,8 +75,7 @@ class Dispatcher:
         self._outbox = outbox
         self._endpoints = dict(endpoints)
         self._client_factory = client_factory
-        self._clock, self._steady, self._turn = clock, steady, turn
-        self._ahead = clock() - steady()
+        self._clock, self._turn = clock, turn
         self._timeout = timeout
         self._poll = poll
         self._wake = asyncio.Event()
@@ -124,7 +119,6 @@ class Dispatcher:
     async def _start_due(self) -> int:
         started = 0
         try:
-            await self._follow_clock()
             if self._outbox.any_expired(self._clock()):
                 async with self._turn():
                     self._outbox.expire(self._clock())
@@ -143,14 +137,6 @@ class Dispatcher:
                 self._lanes[lane] = asyncio.create_task(self._attempt(lane, endpoint, message))
                 started += 1
         return started
-
-    async def _follow_clock(self) -> None:
-        """Follow a clock that was set: a message that has waited for a second is not too old because of the change."""
-        ahead = (now := self._clock()) - self._steady()
-        if abs(ahead - self._ahead) > _CLOCK_SET_SECONDS:
-            async with self._turn():
-                self._outbox.clock_moved(ahead - self._ahead, now)
-            self._ahead = ahead
 
     async def _attempt(self, lane: tuple[str, str], endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
         try:

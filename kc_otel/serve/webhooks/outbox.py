@@ -154,24 +154,11 @@ class Outbox:
         for statement in _TABLES:
             connection.execute(statement)
 
-    def enqueue(self, endpoint: str, contract: str, body: bytes, now: float, *, id: str | None = None) -> str:
-        """Write a message; it is due at once.
-
-        Args:
-            endpoint: Name of the endpoint.
-            contract: metadata.name.
-            body: The bytes to send.
-            now: Unix time, seconds.
-            id: `webhook-id`; a random one when None. A message whose id is already there is not written again, so an
-                id made from what happened makes enqueueing idempotent.
-
-        Returns:
-            The id.
-        """
-        message_id = id or f"msg_{secrets.token_hex(16)}"
+    def enqueue(self, endpoint: str, contract: str, body: bytes, now: float) -> str:
+        """Write a message, which is due at once, and return its id."""
+        message_id = f"msg_{secrets.token_hex(16)}"
         self._connection.execute(
-            "INSERT INTO outbox (id, endpoint, contract, body, created, tried) VALUES (?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (id) DO NOTHING",
+            "INSERT INTO outbox (id, endpoint, contract, body, created, tried) VALUES (?, ?, ?, ?, ?, ?)",
             (message_id, endpoint, contract, body, now, now),
         )
         return message_id
@@ -286,13 +273,6 @@ class Outbox:
             if expired:
                 self._trim(DeliveryState.PARKED)
         return expired
-
-    def clock_moved(self, seconds: float, now: float) -> None:
-        """Adjust for a clock set ahead by `seconds`, or back, to `now`: waiting messages are no older for that."""
-        with unit_of_work(self._connection):
-            self._connection.execute(
-                "UPDATE outbox SET created = min(created + ?, ?) WHERE state = 'waiting'", (max(seconds, 0.0), now)
-            )
 
     def enable(self, endpoint: str) -> None:
         """Send to an endpoint again after it answered 410."""

@@ -148,15 +148,6 @@ def test_nothing_advances_without_proof(rounds, statuses, steps, windows, held):
         assert possible >= windows
 
 
-@pytest.mark.parametrize(
-    "arguments", [(0, 300.0, 300.0, GATE.cells), (1, 300.0, 60.0, GATE.cells), (1, 300.0, 300.0, ())]
-)
-def test_gate_that_asks_for_nothing_is_refused(arguments):
-    """A gate without windows or cells would open for anything."""
-    with pytest.raises(ValueError, match="gate"):
-        GateSpec(Stage.CANARY, *arguments)
-
-
 def test_a_clock_that_was_set_back_starts_the_streak_again():
     """Nobody knows which data are new: what counts from there on is what comes after the new time."""
     tally = Tally().after_pass(1000, 300, 300).after_pass(1300, 300, 300)

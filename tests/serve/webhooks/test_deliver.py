@@ -146,34 +146,6 @@ def test_refused_connection_is_retried_without_showing_the_url(outbox):
     assert message.error == "ConnectError: cannot reach the endpoint"
 
 
-@pytest.mark.parametrize("jump", [2 * 86_400.0, -2 * 86_400.0])
-def test_a_clock_that_is_set_by_days_gives_no_message_up(outbox, jump):
-    """What waits for an endpoint that is down, and what is said just then, is delivered, whichever way it was set."""
-    now, steady = [AT], [5.0]
-    old = outbox.enqueue("pager", "policy-7b", b"{}", AT)
-
-    async def main():
-        dispatcher = Dispatcher(outbox, {}, client_factory=client, clock=lambda: now[0], steady=lambda: steady[0])
-        await drain(dispatcher)  # no such endpoint yet
-        for _ in range(2):
-            now[0] += jump + 1
-            steady[0] += 1
-            outbox.enqueue("pager", "policy-7b", b"{}", now[0])
-            await drain(dispatcher)
-        assert not outbox.messages(DeliveryState.PARKED)
-        now[0] += 86_000
-        steady[0] += 86_000
-        await drain(dispatcher)
-        assert not outbox.messages(DeliveryState.PARKED)
-        now[0] += 500
-        steady[0] += 500
-        await drain(dispatcher)
-        await dispatcher.aclose()
-
-    asyncio.run(main())
-    assert old in {message.id for message in outbox.messages(DeliveryState.PARKED)}, "a day is a day for all that"
-
-
 def test_wake_delivers_at_once(outbox, receiver):
     """Messages enqueued by a tick do not wait for the next poll, and neither does what comes after them."""
 
