@@ -164,8 +164,7 @@ def _summary(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
     return " ".join(filter(None, parts))
 
 
-_COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4"}
-_RESOLVED: Final = "#2ca02c"
+_COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4", "resolved": "#2ca02c"}
 _SECTION: Final = 3000
 """Characters that Slack takes in a section."""
 _WORDS: Final = {
@@ -175,82 +174,56 @@ _WORDS: Final = {
     "rolled-back": "Rolled back",
     "unfollowed": "No longer followed",
 }
-_MAX_ATTACHMENTS: Final = 20
-"""Attachments beyond this many make a message that nobody reads; Slack refuses more than 100."""
+_MAX_EXTENTS: Final = 20
+"""Clauses beyond this many make a message that nobody reads."""
 
 
 def slack_message(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The message of a stored body: an incident in blocks, or an attachment for each alert where there is none.
+    """The message of a stored body, in blocks: about its incident, or about its alerts where there is none.
 
     For Slack's incoming webhooks, and for Mattermost, Rocket.Chat and Discord (`/slack`), which read the same.
 
     Source: Slack API documentation, "Sending messages using incoming webhooks", "Block Kit", "Legacy secondary
     attachments", "Formatting text for app surfaces".
     """
-    if body["kernelContract"]["incident"] is not None:
-        return _incident_message(body, body["kernelContract"]["incident"])
-    alerts, cells = body["alerts"], body["kernelContract"]["cells"]
-    text = alerts[0]["annotations"]["summary"]
-    if len(alerts) > 1:
-        text += f", and {len(alerts) - 1} more"
-    attachments = [_attachment(alert, cell) for alert, cell in zip(alerts[:_MAX_ATTACHMENTS], cells, strict=False)]
-    return {"text": _escaped(f"[{body['status']}] {text}"), "attachments": attachments}
+    contract, alert = body["kernelContract"], body["alerts"][0]
+    incident = contract["incident"]
+    if incident is None:
+        link = alert["generatorURL"], "Cell"
+        title = f"[{body['status']}] {alert['annotations']['summary']}"
+        title += f", and {len(body['alerts']) - 1} more" * (len(body["alerts"]) > 1)
+        told = [_escaped(alert["annotations"]["description"])]
+    else:
+        word = _WORDS.get(contract["reason"], incident["state_text"])
+        link = incident["url"], "Incident"
+        title = f"{word}: {contract['name']}: {contract['impact'] or incident['headline']}"
+        told = _of_incident(contract, incident)
+    links = [link, (alert["annotations"].get("runbook_url", ""), "Runbook")]
+    told.append(" · ".join(f"<{_escaped(href)}|{text}>" for href, text in links if href))
+    if incident is not None:
+        extents = incident["extents"][:_MAX_EXTENTS] if body["status"] == "firing" else ()
+        told.append("\n".join(map(_escaped, extents)))
+        told.append("\n".join(f"*{entry['kind']}*: {_escaped(entry['text'])}" for entry in incident["diagnoses"]))
+    blocks = [_section(text) for text in (f"*{_escaped(title)}*", *told) if text]
+    if facts := [_escaped(text) for text in (contract["evidence"], contract.get("links", "")) if text]:
+        blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " ".join(facts)}]})
+    severity = "resolved" if body["status"] == "resolved" else contract["cells"][0]["step"]["severity"]
+    attachment = {"color": _COLORS[severity], "fallback": _escaped(title), "blocks": blocks}
+    return {"text": _escaped(title), "attachments": [attachment]}
 
 
-def _incident_message(body: Mapping[str, Any], incident: Mapping[str, Any]) -> dict[str, Any]:
-    contract, reason = body["kernelContract"], body["kernelContract"]["reason"]
-    word = _WORDS.get(reason, incident["state_text"])
-    title = f"{word}: {contract['name']}: {contract['impact'] or incident['headline']}"
+def _of_incident(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> list[str]:
+    """Where an incident is and since when, what was done, and what to do now."""
     since = int(datetime.fromisoformat(incident["since"]).timestamp())
     onset = f"Since <!date^{since}^{{time}} on {{date_short}}|{incident['since']}>"
     onset += f"; it grew: {_escaped(incident['grew'])}" if incident["grew"] else ""
-    facts = [_escaped(contract["evidence"])] if contract["evidence"] else []
-    facts += [_escaped(note)] if (note := contract.get("links", "")) else []
-    links = [(incident["url"], "Incident"), (body["alerts"][0]["annotations"].get("runbook_url", ""), "Runbook")]
-    shown = " · ".join(f"<{_escaped(href)}|{text}>" for href, text in links if href)
-    lines = [_escaped(extent) for extent in incident["extents"][:_MAX_ATTACHMENTS]]
-    severity = "resolved" if body["status"] == "resolved" else contract["cells"][0]["step"]["severity"]
-    blocks: list[dict[str, Any]] = [_section(f"*{_escaped(title)}*")]
     where = f"{_escaped(incident['headline'])}. " if contract["impact"] else ""
-    blocks.append(_section(where + onset))
-    if incident["done"]:
-        blocks.append(_section("*Done*: " + "; ".join(map(_escaped, incident["done"]))))
-    if contract["next"]:
-        blocks.append(_section(_escaped(contract["next"]).replace("Now:", "*Now*:", 1)))
-    if shown:
-        blocks.append(_section(shown))
-    if lines and body["status"] == "firing":
-        blocks.append(_section("\n".join(lines)))
-    if found := [f"*{entry['kind']}*: {_escaped(entry['text'])}" for entry in incident["diagnoses"]]:
-        blocks.append(_section("\n".join(found)))
-    if facts:
-        blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " ".join(facts)}]})
-    color = _RESOLVED if severity == "resolved" else _COLORS[severity]
-    return {"text": _escaped(title), "attachments": [{"color": color, "fallback": _escaped(title), "blocks": blocks}]}
+    done = "*Done*: " * bool(incident["done"]) + "; ".join(map(_escaped, incident["done"]))
+    return [where + onset, done, _escaped(contract["next"]).replace("Now:", "*Now*:", 1)]
 
 
 def _section(text: str) -> dict[str, Any]:
     return {"type": "section", "text": {"type": "mrkdwn", "text": text[:_SECTION]}}
-
-
-def _attachment(alert: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
-    annotations, resolved = alert["annotations"], alert["status"] == "resolved"
-    fields = {
-        "Slice": cell["slice"],
-        "Severity": cell["step"]["severity"],
-        "Inference kernel": cell["kernels"]["inference"] or "none has reported",
-        "Verdict": cell["verdict"],
-    }
-    attachment = {
-        "color": _RESOLVED if resolved else _COLORS[cell["step"]["severity"]],
-        "fallback": _escaped(annotations["summary"]),
-        "title": _escaped(annotations["summary"]),
-        "text": _escaped(annotations["description"]),
-        "fields": [{"title": title, "value": _escaped(value), "short": True} for title, value in fields.items()],
-        "ts": int(datetime.fromisoformat(alert["endsAt"] if resolved else alert["startsAt"]).timestamp()),
-    }
-    link = alert["generatorURL"] or annotations.get("runbook_url", "")
-    return {**attachment, "title_link": link} if link else attachment
 
 
 def _escaped(text: str) -> str:
