@@ -81,19 +81,6 @@ def test_data_from_before_a_step_do_not_count_after_it(terms, round_of):
     assert (moves, promotion.tally.passed) == ([], 1)
 
 
-@pytest.mark.parametrize("at", range(5))
-def test_a_failure_takes_it_back_from_any_place(terms, round_of, at):
-    """Shadow, either step of the canary, or full: one FAIL, and it serves nothing, held or not."""
-    promotion, _ = begin(terms, V, "ada", 0.0)
-    promotion, _ = run(promotion, terms, round_of, passes(0, 2 * at))
-    promotion = orders.hold(promotion, "bob", "lunch", 0.0)
-    promotion, moves = run(promotion, terms, round_of, [(600 * at + 1, "FAIL")], holds=["no data on prose"])
-    assert [move.kind for move in moves] == [MoveKind.ROLLBACK]
-    assert (promotion.status, share_of(promotion)) == (PromotionStatus.ROLLED_BACK, 0.0)
-    assert "token-tv on code: FAIL" in promotion.reason
-    assert run(promotion, terms, round_of, passes(9000, 5)) == (promotion, [])
-
-
 def test_the_failure_limit_counts_windows_that_share_no_data(contract, round_of):
     """Three seconds of FAIL are one failing window; the second one is a whole window later."""
     terms = with_terms(contract, failure_limit=2, skip=["offline-ci"])

@@ -9,12 +9,9 @@ from contextlib import closing
 import pytest
 from starlette.testclient import TestClient
 
-from kc_otel.contract.load import load_text
 from kc_otel.serve.api import own_site
 from kc_otel.serve.api.own_site import OwnSite
-from kc_otel.serve.core import Core
-from kc_otel.serve.store.state_file import open_state
-from tests.serve.conftest import POLICY
+from tests.serve.conftest import core_of_policy
 from tests.tools.api import api_of
 
 PIN = {"contract": "policy", "kernel": "train-kernel", "by": "ada", "why": "because"}
@@ -26,10 +23,9 @@ def changed(client: TestClient, headers: dict[str, str]) -> bool:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with closing(open_state(None)) as connection:
-        core = Core([load_text(POLICY, "policy.yaml")], connection, external_url="http://evaluator", now=0.0)
-        api = api_of(core)
-        yield TestClient(OwnSite(api, ["evaluator"], "https://kc.example.com/kernels"))
+    core = core_of_policy()
+    with closing(core._connection):
+        yield TestClient(OwnSite(api_of(core), ["evaluator"], "https://kc.example.com/kernels"))
 
 
 @pytest.mark.parametrize("path", ["/", "/api/v1/verdicts", "/healthz", "/metrics", "/openapi.json"])
