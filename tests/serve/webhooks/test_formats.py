@@ -21,9 +21,21 @@ AT = 1_700_000_000.0
 
 
 @pytest.fixture
-def stored(make_contract, make_verdict):
+def contract(make_contract):
+    """One that pages on FAIL."""
+    return make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
+
+
+def begun_of(contract, verdicts):
+    """The policy after these verdicts, what fires, and the incident that begins."""
+    state, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
+    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    return state, fired, begun
+
+
+@pytest.fixture
+def stored(contract, make_verdict):
     """The bodies of a firing and of its resolve, as the outbox holds them."""
-    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
     state, fired = advance(contract, PolicyState(contract.name), [make_verdict("FAIL")], {}, AT)
     _, resolved = advance(contract, state, [make_verdict("PASS")], {}, AT + 60)
     return [
@@ -94,12 +106,9 @@ def test_slack_gets_a_message_whose_names_cannot_ping_anybody(stored):
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:4320", "http://[::1]:4320", "http://0.0.0.0:4320", "http://localhost"]
 )
-def test_links_that_open_nowhere_else_say_which_option_is_missing(make_contract, make_verdict, url):
+def test_links_that_open_nowhere_else_say_which_option_is_missing(contract, make_verdict, url):
     """In Slack's message of an incident and in every alert; an address that others know is left alone."""
-    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
-    verdicts = [make_verdict("FAIL")]
-    state, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    _, fired, begun = begun_of(contract, [make_verdict("FAIL")])
     for base, said in ((url, True), ("https://kc.example", False)):
         body = alert_body(contract, fired, receiver="pager", external_url=base, incident=begun, lasting=1)
         assert ("--external-url" in body["alerts"][0]["annotations"]["description"]) == said
@@ -107,12 +116,10 @@ def test_links_that_open_nowhere_else_say_which_option_is_missing(make_contract,
         assert ".;" not in json.dumps(sent(Format.SLACK, encode(body)))
 
 
-def test_an_update_in_which_nothing_new_fires_still_begins_with_its_headline(make_contract, make_verdict):
+def test_an_update_in_which_nothing_new_fires_still_begins_with_its_headline(contract, make_verdict):
     """One slice recovers while another is broken: nothing is said of users, and no gap is left."""
-    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
     verdicts = [make_verdict("FAIL", slice="a"), make_verdict("FAIL", slice="b")]
-    state, _ = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    state, _, begun = begun_of(contract, verdicts)
     later = [make_verdict("PASS", slice="a"), make_verdict("FAIL", slice="b")]
     _, ended = advance(contract, state, later, {}, AT + 60)
     body = alert_body(contract, ended, receiver="pager", reason="update", incident=begun, lasting=1)
@@ -125,30 +132,25 @@ def test_an_alert_says_since_when_its_cell_is_broken_not_since_when_its_step_fir
     pager = {"on": "fail", "for": "5m", "severity": "critical", "do": [{"webhook": "pager"}]}
     contract = make_contract([{"on": "fail", "do": ["notify"]}, pager])
     verdicts = [make_verdict("FAIL")]
-    state, _ = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    state, _, begun = begun_of(contract, verdicts)
     _, fired = advance(contract, state, verdicts, {}, AT + 300)
     body = alert_body(contract, fired, receiver="pager", incident=begun, lasting=1)
     assert "Since 2023-11-14 22:13:20 UTC." in body["alerts"][0]["annotations"]["description"]
 
 
-def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(make_contract, make_verdict):
+def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(contract, make_verdict):
     """Its window still holds the breach; no request that anybody measures reaches the kernel."""
-    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
-    state, fired = advance(contract, PolicyState(contract.name), [make_verdict("FAIL")], {}, AT)
-    (begun,) = follow(contract.name, (), [make_verdict("FAIL")], state.firing, DecisionTable(), AT)
+    _, fired, begun = begun_of(contract, [make_verdict("FAIL")])
     for incident, answered in ((begun, True), (replace(begun, state=IncidentState.CONTAINED), False)):
         body = alert_body(contract, fired, receiver="pager", incident=incident, lasting=1)
         for text in (body["kernelContract"]["impact"], body["alerts"][0]["annotations"]["description"]):
             assert text.startswith("Routers keep requests on slice code away from the kernel") is not answered
 
 
-def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(make_contract, make_verdict):
+def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(contract, make_verdict):
     """One key at PagerDuty and one group for Alertmanager's readers; kernels by their names; links open it."""
-    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
     verdicts = [make_verdict("FAIL", slice=f"s{n}") for n in range(45)]
-    state, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    state, fired, begun = begun_of(contract, verdicts)
     passing = [make_verdict("PASS", slice=f"s{n}") for n in range(45)]
     state, ended = advance(contract, state, passing, {}, AT + 60)
     (over,) = follow(contract.name, [begun], passing, state.firing, DecisionTable(), AT + 60)
