@@ -108,7 +108,7 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
     async def resume(request: ResumeRequest) -> Resumed:
         """Lift routes: send a slice's traffic back to the kernel versions that they avoid."""
         async with ordered(core):
-            lifted = core.resume(request.contract, request.slice, request.by, request.why, time.time())
+            lifted = core.resume(**request.model_dump(), now=time.time())
         await decided.notify()
         return Resumed(lifted=lifted, version=core.decisions.version)
 

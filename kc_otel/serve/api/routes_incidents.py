@@ -124,9 +124,7 @@ def incident_routes(core: Core) -> APIRouter:
     async def diagnose(id: str, request: DiagnosisRequest) -> Diagnosis:
         """Attach a finding of locate or remedy to an incident, also after it is over."""
         async with ordered(core):
-            return people.diagnose(
-                core, id, request.kind, request.slice, request.text, request.evidence, request.by, time.time()
-            )
+            return people.diagnose(core, id, **request.model_dump(), now=time.time())
 
     @router.get("/{id}/diagnoses/{evidence}", response_model=dict[str, Any])
     async def rests_on(id: str, evidence: str) -> Response:

@@ -169,9 +169,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     async def acknowledge(request: AcknowledgeRequest) -> Acknowledged:
         """Acknowledge firing alerts, which continue without reminders, and close unproven incidents."""
         async with ordered(core):
-            taken, closed = people.acknowledge(
-                core, request.contract, request.clause, request.slice, request.by, request.why, time.time()
-            )
+            taken, closed = people.acknowledge(core, **request.model_dump(), now=time.time())
         return Acknowledged(
             fingerprints=[alert.fingerprint for alert in taken], closed=[incident.id for incident in closed]
         )
@@ -186,25 +184,19 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     async def silence(request: SilenceRequest) -> Silence:
         """Silence alerts until a time: no webhook, no log record. Routes and halts continue."""
         async with ordered(core):
-            return people.silence(
-                core, request.contract, request.clause, request.slice, request.until, request.by, request.why,
-                time.time(),
-            )  # fmt: skip
+            return people.silence(core, **request.model_dump(), now=time.time())
 
     @router.post("/silences/{silence}/end", tags=["people"])
     async def unsilence(silence: Name, request: EndRequest) -> Silence:
         """End a silence before its time; alerts that still fire are reported with the next evaluation."""
         async with ordered(core):
-            return people.unsilence(core, silence, request.by, request.why, time.time())
+            return people.unsilence(core, silence, **request.model_dump(), now=time.time())
 
     @router.post("/decisions/pin", tags=["decisions"])
     async def pin(request: PinRequest) -> Pinned:
         """Pin a slice to a kernel; a pin overrides every route."""
         async with ordered(core):
-            people.pin(
-                core, request.contract, request.slice, request.kernel, request.until, request.by, request.why,
-                time.time(),
-            )  # fmt: skip
+            people.pin(core, **request.model_dump(), now=time.time())
         await decided.notify()
         return Pinned(pins=1, version=core.decisions.version)
 
@@ -212,7 +204,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     async def unpin(request: UnpinRequest) -> Pinned:
         """End pins; the routes in force apply again."""
         async with ordered(core):
-            ended = people.unpin(core, request.contract, request.slice, request.by, request.why, time.time())
+            ended = people.unpin(core, **request.model_dump(), now=time.time())
         await decided.notify()
         return Pinned(pins=ended, version=core.decisions.version)
 
@@ -220,7 +212,7 @@ def people_routes(core: Core, decided: Changes) -> APIRouter:
     async def enable(request: EnableRequest) -> Enabled:
         """Send again to an endpoint that answered 410, beginning with the messages that waited."""
         async with ordered(core):
-            waiting = people.enable(core, request.contract, request.endpoint, request.by, request.why, time.time())
+            waiting = people.enable(core, **request.model_dump(), now=time.time())
         return Enabled(waiting=waiting)
 
     @router.get("/dry-run", tags=["decisions"])

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from kc_otel.serve.api import own_site
-from kc_otel.serve.api.own_site import OwnSite
+from kc_otel.serve.api.own_site import HostNames, OwnSite
 from tests.serve.conftest import core_of_policy
 from tests.tools.api import api_of
 
@@ -25,7 +25,7 @@ def changed(client: TestClient, headers: dict[str, str]) -> bool:
 def client() -> Iterator[TestClient]:
     core = core_of_policy()
     with closing(core._connection):
-        yield TestClient(OwnSite(api_of(core), ["evaluator"], "https://kc.example.com/kernels"))
+        yield TestClient(OwnSite(api_of(core), HostNames(["evaluator", "kc.example.com"]), "kc.example.com"))
 
 
 @pytest.mark.parametrize("path", ["/", "/api/v1/verdicts", "/healthz", "/metrics", "/openapi.json"])
@@ -107,7 +107,8 @@ def test_a_page_without_an_origin_of_its_own_changes_nothing(origin: str) -> Non
     async def app(_scope, _receive, _send):
         pytest.fail("it was let in")
 
-    answer = TestClient(OwnSite(app)).post("http://localhost/api/v1/decisions/pin", headers={"origin": origin})
+    client = TestClient(OwnSite(app, HostNames()))
+    answer = client.post("http://localhost/api/v1/decisions/pin", headers={"origin": origin})
     assert answer.status_code == 403
 
 
@@ -127,7 +128,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
         async def receive():
             return left.pop(0) if left else await asyncio.Event().wait()
 
-        await OwnSite(app)(
+        await OwnSite(app, HostNames())(
             {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"[::1]")]}, receive, None
         )
 
