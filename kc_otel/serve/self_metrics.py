@@ -160,7 +160,7 @@ def exposition(metrics: SelfMetrics) -> bytes:
     return generate_latest(registry)
 
 
-def _family(name: str, series: Series) -> Metric:
+def _family(name: str, series: Series) -> Any:
     with extra("serve", "/metrics"):
         from prometheus_client import core as families  # noqa: PLC0415 - only for /metrics
 
@@ -170,7 +170,7 @@ def _family(name: str, series: Series) -> Metric:
         Instrument.COUNTER: families.CounterMetricFamily,
     }.get(metric.instrument, families.GaugeMetricFamily)
     names = [label_name(attribute) for attribute in metric.attributes]
-    family: Metric = kind(prometheus_name(metric).removesuffix("_total"), metric.meaning, labels=names)
+    family = kind(prometheus_name(metric).removesuffix("_total"), metric.meaning, labels=names)
     for attributes, value in series:
         labels: list[str] = [attributes.get(attribute, "") for attribute in metric.attributes]
         if isinstance(value, Durations):
