@@ -150,7 +150,9 @@ class Core:
             self.history = CellHistory(
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )
-            self.promotions = Promotions(self.contracts, self.dry_run, connection, self.events, offline_problems)
+            self.promotions = Promotions(
+                self.contracts, self.dry_run, connection, self.events, offline_problems, self.evaluator
+            )
             for contract, message in self._store.last_messages(self.contracts, self.dry_run, now):
                 self._enqueue(contract, [message], DecisionTable(), now)
             self.escalation = self._store.begin(self.contracts, self.dry_run, now)
@@ -341,15 +343,7 @@ class Core:
             contract, before, evaluation, invalid, now, dry_run=dry_run, timing=self._timing, traffic=traffic
         )
         decisions, moved, rolled = self.promotions.write(
-            step.state.decisions,
-            {name: evaluation},
-            now,
-            unit,
-            self.evaluator.newest_of,
-            self.evaluator.kernels,
-            lambda name: self.evaluator.missing(name, now),
-            lambda name: step.state.incidents.get(name, ()),
-            lambda name, version: self.evaluator.silent_recorders(name, version, now)[1],
+            step.state.decisions, name, evaluation, step.state.incidents.get(name, ()), now, unit
         )
         step = replace(step, state=replace(step.state, decisions=decisions))
         step = with_roll_backs_told(contract, step, rolled, evaluation.verdicts, self._timing, now)
@@ -414,7 +408,7 @@ class Core:
             ValueError: If nobody or no reason is named.
         """
         before = self.decisions
-        after = resume(before, contract, slice, by, why, now)
+        after = resume(before, contract, slice, now)
         where = "every slice" if slice is None else f"slice {slice}"
         said = {"slice": slice, "by": by, "why": why, "message": f"{by} resumed {where}: {why}"}
         self.amend(contract, {"resumed": said}, now, decisions=after)

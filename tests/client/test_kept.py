@@ -9,7 +9,7 @@ import pytest
 
 from kc_otel.client.router import Router, TableFile
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, Pin, Promoted
-from kc_otel.judge.decisions.table import set_canary
+from kc_otel.judge.decisions.table import changed
 
 
 def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):
@@ -17,7 +17,7 @@ def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):
     kept = TableFile(tmp_path / "table.json")
     assert kept.load() is None
     kept.save(DecisionTable(3))
-    table = set_canary(DecisionTable(7), Canary("c", "all", "v", 0.5, "why", 1.0))
+    table = changed(DecisionTable(7), 1.0, canaries=[Canary("c", "all", "v", 0.5, "why", 1.0)])
     kept.save(table)
     assert kept.load() == table
     assert [file.name for file in tmp_path.iterdir()] == ["table.json"]

@@ -247,11 +247,10 @@ def test_files_beside_the_record_are_its_own(record, files, tmp_path):
 
 def test_online_evidence_has_no_recordings(contract, make_verdict):
     """Asking for them is answered, and not with silence."""
-    from kc_otel.judge.promotion.gate_evidence import make_evidence
+    from kc_otel.judge.promotion.gate_evidence import sealed, verdict_row
     from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 
-    online = make_evidence(
-        contract, Stage.CANARY, "inferB", Decision(GateOutcome.ADVANCE, Stage.FULL, 3), [make_verdict()], 0
-    )
+    decision = Decision(GateOutcome.ADVANCE, Stage.FULL, 3)
+    online = sealed(contract, Stage.CANARY, "inferB", decision, [verdict_row(contract, make_verdict())], 0)
     with pytest.raises(EvidenceError, match="stage canary, which has no recordings"):
         verify_recordings(online, [])
