@@ -353,7 +353,8 @@ class Measurer:
         values = np.atleast_1d(capture.on_host(work.value)).astype(np.float64)
         members = self._table.of_batch(work.origin.attributes, range(values.size), values.size)
         known = RECORDED[work.quantity]
-        if values.ndim != 1 or not ((values >= known.low) & (values <= known.high)).all():
+        inside = (values >= known.low) & (values <= known.high) & np.isfinite(values)
+        if values.ndim != 1 or not inside.all():
             raise ValueError(f"{work.quantity}: {values} are not numbers from {known.low:g} to {known.high:g}")
         with self._lock:
             streams = self._streams_of(work.origin.pair)

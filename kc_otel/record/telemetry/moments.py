@@ -167,7 +167,12 @@ class OperatorAccumulator:
             operator: Its name; there must be room for it.
             values: Finite observations by the registry's key of an operator quantity, float64 [n] each.
             membership: Slices of each observation, bool [n, slices].
+
+        Raises:
+            ValueError: If a value is NaN, as where a norm is beyond float64.
         """
+        if any(np.isnan(value).any() for value in values.values()):
+            raise ValueError(f"values: NaN is no observation of {operator}; leave such rows out")
         if operator not in self._named:
             self._others.add(operator)
         for quantity, observed in values.items():
