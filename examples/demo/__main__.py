@@ -76,9 +76,7 @@ def tell(terminal: Terminal, corpus: dict[str, Text], model: Model, *, fault: bo
         evaluator = stack.enter_context(evaluating(CONTRACT, folder, webhook, secret))
         terminal.say(f"$ {' '.join(evaluator.command)}")
         terminal.say(f"webhooks go to {webhook}")
-        terminal.say(
-            f"live: {evaluator.api} in a browser, `kc-otel status --watch --url {evaluator.api}` in a terminal"
-        )
+        terminal.say(f"live: {evaluator.api} in a browser, `kc-otel status --url {evaluator.api}` in a terminal")
         export_to(evaluator.otlp)
         router = stack.enter_context(Router(evaluator.api, contracts=[contract]))
         router.wait_for_table(10.0)  # without one nothing is served that was not promoted
@@ -226,7 +224,7 @@ def what_next(terminal: Terminal, api: str, *, fault: bool, stay: bool) -> None:
     if stay:
         resume = "kc-otel route resume demo-bytes --slice tables --why 'recalibrated'"
         lines = [
-            (f"kc-otel status --watch --url {api}", f"this, live, as at {api} in a browser; Ctrl-C here ends it"),
+            (f"kc-otel status --url {api}", f"this, as at {api} in a browser; Ctrl-C here ends it"),
             (f"{resume} --url {api}", "give the slice back to the inference kernel"),
             *lines,
         ]
@@ -235,7 +233,7 @@ def what_next(terminal: Terminal, api: str, *, fault: bool, stay: bool) -> None:
             1,
             (
                 "make demo ARGS=--stay",
-                "go on serving at the end, to look around in a browser or with kc-otel status --watch",
+                "go on serving at the end, to look around in a browser or with kc-otel status",
             ),
         )
     for command, what in lines:

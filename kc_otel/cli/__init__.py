@@ -80,7 +80,7 @@ Examples:
   kc-otel compare rollouts.npz --by task
   kc-otel gate run policy.yaml rollouts.npz
   kc-otel serve policy.yaml
-  kc-otel status --watch
+  kc-otel status
 """
 app = typer.Typer(
     cls=_AllCommands,

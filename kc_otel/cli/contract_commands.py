@@ -158,42 +158,12 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-def metrics(as_json: PrintJson = False) -> None:
+def metrics() -> None:
     """List every metric that a clause can limit.
 
     Examples:
       kc-otel reference metrics
-      kc-otel reference metrics --json
     """
-    if as_json:
-        listed: dict[str, list[dict[str, Any]]] = {
-            "quantities": [
-                {
-                    "metric": quantity.key,
-                    "name": quantity.name,
-                    "unit": quantity.unit,
-                    "per": str(quantity.per),
-                    "from": str(quantity.source),
-                    "statistic": quantity.statistic,
-                    "meaning": quantity.meaning,
-                    "source": quantity.source_text,
-                }
-                for quantity in QUANTITIES.values()
-            ],
-            "derived": [
-                {
-                    "metric": derived.key,
-                    "unit": derived.unit,
-                    "mean_of": derived.base,
-                    "needs": list(derived.needs),
-                    "meaning": derived.meaning,
-                    "source": derived.source_text,
-                }
-                for derived in DERIVED.values()
-            ],
-        }
-        typer.echo(json.dumps(listed, indent=2))
-        return
     for source in Origin:
         typer.echo(f"Measured from {source}:")
         for quantity in QUANTITIES.values():
@@ -206,15 +176,12 @@ def metrics(as_json: PrintJson = False) -> None:
     typer.echo("Any gen_ai.* histogram can be limited too, under runtime.")
 
 
-def invalid_input(as_json: PrintJson = False) -> None:
+def invalid_input() -> None:
     """List the reasons for not measuring a sequence, each with its meaning and remedy.
 
     Examples:
       kc-otel reference invalid-input
     """
-    if as_json:
-        typer.echo(json.dumps({name: asdict(reason) for name, reason in REASONS.items()}, indent=2))
-        return
     for name, reason in REASONS.items():
         typer.echo(f"{name}\n    {reason.meaning}\n    {reason.remedy}")
 

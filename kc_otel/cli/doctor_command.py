@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get
-from kc_otel.cli.terminal import refuse
+from kc_otel.cli.terminal import PrintJson, unusable
 from kc_otel.client.doctor import Finding, of_evaluator, of_path, of_sender
-from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_all
 from kc_otel.contract.measuring_paths import MeasuringPath
 from kc_otel.contract.model import Contract
@@ -34,7 +33,7 @@ def doctor(
         MeasuringPath | None,
         typer.Option(help="How this service measures; also lists the clauses that it can never judge."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Find out why verdicts are missing, and print how to fix it.
 
@@ -45,10 +44,8 @@ def doctor(
       kc-otel doctor policy.yaml --path vllm
       kc-otel doctor --url https://drift.example.com
     """
-    try:
+    with unusable():
         loaded = load_all(contracts or [])
-    except ContractError as error:
-        refuse(error)
     if path is MeasuringPath.GATE:  # recordings are judged where they are
         sections = {"The gate": list(of_path(loaded, path))}
     else:

@@ -12,23 +12,82 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url
-from kc_otel.cli.gate_run import (
-    ContractFile,
-    EvidenceFile,
-    JunitFile,
-    KernelFields,
-    MarkdownFile,
-    Required,
-    RequiredSlices,
-    run,  # noqa: F401 - one of the commands, to which the table of commands leads
-)
-from kc_otel.cli.terminal import refuse, table_lines, together, unusable
+from kc_otel.cli.terminal import Columns, SequenceAttributes, refuse, table_lines, together, unusable
 from kc_otel.contract.words import listed, spoken
 
 if TYPE_CHECKING:
     from kc_otel.judge.promotion.plan import Planned
     from kc_otel.record.kernel import Kernel
     from kc_otel.recordings.recording import Recording
+
+
+ContractFile = Annotated[str, typer.Argument(metavar="CONTRACT", help="The contract's file, or - for standard input.")]
+KernelFields = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kernel",
+        metavar="SIDE[.FIELD]=VALUE",
+        help="Field of a kernel, such as inference.version=0.32.0; the contract supplies the others. Or the kernel's "
+        "fingerprint, inference=9f1c2ab04d77, if it has reported to the evaluator. Repeatable.",
+    ),
+]
+Required = Annotated[
+    list[str] | None, typer.Option("--require", metavar="CLAUSE", help="Only this clause must PASS; repeatable.")
+]
+RequiredSlices = Annotated[
+    list[str] | None,
+    typer.Option("--slice", metavar="NAME", help="Only this slice must PASS, or `all` for all traffic; repeatable."),
+]
+JunitFile = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")]
+MarkdownFile = Annotated[
+    Path | None,
+    typer.Option("--markdown", metavar="FILE", help="Write Markdown; it also goes to $GITHUB_STEP_SUMMARY."),
+]
+EvidenceFile = Annotated[
+    Path | None,
+    typer.Option("--evidence", metavar="FILE_OR_DIR", help="Write the evidence here, for `kc-otel gate verify`."),
+]
+
+
+def run(
+    contract: ContractFile,
+    recordings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECORDING...",
+            help="Recordings of both kernels, each a window of its own: .npz, .jsonl or .parquet, files that `import` "
+            "reads, or two servers' saved responses as train=SCORED,inference=SAMPLED.",
+        ),
+    ],
+    kernel: KernelFields = None,
+    require: Required = None,
+    slice: RequiredSlices = None,
+    windows: Annotated[int, typer.Option(min=1, help="Minimum number of recordings; each one given must PASS.")] = 1,
+    columns: Columns = None,
+    attribute: SequenceAttributes = None,
+    sequential: Annotated[
+        bool, typer.Option("--sequential", help="Use bounds that hold however often you record more and judge again.")
+    ] = False,
+    junit: JunitFile = None,
+    markdown: MarkdownFile = None,
+    evidence: EvidenceFile = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Judge recordings of both kernels for the stage offline-ci, as a CI job does.
+
+    Exits with 0 to advance, 1 if the version fails, 3 to wait (undecided), 2 if an argument cannot be used.
+
+    Examples:
+      kc-otel gate run policy.yaml rollouts.npz
+      kc-otel gate run policy.yaml rollouts.npz --junit gate.xml --evidence evidence
+      kc-otel gate run policy.yaml rollouts.npz --kernel inference.version=0.32.0 --require token-tv
+    """
+    from kc_otel.cli.gate_offline import gate_offline  # noqa: PLC0415 - a quick --help
+
+    gate_offline(
+        contract, lambda _kernels, _decided: recordings, kernel, require, slice, junit, markdown, evidence, url,
+        windows=windows, columns=columns, sequential=sequential, attribute=attribute,
+    )  # fmt: skip
 
 
 def plan(
@@ -112,8 +171,13 @@ def verify(
       kc-otel gate verify evidence --recordings rollouts.npz
     """
     from kc_otel.judge.promotion.gate_evidence import EvidenceError  # noqa: PLC0415
-    from kc_otel.offline.gate.evidence import verify_evidence, verify_recordings  # noqa: PLC0415
-    from kc_otel.offline.gate.evidence_files import beside_problems, evidence_file, read_evidence  # noqa: PLC0415
+    from kc_otel.offline.gate.evidence import (  # noqa: PLC0415  # noqa: PLC0415
+        beside_problems,
+        evidence_file,
+        read_evidence,
+        verify_evidence,
+        verify_recordings,
+    )
 
     file = evidence_file(record)
     try:
@@ -214,7 +278,7 @@ def live(
     """
     from kc_otel.cli.gate_offline import gate_offline  # noqa: PLC0415
     from kc_otel.offline.gate.endpoint_recording import EndpointPair, IncompleteError, record_endpoints  # noqa: PLC0415
-    from kc_otel.offline.gate.evidence_files import recording_beside  # noqa: PLC0415
+    from kc_otel.offline.gate.evidence import recording_beside  # noqa: PLC0415
     from kc_otel.recordings.endpoints.endpoint_client import CompletionEndpoint  # noqa: PLC0415
 
     def recording(kernels: tuple[Kernel, Kernel], decided: Callable[[Recording], bool]) -> list[Path]:

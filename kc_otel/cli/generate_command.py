@@ -40,7 +40,7 @@ def grafana(
     ] = "prometheus",
     evaluator_url: _Evaluator = "",
 ) -> None:
-    """Generate dashboards, alerts and notification settings for Grafana's provisioning.
+    """Generate dashboards and alerts for Grafana's provisioning.
 
     Examples:
       kc-otel generate grafana contracts --out dashboards --evaluator-url https://drift.example.com

@@ -27,13 +27,9 @@ _ANSWERED_EXIT_CODES: Final = frozenset({0, 1, 3})
 
 
 class Follower:
-    """Looks at each incident of a contract once, while it is asked for.
+    """Looks at each incident of a contract once, while `asked` has slices to locate.
 
-    Args:
-        asked: Slices to locate, each with the reason; empty while nothing is asked for.
-        incidents: The contract's incidents that last, as the API has them.
-        look: Looks at an incident by its id; None where its answer is there, else why there is none.
-        fail: Puts a reason on an incident by its id.
+    `incidents` are those that last, `look` returns None or why there is no answer, `fail` puts that on an incident.
     """
 
     def __init__(

@@ -203,7 +203,7 @@ def _plan(url: str, contract: str, shares: list[str] | None, **traffic: float | 
 
 
 def _record(path: Path) -> Any:
-    from kc_otel.offline.gate.evidence_files import evidence_file  # noqa: PLC0415 - only here
+    from kc_otel.offline.gate.evidence import evidence_file  # noqa: PLC0415 - only here
 
     file = evidence_file(path)
     try:
@@ -236,11 +236,7 @@ def _refuse_mixed(
 
 
 def follow(url: str, path: str, *, before: str | None, after: str | None, timeout: float) -> dict[str, Any]:
-    """Print steps until the version is full, rolled back or replaced; returns where it is then.
-
-    `before` runs before each step, which is taken when it exits with 0, else it is held; `after` runs after each step,
-    each rollback included.
-    """
+    """Print steps until the version is full, rolled back or replaced, and run the hooks; returns where it is then."""
     if before is not None:
         post(url, path, {"order": "hook", "by": _HOOK_SIGNER})
     found: dict[str, Any] = get(url, path)

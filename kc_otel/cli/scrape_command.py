@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import Annotated
 
 import typer
 
-from kc_otel.cli.terminal import refuse
+from kc_otel.cli.terminal import stopped_by_signals, unusable
 from kc_otel.client.engine_latency import EngineLatency
 from kc_otel.record.telemetry.environment import export_timeout, metric_exporters, process_resource
 from kc_otel.record.telemetry.export import ExportLoop
@@ -26,17 +24,12 @@ def scrape(
     Examples:
       kc-otel scrape http://127.0.0.1:8000/metrics
     """
-    try:
-        source = EngineLatency(url)
-        exporters = metric_exporters()
-    except (ValueError, ImportError) as error:
-        refuse(error)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    with unusable(ImportError):
+        source, exporters = EngineLatency(url), metric_exporters()
     loop = ExportLoop(
         source, exporters=lambda: exporters, resource=process_resource(), interval=interval, timeout=export_timeout()
     )
-    loop.request()
-    stop.wait()
+    with stopped_by_signals() as stop:
+        loop.request()
+        stop.wait()
     loop.shutdown(export_timeout())

@@ -1,25 +1,23 @@
-"""`kc-otel status`: what is broken, once or live."""
+"""`kc-otel status`: what is broken; `kc-otel route list`: what decides which kernel serves."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from kc_otel.cli.api_client import DEFAULT_URL, Url, get, warnings
-from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time, refuse, together
+from kc_otel.cli.terminal import STATUS_STYLE, ApiJson, OnlyContract, local_time, together
 from kc_otel.contract.words import FAILS_CHECKS, RUN_ENDED, listed, place
 
 _WORST_FIRST = ("FAIL", "INVALID_INPUT", "NO_DATA", "INCONCLUSIVE", "PASS")
-_BARS = "▁▂▃▄▅▆▇█"
 _WIDE_TERMINAL = 110
 _MAX_REASONS = 12
 _MAX_INCIDENTS = 6
@@ -29,11 +27,8 @@ _MAX_DETAILED = 2
 """Incidents whose kernel and actions are shown, too."""
 _MAX_ACTIONS = 4
 """Actions of an incident that are shown: the newest of those that are not undone."""
-_MAX_RECENT_EVENTS = 8
 _MAX_LISTED_ROUTES = 3
 """Routes away from a version that have a line each."""
-_MAX_FETCHED_EVENTS = 400
-"""Events that are asked for to show the newest: many are about cells of one incident."""
 _STATE_STYLE = {"broken": "bold red", "contained": "yellow", "unproven": "magenta"}
 
 
@@ -41,11 +36,6 @@ def status(
     url: Url = DEFAULT_URL,
     contract: OnlyContract = None,
     every: Annotated[bool, typer.Option("--all", help="Print every cell, however many.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Keep updating the screen, with the newest events below.")
-    ] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between updates, with --watch.", min=0.2)] = 1.0,
-    count: Annotated[int, typer.Option(help="Stop --watch after this many updates; 0: at Ctrl-C.", min=0)] = 0,
     as_json: ApiJson = False,
 ) -> None:
     """Print incidents, then the cells, the worst first.
@@ -54,19 +44,14 @@ def status(
     rollback. Otherwise exits with 3 if a cell has no data or invalid input, if another incident is broken, if a breach
     is unproven (it went away without proof of recovery), if points arrive that are not judged, if a shard does not
     answer, if the evaluator fails or has judged nothing for 30 s, or if a webhook endpoint is disabled. Exits with 0
-    otherwise, and always with --watch.
+    otherwise.
 
     Examples:
       kc-otel status
       kc-otel status --contract policy-7b --all
-      kc-otel status --watch
     """
-    if watch:
-        if as_json or every:
-            refuse("--watch: leave out --json and --all; a screen has room for the worst cells")
-        _watch(url, contract, interval, count)
-        return
-    cells, warned = _cells(url, contract), _warned(url)
+    cells = _cells(url, contract)
+    warned = [Text(said, style="bold red") for said in warnings(url)]
     overview, stray = get(url, "/api/v1/overview"), _stray(url, contract)
     missing = [row for row in overview["missing"] if contract in {None, row["contract"]}]
     shards = get(url, "/api/v1/shards")
@@ -90,10 +75,6 @@ def status(
     incidents = [incident for incident in overview["incidents"] if contract in {None, incident["contract"]}]
     unknown = bool(warned or missing) or any(shard["trouble"] for shard in shards)
     raise typer.Exit(_exit_code(cells, incidents, stray, unknown=unknown))
-
-
-def _warned(url: str) -> list[Text]:
-    return [Text(said, style="bold red") for said in warnings(url)]
 
 
 def _missing(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
@@ -134,32 +115,6 @@ def _stray(url: str, contract: str | None) -> list[Text]:
         for entry in found
         if (at := entry["seen_serving"])
     ]
-
-
-def _watch(url: str, contract: str | None, interval: float, count: int) -> None:
-    """The same, live, as far as the terminal has room, with the newest events below."""
-    console = Console()
-    looks = 0
-    with Live(console=console, refresh_per_second=4, screen=console.is_terminal) as live:
-        try:
-            while True:
-                cells, warned = _cells(url, contract), _warned(url)
-                events = get(url, "/api/v1/events", newest=_MAX_FETCHED_EVENTS, verdicts=False)["events"]
-                recent = [_event_line(group) for group in _together(events) if contract in {None, group[0]["contract"]}]
-                now, most = time.time(), max(5, console.height - 28)
-                contracts = get(url, "/api/v1/contracts")["contracts"]
-                overview = get(url, "/api/v1/overview")
-                incidents = _incidents(overview, contract, now, contracts)
-                recent = recent[-_MAX_RECENT_EVENTS:]
-                warned += _stray(url, contract)
-                warned += _missing([row for row in overview["missing"] if contract in {None, row["contract"]}])
-                live.update(Group(*warned, *incidents, *_tables(cells, now, console.width, most=most), Text(), *recent))
-                looks += 1
-                if looks == count:
-                    break
-                time.sleep(interval)
-        except KeyboardInterrupt:
-            pass
 
 
 def _cells(url: str, contract: str | None) -> list[dict[str, Any]]:
@@ -238,7 +193,6 @@ def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tupl
         table.add_column(header, no_wrap=True)
     for header in ("estimate", *(["interval"] if wide else []), "limit", *(["samples"] if wide else [])):
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("trend", no_wrap=True)
     table.add_column("fires", no_wrap=True)
     for cell in cells:
         verdict = cell["verdict"]
@@ -253,7 +207,6 @@ def _table(cells: list[dict[str, Any]], now: float, width: int, *, kernels: tupl
             *([Text(interval)] if wide else []),
             _number(verdict["limit"]),
             *([f"{verdict['samples']:,}"] if wide else []),
-            _spark([point[1] for point in cell["history"]], verdict["limit"], 20 if wide else 8),
             Text(", ".join(cell["firing"]) or "-", style="bold red" if cell["firing"] else ""),
         )
     return table
@@ -359,42 +312,6 @@ def _shards(found: list[dict[str, Any]]) -> list[Text]:
 
 def _until(end: float | None) -> str:
     return "" if end is None else local_time(end, ", until %Y-%m-%d %H:%M")
-
-
-def _together(events: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Events, oldest first; alerts that one step of the ladder fires or ends at one moment as one."""
-    found: dict[Any, list[dict[str, Any]]] = {}
-    for event in events:
-        step = [event["data"].get(name) for name in ("severity", "on", "actions")]
-        several = event["kind"] in {"firing", "resolved"}
-        key = (event["contract"], event["kind"], event["at"], str(step)) if several else event["id"]
-        found.setdefault(key, []).append(event)
-    return list(found.values())
-
-
-def _event_line(events: Sequence[dict[str, Any]]) -> Text:
-    event = events[0]
-    message = event["message"].removeprefix(f"{event['contract']}: ")
-    if len(events) > 1:
-        clauses = listed(list(dict.fromkeys(member["data"]["clause"] for member in events)))
-        slices = listed(list(dict.fromkeys(place(member["data"]["slice"]) for member in events)))
-        said = "no longer fire" if event["kind"] == "resolved" else f"fire ({event['data'].get('severity')})"
-        message = f"{len(events)} alerts {said}: {clauses} on {slices}"
-    return Text(
-        f"{local_time(event['at'], '%H:%M:%S')}  {event['contract']}: {message}", overflow="ellipsis", no_wrap=True
-    )
-
-
-def _spark(estimates: list[float | None], limit: float, width: int) -> Text:
-    """The last estimates as bars whose full height is twice the limit; above the limit they are red."""
-    text = Text()
-    for value in estimates[-width:]:
-        if value is None:
-            text.append("·")
-            continue
-        share = min(max(value / (2 * limit), 0.0), 1.0) if limit > 0 else float(value > 0)
-        text.append(_BARS[round(share * (len(_BARS) - 1))], style="red" if value > limit else "green")
-    return text
 
 
 def _number(value: float | None) -> str:

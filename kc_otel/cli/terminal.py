@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
@@ -78,14 +77,7 @@ class Command(_PlainHelp, TyperCommand):  # type: ignore[misc, unused-ignore]
 
 
 class Group(_PlainHelp, TyperGroup):  # type: ignore[misc, unused-ignore]
-    """Commands below one word. Names the command that was probably meant where a file stands in the place of one."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the first word names."""
-        if args and args[0] not in self.commands and Path(args[0]).suffix:
-            usual = f"kc-otel {ctx.info_name} {next(iter(self.commands))} {' '.join(args)}"
-            ctx.fail(f"{args[0]} is a file, not a command; probably you mean: {usual}")
-        return super().resolve_command(ctx, args)
+    """Commands below one word."""
 
 
 def in_sections(sections: Mapping[str, str]) -> Callable[[_Function], _Function]:
@@ -119,10 +111,7 @@ def refuse(why: object) -> NoReturn:
 
 @contextmanager
 def unusable(*kinds: type[Exception], files: str = "read or written") -> Iterator[None]:
-    """Refuse what turns out to be unusable: a file that cannot be read, a ValueError, and further kinds of errors.
-
-    A contract's problems are a ValueError that has a line for each of them.
-    """
+    """Refuse what turns out to be unusable: a file that cannot be read, a ValueError, and further kinds of errors."""
     try:
         yield
     except Exception as error:
@@ -134,11 +123,7 @@ def unusable(*kinds: type[Exception], files: str = "read or written") -> Iterato
 
 
 def pairs(option: str, texts: Iterable[str], form: str = "NAME=VALUE") -> dict[str, str]:
-    """The values of an option that is written as NAME=VALUE; empty texts are left out.
-
-    Raises:
-        ValueError: If a text has another form, or a name comes twice.
-    """
+    """The values of an option that is written as NAME=VALUE; ValueError otherwise, or if a name comes twice."""
     found: dict[str, str] = {}
     for text in filter(str.strip, texts):
         name, sign, value = text.partition("=")
@@ -159,11 +144,7 @@ SequenceAttributes = Annotated[
 
 
 def attributes_of(texts: Iterable[str]) -> dict[str, str | int | float | bool]:
-    """Attributes written as NAME=VALUE; a value that is a number or a truth value in JSON is one.
-
-    Raises:
-        ValueError: If a text has another form, or a name comes twice.
-    """
+    """Attributes written as NAME=VALUE, of which a number or truth value in JSON is one; ValueError as of `pairs`."""
 
     def scalar(text: str) -> str | int | float | bool:
         try:
@@ -176,11 +157,7 @@ def attributes_of(texts: Iterable[str]) -> dict[str, str | int | float | bool]:
 
 
 def columns_of(text: str | None) -> dict[str, str]:
-    """The names of a recording's columns by role, from `train=A,inference=B`.
-
-    Raises:
-        ValueError: If the text has another form.
-    """
+    """The names of a recording's columns by role, from `train=A,inference=B`; ValueError for another form."""
     return pairs("--columns", (text or "").split(","), "ROLE=COLUMN")
 
 

@@ -1,13 +1,9 @@
 """Resolution of each quantity's exponential histogram: its scale and its zero threshold.
 
-A histogram has at most MOST_BUCKETS of each sign, the default limit of OpenTelemetry's SDKs. Where they lie follows
-from the contract: a value below a 20th of the smallest limit on a quantity changes no verdict, so it counts as zero;
-from there on the buckets of scale 4 (4.4 % wide) reach nine powers of two up, those of scale 3 (9.1 %) nineteen. Scale
-4 is for quantities whose values end within nine: total variations, shares, means over sequences. A bound becomes wider
-by limit/20 at most for the zero bucket, and by half a bucket for the scale: `tests/judge/test_bucket_layouts.py`.
-
-A histogram that was given larger values is sent at a lower scale, as the SDKs do, and bounds are as wide as its
-buckets.
+A value below a 20th of the smallest limit on a quantity changes no verdict, so it counts as zero; from there on the
+buckets of scale 4 (4.4 % wide) reach nine powers of two up, those of scale 3 (9.1 %) nineteen. Bounds become wider by
+limit/20 at most for the zero bucket, and by half a bucket for the scale (`tests/judge/test_bucket_layouts.py`). Larger
+values are sent at a lower scale, as the SDKs do.
 """
 
 from __future__ import annotations
@@ -46,12 +42,7 @@ _TV_UNLIMITED: Final = -9
 
 
 class BucketLayout(NamedTuple):
-    """Buckets of a quantity.
-
-    Attributes:
-        scale: Edges differ by the factor 2^(2^-scale), unless larger values need a lower scale.
-        zero_threshold: Half width of the zero bucket, a power of two.
-    """
+    """Buckets: edges differ by 2^(2^-scale); the zero bucket reaches to the threshold on both sides."""
 
     scale: int
     zero_threshold: float

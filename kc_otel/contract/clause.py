@@ -39,11 +39,7 @@ class Statistic(Strict):
 
     @classmethod
     def parse(cls, text: str) -> Statistic:
-        """Parse `mean`, `max`, `p99.9` or `fraction > 0.5`.
-
-        Raises:
-            ValueError: If it is none of these.
-        """
+        """Parse `mean`, `max`, `p99.9` or `fraction > 0.5`; raise ValueError for anything else."""
         found = _STATISTIC.fullmatch(text.strip())
         if not found:
             raise ValueError(f"{text!r} is not a statistic; write mean, max, p99.9 or fraction > 0.5")
@@ -182,7 +178,7 @@ class Clause(Strict):
 
     @property
     def averaged(self) -> Unit | None:
-        """The unit over which the metric's observations are averaged before they count; None where each one counts.
+        """The unit over which observations are averaged before they count; None where each one counts.
 
         A mean is judged by prompt, unless the clause says otherwise. A share that none may is counted token by token:
         the first that differs is a fact, and of those that do not, the count is the evidence.
@@ -199,10 +195,8 @@ class Clause(Strict):
     def about(self) -> About:
         """Scope of a verdict: future traffic, too, or only the measured traffic.
 
-        Prompts are independent draws from the slice, so an interval over them holds for future ones; so are sequences
-        if the clause says so. Tokens of one sequence, rollouts of one prompt, rows of one output and optimizer steps of
-        one run depend on each other, and observations of a `gen_ai.*` histogram may: an interval over them holds for
-        the measured ones. A maximum never says anything about future observations.
+        Prompts are independent draws from the slice, and so are sequences if the clause says so. Tokens of a sequence,
+        rollouts of a prompt, rows and steps depend on each other, and a maximum never tells of future observations.
         """
         quantity = self.quantity
         if quantity is None or self.parsed_statistic.kind == "max":

@@ -1,20 +1,15 @@
 """Differences between two versions of a contract: promises that are tighter, looser, or other ones.
 
-The question is what a reviewer must look at, so whatever can let more drift through counts as loosening, even when
-something else is tightened in the same change. Clauses are told apart by their id, slices by their name, steps of the
-ladder by what they wait for.
-
-- A promise whose metric or statistic changed so that the two cannot be compared is dropped, and another one added.
-- So is one that is judged by sequence instead of by token, or back: long sequences weigh differently in the two means;
-  and one that is about another operator.
-- Less evidence for a PASS (confidence, min_samples, min_sequences, sampling down) loosens; a longer silence before
-  NO_DATA does too, and so does more time between false alarms: what is wrong is then found later.
-- An assumption is a factor of a bound: a narrower reward range makes the same drift count for less, which loosens.
-- A slice loosens when some traffic that was in it no longer is; more traffic in it is a change.
+Whatever can let more drift through counts as loosening, even when something else is tightened in the same change.
+Clauses are told apart by their id, slices by their name, steps of the ladder by what they wait for. Two promises that
+cannot be compared, such as one by sequence and one by token, are a drop and an addition. Less evidence for a PASS, a
+longer silence before NO_DATA, more time between false alarms and a narrower reward range loosen; so does a slice that
+some traffic leaves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,21 +27,10 @@ from kc_otel.contract.units import format_duration
 
 ChangeKind = Literal["tightens", "loosens", "adds", "drops", "changes"]
 
-_MORE_IS_TIGHTER: Final = ("confidence", "min_samples", "min_sequences", "sampling", "max_series")
-_LESS_IS_TIGHTER: Final = ("heartbeat", "false_alarms")
-
 
 @dataclass(frozen=True, slots=True)
 class ContractChange:
-    """One difference between two versions of a contract.
-
-    Attributes:
-        kind: Effect on the promise.
-        field: Where: clauses, slices and steps by name, such as `statistical[token-tv].limit`.
-        old: Old value; None where there was none.
-        new: New value; None where there is none.
-        sentence: Meaning, for the reviewer.
-    """
+    """One difference: its effect, its place such as `statistical[token-tv].limit`, both values, and a sentence."""
 
     kind: ChangeKind
     field: str
@@ -69,7 +53,7 @@ def diff(old: Contract, new: Contract) -> list[ContractChange]:
         *_assumptions(old, new),
         *_slices(old, new),
         *_clauses(old, new),
-        *_observability(old, new),
+        *_ordered("observability", old.observability, new.observability),
         *_escalation(old.escalation, new.escalation),
         *_promotion(old.promotion, new.promotion),
     ]
@@ -81,41 +65,41 @@ def _tighter(is_tighter: bool) -> Literal["tightens", "loosens"]:
 
 def _metadata(old: Contract, new: Contract) -> Iterator[ContractChange]:
     yield from _plain("metadata", old.metadata, new.metadata)
-    if old.metadata.version == new.metadata.version and old.hash != new.hash:
-        version = old.metadata.version
+    version = old.metadata.version
+    if version == new.metadata.version and old.hash != new.hash:
         sentence = f"the content differs, but version is still {version}"
         yield ContractChange("changes", "metadata.version", version, version, sentence)
 
 
-def _plain(path: str, old: Any, new: Any) -> Iterator[ContractChange]:
+def _changed(old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the fields of a part of a contract that differ, with both values."""
     for name in type(old).model_fields:
-        before, after = getattr(old, name), getattr(new, name)
-        if before != after:
+        if getattr(old, name) != getattr(new, name):
+            yield name, getattr(old, name), getattr(new, name)
+
+
+def _plain(path: str, old: Any, new: Any, only: str = "") -> Iterator[ContractChange]:
+    for name, before, after in _changed(old, new):
+        if not only or name == only:
             sentence = f"{_shown(before)} becomes {_shown(after)}"
             yield ContractChange("changes", f"{path}.{name}", before, after, sentence)
 
 
 def _assumptions(old: Contract, new: Contract) -> Iterator[ContractChange]:
     kept = {clause.metric for clause in old.clauses} & {clause.metric for clause in new.clauses} & set(DERIVED)
-    for name in type(old.assumptions).model_fields:
-        before, after = getattr(old.assumptions, name), getattr(new.assumptions, name)
-        if before == after:
-            continue
-        path = f"assumptions.{name}"
+    for name, before, after in _changed(old.assumptions, new.assumptions):
+        kind: ChangeKind = "changes"
         users = sorted(metric for metric in kept if name in DERIVED[metric].needs)
-        if not users or before is None or after is None:
-            yield ContractChange("changes", path, before, after, "no bound in both versions depends on it")
-            continue
-        metric = users[0]
-        # Only this assumption is changed, so that each one is judged on its own.
-        scale = scale_of(metric, old.assumptions) or 0.0
-        scale_after = scale_of(metric, old.assumptions.model_copy(update={name: after})) or 0.0
-        factor = scale_after / scale
-        if factor == 1.0:
-            yield ContractChange("changes", path, before, after, "shifts the range, which leaves every bound as it is")
-            continue
-        sentence = f"the same drift counts {factor:.3g} times as much in {', '.join(users)}"
-        yield ContractChange(_tighter(factor > 1.0), path, before, after, sentence)
+        sentence = "no bound in both versions depends on it"
+        if users and before is not None and after is not None:
+            # Only this assumption is changed, so that each one is judged on its own.
+            scale_after = scale_of(users[0], old.assumptions.model_copy(update={name: after})) or 0.0
+            factor = scale_after / (scale_of(users[0], old.assumptions) or 0.0)
+            sentence = "shifts the range, which leaves every bound as it is"
+            if factor != 1.0:
+                kind = _tighter(factor > 1.0)
+                sentence = f"the same drift counts {factor:.3g} times as much in {', '.join(users)}"
+        yield ContractChange(kind, f"assumptions.{name}", before, after, sentence)
 
 
 def _slices(old: Contract, new: Contract) -> Iterator[ContractChange]:
@@ -129,15 +113,10 @@ def _slices(old: Contract, new: Contract) -> Iterator[ContractChange]:
             yield ContractChange("loosens", f"{path}.where", spec.where, after.where, f"some traffic leaves {name}")
         elif not covers(spec.conditions, after.conditions):
             yield ContractChange("changes", f"{path}.where", spec.where, after.where, f"more traffic belongs to {name}")
-        yield from _description(path, spec.description, after.description)
+        yield from _plain(path, spec, after, "description")
     for name, spec in new.slices.items():
         if name not in old.slices:
             yield ContractChange("adds", f"slices.{name}", None, spec.where, f"{name} is judged on its own")
-
-
-def _description(path: str, old: str, new: str) -> Iterator[ContractChange]:
-    if old != new:
-        yield ContractChange("changes", f"{path}.description", old, new, "described differently")
 
 
 def _clauses(old: Contract, new: Contract) -> Iterator[ContractChange]:
@@ -158,7 +137,7 @@ def _clauses(old: Contract, new: Contract) -> Iterator[ContractChange]:
             wording = "a statistic that is never smaller" if kind == "tightens" else "a statistic that is never larger"
             yield ContractChange(kind, f"{path}.statistic", _named(clause), _named(other), f"{wording} is limited")
         yield from _limits(path, clause, other, {ALL, *(set(old.slices) & set(new.slices))})
-        yield from _description(path, clause.description, other.description)
+        yield from _plain(path, clause, other, "description")
     for name, (section, clause) in after.items():
         if name not in before:
             promised = _promise(clause)
@@ -208,50 +187,57 @@ def _rank(clause: Clause) -> tuple[str, float]:
 
 
 def _named(clause: Clause) -> str:
-    statistic = clause.parsed_statistic
-    if statistic.kind == "quantile":
-        return f"p{100 * statistic.argument:g}"
-    if statistic.kind == "fraction":
-        return f"fraction > {statistic.argument:g}"
-    return f"mean of min(value, {_rank(clause)[1]:g})" if clause.cap else statistic.kind
+    return f"mean of min(value, {_rank(clause)[1]:g})" if clause.cap else clause.statistic_text
 
 
 def _promise(clause: Clause) -> str:
     return f"{_named(clause)} of {clause.metric_text} <= {clause.limit_for(ALL):g}"
 
 
-def _observability(old: Contract, new: Contract) -> Iterator[ContractChange]:
-    for name in type(old.observability).model_fields:
-        before, after = getattr(old.observability, name), getattr(new.observability, name)
-        if before == after:
-            continue
-        kind: ChangeKind = "changes"
-        if name in _MORE_IS_TIGHTER or name in _LESS_IS_TIGHTER:
-            kind = _tighter((after > before) == (name in _MORE_IS_TIGHTER))
-        if name not in _MORE_IS_TIGHTER:
-            before, after = format_duration(before), format_duration(after)
-        sentence = f"{before} becomes {after}: {_EFFECT_OF_FIELD[name]}"
-        yield ContractChange(kind, f"observability.{name}", before, after, sentence)
-
-
-_EFFECT_OF_FIELD: Final = {
-    "window": "a PASS rests on another span of time",
-    "long_window": "verdicts that the window leaves open rest on another span of time",
-    "confidence": "a PASS requires this confidence",
-    "false_alarms": "this is the expected time between false alarms; a shorter one finds faults sooner",
-    "min_samples": "a verdict on tokens needs this many of them",
-    "min_sequences": "a verdict on sequences needs this many of them",
-    "sampling": "this share of batches is measured",
-    "heartbeat": "silence is noticed after this long",
-    "max_series": "streams beyond this number count as slice 'other'",
+_EFFECTS: Final = {
+    "window": (0, "a PASS rests on another span of time"),
+    "long_window": (0, "verdicts that the window leaves open rest on another span of time"),
+    "confidence": (1, "a PASS requires this confidence"),
+    "false_alarms": (-1, "this is the expected time between false alarms; a shorter one finds faults sooner"),
+    "min_samples": (1, "a verdict on tokens needs this many of them"),
+    "min_sequences": (1, "a verdict on sequences needs this many of them"),
+    "sampling": (1, "this share of batches is measured"),
+    "heartbeat": (-1, "silence is noticed after this long"),
+    "max_series": (1, "streams beyond this number count as slice 'other'"),
+    "after": (-1, "the step fires after this time"),
+    "clear_for": (1, "the step resolves after this time"),
+    "repeat": (-1, "the step reminds at this interval; 0s: never"),
+    "severity": (1, "alerts of the step have this severity"),
+    "windows": (1, "each step asks for this many windows of PASS"),
+    "failure_limit": (-1, "a version is rolled back after this many failing windows"),
 }
+"""What a field decides, and whether a larger value is tighter (1), looser (-1) or neither (0)."""
+_DURATIONS: Final = frozenset({"window", "long_window", "false_alarms", "heartbeat", "after", "clear_for", "repeat"})
+_SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
+
+
+def _ordered(path: str, old: Any, new: Any) -> Iterator[ContractChange]:
+    """Yield changes of fields whose values are ordered."""
+    for name, before, after in _changed(old, new):
+        if name not in _EFFECTS or isinstance(before, dict):
+            continue
+        order, effect = _EFFECTS[name]
+        larger = _size(name, after) > _size(name, before)
+        kind: ChangeKind = _tighter(larger == (order > 0)) if order else "changes"
+        was, becomes = (format_duration(value) if name in _DURATIONS else value for value in (before, after))
+        field = "for" if name == "after" else name
+        yield ContractChange(kind, f"{path}.{field}", was, becomes, f"{was} becomes {becomes}: {effect}")
+
+
+def _size(name: str, value: Any) -> float:
+    if name == "repeat":
+        return value or math.inf
+    return _SEVERITY[value] if name == "severity" else value
 
 
 def _shown(value: Any) -> str:
     return "nothing" if value is None or value == "" else repr(value)
 
-
-_SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
 
 _PairingKey = Callable[[EscalationStep], object]
 
@@ -285,22 +271,7 @@ def _escalation(old: Sequence[EscalationStep], new: Sequence[EscalationStep]) ->
 
 
 def _step(path: str, old: EscalationStep, new: EscalationStep) -> Iterator[ContractChange]:
-    rarer = new.repeat == 0 or (old.repeat > 0 and new.repeat > old.repeat)
-    how = f"reminds every {format_duration(new.repeat)}" if new.repeat else "reminds nobody"
-    for name, before, after, tighter, sentence in (
-        ("for", old.after, new.after, new.after < old.after, "fires after {after} instead of {before}"),
-        ("clear_for", old.clear_for, new.clear_for, new.clear_for > old.clear_for,
-         "resolves after {after} instead of {before}"),
-        ("repeat", old.repeat, new.repeat, not rarer, how + " ({before} before)"),
-    ):  # fmt: skip
-        if before != after:
-            was, becomes = format_duration(before), format_duration(after)
-            said = sentence.format(before=was, after=becomes)
-            yield ContractChange(_tighter(tighter), f"{path}.{name}", was, becomes, said)
-    if old.severity != new.severity:
-        kind = _tighter(_SEVERITY[new.severity] > _SEVERITY[old.severity])
-        sentence = f"is {new.severity} instead of {old.severity}"
-        yield ContractChange(kind, f"{path}.severity", old.severity, new.severity, sentence)
+    yield from _ordered(path, old, new)
     if set(old.clauses) != set(new.clauses):
         # No clauses means all of them.
         left_out = bool(new.clauses) and (not old.clauses or not set(old.clauses) <= set(new.clauses))
@@ -320,40 +291,32 @@ def _said(step: EscalationStep) -> str:
 
 
 def _promotion(before: PromotionTerms, after: PromotionTerms) -> Iterator[ContractChange]:
-    if before.windows != after.windows:
-        kind = _tighter(after.windows > before.windows)
-        sentence = f"a step asks for {after.windows} windows of PASS instead of {before.windows}"
-        yield ContractChange(kind, "promotion.windows", before.windows, after.windows, sentence)
-    if before.failure_limit != after.failure_limit:
-        kind = _tighter(after.failure_limit < before.failure_limit)
-        sentence = f"a version is rolled back after {after.failure_limit} failing windows, not {before.failure_limit}"
-        yield ContractChange(kind, "promotion.failure_limit", before.failure_limit, after.failure_limit, sentence)
+    yield from _ordered("promotion", before, after)
     if before.steps != after.steps:
         # A jump between two shares that no gate stands between any more is a loosening, wherever it is.
-        jumps = pairwise((0.0, *after.steps, 1.0))
+        jumps = list(pairwise((0.0, *after.steps, 1.0)))
         kind = _tighter(not any(low < share < high for low, high in jumps for share in before.steps))
         served, serves = (", ".join(map(shown_share, terms.steps)) for terms in (before, after))
-        sentence = f"a canary serves {serves} instead of {served}"
-        yield ContractChange(kind, "promotion.steps", served, serves, sentence)
-    for stage in sorted({*before.approve} ^ {*after.approve}):
-        dropped = stage in before.approve
-        sentence = f"{'nobody has to' if dropped else 'a person has to'} approve stage {stage}"
-        approve = list(before.approve), list(after.approve)
-        yield ContractChange(_tighter(not dropped), "promotion.approve", *approve, sentence)
-    for skipped in sorted({*before.skip} ^ {*after.skip}):
-        again = skipped in before.skip
-        sentence = f"stage {skipped} is {'required again' if again else 'skipped'}"
-        yield ContractChange(_tighter(again), "promotion.skip", list(before.skip), list(after.skip), sentence)
+        yield ContractChange(kind, "promotion.steps", served, serves, f"a canary serves {serves} instead of {served}")
     if before.sampling != after.sampling:
+        kind = _tighter(_fewer(before.sampling, after.sampling))
         sentence = "recordings may be made with other sampling parameters"
-        kind = _sampling(before.sampling, after.sampling)
         yield ContractChange(kind, "promotion.sampling", before.sampling, after.sampling, sentence)
+    for name, tightens, added, removed in (
+        ("approve", True, "a person has to approve stage", "nobody has to approve stage"),
+        ("skip", False, "a version skips stage", "a version no longer skips stage"),
+    ):
+        was, becomes = list(getattr(before, name)), list(getattr(after, name))
+        for stage in sorted({*was} ^ {*becomes}):
+            more = stage in becomes
+            sentence = f"{added if more else removed} {stage}"
+            yield ContractChange(_tighter(more == tightens), f"promotion.{name}", was, becomes, sentence)
 
 
-def _sampling(before: dict[str, Any], after: dict[str, Any]) -> Literal["tightens", "loosens"]:
-    """Values that might not be used before loosen, and so does what need not be said any more.
+def _fewer(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether no value may be used that might not be before, and as much has to be said.
 
     A parameter that was not listed might not be used at all, so that listing it loosens too, whatever its values.
     """
     more = not after or (before and any({*values} - {*before.get(name, ())} for name, values in after.items()))
-    return _tighter(not (more or {*before} - {*after}))
+    return not (more or {*before} - {*after})

@@ -1,7 +1,4 @@
-"""Problems of a contract, with their places.
-
-ContractError        a contract cannot be used; carries every Problem that was found, not only the first
-"""
+"""Problems of a contract, with their places."""
 
 from __future__ import annotations
 
@@ -16,14 +13,9 @@ ProblemLevel = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class ContractProblem:
-    """One thing to correct in a contract.
+    """One thing to correct in a contract; an error refuses it, a warning does not.
 
-    Attributes:
-        file: Path as it was given, or another name of the source.
-        line: Line in the file, from 1; 0 when the file as a whole is meant.
-        field: Path of the field, such as `statistical[0].limit`; empty when no field is meant.
-        message: The problem, and what to write instead.
-        level: An error refuses the contract; a warning does not.
+    `line` is 0 where the file as a whole is meant, and `field` is empty where no field is.
     """
 
     file: str
@@ -44,13 +36,7 @@ class ContractProblem:
 
 @dataclass(frozen=True, slots=True)
 class LintFinding:
-    """Something to correct.
-
-    Attributes:
-        loc: Place in the contract.
-        message: The problem, and what to write instead.
-        level: Error or warning.
-    """
+    """Something to correct, at a place in the contract."""
 
     loc: Loc
     message: str

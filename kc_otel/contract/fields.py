@@ -16,11 +16,7 @@ OPERATOR_PATTERN: Final = r"^[A-Za-z0-9_]([A-Za-z0-9_.:/-]{0,98}[A-Za-z0-9_])?$"
 
 
 def operator_name(name: str) -> str:
-    """The name, if it can be an operator's, such as `attention`, `model.layers.0.mlp` or `aten::linear`.
-
-    Raises:
-        ValueError: If it cannot.
-    """
+    """Return the name, if it can be an operator's, such as `aten::linear`; else raise ValueError."""
     if not re.fullmatch(OPERATOR_PATTERN, name):
         shown = repr(name if len(name) <= 60 else f"{name[:60]}...")
         raise ValueError(

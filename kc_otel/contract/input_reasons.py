@@ -1,7 +1,4 @@
-"""Reasons why a sequence is not measured: one table of names, meanings and remedies.
-
-`kc-otel reference invalid-input` prints it, log lines quote it, and it is where a new reason gets its words.
-"""
+"""Reasons why a sequence is not measured: one table of names, meanings and remedies."""
 
 from __future__ import annotations
 
@@ -13,55 +10,32 @@ from typing import Final
 
 
 class InvalidReason(IntEnum):
-    """Findings of the checks in `measure.checks`; 0 for none. The metric's attribute is the name in lower case."""
+    """Findings of the checks in `measure.checks`; 0 for none. REASONS explains each under its name in lower case."""
 
     VALID = 0
     SHAPE_MISMATCH = 1
-    """The two sides, the mask or the token ids differ in shape; the whole batch."""
     PROCESSING_MISMATCH = 2
-    """The caller declared different temperatures or sampling processing for the two sides; the whole batch."""
     TOKEN_MISMATCH = 3
-    """The two sides scored different tokens."""
     NAN_LOGPROB = 4
-    """A log-probability is NaN."""
     POSITIVE_LOGPROB = 5
-    """A log-probability is above 0: by rounding in half precision, or because logits or probabilities were passed."""
     IMPOSSIBLE_TOKEN = 6
-    """The inference kernel gives probability 0 to a token that it sampled."""
     PLACEHOLDER = 7
-    """Some of the numbers are a constant that stands for "no number", or copies of the other side's."""
     NOT_SAME_TOKENS = 8
-    """The sides do not score the same tokens: one is ahead, or has its numbers in another order."""
     NAN_ADVANTAGE = 9
-    """An advantage is not a finite number."""
     NAN_LOGITS = 10
-    """A row of logits holds NaN or +inf, or nothing but -inf."""
     ONE_VALUE = 11
-    """One side has one value for a whole sequence."""
     TEMPERATURE_MISMATCH = 12
-    """One side's log-probabilities are the other's at another temperature."""
     TRUNCATED_SAMPLING = 13
-    """One side leaves out tokens that the other keeps (top-p, top-k, min-p), and says nothing of it."""
     PROMPT_MISMATCH = 14
-    """The two sides saw different prompts."""
     NO_TOKENS = 15
-    """A mask, or an empty sequence, leaves no token."""
     NOT_SAMPLED = 16
-    """The tokens were not sampled with the inference side's probabilities; the whole batch."""
     PENALISED_SAMPLING = 17
-    """One side penalises tokens that came before (presence, frequency, repetition); the whole batch."""
     NOT_LOGPROBS = 18
-    """Numbers of a side are sums, means, probabilities of probabilities or cut: none that a kernel computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """A reason in words.
-
-    Attributes:
-        meaning: The finding.
-        remedy: What to do about it.
-    """
+    """A reason in words: what was found, and what to do about it."""
 
     meaning: str
     remedy: str
@@ -92,8 +66,7 @@ REASONS: Final[Mapping[str, Explained]] = MappingProxyType(
         "positive_logprob": Explained(
             "A log-probability is above 0.",
             "A value up to 0.25 comes from rounding: a log-sum-exp in bfloat16 lies below its largest logit; "
-            "compute the "
-            "log-softmax in float32. Otherwise pass log-probabilities in nats: logits need a log-softmax, "
+            "compute the log-softmax in float32. Otherwise pass log-probabilities in nats: logits need a log-softmax, "
             "probabilities a logarithm. With `kept=`, the kept mass is above 1, or below the token's own "
             "probability: the token is not among those that were kept.",
         ),

@@ -7,12 +7,7 @@ from typing import Any
 
 
 def read_json_text(text: str | bytes) -> Any:
-    """Parse a JSON text.
-
-    Raises:
-        ValueError: If it is not JSON, or nests deeper than can be read, which `json` alone answers with a
-            RecursionError.
-    """
+    """Parse JSON; ValueError if it is none, or nests too deep, where `json` raises RecursionError."""
     try:
         return json.loads(text)
     except RecursionError:

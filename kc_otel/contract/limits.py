@@ -27,11 +27,7 @@ _NOUN: Final = {
 class Range:
     """Values that a clause's statistic can take.
 
-    Attributes:
-        low: Smallest value.
-        high: Largest value.
-        noun: Name of these values, for messages.
-        cap: Set when `high` comes from the cap on the mean of an unbounded quantity, not from the quantity.
+    `cap` is set when `high` comes from the cap on the mean of an unbounded quantity.
     """
 
     low: float
@@ -79,13 +75,9 @@ def _derived(clause: Clause, assumptions: Assumptions) -> Range | None:
 def factors(metric: str, assumptions: Assumptions) -> tuple[float, float]:
     """(scale, offset) with which a derived metric is `scale * mean(base) + offset`.
 
-    k1 = -E[l]; support deficit = 1 - E[w]; clip-budget share = E|l| / log(1 + clip);
-    reward drift: (r_max - r_min) times what its two sides bound, and <= (r_max - r_min) TV_seq;
-    gradient bias <= 2 A_max G_seq TV_seq, G_seq = horizon * score_norm_max.
-    Source: Xu and Wu 2026, arXiv:2606.07581, the last with the constant that needs no support assumption.
-
-    Raises:
-        ValueError: If the contract does not state an assumption that the metric is made of.
+    k1 = -E[l]; support deficit = 1 - E[w]; clip-budget share = E|l| / log(1 + clip); reward drift <= (r_max - r_min)
+    TV_seq; gradient bias <= 2 A_max G_seq TV_seq, G_seq = horizon * score_norm_max. Source: Xu and Wu 2026,
+    arXiv:2606.07581. Raises ValueError if an assumption is missing.
     """
     missing = [name for name in DERIVED[metric].needs if getattr(assumptions, name) is None]
     if missing:

@@ -1,66 +1,64 @@
 """Faults that take two places of a contract to see: impossible limits, names that lead nowhere, steps that never fire.
 
-Every rule is a pure function of the contract that yields findings with the place they are about. An error is a
-contract that cannot do what it says; a warning is one that can, but probably not what was meant.
-
-Routes that lead back to where they came from, over several contracts that one evaluator serves.
+Every rule is a pure function of the contract. An error is a contract that cannot do what it says; a warning is one that
+can, but probably not what was meant.
 """
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Final
 
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.errors import LintFinding, Loc
-from kc_otel.contract.lint_clauses import lint_clauses
+from kc_otel.contract.limits import Range, range_of
 from kc_otel.contract.measuring_paths import AUTOMATIC
 from kc_otel.contract.model import Contract, KernelSpec
 from kc_otel.contract.policy import EscalationStep
-from kc_otel.contract.promotion import PromotionTerms
 from kc_otel.contract.regions import satisfiable
-from kc_otel.contract.slices import POSITION, TURN, SliceCondition
+from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES, Origin, Unit
+from kc_otel.contract.slices import ALL, POSITION, TURN, SliceCondition
 from kc_otel.contract.units import format_duration
-from kc_otel.contract.words import did_you_mean
+from kc_otel.contract.words import did_you_mean, listed
 
 _SENT_ATTRIBUTES: Final = frozenset[str]().union(*AUTOMATIC.values())
 _MISSPELT: Final = _SENT_ATTRIBUTES - {TURN}  # `turns`, how many a conversation has, is no misspelling of it
 _NUMERIC_KEYS: Final = frozenset({"prompt_tokens", "completion_tokens", "temperature", "advantage", POSITION, TURN})
 """Attributes that our own instrumentation sends, as numbers."""
-_FORMAT_NAME: Final = re.compile(
-    r"auto|half|float|double|(?:bf|bfloat)16|(?:float|fp|mxfp|nvfp|nf|tf|u?int|mxint|i?q)(?:2|3|4|5|6|8|16|19|32|64)"
-    r"(?:[_-]\w+)*|w\d+a\d+\w*|e\dm\d\w*"
-)
-_FORMATS: Final = ("bfloat16", "float16", "float32", "float64", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "fp4")
 _SMALLEST_ALPHA: Final = 1e-9
+_SPANS: Final = ("window", "long_window", "heartbeat")
+_SECTIONS: Final = ("numerical", "statistical", "runtime")
+_SECTION_OF: Final = {
+    Origin.LOGITS: "numerical",
+    Origin.OPERATORS: "numerical",
+    Origin.LOGPROBS: "statistical",
+    Origin.ADVANTAGES: "statistical",
+    Origin.TRUNCATION: "statistical",
+    Origin.REWARDS: "statistical",
+    Origin.RUNTIME: "runtime",
+}
+_EXAMPLE: Final = {
+    "reward_range": "[0, 1]",
+    "horizon": "4096",
+    "advantage_max": "5",
+    "score_norm_max": "40",
+    "clip": "0.2",
+}
 
 
 def lint(contract: Contract) -> list[LintFinding]:
     """Everything about a contract that no field can say on its own, in the order of its sections."""
     return [
-        *_kernels(contract),
         *_slices(contract),
-        *lint_clauses(contract),
+        *_clauses(contract),
         *_observability(contract),
         *_escalation(contract),
-        *_promotion(contract.promotion),
     ]
 
 
-def _kernels(contract: Contract) -> Iterator[LintFinding]:
-    for role in ("train", "inference"):
-        spec: KernelSpec = getattr(contract.kernels, role)
-        for field in ("dtype", "kv_cache_dtype"):
-            given = getattr(spec, field)
-            if given is not None and not _FORMAT_NAME.fullmatch(given.lower().removeprefix("torch.")):
-                hint = did_you_mean(given.lower(), _FORMATS, "some are")
-                what = f"{given!r} is not a known number format; {hint}"
-                yield LintFinding(("kernels", role, field), what, "warning")
-
-
 def _slices(contract: Contract) -> Iterator[LintFinding]:
-    seen: dict[object, str] = {}
     for name, spec in contract.slices.items():
         for attribute, raw in spec.where.items():
             yield from _where(raw, attribute, spec.conditions[attribute], ("slices", name, "where", attribute))
@@ -71,12 +69,6 @@ def _slices(contract: Contract) -> Iterator[LintFinding]:
                 "moves no requests; use another action here, or a clause on `all`",
                 "warning",
             )
-        region = frozenset((attribute, frozenset(conditions)) for attribute, conditions in spec.conditions.items())
-        if region in seen:
-            yield LintFinding(
-                ("slices", name), f"has the same conditions as slice {seen[region]!r}; remove one of the two"
-            )
-        seen.setdefault(region, name)
 
 
 def _where(written: object, attribute: str, conditions: Sequence[SliceCondition], here: Loc) -> Iterator[LintFinding]:
@@ -106,32 +98,27 @@ def _numeric(value: object) -> bool:
 
 def _observability(contract: Contract) -> Iterator[LintFinding]:
     seen = contract.observability
-    for name in ("window", "long_window", "heartbeat"):
-        if getattr(seen, name) == 0:
-            yield LintFinding(("observability", name), "0s holds no data; write a duration such as 5m")
-    if seen.window > seen.long_window:
-        yield LintFinding(
-            ("observability", "window"),
-            f"{format_duration(seen.window)} is longer than long_window ({format_duration(seen.long_window)}); "
-            "make long_window the longer one",
-        )
-    if seen.heartbeat > seen.window > 0:
-        yield LintFinding(
-            ("observability", "heartbeat"),
-            f"{format_duration(seen.heartbeat)} is longer than window ({format_duration(seen.window)}): "
-            "the window would be empty before silence is detected; write a shorter heartbeat",
-        )
-    if seen.false_alarms < seen.window:
-        yield LintFinding(
-            ("observability", "false_alarms"),
-            f"{format_duration(seen.false_alarms)} is shorter than window ({format_duration(seen.window)}): every "
-            "window could raise one; write a longer time, such as 30d",
-        )
-    if 1.0 - seen.confidence < _SMALLEST_ALPHA:
-        yield LintFinding(
-            ("observability", "confidence"),
+    window = f"window ({format_duration(seen.window)})"
+    faults = [(name, getattr(seen, name) == 0, "0s holds no data; write a duration such as 5m") for name in _SPANS]
+    faults += [
+        ("window", seen.window > seen.long_window, "it is longer than long_window; make long_window the longer one"),
+        (
+            "heartbeat",
+            seen.heartbeat > seen.window > 0,
+            f"it is longer than {window}, which would be empty before silence is detected; write a shorter one",
+        ),
+        (
+            "false_alarms",
+            seen.false_alarms < seen.window,
+            f"it is shorter than {window}, each of which could raise one; write a longer time, such as 30d",
+        ),
+        (
+            "confidence",
+            1.0 - seen.confidence < _SMALLEST_ALPHA,
             f"{seen.confidence!r} is so close to 1 that no number of samples decides; write 0.99 or 0.999",
-        )
+        ),
+    ]
+    yield from (LintFinding(("observability", name), said) for name, wrong, said in faults if wrong)
     judged = {
         (clause.quantity.key if clause.quantity else clause.metric, clause.operator) for clause in contract.clauses
     }
@@ -148,9 +135,8 @@ def _observability(contract: Contract) -> Iterator[LintFinding]:
 def circles(contracts: Sequence[Contract]) -> Iterator[tuple[int, LintFinding]]:
     """Index of the contract, and what is wrong, for every route that closes a circle.
 
-    A contract routes from the kernel under `inference` to the one under `train`. Where the routes of others lead from
-    there back to the first, a request that all of them are about is sent in circles once all of them fire, and no
-    healthy kernel is left for it.
+    Where the routes of others lead from a contract's training kernel back to its inference kernel, a request is sent in
+    circles once all of them fire, and no healthy kernel is left for it.
     """
     edges: dict[KernelSpec, list[tuple[KernelSpec, str]]] = {}
     for index, contract in enumerate(contracts):
@@ -196,55 +182,20 @@ def _shown(kernel: KernelSpec) -> str:
     return " ".join(part for part in (kernel.engine, kernel.dtype, kernel.quantization) if part)
 
 
-_DAY_SECONDS: Final = 86400.0
-_MINUTE_SECONDS: Final = 60.0
-_NOTIFYING_ACTIONS: Final = frozenset({"notify", "webhook"})
-_SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
-
-
 def _escalation(contract: Contract) -> Iterator[LintFinding]:
-    steps = contract.escalation
-    for index, step in enumerate(steps):
-        here: Loc = ("escalation", index)
-        yield from _clauses(contract, step, here)
-        yield from _actions(contract, step, here)
-        yield from _repeat(step, here)
-        for name, seconds in (("for", step.after), ("clear_for", step.clear_for)):
-            if seconds > _DAY_SECONDS:
-                yield LintFinding(
-                    (*here, name), f"{format_duration(seconds)} is more than a day; write minutes or hours", "warning"
-                )
-        yield from _order(steps, index, here)
-
-
-def _clauses(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[LintFinding]:
     known = [clause.id for clause in contract.clauses]
-    for position, name in enumerate(step.clauses):
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"clauses are {', '.join(known)}"
-            yield LintFinding((*here, "clauses", position), f"no clause has the id {name!r}; {hint}")
-    if step.on == "invalid-input" and step.clauses:
-        yield LintFinding(
-            (*here, "clauses"),
-            "input checks apply to batches, not to clauses, so the step can never fire; remove clauses",
-        )
-
-
-def _repeat(step: EscalationStep, here: Loc) -> Iterator[LintFinding]:
-    if "repeat" not in step.model_fields_set or step.repeat == 0:
-        return
-    if not any(action.kind in _NOTIFYING_ACTIONS for action in step.do):
-        yield LintFinding(
-            (*here, "repeat"),
-            "the step sends no message that could be repeated; remove repeat, or add notify or a webhook",
-        )
-    elif step.repeat < _MINUTE_SECONDS:
-        yield LintFinding(
-            (*here, "repeat"),
-            f"{format_duration(step.repeat)} leaves nobody time to respond; write a minute or more, or 0s for none",
-            "warning",
-        )
+    for index, step in enumerate(contract.escalation):
+        here: Loc = ("escalation", index)
+        for position, name in enumerate(step.clauses):
+            if name not in known:
+                hint = did_you_mean(name, known, "clauses are")
+                yield LintFinding((*here, "clauses", position), f"no clause has the id {name!r}; {hint}")
+        if step.on == "invalid-input" and step.clauses:
+            yield LintFinding(
+                (*here, "clauses"),
+                "input checks apply to batches, not to clauses, so the step can never fire; remove clauses",
+            )
+        yield from _actions(contract, step, here)
 
 
 def _actions(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[LintFinding]:
@@ -271,47 +222,204 @@ def _actions(contract: Contract, step: EscalationStep, here: Loc) -> Iterator[Li
                     "both kernels are declared alike, so a route changes nothing; declare under kernels how they differ"
                 )
                 yield LintFinding(loc, message)
-        if action.kind == "sample-more" and contract.observability.sampling == 1.0:
-            yield LintFinding(
-                loc, "every batch is measured already (observability.sampling is 1); remove sample-more", "warning"
-            )
 
 
 def _names_no_kernel(contract: Contract, id: str) -> bool:
     return any(clause.id == id and clause.metric.startswith("gen_ai.") for clause in contract.clauses)
 
 
-def _order(steps: tuple[EscalationStep, ...], index: int, here: Loc) -> Iterator[LintFinding]:
-    step = steps[index]
-    for earlier_index, earlier in enumerate(steps[:index]):
-        if earlier.on != step.on or not _overlap(earlier, step):
-            continue
-        same_clauses = set(earlier.clauses) == set(step.clauses)
-        nothing_new = {str(action) for action in step.do} <= {str(action) for action in earlier.do}
-        sooner_and_longer = earlier.after <= step.after and earlier.clear_for >= step.clear_for
-        if same_clauses and nothing_new and sooner_and_longer and earlier.severity == step.severity:
-            yield LintFinding(here, f"repeats escalation[{earlier_index}] and adds nothing; remove it")
-        elif _SEVERITY[step.severity] > _SEVERITY[earlier.severity] and step.after < earlier.after:
-            other = f"{earlier.severity} (escalation[{earlier_index}], for: {format_duration(earlier.after)})"
+def _clauses(contract: Contract) -> Iterator[LintFinding]:
+    if not contract.clauses:
+        yield LintFinding((), "the contract has no clause; add one under numerical, statistical or runtime")
+    ids: dict[str, str] = {}
+    for section in _SECTIONS:
+        for index, clause in enumerate(getattr(contract, section)):
+            here: Loc = (section, index)
+            if clause.id in ids:
+                yield LintFinding((*here, "id"), f"{clause.id!r} is already the id of {ids[clause.id]}; choose another")
+            ids.setdefault(clause.id, f"{section}[{index}]")
+            yield from _section(clause, section, here)
+            yield from _references(contract, clause, here)
+            yield from _cap(clause, here)
+            impossible = list(_limits(contract, clause, here))
+            yield from impossible or _tail(contract, clause, here)
+            yield from _samples(contract, clause, here)
+            yield from _population(contract, clause, here)
+            yield from _beyond_gradient(contract, clause, here)
+
+
+def _section(clause: Clause, section: str, here: Loc) -> Iterator[LintFinding]:
+    source = QUANTITIES[clause.metric].source if clause.metric in QUANTITIES else None
+    home = _SECTION_OF[source] if source else "statistical" if clause.metric in DERIVED else "runtime"
+    if home != section:
+        why = (
+            f"is measured from {source}"
+            if source
+            else "is a bound"
+            if clause.metric in DERIVED
+            else "is a runtime metric"
+        )
+        yield LintFinding((*here, "metric"), f"{clause.metric} {why}; move the clause to {home}")
+
+
+def _references(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
+    for name in clause.slices:
+        if name == ALL:
+            yield LintFinding((*here, "slices", name), "'all' takes the clause's own limit; set limit instead")
+        elif name not in contract.slices:
             yield LintFinding(
-                (*here, "for"),
-                f"{step.severity} comes before {other}; write a longer time, so that severity rises",
-                "warning",
+                (*here, "slices", name), f"no slice is named {name!r}; {did_you_mean(name, contract.slices)}"
             )
+        elif name not in contract.slices_for(clause):
+            yield LintFinding(
+                (*here, "slices", name),
+                f"{name!r} selects tokens by their position, but {clause.metric} is not about tokens; leave it out",
+            )
+    if clause.metric in DERIVED:
+        for name in DERIVED[clause.metric].needs:
+            if getattr(contract.assumptions, name) is None:
+                yield LintFinding(
+                    (*here, "metric"),
+                    f"{clause.metric} needs assumptions.{name}; write `assumptions: {{{name}: {_EXAMPLE[name]}}}` "
+                    "with your own value",
+                )
 
 
-def _overlap(step: EscalationStep, other: EscalationStep) -> bool:
-    return not step.clauses or not other.clauses or bool(set(step.clauses) & set(other.clauses))
-
-
-def _promotion(written: PromotionTerms) -> Iterator[LintFinding]:
-    for name in ("approve", "skip"):
-        stages = getattr(written, name)
-        for place, stage in enumerate(stages):
-            if stage in stages[:place]:
-                yield LintFinding(("promotion", name, place), f"{stage} occurs twice; remove one")
-    if "shadow" in written.skip and "shadow" in written.approve:
-        place = written.approve.index("shadow")
+def _cap(clause: Clause, here: Loc) -> Iterator[LintFinding]:
+    if clause.cap is None:
+        return
+    if clause.parsed_statistic.kind != "mean":
+        yield LintFinding((*here, "cap"), "only a mean takes a cap; remove it")
+    elif clause.quantity is not None and clause.quantity.two_valued:
+        yield LintFinding((*here, "cap"), f"{clause.metric} takes only two values, so its mean needs no cap; remove it")
+    elif clause.metric == "support_deficit" and clause.cap <= 1:
         yield LintFinding(
-            ("promotion", "approve", place), "shadow is skipped, so nobody can approve it; remove it here or under skip"
+            (*here, "cap"),
+            "the mean ratio without a deficit is 1, and cannot be 1 with ratios capped there; write a number above 1",
+        )
+
+
+def _limits(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
+    quantity, statistic = QUANTITIES.get(clause.metric), clause.parsed_statistic
+    if quantity and statistic.kind == "fraction" and not quantity.low <= statistic.argument < quantity.high:
+        never = "always" if statistic.argument < quantity.low else "never"
+        yield LintFinding(
+            (*here, "statistic"),
+            f"{clause.metric} is {never} above {statistic.argument:g}; "
+            f"write a threshold within {quantity.low:g}..{quantity.high:g}",
+        )
+        return
+    possible = range_of(clause, contract.assumptions)
+    if possible is None:
+        return
+    places: list[tuple[Loc, str]] = [((*here, "limit"), ALL)]
+    places += [((*here, "slices", name), name) for name in clause.slices if name != ALL]
+    for loc, name in places:
+        yield from _limit(clause, clause.limit_for(name), possible, loc)
+
+
+def _limit(clause: Clause, limit: float, possible: Range, loc: Loc) -> Iterator[LintFinding]:
+    shown = f"{limit:g}"
+    if not math.isfinite(limit):
+        yield LintFinding(loc, f"{shown} is not a limit; write a finite number")
+    elif limit < possible.low:
+        yield LintFinding(
+            loc, f"{shown} can never be kept: {possible.noun} is at least {possible.low:g}; write a larger limit"
+        )
+    elif possible.cap is not None and limit >= possible.high:
+        yield LintFinding(
+            loc,
+            f"{shown} can never be exceeded: the interval is for the mean of min(value, {possible.cap:g}), "
+            f"at most {possible.high:g}; write a smaller limit or a larger cap",
+        )
+    elif limit > possible.high:
+        percent = clause.parsed_statistic.kind == "fraction" and limit < 100
+        meant = f"{shown}%" if percent else f"{_in_range(limit, possible.high):g}"
+        yield LintFinding(
+            loc,
+            f"{shown} is more than {possible.noun} can be ({possible.low:g}..{possible.high:g}); did you mean {meant}?",
+        )
+    elif limit == possible.high:
+        yield LintFinding(
+            loc, f"{shown} can never be exceeded: {possible.noun} is at most {shown}; write a smaller limit"
+        )
+    elif limit == possible.low and clause.parsed_statistic.kind == "mean" and not clause.allows_none(ALL):
+        yield LintFinding(
+            loc,
+            f"{shown} can never PASS: samples only show that {clause.metric} is below a larger value; write the "
+            "smallest value that matters",
+            "warning",
+        )
+
+
+def _in_range(limit: float, high: float) -> float:
+    """Return the limit that was probably meant: most limits out of range were written in thousandths."""
+    meant = limit / 1000.0
+    while meant >= high:
+        meant /= 10.0
+    return meant
+
+
+def _samples(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
+    statistic, confidence = clause.parsed_statistic, contract.observability.confidence
+    if statistic.kind != "quantile":
+        return
+    # n observations, all at or below the limit, leave a chance of rank**n that the quantile is above it; each of the
+    # two windows may err in half of 1 - confidence.
+    needed = math.ceil(math.log((1.0 - confidence) / 2.0) / math.log(statistic.argument))
+    name, minimum = contract.observability.minimum(clause)
+    if minimum < needed:
+        where: Loc = (*here, "statistic") if clause.statistic else (*here, "metric")
+        yield LintFinding(
+            where,
+            f"a p{100 * statistic.argument:g} cannot PASS at confidence {confidence:g} with fewer than {needed} "
+            f"observations, and {name} is {minimum}; raise it, or write a lower rank",
+            "warning",
+        )
+
+
+def _tail(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
+    """A mean of min(value, cap) forgives whatever is above the cap: a second clause says how often it may be."""
+    quantity, cap = clause.quantity, clause.cap
+    if cap is None or quantity is None or clause.parsed_statistic.kind != "mean" or quantity.two_valued:
+        return
+    if cap >= quantity.high or clause.metric == "support_deficit" or contract.tail_of(clause) is not None:
+        return
+    yield LintFinding(
+        (*here, "cap"),
+        f"values above {cap:g} count as {cap:g}, and no clause limits how many there are; add "
+        f"`{{id: {clause.id}-tail, {clause.tail_text}, limit: 1%}}` with the share that you accept",
+        "warning",
+    )
+
+
+def _beyond_gradient(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
+    """A bias as large as the gradient itself is no limit on anything."""
+    most = range_of(clause, contract.assumptions) if clause.metric == "gradient_bias_bound" else None
+    if most is None or not math.isfinite(most.high) or clause.limit_for(ALL) < most.high / 2.0:
+        return
+    yield LintFinding(
+        (*here, "limit"),
+        f"{clause.limit_for(ALL):g} is as large as the gradient itself can be, A_max G_seq = {most.high / 2.0:.3g}: a "
+        "bias within it may reverse any gradient; limit tv_seq or k3, or measure the bias with "
+        "estimated_gradient_bias",
+        "warning",
+    )
+
+
+def _population(contract: Contract, clause: Clause, here: Loc) -> Iterator[LintFinding]:
+    """A policy that acts on tokens must say so: they tell less about later ones than their confidence says."""
+    quantity, kind = clause.quantity, clause.parsed_statistic.kind
+    if clause.unit is not None or quantity is None or quantity.per is not Unit.TOKEN:
+        return
+    if kind == "max" or clause.allows_none(ALL):
+        return
+    acting = contract.acts_on(clause)
+    if acting:
+        yield LintFinding(
+            (*here, "metric"),
+            f"{listed(acting, 6)} would act on verdicts that cover only the tokens of one window, because "
+            f"{clause.statistic_text} cannot be judged by prompt; let a clause that is judged by prompt trigger it, or "
+            "write `unit: token` if this window is what matters",
+            "warning",
         )

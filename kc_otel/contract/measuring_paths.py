@@ -1,7 +1,4 @@
-"""Clauses that a way of measuring can fill, and clauses that it never can.
-
-A clause that the chosen path cannot measure stays NO_DATA forever, on a perfectly healthy server.
-"""
+"""Clauses that a way of measuring can fill, and those that stay NO_DATA on it forever."""
 
 from __future__ import annotations
 
@@ -103,15 +100,9 @@ _GEN_AI: Final = "latencies come from the server: `kc-otel scrape` sends vLLM's,
 class Coverage:
     """Coverage of a contract by a path.
 
-    Attributes:
-        measured: Clauses that it can measure.
-        arguments: Those of them that the path measures only where the caller passes more, and what that is.
-        unmeasured: Ids of the others, and why, with what measures them.
-        attributes: Attributes that slices ask for and that the path does not have by itself, and where they come from.
-        cells: Pairs of a clause and a slice.
-        reachable: Of these, the ones whose clause is measured.
-        automatic: Of these, the ones whose clause and slice need nothing from anybody.
-        unobeyed: Actions of the policy that nothing on the path carries out, and why, with what does.
+    Ids of measured clauses; what a caller has to pass for some; why the others are not; where attributes of slices
+    come from; pairs of a clause and a slice, those measured, and those that need nothing from anybody; and actions that
+    nothing on the path carries out, with why.
     """
 
     measured: tuple[str, ...]

@@ -1,7 +1,4 @@
-"""Errors of pydantic about a contract, as sentences that say what to write instead.
-
-The allowed keys and the meaning of each field come from the JSON Schema, so a message cannot disagree with the model.
-"""
+"""Errors of pydantic about a contract, as sentences; keys and meanings of fields come from the JSON Schema."""
 
 from __future__ import annotations
 

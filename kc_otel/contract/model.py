@@ -226,12 +226,11 @@ class Contract(Strict):
 
     @property
     def recorded(self) -> frozenset[str]:
-        """Keys of the quantities that recorders export, apart from those of operators.
+        """Keys of the quantities that recorders export, apart from those of operators; all of them without a clause.
 
-        Without a clause these are all, for somebody looks for limits. Else those that clauses are computed from; the
-        total variation per token, whose count says how much was measured and whose exemplars name the worst tokens;
-        the ratio, by whose mean the evaluator sees whether the tokens are samples of the inference kernel; and what a
-        program observes by itself, such as `weights_lag`: a kernel is not to blame for stale weights.
+        Else those that clauses are computed from; tv_token, whose count says how much was measured and whose exemplars
+        name the worst tokens; the ratio, whose mean shows whether tokens were sampled by the inference kernel; and what
+        a program observes by itself: a kernel is not to blame for stale weights.
         """
         if not self.clauses:
             return frozenset(QUANTITIES)
@@ -245,10 +244,7 @@ class Contract(Strict):
         return frozenset(asked | runtime | {"tv_token", "ratio"})
 
     def acts_on(self, clause: Clause) -> tuple[str, ...]:
-        """Return the consumers of a clause's verdicts: actions and alerts above a warning, and promotion.
-
-        Promotion is named if the contract states promotion terms; otherwise a gate is run by hand.
-        """
+        """Return the consumers of a clause's verdicts: actions, critical alerts, and promotion if it has terms."""
         found = [what for step in self.escalation for what in step.acts_on(clause.id)]
         return tuple(dict.fromkeys([*found, *(["promotion"] if "promotion" in self.model_fields_set else [])]))
 
@@ -298,10 +294,7 @@ class Contract(Strict):
 
     @cached_property
     def recorded_digests(self) -> Mapping[str, str]:
-        """Eight hex digits of what recorders measure for each clause, by its id: neither its limits nor its slices.
-
-        Recorders measure nothing for a clause on a `gen_ai.*` histogram.
-        """
+        """Eight hex digits of what recorders measure for each clause: neither its limits nor its slices."""
         recorded = (clause.id for clause in self.clauses if clause.quantity is not None)
         return {id: self.quantity_digests[id, ALL][:8] for id in recorded}
 

@@ -1,8 +1,6 @@
-"""Prometheus names of what the registry calls by OpenTelemetry names.
+"""Prometheus names of what the registry calls by OpenTelemetry names, for `/metrics`, dashboards and rules alike.
 
-The service writes its `/metrics` page with these functions and dashboards and rules read it with them, so the two
-agree by construction. The translation is OpenTelemetry's for Prometheus, except that unit `1` adds no suffix: the
-`_ratio` that some translators append to gauges says nothing about a verdict or a count of samples.
+The translation is OpenTelemetry's, except that unit `1` adds no suffix: `_ratio` says nothing about a verdict.
 """
 
 from __future__ import annotations
@@ -21,11 +19,7 @@ _INVALID_CHARACTER: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
 def prometheus_name(metric: Metric | Quantity) -> str:
-    """Prometheus name of a metric: dots to underscores, the unit's suffix, `_total` for counters.
-
-    Units in braces (`{token}`) are annotations and add nothing; neither does `1`. A quantity's name is that of its
-    histogram; `_bucket`, `_sum` and `_count` exist only where it is stored as a classic histogram.
-    """
+    """Prometheus name of a metric: dots to underscores, the unit's suffix, `_total` for counters."""
     name = _INVALID_CHARACTER.sub("_", metric.name)
     suffix = _SUFFIXES.get(metric.unit, "")
     if suffix and not name.endswith(suffix):
@@ -41,31 +35,17 @@ def label_name(attribute: str) -> str:
 
 
 def metric(name: str) -> str:
-    """Prometheus name of the registry's metric of this OpenTelemetry name.
-
-    Raises:
-        KeyError: If the registry has no such metric: it has to be declared there before anything can show it.
-    """
+    """Prometheus name of the registry's metric of this OpenTelemetry name; KeyError if there is none."""
     return prometheus_name(METRICS[name])
 
 
 def label(name: str) -> str:
-    """Prometheus label of the registry's attribute of this name.
-
-    Raises:
-        KeyError: If the registry has no such attribute.
-    """
+    """Prometheus label of the registry's attribute of this name; KeyError if there is none."""
     return label_name(ATTRIBUTES[name].name)
 
 
 def selector(name: str, matchers: Mapping[str, str] | None = None, *more: str) -> str:
-    """A PromQL selector of a registry metric.
-
-    Args:
-        name: OpenTelemetry name of the metric.
-        matchers: Attribute to the value it must equal.
-        more: Further matchers, already in PromQL.
-    """
+    """A PromQL selector of a registry metric: attributes with their values, and further matchers in PromQL."""
     parts = [f'{label(attribute)}="{value}"' for attribute, value in (matchers or {}).items()]
     return f"{metric(name)}{{{', '.join((*parts, *more))}}}"
 

@@ -19,11 +19,7 @@ _STATISTIC: Final = (
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema (draft 2020-12) of `kernel-contract/v1`.
-
-    It accepts what the loader accepts, apart from what takes two places of a contract to see (`kc-otel check` does
-    that), and refuses unknown keys, unknown metrics and actions, and values of the wrong type or range.
-    """
+    """The schema (draft 2020-12): it accepts what the loader does, but for what takes two places to see."""
     schema = Contract.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
     clause = definitions["Clause"]["properties"]
@@ -34,7 +30,6 @@ def json_schema() -> dict[str, Any]:
     schema["properties"]["slices"]["additionalProperties"] = False
     schema["properties"]["slices"]["propertyNames"] = {"not": {"enum": [ALL, *sorted(UNJUDGED)]}}
     definitions["Action"] = _action(definitions["Action"]["description"])
-    _on_or_true(definitions["EscalationStep"])
     definitions["Contract"] = {
         key: schema.pop(key) for key in ("type", "properties", "required", "additionalProperties", "description")
     }
@@ -46,14 +41,6 @@ def json_schema() -> dict[str, Any]:
         **definitions.pop("Contract"),
         "$defs": definitions,
     }
-
-
-def _on_or_true(step: dict[str, Any]) -> None:
-    """Accept the key `on` as YAML 1.1 reads it, which many editors do: as the boolean true."""
-    on = step["properties"]["on"]
-    step["properties"]["true"] = {**on, "description": f"`on`, as YAML 1.1 reads it. {on['description']}"}
-    step["required"].remove("on")
-    step["oneOf"] = [{"required": ["on"]}, {"required": ["true"]}]
 
 
 def _metrics() -> list[dict[str, Any]]:
@@ -76,21 +63,4 @@ def _action(description: str) -> dict[str, Any]:
         {"type": "object", "properties": {kind: target}, "required": [kind], "additionalProperties": False}
         for kind, target in targets.items()
     ]
-    long = [
-        {
-            "type": "object",
-            "properties": {"kind": {"const": kind}, "target": target},
-            "required": ["kind", "target"],
-            "additionalProperties": False,
-        }
-        for kind, target in targets.items()
-    ]
-    long.append(
-        {
-            "type": "object",
-            "properties": {"kind": {"enum": bare}, "target": {"type": "null"}},
-            "required": ["kind"],
-            "additionalProperties": False,
-        }
-    )
-    return {"description": description, "anyOf": [{"enum": bare}, *short, *long]}
+    return {"description": description, "anyOf": [{"enum": bare}, *short]}

@@ -75,12 +75,7 @@ def consequence(clause: Clause | None, on: str, where: str, estimate: float = ma
 
 
 def limitation(clause: Clause, slices: Sequence[str] = ()) -> str:
-    """Return the clause's limit without the full stop: `Mean of tv_token must not be above 0.004`.
-
-    Args:
-        clause: The clause.
-        slices: Slices of the contract, in their order; those with a limit of their own are named.
-    """
+    """Return the limit without the full stop, and those that slices have of their own."""
     limit = _limit(clause, ALL)
     own = [f"{_limit(clause, name)} on {name}" for name in slices if name in clause.slices]
     except_on = f" ({', '.join(own)})" if own else ""
@@ -88,12 +83,7 @@ def limitation(clause: Clause, slices: Sequence[str] = ()) -> str:
 
 
 def promise(clause: Clause, slices: Sequence[str] = ()) -> str:
-    """The clause as sentences: its limit, the slices with other limits, the meaning of the metric, and the reason.
-
-    Args:
-        clause: The clause.
-        slices: Slices of the contract, in their order; those with a limit of their own are named.
-    """
+    """The clause as sentences: its limit, the slices with other limits, the meaning of the metric, and the reason."""
     sentences = [
         f"{limitation(clause, slices)}.",
         _meaning(clause),
@@ -137,11 +127,7 @@ def reading(clause: Clause) -> str:
 
 
 def scopes(abouts: Mapping[str, About]) -> list[str]:
-    """Return the scopes and their clauses, a line each: `that cover future traffic, too: tv`.
-
-    Args:
-        abouts: Scope of the verdicts on each clause, by the clause's id, in the order to name them in.
-    """
+    """Return the scopes of clauses' verdicts, a line each: `that cover future traffic, too: tv`."""
     return [
         f"that cover {says}: {', '.join(ids)}"
         for about, says in ABOUT.items()

@@ -63,12 +63,7 @@ _COMPARE: Final[dict[str, Callable[[Any, float], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SliceCondition:
-    """One comparison of an attribute's value.
-
-    Attributes:
-        comparison: One of `in`, `!=`, `>=`, `<=`, `>`, `<`.
-        values: The values compared with; more than one only for `in`.
-    """
+    """One comparison of an attribute's value: `in` several values, or `!=`, `>=`, `<=`, `>`, `<` one."""
 
     comparison: str
     values: tuple[Scalar, ...]
@@ -98,11 +93,7 @@ class SliceCondition:
 
 
 def parse_condition(raw: object) -> tuple[SliceCondition, ...]:
-    """Conditions from what a contract says of one attribute.
-
-    Raises:
-        ValueError: If it is neither a value, a list of values nor comparisons with numbers.
-    """
+    """Conditions from what a contract says of one attribute; ValueError if they cannot be read."""
     if isinstance(raw, list):
         if not raw:
             raise ValueError("an empty list matches nothing; name at least one value")

@@ -23,11 +23,7 @@ _NUMBER: Final = re.compile(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 
 def parse_duration(text: object) -> float:
-    """Seconds in `90s`, `5m`, `1h30m`, `800ms`.
-
-    Raises:
-        ValueError: If it is not a sequence of numbers with units.
-    """
+    """Seconds in `90s`, `5m`, `1h30m`, `800ms`; ValueError for anything else."""
     if not isinstance(text, str) or not text:
         raise ValueError(f"{text!r} is not a duration; write a number with a unit, such as 30s, 5m or 1h30m")
     parts = _DURATION_PART.findall(text)
@@ -57,15 +53,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_limit(value: object, unit: str) -> float:
-    """A clause's limit in the unit of its metric.
-
-    Args:
-        value: A number, or text such as `800ms` (where `unit` is `s`) or `2%` (where `unit` is `1`).
-        unit: UCUM unit of the metric.
-
-    Raises:
-        ValueError: If the text is not a number or its unit is not one of the metric's dimension.
-    """
+    """A limit in the metric's UCUM unit: a number, `800ms` where that is `s`, `2%` where it is `1`; or ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         msg = f"{value!r} is not a number"
         raise ValueError(msg)  # noqa: TRY004 - pydantic turns only ValueErrors into field errors

@@ -2,8 +2,8 @@
 
 A contract is reviewed by people and read by machines, so only the part of YAML that both read alike is accepted:
 mappings, lists, text and numbers as YAML 1.2 has them (`on`, `yes` and dates are text). Anchors, tags, merge keys and
-duplicate keys are refused. The parser's events are consumed one by one with a bound on depth, so neither a deep nor a
-self-referring document can exhaust the stack or the memory.
+duplicate keys are refused. Nodes are composed with a bound on depth, and no alias stands for one, so neither a deep nor
+a self-referring document can exhaust the stack or the memory.
 """
 
 from __future__ import annotations
@@ -11,19 +11,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
-from yaml.events import (
-    AliasEvent,
-    CollectionEndEvent,
-    DocumentStartEvent,
-    Event,
-    MappingStartEvent,
-    NodeEvent,
-    ScalarEvent,
-)
+from yaml.events import AliasEvent, CollectionStartEvent
 
 from kc_otel.contract.errors import ContractProblem, Loc, field_path
 
@@ -44,12 +36,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A YAML mapping.
-
-    Attributes:
-        data: Mappings as dicts, lists, text, numbers, true and false, None.
-        lines: Line, from 1, of every key and value.
-    """
+    """A YAML mapping as plain data, and the line, from 1, of every key and value."""
 
     data: dict[str, Any]
     lines: Mapping[Loc, int]
@@ -69,124 +56,100 @@ class _Refused(Exception):  # noqa: N818 - control flow within this file
     """Reading cannot go on after this problem."""
 
 
-@dataclass(slots=True)
-class _Frame:
-    value: dict[str, Any] | list[Any]
-    loc: Loc
-    key: str | None = None
-    discard: bool = False
+class _Composer(yaml.SafeLoader):
+    """Composes nodes that remember what a contract may not have: anchors, aliases and tags."""
 
-    @property
-    def child(self) -> Loc:
-        return (*self.loc, self.key if self.key is not None else len(self.value))
+    depth = 0
 
-    def put(self, value: Any) -> None:
-        if isinstance(self.value, list):
-            self.value.append(value)
-        elif self.key is not None:
-            if not self.discard:
-                self.value[self.key] = value
-            self.key, self.discard = None, False
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        mark: Any = event.start_mark
+        if isinstance(event, AliasEvent):
+            self.get_event()  # type: ignore[no-untyped-call]
+            node: Any = yaml.ScalarNode("alias", event.anchor, mark, mark)
+            node.anchor, node.written_tag = None, None
+            return node
+        if isinstance(event, CollectionStartEvent) and self.depth >= MAX_DEPTH:
+            raise _Refused(mark.line + 1)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        node.anchor, node.written_tag = event.anchor, event.tag
+        return node
 
 
-@dataclass(slots=True)
 class _Builder:
-    source: str
-    problems: list[ContractProblem] = field(default_factory=list)
-    lines: dict[Loc, int] = field(default_factory=lambda: {(): 1})
-    stack: list[_Frame] = field(default_factory=list)
-    root: Any = None
-    documents: int = 0
-    incomplete: bool = False
+    """Plain data of nodes."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.problems: list[ContractProblem] = []
+        self.lines: dict[Loc, int] = {(): 1}
+        self.incomplete = False
 
     def problem(self, line: int, loc: Loc, message: str) -> None:
         self.problems.append(ContractProblem(self.source, line, field_path(loc), message))
 
     def refuse(self, line: int, loc: Loc, message: str) -> None:
         self.problem(line, loc, message)
-        raise _Refused
+        raise _Refused(line)
 
-    def feed(self, event: Event) -> None:
-        assert event.start_mark is not None
-        line = event.start_mark.line + 1
-        if isinstance(event, DocumentStartEvent):
-            self.documents += 1
-            if self.documents > 1:
-                self.refuse(line, (), "a second document starts here; write one contract per file")
-        elif isinstance(event, CollectionEndEvent):
-            done = self.stack.pop()
-            self.place(done.value)
-        elif isinstance(event, NodeEvent):
-            self.node(event, line)
-
-    def node(self, event: NodeEvent, line: int) -> None:
-        frame = self.stack[-1] if self.stack else None
-        if frame is not None and isinstance(frame.value, dict) and frame.key is None:
-            self.key(frame, frame.value, event, line)
-            return
-        loc = frame.child if frame else ()
-        if isinstance(event, AliasEvent):
-            self.problem(line, loc, f"aliases such as *{event.anchor} are not supported; write the value out")
+    def value(self, node: Any, loc: Loc, *, discard: bool = False) -> Any:
+        line = node.start_mark.line + 1
+        if node.tag == "alias":
+            self.problem(line, loc, f"aliases such as *{node.value} are not supported; write the value out")
             self.incomplete = True
-            self.place(None)
-            return
-        self.plain(event, line, loc)
-        if isinstance(event, ScalarEvent):
-            if not (frame and frame.discard):
+            return None
+        self.check_plain(node, line, loc)
+        if isinstance(node, yaml.ScalarNode):
+            if not discard:
                 self.lines[loc] = line
-            self.place(self.scalar(event, line, loc))
-            return
+            return self.scalar(node, line, loc)
         self.lines.setdefault(loc, line)
-        if len(self.stack) >= MAX_DEPTH:
-            self.refuse(line, (), f"nested more than {MAX_DEPTH} levels deep; a contract needs six")
-        empty: dict[str, Any] | list[Any] = {} if isinstance(event, MappingStartEvent) else []
-        self.stack.append(_Frame(empty, loc))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*loc, index)) for index, item in enumerate(node.value)]
+        found: dict[str, Any] = {}
+        for key, item in node.value:
+            name, at = self.key(key, loc), key.start_mark.line + 1
+            inner = (*loc, name)
+            twice = name in found
+            if twice:
+                self.problem(at, inner, f"duplicate key, first on line {self.lines[inner]}; remove one of the two")
+            self.lines.setdefault(inner, at)
+            content = self.value(item, inner, discard=twice)
+            found.setdefault(name, content)
+        return found
 
-    def key(self, frame: _Frame, mapping: dict[str, Any], event: NodeEvent, line: int) -> None:
-        if not isinstance(event, ScalarEvent):
-            self.refuse(line, frame.loc, "a key is not plain text; write a name")
-            return
-        self.plain(event, line, frame.loc)
-        name = self.text(event, line, frame.loc)
-        if name == "" and event.style is None:
-            self.refuse(line, frame.loc, "the key before the colon is missing; write a name")
-        if name == "<<" and event.style is None:
-            self.problem(line, frame.loc, "merge keys (<<) are not supported; write the keys out")
+    def key(self, node: Any, loc: Loc) -> str:
+        line = node.start_mark.line + 1
+        if not isinstance(node, yaml.ScalarNode) or node.tag == "alias":
+            self.refuse(line, loc, "a key is not plain text; write a name")
+        self.check_plain(node, line, loc)
+        name = self.text(node, line, loc)
+        if name == "" and node.style is None:
+            self.refuse(line, loc, "the key before the colon is missing; write a name")
+        if name == "<<" and node.style is None:
+            self.problem(line, loc, "merge keys (<<) are not supported; write the keys out")
             self.incomplete = True
-        loc = (*frame.loc, name)
-        if name in mapping:
-            self.problem(line, loc, f"duplicate key, first on line {self.lines[loc]}; remove one of the two")
-            frame.discard = True
-        frame.key = name
-        self.lines.setdefault(loc, line)
+        return name
 
-    def plain(self, event: NodeEvent, line: int, loc: Loc) -> None:
-        anchor, tag = event.anchor, getattr(event, "tag", None)
-        if anchor is not None:
-            self.problem(
-                line, loc, f"anchors such as &{anchor} are not supported; write the value out where it is used"
-            )
-        if tag is not None:
-            shown = tag.replace("tag:yaml.org,2002:", "!!")
-            self.problem(
-                line, loc, f"tags such as {shown} are not supported; remove it, and quote the value if it is text"
-            )
+    def check_plain(self, node: Any, line: int, loc: Loc) -> None:
+        if node.anchor is not None:
+            said = f"anchors such as &{node.anchor} are not supported; write the value out where it is used"
+            self.problem(line, loc, said)
+        if node.written_tag is not None:
+            shown = node.written_tag.replace("tag:yaml.org,2002:", "!!")
+            said = f"tags such as {shown} are not supported; remove it, and quote the value if it is text"
+            self.problem(line, loc, said)
 
-    def place(self, value: Any) -> None:
-        if self.stack:
-            self.stack[-1].put(value)
-        else:
-            self.root = value
-
-    def text(self, event: ScalarEvent, line: int, loc: Loc) -> str:
-        value: str = event.value
-        if _SURROGATE.search(value):
+    def text(self, node: Any, line: int, loc: Loc) -> str:
+        if _SURROGATE.search(node.value):
             self.refuse(line, loc, "half of a surrogate pair is not a character; write the character itself")
-        return value
+        return str(node.value)
 
-    def scalar(self, event: ScalarEvent, line: int, loc: Loc) -> Any:
-        value = self.text(event, line, loc)
-        if event.style is not None:
+    def scalar(self, node: Any, line: int, loc: Loc) -> Any:
+        value = self.text(node, line, loc)
+        if node.style is not None:
             return value
         if value in _CONSTANT:
             return _CONSTANT[value]
@@ -211,20 +174,18 @@ def _number(text: str) -> int | float:
 
 
 def parse(text: str, source: str) -> tuple[Document | None, list[ContractProblem]]:
-    """Plain data from YAML text, with everything that YAML itself has to say against it.
-
-    Returns:
-        The document, unless it cannot be read to the end or is not a mapping, and the problems, in no order.
-    """
-    builder = _Builder(source)
+    """Plain data from YAML text, unless it cannot be read to the end or is no mapping, and all problems."""
+    builder, root = _Builder(source), None
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            builder.feed(event)
-    except _Refused:
+        node = _Composer(text).get_single_node()
+        root = None if node is None else builder.value(node, ())
+    except _Refused as refused:
+        if not builder.problems:
+            builder.problem(refused.args[0], (), f"nested more than {MAX_DEPTH} levels deep; a contract needs six")
         return None, builder.problems
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        builder.problem(mark.line + 1 if mark else 0, (), f"not valid YAML: {_sentence(error)}")
+        builder.problem(mark.line + 1 if mark else 0, (), _sentence(error))
         return None, builder.problems
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -233,22 +194,25 @@ def parse(text: str, source: str) -> tuple[Document | None, list[ContractProblem
     except (ValueError, OverflowError) as error:  # escapes such as "\UFFFFFFFF", which PyYAML does not check itself
         builder.problem(0, (), f"not valid YAML: {error}")
         return None, builder.problems
-    if builder.root is None and not builder.problems:
+    if root is None and not builder.problems:
         builder.problem(0, (), "the file is empty; a contract starts with `apiVersion: kernel-contract/v1`")
-    elif not isinstance(builder.root, dict) and builder.root is not None:
-        shape = "a list" if isinstance(builder.root, list) else "a single value"
+    elif not isinstance(root, dict) and root is not None:
+        shape = "a list" if isinstance(root, list) else "a single value"
         builder.problem(
             1, (), f"the file is {shape}; a contract is a mapping that starts with `apiVersion: kernel-contract/v1`"
         )
-    if not isinstance(builder.root, dict) or builder.incomplete:
+    if not isinstance(root, dict) or builder.incomplete:
         return None, builder.problems
-    return Document(builder.root, builder.lines), builder.problems
+    return Document(root, builder.lines), builder.problems
 
 
 def _sentence(error: yaml.MarkedYAMLError) -> str:
     problem = error.problem or "cannot be read"
+    if "another document" in problem:
+        return "a second document starts here; write one contract per file"
+    said = f"{problem}{f' ({error.context})' if error.context else ''}"
     if "\\t" in problem:
-        return "a tab; indent with spaces"
-    if "mapping values are not allowed" in problem:
-        return "a second colon on one line; quote the text, or start a new line"
-    return f"{problem}{f' ({error.context})' if error.context else ''}"
+        said = "a tab; indent with spaces"
+    elif "mapping values are not allowed" in problem:
+        said = "a second colon on one line; quote the text, or start a new line"
+    return f"not valid YAML: {said}"

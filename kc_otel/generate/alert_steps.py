@@ -1,8 +1,4 @@
-"""The escalation policy as alerts: one per step and clause, in words and labels that every alerting system shares.
-
-Prometheus rules and Grafana alerts are both made of them, so that they carry the same names, labels, severities and
-durations as the evaluator's own webhooks.
-"""
+"""The escalation policy as alerts: one per step and clause, in words and labels that every alerting system shares."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import REPEAT_SECONDS, EscalationStep
 from kc_otel.contract.prometheus_names import INVALID_ONCE, label, metric, selector
 from kc_otel.contract.sentences import REMEDIES, consequence, promise
+from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
 from kc_otel.generate.links import NOWHERE, Sites, overview_link
 from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
@@ -40,14 +37,7 @@ _STATUS: Final = {"fail": Status.FAIL, "no-data": Status.NO_DATA, "inconclusive"
 
 @dataclass(frozen=True, slots=True)
 class AlertStep:
-    """One step of the policy for one clause.
-
-    Attributes:
-        contract: The contract.
-        clause: The clause; None for steps that wait for invalid input, which no clause owns.
-        number: Place of the step in the policy, from 1.
-        step: The step.
-    """
+    """One step of the policy, numbered from 1, for one clause; None for invalid input, which no clause owns."""
 
     contract: Contract
     clause: Clause | None
@@ -77,10 +67,7 @@ class AlertStep:
 
     @property
     def value(self) -> str:
-        """PromQL: the verdict of every cell of the clause, or sequences of each pair that failed input checks.
-
-        Evaluators that run side by side count once.
-        """
+        """PromQL: the verdict of every cell, or sequences of each pair that failed input checks."""
         matchers = {"kc.contract": self.contract.name}
         if self.clause is None:
             window = format_duration(self.contract.observability.window)
@@ -141,11 +128,17 @@ def static_labels(alert: AlertStep) -> dict[str, str]:
     }
 
 
-def pair_template(label: str) -> str:
-    """Return a template that prints a cell's kernels as the end of a sentence; nothing of a kernel that is not known.
+def cell_labels(alert: AlertStep, of: Callable[[str], str]) -> dict[str, str]:
+    """Every label of an alert, where `of` is a template of the label that it is given."""
+    slice, train, inference = map(of, CELL_LABELS)
+    cell = {"slice": ALL if alert.clause is None else slice, "kernel_train": train, "kernel_inference": inference}
+    return {**static_labels(alert), **cell}
 
-    Args:
-        label: Template of the label whose name takes the place of `{}`.
+
+def pair_template(label: str) -> str:
+    """Return a template that prints a cell's kernels as the end of a sentence; nothing of one that is not known.
+
+    `label` is a template of the label whose name takes the place of `{}`.
     """
     _, train, inference = map(label.format, CELL_LABELS)
     of, against = f"{{{{ with {inference} }}}} for {{{{ . }}}}", f"{{{{ with {train} }}}} against {{{{ . }}}}"
@@ -159,12 +152,8 @@ _NOT_REFUTED: Final = "The last verdict does not show the breach, and nothing ha
 class CellText:
     """Texts of a cell in an alert, as values or as templates of an alerting system.
 
-    Attributes:
-        slice: Name of the slice, for a link.
-        where: The slice in words.
-        kernels: The pair, as the end of a sentence.
-        either: Of a text while the verdict is FAIL, and another while only the alert holds, the one for now.
-        bounds: Numbers by their names; none where they cannot be asked for.
+    `either` makes one of a text while the verdict is FAIL and another while only the alert holds; `bounds` are empty
+    where numbers cannot be asked for.
     """
 
     slice: str
@@ -177,10 +166,7 @@ class CellText:
 def annotation_texts(
     alert: AlertStep, shown: CellText, sites: Sites = NOWHERE, *, text: Callable[[str], str] = str
 ) -> dict[str, str]:
-    """Return the texts that the on-call person reads.
-
-    `text` makes a contract's own words fit into a template.
-    """
+    """Return the texts that the on-call person reads; `text` makes a contract's words fit into a template."""
     with_numbers = alert.status in {Status.FAIL, Status.INCONCLUSIVE}
     numbers = ", ".join(f"{name} {value}" for name, value in shown.bounds.items())
     effect = consequence(alert.clause, alert.step.on, shown.where)
@@ -201,20 +187,12 @@ def annotation_texts(
 
 
 def repeat_interval(repeat: float = REPEAT_SECONDS) -> str:
-    """Return the interval at which Alertmanager and Grafana repeat an alert; the longest without reminders.
-
-    Args:
-        repeat: Seconds between two reminders of the step; 0 for none.
-    """
+    """Return the interval at which Alertmanager and Grafana repeat an alert; the longest without reminders (0)."""
     return format_duration(min(repeat, _MAX_REPEAT_SECONDS) or _MAX_REPEAT_SECONDS)
 
 
 def unique_names(contracts: Iterable[Contract]) -> tuple[Contract, ...]:
-    """The contracts, sorted by name.
-
-    Raises:
-        ValueError: If two have the same name: their series, rules and files could not be told apart.
-    """
+    """The contracts, sorted by name; ValueError if two have the same, whose series would be one."""
     ordered = tuple(sorted(contracts, key=lambda contract: contract.name))
     for first, second in itertools.pairwise(ordered):
         if first.name == second.name:

@@ -1,14 +1,9 @@
 """An OpenTelemetry Collector in front of several evaluators: each contract's telemetry goes to the one that judges it.
 
-A contract has to be judged in one place: its windows, its evidence and its promise about false alarms are one. Another
-evaluator with the contract receives nothing and reports NO_DATA. So which evaluator has which contract is written down,
-once, for
-both: as a table of the Collector's routing connector, and as the folder of contracts that each evaluator is started
-with. The load-balancing exporter (`routing_key: attributes`) keeps a contract's points together, too, but chooses their
-place by a hash whose key has changed between its releases: nobody could say which evaluator is to load the contract.
-
-Nothing is queued or batched: the Collector answers a sender after the evaluators have answered it, and both lose
-nothing that they acknowledged.
+A contract has to be judged in one place: its windows, its evidence and its promise about false alarms are one. So which
+evaluator has which contract is written down, once, for both: as a table of the Collector's routing connector, and as
+the folder of contracts that each evaluator is started with. A load-balancing exporter would choose by a hash that
+nobody can look up. Nothing is queued or batched: a sender is answered after the evaluators have answered.
 """
 
 from __future__ import annotations
@@ -30,13 +25,9 @@ _ADDRESS: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9
 def collector_files(
     contracts: Sequence[Contract], texts: Mapping[str, str], evaluators: Sequence[str]
 ) -> tuple[GeneratedFile, ...]:
-    """The Collector's configuration, and a folder of contracts for each evaluator.
+    """The Collector's configuration, and a folder of contracts for each evaluator, `host:port` of its OTLP over gRPC.
 
-    `texts` is the contracts' YAML by name; `evaluators` are where each listens for OTLP over gRPC, `host:port`.
-
-    Raises:
-        ValueError: If two contracts have the same name, or an evaluator is no address, is named twice or would have no
-            contract.
+    `texts` is the contracts' YAML by name. Raises ValueError as `placed` does, or if two contracts have the same name.
     """
     places = placed([contract.name for contract in unique_names(contracts)], evaluators)
     folders = [
@@ -59,11 +50,8 @@ def collector_files(
 def placed(contracts: Sequence[str], evaluators: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Names of contracts by the evaluator that judges them, as many each as the others, or one more.
 
-    Each contract goes to the first in its own order of evaluators that has room (rendezvous hashing), so that one more
-    evaluator moves few of them.
-
-    Raises:
-        ValueError: If an evaluator is no address, is named twice or would have no contract.
+    Each goes to the first in its own order of evaluators that has room (rendezvous hashing), so that one more evaluator
+    moves few. Raises ValueError if an evaluator is no address, is named twice or would have no contract.
     """
     for address in evaluators:
         if not _ADDRESS.fullmatch(address):

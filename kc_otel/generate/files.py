@@ -31,11 +31,7 @@ def stale(files: Iterable[GeneratedFile], out: Path) -> tuple[GeneratedFile, ...
 
 
 def write(files: Iterable[GeneratedFile], out: Path) -> tuple[GeneratedFile, ...]:
-    """Write what is stale below `out`, making folders; files that are right keep their time. Returns what changed.
-
-    Raises:
-        OSError: If a file or folder cannot be written.
-    """
+    """Write what is stale below `out`; files that are right keep their time. Returns what changed."""
     changed = stale(files, out)
     for file in changed:
         place = out / file.path
@@ -45,10 +41,7 @@ def write(files: Iterable[GeneratedFile], out: Path) -> tuple[GeneratedFile, ...
 
 
 def as_yaml(content: Any, *notes: str) -> str:
-    """YAML in the order of `content`, under a notice and `notes` as comments.
-
-    Text is not folded, text of several lines stays readable, and a small collection is on one line.
-    """
+    """YAML under a notice and comments: text is not folded, and a small collection is on one line."""
     comments = "".join(f"# {line}\n" for line in (NOTICE, *notes))
     body = yaml.dump(
         content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6, default_flow_style=False

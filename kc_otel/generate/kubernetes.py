@@ -20,11 +20,7 @@ _FOLDERS: Final = {
 
 
 def kubernetes_files(contracts: Sequence[Contract], sites: Sites = NOWHERE) -> tuple[GeneratedFile, ...]:
-    """Return a PrometheusRule for each rule file of `generate prometheus`; load one of the two folders.
-
-    Raises:
-        ValueError: If two contracts have the same name.
-    """
+    """Return a PrometheusRule for each rule file of `generate prometheus`; load one of the two folders."""
     return tuple(_rule_resource(file) for file in prometheus_files(contracts, sites) if file.path.parent in _FOLDERS)
 
 

@@ -32,15 +32,7 @@ _URL: Final = re.compile(r"https?://[^\s{}$<>\"'`]+")
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """Base URLs for the links of alerts, which are read in a pager or a channel, where a path leads nowhere.
-
-    Attributes:
-        grafana: Base URL of Grafana; without it Prometheus' alerts link to no dashboard.
-        evaluator: Base URL of the evaluator; without it alerts link to the contract's own runbook alone.
-
-    Raises:
-        ValueError: If one is not a URL.
-    """
+    """Base URLs for the links of alerts; without one there is no such link. Raises ValueError if one is no URL."""
 
     grafana: str = ""
     evaluator: str = ""

@@ -1,6 +1,7 @@
-"""Alerts that are the same for every contract, as no ladder waits for them: on versions rolled back, and on unknowns.
+"""Alerts that are the same for every contract, as no ladder waits for them: no evaluator, rolled back, unknown.
 
-Each fires on a state that the evaluator exports and that lasts until it is known to be over.
+That no evaluator lives is seen by its own time of judging: gone from the scrape, never scraped, hung and no longer
+pushing are the same for users of verdicts. The others fire on a state that lasts until it is known to be over.
 """
 
 from __future__ import annotations
@@ -10,9 +11,24 @@ from dataclasses import dataclass
 from typing import Final
 
 from kc_otel.contract.prometheus_names import label, selector
-from kc_otel.generate.links import HEALTH_UID, MISSING_ID, NOT_HOLDING_ID, OVERVIEW_UID, PROMOTION_UID, STAGE_ID
+from kc_otel.generate.links import (
+    EVALUATED_ID,
+    HEALTH_UID,
+    MISSING_ID,
+    NOT_HOLDING_ID,
+    OVERVIEW_UID,
+    PROMOTION_UID,
+    STAGE_ID,
+)
 from kc_otel.judge.escalation.alerts import ROLLED_BACK
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES
+
+FRESH_SECONDS: Final = 60
+"""Seconds for which what an evaluator said last is what is the case."""
+AGE: Final = f"time() - max({selector('kc.evaluator.last_evaluation', None)})"
+"""PromQL: seconds since the last evaluation; nothing where no evaluator has ever said that there was one."""
+LIVING: Final = f"{selector('kc.evaluator.last_evaluation', None)} > time() - {FRESH_SECONDS}"
+"""PromQL: one series for each evaluator that has judged within the last minute."""
 
 _LABELS: Final = {
     "contract": "kc.contract",
@@ -33,15 +49,8 @@ _ALERT_DURATION: Final = "1h"
 class StateAlert:
     """Words about a state of the evaluator.
 
-    Attributes:
-        name: `alertname`.
-        uid: Identity in Grafana.
-        severity: As in the evaluator's webhooks.
-        expression: PromQL: a series for each such state, and nothing otherwise.
-        given: Names of its labels.
-        panel: UID of the dashboard that shows it, and id of the panel.
-        summary: One line; each label's name in braces stands for its value.
-        description: Meaning, and what to do; likewise.
+    `expression` is PromQL with a series, with the labels `given`, for each such state; `panel` is a dashboard's UID and
+    a panel's id; a label's name in braces stands for its value in the texts.
     """
 
     name: str
@@ -52,6 +61,8 @@ class StateAlert:
     panel: tuple[str, int]
     summary: str
     description: str
+    runbook: str = ""
+    after: float = 0.0
 
     def labels(self, of: Callable[[str], str]) -> dict[str, str]:
         """Labels, where `of` is a template of the label that it is given."""
@@ -60,7 +71,8 @@ class StateAlert:
     def texts(self, of: Callable[[str], str]) -> dict[str, str]:
         """Annotations."""
         values = {name: of(label(_LABELS[name])) for name in self.given}
-        return {"summary": self.summary.format(**values), "description": self.description.format(**values)}
+        texts = {"summary": self.summary.format(**values), "description": self.description.format(**values)}
+        return texts | ({"runbook": self.runbook} if self.runbook else {})
 
 
 def _by(given: tuple[str, ...], expression: str, how: str = "max") -> str:
@@ -68,6 +80,21 @@ def _by(given: tuple[str, ...], expression: str, how: str = "max") -> str:
     return f"{how} by ({', '.join(label(_LABELS[name]) for name in given)}) ({expression})"
 
 
+EVALUATOR_DOWN: Final = StateAlert(
+    "KernelContractEvaluatorDown",
+    "kc-evaluator-down",
+    "critical",
+    f"absent({LIVING})",
+    (),
+    (HEALTH_UID, EVALUATED_ID),
+    "no evaluator of kernel contracts is running: nothing monitors any contract",
+    f"No evaluator has judged within the last {FRESH_SECONDS} seconds, or Prometheus scrapes none. Alerts and "
+    "dashboards show the past; a drift that begins now goes unseen.",
+    "1. Run `curl http://HOST:4320/healthz`. If it fails, read the log and restart it: the evaluator restores its "
+    "state.\n2. If it answers, check the scrape target in Prometheus; if the evaluator hangs, restart it.\n3. Until "
+    "then firing alerts stay, new breaches go unseen, routes stay as they are, and recorders retry.",
+    after=30.0,  # a restart takes less, and with a scrape every 15 s it fires within a minute
+)
 _ADVICE: Final = "`kc-otel promote {contract} {kernel_inference}` says why it was rolled back."
 STATE_ALERTS: Final = (
     StateAlert(

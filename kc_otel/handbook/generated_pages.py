@@ -1,9 +1,4 @@
-"""Write the reference pages of the handbook from what they describe, as `make generate` does.
-
-Fields come from the contract's model and its comments, metrics and attributes from the registry, input checks from
-their reasons, commands from the command line, the HTTP API from its OpenAPI document, Python from docstrings. MkDocs
-calls `on_post_build`.
-"""
+"""Write the reference pages of the handbook from what they describe, as `make generate` does."""
 
 from __future__ import annotations
 

@@ -188,6 +188,12 @@ class Core:
         """Points of a contract that arrive and are not judged, as of the last evaluation; the oldest first."""
         return self.evaluator.missing(contract, self.evaluated_at or self.started_at)
 
+    def fell_silent(self, incident: Incident) -> bool:
+        """Return whether a breach went away a window ago without proof of recovery, whether or not a route remains."""
+        contract = self.contracts.get(incident.contract)
+        window = contract.observability.window if contract is not None else 0.0
+        return incident.went_away and (self.evaluated_at or self.started_at) - incident.last_until >= window
+
     def silent_recorders(self, contract: str, version: str) -> tuple[int, str]:
         """Return how many recorders of a kernel version were silent at the last evaluation, and a sentence of them."""
         return self.evaluator.silent_recorders(contract, version, self.evaluated_at or self.started_at)
@@ -381,7 +387,7 @@ class Core:
             },
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
             unheard=lambda version, span: self.evaluator.unheard(name, version, span, now),
-            lost=self.evaluator.states[name].recorders.lost,
+            lost=lambda version, since, until: self.evaluator.lost(name, version, since, until, now),
         )
 
     def inference_versions(self, contract: str) -> frozenset[str]:
@@ -578,6 +584,7 @@ class Core:
             # Ends that nobody is told of yet: no verdict shows them.
             ends = (notice.transition for group in own for notice in group.pending)
             firing += [replace(end, what=What.FIRING) for end in ends if end.what is What.RESOLVED]
+            firing += [edge for group in own for edge in group.closing if edge.fingerprint in group.told]
             if firing:
                 body = alert_body(
                     contract,

@@ -275,6 +275,10 @@ class Promotions:
                 moved = orders.force(before, found, stage, by, why, self.latest(contract), now)
                 return self._put(found, *begun, moved)
             case "rollback":
+                if not self._acts(contract):
+                    raise OrderError(
+                        f"{contract} runs dry, so nothing would keep requests from {version}; pin its slices"
+                    )
                 return self._put(found, orders.roll_back(before, by, why, now))  # it was not on its way: no start
             case _:
                 raise OrderError(f"{order!r} is no order")

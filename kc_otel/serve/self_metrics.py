@@ -74,7 +74,7 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
                 "kc.kernel.train": incident.kernel_train,
                 "kc.kernel.inference": incident.kernel_inference,
             },
-            _STATE_CODES[incident.state],
+            _STATE_CODES[IncidentState.UNPROVEN if core.fell_silent(incident) else incident.state],
         )
         for incident in core.incidents()
     ]

@@ -26,11 +26,6 @@ def test_every_command_of_the_table_is_there():
     assert files == {path.stem for path in Path(cli.__file__).parent.glob("*_command*.py")}
 
 
-def test_no_command_is_there_twice():
-    """A name decides the file."""
-    assert len(NAMES) == len(set(NAMES))
-
-
 @pytest.mark.slow
 def test_a_command_imports_no_other_commands_file():
     """Checking a contract loads neither the client of the evaluator's API nor its server."""
@@ -39,14 +34,6 @@ def test_a_command_imports_no_other_commands_file():
     loaded = set(done.stdout.split())
     assert "kc_otel.cli.contract_commands" in loaded
     assert not loaded & {"httpx", "kc_otel.cli.status_command", "kc_otel.cli.serve_command", "kc_otel.offline.replay"}
-
-
-@pytest.mark.slow
-def test_a_word_that_is_no_command_leaves_them_all_to_choose_from():
-    """A misspelt command is answered with what was meant, of any file."""
-    done = subprocess.run([sys.executable, "-m", "kc_otel", "statsu"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "status" in done.stderr
 
 
 @pytest.mark.slow

@@ -9,10 +9,7 @@ import time
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from kc_otel.cli import register
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.recordings.importers.follow import Ledger, unseen
 
@@ -43,7 +40,7 @@ def line(tokens=40, seed=0, **changes):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path, monkeypatch, command):
     """Runs a command in a folder with a contract and an exported step of two sequences."""
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
@@ -54,21 +51,12 @@ def run(tmp_path, monkeypatch):
     step = tmp_path / "token_exports" / "step_3"
     step.mkdir(parents=True)
     (step / "rank_0.jsonl").write_text("".join(json.dumps(line(seed=n)) + "\n" for n in range(2)))
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    register(app, "import")
-
-    def invoke(*arguments):
-        result = CliRunner().invoke(app, [*map(str, arguments)])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.exit_code, result.stdout, result.stderr
-
-    return invoke
+    return command("import")
 
 
 def test_a_folder_is_imported_and_counted(run):
     """Each file with its sequences and tokens, and what was measured of them."""
-    code, out, _ = run("import", "token_exports", "--contract", "contract.yaml")
+    code, out, _ = run("token_exports", "--contract", "contract.yaml")
     assert code == 0
     assert "rank_0.jsonl: 2 sequences, 80 tokens" in out
     assert "1 files exported, 0 failed; of 2 sequences 2 measured: 80 tokens" in out
@@ -82,7 +70,7 @@ def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
     other["trainer_logprobs"] = [0.7 * logprob for logprob in other["inference_logprobs"]]
     records = [nan, other, line(loss_mask=[False] * 40), line()]
     (tmp_path / "rank_1.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    code, out, _ = run("import", "rank_1.jsonl", "--contract", "contract.yaml", "--format", "prime-rl")
+    code, out, _ = run("rank_1.jsonl", "--contract", "contract.yaml", "--format", "prime-rl")
     assert code == 0
     assert "refused: 1 no_tokens: rank_1.jsonl:3: loss_mask and rl_weights leave no token" in out
     assert f"not measured: 1 nan_logprob: {REASONS['nan_logprob'].meaning}" in out
@@ -93,7 +81,7 @@ def test_what_is_not_measured_is_told_with_its_remedy(run, tmp_path):
 
 def test_finished_files_are_remembered_and_changed_ones_are_done_again(run, tmp_path):
     """With --done a second run has nothing to do, until a file is written again."""
-    arguments = ("import", "token_exports", "--contract", "contract.yaml", "--done", "done.jsonl")
+    arguments = ("token_exports", "--contract", "contract.yaml", "--done", "done.jsonl")
     assert "1 files exported" in run(*arguments)[1]
     assert "0 files exported" in run(*arguments)[1]
     (tmp_path / "token_exports" / "step_3" / "rank_0.jsonl").write_text(json.dumps(line()) + "\n")
@@ -103,7 +91,7 @@ def test_finished_files_are_remembered_and_changed_ones_are_done_again(run, tmp_
 def test_a_file_that_cannot_be_imported_makes_exit_code_1(run, tmp_path):
     """The others are imported all the same."""
     (tmp_path / "token_exports" / "9.jsonl").write_text(json.dumps({"input": "a", "output": "b", "step": 9}) + "\n")
-    code, out, err = run("import", "token_exports", "--contract", "contract.yaml")
+    code, out, err = run("token_exports", "--contract", "contract.yaml")
     assert code == 1
     assert "text and scores without log-probabilities" in err
     assert "1 files exported, 1 failed" in out
@@ -114,7 +102,7 @@ def test_files_that_fail_for_one_reason_are_counted(run, tmp_path):
     for index in range(5):
         text = json.dumps({"input": "a", "output": "b", "step": 9}) + "\n"
         (tmp_path / "token_exports" / f"{index}.jsonl").write_text(text)
-    code, out, err = run("import", "token_exports", "--contract", "contract.yaml")
+    code, out, err = run("token_exports", "--contract", "contract.yaml")
     assert code == 1
     assert err.count("text and scores without log-probabilities") == 1
     (line,) = [line for line in out.splitlines() if "text and scores" in line]
@@ -135,7 +123,7 @@ def test_files_that_fail_for_one_reason_are_counted(run, tmp_path):
 )
 def test_what_cannot_be_done_is_said_in_one_line(run, arguments, said):
     """Exit code 2, and nothing is imported."""
-    code, out, err = run("import", *arguments, "--contract", "contract.yaml")
+    code, out, err = run(*arguments, "--contract", "contract.yaml")
     assert code == 2
     assert said in err
     assert "exported" not in out
@@ -152,7 +140,7 @@ def test_following_waits_for_files_to_be_finished(tmp_path):
     stop, found = threading.Event(), []
 
     def look():
-        found.extend(path.name for path in unseen([tmp_path], Ledger.of(None), stop, follow=True, poll=0.05))
+        found.extend(path.name for path in unseen([tmp_path], Ledger(None), stop, follow=True, poll=0.05))
 
     thread = threading.Thread(target=look)
     thread.start()

@@ -11,34 +11,13 @@ from contextlib import closing
 import numpy as np
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from kc_otel.cli import register
 from kc_otel.cli.locate_follow import Follower, run_within
 from kc_otel.contract.load import load_text
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
-
-CONTRACT = """\
-apiVersion: kernel-contract/v1
-kind: KernelContract
-metadata: {name: planted, version: 1, owner: tests}
-kernels: {train: {engine: torch}, inference: {engine: torch}}
-slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}
-statistical:
-  - {id: token-tv, metric: tv_token, limit: 0.01}
-  - {id: tail, metric: abs_log_ratio, statistic: "fraction > 0.01", limit: 5%}
-escalation: [{on: fail, do: [locate]}]
-"""
-KERNELS = """\
-from tests.diagnose.planted_faults import FAULTS, Model, pair
-
-train, infer = pair(FAULTS[2], 2)
-same = pair(None, 0)[1]
-shallow = Model()
-del shallow.layers[3]
-"""
+from tests.cli.conftest import PLANTED
 
 
 def verdict(clause, slice, lower, status=Status.FAIL):
@@ -51,7 +30,7 @@ def verdict(clause, slice, lower, status=Status.FAIL):
 def core():
     """An evaluator whose contract is broken, most of all on all traffic, and next on code."""
     with closing(open_state(None)) as connection:
-        found = Core([load_text(CONTRACT)], connection, external_url="", now=time.time())
+        found = Core([load_text(PLANTED)], connection, external_url="", now=time.time())
         verdicts = (verdict("token-tv", "all", 0.09), verdict("token-tv", "code", 0.08), verdict("tail", "code", 0.05))
         found.evaluator.evaluate = lambda now: {"planted": Evaluation(now, verdicts)}
         found.tick(time.time())
@@ -59,51 +38,23 @@ def core():
 
 
 @pytest.fixture
-def kc(core, tmp_path, monkeypatch, evaluator_is):
-    """Runs a command beside that evaluator."""
+def answered(core, evaluator_is):
+    """Commands ask that evaluator."""
     evaluator_is(core)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "contract.yaml").write_text(CONTRACT)
-    app = typer.Typer()
-    register(app, "locate", "remedy")
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-@pytest.fixture
-def locate(kc, tmp_path):
-    """Runs locate on the planted fault."""
-    pytest.importorskip("torch")
-    from tests.diagnose.planted_faults import conversations
-
-    (tmp_path / "kernels.py").write_text(KERNELS)
-    rows = [
-        {
-            "prompt_ids": sequence.token_ids[: sequence.prompt_tokens],
-            "token_ids": sequence.token_ids[sequence.prompt_tokens :],
-            "attributes": {"task": "code" if index < 8 else "prose"},
-        }
-        for index, sequence in enumerate(conversations())
-    ]
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-    def run(*options, infer="infer"):
-        kernels = ("--train", "kernels.py:train", "--infer", f"kernels.py:{infer}", "--sequences", "rows.jsonl")
-        return kc("locate", "run", "contract.yaml", *kernels, *options)
-
-    return run
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("answered")
 def test_one_command_leads_from_an_incident_to_the_culprit_on_its_page(core, locate):
     """Slice and clause are those of its worst cell; the sentence names layer, tensor and share, and is evidence."""
-    result = locate("--incident", "worst", "--by", "ada")
-    assert result.exit_code == 1
+    code, _, err = locate("--incident", "worst", "--by", "ada")
+    assert code == 1
     (incident,) = core.incidents()
-    assert f"on incident {incident.id}: http://127.0.0.1:4320/#/incident/{incident.id}" in result.stderr
+    assert f"on incident {incident.id}: http://127.0.0.1:4320/#/incident/{incident.id}" in err
     (found,) = incident.diagnoses
     assert (found.kind, found.slice, found.by) == ("locate", "code", "ada")
     assert found.text == (
-        "first divergence: layer 2, o_proj (attention's output projection), module layers.2.o_proj; "
+        "first divergence: layer 2, o_proj, module layers.2.o_proj; "
         "tensor layers.2.o_proj.weight differs by 2.48 %; 100 % [100, 100] of tv_token comes from o_proj in layer 2 "
         "(8 sequences of code, 99 % confidence)"
     )
@@ -113,24 +64,27 @@ def test_one_command_leads_from_an_incident_to_the_culprit_on_its_page(core, loc
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("answered")
 def test_where_nothing_is_found_the_incident_says_so(core, locate):
     """It saves the next person the same look."""
-    assert locate("--incident", core.incidents()[0].id, infer="same").exit_code == 0
+    assert locate("--incident", core.incidents()[0].id, infer="same")[0] == 0
     (found,) = core.incidents()[0].diagnoses
     assert found.text == "no operator differs by more than noise on 8 sequences of code, 99 % confidence"
 
 
+@pytest.mark.usefixtures("answered")
 def test_an_incident_that_cannot_be_meant_is_refused_before_anything_runs(core, locate, tmp_path):
     """Of another contract, none at all, or nothing broken."""
-    assert "no incident 'none'" in locate("--incident", "none").stderr
+    assert "no incident 'none'" in locate("--incident", "none")[2]
     other = tmp_path / "contract.yaml"
-    other.write_text(CONTRACT.replace("name: planted", "name: other"))
-    assert "is of contract planted, and this is other" in locate("--incident", core.incidents()[0].id).stderr
-    assert "no contract 'other'; there are planted" in locate("--incident", "worst").stderr
+    other.write_text(PLANTED.replace("name: planted", "name: other"))
+    assert "is of contract planted, and this is other" in locate("--incident", core.incidents()[0].id)[2]
+    assert "no contract 'other'; there are planted" in locate("--incident", "worst")[2]
     assert core.incidents()[0].diagnoses == ()
 
 
-def test_a_remedy_of_rollouts_stands_on_the_incident_too(core, kc, tmp_path):
+@pytest.mark.usefixtures("answered", "planted")
+def test_a_remedy_of_rollouts_stands_on_the_incident_too(core, command, tmp_path):
     """With the line to paste, or that there is none; before it the clause that no correction changes."""
     rng = np.random.default_rng(0)
     inference = rng.normal(-2.0, 0.5, (200, 20))
@@ -140,8 +94,8 @@ def test_a_remedy_of_rollouts_stands_on_the_incident_too(core, kc, tmp_path):
         inference_logprobs=inference,
         task=np.array(["code"] * 200),
     )
-    result = kc("remedy", "rollouts.npz", "--contract", "contract.yaml", "--trainer", "trl", "--incident", "worst")
-    assert result.exit_code in {0, 1}, result.output
+    options = ("--contract", "contract.yaml", "--trainer", "trl", "--incident", "worst")
+    assert command("remedy")("rollouts.npz", *options)[0] in {0, 1}
     (found,) = core.incidents()[0].diagnoses
     assert (found.kind, found.slice) == ("remedy", "code")
     assert found.text.startswith(
@@ -217,7 +171,7 @@ def test_a_run_ends_with_its_budget_and_says_why_it_has_no_answer(tmp_path):
     """The whole process group; the last line of what it said otherwise."""
     (tmp_path / "slow.py").write_text("import time; print('began', flush=True); time.sleep(60)\n")
     contract = tmp_path / "contract.yaml"
-    contract.write_text(CONTRACT)
+    contract.write_text(PLANTED)
     (tmp_path / "rows.jsonl").write_text('{"token_ids": [1, 2, 3], "attributes": {"task": "code"}}\n')
     command = ["locate", "run", str(contract), "--infer", "x.py:y", "--sequences", str(tmp_path / "rows.jsonl")]
     never, began = threading.Event(), time.monotonic()

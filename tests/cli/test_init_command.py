@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kc_otel.cli import init_command as commands
 from kc_otel.contract.load import check, load
 from kc_otel.contract.measuring_paths import MeasuringPath, coverage
 from kc_otel.judge.verdict import Status
@@ -27,12 +26,6 @@ def run(tmp_path, monkeypatch, command):
     """Runs `kc-otel init` in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return command("init")
-
-
-@pytest.fixture
-def terminal(monkeypatch):
-    """Standard input is a terminal."""
-    monkeypatch.setattr(commands, "_on_terminal", lambda: True)
 
 
 @pytest.fixture
@@ -93,42 +86,19 @@ def test_a_file_is_not_overwritten_unless_forced(run):
     assert run(*_GIVEN, "--force")[0] == 0
 
 
-def test_nobody_is_asked_without_a_terminal(run):
-    """Every missing option is named at once; a budget is what --yes does not make up either."""
-    code, out, err = run("--name=p", stdin="x\n" * 20)
-    assert (code, out) == (2, "")
-    assert err == "--train, --inference, --reward-budget, --owner: missing, and this is not a terminal; give them\n"
-    code, out, err = run("--name=p", "--yes", stdin="x\n" * 20)
-    assert (code, out) == (2, "")
-    assert err == "--reward-budget: missing, and this is not a terminal; give it\n"
-
-
 def test_a_script_needs_a_budget_only(run):
-    """With --yes everything else is assumed: whichever torch against whichever vLLM, of an owner to be filled in."""
-    code, _, err = run("--reward-budget=0.1", "--yes", stdin="")
-    assert code == 0, err
+    """Everything else is assumed: whichever torch against whichever vLLM, of an owner to be filled in."""
+    assert run()[0] == 2
+    assert run("--reward-budget=0.1")[0] == 0
     made = load("policy.yaml")
     assert (made.kernels.train.engine, made.kernels.inference.engine) == ("torch", "vllm")
     assert (made.kernels.train.dtype, made.metadata.owner) == (None, "unknown")
 
 
-@pytest.mark.usefixtures("terminal")
-def test_on_a_terminal_it_asks_for_what_is_missing(run):
-    """With one line of explanation each; a wrong answer is asked again, an empty one takes the default."""
-    answers = ["engine=vllm,kind=x", "engine=vllm,dtype=fp8", "", "128", "", "", "vlm", "trl", "mine", "rl", ""]
-    code, _, err = run("--train=engine=torch", "--reward-budget=0.1", stdin="\n".join(answers) + "\n")
-    assert code == 0, err
-    made = load("mine.yaml")
-    assert (made.kernels.inference.dtype, made.assumptions.horizon, made.metadata.owner) == ("fp8", 128, "rl")
-    assert "The kernel that samples" in err
-    assert "'kind' is no field" in err
-    assert "'vlm' is not a way of measuring; write one of vllm, trl, trainer, verl, loop, gate" in err
-
-
 @pytest.mark.parametrize("data", ["vllm", "trl", "trainer", "verl", "loop", "gate"])
 def test_every_clause_is_one_that_the_data_can_fill(run, data):
     """No clause, and no step of the policy, waits for what this way of measuring never brings; actions are obeyed."""
-    assert run("--reward-budget=0.1", "--yes", f"--data={data}")[0] == 0
+    assert run("--reward-budget=0.1", f"--data={data}")[0] == 0
     made = load("policy.yaml")
     assert coverage(made, MeasuringPath(data)).unmeasured == {}
     assert coverage(made, MeasuringPath(data)).unobeyed == {}
@@ -138,27 +108,17 @@ def test_every_clause_is_one_that_the_data_can_fill(run, data):
 def test_a_budget_at_a_long_horizon_lets_good_kernels_through_a_gate(run, noise):
     """What would be enough token by token is explained: noise far above it, with the budget kept, advances."""
     path = noise(1e-3)
-    assert run("--reward-budget=0.05", "--horizon=1024", "--data=gate", "--yes")[0] == 0
+    assert run("--reward-budget=0.05", "--horizon=1024", "--data=gate")[0] == 0
     gate = gate_recordings(load("policy.yaml"), [read_input(path)], (Kernel("torch"), Kernel("vllm")), GateTerms(), 1e9)
     assert gate.decision.outcome == "advance"
     assert "token-tv: Enough for the budget by itself" in Path("policy.yaml").read_text(encoding="utf-8")
-
-
-@pytest.mark.usefixtures("terminal")
-def test_yes_on_a_terminal_takes_defaults(run):
-    """Nothing is read from standard input."""
-    code, _, _ = run(*_GIVEN, "--yes", stdin="")
-    assert code == 0
-    assert load("policy.yaml").assumptions.horizon == 4096
 
 
 @pytest.mark.parametrize(
     ("option", "said"),
     [
         ("--train=dtype=fp8", "--train: 'dtype=fp8': no engine"),
-        ("--reward-budget=much", "--reward-budget: 'much' is not a number"),
         ("--reward-range=1,0", "--reward-range: '1,0' is not a range"),
-        ("--horizon=1.5", "--horizon: '1.5' is not a number of tokens"),
         ("--slices=code", "--slices: 'code' is not a slice"),
         ("--slices=all: task=x", "'all' is reserved"),
         ("--reward-budget=3", "reward budget: 3.0"),

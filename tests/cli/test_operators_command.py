@@ -1,12 +1,9 @@
 """`kc-otel locate operators`: a file with comparisons becomes a table, JSON and verdicts."""
 
 import json
+from functools import partial
 
 import pytest
-import typer
-from typer.testing import CliRunner
-
-from kc_otel.cli import locate_command as operators
 
 SPEC = """
 import numpy as np
@@ -65,23 +62,13 @@ observability: {min_samples: 600}
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path, monkeypatch, command):
     """Runs the command on the files above."""
     (tmp_path / "spec.py").write_text(SPEC)
     (tmp_path / "c.yaml").write_text(CONTRACT)
     (tmp_path / "fine.yaml").write_text(CONTRACT.replace("limit: 0.1", "limit: 0.9"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "220")
-    app = typer.Typer()
-    app.command()(operators.operators)
-
-    def invoke(*arguments):
-        result = CliRunner().invoke(app, list(arguments))
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result.exit_code, result.stdout, result.stderr
-
-    return invoke
+    return partial(command("locate"), "locate", "operators", width=220)
 
 
 def test_the_table_has_two_lines_per_case(run):

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from typer.testing import CliRunner
 
-from kc_otel.cli import _register, app
 from kc_otel.judge.otlp.traffic_entries import marked_frame
 
 START = 1_800_000_000.0
@@ -28,11 +26,6 @@ observability: {{window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}}
 escalation:
   - {{on: fail, for: {after}, severity: critical, do: [{{route: train-kernel}}, {{webhook: pager}}]}}
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def commands() -> None:
-    _register()
 
 
 @pytest.fixture
@@ -77,95 +70,90 @@ def contract(tmp_path: Path) -> Any:
     return write
 
 
-def run(*arguments: object):
-    return CliRunner().invoke(app, ["replay", *map(str, arguments)])
+@pytest.fixture
+def run(command: Any) -> Any:
+    return command("replay")
 
 
-def test_one_contract_says_what_it_does(recording: Path, contract: Any) -> None:
+def test_one_contract_says_what_it_does(run: Any, recording: Path, contract: Any) -> None:
     """Alerts with slice, kernels, from and to; what is in force; webhooks. There is nothing to differ from."""
-    done = run(recording, "--contract", contract("policy.yaml"))
-    assert done.exit_code == 0, done.output
-    assert "30 requests, points: 30 accepted" in done.output
-    assert "policy v1 (" in done.output
-    assert "1 alert, 1 route or directive, 1 webhook" in done.output
-    assert "still at the end  critical fail: token-tv on all (aaaa / bbbb) -> route:train-kernel" in done.output
-    assert "> limit 0.02 with " in done.output
-    assert "still at the end  route:train-kernel on all away from bbbb" in done.output
-    assert "webhook pager: 1 firing" in done.output
+    code, out, err = run(recording, "--contract", contract("policy.yaml"))
+    assert code == 0, err
+    for said in (
+        "30 requests, points: 30 accepted",
+        "policy v1 (",
+        "1 alert, 1 route or directive, 1 webhook",
+        "still at the end  critical fail: token-tv on all (aaaa / bbbb) -> route:train-kernel",
+        "> limit 0.02 with ",
+        "still at the end  route:train-kernel on all away from bbbb",
+        "webhook pager: 1 firing",
+    ):
+        assert said in out
 
 
 @pytest.mark.slow
-def test_the_same_contract_exits_with_0_and_another_with_1(recording: Path, contract: Any) -> None:
+def test_the_same_contract_exits_with_0_and_another_with_1(run: Any, recording: Path, contract: Any) -> None:
     """As `diff` does; what moved is said with both times."""
     old, new = contract("old.yaml"), contract("new.yaml", after="1m", version=2)
-    same = run(recording, "--contract", old, "--against", old)
-    assert (same.exit_code, same.output.splitlines()[-1]) == (0, "no difference")
-    done = run(recording, "--contract", new, "--against", old)
-    assert done.exit_code == 1, done.output
-    assert "~ critical fail: token-tv on all (aaaa / bbbb): fires 40s later (2027-01-15 08:0" in done.output
-    assert "~ route:train-kernel on all away from bbbb: begins 40s later" in done.output
-    gone = run(recording, "--contract", contract("new.yaml", limit=0.5), "--against", old)
-    assert "only with the old contract:\n- 2027-01-15" in gone.output
-    assert "webhook pager: 0 firing instead of 1" in gone.output
-    back = run(recording, "--contract", old, "--against", contract("new.yaml", limit=0.5))
-    assert "only with the new contract:\n+ 2027-01-15" in back.output
+    code, out, _ = run(recording, "--contract", old, "--against", old)
+    assert (code, out.splitlines()[-1]) == (0, "no difference")
+    code, out, _ = run(recording, "--contract", new, "--against", old)
+    assert code == 1
+    assert "~ critical fail: token-tv on all (aaaa / bbbb): fires 40s later (2027-01-15 08:0" in out
+    assert "~ route:train-kernel on all away from bbbb: begins 40s later" in out
+    _, gone, _ = run(recording, "--contract", contract("new.yaml", limit=0.5), "--against", old)
+    assert "only with the old contract:\n- 2027-01-15" in gone
+    assert "webhook pager: 0 firing instead of 1" in gone
+    _, back, _ = run(recording, "--contract", old, "--against", contract("new.yaml", limit=0.5))
+    assert "only with the new contract:\n+ 2027-01-15" in back
 
 
 @pytest.mark.slow
-def test_a_program_gets_json(recording: Path, contract: Any) -> None:
+def test_a_program_gets_json(run: Any, recording: Path, contract: Any) -> None:
     """Both timelines, and the differences with seconds."""
     old, new = contract("old.yaml"), contract("new.yaml", after="1m", version=2)
-    found = json.loads(run(recording, "--contract", new, "--against", old, "--json").output)
+    found = json.loads(run(recording, "--contract", new, "--against", old, "--json")[1])
     (moved,) = found["changed"]["alerts_moved"]
     assert (moved["later"], moved["ends_later"]) == (40.0, 0.0)
     assert moved["new"]["start"] == found["new"]["alerts"][0]["start"] == found["old"]["alerts"][0]["start"] + 40
     assert found["new"]["version"] == 2
     assert found["changed"]["messages"] == []
-    alone = json.loads(run(recording, "--contract", new, "--json").output)
+    alone = json.loads(run(recording, "--contract", new, "--json")[1])
     assert (alone["old"], alone["changed"], alone["new"]) == (None, None, found["new"])
 
 
 @pytest.mark.slow
-def test_the_interval_of_evaluations_can_be_said(recording: Path, contract: Any) -> None:
+def test_the_interval_of_evaluations_can_be_said(run: Any, recording: Path, contract: Any) -> None:
     """Where it is not a duration it is refused."""
-    done = run(recording, "--contract", contract("policy.yaml"), "--tick", "5s", "--json")
-    assert json.loads(done.output)["new"]["evaluations"] == 59
-    refused = run(recording, "--contract", contract("policy.yaml"), "--tick", "often")
-    assert refused.exit_code == 2
-    assert refused.stderr.startswith("--tick: ")
-    refused = run(recording, "--contract", contract("policy.yaml"), "--tick", "0s")
-    assert refused.exit_code == 2
-    assert "--tick 0s: give more than 0 s" in refused.stderr
+    asked = (recording, "--contract", contract("policy.yaml"), "--tick")
+    assert json.loads(run(*asked, "5s", "--json")[1])["new"]["evaluations"] == 59
+    for tick, said in (("often", "--tick: "), ("0s", "--tick 0s: give more than 0 s")):
+        code, _, err = run(*asked, tick)
+        assert (code, err.startswith(said)) == (2, True)
 
 
-def test_damage_is_named_beside_the_answer(recording: Path, contract: Any) -> None:
+def test_damage_is_named_beside_the_answer(run: Any, recording: Path, contract: Any) -> None:
     """On the other stream, so that JSON stays JSON; a long list is cut short."""
     content = recording.read_bytes()
     recording.write_bytes(b"\0\0\0\x05spoil" * 7 + content[:-3])
-    done = run(recording, "--contract", contract("policy.yaml"), "--json")
-    assert done.exit_code == 0
-    assert json.loads(done.stdout)["new"]["requests"] == 29
-    said = done.stderr.splitlines()
+    code, out, err = run(recording, "--contract", contract("policy.yaml"), "--json")
+    assert (code, json.loads(out)["new"]["requests"]) == (0, 29)
+    said = err.splitlines()
     assert said[0].startswith(f"{recording}: message 1: the body is not an ExportMetricsServiceRequest in protobuf")
     assert len(said) == 6
     assert said[-1] == "and 3 more messages that could not be read"
 
 
 @pytest.mark.slow
-def test_bad_input_exits_with_2_and_says_what_to_do(recording: Path, contract: Any, tmp_path: Path) -> None:
+def test_bad_input_exits_with_2_and_says_what_to_do(run: Any, recording: Path, contract: Any, tmp_path: Path) -> None:
     """No recording, no contract, another contract's name."""
     good = contract("policy.yaml")
     for arguments, said in (
         ((tmp_path / "nowhere", "--contract", good), "cannot be read (No such file"),
-        (
-            (tmp_path / "nowhere", "--contract", good, "--against", good, "--tick", "10s"),
-            "cannot be read (No such file",
-        ),
         ((good, "--contract", good), "is no recording; give what"),
         ((recording, "--contract", tmp_path / "nowhere.yaml"), "nowhere.yaml"),
         ((recording, "--contract", contract("moe.yaml", name="moe")), "is a recording of policy, not of moe"),
         ((recording, "--contract", contract("moe.yaml", name="moe"), "--against", good), "are two contracts"),
     ):
-        done = run(*arguments)
-        assert (done.exit_code, done.stdout) == (2, ""), done.output
-        assert said in done.stderr
+        code, out, err = run(*arguments)
+        assert (code, out, said in err) == (2, "", True)

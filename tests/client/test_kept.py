@@ -75,12 +75,13 @@ def test_an_evaluator_that_lost_its_state_lets_nothing_serve_that_was_rolled_bac
     fresh = DecisionTable(1, 2.0, canaries=(Canary("c", "all", "other", 0.5, "canary", 2.0),))
     path = tmp_path / "table.json"
     with caplog.at_level(logging.WARNING), Router("http://127.0.0.1:9", keep=path) as router:
-        for table in (back, fresh, replace(fresh, version=2, at=3.0), replace(fresh, version=2, at=3.0)):
+        for table in (back, *(replace(fresh, version=version, at=2.0 + version) for version in (1, 2, 2, 8, 9, 10, 7))):
             router._arrived(table)
             assert router.choose_version("c", [], ["new", "old"]) == "old"
         assert caplog.text.count("decisions began anew") == 1
     with Router("http://127.0.0.1:9", keep=path) as router:
         router._arrived(DecisionTable(3, 4.0))
+        router._arrived(DecisionTable(11, 4.0))
         assert router.choose("c", [], "new") == "train-kernel"
-        router._arrived(DecisionTable(4, 5.0, canaries=(Canary("c", "all", "new", 1.0, "full", 5.0),)))
+        router._arrived(DecisionTable(12, 5.0, canaries=(Canary("c", "all", "new", 1.0, "full", 5.0),)))
         assert router.choose("c", [], "new") == "inference-kernel"

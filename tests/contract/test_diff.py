@@ -119,12 +119,14 @@ _OLD = load_text(_TEXT)
     ],
 )
 def test_each_change_is_named_and_judged(old, new, expected):
-    """Kind and place of every difference, and nothing else but that the version stood still."""
+    """Kind and place of every difference, and nothing else but that the version stood still; each is in the hash."""
     assert old in _TEXT
-    changes = diff(_OLD, load_text(_TEXT.replace(old, new)))
+    after = load_text(_TEXT.replace(old, new))
+    changes = diff(_OLD, after)
     found = [f"{change.kind} {change.field}" for change in changes]
     assert [entry for entry in found if entry != "changes metadata.version"] == expected
     assert all(change.sentence for change in changes)
+    assert (after.hash == _OLD.hash) == (not expected)
 
 
 def test_a_new_version_number_is_a_change_and_no_complaint():

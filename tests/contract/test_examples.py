@@ -29,17 +29,6 @@ def test_it_is_sound_without_a_warning(path):
 
 
 @pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
-def test_every_clause_says_why_its_limit_has_its_value(path):
-    """With a comment before or beside each limit, or at the head of the file for all of them."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    clauses = [index for index, line in enumerate(lines) if re.match(r" +- \{?id: ", line)]
-    for index in clauses:
-        near = [lines[index - 1], *lines[index : index + 4]]
-        previous_clause = re.match(r" +- \{id: ", lines[index - 1])
-        assert any("#" in line for line in near) or previous_clause, lines[index]
-
-
-@pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
 def test_figures_have_a_source(path):
     """Each file names where its limits were published."""
     text = path.read_text(encoding="utf-8")

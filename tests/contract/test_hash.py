@@ -56,7 +56,6 @@ def test_a_clause_measures_the_same_until_something_that_defines_it_changes(old,
         ("statistic: p99,", "statistic: p99.0,"),
         ("{name: a, version: 1, owner: o}", "{owner: o, name: a, version: 1}"),
         ('{n: ">= 8192", task: code}', '{task: [code], n: ">=8192"}'),
-        ("{route: train-kernel}", "{kind: route, target: train-kernel}"),
         ("sampling: 0.5", "sampling: 0.5, confidence: 0.99, heartbeat: 60s"),
         ("kind: KernelContract\n", "kind: 'KernelContract'\n"),
         ("{engine: torch}", "{engine: torch, dtype: null}"),
@@ -66,37 +65,3 @@ def test_spelling_order_and_comments_do_not_count(old, new):
     """The same promise has the same hash however it is written."""
     assert old in _TEXT
     assert load_text(_TEXT.replace(old, new)).hash == load_text(_TEXT).hash
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("limit: 0.15", "limit: 0.1500001"),
-        ("limit: 0.007", "limit: 0.008"),
-        ("long: 0.035", "long: 0.036"),
-        ("limit: 800ms", "limit: 801ms"),
-        ("statistic: p99,", "statistic: p99.9,"),
-        ("window: 5m", "window: 301s"),
-        ("sampling: 0.5", "sampling: 0.4"),
-        ("for: 90s", "for: 91s"),
-        ("[notify, ", "[halt, "),
-        (">= 8192", "> 8192"),
-        ("clip: 0.2", "clip: 0.3"),
-        ("[0, 1]", "[0, 2]"),
-        ("version: 1", "version: 2"),
-        ("owner: o", "owner: p"),
-        ("engine: torch", "engine: megatron"),
-        ("id: tv", "id: tv2"),
-    ],
-)
-def test_every_promise_counts(old, new):
-    """Whatever a contract says is in its hash."""
-    assert old in _TEXT
-    assert load_text(_TEXT.replace(old, new)).hash != load_text(_TEXT).hash
-
-
-def test_the_hash_is_stable():
-    """64 hex digits that do not depend on the process; verdicts and webhooks carry them."""
-    digest = load_text(_TEXT).hash
-    assert len(digest) == 64
-    assert load_text(_TEXT).hash == digest

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-import yaml
 
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
@@ -53,19 +52,6 @@ def test_editors_find_the_schema_beside_the_example_contracts():
 
 
 @pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
-def test_an_editor_that_reads_on_as_true_accepts_them_too(path):
-    """YAML 1.1 makes a boolean of the key `on`, and JSON text of that."""
-    text = path.read_text(encoding="utf-8")
-    old = json.loads(json.dumps(yaml.safe_load(text)))
-    assert not old["escalation"] or all("true" in step for step in old["escalation"])
-    _VALIDATOR.validate(old)
-    for step in old["escalation"]:
-        del step["true"]
-        assert not _VALIDATOR.is_valid(old)
-        step["true"] = "fail"
-
-
-@pytest.mark.parametrize("path", _CONTRACTS, ids=lambda path: path.stem)
 def test_the_example_contracts_are_accepted(path):
     """As the loader reads them, and as an editor with YAML 1.2 does."""
     _VALIDATOR.validate(_data(path.read_text(encoding="utf-8")))
@@ -74,51 +60,22 @@ def test_the_example_contracts_are_accepted(path):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("kernel-contract/v1", "kernel-contract/v9"),
-        ("name: policy-7b", "name: Policy 7B"),
         ("version: 3", "version: 0"),
-        ("version: 3", "version: three"),
-        (", owner: rl-infra", ""),
         ("owner: rl-infra", "owner: rl-infra, ownr: x"),
         ("engine: torch", "engin: torch"),
-        ("metric: tv_token", "metric: tv_tokn"),
         ("metric: tv_token", "metric: 3"),
-        ("limit: 0.004", "limit: [1]"),
-        ("limit: 0.004", "limit: true"),
         ("limit: 0.004", "limt: 0.004"),
-        ("limit: 0.004", "limit: 0.004, statistic: p999"),
-        ("limit: 0.004", "limit: 0.004, statistic: fraction > x"),
-        ("limit: 0.004", "limit: 0.004, cap: -1"),
         ("unit: token", "unit: batch"),
         ("unit: token", "unit: 1"),
         ("statistical:", "observability: {min_sequences: 0.5}\nstatistical:"),
         ("limit: 0.004", "limit: 0.004, slices: {A B: 1}"),
-        ("statistical:", "observability: {window: 5}\nstatistical:"),
-        ("statistical:", "observability: {window: 5 m}\nstatistical:"),
-        ("statistical:", "observability: {confidence: 99}\nstatistical:"),
-        ("statistical:", "observability: {confidence: '0.9'}\nstatistical:"),
-        ("statistical:", "observability: {sampling: true}\nstatistical:"),
         ("statistical:", "observability: {max_series: 0}\nstatistical:"),
-        ("statistical:", "assumptions: {reward_range: [0]}\nstatistical:"),
-        ("statistical:", "assumptions: {clip: 0}\nstatistical:"),
-        ("statistical:", "slices: {all: {where: {a: 1}}}\nstatistical:"),
-        ("statistical:", "slices: {A B: {where: {a: 1}}}\nstatistical:"),
-        ("statistical:", "slices: {a: {where: {}}}\nstatistical:"),
-        ("statistical:", "slices: {a: {where: {b: []}}}\nstatistical:"),
-        ("statistical:", "slices: {a: {where: {b: {c: 1}}}}\nstatistical:"),
-        ("statistical:", "escalation: [{on: fail, do: []}]\nstatistical:"),
-        ("statistical:", "escalation: [{on: failed, do: [notify]}]\nstatistical:"),
-        ("statistical:", "escalation: [{on: fail, do: [page]}]\nstatistical:"),
-        ("statistical:", "escalation: [{on: fail, do: [route]}]\nstatistical:"),
-        ("statistical:", "escalation: [{on: fail, do: [{route: gpu}]}]\nstatistical:"),
-        ("statistical:", "escalation: [{on: fail, do: [{webhook: A B}]}]\nstatistical:"),
-        ("statistical:", "escalation: [{on: fail, do: [{notify: x}]}]\nstatistical:"),
         ("statistical:", "escalation: [{on: fail, after: 5m, do: [notify]}]\nstatistical:"),
         ("statistical:", "escalation: [{on: fail, severity: page, do: [notify]}]\nstatistical:"),
     ],
 )
 def test_planted_errors_are_refused_by_both(written, old, new):
-    """What the schema refuses the loader refuses, and the other way round."""
+    """What the schema refuses the loader refuses; test_messages has more of what both do."""
     text = written()
     assert old in text
     planted = text.replace(old, new)
@@ -133,7 +90,6 @@ def test_planted_errors_are_refused_by_both(written, old, new):
         "runtime: [{id: a, metric: gen_ai.client.operation.duration, statistic: p99, limit: 800ms}]",
         "slices: {a: {where: {x: [1, two, true], y: '>= 3, < 4', z: false}, description: why}}",
         "escalation: [{on: fail, for: 1h30m, do: [notify, {route: train-kernel}, {webhook: pager}]}]",
-        "escalation: [{on: fail, do: [{kind: halt}, {kind: webhook, target: pager}]}]",
         "assumptions: {reward_range: [-1, 1.5], horizon: 10, advantage_max: 5, score_norm_max: 1e2, clip: .2}",
         "observability: {window: 500ms, long_window: 1d, heartbeat: 1ms}",
         "numerical: [{id: a, metric: js, statistic: fraction > 1e-3, limit: 2%}]",
@@ -145,13 +101,3 @@ def test_what_the_loader_accepts_is_accepted(written, contract, line):
     """Every form that a value may have."""
     contract(line)
     _VALIDATOR.validate(_data(written(line)))
-
-
-@pytest.mark.slow
-def test_a_yaml_1_1_reader_agrees_on_the_examples():
-    """Editors that turn `on` into a boolean see no other difference."""
-    for path in _CONTRACTS:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        for step in data["escalation"]:
-            step["on"] = step.pop(True)
-        _VALIDATOR.validate(data)

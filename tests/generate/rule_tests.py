@@ -18,11 +18,10 @@ from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.contract.units import format_duration
-from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import HELD_BY, AlertStep, CellText, alert_steps, annotation_texts, static_labels
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.prometheus.alerting_rules import BOUNDS, INTERVAL_SECONDS, rules_path
-from kc_otel.generate.state_alerts import STATE_ALERTS, StateAlert
+from kc_otel.generate.state_alerts import EVALUATOR_DOWN, FRESH_SECONDS, STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
 _CALM: Final = 4
@@ -174,8 +173,7 @@ def step_seconds(contract: Contract) -> int:
 def evaluator_test_file() -> GeneratedFile:
     """An evaluator that goes away and comes back, one that hangs, and two of which one goes on; and states that end."""
     first, other = (selector("kc.evaluator.last_evaluation", None, f'instance="{name}"') for name in "ab")
-    alert = {"exp_labels": evaluator_alert.LABELS, "exp_annotations": evaluator_alert.ANNOTATIONS}
-    hung = evaluator_alert.FRESH_SECONDS + evaluator_alert.PENDING_SECONDS
+    alert, hung = _fired(EVALUATOR_DOWN, {}), FRESH_SECONDS + EVALUATOR_DOWN.after
     cases: dict[str, tuple[dict[str, str], dict[float, int]]] = {
         "it goes away at 2m and is back at 4m": (
             {first: "0+5x23 stale _x23 240+5x12"},
@@ -194,7 +192,7 @@ def evaluator_test_file() -> GeneratedFile:
                 "interval": "5s",
                 "input_series": [{"series": series_, "values": values} for series_, values in series.items()],
                 "alert_rule_test": [
-                    {"eval_time": f"{at:g}s", "alertname": evaluator_alert.NAME, "exp_alerts": [alert] * firing}
+                    {"eval_time": f"{at:g}s", "alertname": EVALUATOR_DOWN.name, "exp_alerts": [alert] * firing}
                     for at, firing in expected.items()
                 ],
             }

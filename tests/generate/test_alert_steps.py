@@ -2,7 +2,9 @@
 
 import pytest
 
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
+from kc_otel.contract.sentences import promise
 from kc_otel.generate.alert_steps import alert_steps, static_labels, unique_names
 from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 
@@ -42,3 +44,25 @@ def test_contracts_are_sorted_and_may_not_share_a_name(policy: Contract) -> None
     assert [contract.name for contract in unique_names([policy, other])] == ["a-first", "policy-7b"]
     with pytest.raises(ValueError, match="two contracts are named 'policy-7b'"):
         unique_names([policy, policy])
+
+
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [
+        (
+            "token",
+            "A verdict covers only the measured traffic; later tokens may differ by more than its confidence says.",
+        ),
+        ("sequence", "Each sequence counts once, with the mean over its tokens. A verdict covers future traffic, too."),
+        ("sequence", "whatever their average. It assumes that sequences are independent."),
+        ("prompt", "Each prompt counts once, with the mean over its rollouts and their tokens."),
+        ("prompt", "The limit holds at every step: steps that exceed it are a breach, whatever their average."),
+        ("step", "Each training step counts once, with the mean over its prompts."),
+        ("step", "The limit holds on average over steps: single steps may exceed it."),
+    ],
+)
+def test_a_promise_says_what_counts_once_and_what_a_verdict_covers(unit: str, said: str) -> None:
+    """By its unit; a window's tokens have no reading by step."""
+    written = promise(Clause(id="tv", metric="tv_token", unit=unit, limit=0.05))
+    assert said in written
+    assert ("by sequence" in written, " step" in written) == (unit == "sequence", unit != "token")

@@ -36,6 +36,8 @@ def test_rules_carry_the_same_policy_as_prometheus(policy: Contract, rules: list
         assert rule["keepFiringFor"] == format_duration(alert.step.clear_for) == other.get("keep_firing_for", "0s")
         assert rule["labels"].keys() == other["labels"].keys()
         assert rule["labels"]["severity"] == other["labels"]["severity"]
+        assert "$" not in "".join(rule["labels"].values()), "Grafana takes what follows for an environment variable"
+        assert "${" not in "".join(rule["annotations"].values())
 
 
 def test_identities_fit_grafanas_columns_and_are_unique(rules: list[dict]) -> None:

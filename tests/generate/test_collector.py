@@ -12,18 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from typer.testing import CliRunner
 
-from kc_otel.cli import register
 from kc_otel.contract.load import load_all
 from kc_otel.generate.collector import collector_files, placed
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status
+from tests.tools.commands import commands
 from tests.tools.verdicts import verdicts_of
 
 NOW = 1_800_000_000.0
@@ -52,13 +50,6 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / "contracts").mkdir(exist_ok=True)
         (tmp_path / "contracts" / f"{name}.yaml").write_text(text)
     return tmp_path
-
-
-def run(*arguments: object):
-    app = typer.Typer()
-    app.command("other")(lambda: None)
-    register(app, "generate")
-    return CliRunner().invoke(app, ["generate", "collector", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
 def made(folder: Path, *addresses: str) -> dict[str, str]:
@@ -220,10 +211,9 @@ def test_what_cannot_be_is_refused(folder: Path, addresses: list[str], said: str
 def test_the_command_writes_it_and_refuses_contracts_that_are_left_over(folder: Path) -> None:
     """With another evaluator some contracts move; a copy that stays would be judged twice."""
     out, contracts = folder / "out", folder / "contracts"
-    option = ["--evaluator", "judge-0:4317", "--out", out]
-    first = run(contracts, *option)
-    assert first.exit_code == 0, first.output
+    words = ("generate", "collector", contracts, "--evaluator", "judge-0:4317", "--out", out)
+    run = commands("generate")
+    assert run(*words)[0] == 0
     assert len(list((out / "collector" / "evaluators" / "judge-0-4317").iterdir())) == 4
-    second = run(contracts, *option, "--evaluator", "judge-1:4317")
-    assert second.exit_code == 2
-    assert "is now judged elsewhere, or not at all; remove the file" in second.output
+    code, _, said = run(*words, "--evaluator", "judge-1:4317")
+    assert (code, "is now judged elsewhere, or not at all; remove the file" in said) == (2, True)

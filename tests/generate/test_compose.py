@@ -7,43 +7,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import jsonschema
-import numpy as np
 import pytest
 import typer
 import yaml
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
-from examples.traffic import __main__ as traffic
-from kc_otel import Recorder
 from kc_otel.cli import register
 from kc_otel.contract.load import load
 from kc_otel.generate.grafana import DATASOURCE_UID
 
 COLLECTOR = Path(__file__).parents[2] / "dashboards" / "provisioning" / "collector" / "config.yaml"
-
-
-class Kept(MetricExporter):
-    """Keeps the latest export."""
-
-    def export(self, metrics_data, **_: object) -> MetricExportResult:
-        self.latest = metrics_data
-        return MetricExportResult.SUCCESS
-
-    def force_flush(self, **_: object) -> bool:
-        return True
-
-    def shutdown(self, **_: object) -> None:
-        """Nothing to end."""
-
-    def slices(self, name: str) -> set[str]:
-        """Slices that a metric has points of."""
-        (metrics,) = (scope.metrics for resource in self.latest.resource_metrics for scope in resource.scope_metrics)
-        return {
-            point.attributes["kc.slice"]
-            for metric in metrics
-            if metric.name == name
-            for point in metric.data.data_points
-        }
 
 
 @pytest.fixture(scope="module")
@@ -122,32 +94,6 @@ def test_what_we_build_runs_without_rights(compose: dict, repository: Path) -> N
         assert "no-new-privileges:true" in service["security_opt"]
     user = re.findall(r"^USER (.+)$", (repository / "Dockerfile").read_text(), re.MULTILINE)[-1]
     assert min(map(int, user.split(":"))) > 1000
-
-
-def test_the_demo_sends_traffic_of_its_contract(compose: dict, repository: Path) -> None:
-    """Its contract exists, every slice of it gets sequences, and one slice drifts beyond the limit for a while."""
-    demo = compose["services"]["demo"]
-    contract = load(repository / "examples" / "traffic" / "contract.yaml")
-    assert demo["command"][0] == f"/contracts/{contract.name}.yaml"
-    sigma = {
-        name: {traffic.deviation(attributes, second) for second in (0.0, traffic.SOON)}
-        for attributes in traffic.TRAFFIC
-        for name in contract.slices_of(attributes)
-    }
-    assert set(sigma) == {"all", *contract.slices}
-    assert [name for name, found in sigma.items() if len(found) > 1] == ["code"]
-    (kl,) = (clause.limit_for("code") for clause in contract.clauses if clause.id == "token-kl")
-    low, high = (sigma**2 / 2 for sigma in (traffic.SOUND, traffic.DRIFTING))
-    # A quarter of the traffic drifts, which all of it together holds.
-    assert 2 * low < (3 * low + high) / 4 < 0.75 * kl < kl < high / 2
-    assert [
-        traffic.deviation(traffic.TRAFFIC[1], at) for at in (0.0, traffic.SOON + traffic.DRIFT, traffic.PERIOD - 1)
-    ] == [traffic.SOUND] * 3
-    exporter = Kept()
-    with Recorder(contract, sampling=1.0, metric_exporter=exporter) as recorder:
-        traffic.send(recorder, np.random.default_rng(0), traffic.SOON)
-        recorder.force_flush()
-    assert exporter.slices("kc.drift.k3") == set(sigma)
 
 
 def test_what_is_judged_is_what_rules_and_alerts_are_mounted_for(compose: dict, repository: Path) -> None:

@@ -21,12 +21,6 @@ def test_write_makes_folders_and_touches_only_what_differs(tmp_path: Path) -> No
     assert (tmp_path / "c.txt").stat().st_mtime_ns == before
 
 
-def test_stale_writes_nothing(tmp_path: Path) -> None:
-    """Asking what is stale leaves an empty folder empty."""
-    assert stale(FILES, tmp_path) == FILES
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_yaml_keeps_order_repeats_values_and_says_where_it_comes_from() -> None:
     """No anchors, no sorting, text of several lines as a block, and what is read back is what went in."""
     shared = ["x"]

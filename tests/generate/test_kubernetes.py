@@ -6,26 +6,17 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
-import typer
 import yaml
-from typer.testing import CliRunner
 
-from kc_otel.cli import register
 from kc_otel.contract.load import load
 from kc_otel.generate.prometheus import prometheus_files
 from tests.handbook.snippets import HANDBOOK, snippets
+from tests.tools.commands import commands
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONTRACTS = [REPOSITORY / "contracts" / name for name in ("serving-int8.yaml", "rl-rollouts-bf16-fp8.yaml")]
 EXAMPLE = REPOSITORY / "examples" / "kubernetes" / "evaluator"
 NAME = "kc-otel-evaluator"
-
-
-def run(*arguments):
-    app = typer.Typer()
-    register(app, "generate")
-    register(app, "serve")
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +72,7 @@ def test_names_ports_and_labels_fit_together(documents):
 def test_the_evaluator_is_started_with_options_that_it_has(documents):
     """Whatever `kc-otel serve` is told there, it takes; it asks for tokens and runs as nobody."""
     (container,) = of_kind(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
-    known = run("serve", "--help").output
+    known = commands("serve")("--help", width=200)[1]
     command, contracts, *options = container["args"]
     assert (command, contracts) == ("serve", "/contracts")
     for option in options:
@@ -118,7 +109,7 @@ def test_the_handbooks_secret_is_the_one_that_is_mounted(documents):
 @pytest.mark.slow
 def test_rules_are_those_for_prometheus_as_resources(tmp_path):
     """Groups and comments are the same; names are those that Kubernetes takes."""
-    assert run("generate", "kubernetes", *map(str, CONTRACTS), "--out", str(tmp_path)).exit_code == 0
+    assert commands("generate")("generate", "kubernetes", *CONTRACTS, "--out", tmp_path)[0] == 0
     written = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.yaml")}
     plain = [file for file in prometheus_files(list(map(load, CONTRACTS))) if "rules" in file.path.parts]
     assert len(written) == len(plain) == 5

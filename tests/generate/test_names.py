@@ -46,11 +46,3 @@ def test_a_selector_puts_equalities_before_other_matchers() -> None:
     assert selector("kc.verdict") == "kc_verdict{}"
     written = selector("kc.verdict", {"kc.kernel.train": "ab"}, 'kc_slice=~"$slice"')
     assert written == 'kc_verdict{kc_kernel_train="ab", kc_slice=~"$slice"}'
-
-
-def test_unregistered_names_are_refused() -> None:
-    """A dashboard cannot show what nobody declared."""
-    with pytest.raises(KeyError):
-        metric("kc.unheard.of")
-    with pytest.raises(KeyError):
-        label("kc.unheard.of")

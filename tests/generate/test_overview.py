@@ -77,15 +77,6 @@ def test_verdicts_have_names_and_colours_in_both_tables(board: dict) -> None:
         assert texts == {str(status.code): f"{shapes[status]} {status}" for status in Status}
 
 
-def test_the_timeline_says_its_states_in_words_and_broken_ones_first(board: dict) -> None:
-    """A legend, a word in every band that has room, and first the series that were FAIL at any time in the range."""
-    timeline = table(board, 8)
-    assert (timeline["options"]["legend"]["showLegend"], timeline["options"]["showValue"]) == (True, "auto")
-    first, second = (target["expr"] for target in timeline["targets"])
-    assert first.replace(" and on ", " unless on ") == second
-    assert "[$__range] @ end()" in first
-
-
 def test_every_combination_of_actions_has_words(board: dict) -> None:
     """A bit for every kind of action, the gravest highest; a cell for which nothing was done says so."""
     (mapping,) = column(table(board, WORST), "Actions")["mappings"]
@@ -107,12 +98,3 @@ def test_cells_lead_to_their_slice(board: dict) -> None:
         (link,) = column(worst, title)["links"]
         for variable in ("contract", "clause", "slice"):
             assert f"var-{variable}=${{__data.fields.{variable.capitalize()}}}" in link["url"]
-
-
-def test_a_promise_can_be_read_without_knowing_the_contract(board: dict) -> None:
-    """Its words are a label of the last query, whose number is left out."""
-    worst = table(board, WORST)
-    (organize,) = (step["options"] for step in worst["transformations"] if step["id"] == "organize")
-    assert organize["renameByName"]["kc_clause_promise"] == "Promise"
-    assert organize["excludeByName"] == {"Time": True, "Value #F": True}
-    assert "group_left (kc_clause_promise)" in worst["targets"][5]["expr"]

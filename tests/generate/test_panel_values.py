@@ -28,7 +28,7 @@ CASES = (
     ("slice", "an operator"),
     *((name, "a minute before") for name in BOARDS if name != "slice"),
 )
-"""Dashboards, and what is picked on them; rules had recorded nothing a minute before."""
+"""Dashboards, and what is picked on them."""
 
 
 def chosen(board: dict, case: str, world: World) -> dict[str, list[str]]:
@@ -43,10 +43,9 @@ def chosen(board: dict, case: str, world: World) -> dict[str, list[str]]:
         found["step"] = [f"{step([own])}"]
     if case == "what is broken":
         found |= {"contract": [own.name], "slice": ["code"], "kernel_train": [train], "kernel_inference": [inference]}
-        found |= {"clause": ["reward"], "quantity": ["kc_drift_tv_seq"], "clauses": ["reward"], "slices": ["code"]}
+        found |= {"clause": ["reward"], "quantity": ["kc_drift_tv_seq"]}
         found["step"] = [f"{step([own])}"]
     if case == "several":
-        found["clauses"], found["slices"] = ["token-tv", "token-kl"], ["all", "long-context"]
         found["kernel_inference"] = [inference, world.recorded.kernels["bf16"][1].fingerprint]
         if board["uid"] != SLICE_UID:
             found |= {"contract": [own.name, other.name], "slice": ["code", "all"], "clause": ["token-tv", "token-kl"]}
@@ -93,13 +92,9 @@ def picks(board: dict, case: str, world: World) -> dict[str, str]:
 
 def repeats(panel: dict, values: Mapping[str, list[str]], contracts: tuple[Contract, ...]) -> Iterator[dict[str, str]]:
     """What is picked in each copy that Grafana makes of a panel: one value of the variable that it is repeated by."""
-    every = {
-        "contract": [contract.name for contract in contracts],
-        "clauses": [clause.id for clause in contracts[0].clauses],
-        "slices": ["all", *contracts[0].slices],
-    }
+    every = [contract.name for contract in contracts]
     name = panel.get("repeat")
-    yield from ({name: value} for value in values.get(name, every[name])) if name else ({},)
+    yield from ({name: value} for value in values.get(name, every)) if name else ({},)
 
 
 def queries(board: dict) -> Iterator[tuple[dict, str, int, dict]]:
@@ -111,12 +106,11 @@ def queries(board: dict) -> Iterator[tuple[dict, str, int, dict]]:
 
 def may_be_empty(contracts: tuple[Contract, ...]) -> set[tuple[str, ...]]:
     """(panel, query, value that it is repeated by) of queries that find nothing at first."""
-    unsent = {("51 $clauses on $slice", ref, clause) for clause in ("logit-drift", "ttft") for ref in "ABC"}
     on_disk = ("37 Not in the snapshot yet", "42 Left on the disk", "43 The disk takes for the state")
     unkept = {(title, "A") for title in on_disk}
     unsharded = {("38 Shards: bytes behind", "A"), ("39 Shards: streams", "A")}
     faults = {("48 Endpoints disabled for", "A")}
-    return unsent | unkept | unsharded | faults | {("14 $contract: margin of each clause", "A", contracts[1].name)}
+    return unkept | unsharded | faults | {("14 $contract: margin of each clause", "A", contracts[1].name)}
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)
@@ -209,7 +203,7 @@ def test_drift_is_shown_as_it_was_measured(panel_store: Store, boards: dict) -> 
         assert answers(panel_store, board, title, 0, world) == pytest.approx(expected, rel=1e-6), title
 
 
-@pytest.mark.parametrize("name", ["overview", "promotion", "health"])
+@pytest.mark.parametrize("name", ["overview", "health"])
 def test_without_an_evaluator_nothing_is_zero(panel_store: Store, boards: dict, name: str) -> None:
     """A minute and a half after the last evaluation no count says anything, and the first tile how old all of it is."""
     world = panel_store.world.but(picked=picks(boards[name], "at first", panel_store.world))
@@ -221,7 +215,7 @@ def test_without_an_evaluator_nothing_is_zero(panel_store: Store, boards: dict, 
         for _, title, _, target in tiles
     }
     ages = [float(row["value"][1]) for title in [*said] if title.endswith("Evaluated") for row in said.pop(title)]
-    assert ages == ([] if name == "promotion" else [dead.at - world.recorded.end])
+    assert ages == [dead.at - world.recorded.end]
     assert said
     assert not any(said.values())
 
@@ -264,9 +258,7 @@ def test_variables_list_what_there_is(panel_store: Store, boards: dict, name: st
     expected = {
         "contract": {contract.name for contract in world.contracts},
         "clause": clauses,
-        "clauses": clauses,
         "slice": slices,
-        "slices": slices,
         "kernel_train": train,
         "kernel_inference": inference,
         "quantity": set(values.get("quantity", ())),
@@ -287,13 +279,13 @@ def test_numbers_are_in_the_unit_of_the_clause_that_is_picked(panel_store: Store
     board, asked = boards["slice"], set()
     units = {"1": "none", "s": "s", "{nat}": "suffix: nat", "{step}": "suffix: step", "{ulp}": "suffix: ulp"}
     for clause in panel_store.world.contract.clauses:
-        picked = picks(board, "at first", panel_store.world) | {"clause": clause.id, "clauses": clause.id}
+        picked = picks(board, "at first", panel_store.world) | {"clause": clause.id}
         for _, title, _, target in queries(board):
             if target["refId"] == "Unit":
                 rows = panel_store.ask(target["expr"], panel_store.world.but(picked=picked))
                 assert [row["metric"] for row in rows] == [{"kc_clause_unit": units[clause.limit_unit]}], title
                 asked.add((title, units[clause.limit_unit]))
-    assert len({title for title, _ in asked}) == 7
+    assert len({title for title, _ in asked}) == 4
     assert {unit for _, unit in asked} == {"none", "s", "suffix: nat", "suffix: step"}
 
 

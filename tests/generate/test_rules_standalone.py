@@ -15,11 +15,11 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import prometheus_name
 from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.generate.evaluator_alert import LIVING, NAME
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.generate.prometheus.alertmanager_routes import SECRETS, routes_file
 from kc_otel.generate.prometheus.closed_forms import Native, alphas, forms, rank_shift
 from kc_otel.generate.prometheus.standalone_rules import expressible, left_out, standalone_file
+from kc_otel.generate.state_alerts import EVALUATOR_DOWN, LIVING
 
 
 def _rules(contract: Contract) -> list[dict]:
@@ -101,7 +101,11 @@ def test_each_steps_webhooks_get_its_alerts(policy: Contract) -> None:
         ],
         "group_wait": "0s", "continue": True,
     }  # fmt: skip
-    assert (lost["receiver"], lost["matchers"], lost["group_wait"]) == ("pager", [f'alertname="{NAME}"'], "0s")
+    assert (lost["receiver"], lost["matchers"], lost["group_wait"]) == (
+        "pager",
+        [f'alertname="{EVALUATOR_DOWN.name}"'],
+        "0s",
+    )
     assert route.pop("repeat_interval") == content["route"]["repeat_interval"] == "4h"
     assert route == {"receiver": "pager", "matchers": ['contract="policy-7b"', 'step="2"'], "continue": True}
     (page, pager) = content["receivers"]

@@ -32,15 +32,6 @@ def test_a_figure_has_one_source() -> None:
     assert said == {f"{stream_columns._MAX_ROWS:,}"}
 
 
-def test_nobody_is_told_that_there_is_no_authentication() -> None:
-    """There are tokens; what is described as gone is gone."""
-    for path in (ROOT / "kc_otel").rglob("*"):
-        if path.suffix in {".md", ".py"}:
-            text = " ".join(path.read_text().split())
-            assert "without authentication" not in text, path
-            assert "wait their turn before they are decoded" not in text, path
-
-
 _WORDS = {
     300: "index",
     500: "comparison measure/trl measure/verl measure/vllm measure/sglang measure/own-loop measure/transformers "

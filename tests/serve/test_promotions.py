@@ -273,6 +273,8 @@ def test_a_contract_that_runs_dry_promotes_nothing(contract: Contract, open_file
     dry.core.promotions.start("policy", "v2", "ada", 0.0)
     dry.tick(61, v2="PASS")
     dry.tick(62, v2="FAIL")
+    with pytest.raises(OrderError, match="policy runs dry, so nothing would keep requests from v2"):
+        dry.core.promotions.tell("policy", "v2", "rollback", "ada", "bad", 63.0)
     assert (dry.core.promotions.of("policy", "v2").position.stage, dry.shares()) == (Stage.SHADOW, {})
 
 

@@ -35,22 +35,10 @@ class Unit(StrEnum):
 class Quantity:
     """A drift quantity: one real number per token, sequence, row or the like, recorded as an exponential histogram.
 
-    Attributes:
-        key: Name in a contract's `metric:`.
-        name: OpenTelemetry metric name.
-        unit: UCUM unit.
-        per: Unit of one observation.
-        source: Data it is computed from.
-        low: Smallest value the quantity can take; -inf when unbounded.
-        high: Largest value the quantity can take; inf when unbounded.
-        cap: For an unbounded quantity, the |value| at which intervals for its mean stop: they then speak of
-            the mean of min(value, cap), and say so. Equal to `high` when the quantity is bounded.
-        statistic: Default statistic of a clause on this quantity.
-        meaning: One sentence for a person who sees it on a dashboard. w = P(y)/Q(y) is the importance ratio of
-            the training kernel P to the inference kernel Q, l = log w, for tokens y sampled from Q.
-        source_text: Where the definition comes from.
-        two_valued: Whether it is either low or high and never between, so that its mean is a share.
-        base: Key of the quantity that an observation is a mean of; empty where it is none.
+    `cap` is where intervals for the mean of an unbounded quantity stop; they then speak of the mean of min(value, cap).
+    `meaning` is for a dashboard: w = P(y)/Q(y) is the importance ratio, l = log w, for tokens y sampled from Q.
+    `two_valued` quantities are either low or high, so that their mean is a share. `base` is the key of what an
+    observation is a mean of.
     """
 
     key: str
@@ -70,17 +58,9 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A metric that is `scale * mean(base) + offset`, with factors from the contract's assumptions.
+    """A metric that is `scale * mean(base) + offset`, with factors from the contract's assumptions (`needs`).
 
-    Attributes:
-        key: Name in a contract's `metric:`.
-        base: Key of the quantity it is computed from.
-        unit: UCUM unit.
-        needs: Assumptions that the factors are made of.
-        meaning: One sentence.
-        source_text: Where the definition comes from.
-        opposite: Key of the quantity that bounds it from the other side, where it takes two to judge it: of a metric
-            whose limit holds on either side of 0.
+    `opposite` is the key of the quantity that bounds it from the other side, where its limit holds on either side of 0.
     """
 
     key: str

@@ -10,6 +10,7 @@ from kc_otel.contract.registry.sent_metrics import SENT_METRICS, Instrument, Met
 _CELL = ("kc.contract", "kc.clause", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
 
 _IN_WINDOW = (*_CELL, "kc.window")
+_STATISTIC = (("estimate", "point estimate"), ("lower", "lower confidence bound"), ("upper", "upper confidence bound"))
 
 _METRICS: Final = (
     *SENT_METRICS,
@@ -37,9 +38,10 @@ _METRICS: Final = (
         "Evidence against a cell's limit, 0 to 1: chance alone reaches 1 in some cell of the contract on average at "
         "most once per observability.false_alarms.",
     ),
-    Metric("kc.bound.estimate", "1", Instrument.GAUGE, _CELL, "Point estimate of a clause's statistic."),
-    Metric("kc.bound.lower", "1", Instrument.GAUGE, _CELL, "Lower confidence bound of a clause's statistic."),
-    Metric("kc.bound.upper", "1", Instrument.GAUGE, _CELL, "Upper confidence bound of a clause's statistic."),
+    *(
+        Metric(f"kc.bound.{name}", "1", Instrument.GAUGE, _CELL, f"{meaning.capitalize()} of a clause's statistic.")
+        for name, meaning in _STATISTIC
+    ),
     Metric("kc.bound.limit", "1", Instrument.GAUGE, _CELL, "Limit that the contract sets."),
     Metric(
         "kc.bound.margin", "1", Instrument.GAUGE, _CELL,
@@ -54,17 +56,12 @@ _METRICS: Final = (
         "kc.rule.window.samples", "1", Instrument.GAUGE, _IN_WINDOW,
         "Recording rule: lower bound on the observations in a window.",
     ),
-    Metric(
-        "kc.rule.window.estimate", "1", Instrument.GAUGE, _IN_WINDOW,
-        "Recording rule: point estimate of a clause's statistic from one window.",
-    ),
-    Metric(
-        "kc.rule.window.lower", "1", Instrument.GAUGE, _IN_WINDOW,
-        "Recording rule: lower confidence bound of a clause's statistic from one window.",
-    ),
-    Metric(
-        "kc.rule.window.upper", "1", Instrument.GAUGE, _IN_WINDOW,
-        "Recording rule: upper confidence bound of a clause's statistic from one window.",
+    *(
+        Metric(
+            f"kc.rule.window.{name}", "1", Instrument.GAUGE, _IN_WINDOW,
+            f"Recording rule: {meaning} of a clause's statistic from one window.",
+        )
+        for name, meaning in _STATISTIC
     ),
     Metric(
         "kc.rule.window.status", "1", Instrument.GAUGE, _IN_WINDOW,
@@ -74,14 +71,9 @@ _METRICS: Final = (
         "kc.rule.status", "1", Instrument.GAUGE, _CELL,
         "Recording rule: verdict of a cell without the evaluator, with the codes of kc.verdict.",
     ),
-    Metric("kc.rule.estimate", "1", Instrument.GAUGE, _CELL, "Recording rule: point estimate of a clause's statistic."),
-    Metric(
-        "kc.rule.lower", "1", Instrument.GAUGE, _CELL,
-        "Recording rule: lower confidence bound, wider than kc.bound.lower.",
-    ),
-    Metric(
-        "kc.rule.upper", "1", Instrument.GAUGE, _CELL,
-        "Recording rule: upper confidence bound, wider than kc.bound.upper.",
+    *(
+        Metric(f"kc.rule.{name}", "1", Instrument.GAUGE, _CELL, f"Recording rule: {meaning} of a clause's statistic.")
+        for name, meaning in _STATISTIC
     ),
     Metric("kc.rule.limit", "1", Instrument.GAUGE, _CELL, "Recording rule: limit that the contract sets."),
     Metric(
@@ -110,11 +102,9 @@ _METRICS: Final = (
         Metric(
             f"kc.place.{name}", "1", Instrument.GAUGE,
             ("kc.contract", "kc.slice", "kc.kernel.train", "kc.kernel.inference"),
-            f"{meaning} of kc.drift.tv_place, while an incident of these kernels is open.",
+            f"{meaning.capitalize()} of the mean of kc.drift.tv_place, while an incident of these kernels is open.",
         )
-        for name, meaning in (
-            ("estimate", "Mean over prompts"), ("lower", "Lower confidence bound"), ("upper", "Upper confidence bound"),
-        )
+        for name, meaning in _STATISTIC
     ),
     Metric(
         "kc.promotion.stage", "1", Instrument.GAUGE, ("kc.contract", "kc.kernel.inference"),
@@ -216,7 +206,7 @@ class Attribute:
 
     name: str
     meaning: str
-    on: tuple[str, ...]
+    on: tuple[str, ...] = ("metric",)
     type: str = "string"
 
 
@@ -237,53 +227,46 @@ _ATTRIBUTES: Final = (
     ),
     Attribute("kc.contract.hash", "Content hash of the contract.", ("span", "log")),
     Attribute("kc.clause", "id of a clause.", ("metric", "log")),
-    Attribute("kc.clause.metric", "Metric that a clause limits, as the contract writes it.", ("metric",)),
-    Attribute("kc.clause.statistic", "Statistic of that metric, such as mean or p99.9.", ("metric",)),
-    Attribute("kc.clause.unit", "UCUM unit of the clause's limit and bounds.", ("metric",)),
-    Attribute(
-        "kc.clause.histogram", "Name in Prometheus of the drift histogram that a clause is judged by.", ("metric",)
-    ),
-    Attribute("kc.clause.promise", "What a clause allows, in words.", ("metric",)),
-    Attribute("kc.incident", "id of an incident, twelve hex digits.", ("metric",)),
-    Attribute(
-        "kc.incident.on", "Kind of the incident: `fail`, `no-data`, `inconclusive` or `invalid-input`.", ("metric",)
-    ),
-    Attribute("kc.window", "`short` or `long`: the window that a recording rule covers.", ("metric",)),
+    Attribute("kc.clause.metric", "Metric that a clause limits, as the contract writes it."),
+    Attribute("kc.clause.statistic", "Statistic of that metric, such as mean or p99.9."),
+    Attribute("kc.clause.unit", "UCUM unit of the clause's limit and bounds."),
+    Attribute("kc.clause.histogram", "Name in Prometheus of the drift histogram that a clause is judged by."),
+    Attribute("kc.clause.promise", "What a clause allows, in words."),
+    Attribute("kc.incident", "id of an incident, twelve hex digits."),
+    Attribute("kc.incident.on", "Kind of the incident: `fail`, `no-data`, `inconclusive` or `invalid-input`."),
+    Attribute("kc.window", "`short` or `long`: the window that a recording rule covers."),
     Attribute(
         "kc.slice",
         "Name of a slice; `all` for every token, `other` for streams beyond max_series; on kc.drift.tv_place and "
         "kc.place.* the place in the responses, such as position:64 or turn:2.",
-        ("metric",),
     ),
     Attribute("kc.kernel.train", "Short fingerprint of the training kernel's version.", ("metric", "span", "log")),
     Attribute("kc.kernel.inference", "Short fingerprint of the inference kernel's version.", ("metric", "span", "log")),
-    Attribute("kc.kernel.role", "`train` or `inference`.", ("metric",)),
-    Attribute("kc.kernel.version", "Short fingerprint of a kernel version.", ("metric",)),
-    Attribute("kc.kernel.engine", "Program that evaluates the policy, on kc.kernel.info.", ("metric",)),
-    Attribute("kc.kernel.engine.version", "Version of that program, on kc.kernel.info.", ("metric",)),
-    Attribute("kc.kernel.dtype", "Number format of weights and activations, on kc.kernel.info.", ("metric",)),
-    Attribute("kc.kernel.quantization", "Quantisation method, on kc.kernel.info.", ("metric",)),
-    Attribute("kc.kernel.kv_cache_dtype", "Number format of the KV cache, on kc.kernel.info.", ("metric",)),
-    Attribute("kc.kernel.attention", "Attention backend, on kc.kernel.info.", ("metric",)),
-    Attribute("kc.kernel.parallelism", "How the model is split over devices, on kc.kernel.info.", ("metric",)),
-    Attribute("kc.kernel.compile", "Compilation mode or flags, on kc.kernel.info.", ("metric",)),
-    Attribute("kc.kernel.hardware", "Device that the kernel runs on, on kc.kernel.info.", ("metric",)),
+    Attribute("kc.kernel.role", "`train` or `inference`."),
+    Attribute("kc.kernel.version", "Short fingerprint of a kernel version."),
+    Attribute("kc.kernel.engine", "Program that evaluates the policy, on kc.kernel.info."),
+    Attribute("kc.kernel.engine.version", "Version of that program, on kc.kernel.info."),
+    Attribute("kc.kernel.dtype", "Number format of weights and activations, on kc.kernel.info."),
+    Attribute("kc.kernel.quantization", "Quantisation method, on kc.kernel.info."),
+    Attribute("kc.kernel.kv_cache_dtype", "Number format of the KV cache, on kc.kernel.info."),
+    Attribute("kc.kernel.attention", "Attention backend, on kc.kernel.info."),
+    Attribute("kc.kernel.parallelism", "How the model is split over devices, on kc.kernel.info."),
+    Attribute("kc.kernel.compile", "Compilation mode or flags, on kc.kernel.info."),
+    Attribute("kc.kernel.hardware", "Device that the kernel runs on, on kc.kernel.info."),
     Attribute("kc.severity", "Severity of an escalation step.", ("metric", "log")),
     Attribute(
         "kc.operator", "Name of an operator: attention, a norm, a matrix product, a router; on kc.drift.operator_* "
         "and kc.drift.route_disagreement.",
-        ("metric",),
     ),
     Attribute(
         "kc.action", "Action of an escalation step as the contract writes it, such as hold-promotion, webhook:pager.",
-        ("metric",),
     ),
-    Attribute("kc.reason", "Reason for a rejection or a drop.", ("metric",)),
-    Attribute("kc.outcome", "Outcome, such as `accepted`, `whole` or `kept`.", ("metric",)),
-    Attribute("kc.transport", "`grpc` or `http`.", ("metric",)),
-    Attribute("kc.endpoint", "Name of a webhook endpoint.", ("metric",)),
-    Attribute("kc.shard", "Number of a shard, from 0.", ("metric",)),
-    Attribute("kc.route.kernel", "`train-kernel` or `inference-kernel`.", ("metric",)),
+    Attribute("kc.reason", "Reason for a rejection or a drop."),
+    Attribute("kc.outcome", "Outcome, such as `accepted`, `whole` or `kept`."),
+    Attribute("kc.transport", "`grpc` or `http`."),
+    Attribute("kc.endpoint", "Name of a webhook endpoint."),
+    Attribute("kc.shard", "Number of a shard, from 0."),
+    Attribute("kc.route.kernel", "`train-kernel` or `inference-kernel`."),
     Attribute("kc.verdict.status", "PASS, FAIL, INCONCLUSIVE, NO_DATA or INVALID_INPUT.", ("log",)),
     Attribute("kc.compare.sequences", "Sequences in a measured batch.", ("span",), "int"),
     Attribute("kc.compare.tokens", "Tokens in a measured batch, after masks.", ("span",), "int"),

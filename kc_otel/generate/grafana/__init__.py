@@ -8,21 +8,16 @@ from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana.alerting import DATASOURCE_UID, alerting_file, evaluator_alerting_file
-from kc_otel.generate.grafana.notifications import notifications_file
 from kc_otel.generate.links import NOWHERE, Sites
 
 
 def grafana_files(
     contracts: Iterable[Contract], datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE
 ) -> tuple[GeneratedFile, ...]:
-    """The dashboards; files of alerts, one that an evaluator lives and one for each contract; and how people are told.
+    """The dashboards, and files of alerts: one that an evaluator lives and one for each contract.
 
-    The data source is the one that alerts query; dashboards let a person choose. Links to dashboards lead to the
-    Grafana that fires.
-
-    Raises:
-        ValueError: If two contracts have the same name.
-        ModuleNotFoundError: If the Grafana SDK is not installed.
+    Alerts query the data source. Raises ValueError if two contracts have the same name, ModuleNotFoundError if the SDK
+    is not installed.
     """
     # The SDK is an extra: imported when dashboards are asked for.
     from kc_otel.generate.grafana.health_board import health_file  # noqa: PLC0415
@@ -40,5 +35,4 @@ def grafana_files(
         health_file(),
         evaluator_alerting_file(datasource_uid, sites),
         *(alerting_file(contract, datasource_uid, sites) for contract in ordered),
-        notifications_file(ordered),
     )

@@ -1,17 +1,9 @@
 """Grafana-managed alerts in the form that Grafana provisions from files: one rule per clause and step of the policy.
 
-The behaviour without data or after an error is set explicitly, not left to defaults. That no evaluator lives, or that
-Grafana cannot ask, is one alert, of a rule of its own; every other rule then keeps its state: no page, and no
-all-clear. Invalid input is counted only where there was some, so that a query that finds none is well.
-
-An alert goes on while its verdict gives way to one that proves nothing (INCONCLUSIVE, NO_DATA, INVALID_INPUT), as in
-the evaluator; but in Grafana such a verdict also counts towards `for`, so that a breach that becomes doubtful fires all
-the same.
-
-Templates read `.Labels` and never `$labels`: Grafana takes what follows a `$` in a provisioned label for an environment
-variable and puts nothing in its place.
-
-Source: Grafana documentation, alerting file provisioning.
+That no evaluator lives, or that Grafana cannot ask, is one alert of its own; every other rule then keeps its state. An
+alert goes on while its verdict gives way to one that proves nothing, as in the evaluator; but in Grafana such a verdict
+also counts towards `for`, so that a breach that becomes doubtful fires all the same. Templates read `.Labels` and never
+`$labels`: Grafana takes what follows a `$` in a provisioned label for an environment variable.
 """
 
 from __future__ import annotations
@@ -22,7 +14,6 @@ from typing import Any, Final
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.units import format_duration
-from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import (
     CELL_LABELS,
     HELD_BY,
@@ -30,13 +21,12 @@ from kc_otel.generate.alert_steps import (
     CellText,
     alert_steps,
     annotation_texts,
+    cell_labels,
     literal,
     pair_template,
-    static_labels,
 )
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import (
-    EVALUATED_ID,
     FOLDER,
     HEALTH_UID,
     INVALID_INPUT_ID,
@@ -46,7 +36,7 @@ from kc_otel.generate.links import (
     Sites,
     slice_link,
 )
-from kc_otel.generate.state_alerts import STATE_ALERTS, StateAlert
+from kc_otel.generate.state_alerts import AGE, EVALUATOR_DOWN, FRESH_SECONDS, LIVING, STATE_ALERTS, StateAlert
 from kc_otel.judge.verdict import Status
 
 DATASOURCE_UID: Final = "prometheus"
@@ -58,57 +48,37 @@ _SHORTEST_INTERVAL: Final = "10s"
 _LOOKBACK_SECONDS: Final = 600
 _GRAFANA_URL: Final = '{{ reReplaceAll "/*$" "" externalURL }}'
 """Template of Grafana's own base URL, which it writes with a slash at its end."""
-_SLICE, _TRAIN, _INFERENCE = CELL_LABELS
+_SLICE: Final = CELL_LABELS[0]
 
 
 def alerting_file(contract: Contract, datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE) -> GeneratedFile:
-    """The rule group of a contract, for Grafana's folder `provisioning/alerting`.
-
-    Args:
-        contract: The contract.
-        datasource_uid: UID of the Prometheus data source that scrapes the evaluator.
-        sites: Where links to the handbook lead.
-    """
+    """The rule group of a contract, for Grafana's folder `provisioning/alerting`."""
     rules = [alert_rule(alert, datasource_uid, sites) for alert in alert_steps(contract)]
     return _file(contract.name, _INTERVAL, rules, f"Grafana-managed alerts of {contract.name}.")
 
 
 def evaluator_alerting_file(datasource_uid: str = DATASOURCE_UID, sites: Sites = NOWHERE) -> GeneratedFile:
-    """Rules shared by all contracts: no evaluator lives, Grafana cannot query, and those of STATE_ALERTS.
-
-    The first is said within a minute.
-    """
-    down = _rule(
-        "kc-evaluator-down",
-        evaluator_alert.NAME,
-        [_query(evaluator_alert.AGE, datasource_uid), _threshold(_above(evaluator_alert.FRESH_SECONDS))],
-        (HEALTH_UID, EVALUATED_ID),
-        evaluator_alert.LABELS,
-        {**evaluator_alert.ANNOTATIONS, **_board(HEALTH_UID), **sites.runbook(evaluator_alert.NAME)},
-        after=evaluator_alert.PENDING_SECONDS,
-        no_data="Alerting",
-        on_error="Alerting",
-    )
-    states = [_of_state(alert, datasource_uid, sites) for alert in STATE_ALERTS]
+    """Rules shared by all contracts: no evaluator lives (told within a minute), and those of STATE_ALERTS."""
+    rules = [_of_state(alert, datasource_uid, sites) for alert in (EVALUATOR_DOWN, *STATE_ALERTS)]
     note = "Whether an evaluator lives, and what nobody judges; the same for every contract."
-    return _file("_evaluator", _SHORTEST_INTERVAL, [down, *states], note)
+    return _file("_evaluator", _SHORTEST_INTERVAL, rules, note)
 
 
 def _of_state(alert: StateAlert, datasource_uid: str, sites: Sites) -> dict[str, Any]:
+    down = alert is EVALUATOR_DOWN
+    # The series of a state are what fires, whatever their value; without an evaluator there are none.
+    query, above = (AGE, FRESH_SECONDS) if down else (f"({alert.expression}) * 0 + 1", 0.0)
     return _rule(
         alert.uid,
-        f"{alert.name}, {alert.severity}",
-        # Its series are what fires, whatever their value.
-        [_query(f"({alert.expression}) * 0 + 1", datasource_uid), _threshold(_above(0.0))],
+        alert.name if down else f"{alert.name}, {alert.severity}",
+        [_query(query, datasource_uid), _threshold(_above(above))],
         alert.panel,
         alert.labels(_of),
-        {**alert.texts(_of), **_board(alert.panel[0]), **sites.runbook(alert.name)},
-        no_data="OK",
+        {**alert.texts(_of), "dashboard": f"{_GRAFANA_URL}/d/{alert.panel[0]}", **sites.runbook(alert.name)},
+        after=alert.after,
+        no_data="Alerting" if down else "OK",
+        on_error="Alerting" if down else "KeepLast",
     )
-
-
-def _board(uid: str) -> dict[str, str]:
-    return {"dashboard": f"{_GRAFANA_URL}/d/{uid}"}
 
 
 def _file(name: str, interval: str, rules: list[dict[str, Any]], note: str) -> GeneratedFile:
@@ -124,7 +94,7 @@ def alert_rule(alert: AlertStep, datasource_uid: str, sites: Sites = NOWHERE) ->
         f"{alert.contract.name}: {alert.clause_id} {alert.step.on}, step {alert.number}",
         [_query(_value(alert), datasource_uid), _condition(alert)],
         (HEALTH_UID, INVALID_INPUT_ID) if alert.clause is None else (OVERVIEW_UID, NOT_HOLDING_ID),
-        {**static_labels(alert), **_cell_labels(alert)},
+        cell_labels(alert, _of),
         _texts(alert, sites),
         after=alert.step.after,
         clear_for=alert.step.clear_for,
@@ -167,7 +137,7 @@ def _value(alert: AlertStep) -> str:
     """The verdict of every cell, or the count; a clause without any verdict has no data, if an evaluator lives."""
     if alert.status is not Status.NO_DATA:
         return alert.value
-    none_at_all = f"{Status.NO_DATA.code} * absent({alert.verdicts}) and on () ({evaluator_alert.LIVING})"
+    none_at_all = f"{Status.NO_DATA.code} * absent({alert.verdicts}) and on () ({LIVING})"
     return f"{alert.value} or {none_at_all}"
 
 
@@ -183,8 +153,7 @@ def _query(expression: str, datasource_uid: str) -> dict[str, Any]:
 def _condition(alert: AlertStep) -> dict[str, Any]:
     """A threshold between the codes of the verdicts: only the one that the step waits for lies inside.
 
-    What is inside stays so while the verdict is one that does not clear an alert: those codes lie between that of the
-    step's verdict and that of PASS, or above it, so that a second threshold, of recovery, tells them apart.
+    What is inside stays so while the verdict is one that does not clear an alert: a second threshold, of recovery.
     """
     if alert.status is None:
         return _threshold(_above(0))
@@ -207,11 +176,6 @@ def _threshold(condition: dict[str, Any]) -> dict[str, Any]:
         "datasourceUid": "__expr__",
         "model": {"refId": "B", "type": "threshold", "expression": "A", "conditions": [condition]},
     }
-
-
-def _cell_labels(alert: AlertStep) -> dict[str, str]:
-    slice = ALL if alert.clause is None else _of(_SLICE)
-    return {"slice": slice, "kernel_train": _of(_TRAIN), "kernel_inference": _of(_INFERENCE)}
 
 
 def _of(label: str) -> str:

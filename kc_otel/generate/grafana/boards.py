@@ -34,8 +34,7 @@ _FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache
 def board_file(uid: str, description: str, variables: Iterable[Any], contents: Iterable[Any]) -> GeneratedFile:
     """A dashboard that links to all others and marks incidents and where kernel versions change.
 
-    It is a classic dashboard's JSON; equal dashboards give equal bytes. The SDK puts every link and mark into the
-    controls menu, where nobody looks for them; without a placement they stand above the panels.
+    The SDK puts links and marks into the controls menu; without a placement they stand above the panels.
     """
     made = (
         dashboard.Dashboard(f"Kernel contracts: {_TITLES[uid].lower() if uid != RL_UID else _TITLES[uid]}")
@@ -91,11 +90,7 @@ def _json(value: Any, indent: int = 0) -> str:
 def choice(
     name: str, title: str, description: str, query: str, *, regex: str = "", single: bool = False, first: str = ""
 ) -> Any:
-    """A variable whose values a query finds.
-
-    The query is `label_values(...)` or `query_result(...)`, of whose results `regex` cuts out the value. A single one
-    starts with `first`, or with what is found first; many start with all.
-    """
+    """A variable whose values a query finds, cut out by `regex`; a single one starts with `first`, many with all."""
     variable = (
         dashboard.QueryVariable(name)
         .label(title)
@@ -117,12 +112,7 @@ def choice(
 
 
 def scope(*, slices: bool = True, single: Sequence[str] = ()) -> list[Any]:
-    """The variables that pick contracts, slices and kernel versions.
-
-    Args:
-        slices: Whether there is a variable for slices.
-        single: Names of the variables that hold one value instead of many.
-    """
+    """The variables that pick contracts, slices and kernel versions; `single` names those that hold one value."""
     of_contract = f'{label("kc.contract")}=~"$contract"'
     verdict = metric("kc.verdict")
     wanted = [("contract", "Contract", "Kernel contracts that the evaluator judges.", verdict, "kc.contract", "")]
@@ -156,8 +146,7 @@ def step() -> Any:
 def kernel_changes() -> list[Any]:
     """Marks on every graph: a pair of kernel versions that is judged for the first time, and a kernel that reports.
 
-    The former comes from the evaluator's verdicts, the latter from the recorders by way of the Collector, so that one
-    of them is there when the other is not.
+    One comes from the evaluator, the other from the recorders, so that one is there when the other is not.
     """
     pair, of = ("kc.contract", "kc.kernel.train", "kc.kernel.inference"), picked(("kc.contract",))
     kernel = ("kc.contract", "kc.kernel.role", "kc.kernel.version", *(f"kc.kernel.{field}" for field in _FIELDS))

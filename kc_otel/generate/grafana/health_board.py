@@ -9,7 +9,6 @@ from kc_otel.contract.prometheus_names import label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import OTHER
-from kc_otel.generate.evaluator_alert import AGE, FRESH_SECONDS
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
@@ -25,6 +24,7 @@ from kc_otel.generate.grafana.panels import (
 )
 from kc_otel.generate.grafana.sdk import dashboard
 from kc_otel.generate.links import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID, MISSING_ID
+from kc_otel.generate.state_alerts import AGE, FRESH_SECONDS
 
 _USED_OUTCOMES: Final = "accepted|baseline"
 _EVALUATOR: Final = "From the evaluator's own metrics."
@@ -56,11 +56,22 @@ def evaluator_panel(id: int) -> Any:
     return state_panel(id, "Evaluated", about, AGE, legend="ago", unit="s", colours=colours).decimals(0)
 
 
+def points_panel(id: int) -> Any:
+    """Data points that count; none means that nothing is measured."""
+    accepted = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES)))
+    about = "Data points per second that the evaluator counts. At zero nothing is measured: do not trust green panels."
+    return state_panel(id, "Points used", about, accepted, unit="cps", colours=thresholds("red", (1e-9, "green")))
+
+
+def invalid_panel(id: int) -> Any:
+    """Sequences that failed an input check."""
+    about = f"Sequences in the range whose two sides cannot be compared; they do not count as drift. {_RECORDERS}"
+    return stat_panel(id, "Invalid input", about, queries.increase("kc.input.invalid"), "orange")
+
+
 def _counts() -> Iterator[Any]:
     yield evaluator_panel(EVALUATED_ID)
-    accepted = queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES))
-    about, colours = f"Data points per second that count. {_EVALUATOR}", thresholds("red", (1e-9, "green"))
-    yield state_panel(1, "Points used", about, queries.now(accepted), unit="cps", colours=colours)
+    yield points_panel(1)
     refused = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES, no=True)))
     about = f"Ignored, duplicate, late, rejected. {_EVALUATOR}"
     yield stat_panel(2, "Points not used", about, refused, "orange").unit("cps").decimals(2)
@@ -69,8 +80,7 @@ def _counts() -> Iterator[Any]:
     tick = queries.now(queries.health("kc.evaluator.tick.duration", how="max"))
     about, colours = METRICS["kc.evaluator.tick.duration"].meaning, thresholds("green", (1.0, "yellow"), (5.0, "red"))
     yield state_panel(4, "Evaluation takes", about, tick, unit="s", colours=colours)
-    about = f"Sequences in the range that could not be compared. {_RECORDERS}"
-    yield stat_panel(5, "Invalid input", about, queries.increase("kc.input.invalid"), "orange")
+    yield invalid_panel(5)
     for id, title, name in (
         (6, "Batches dropped", "kc.recorder.dropped"),
         (7, "Exports refused", "kc.recorder.export.failures"),

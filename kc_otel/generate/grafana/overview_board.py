@@ -1,9 +1,4 @@
-"""The Overview dashboard: current faults, since when, for whom, and the actions taken.
-
-The top answers that for everyone, and follows the variables. Below it are the verdicts, alerts and actions over time,
-every cell with its numbers, and a panel for each contract with the margins of its clauses. Whether anything is measured
-at all stands at the top too, for a green board that measures nothing is worse than a red one.
-"""
+"""The Overview dashboard: current faults, since when, for whom, and the actions taken."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import board_file, scope
-from kc_otel.generate.grafana.health_board import evaluator_panel
+from kc_otel.generate.grafana.health_board import evaluator_panel, invalid_panel, points_panel
 from kc_otel.generate.grafana.panels import (
     DATASOURCE,
     MARGIN,
@@ -27,7 +22,6 @@ from kc_otel.generate.grafana.panels import (
     legend,
     mapping,
     stat_panel,
-    state_panel,
     status_mapping,
     table_panel,
     thresholds,
@@ -81,25 +75,9 @@ def _counts() -> Iterator[Any]:
         queries.count(queries.to_train(queries.ROUTE[:2])),
         "blue",
     ).data_links([dashboard.DashboardLink("Promotion and routing").url(f"/d/{PROMOTION_UID}")])
-    yield stat_panel(
-        12,
-        "Invalid input",
-        "Sequences in the dashboard's range that were not measured because their two sides cannot be compared. "
-        "They do not count as drift. The recorders count them; the Collector forwards them to this data source.",
-        queries.increase("kc.input.invalid"),
-        "orange",
-        span=2,
-    ).data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
-    received = queries.rate("kc.evaluator.points", (), f'{label("kc.outcome")}="accepted"')
-    yield state_panel(
-        13,
-        "Points received",
-        "Data points per second that the evaluator counts. Zero means that nothing is measured: do not trust green "
-        "panels above.",
-        queries.now(received),
-        unit="cps",
-        colours=thresholds("red", (1e-9, "green")),
-    ).data_links([dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")])
+    health = [dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")]
+    yield invalid_panel(12).span(2).data_links(health)
+    yield points_panel(13).data_links(health)
 
 
 def _over_time() -> Iterator[Any]:

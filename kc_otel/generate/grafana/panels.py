@@ -45,14 +45,7 @@ STATUS_SHAPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query of a panel.
-
-    Attributes:
-        expression: PromQL.
-        legend: Name of its series; labels in double braces.
-        exemplar: Whether its exemplars are shown too: single observations that link to their trace.
-        step: Smallest step, where data comes more seldom than the data source says.
-    """
+    """One query of a panel; `step` is the smallest where data comes seldom, `exemplar` shows observations."""
 
     expression: str
     legend: str = ""
@@ -159,10 +152,9 @@ def table_panel(
 ) -> Any:
     """A table with a row per set of labels.
 
-    Value columns, by title, are PromQL joined on the labels; `labels` are by label the titles of their columns, and
-    `overrides` properties by column title. Rows are sorted by titles, and by whether the largest come first. Fields of
-    `hide` are left out beside the time. From the left stand the first value column, labels, and other value columns,
-    unless `order` says otherwise.
+    Value columns, by title, are PromQL joined on the labels; `labels` are the titles of their columns, and `overrides`
+    properties by column title. Rows are sorted by titles, and by whether the largest come first; fields of `hide` are
+    left out. The first value column stands left of the labels, unless `order` says otherwise.
     """
     queries = tuple(Query(expression) for expression in columns.values())
     values = {value_field(index) if len(columns) > 1 else "Value": name for index, name in enumerate(columns)}
@@ -286,10 +278,7 @@ def limit_line(panel: Any, pattern: str = "/ limit$/") -> Any:
 
 
 def in_unit(panel: Any, units: str) -> Any:
-    """A panel whose numbers are in the unit that a query finds, under the label `kc_clause_unit`.
-
-    Grafana's transformation "Config from query results" takes the unit from the query and leaves its value out.
-    """
+    """A panel whose numbers are in the unit that a query finds, under the label `kc_clause_unit`."""
     target = prometheus.Dataquery().ref_id("Unit").expr(units).instant().format("table")
     mapped = {"fieldName": label("kc.clause.unit"), "handlerKey": "unit"}
     found = {"configRefId": "Unit", "mappings": [mapped]}

@@ -16,7 +16,6 @@ from kc_otel.generate.grafana.panels import (
     graph_panel,
     legend,
     mapping,
-    stat_panel,
     status_mapping,
     table_panel,
     thresholds,
@@ -33,11 +32,6 @@ _PLACES: Final = {
     "2": ("canary", "yellow"),
     "3": ("full", "green"),
 }
-_ACTIONS_IN_FORCE: Final = (
-    (3, "Promotions held", "hold-promotion", "Cells for which a firing step holds promotions back."),
-    (4, "Rollouts quarantined", "quarantine-rollouts", "Cells whose rollouts a firing step keeps out of training."),
-    (5, "Training halted", "halt", "Cells for which a firing step halts training."),
-)
 
 
 def promotion_file() -> GeneratedFile:
@@ -47,11 +41,6 @@ def promotion_file() -> GeneratedFile:
 
 
 def _panels() -> Iterator[Any]:
-    about = "Slices that the decision table sends to the training kernel instead of the inference kernel."
-    yield stat_panel(2, "Routed away", about, queries.count(queries.to_train(queries.ROUTE[:2])), "purple", span=6)
-    for id, title, action, about in _ACTIONS_IN_FORCE:
-        query = queries.count(queries.actions(_is(action)))
-        yield stat_panel(id, title, about, query, "orange", span=6)
     yield timeline_panel(
         10,
         "Routes over time",
@@ -61,19 +50,7 @@ def _panels() -> Iterator[Any]:
         mapping({"0": ("inference kernel", "blue"), "1": ("training kernel", "purple")}),
         "blue",
         height=8,
-        span=12,
     )
-    every = _is("|".join(action for _, _, action, _ in _ACTIONS_IN_FORCE))
-    yield timeline_panel(
-        11,
-        "Holds, quarantines and halts over time",
-        "What the firing steps of the escalation policy keep back, for as long as they fire.",
-        (Query(queries.actions(every), legend(*queries.CELL[:3], "kc.action")),),
-        mapping({"1": ("in force", "orange")}),
-        "orange",
-        height=8,
-        span=12,
-    ).no_value("Nothing is held back in this range")
     yield from _stages()
     evidence, pair = queries.evidence(), legend(*queries.PAIR)
     yield table_panel(
@@ -132,7 +109,3 @@ def _stages() -> Iterator[Any]:
     ):
         shown = Query(queries.cells(name, attributes=attributes), version)
         yield graph_panel(id, title, f"{METRICS[name].meaning} {about}", (shown,), unit)
-
-
-def _is(actions: str) -> str:
-    return f'{label("kc.action")}=~"{actions}"'

@@ -1,10 +1,7 @@
-"""PromQL of the dashboards on what the evaluator and the recorders export as counters and gauges.
+"""PromQL of the dashboards on what the evaluator and the recorders export.
 
-Names come from the registry; `$contract`, `$slice`, `$kernel_train` and `$kernel_inference` are variables of the
-dashboards, and a selector uses those whose attribute its metric has.
-
-The drift quantities are native histograms in Prometheus and Mimir, whose buckets are 4 % or 9 % wide. These numbers
-carry no confidence: verdicts come from the evaluator.
+`$contract`, `$slice`, `$kernel_train` and `$kernel_inference` are variables of the dashboards, and a selector uses
+those whose attribute its metric has. Numbers from drift histograms carry no confidence: verdicts do.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from typing import Final
 from kc_otel.contract.prometheus_names import INVALID_ONCE, label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import AVERAGED, RECORDED, Unit
 from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.generate.evaluator_alert import LIVING
+from kc_otel.generate.state_alerts import LIVING
 from kc_otel.judge.verdict import Status
 
 CELL: Final = ("kc.contract", "kc.clause", "kc.slice", "kc.kernel.train", "kc.kernel.inference")
@@ -93,18 +90,12 @@ def count(expression: str) -> str:
 
 
 def since(*more: str) -> str:
-    """Unix time, milliseconds, at which each cell got its present verdict.
-
-    Of evaluators side by side the one that has known it longest counts.
-    """
+    """Unix time, milliseconds, of each cell's present verdict, by the evaluator that has known it longest."""
     return f"1000 * {cells('kc.verdict.since', *more, how='min')}"
 
 
 def margin_share(*more: str) -> str:
-    """Margin as a share of the limit, where the limit is not zero.
-
-    Of evaluators side by side the smallest, as the verdict beside it is the worst.
-    """
+    """The smallest margin as a share of the limit, where the limit is not zero."""
     return f"{cells('kc.bound.margin', *more, how='min')} / (abs({cells('kc.bound.limit', *more)}) > 0)"
 
 
@@ -146,10 +137,7 @@ def action_bits() -> str:
 
 
 def promises() -> str:
-    """Every cell, with what its clause allows as a label.
-
-    Of evaluators side by side that know different versions of a contract one counts.
-    """
+    """Every cell, with what its clause allows as a label; of several versions of a contract one counts."""
     of, said = ("kc.contract", "kc.clause"), "kc.clause.promise"
     on = ", ".join(map(label, of))
     single = f"topk by ({on}) (1, {by((*of, said), selector('kc.clause.info', None, *picked(of)))})"
@@ -157,13 +145,7 @@ def promises() -> str:
 
 
 def of_metrics(expression: str, *metrics: str, statistic: str = "") -> str:
-    """Restrict an expression to clauses on these metrics.
-
-    Args:
-        expression: Series with a contract and a clause.
-        metrics: As contracts name them.
-        statistic: A regular expression of statistics as contracts write them; of all by default.
-    """
+    """Restrict an expression to clauses on these metrics and, by a regular expression, statistics."""
     matchers = [f'{label("kc.clause.metric")}=~"{"|".join(metrics)}"']
     if statistic:
         matchers.append(f'{label("kc.clause.statistic")}=~"{statistic}"')
@@ -178,10 +160,7 @@ def limits(*metrics: str, statistic: str = "") -> str:
 
 
 def in_units(*matchers: str) -> str:
-    """One series whose label `kc_clause_unit` is Grafana's name of a clause's unit, from the UCUM unit of its limit.
-
-    Plain numbers have none, seconds are called the same, and annotations such as `{nat}` are written behind the number.
-    """
+    """One series whose label `kc_clause_unit` is Grafana's name of a clause's unit: none, s, or a suffix."""
     unit = label("kc.clause.unit")
     single = f"topk(1, {by(('kc.clause.unit',), selector('kc.clause.info', None, *matchers), 'group')})"
     plain = f'label_replace({single}, "{unit}", "none", "{unit}", "1")'
@@ -191,8 +170,7 @@ def in_units(*matchers: str) -> str:
 def minimum_step() -> str:
     """Smallest step of rates of what recorders send, seconds: four of them, the rate interval, hold three exports.
 
-    Recorders export three times per heartbeat unless they are told otherwise, which is more seldom than the data source
-    is told: without a step of their own, rates would be of a single export, and empty.
+    Recorders export three times per heartbeat, which is more seldom than the data source is told.
     """
     slowest = f"max({selector('kc.contract.heartbeat', None, *picked(('kc.contract',)))})"
     return f"ceil(clamp_min({slowest}, 120) / 4) or vector(30)"
@@ -233,10 +211,7 @@ def duration(rank: float, metric: str, attributes: Iterable[str]) -> str:
 
 
 def increase(metric: str) -> str:
-    """Increase of a recorders' counter over the dashboard's range, all of its series together.
-
-    Where nobody counts it is 0 as long as an evaluator lives, and nothing otherwise.
-    """
+    """Increase of a recorders' counter over the dashboard's range; nothing where no evaluator lives."""
     selected = selector(metric, None, *_of_contract(metric))
     return f"sum(increase({selected}[$__range])) or (vector(0) and on () ({LIVING}))"
 
@@ -274,20 +249,13 @@ def histogram(quantity: str, attributes: Iterable[str] = _STREAM[:2]) -> str:
 
 
 def chosen_histogram() -> str:
-    """Observations per second of the histogram that the variable `quantity` names, of the picked operators.
-
-    The name is matched like a label, so that a clause without a histogram finds nothing and not everything.
-    """
+    """Observations per second of the histogram that `$quantity` names; one that does not exist finds nothing."""
     matchers = ('__name__="$quantity"', *picked(_STREAM), f'{label("kc.operator")}=~"$operator"')
     return f"sum({_rate('{' + ', '.join(matchers) + '}')})"
 
 
 def mean(quantity: str) -> str:
-    """Mean of a quantity, exact, by contract and slice.
-
-    Recorders send a quantity by the units that clauses ask for. The first of these that there is, is shown: the
-    quantity's own unit, its means over prompts, over sequences, over steps.
-    """
+    """Exact mean of a quantity by contract and slice, in the first unit that clauses make recorders send."""
     averaged = (AVERAGED.get((quantity, unit)) for unit in (Unit.PROMPT, Unit.SEQUENCE, Unit.STEP))
     sent = (quantity, *(of.key for of in averaged if of is not None))
     means = [f"histogram_avg({histogram(key)})" for key in sent]
@@ -300,10 +268,7 @@ def quantile(rank: float, of: str) -> str:
 
 
 def scaled(quantity: str, metric: str) -> str:
-    """A derived metric by contract and slice: the mean of its base times the contract's factor.
-
-    Contracts whose assumptions do not make the factor are left out.
-    """
+    """A derived metric by contract and slice: the mean of its base times the contract's factor, where it has one."""
     of = label("kc.contract")
     factor = by(("kc.contract",), selector("kc.contract.factor", {"kc.clause.metric": metric}))
     return f"{mean(quantity)} * on ({of}) group_left () {factor}"

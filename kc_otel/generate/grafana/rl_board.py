@@ -137,14 +137,6 @@ def _panels() -> Iterator[Any]:
         queries.limits("weights_lag"),
     )
     yield from _quarantine()
-    yield _graph(
-        12,
-        "Tokens measured",
-        "Tokens per second that the numbers here rest on.",
-        [(f"histogram_count({queries.histogram('tv_token')})", _CELL)],
-        "",
-        "cps",
-    )
 
 
 def _quarantine() -> Iterator[Any]:

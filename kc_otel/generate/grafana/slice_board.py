@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label, selector
@@ -49,7 +49,6 @@ def slice_file() -> GeneratedFile:
     """The dashboard; it is the same for all contracts."""
     contract, slice, *kernels = scope(single=("contract", "slice"))
     clauses = f"label_values({selector('kc.verdict', None, _OF_CONTRACT)}, {label('kc.clause')})"
-    slices = f"label_values({selector('kc.verdict', None, _OF_CONTRACT)}, {label('kc.slice')})"
     info = selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE)
     quantity = f"label_values({info}, {label('kc.clause.histogram')})"
     any_other = "The drift histogram behind the clause. Any other can be typed."
@@ -62,14 +61,12 @@ def slice_file() -> GeneratedFile:
         *kernels,
         choice("quantity", "Quantity", any_other, quantity, single=True),
         choice("operator", "Operator", "Of a quantity that is observed of single operators, the operator.", operators),
-        choice("clauses", "Bands of clauses", "The clauses that have a band of their own below.", clauses),
-        choice("slices", "Bands of slices", "The slices that have a band of their own below.", slices),
         traces.description("The Tempo that keeps the recorders' spans."),
         step(),
     ]
-    panels = (*_now(), *_bands(), *distribution_panels(), example_panel(), *_around(), *_by_rules(), _places())
+    panels = (*_now(), *_bands(), *distribution_panels(), example_panel(), *_around(), _places())
     about = "One clause on one slice: verdict, band, distribution, and the tokens behind it."
-    return board_file(SLICE_UID, about, variables, (*panels, *_repeated()))
+    return board_file(SLICE_UID, about, variables, panels)
 
 
 def _now() -> Iterator[Any]:
@@ -105,17 +102,27 @@ def _now() -> Iterator[Any]:
 
 
 def _bands() -> Iterator[Any]:
-    band = _band(
+    matchers = (*queries.picked(queries.CELL), _CLAUSE)
+    series = tuple(
+        Query(f"{how}({selector(f'kc.bound.{name}', None, *matchers)})", name)
+        for name, how in (("upper", "max"), ("lower", "min"), ("estimate", "max"), ("limit", "max"))
+    )
+    band = graph_panel(
         10,
         "$clause on $slice: value with its confidence band, against the limit",
         "The rolling value of the clause's statistic over the contract's window, its confidence interval as a band "
         "over all picked kernel versions, and the limit. Broken when the whole band is above the limit; holding when "
         "the whole band is at or below it; undecided while the limit lies inside. Purple and blue marks: a kernel "
         "version came.",
-        "kc.bound",
-        unit=_UNIT,
+        series,
+        "short",
     )
-    yield band.height(10).span(16)
+    colour: dict[str, object] = {"color": {"mode": "fixed", "fixedColor": "#5794F2"}}
+    edge = {**colour, "custom.lineWidth": 0}
+    fill = {"custom.fillBelowTo": "lower", "custom.fillOpacity": 25}
+    for name, values in (("upper", {**edge, **fill}), ("lower", edge), ("estimate", {**colour, "custom.lineWidth": 2})):
+        band = band.override_by_name(name, properties(values))
+    yield in_unit(limit_line(band, "/^limit$/"), _UNIT).height(10).span(16)
     versions = graph_panel(
         11,
         "By kernel version",
@@ -152,9 +159,8 @@ def _around() -> Iterator[Any]:
     yield graph_panel(
         42,
         "Samples behind the verdict",
-        "Observations within the window, by pair of kernel versions. Few samples make a wide band. Rules: what the "
-        "generated recording rules are sure of, where they are loaded.",
-        (Query(samples, _PAIR), Query(_cells("kc.rule.samples"), "rules")),
+        "Observations within the window, by pair of kernel versions. Few samples make a wide band.",
+        (Query(samples, _PAIR),),
         "short",
     )
 
@@ -175,82 +181,6 @@ def _places() -> Any:
         {label("kc.slice"): "Part of the responses"},
         {title: {"decimals": 5} for title in columns},
     )
-
-
-def _by_rules() -> Iterator[Any]:
-    yield _band(
-        43,
-        "The same from Prometheus' own rules",
-        "What the generated recording rules compute from the raw histograms without the evaluator: the bounds are a "
-        "little wider. Empty unless the rules of `kc-otel generate prometheus` are loaded.",
-        "kc.rule",
-        unit=_UNIT,
-    ).span(12)
-    yield verdict_panel(
-        44,
-        "Evaluator and rules",
-        "Both verdicts over time; they may differ by an evaluation or two around a change, and where the rules' "
-        "wider bounds leave open what the evaluator decides.",
-        [
-            Query(f"max({queries.cells(metric, _CLAUSE)})", source)
-            for metric, source in (("kc.verdict", "evaluator"), ("kc.rule.status", "rules"))
-        ],
-        height=8,
-        span=12,
-    )
-
-
-def _repeated() -> Iterator[Any]:
-    """Rows of bands that Grafana repeats, on one slice for every clause and for one clause on every slice."""
-    clause = f'{label("kc.clause")}=~"$clauses"'
-    bands = _band(
-        51,
-        "$clauses on $slice",
-        "The value of the clause's statistic on this slice with its confidence band, and the limit; the clause is "
-        "broken while the whole band is above the dashed line.",
-        "kc.bound",
-        matchers=(*queries.picked(queries.CELL), clause),
-        unit=queries.in_units(_OF_CONTRACT, clause),
-    )
-    yield _row(50, "Every clause on this slice", bands.repeat("clauses"))
-    slice = f'{label("kc.slice")}=~"$slices"'
-    kernels = queries.picked(("kc.contract", *queries.CELL[3:]))
-    bands = _band(
-        61,
-        "$clause on $slices",
-        "The value of this clause's statistic on the slice with its confidence band, and the slice's limit; the "
-        "clause is broken there while the whole band is above the dashed line.",
-        "kc.bound",
-        matchers=(*kernels, _CLAUSE, slice),
-        unit=_UNIT,
-    )
-    yield _row(60, "This clause on every slice", bands.repeat("slices"))
-
-
-def _row(id: int, title: str, panel: Any) -> Any:
-    return dashboard.Row(title).id(id).with_panel(panel.max_per_row(3))
-
-
-def _band(
-    id: int,
-    title: str,
-    about: str,
-    prefix: str,
-    *,
-    matchers: Sequence[str] = (*queries.picked(queries.CELL), _CLAUSE),
-    unit: str,
-) -> Any:
-    series = tuple(
-        Query(f"{how}({selector(f'{prefix}.{name}', None, *matchers)})", name)
-        for name, how in (("upper", "max"), ("lower", "min"), ("estimate", "max"), ("limit", "max"))
-    )
-    panel = graph_panel(id, title, about, series, "short")
-    colour: dict[str, object] = {"color": {"mode": "fixed", "fixedColor": "#5794F2"}}
-    edge = {**colour, "custom.lineWidth": 0}
-    fill = {"custom.fillBelowTo": "lower", "custom.fillOpacity": 25}
-    for name, values in (("upper", {**edge, **fill}), ("lower", edge), ("estimate", {**colour, "custom.lineWidth": 2})):
-        panel = panel.override_by_name(name, properties(values))
-    return in_unit(limit_line(panel, "/^limit$/"), unit)
 
 
 def _verdicts(id: int, title: str, about: str, query: str, name: str) -> Any:

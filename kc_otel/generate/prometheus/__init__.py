@@ -1,8 +1,7 @@
 """Prometheus rules made from contracts, and Alertmanager's routes.
 
-There are two sets of rules, of which one is loaded: `rules/` alerts on the verdicts that the evaluator exports;
-`standalone/rules/` finds the verdicts itself, from the histograms that recorders send, in Prometheus or Mimir. Beside
-the first stands a rule that an evaluator lives.
+Of two sets of rules one is loaded: `rules/` alerts on the evaluator's verdicts; `standalone/rules/` finds the verdicts
+itself, from recorders' histograms, in Prometheus or Mimir.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.units import format_duration
-from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.links import HEALTH_UID, NOWHERE, Sites
+from kc_otel.generate.links import NOWHERE, Sites
 from kc_otel.generate.prometheus.alerting_rules import rule_file
 from kc_otel.generate.prometheus.alertmanager_routes import routes_file
 from kc_otel.generate.prometheus.standalone_rules import standalone_file
-from kc_otel.generate.state_alerts import STATE_ALERTS, StateAlert
+from kc_otel.generate.state_alerts import EVALUATOR_DOWN, STATE_ALERTS, StateAlert
 
 _INTERVAL_SECONDS: Final = 5.0
 """Seconds between evaluations: three of other rules would be most of the minute."""
@@ -29,11 +27,7 @@ _EVALUATOR_FILE: Final = "_evaluator.yaml"
 
 
 def prometheus_files(contracts: Iterable[Contract], sites: Sites = NOWHERE) -> tuple[GeneratedFile, ...]:
-    """Return each contract's rules, sorted by name, then the rule that an evaluator lives, and the routes.
-
-    Raises:
-        ValueError: If two contracts have the same name, or a clause needs an assumption that its contract lacks.
-    """
+    """Return each contract's rules, then the rule that an evaluator lives, and the routes; ValueError as below."""
     ordered = unique_names(contracts)
     of_each = (make(contract, sites) for contract in ordered for make in (rule_file, standalone_file))
     return (*of_each, evaluator_file(sites), routes_file(ordered))
@@ -41,7 +35,7 @@ def prometheus_files(contracts: Iterable[Contract], sites: Sites = NOWHERE) -> t
 
 def evaluator_file(sites: Sites = NOWHERE) -> GeneratedFile:
     """Return the rule file, which is the same for all contracts."""
-    rules = [_rule(sites), *(_of_state(alert, sites) for alert in STATE_ALERTS)]
+    rules = [_rule(alert, sites) for alert in (EVALUATOR_DOWN, *STATE_ALERTS)]
     group = {"name": "kernel-contracts-evaluator", "interval": format_duration(_INTERVAL_SECONDS), "rules": rules}
     text = as_yaml(
         {"groups": [group]}, "Whether an evaluator lives, and what nobody judges; the same for every contract."
@@ -49,18 +43,7 @@ def evaluator_file(sites: Sites = NOWHERE) -> GeneratedFile:
     return GeneratedFile(PurePosixPath("prometheus", "rules", _EVALUATOR_FILE), text)
 
 
-def _rule(sites: Sites) -> dict[str, Any]:
-    links = {**sites.dashboard(f"/d/{HEALTH_UID}"), **sites.runbook(evaluator_alert.NAME)}
-    return {
-        "alert": evaluator_alert.NAME,
-        "expr": f"absent({evaluator_alert.LIVING})",
-        "for": format_duration(evaluator_alert.PENDING_SECONDS),
-        "labels": evaluator_alert.LABELS,
-        "annotations": {**evaluator_alert.ANNOTATIONS, **links},
-    }
-
-
-def _of_state(alert: StateAlert, sites: Sites) -> dict[str, Any]:
+def _rule(alert: StateAlert, sites: Sites) -> dict[str, Any]:
     def of(label: str) -> str:
         return f"{{{{ $labels.{label} }}}}"
 
@@ -68,6 +51,7 @@ def _of_state(alert: StateAlert, sites: Sites) -> dict[str, Any]:
     return {
         "alert": alert.name,
         "expr": alert.expression,
+        **({"for": format_duration(alert.after)} if alert.after else {}),
         "labels": alert.labels(of),
         "annotations": {**alert.texts(of), **links},
     }

@@ -1,7 +1,4 @@
-"""Alerting rules on the verdicts that the evaluator exports: one rule per clause and step of the policy.
-
-A chain of small steps: contract -> alert steps -> one rule each -> one group per contract -> YAML.
-"""
+"""Alerting rules on the verdicts that the evaluator exports: one rule per clause and step of the policy."""
 
 from __future__ import annotations
 
@@ -19,13 +16,14 @@ from kc_otel.generate.alert_steps import (
     CellText,
     alert_steps,
     annotation_texts,
+    cell_labels,
     literal,
     pair_template,
     static_labels,
 )
-from kc_otel.generate.evaluator_alert import LIVING
 from kc_otel.generate.files import GeneratedFile, as_yaml
 from kc_otel.generate.links import NOWHERE, Sites
+from kc_otel.generate.state_alerts import LIVING
 from kc_otel.judge.verdict import Status
 
 INTERVAL_SECONDS: Final = 15.0
@@ -34,13 +32,7 @@ INTERVAL_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class VerdictSource:
-    """Source of the verdicts.
-
-    Attributes:
-        verdict: Metric of the verdicts, by the codes of `kc.verdict`.
-        bound: Prefix of the metrics of its numbers.
-        living: PromQL that is empty while no source publishes verdicts; empty text if the source is Prometheus itself.
-    """
+    """Metrics of verdicts and their numbers; `living` is PromQL that is empty while nobody publishes them."""
 
     verdict: str
     bound: str
@@ -112,12 +104,7 @@ def expression(alert: AlertStep, source: VerdictSource = EVALUATOR) -> str:
 
 
 def _labels(alert: AlertStep) -> dict[str, str]:
-    of_cell = {
-        "slice": "all" if alert.clause is None else f"{{{{ $labels.{_SLICE} }}}}",
-        "kernel_train": f"{{{{ $labels.{_TRAIN} }}}}",
-        "kernel_inference": f"{{{{ $labels.{_INFERENCE} }}}}",
-    }
-    return {**static_labels(alert), **of_cell}
+    return cell_labels(alert, "{{{{ $labels.{} }}}}".format)
 
 
 def _templates(alert: AlertStep, source: VerdictSource) -> CellText:

@@ -1,7 +1,6 @@
-"""Alertmanager's configuration, made from the policies of all contracts: each step's webhooks get that step's alerts.
+"""Alertmanager's configuration: each step's webhooks get that step's alerts; the others are on its own page.
 
-Addresses and credentials stay out of it: Alertmanager reads them from files, one pair per endpoint that a contract
-names. Alerts of steps that name no endpoint are shown on Alertmanager's own page.
+Addresses and credentials stay out of it: Alertmanager reads them from files, one pair per endpoint.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.generate import evaluator_alert
 from kc_otel.generate.alert_steps import repeat_interval
 from kc_otel.generate.files import GeneratedFile, as_yaml
-from kc_otel.generate.state_alerts import STATE_ALERTS
+from kc_otel.generate.state_alerts import EVALUATOR_DOWN, STATE_ALERTS
 
 SECRETS: Final = "/etc/alertmanager/secrets"
 """Folder of the files `NAME.url` and `NAME.token`."""
@@ -27,24 +25,23 @@ _CELL_LABELS: Final = ["alertname", "contract", "clause", "slice", "kernel_train
 
 def routes_file(contracts: Iterable[Contract]) -> GeneratedFile:
     """The configuration for all contracts together."""
-    known = tuple(contracts)
     routes: list[dict[str, Any]] = []
     endpoints: set[str] = set()
-    for contract in known:
+    names = "|".join(dict.fromkeys(alert.name for alert in STATE_ALERTS))
+    for contract in contracts:
+        own, callees = f'contract="{contract.name}"', set[str]()
         for number, step in enumerate(contract.escalation, start=1):
-            for endpoint in sorted({action.target for action in step.do if action.kind == "webhook" and action.target}):
-                endpoints.add(endpoint)
-                matchers = [f'contract="{contract.name}"', f'step="{number}"']
-                route = {"receiver": endpoint, "matchers": matchers, "continue": True}
+            targets = {str(action.target) for action in step.do if action.kind == "webhook"}
+            for endpoint in sorted(targets):
+                route = {"receiver": endpoint, "matchers": [own, f'step="{number}"'], "continue": True}
                 routes.append(route | {"repeat_interval": repeat_interval(step.repeat)})
-        told = {action.target for step in contract.escalation if step.on == "fail" for action in step.do}
-        names = "|".join(dict.fromkeys(alert.name for alert in STATE_ALERTS))
-        of_states = [f'contract="{contract.name}"', f'alertname=~"{names}"']
-        at_once = {"matchers": of_states, "group_wait": "0s", "continue": True}
-        routes += [{"receiver": endpoint, **at_once} for endpoint in sorted(endpoints & told)]
+            endpoints |= targets
+            callees |= targets if step.on == "fail" else set()
+        at_once = {"matchers": [own, f'alertname=~"{names}"'], "group_wait": "0s", "continue": True}
+        routes += [{"receiver": endpoint, **at_once} for endpoint in sorted(callees)]
     # Whoever acts on a contract's verdicts has to know that there are none; it has waited by itself.
     down = {
-        "matchers": [f'alertname="{evaluator_alert.NAME}"'],
+        "matchers": [f'alertname="{EVALUATOR_DOWN.name}"'],
         "group_by": ["alertname"],
         "group_wait": "0s",
         "group_interval": "1m",

@@ -59,22 +59,16 @@ class Forms(NamedTuple):
 
 
 def alphas(contract: Contract) -> Alphas:
-    """Half of alpha per window, as the evaluator's; below it is split evenly over every possible cell.
-
-    Holm's procedure would give a failing cell more; Bonferroni's share needs no order of the cells.
-    """
+    """Half of alpha per window, as the evaluator's; below it is split evenly over every possible cell."""
     alpha = (1.0 - contract.observability.confidence) / 2.0
     cells = len(contract.clauses) * (1 + len(contract.slices)) * PLANNED_PAIRS
     return Alphas(alpha / cells, alpha)
 
 
 def forms(clause: Clause, contract: Contract, histogram: Native, samples: str) -> Forms:
-    """The statistic and its interval.
+    """The statistic and its interval; `samples` are the numbers of observations, with the histograms' labels.
 
-    `samples` are the numbers of observations of the histograms, with the same labels.
-
-    Raises:
-        ValueError: If the clause is on a metric that recorders do not send, or an assumption is missing.
+    Raises ValueError if recorders do not send the metric, or an assumption is missing.
     """
     if clause.quantity is None:
         msg = f"{clause.id}: {clause.metric} is not a quantity of recorders; rules from raw histograms cannot judge it"
@@ -104,14 +98,10 @@ def forms(clause: Clause, contract: Contract, histogram: Native, samples: str) -
 def rank_shift(toward: float, rank: float, n: float, alpha: float) -> float:
     """Share of n observations by which the number at or below a quantile exceeds its mean with probability <= alpha.
 
+    `toward` is the largest contribution of one observation: 1 - rank above, rank below.
+
     >>> 0.0009 < rank_shift(1 - 0.999, 0.999, 13_000, 0.005) < 0.001
     True
-
-    Args:
-        toward: Largest contribution of one observation: 1 - rank above, rank below.
-        rank: Rank of the quantile, in (0, 1).
-        n: Observations.
-        alpha: Error probability.
     """
     log = -math.log(alpha)
     linear = toward * log / (3.0 * n)
@@ -228,12 +218,7 @@ def _edge_toward(threshold: float, layout: BucketLayout, *, down: bool) -> float
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """Native histograms, in PromQL.
-
-    Attributes:
-        histogram: Selector of them.
-        layout: Their buckets.
-    """
+    """Native histograms in PromQL: their selector and their buckets."""
 
     histogram: str
     layout: BucketLayout

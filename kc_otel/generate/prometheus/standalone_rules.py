@@ -52,8 +52,7 @@ def standalone_file(contract: Contract, sites: Sites = NOWHERE) -> GeneratedFile
 def _groups(contract: Contract, sites: Sites) -> list[dict[str, Any]]:
     """A group for each clause: its recording rules, in the order in which they read each other, then its alerts.
 
-    Mimir takes no group of more than 20 rules by default (`ruler_max_rules_per_rule_group`): alerts beyond that have
-    another group, and so do those on invalid input, which no clause owns.
+    Mimir takes 20 rules in a group: more alerts, and those on invalid input, have another.
     """
     rules = {clause.id: list(_clause_rules(clause, contract)) for clause in expressible(contract)}
     for alert in alert_steps(contract):
@@ -106,11 +105,7 @@ def expressible(contract: Contract) -> tuple[Clause, ...]:
 
 
 def left_out(contract: Contract) -> tuple[Clause, ...]:
-    """The clauses that rules cannot judge.
-
-    Others' histograms carry no slice and no kernels; and what two histograms bound from either side, by bets on their
-    buckets, has no closed form.
-    """
+    """The clauses that rules cannot judge: on others' histograms, or on two histograms, which has no closed form."""
     judged = expressible(contract)
     return tuple(clause for clause in contract.clauses if clause not in judged)
 

@@ -109,8 +109,8 @@ class TrafficSeen:
         ended: Whether the last recorder of a kernel pair that reported said that it shuts down.
         unheard: Whether a recorder that reported a version of the inference kernel during a breach, from its onset to
             the last FAIL, Unix seconds, has not been heard of since, or points of it arrive that are not judged.
-        lost: Whether a recorder that reported a version of the inference kernel from a Unix time on has reported
-            nothing after another: it may have died beside a kernel that serves.
+        lost: Whether a recorder that reported a version of the inference kernel from a Unix time on is silent now, or
+            has reported nothing after another: it may have died beside a kernel that serves.
     """
 
     measured: Callable[[str, str], float] = lambda _slice, _version: -math.inf

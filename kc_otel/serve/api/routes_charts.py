@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from kc_otel.charts.chart import Chart, unit_word
 from kc_otel.charts.depth_chart import depth_chart
 from kc_otel.charts.distribution_chart import draw_distribution
-from kc_otel.charts.evidence_chart import draw_evidence
-from kc_otel.charts.history_chart import Marker, draw_history, draw_sparkline, markers_of
+from kc_otel.charts.history_chart import Marker, draw_evidence, draw_history, draw_sparkline, markers_of
 from kc_otel.charts.place_chart import draw_places
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.registry.clause_metrics import DERIVED

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of
-from kc_otel.offline.gate.evidence import offline_evidence, verify_evidence, verify_recordings
-from kc_otel.offline.gate.evidence_files import beside_problems, recording_beside, write_evidence
+from kc_otel.offline.gate.evidence import (
+    beside_problems,
+    offline_evidence,
+    recording_beside,
+    verify_evidence,
+    verify_recordings,
+    write_evidence,
+)
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
