@@ -21,8 +21,7 @@ from kc_otel._extras import extra
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.access_file import AccessFile, Caller, Role, digest_of
 from kc_otel.serve.api.documented import PUBLIC, problem
-from kc_otel.serve.api.people_input import SIGNER
-from kc_otel.serve.api.routes_worst import MAY_READ_PROMPTS
+from kc_otel.serve.api.people_input import MAY_READ_PROMPTS, SIGNER
 
 with extra("serve", "the evaluator"):
     from fastapi import Response
