@@ -399,14 +399,14 @@ def test_a_lost_evaluator_is_said_and_found_again_with_its_past(
     since = browser.evaluate("document.querySelector('.incident time').dateTime")
     broken.kill()
     browser.wait("document.querySelector('main.stale')")
-    assert "The broken has not answered since" in browser.evaluate("document.querySelector('#notices').innerText")
+    assert "The evaluator has not answered since" in browser.evaluate("document.querySelector('#notices').innerText")
     assert browser.evaluate("document.querySelector('#live-text').textContent") == "No answer"
     assert browser.evaluate("document.title").startswith("! no answer")
     serve("--api-port", port)
     browser.wait("!document.querySelector('main.stale')", 40.0)
     assert browser.evaluate("document.querySelector('#notices').innerText") == ""
     said = browser.evaluate("document.querySelector('#announce').textContent")
-    assert said.startswith("The broken answers again.")
+    assert said.startswith("The evaluator answers again.")
     browser.wait("document.querySelector('.incident .actions-taken')")
     assert browser.evaluate("document.querySelector('.incident time').dateTime") == since
 
