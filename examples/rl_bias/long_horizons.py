@@ -177,6 +177,6 @@ def gradient_bias(horizons: tuple[int, ...] = HORIZONS, sizes: tuple[int, ...] =
 
 
 def estimate(pair: LongPair, log_ratio: Floats, rewards: Floats, scores: Floats) -> GradientBias:
-    """The bias from a sample, along the gradient too."""
+    """The bias from a sample."""
     advantages = rewards - pair.reward(pair.p)
-    return estimated_gradient_bias(log_ratio, advantages, scores, directions=pair.gradient(pair.p))
+    return estimated_gradient_bias(log_ratio, advantages, scores)

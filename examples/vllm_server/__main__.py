@@ -52,7 +52,7 @@ def serve_and_send(model: Path, spool: Path, log: Path) -> None:
 def show(spool: Path) -> None:
     """Print what was recorded, by slice."""
     from kc_otel import load_contract  # noqa: PLC0415
-    from kc_otel.recordings.spool.spool_reader import SpoolReader  # noqa: PLC0415
+    from kc_otel.recordings.spool import SpoolReader  # noqa: PLC0415
 
     contract = load_contract(CONTRACT)
     reader = SpoolReader(spool)

@@ -18,14 +18,9 @@ _DAY_SECONDS: Final = 86400
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A scale.
+    """A scale from `low` to `high` with round (value, text) ticks; with `log` equal steps are equal ratios.
 
-    Attributes:
-        low: The value at its beginning.
-        high: The value at its end; above `low`.
-        ticks: (value, text) of round values on it, ascending.
-        note: Text to show beside the ticks, such as a power of ten that multiplies all of them.
-        log: Whether equal steps are equal ratios; `low` is then positive.
+    `note` is shown beside the ticks, such as a power of ten that multiplies all of them.
     """
 
     low: float

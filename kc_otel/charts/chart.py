@@ -19,15 +19,10 @@ TOP: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A drawing, and everything in it as text.
+    """A drawing, without a width, and everything in it as text.
 
-    Attributes:
-        svg: The drawing; without a width, as high as its attribute says.
-        text: The same in a sentence or two.
-        key: (a small drawing of a sign, what it means) of everything drawn.
-        columns: Names of a row's values.
-        rows: (place from left to right in thousandths, value per column as text), from left to right.
-        marks: (place from left to right in thousandths, text) of single moments or values.
+    Places from left to right are in thousandths: of `rows`, with a text for each of the columns, and of `marks`, single
+    moments or values. `key` has (a small drawing of a sign, what it means) of everything drawn.
     """
 
     svg: str

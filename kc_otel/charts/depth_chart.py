@@ -30,11 +30,8 @@ _LINE_CLASSES: Final = ("c-line", "c-over", "c-over-too", "c-below", "c-below-to
 def depth_chart(evidence: Mapping[str, Any]) -> Chart:
     """Own errors, drift of prompts and completions apart, and noise floors along depth; the culprit is marked.
 
-    Args:
-        evidence: JSON that locating wrote, perhaps of another version or by another program.
-
-    Raises:
-        ValueError: If it is something else.
+    The evidence is JSON that locating wrote, perhaps of another version or by another program: a ValueError if it is
+    something else.
     """
     try:
         rows = list(evidence["boundaries"])[:_MAX_BOUNDARIES]
@@ -44,7 +41,7 @@ def depth_chart(evidence: Mapping[str, Any]) -> Chart:
         marked = places.index(culprit) if culprit in places else None
         title = f"Drift along depth, slice {evidence['slice']!s:.80}"
         return draw_depth(title, [f"{name:.80}" for name in places], values, marked)
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"this is not what locating found: {error!r:.80}") from None
 
 
@@ -53,20 +50,9 @@ def draw_depth(
 ) -> Chart:
     """The chart of some quantities over the boundaries of a model, in the order of execution.
 
-    Args:
-        title: Title of the chart.
-        names: Of the boundaries.
-        series: (what it is, value per boundary) of at most six; nan is left out, what is below 1e-9 lies at the
-            bottom, and what is nowhere above that is said to be none instead.
-        marked: Index of the boundary that is marked; None for none.
-
-    Raises:
-        ValueError: If there is no boundary, or there are more than six series.
+    A series has a value per boundary: nan is left out, what is below 1e-9 lies at the bottom, and what is nowhere above
+    that is said to be none instead. `marked` is the index of the boundary that is marked.
     """
-    if not names or len(series) > len(_LINE_CLASSES):
-        raise ValueError(
-            f"names, series: {len(names)} boundaries and {len(series)} series; draw 1 or more and at most 6"
-        )
     seen = [value for _, values in series for value in values if math.isfinite(value) and value > _LOWEST_ERROR]
     axis = log_axis(min(seen, default=1e-6) / 2, max(seen, default=1.0) * 2)
     step = 1000 / len(names)

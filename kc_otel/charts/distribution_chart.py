@@ -12,7 +12,7 @@ from kc_otel.contract.words import duration, number
 _PLOT_HEIGHT: Final = 180
 
 Seen = Mapping[str, Any]
-"""Observations by size, as `/api/v1/distribution` says them."""
+"""Observations by size, as the API's `distribution_of` has them, with metric, unit, window and marks."""
 
 
 def draw_distribution(title: str, seen: Seen, name: str, whole: Seen | None = None) -> Chart | None:

@@ -15,13 +15,7 @@ _PLOT_HEIGHT: Final = 180
 
 
 def draw_places(title: str, found: Mapping[str, Interval], confidence: float) -> Chart | None:
-    """The chart of the mean of (1-w)+ in each place; None where nothing was observed.
-
-    Args:
-        title: Title of the chart.
-        found: Of each of PLACES that was observed, the mean over prompts and its interval.
-        confidence: Of each interval.
-    """
+    """The chart of the mean of (1-w)+ over prompts in each of PLACES, with intervals; None without any."""
     if not found:
         return None
     step = 1000 / len(found)
@@ -51,11 +45,7 @@ def draw_places(title: str, found: Mapping[str, Interval], confidence: float) ->
 
 
 def _short(place: str) -> str:
-    """Return one of PLACES as the axis has room for it: the first token of a position, or the turn.
-
-    >>> _short("position:64"), _short("turn:2"), _short("turn:4")
-    ('64', 'turn 2', 'turn 4+')
-    """
+    """Return one of PLACES as the axis has room for it: the first token of a position, or the turn."""
     kind, _, first = place.partition(":")
     return first if kind == POSITION else f"turn {first}" + "+" * (int(first) == TURNS)
 

@@ -171,8 +171,13 @@ def verify(
       kc-otel gate verify evidence --recordings rollouts.npz
     """
     from kc_otel.judge.promotion.gate_evidence import EvidenceError  # noqa: PLC0415
-    from kc_otel.offline.gate.evidence import verify_evidence, verify_recordings  # noqa: PLC0415
-    from kc_otel.offline.gate.evidence_files import beside_problems, evidence_file, read_evidence  # noqa: PLC0415
+    from kc_otel.offline.gate.evidence import (  # noqa: PLC0415  # noqa: PLC0415
+        beside_problems,
+        evidence_file,
+        read_evidence,
+        verify_evidence,
+        verify_recordings,
+    )
 
     file = evidence_file(record)
     try:
@@ -273,7 +278,7 @@ def live(
     """
     from kc_otel.cli.gate_offline import gate_offline  # noqa: PLC0415
     from kc_otel.offline.gate.endpoint_recording import EndpointPair, IncompleteError, record_endpoints  # noqa: PLC0415
-    from kc_otel.offline.gate.evidence_files import recording_beside  # noqa: PLC0415
+    from kc_otel.offline.gate.evidence import recording_beside  # noqa: PLC0415
     from kc_otel.recordings.endpoints.endpoint_client import CompletionEndpoint  # noqa: PLC0415
 
     def recording(kernels: tuple[Kernel, Kernel], decided: Callable[[Recording], bool]) -> list[Path]:

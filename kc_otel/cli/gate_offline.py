@@ -19,16 +19,13 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import scopes
 from kc_otel.contract.words import listed
 from kc_otel.judge.kernel_names import ONE_KERNEL
-from kc_otel.judge.promotion.stages import GateOutcome
 from kc_otel.judge.sample_sizes import observations_to_pass
-from kc_otel.offline.gate.early_stop import decides, stops_after
-from kc_otel.offline.gate.evidence import offline_evidence
-from kc_otel.offline.gate.evidence_files import write_evidence, write_text
+from kc_otel.offline.gate.evidence import offline_evidence, write_evidence, write_text
 from kc_otel.offline.gate.findings import GateFinding, findings, for_whom, how_far, missing, notes
 from kc_otel.offline.gate.junit import junit as junit_of
 from kc_otel.offline.gate.markdown import headline
 from kc_otel.offline.gate.markdown import markdown as markdown_of
-from kc_otel.offline.gate.recorded_gate import GateTerms, OfflineGate, check_terms, gate_recordings, read_input
+from kc_otel.offline.gate.recorded_gate import GateTerms, OfflineGate, check_terms, decides, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.importers.detect import files_of
 from kc_otel.recordings.recording import Recording
@@ -77,12 +74,6 @@ def gate_offline(
     with unusable(files="written"):
         written = _write(gate, text, junit, markdown, evidence)
     _print(gate)
-    if not sequential and gate.decision.outcome is not GateOutcome.WAIT:
-        for about, recording in inputs:
-            after = stops_after(promise, recording, kernels, gate.terms)
-            if after is not None and after < about.sequences:
-                seen = f"{after:,} of {about.sequences:,} sequences"
-                typer.echo(f"  {about.name}: `gate live` would have stopped after {seen}")
     for line in written:
         typer.echo(line)
     raise typer.Exit(_EXIT[gate.decision.outcome])

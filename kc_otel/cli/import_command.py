@@ -23,7 +23,7 @@ from kc_otel.contract.words import listed
 
 if TYPE_CHECKING:
     from kc_otel.offline.step_scalars import StepScalars
-    from kc_otel.record.engine import RecorderStats
+    from kc_otel.record.telemetry.counters import RecorderStats
     from kc_otel.recordings.importers.importer import Importer
 
 
@@ -68,7 +68,7 @@ def import_files(
     if format != "auto" and format not in FORMATS:
         refuse(f"--format {format}: write one of auto, {', '.join(FORMATS)}")
     with unusable():
-        ledger = Ledger.of(done)
+        ledger = Ledger(done)
         files_of(paths)
         loaded = load(contract)
         with ExitStack() as closing:

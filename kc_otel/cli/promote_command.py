@@ -203,7 +203,7 @@ def _plan(url: str, contract: str, shares: list[str] | None, **traffic: float | 
 
 
 def _record(path: Path) -> Any:
-    from kc_otel.offline.gate.evidence_files import evidence_file  # noqa: PLC0415 - only here
+    from kc_otel.offline.gate.evidence import evidence_file  # noqa: PLC0415 - only here
 
     file = evidence_file(path)
     try:

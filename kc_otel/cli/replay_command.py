@@ -16,9 +16,8 @@ import typer
 from kc_otel.cli.terminal import PrintJson, seconds, unusable
 from kc_otel.contract.plain_text import plain, plain_lines
 from kc_otel.contract.units import format_duration
-from kc_otel.offline.replay.differences import MovedSpan, TimelineDifferences
 from kc_otel.offline.replay.replay_files import Replayed
-from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, ReplayTimeline
+from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, MovedSpan, ReplayTimeline, TimelineDifferences
 
 _MAX_NAMED_DAMAGES: Final = 5
 """Pieces of damage that are named; the others are counted."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kc_otel.record.kernel import Kernel
     from kc_otel.recordings.rescorer import RescoreTotals
     from kc_otel.recordings.scoring import Scorer
-    from kc_otel.recordings.spool.spool_reader import SpoolReader
+    from kc_otel.recordings.spool import SpoolReader
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _POLL_SECONDS = 1.0
@@ -63,10 +63,6 @@ def rescore(
     tokens_per_second: Annotated[
         float | None, typer.Option(help="Maximum tokens to read per second, prompts included.", min=1.0)
     ] = None,
-    idle_below: Annotated[
-        int | None,
-        typer.Option(help="Run only while the GPU's utilisation is below this percentage.", min=1, max=100),
-    ] = None,
     batch_tokens: Annotated[int, typer.Option(help="Maximum tokens in a batch, padding included.", min=1)] = 16_384,
     worst: Annotated[
         Path | None,
@@ -96,7 +92,7 @@ def rescore(
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.recordings.comparable import SUPPORTED  # noqa: PLC0415
     from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget  # noqa: PLC0415
-    from kc_otel.recordings.spool.spool_file import SpoolError  # noqa: PLC0415
+    from kc_otel.recordings.spool import SpoolError  # noqa: PLC0415
     from kc_otel.recordings.worst_sequences import WorstSequences  # noqa: PLC0415
 
     log_to_terminal()
@@ -125,7 +121,6 @@ def rescore(
                 supported=SUPPORTED if train_url is None else (),
                 batch_tokens=batch_tokens,
                 budget=None if tokens_per_second is None else TokenBudget(tokens_per_second, time.monotonic),
-                idle=_idle(idle_below, device),
                 seen=None if kept is None else lambda requests, found: kept.add(requests, found, time.time()),
             )
             started = time.monotonic()
@@ -135,7 +130,7 @@ def rescore(
 
 def _opened(spool: Path, stop: threading.Event) -> SpoolReader:
     """Open a spool, once the engine has made it."""
-    from kc_otel.recordings.spool.spool_reader import SpoolReader  # noqa: PLC0415
+    from kc_otel.recordings.spool import SpoolReader  # noqa: PLC0415
 
     if not spool.exists():
         logging.getLogger("kc_otel").info("waiting for %s, which the engine makes with KC_OTEL_SPOOL=%s", spool, spool)
@@ -151,7 +146,7 @@ def _kernel(
     if [model, scorer, train_url].count(None) != 2:
         refuse("say which training kernel: give one of --model, --train-url and --scorer")
     if train_url is not None:
-        from kc_otel.recordings.endpoints.endpoint_scorer import endpoint_scorer  # noqa: PLC0415
+        from kc_otel.recordings.endpoints.endpoint_client import endpoint_scorer  # noqa: PLC0415
 
         return endpoint_scorer(train_url, os.environ.get("KC_OTEL_TRAIN_API_KEY", "").strip()), None
     if scorer is not None:
@@ -200,22 +195,6 @@ def _imported(target: str) -> Any:
     if not callable(found):
         refuse(f"--scorer {target}: is not a function")
     return found
-
-
-def _idle(below: int | None, device: str) -> Callable[[], bool]:
-    if below is None:
-        return lambda: True
-    with extra("torch", "--idle-below"):
-        import torch  # noqa: PLC0415 - only where a GPU is asked about
-
-    def idle() -> bool:
-        return bool(torch.cuda.utilization(torch.device(device)) < below)
-
-    try:
-        idle()
-    except Exception as error:  # noqa: BLE001 - no GPU, no driver, no NVML: each with its own kind
-        refuse(f"--idle-below: the utilisation of {device} cannot be read ({error})")
-    return idle
 
 
 def _summarise(totals: RescoreTotals, left: int, seconds: float) -> None:

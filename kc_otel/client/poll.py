@@ -6,6 +6,7 @@ import http.client
 import logging
 import os
 import random
+import selectors
 import socket
 import threading
 import time
@@ -33,6 +34,8 @@ _LATE_SECONDS: Final = 30.0
 """Seconds since the last evaluation after which an evaluator is late, as its /readyz has it."""
 _CLOSING_SECONDS: Final = 1.5
 """Time that the last request, which says that this process ends, may take."""
+_NEWS_SECONDS: Final = 1.0
+"""After so long, a request that is held back gives way to one that has news."""
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 """Between two failed requests."""
 
@@ -67,6 +70,8 @@ class Poller(threading.Thread):
             contracts that this process follows and that the evaluator does not judge.
         report: What this process follows and does, as names and values of the query, so that people can see whether any
             process follows a directive.
+        has_news: Whether `report` has something that the evaluator should know before it answers the request that it
+            holds back.
         wait: How long the evaluator may hold an answer back, seconds.
         refresh: Least time between two requests, seconds, for an evaluator that does not hold answers back.
         token_file: File that holds the token, read with every request; None for the environment's, see
@@ -82,6 +87,7 @@ class Poller(threading.Thread):
         on_table: Callable[[DecisionTable, bool], None],
         on_contact: Callable[[Collection[str]], None],
         report: Callable[[], Sequence[tuple[str, str]]] = tuple,
+        has_news: Callable[[], bool] = bool,
         *,
         wait: float,
         refresh: float,
@@ -93,7 +99,7 @@ class Poller(threading.Thread):
             raise ValueError(f"{url!r} is not the URL of an evaluator; write one such as http://127.0.0.1:4320")
         self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
         self._path = f"{parts.path.rstrip('/')}/api/v1/decisions"
-        self._on_table, self._on_contact, self._report = on_table, on_contact, report
+        self._on_table, self._on_contact, self._report, self._has_news = on_table, on_contact, report, has_news
         self._token_file = token_file
         self._wait, self._refresh = wait, refresh
         self._table: DecisionTable | None = None
@@ -181,7 +187,20 @@ class Poller(threading.Thread):
         path += "".join(f"&{name}={quote(value)}" for name, value in self._report()) + more
         headers = {"accept": "application/json", "user-agent": "kc-otel", **authorization(self._token_file)}
         connection.request("GET", path, headers=headers)
+        if not more and self._waits_in_vain(connection.sock):
+            self._drop()
+            return self._request()
         return connection.getresponse()
+
+    def _waits_in_vain(self, answering: socket.socket) -> bool:
+        """Wait for the answer to begin; return True as soon as there is news that the request does not have."""
+        until = time.monotonic() + self._wait
+        with selectors.DefaultSelector() as selector:
+            selector.register(answering, selectors.EVENT_READ)
+            while time.monotonic() < until and not selector.select(_NEWS_SECONDS):
+                if self._has_news():
+                    return True
+        return False
 
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
         if self._tls:

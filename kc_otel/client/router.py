@@ -27,7 +27,7 @@ from kc_otel.client.poll import Poller
 from kc_otel.client.snapshot import NEVER, PROVEN, UNPROVEN, Choice, Kernel, Snapshot, compiled
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
-from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL, DecisionTable, DirectiveKind
+from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL, Canary, DecisionTable, DirectiveKind
 
 if TYPE_CHECKING:
     from kc_otel.contract.model import Contract  # pydantic and YAML, which a service that routes does without
@@ -94,10 +94,18 @@ class Router:
         self._setup(contracts, stale_after, trusted, time.monotonic)
         self._table_file = _default_file(url, token_file) if keep is True else TableFile(Path(keep)) if keep else None
         self._poller: Poller | None = Poller(
-            url, self._arrived, self._touch, self._report, wait=wait, refresh=refresh, token_file=token_file
+            url,
+            self._arrived,
+            self._touch,
+            self._report,
+            self._has_news,
+            wait=wait,
+            refresh=refresh,
+            token_file=token_file,
         )
         if self._table_file is not None and (last := self._table_file.load()) is not None:
             self._take(last)
+            self._received = last.version
         self._poller.start()
         atexit.register(self._close_at_exit, os.getpid())
 
@@ -123,7 +131,8 @@ class Router:
         self, contracts: Iterable[Contract], stale_after: float, trusted: Iterable[str], clock: Callable[[], float]
     ) -> None:
         self._contracts = {contract.name: contract for contract in contracts}
-        self._asked: set[tuple[str, str]] = set()
+        self._asked = {(name, _ROUTE) for name in self._contracts}
+        """Contracts, and kinds of directives that this process looks at; before its first request it may serve, too."""
         self._unserved: frozenset[str] = frozenset()
         """Contracts that the evaluator says it does not judge."""
         self._instance = f"{socket.gethostname()[:_HOST_CHARACTERS]}/{os.getpid()}/{secrets.token_hex(3)}"
@@ -133,7 +142,11 @@ class Router:
         self._stale_after = stale_after
         self._trusted = frozenset(trusted)
         self._fresh_until = -NEVER
-        self._said_stale = self._said_lost = False
+        self._said_stale = False
+        self._received = 0
+        """Version of the evaluator's last table."""
+        self._limits_left: tuple[Canary, ...] = ()
+        """Limits of an evaluator that has lost its state: in force until it says anything of their versions."""
         self._snapshot = Snapshot(DecisionTable())
 
     @property
@@ -324,13 +337,21 @@ class Router:
         for name, kind in sorted(self._asked):
             ids = defined.get(name, "") if kind == _ROUTE else ""
             told.append(("obeys", f"{name}/{kind}/{ids}" if ids else f"{name}/{kind}"))
-        kept = [
-            f"{contract}/{slice}/{version}"
-            for contract, slice, version in tuple(self._snapshot.kept)
-            if (contract, version) in self._served
-        ]
+        kept = self._kept()
         # A few at a time, in turn by chance: a request has a longest length.
-        return told + [("kept", name) for name in random.sample(kept, min(len(kept), _MOST_KEPT))]
+        sample = random.sample(kept, min(len(kept), _MOST_KEPT))
+        self._snapshot.told.update(sample)
+        return told + [("kept", "/".join(entry)) for entry in sample]
+
+    def _kept(self) -> list[tuple[str, str, str]]:
+        """Contracts, slices and versions of requests that are kept from a version that had served."""
+        kept = tuple(self._snapshot.kept)
+        return [(contract, slice, version) for contract, slice, version in kept if (contract, version) in self._served]
+
+    def _has_news(self) -> bool:
+        """Return whether requests are kept from a version of which the evaluator has not been told."""
+        told = self._snapshot.told
+        return not all(entry in told for entry in self._kept())
 
     def _touch(self, unserved: Collection[str] = ()) -> None:
         self._unserved = frozenset(unserved)
@@ -350,13 +371,19 @@ class Router:
         )
 
     def _arrived(self, table: DecisionTable, fresh: bool = True) -> None:
-        limited = _with_limits(table, self._snapshot.table)
-        if limited is not table and not self._said_lost:
+        before = self._snapshot.table
+        known = self._limits_left
+        left = _unnamed(known if table.version >= self._received else before.canaries, table)
+        if left and not known:
             _log.warning(
                 "the evaluator's decisions began anew: versions that it had limited, and does not name, stay limited"
             )
-        self._said_lost = limited is not table
-        self._take(limited)
+        self._received, self._limits_left = table.version, left
+        self._take(
+            replace(table, version=max(table.version, before.version), canaries=(*table.canaries, *left))
+            if left
+            else table
+        )
         if fresh:
             self._touch(self._unserved)  # before the file is written: a slow disk does not make it stale
         if self._table_file is not None:
@@ -366,18 +393,14 @@ class Router:
         self._snapshot = compiled(table, self._contracts)
 
 
-def _with_limits(table: DecisionTable, before: DecisionTable) -> DecisionTable:
-    """A new table, with the limits of versions that an evaluator which began anew knows nothing of.
+def _unnamed(limits: Iterable[Canary], table: DecisionTable) -> tuple[Canary, ...]:
+    """Limits of versions that a table of an evaluator which has lost its state says nothing of.
 
-    Its state was lost: a version that was rolled back, or whose share was small, must not serve because of that. Such a
-    limit stays until the evaluator says anything of the version.
+    A version that was rolled back, or whose share was small, must not serve because of that.
     """
-    if table.version >= before.version:
-        return table
     said = {(canary.contract, canary.version) for canary in table.canaries}
     said |= {(promoted.contract, promoted.version) for promoted in table.promoted}
-    left = tuple(canary for canary in before.canaries if (canary.contract, canary.version) not in said)
-    return table if not left else replace(table, version=before.version, canaries=(*table.canaries, *left))
+    return tuple(canary for canary in limits if (canary.contract, canary.version) not in said)
 
 
 class TableFile:

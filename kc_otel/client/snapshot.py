@@ -174,6 +174,8 @@ class Snapshot:
     """(contract, version)"""
     kept: set[tuple[str, str, str]] = field(default_factory=set)
     """(contract, slice, version) from which this table kept a request; an empty version where none was named."""
+    told: set[tuple[str, str, str]] = field(default_factory=set)
+    """Those of `kept` that the evaluator was told."""
 
     def choice(self, contract: str, where: Where, version: str | None, key: str | bytes | None) -> Choice:
         """Return the choice by the newest pin, else by a route, then by the smallest canary: at random without a key.

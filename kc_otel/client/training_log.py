@@ -31,6 +31,7 @@ __all__ = ["TrainingLog", "scalars"]
 _log: Final = logging.getLogger("kc_otel")
 _MAX_RESPONSE_BYTES: Final = 64 << 20
 _TIMEOUT_SECONDS: Final = 10.0
+_NUMBERS: Final = {"estimate", "lower", "upper", "evidence"}
 _BEST_FIRST: Final = (Status.NO_DATA, Status.PASS, Status.INCONCLUSIVE, Status.FAIL)
 """Statuses by severity; the one that says least about the kernels comes first."""
 
@@ -65,8 +66,9 @@ class TrainingLog:
         if evaluator is not None:
             parts = urlsplit(evaluator)
             if parts.scheme not in {"http", "https"} or not parts.hostname:
-                msg = f"{evaluator!r} is not the URL of an evaluator; write one such as http://127.0.0.1:4320"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"{evaluator!r} is not the URL of an evaluator; write one such as http://127.0.0.1:4320"
+                )
         self._evaluator = evaluator
         self._refresh = refresh
         self._token_file = token_file
@@ -177,9 +179,10 @@ class _Asking(SilentExporter):
         if len(raw) > _MAX_RESPONSE_BYTES:
             raise ValueError(f"the answer is larger than {_MAX_RESPONSE_BYTES} bytes")
         try:
-            plain = read_json_text(raw)["verdicts"]
-            verdicts = [_verdict(row) for row in plain]
-            causes = {made.cell: _causes(row["causes"]) for made, row in zip(verdicts, plain, strict=True)
+            plain = _with_nan(read_json_text(raw)["verdicts"])
+            cells = [{name: row[name] for name in Cell._fields} for row in plain]
+            verdicts = [read_plain(Verdict, {**row, "cell": cell}) for row, cell in zip(plain, cells, strict=True)]
+            causes = {made.cell: read_plain(Causes, row["causes"]) for made, row in zip(verdicts, plain, strict=True)
                       if row.get("causes")}  # fmt: skip
         except (KeyError, TypeError) as error:
             raise ValueError(f"the answer holds no verdicts ({error!r})") from None
@@ -244,17 +247,10 @@ def _badness(verdict: Verdict) -> tuple[int, bool, float]:
     return _BEST_FIRST.index(verdict.status), verdict.cell.slice != ALL, -margin if math.isfinite(margin) else math.inf
 
 
-def _verdict(plain: Mapping[str, Any]) -> Verdict:
-    """A verdict in the API's shape, where null stands for what is not finite."""
-    numbers = {name: math.nan for name in ("estimate", "lower", "upper", "evidence") if plain[name] is None}
-    cell = {name: plain[name] for name in Cell._fields}
-    return read_plain(Verdict, {**plain, **numbers, "cell": cell})
-
-
-def _causes(plain: Mapping[str, Any]) -> Causes:
-    def part(given: Mapping[str, Any]) -> list[float]:
-        return [math.nan if given[end] is None else given[end] for end in Part.__dataclass_fields__]
-
-    total, kernel, staleness = (Part(*part(plain[name])) for name in ("total", "kernel", "staleness"))
-    by_lag = tuple(OfLag(row["lag"], row["share"], *part(row)) for row in plain["by_lag"])
-    return Causes(plain["clause"], plain["limit"], plain["share"], total, kernel, staleness, by_lag)
+def _with_nan(plain: Any) -> Any:
+    """What the API says, with NaN where null stands for a number that is not finite."""
+    if isinstance(plain, list):
+        return [_with_nan(item) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    return {name: math.nan if value is None and name in _NUMBERS else _with_nan(value) for name, value in plain.items()}

@@ -39,22 +39,18 @@ LEAST_FLOOR: Final = 2e-6
 
 @dataclass(frozen=True, slots=True)
 class BoundaryDrift:
-    """Measurements at one boundary.
+    """Measurements at one boundary: relative errors, medians over sequences with intervals; nan where there is none.
 
     Attributes:
-        boundary: Where.
-        local: Relative error of the inference kernel's operator given the training kernel's inputs, median over
-            sequences with its interval; nan where it could not be given these.
-        drift: Relative difference of the two kernels as they ran, everything upstream included; likewise.
-        floor: Noise floor that was held against, relative.
+        local: Of the inference kernel's operator given the training kernel's inputs.
+        drift: Of the two kernels as they ran, everything upstream included.
+        floor: Noise floor that was held against.
         train_noise: The training kernel against itself in other batches: the largest of any sequence.
         inference_noise: The inference kernel likewise.
-        precision: Error of the training kernel's own operator in the inference kernel's number format, likewise; nan
-            where that was not measured.
-        prefill: Median drift over the prompts' tokens; nan without.
-        decode: Median drift over the completions' tokens; nan without.
+        precision: Error of the training kernel's own operator in the inference kernel's number format, likewise.
+        prefill: Median drift over the prompts' tokens.
+        decode: Median drift over the completions' tokens.
         above: Share of sequences beyond `NOISE_FACTOR` times the floor, with its interval at the corrected level.
-        is_above: Whether the boundary is above noise.
     """
 
     boundary: Boundary
@@ -77,17 +73,10 @@ class BoundaryDrift:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """Relative errors at one boundary, float64 [sequences] each; nan where one was not measured.
+    """Relative errors at one boundary, float64 [sequences], as in `BoundaryDrift`; nan where one was not measured.
 
-    Attributes:
-        local: Of the operator alone.
-        drift: Of all up to there.
-        train_noise: Of the training kernel against itself.
-        inference_noise: Of the inference kernel against itself.
-        precision: Of the training kernel in the inference kernel's number format.
-        prefill: `drift` over the prompt's tokens.
-        decode: `drift` over the completion's tokens.
-        allowed: Noise of the training kernel in the inference kernel's number format; None where nobody compares it.
+    `allowed` is the noise of the training kernel in the inference kernel's number format; None where nobody compares
+    it.
     """
 
     local: NDArray[np.float64]
@@ -110,11 +99,7 @@ def least_sequences(boundaries: int, alpha: float) -> int:
 
 
 def enough_sequences(given: int, boundaries: int, alpha: float) -> None:
-    """Refuse, before the work, sequences of which none could name anything.
-
-    Raises:
-        ValueError: If there are too few.
-    """
+    """Refuse, before the work, sequences of which none could name anything."""
     if given < (least := least_sequences(2 * boundaries, alpha)):
         raise ValueError(
             f"sequences: {given} {'is' if given == 1 else 'are'} too few to name any of {boundaries} boundaries, even "
@@ -135,15 +120,12 @@ def sequences_to_name(share: float, boundaries: int, alpha: float) -> int | None
 def boundary_drift(
     measured: Mapping[Boundary, Measured], alpha: float, *, rounding: float = 0.0
 ) -> tuple[BoundaryDrift, ...]:
-    """Test each boundary, in the order given.
+    """Test each boundary, in the order of execution, on equally many sequences everywhere.
 
     Args:
-        measured: Relative errors by boundary, in the order of execution; equally many sequences everywhere.
+        measured: Relative errors by boundary.
         alpha: Chance that any boundary is named although none is above noise.
         rounding: Relative error of writing a value in the inference kernel's number format: no floor is below it.
-
-    Raises:
-        ValueError: If there is no boundary, or alpha is not in (0, 1).
     """
     if not measured:
         raise ValueError("no boundary was measured; the two kernels share no operator by name")
@@ -178,13 +160,7 @@ def boundary_drift(
 def batch_dependence(
     measured: Mapping[Boundary, Measured], alpha: float, rounding: float
 ) -> dict[Boundary, tuple[Interval, float]]:
-    """Boundaries whose numbers surely depend on the batch: the share of sequences, and the floor held against.
-
-    Args:
-        measured: As for `boundary_drift`, and so are the others.
-        alpha: Chance that any is named although none is above.
-        rounding: Relative error of writing a value.
-    """
+    """Boundaries whose numbers surely depend on the batch: the share of sequences, and the floor held against."""
     floors = {
         key: max(LEAST_FLOOR, rounding, float(np.nanmax([*errors.allowed, 0.0])))
         for key, errors in measured.items()

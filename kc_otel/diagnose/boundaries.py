@@ -55,15 +55,13 @@ FUSED: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Boundary:
-    """An operator's output.
+    """An operator's output; `part` is which of several, in the order in which they come, as of rotary embeddings.
+
+    `layer` counts from 0 and is None before and after the layers. An operator without a name of this module has its
+    own.
 
     >>> str(Boundary(3, "down_proj")), str(Boundary(None, "head"))
     ('layer 3, down_proj', 'head')
-
-    Attributes:
-        layer: Number of the layer, from 0; None for what is before or after the layers.
-        operator: The operator, by the names of this module; a module's own name where it has no other.
-        part: Which of its outputs, in the order in which they come: rotary embeddings return queries and keys.
     """
 
     layer: int | None
@@ -124,12 +122,7 @@ def fused_parts(boundaries: Iterable[Boundary]) -> dict[Boundary, list[Boundary]
 
 
 def fused(outputs: Mapping[Boundary, Output], join: Callable[[list[Output]], Output]) -> dict[Boundary, Output]:
-    """Outputs with products of one input side by side, in the place of the first: queries, keys and values as one.
-
-    Args:
-        outputs: By boundary, in the order of execution.
-        join: Puts outputs side by side.
-    """
+    """Outputs with products of one input side by side, in the place of the first: queries, keys and values as one."""
     parts = fused_parts(outputs)
     first = {keys[0]: whole for whole, keys in parts.items()}
     others = {key for keys in parts.values() for key in keys[1:]}
@@ -151,7 +144,7 @@ def layer_of(name: str) -> int | None:
 
 
 def boundaries_of(modules: Iterable[tuple[str, bool]]) -> dict[str, Boundary]:
-    """The boundary of each module that is one, by the module's name.
+    """The boundary of each module that is one, by its dotted name, given with whether it is a leaf with parameters.
 
     What has a name of the table is one, and so is every leaf with parameters. Where two modules would have the same
     name, as experts do, each keeps its path within the layer.
@@ -159,9 +152,6 @@ def boundaries_of(modules: Iterable[tuple[str, bool]]) -> dict[str, Boundary]:
     >>> found = boundaries_of([("model.layers.0.self_attn.q_proj", True), ("model.layers.0.self_attn", False)])
     >>> {name: str(boundary) for name, boundary in found.items()}
     {'model.layers.0.self_attn.q_proj': 'layer 0, q_proj'}
-
-    Args:
-        modules: (dotted name, whether it is a leaf with parameters) of each module.
     """
     found: dict[str, tuple[int | None, str, str]] = {}
     for name, is_leaf in modules:

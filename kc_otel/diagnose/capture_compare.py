@@ -6,8 +6,7 @@ noise is a finding; later ones drift anyway.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,11 +17,9 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.words import number
 from kc_otel.diagnose.above_noise import (
     ABOVE_NOISE,
-    NOISE_FACTOR,
     ROUNDING_RMS,
     BoundaryDrift,
     Measured,
-    batch_dependence,
     boundary_drift,
     enough_sequences,
 )
@@ -32,6 +29,7 @@ from kc_otel.diagnose.located import (
     Divergence,
     Located,
     NotComparableError,
+    batch_findings,
     between,
     cut_vocabulary,
     other_tokens,
@@ -56,14 +54,11 @@ def rounding_of(dtype: str | None) -> float:
 def compare_captures(
     contract: Contract, train: Capture, inference: Capture, *, slice: str = "all", rounding: float = 0.0
 ) -> Located:
-    """Find where two kernels begin to differ by more than noise, from their captures.
-
-    `rounding` is the relative error of writing a value in the inference kernel's number format.
+    """Find where two kernels begin to differ by more than noise, and by more than `rounding` to a number format.
 
     Raises:
         NotComparableError: If they have no sequence in common, other layers, other shapes or other weights.
     """
-    began = time.monotonic()
     theirs = {sequence.token_ids: sequence for sequence in inference.sequences}
     pairs = [(sequence, theirs[sequence.token_ids]) for sequence in train.sequences if sequence.token_ids in theirs]
     if not pairs:
@@ -106,7 +101,7 @@ def compare_captures(
         *other_tokens(encoded, len(encoded)),
         *cut,
         *_first(rows),
-        *_batch_findings(measured, alpha / 2, rounding),
+        *batch_findings(measured, alpha / 2, rounding, {})[:1],  # what lies behind it inherits it
     ]
     return Located(
         contract=contract.metadata.name,
@@ -120,8 +115,6 @@ def compare_captures(
         shares=(),
         observed=float("nan"),
         notes=tuple(_notes(train, inference, pairs)),
-        forwards=0,
-        seconds=time.monotonic() - began,
         confidence=contract.observability.confidence,
         settings=tuple(settings_of(contract)),
     )
@@ -130,7 +123,7 @@ def compare_captures(
 def _inherited(
     pairs: Sequence[tuple[CapturedSequence, CapturedSequence]], of_logits: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the log-probabilities' relative difference due to the logits': each is its logit less a mean.
+    """The log-probabilities' relative difference due to the logits': each is its logit less a mean.
 
     The mean differs by no more than the logits do, so that it is twice as much at most.
     """
@@ -152,20 +145,6 @@ def _first(rows: Sequence[BoundaryDrift]) -> list[Divergence]:
         said = f"of the sampled distribution, while the logits before it do not differ: {difference}"
         return [Divergence("sampler", row.boundary, "", said)]
     return [Divergence("drift", row.boundary, "", f"{difference}; what lies behind it inherits it")]
-
-
-def _batch_findings(measured: Mapping[Boundary, Measured], alpha: float, rounding: float) -> list[Divergence]:
-    """The first boundary whose numbers depend on the batch by more than the training kernel's rounding and noise."""
-    return [
-        Divergence(
-            "batch",
-            key,
-            "",
-            f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
-            f"{NOISE_FACTOR:g} times the floor of {number(floor)}; what lies behind it inherits it",
-        )
-        for key, (share, floor) in [*batch_dependence(measured, alpha, rounding).items()][:1]
-    ]
 
 
 def _part(key: Boundary, a: CapturedSequence, b: CapturedSequence, *, decode: bool) -> float:

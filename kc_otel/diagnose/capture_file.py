@@ -40,8 +40,6 @@ class CapturedSequence:
     """One sequence as a kernel ran it.
 
     Attributes:
-        token_ids: Its tokens.
-        prompt_tokens: How many of them are the prompt's.
         positions: Positions that were kept, int64 [positions].
         outputs: By boundary in the order of execution, projections float32 [positions, projections].
         features: By boundary, features before the projection.
@@ -106,12 +104,7 @@ def relative_error(reference: NDArray[np.float32], other: NDArray[np.float32]) -
 
 
 class CaptureWriter:
-    """Writes a capture, sequence by sequence; one that was begun before is gone on with.
-
-    Raises:
-        ValueError: If the file is there, or what was begun is of another kernel.
-        OSError: If it cannot be written.
-    """
+    """Writes a capture, sequence by sequence; one of the same kernel that was begun before is gone on with."""
 
     def __init__(self, path: Path, kernel: str) -> None:
         self.path: Final = path
@@ -162,11 +155,7 @@ def is_capture(path: Path) -> bool:
 
 
 def read_capture(path: Path) -> Capture:
-    """A sealed capture.
-
-    Raises:
-        ValueError: If it is none, is not sealed, or was changed after it was.
-    """
+    """A sealed capture; a ValueError if it is none, is not sealed, or was changed after it was."""
     try:
         with zipfile.ZipFile(path) as packed:
             if sum(member.file_size for member in packed.infolist()) > _MAX_CAPTURE_BYTES:

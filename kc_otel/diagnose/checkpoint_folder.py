@@ -21,14 +21,11 @@ _KV_FORMATS: Final = {"fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_
 
 
 def checkpoint_kernel(folder: Path, spec: KernelSpec) -> TorchKernel:
-    """The kernel that runs a checkpoint with transformers.
-
-    The contract's declaration says its number format, and that of its KV cache.
+    """The kernel that runs a checkpoint with transformers, in the number formats that the contract's declaration says.
 
     Raises:
         ValueError: If transformers cannot load it, or its cache is to be in a format that cannot be made here.
         NotComparableError: If tensors of it are missing, which transformers would make up.
-        MissingExtraError: If transformers is not installed.
     """
     with extra("transformers", "a Hugging Face checkpoint"):
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415

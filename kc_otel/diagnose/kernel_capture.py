@@ -12,9 +12,8 @@ from kc_otel._extras import extra
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary
 from kc_otel.diagnose.capture_file import CapturedSequence, kept_positions, projected, relative_error
 from kc_otel.diagnose.token_sequences import TokenSequence
-from kc_otel.diagnose.torch_kernel import TorchKernel
+from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
 from kc_otel.diagnose.torch_measure import OTHER_PADDING, kernel_in
-from kc_otel.diagnose.torch_visit import Activations
 from kc_otel.diagnose.watched_kernel import WatchedKernel
 
 with extra("torch", "capturing a torch module"):
@@ -26,10 +25,8 @@ def capture_kernel(
 ) -> Iterator[CapturedSequence]:
     """Yield the outputs of a kernel's operators on each sequence, and the distributions it samples from.
 
-    Args:
-        kernel: The kernel; products of one input count as one operator, as engines compute them.
-        sequences: Sequences to run; one at a time is in memory.
-        precision: Number format whose rounding is to be measured, in a torch kernel's own operators; None for none.
+    Products of one input count as one operator, as engines compute them. `precision` is the number format whose
+    rounding is to be measured, in a torch kernel's own operators. One sequence at a time is in memory.
     """
     if isinstance(kernel, TorchKernel):
         kernel = replace(kernel, is_fused=True)

@@ -25,14 +25,10 @@ _SOURCES: Final = "a torch module, a kc_otel.diagnose.torch_kernel.TorchKernel, 
 
 
 def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
-    """The kernel that a text names: `FILE.py:NAME`, or a folder with a Hugging Face checkpoint.
+    """The kernel that a text names: `FILE.py:NAME`, or a folder with a Hugging Face checkpoint; a ValueError if none.
 
     A checkpoint is loaded in the number format that the contract says, or in its own, without anything from a network;
     where the contract says an fp8 KV cache, keys and values are rounded as they are written.
-
-    Raises:
-        ValueError: If the text names nothing, or something else.
-        MissingExtraError: If torch, or transformers for a checkpoint, is not installed.
     """
     from kc_otel.diagnose.torch_kernel import TorchKernel  # noqa: PLC0415 - torch
 
@@ -59,11 +55,7 @@ def torch_kernel_from(target: str, spec: KernelSpec) -> TorchKernel:
 
 @contextmanager
 def kernel_from(target: str, spec: KernelSpec, options: Mapping[str, Any] | None = None) -> Iterator[WatchedKernel]:
-    """The kernel that a text names: as for `torch_kernel_from`, or `vllm:FOLDER`, an engine that ends afterwards.
-
-    Raises:
-        ValueError: If the text names nothing, or an engine whose layers cannot be watched.
-    """
+    """The kernel that a text names: as for `torch_kernel_from`, or `vllm:FOLDER`, an engine that ends afterwards."""
     if not target.startswith(VLLM):
         yield torch_kernel_from(target, spec)
         return
@@ -92,13 +84,10 @@ def captured_by(
     options: Mapping[str, Any] | None = None,
     decode: int = 16,
 ) -> Iterator[CapturedSequence]:
-    """Yield a named kernel's captures of sequences; names are as for `torch_kernel_from`, or `vllm:FOLDER`.
+    """Yield a named kernel's captures of sequences; names are those of `kernel_from`.
 
     `precision` is the number format whose rounding is measured in a torch kernel, `options` are arguments of
     `vllm.LLM`, and `decode` tokens are decoded by an engine after each prompt that has no completion.
-
-    Raises:
-        ValueError: If the text names nothing, or the number format is unknown.
     """
     with extra("torch", "a kernel of torch"):
         import torch  # noqa: PLC0415

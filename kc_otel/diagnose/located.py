@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -12,41 +12,24 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.words import number
-from kc_otel.diagnose.above_noise import NULL_SHARE, BoundaryDrift, least_sequences, sequences_to_name
+from kc_otel.diagnose.above_noise import (
+    NOISE_FACTOR,
+    NULL_SHARE,
+    BoundaryDrift,
+    Measured,
+    batch_dependence,
+    least_sequences,
+    sequences_to_name,
+)
 from kc_otel.diagnose.boundaries import TOKENS, Boundary, by_operator
 from kc_otel.diagnose.shares import ComponentShare, Shares
+from kc_otel.judge.plain_json import to_plain
 from kc_otel.stats import Interval
 
 _UNRELATED_RELATIVE_ERROR: Final = 0.7
 """Relative error of the embedding beyond which two kernels have other weights; quantised ones stay below 0.1."""
 
 Kind = Literal["tokens", "shape", "drift", "batch", "sampler"]
-
-OPERATORS: Final = {
-    "embedding": "embedding",
-    "attention_norm": "norm before attention",
-    "mlp_norm": "norm before the MLP",
-    "final_norm": "last norm",
-    "q_proj": "query projection",
-    "k_proj": "key projection",
-    "v_proj": "value projection",
-    "qkv_proj": "QKV projection",
-    "rotary": "rotary embedding",
-    "kv_cache": "KV cache write and read",
-    "attention": "attention",
-    "o_proj": "attention's output projection",
-    "router": "router",
-    "experts": "experts",
-    "activation": "MLP's activation",
-    "gate_proj": "MLP's gate projection",
-    "up_proj": "MLP's up projection",
-    "gate_up_proj": "MLP's gate and up projection",
-    "down_proj": "MLP's down projection",
-    "block": "residual sum",
-    "head": "head",
-    "sampler": "sampler's processing",
-    "tokens": "tokens (tokenizer and chat template)",
-}
 
 
 class NotComparableError(ValueError):
@@ -55,15 +38,10 @@ class NotComparableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Something that is not noise.
+    """Something that is not noise: at a boundary of a module of the inference kernel, empty where there is none.
 
-    Attributes:
-        kind: Whether tokens, shapes, numbers, or numbers in another batch, or the sampler's processing differ.
-        boundary: Where.
-        module: The inference kernel's module there; empty where there is none.
-        sentence: The finding.
-        tensors: A static scale that cuts inputs off, and parameters of the module that differ by more than rounding,
-            largest difference first.
+    `kind` says whether tokens, shapes, numbers, numbers in another batch, or the sampler's processing differ. `tensors`
+    are a static scale that cuts inputs off, and parameters of the module that differ by more than rounding.
     """
 
     kind: Kind
@@ -78,11 +56,7 @@ class Located:
     """The answer to which operator it is.
 
     Attributes:
-        contract: Name of the contract.
-        slice: The slice that the sequences are of.
         metric: Metric that is divided into shares.
-        sequences: Number of sequences.
-        tokens: Their tokens.
         boundaries: Measurements, in the order of execution.
         findings: Differences above noise, in the order of execution.
         culprit: The finding with the largest share of the drift; without shares the one with the largest error. None
@@ -91,8 +65,6 @@ class Located:
             divides among layers; empty where nothing is, or where it was not asked for.
         observed: Drift of the inference kernel as it ran, mean over sequences; nan where it was not measured.
         notes: What a reader has to know: what could not be compared, swapped or verified.
-        forwards: Forwards that it took, in sequences.
-        seconds: How long it took.
         confidence: Of every interval and of all names together.
         settings: Where the two kernels are configured otherwise: what to look at before any operator.
     """
@@ -108,8 +80,6 @@ class Located:
     shares: tuple[Shares, ...]
     observed: float
     notes: tuple[str, ...]
-    forwards: int
-    seconds: float
     confidence: float
     settings: tuple[str, ...] = ()
 
@@ -168,11 +138,7 @@ def between(error: Interval) -> str:
 
 
 def related(errors: NDArray[np.float64] | None) -> None:
-    """Refuse weights of another training, by the relative errors of the embedding; None where there is none.
-
-    Raises:
-        NotComparableError: If the two kernels' embeddings are unrelated.
-    """
+    """Refuse weights of another training, by the relative errors of the embedding; None where there is none."""
     if errors is not None and float(np.median(errors)) > _UNRELATED_RELATIVE_ERROR:
         raise NotComparableError(
             "the embeddings of the same tokens have nothing to do with each other: the checkpoints are others"
@@ -180,11 +146,7 @@ def related(errors: NDArray[np.float64] | None) -> None:
 
 
 def same_layers(train: Iterable[Boundary], inference: Iterable[Boundary]) -> None:
-    """Refuse kernels of different depth.
-
-    Raises:
-        NotComparableError: If they have not the same layers.
-    """
+    """Refuse kernels of different depth."""
     ours, theirs = ({boundary.layer for boundary in side if boundary.layer is not None} for side in (train, inference))
     if ours != theirs:
         raise NotComparableError(
@@ -194,13 +156,7 @@ def same_layers(train: Iterable[Boundary], inference: Iterable[Boundary]) -> Non
 
 
 def cut_vocabulary(shapes: Iterable[tuple[Boundary, int, int]], module: str = "") -> list[Divergence]:
-    """A head with another vocabulary; anything else of another shape is another model.
-
-    Shapes are where features differ, and how many there are in training and in inference.
-
-    Raises:
-        NotComparableError: If it is another model.
-    """
+    """A head with another vocabulary; anything else whose features differ is refused as another model."""
     found = []
     for boundary, ours, theirs in shapes:
         if boundary != Boundary(None, "head"):
@@ -214,12 +170,7 @@ def cut_vocabulary(shapes: Iterable[tuple[Boundary, int, int]], module: str = ""
 
 
 def other_tokens(prompts: Iterable[tuple[Sequence[int], Sequence[int]]], of: int) -> list[Divergence]:
-    """Conversations that become other tokens, with one example.
-
-    Args:
-        prompts: Tokens of each in training and in inference.
-        of: How many conversations or sequences there are.
-    """
+    """Conversations that become other tokens in training and in inference, of so many, with one example."""
     other = [(ours, theirs) for ours, theirs in prompts if ours != theirs]
     if not other:
         return []
@@ -242,6 +193,20 @@ def by_size(findings: Sequence[Divergence], rows: Sequence[BoundaryDrift]) -> Di
     return max(findings, key=lambda finding: errors.get(finding.boundary, 0.0) if finding.kind == "drift" else 0.0)
 
 
+def batch_findings(
+    measured: Mapping[Boundary, Measured], alpha: float, rounding: float, modules: Mapping[Boundary, str]
+) -> list[Divergence]:
+    """Operators whose numbers depend on the batch by more than the training kernel's do in the same number format."""
+    found = []
+    for key, (share, floor) in batch_dependence(measured, alpha, rounding).items():
+        sentence = (
+            f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
+            f"{NOISE_FACTOR:g} times the training kernel's floor of {number(floor)}"
+        )
+        found.append(Divergence("batch", key, modules.get(Boundary(key.layer, key.operator), ""), sentence))
+    return found
+
+
 def settings_of(contract: Contract) -> list[str]:
     """Return the settings in which a contract's two kernels differ, other than the engine."""
     ours, theirs = contract.kernels.train.model_dump(), contract.kernels.inference.model_dump()
@@ -255,19 +220,8 @@ def settings_of(contract: Contract) -> list[str]:
 
 def located_json(located: Located) -> dict[str, Any]:
     """The answer for a program, and as evidence; numbers that are not finite are texts."""
-    first = asdict(located.first) if located.first else None
-    found: dict[str, Any] = _plain({**asdict(located), "undecided": located.undecided, "first": first})
-    return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(member) for key, member in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(member) for member in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    found: dict[str, Any] = to_plain(located)
+    return found | {"undecided": located.undecided, "first": to_plain(located.first)}
 
 
 _HEADER: Final = ("boundary", "own error", "drift", "floor", "prompt", "completion", "above")
@@ -289,7 +243,7 @@ def located_lines(located: Located) -> Iterator[str]:
 def _answer_lines(located: Located) -> Iterator[str]:
     yield (
         f"{located.contract}, slice {located.slice}: {located.sequences} sequences, {located.tokens} tokens, "
-        f"{len(located.boundaries)} boundaries, {located.forwards} forwards of a sequence, {located.seconds:.1f} s"
+        f"{len(located.boundaries)} boundaries"
     )
     for setting in located.settings:
         yield f"look first: {setting}"
@@ -353,23 +307,16 @@ def _part_of(finding: Divergence, located: Located) -> str:
 
 
 def finding_name(finding: Divergence) -> str:
-    """Boundary, in words where they are others, and module."""
-    words = OPERATORS.get(finding.boundary.operator, finding.boundary.operator)
-    said = str(finding.boundary) if words == finding.boundary.operator else f"{finding.boundary} ({words})"
+    """Boundary and module."""
     kind = ", depends on the batch" if finding.kind == "batch" else ""
-    return f"{said}{kind}" + (f", module {finding.module}" if finding.module else "")
+    return f"{finding.boundary}{kind}" + (f", module {finding.module}" if finding.module else "")
 
 
 def _share_lines(located: Located, shares: Shares, *, layers: bool) -> Iterator[str]:
     amount = f"{number(shares.whole)} of {number(located.observed)} observed"
     yield "by layer:" if layers else f"shares of {located.metric} on {located.slice}, {amount}:"
     for component in shares.components:
-        yield (
-            f"  {_share(component):>15}  {component.name}  (alone {_percent(component.alone)} %, "
-            f"swapped out {_percent(component.without)} %)"
-        )
-    if len(shares.components) > 1:
-        yield f"  {_percent(shares.interaction)} % is interaction: beyond the sum of each alone"
+        yield f"  {_share(component):>15}  {component.name}"
 
 
 def _table(located: Located) -> Iterator[str]:

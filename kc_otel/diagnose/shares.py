@@ -1,4 +1,4 @@
-"""Shares of a drift among components: each alone, each left out, and by Shapley, with intervals over sequences.
+"""Shares of a drift among components by Shapley, with intervals over sequences.
 
 A component's Shapley value is what it adds on average to the components that were put in before it, over all orders.
 Of few components every set is run, and the value is exact for the sequences. Of more, some orders are drawn, each with
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import permutations
 from statistics import NormalDist
 from typing import Final
@@ -29,84 +30,45 @@ from kc_otel._extras import extra
 from kc_otel.stats import Interval
 
 _RESAMPLE_COUNT: Final = 2000
+_ORDER_PAIRS: Final = 4
+"""Orders that are drawn of more components, each with its reverse."""
 _MAX_EXACT_COMPONENTS: Final = 5
 """Components of which every set is run: 32 sets, fewer than eight orders of them have."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentShare:
-    """One component's share of a drift.
-
-    Attributes:
-        name: The component.
-        alone: Drift with it alone swapped in, in shares of the whole: first order.
-        without: Decrease when it alone is swapped out, in shares of the whole.
-        share: Shapley value in shares of the whole, with an interval over sequences and drawn orders.
-    """
+    """A component's Shapley value in shares of the whole, with an interval over sequences and drawn orders."""
 
     name: str
-    alone: float
-    without: float
     share: Interval
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Division of a drift among components.
-
-    Attributes:
-        whole: Drift with every component swapped in, mean over sequences.
-        interaction: Joint effect of the components beyond the sum of each alone, in shares of the whole.
-        components: Largest share first.
-        evaluations: Sets of components that the model was run with.
-    """
+    """Division of a drift, mean over sequences, among components, the largest share first."""
 
     whole: float
-    interaction: float
     components: tuple[ComponentShare, ...]
-    evaluations: int
 
 
 def shares_of(
-    names: Sequence[str],
-    value: Callable[[frozenset[int]], NDArray[np.float64]],
-    *,
-    alpha: float,
-    pairs: int = 4,
-    seed: int = 0,
+    names: Sequence[str], value: Callable[[frozenset[int]], NDArray[np.float64]], *, alpha: float, seed: int = 0
 ) -> Shares:
-    """Divide a drift among components.
+    """Divide a drift among components, given the drift [sequences] with some of them swapped in, by index.
+
+    Of up to five components all orders are taken. `alpha` is the error probability of the intervals, both sides
+    together.
 
     >>> weights = np.array([[3.0, 1.0], [6.0, 2.0], [3.0, 1.0]])
     >>> found = shares_of(["scales", "cache"], lambda put_in: weights[:, sorted(put_in)].sum(1), alpha=0.05)
     >>> [(part.name, round(part.share.estimate, 2)) for part in found.components]
     [('scales', 0.75), ('cache', 0.25)]
-
-    Args:
-        names: The components.
-        value: Drift of each sequence, [sequences], with these components swapped in, by index.
-        alpha: Error probability of the intervals, both sides together.
-        pairs: Orders that are drawn, each with its reverse; two or more. Of up to five components all are taken.
-        seed: Of the draw.
-
-    Raises:
-        ValueError: If there is no component.
     """
-    if not names:
-        raise ValueError("no component to divide a drift among")
-    known: dict[frozenset[int], NDArray[np.float64]] = {}
-
-    def drift(components: frozenset[int]) -> NDArray[np.float64]:
-        if components not in known:
-            known[components] = np.asarray(value(components), dtype=np.float64)
-        return known[components]
-
-    everything = frozenset(range(len(names)))
-    nothing, whole = drift(frozenset()), drift(everything)
-    alone = np.stack([drift(frozenset({index})) for index in range(len(names))])
-    without = np.stack([drift(everything - {index}) for index in range(len(names))])
+    drift = cache(lambda components: np.asarray(value(components), dtype=np.float64))
+    nothing, whole = drift(frozenset()), drift(frozenset(range(len(names))))
     generator = np.random.default_rng(seed)
-    orders = _orders(len(names), pairs, generator)
+    orders = _orders(len(names), generator)
     gains = np.zeros((len(orders), len(names), whole.size))
     for row, order in zip(gains, orders, strict=True):
         before, put_in = nothing, frozenset[int]()
@@ -121,31 +83,22 @@ def shares_of(
     gains = gains.mean(0)
     lower, upper = _bootstrap(gains, total, alpha, generator)
 
-    def share(values: NDArray[np.float64]) -> float:
-        return float(values.mean() / size) if size else 0.0
-
+    estimates = gains.mean(1) / size if size else np.zeros(len(names))
+    below, above = (np.hypot(np.maximum(gap, 0.0), drawn) for gap in (estimates - lower, upper - estimates))
     method = f"Shapley over {'all' if every else len(orders)} orders, expanded bootstrap over sequences"
+    ends = zip(names, estimates.tolist(), below.tolist(), above.tolist(), strict=True)
     found = [
-        ComponentShare(
-            name,
-            share(alone[index] - nothing),
-            share(whole - without[index]),
-            _interval(
-                share(gains[index]), float(lower[index]), float(upper[index]), float(drawn[index]), whole.size, method
-            ),
-        )
-        for index, name in enumerate(names)
+        ComponentShare(name, Interval(share, share - down, share + up, whole.size, method))
+        for name, share, down, up in ends
     ]
-    interaction = 1.0 - sum(component.alone for component in found) if size else 0.0
-    found.sort(key=lambda component: -component.share.estimate)
-    return Shares(float(whole.mean()), interaction, tuple(found), len(known))
+    return Shares(float(whole.mean()), tuple(sorted(found, key=lambda component: -component.share.estimate)))
 
 
-def _orders(components: int, pairs: int, generator: np.random.Generator) -> list[tuple[int, ...]]:
+def _orders(components: int, generator: np.random.Generator) -> list[tuple[int, ...]]:
     """All orders of few components; of more, some of them, each followed by its reverse."""
     if components <= _MAX_EXACT_COMPONENTS:
         return list(permutations(range(components)))
-    drawn = [tuple(generator.permutation(components).tolist()) for _ in range(pairs)]
+    drawn = [tuple(generator.permutation(components).tolist()) for _ in range(_ORDER_PAIRS)]
     return [direction for order in drawn for direction in (order, order[::-1])]
 
 
@@ -162,11 +115,6 @@ def _student(probability: float, freedom: int) -> float:
     with extra("stats", "intervals of shares"):
         from scipy.special import stdtrit  # noqa: PLC0415 - who only shows what was found has none
     return float(stdtrit(freedom, probability))
-
-
-def _interval(estimate: float, lower: float, upper: float, drawn: float, samples: int, method: str) -> Interval:
-    below, above = (float(np.hypot(gap, drawn)) for gap in (max(estimate - lower, 0.0), max(upper - estimate, 0.0)))
-    return Interval(estimate, estimate - below, estimate + above, samples, method)
 
 
 def _bootstrap(

@@ -14,7 +14,7 @@ from kc_otel.diagnose.capture_file import is_capture, read_capture
 from kc_otel.offline.python_names import python_name
 from kc_otel.recordings.read_jsonl import records
 from kc_otel.recordings.recording_files import load_recording
-from kc_otel.recordings.spool.spool_reader import SpoolReader
+from kc_otel.recordings.spool import SpoolReader
 
 _PROMPT_COLUMNS: Final = ("prompt_ids", "prompt_token_ids")
 _TOKEN_COLUMNS: Final = ("token_ids", "completion_ids", "response_ids", "input_ids")
@@ -24,13 +24,9 @@ _PROGRAM_DESCRIPTION: Final = "a function of a slice's name that returns objects
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSequence:
-    """One sequence.
+    """One sequence: prompt and completion, at least two tokens, with the attributes for its slices.
 
-    Attributes:
-        token_ids: Prompt and completion, at least two tokens.
-        prompt_tokens: How many of them are the prompt's.
-        attributes: Attributes for its slices.
-        messages: The conversation that the prompt was made of, {role, content} each; empty where that is unknown.
+    `messages` is the conversation that the prompt was made of, {role, content} each; empty where that is unknown.
     """
 
     token_ids: tuple[int, ...]
@@ -54,17 +50,11 @@ def chat_encoder(tokenizer: Any) -> Callable[[Sequence[Mapping[str, str]]], list
 def read_sequences(
     source: str | Path, *, contract: Contract | None = None, slice: str = ALL, most: int = 64
 ) -> tuple[TokenSequence, ...]:
-    """Sequences of a file or a program, those of one slice.
+    """Sequences of a file or a program, those of one slice, the first of the file.
 
     Of a capture they are what was captured, all of it. JSON lines have `token_ids` and, where known, `prompt_ids`,
     `attributes` and `messages`; whatever else `load_recording` reads is a recording with token ids. A program is
     `FILE.py:NAME`, a function that is given the slice and returns such objects, from wherever it has them.
-
-    Args:
-        source: The file, or the program.
-        contract: Says what its slices are.
-        slice: Which of them; `all` for every sequence.
-        most: Sequences that are taken, the first of the file.
 
     Raises:
         ValueError: If the file cannot be used, the slice is unknown, or no sequence is in it.

@@ -3,24 +3,29 @@
 Three things are done with the hooks, all in one forward over given tokens: outputs are taken (`run`), replaced by other
 outputs after they were taken, so that every operator is given another kernel's inputs (`run` with `replaced`), or
 changed by an error that was measured before (`run` with `added`). The hooks are gone afterwards.
+
+Operators of Hugging Face's models that are no modules are watched, too: attention's forward calls a function of its
+file to turn queries and keys, and the cache's `update` to write keys and values and read them back. While a forward is
+watched, that function and the cache that a layer is given are stand-ins.
 """
 
 from __future__ import annotations
 
+import re
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial, wraps
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, fused, fused_parts
+from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, fused, fused_parts, layer_of
 from kc_otel.diagnose.token_sequences import TokenSequence
-from kc_otel.diagnose.torch_functions import watched_functions
-from kc_otel.diagnose.torch_visit import Activations, Visit
 from kc_otel.recordings.scoring import processed
 
 with extra("torch", "locating in a torch module"):
@@ -39,7 +44,6 @@ class TorchKernel:
         encode: Token ids of a conversation, a list of {role, content}: the tokenizer with its chat template; None
             where sequences are given as tokens.
         sampling: Temperature, top_p, top_k and min_p by name, as the kernel samples.
-        boundaries: Module name to boundary; None to find them by their names.
         autocast: Number format of the autocast region that it runs in; None for none.
         cache: Makes the KV cache that a forward is given as `past_key_values`; None for the module's own.
         vocabulary: Token to id, as the kernel's tokenizer has them; None where it is not known.
@@ -49,7 +53,6 @@ class TorchKernel:
     module: torch.nn.Module
     encode: Callable[[Sequence[Mapping[str, str]]], Sequence[int]] | None = None
     sampling: Mapping[str, Scalar] = field(default_factory=dict)
-    boundaries: Mapping[str, Boundary] | None = None
     autocast: torch.dtype | None = None
     cache: Callable[[], Any] | None = None
     vocabulary: Mapping[str, int] | None = None
@@ -66,8 +69,6 @@ class TorchKernel:
     @property
     def named(self) -> dict[str, Boundary]:
         """The boundary of each watched module, by the module's name."""
-        if self.boundaries is not None:
-            return dict(self.boundaries)
         leaves = (
             (name, not any(module.children()) and any(True for _ in module.parameters(recurse=False)))
             for name, module in self.module.named_modules()
@@ -98,11 +99,7 @@ class TorchKernel:
         taken: bool = True,
         padding: int = 0,
     ) -> tuple[Activations, list[torch.Tensor]]:
-        """As of a `WatchedKernel`; `added` are values to add to an operator's output, padding is behind the longest.
-
-        Raises:
-            ValueError: If the model returns no logits for the tokens.
-        """
+        """As of a `WatchedKernel`; `added` are values to add to an operator's output, padding is behind the longest."""
         ids_of = [torch.as_tensor(np.asarray(sequence.token_ids, dtype=np.int64)) for sequence in sequences]
         replaced, added = self._apart(replaced), self._apart(added)
         found: Activations = {}
@@ -163,8 +160,8 @@ class TorchKernel:
                 earlier = INPUT_OF.get(boundary.operator)
                 if earlier is not None and Boundary(boundary.layer, earlier) not in operators:
                     before = replace(boundary, operator=earlier)
-                    handles.append(module.register_forward_pre_hook(_before(visit, before)))
-                handles.append(module.register_forward_hook(_after(visit, boundary)))
+                    handles.append(module.register_forward_pre_hook(partial(_before, visit, before)))
+                handles.append(module.register_forward_hook(partial(_after, visit, boundary)))
             with watched_functions(self.module, named, visit):
                 yield
         finally:
@@ -176,18 +173,196 @@ def _side_by_side(outputs: list[list[torch.Tensor]]) -> list[torch.Tensor]:
     return [torch.cat(parts, 1) for parts in zip(*outputs, strict=True)]
 
 
-def _after(visit: Visit, boundary: Boundary) -> Callable[..., Any]:
-    def hook(_: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:
-        return visit(boundary, output)
-
-    return hook
+def _after(visit: Visit, boundary: Boundary, _: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+    return visit(boundary, output)
 
 
-def _before(visit: Visit, boundary: Boundary) -> Callable[..., Any]:
-    def hook(_: torch.nn.Module, args: tuple[Any, ...]) -> Any:
-        if not args:
+def _before(visit: Visit, boundary: Boundary, _: torch.nn.Module, args: tuple[Any, ...]) -> Any:
+    changed = visit(boundary, args[0]) if args else None
+    return None if changed is None else (changed, *args[1:])
+
+
+_ROTARY: Final = re.compile(r"apply_\w*(?:rotary|rope)\w*")
+_CACHES: Final = ("past_key_values", "past_key_value", "layer_past")
+
+_OnOutput = Callable[[Boundary, Any], Any]
+"""From a boundary and its output to the output to go on with, or None for the same."""
+
+
+@contextmanager
+def watched_functions(module: torch.nn.Module, named: Mapping[str, Boundary], visit: _OnOutput) -> Iterator[None]:
+    """Have the functions within a model's attention visited, in every layer whose modules do not have them apart.
+
+    `visit` is called with every output, tensors [sequences, heads, tokens, features].
+    """
+    apart = set(named.values())
+    within: list[int] = []
+    homes: set[str] = set()
+    with ExitStack() as stack:
+        for name, submodule in module.named_modules():
+            layer = layer_of(name)
+            if layer is None or not hasattr(submodule, "layer_idx") or not any(True for _ in submodule.children()):
+                continue
+            if Boundary(layer, "rotary") not in apart:
+                homes.add(type(submodule).__module__)
+                entered = submodule.register_forward_pre_hook(partial(_enter, within, layer))
+                left = submodule.register_forward_hook(partial(_leave, within), always_call=True)
+                stack.callback(entered.remove)
+                stack.callback(left.remove)
+            if Boundary(layer, "kv_cache") not in apart:
+                written = submodule.register_forward_pre_hook(partial(_with_cache, visit, layer), with_kwargs=True)
+                stack.callback(written.remove)
+        for home in homes:
+            for name, function in list(vars(sys.modules[home]).items()):
+                if _ROTARY.fullmatch(name) and callable(function):
+                    setattr(sys.modules[home], name, _visited(function, within, visit))
+                    stack.callback(setattr, sys.modules[home], name, function)
+        yield
+
+
+def _enter(within: list[int], layer: int, *_: Any) -> None:
+    within.append(layer)
+
+
+def _leave(within: list[int], *_: Any) -> None:
+    within.pop()
+
+
+def _visited(function: Callable[..., Any], within: list[int], visit: _OnOutput) -> Callable[..., Any]:
+    """The same function, whose outputs are visited where attention calls it; not where it is called by another."""
+
+    @wraps(function)
+    def visited(*args: Any, **options: Any) -> Any:
+        if not within:
+            return function(*args, **options)
+        layer = within[-1]
+        within.clear()
+        try:
+            output = function(*args, **options)
+        finally:
+            within.append(layer)
+        changed = visit(Boundary(layer, "rotary"), output)
+        return output if changed is None else changed
+
+    return visited
+
+
+def _with_cache(
+    visit: _OnOutput, layer: int, _: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    name = next((cache for cache in _CACHES if hasattr(options.get(cache), "update")), None)
+    if name is None:
+        return None
+    return args, {**options, name: _SeenCache(options[name], partial(visit, Boundary(layer, "kv_cache")))}
+
+
+class _SeenCache:
+    """A cache of Transformers, of which one layer's keys and values are visited as they are read back."""
+
+    def __init__(self, cache: Any, visit: Callable[[Any], Any]) -> None:
+        self._cache, self._visit = cache, visit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def update(self, *args: Any, **options: Any) -> Any:
+        """Write, and read what is there."""
+        output = self._cache.update(*args, **options)
+        changed = self._visit(output)
+        return output if changed is None else changed
+
+
+Activations = dict[Boundary, list[torch.Tensor]]
+"""By boundary, in the order of execution, the output of each sequence, [tokens, features].
+
+Whole numbers are a router's choices: they are handed on with its weights, and are no numbers to compare.
+"""
+_HEADS_FIRST: Final = frozenset({"rotary", "kv_cache"})
+"""Operators whose outputs are [sequences, heads, tokens, ...] even where there are as many heads as tokens."""
+
+
+class Visit:
+    """Actions at each boundary of one forward over the sequences `rows`, padded to `width` tokens.
+
+    Outputs are taken into `found`, and then replaced or added to; a router's choices are always replaced.
+    """
+
+    def __init__(
+        self,
+        found: Activations,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        width: int,
+        replaced: Activations | None,
+        added: Activations | None,
+        *,
+        taken: bool,
+    ) -> None:
+        self._found, self._rows, self._lengths, self._width = found, rows, lengths, width
+        self._replaced, self._added, self._taken = replaced, added, taken
+        self._parts: Counter[Boundary] = Counter()
+
+    def __call__(self, boundary: Boundary, output: Any) -> Any:
+        """Take a module's output; returns the one to go on with, or None for the same."""
+        if isinstance(output, tuple | list):
+            members = [self(boundary, member) if isinstance(member, torch.Tensor) else None for member in output]
+            if all(member is None for member in members):
+                return None
+            return type(output)(old if new is None else new for old, new in zip(output, members, strict=True))
+        if not isinstance(output, torch.Tensor) or output.dtype == torch.bool:
             return None
-        changed = visit(boundary, args[0])
-        return None if changed is None else (changed, *args[1:])
+        if not output.is_floating_point() and boundary.operator != "router":
+            return None
+        if output.ndim > 2 and output.shape[:2] == (1, self._width):  # the same for every sequence, as angles are
+            output = output.expand(len(self._rows), *output.shape[1:])
+        axes = self._axes(output, heads_first=boundary.operator in _HEADS_FIRST)
+        if axes is None:
+            return None
+        key = replace(boundary, part=self._parts[boundary])
+        self._parts[boundary] += 1
+        view = axes(output)
+        if self._taken:
+            outputs = self._found.setdefault(key, [torch.empty(0)] * len(self._lengths))
+            for place, row in enumerate(self._rows):
+                outputs[row] = view[place, : self._lengths[row]].flatten(1).detach().clone()
+        return self._changed(key, output, axes)
 
-    return hook
+    def _changed(self, key: Boundary, output: torch.Tensor, axes: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        new = (self._replaced or self._added or {}).get(key)
+        features = output[0].numel() // self._width if output.shape[0] == len(self._rows) else output[0].numel()
+        if new is None or any(new[row].numel() != self._lengths[row] * features for row in self._rows):
+            return None
+        # Padding gets nothing of a kernel whose numbers may not be finite: masked attention would pass NaN on.
+        written = self._replaced is not None or not output.is_floating_point()
+        changed = (
+            torch.zeros_like(output, memory_format=torch.contiguous_format)
+            if self._replaced
+            else output.clone(memory_format=torch.contiguous_format)
+        )
+        view = axes(changed)
+        for place, row in enumerate(self._rows):
+            target = view[place, : self._lengths[row]]
+            value = new[row].to(device=target.device, dtype=torch.float32).reshape(target.shape)
+            target.copy_(value if written else target.float() + value)
+        return changed
+
+    def _axes(self, tensor: torch.Tensor, *, heads_first: bool) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Return a function that views a tensor as [sequences, tokens, ...]; None if it does not have these axes."""
+        batch, width, shape = len(self._rows), self._width, tensor.shape
+        if heads_first and len(shape) == 4 and shape[0] == batch and shape[2] == width:
+            return _heads_first
+        if len(shape) >= 3 and shape[0] == batch and shape[1] == width:
+            return _same
+        if len(shape) == 4 and shape[0] == batch and shape[2] == width:
+            return _heads_first
+        if len(shape) >= 2 and shape[0] == batch * width:
+            return lambda flat: flat.view(batch, width, *shape[1:])
+        return None
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.transpose(1, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -23,8 +22,6 @@ from kc_otel.diagnose.above_noise import (
     NOT_FINITE,
     ROUNDING_RMS,
     BoundaryDrift,
-    Measured,
-    batch_dependence,
     boundary_drift,
     enough_sequences,
 )
@@ -32,6 +29,7 @@ from kc_otel.diagnose.boundaries import SAMPLER, Boundary, by_operator, fused_pa
 from kc_otel.diagnose.located import (
     Divergence,
     Located,
+    batch_findings,
     between,
     by_size,
     cut_vocabulary,
@@ -43,8 +41,16 @@ from kc_otel.diagnose.same_checkpoint import other_settings, same_architecture, 
 from kc_otel.diagnose.shares import Shares, shares_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
-from kc_otel.diagnose.torch_measure import Absent, kernel_in, measure_pair, tokens_at_a_time
-from kc_otel.diagnose.torch_swaps import PerToken, token_drift, token_log_ratio, token_tv
+from kc_otel.diagnose.torch_measure import (
+    Absent,
+    PerToken,
+    kernel_in,
+    measure_pair,
+    token_drift,
+    token_log_ratio,
+    token_tv,
+    tokens_at_a_time,
+)
 from kc_otel.diagnose.torch_weights import TensorDifference, saturated_scales, tensor_differences
 from kc_otel.diagnose.watched_kernel import WatchedKernel
 
@@ -85,7 +91,6 @@ def locate(
         NotComparableError: If the kernels are not the same checkpoint or have not the same layers and shapes.
         ValueError: If a sequence has tokens that a kernel does not know, or the number format is unknown.
     """
-    began = time.monotonic()
     alpha = 1.0 - contract.observability.confidence
     if not sequences:
         raise ValueError("sequences: there is none; give some of the slice that fails")
@@ -113,38 +118,31 @@ def locate(
         notes.append(f"the training kernel does not run in {wanted}: rounding to it counts as a difference")
     findings += _shape_findings(missing, inference)
     modules = {boundary: name for name, boundary in inference.named.items()}
-    drifting = [_drift_finding(row, modules, weights) for row in rows if row.is_above]
-    scales = saturated_scales(train, inference, {finding.module for finding in drifting if finding.module}, sequences)
-    findings += [
-        replace(finding, sentence=f"{finding.sentence}; {found}", tensors=(found.tensor, *finding.tensors))
-        if (found := scales.get(finding.module))
-        else finding
-        for finding in drifting
-    ]
-    findings += _batch_findings(measured, modules, alpha / 2, rounding)
+    above = [row for row in rows if row.is_above]
+    scales = saturated_scales(train, inference, {_module(row.boundary, modules) for row in above} - {""}, sequences)
+    findings += [_drift_finding(row, modules, weights, scales) for row in above]
+    findings += batch_findings(measured, alpha / 2, rounding, modules)
     shared: tuple[Shares, ...] = ()
     culprit = by_size(findings, rows)
     metric, per_token, observed = *_metric(clause), float("nan")
-    above, unswapped = _swappable([row.boundary for row in rows if row.is_above], missing)
-    forwards = (8 if rounded else 6) * len(sequences)
+    swappable, unswapped = _swappable([row.boundary for row in above], missing)
     if any(finding.kind == "tokens" for finding in findings):
         notes.append("operators are compared on the training kernel's tokens")
     if unswapped:
         notes.append(f"not swapped: an engine's router gives no choices to swap: {'; '.join(by_operator(unswapped))}")
     if shares and any(finding.kind == "shape" for finding in findings):
         notes.append("no shares: the two kernels' logits have not the same tokens, so that nothing can be swapped")
-    elif shares and above:
+    elif shares and swappable:
         shared, observed, largest = _divide(
             train,
             inference,
             sequences,
-            {row.boundary: row.error for row in rows if row.boundary in above},
+            {row.boundary: row.error for row in rows if row.boundary in swappable},
             per_token,
             alpha,
             batch_tokens=batch_tokens,
             progress=progress,
         )
-        forwards += (sum(split.evaluations for split in shared) + 3) * len(sequences)
         if culprit is not None and culprit.kind not in {"tokens", "shape"}:
             culprit = next(finding for finding in findings if finding.boundary == largest and finding.kind != "batch")
     located = Located(
@@ -159,8 +157,6 @@ def locate(
         shares=shared,
         observed=observed,
         notes=tuple(notes),
-        forwards=forwards,
-        seconds=time.monotonic() - began,
         confidence=contract.observability.confidence,
         settings=(*settings, *settings_of(contract)),
     )
@@ -255,8 +251,15 @@ def _shape_findings(missing: Sequence[Absent], inference: WatchedKernel) -> list
     return cut_vocabulary(((gap.boundary, *gap.features) for gap in missing if gap.features), head)
 
 
+def _module(boundary: Boundary, modules: Mapping[Boundary, str]) -> str:
+    return modules.get(Boundary(boundary.layer, boundary.operator), "")
+
+
 def _drift_finding(
-    row: BoundaryDrift, modules: Mapping[Boundary, str], weights: Mapping[Boundary, tuple[TensorDifference, ...]]
+    row: BoundaryDrift,
+    modules: Mapping[Boundary, str],
+    weights: Mapping[Boundary, tuple[TensorDifference, ...]],
+    scales: Mapping[str, tuple[str, str]],
 ) -> Divergence:
     key = Boundary(row.boundary.layer, row.boundary.operator)
     if row.boundary == SAMPLER:
@@ -272,26 +275,15 @@ def _drift_finding(
         sentence = "its numbers are NaN or infinite on inputs on which the training kernel's are finite"
     if differing:
         sentence += f"; tensor {differing[0].name} {_by_how_much(differing[0].relative)}"
-    return Divergence("drift", row.boundary, modules.get(key, ""), sentence, tuple(tensor.name for tensor in differing))
+    module, tensors = _module(key, modules), tuple(tensor.name for tensor in differing)
+    if module in scales:
+        scale, said = scales[module]
+        sentence, tensors = f"{sentence}; {said}", (scale, *tensors)
+    return Divergence("drift", row.boundary, module, sentence, tensors)
 
 
 def _by_how_much(relative: float) -> str:
     return f"differs by {number(100 * relative)} %" if math.isfinite(relative) else "is zero in training, and here not"
-
-
-def _batch_findings(
-    measured: Mapping[Boundary, Measured], modules: Mapping[Boundary, str], alpha: float, rounding: float
-) -> list[Divergence]:
-    """Operators whose numbers depend on the batch by more than the training kernel's do in the same number format."""
-    found = []
-    for key, (share, floor) in batch_dependence(measured, alpha, rounding).items():
-        own = float(np.nanmedian(measured[key].inference_noise))
-        sentence = (
-            f"its numbers depend on the batch: {number(100 * share.estimate)} % of sequences change by more than "
-            f"{NOISE_FACTOR:g} times what the training kernel's do (floor {number(floor)}, median {number(own)})"
-        )
-        found.append(Divergence("batch", key, modules.get(Boundary(key.layer, key.operator), ""), sentence))
-    return found
 
 
 def _divide(
@@ -339,9 +331,7 @@ def _divide(
 
 
 def _notes(
-    missing: Sequence[Absent],
-    rows: Sequence[BoundaryDrift],
-    weights: Mapping[Boundary, tuple[TensorDifference, ...]],
+    missing: Sequence[Absent], rows: Sequence[BoundaryDrift], weights: Mapping[Boundary, tuple[TensorDifference, ...]]
 ) -> Sequence[str]:
     notes = []
     if not any(weights.values()):

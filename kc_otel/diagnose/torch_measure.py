@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
@@ -20,9 +19,9 @@ from numpy.typing import NDArray
 from kc_otel._extras import extra
 from kc_otel.diagnose.above_noise import Measured
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary
+from kc_otel.diagnose.capture_file import relative_error
 from kc_otel.diagnose.token_sequences import TokenSequence
-from kc_otel.diagnose.torch_kernel import TorchKernel
-from kc_otel.diagnose.torch_visit import Activations
+from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
 from kc_otel.diagnose.watched_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
@@ -38,13 +37,7 @@ OTHER_PADDING: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A boundary that cannot be compared.
-
-    Attributes:
-        boundary: Where.
-        side: The kernel that has none, training or inference; empty where its shapes differ.
-        features: Features of the training kernel's output and of the inference kernel's, where these differ.
-    """
+    """A boundary that one side lacks, training or inference, or where its features differ between the two."""
 
     boundary: Boundary
     side: str
@@ -80,7 +73,6 @@ def measure_pair(
     """Run both kernels, each also against itself in other batches, and compare at every boundary.
 
     Returns relative errors by boundary, in the order of execution, and the boundaries that cannot be compared.
-
     `precision` is the training kernel in the inference kernel's number format, None where they are the same. The
     activations of `batch_tokens` are in memory together.
     """
@@ -124,12 +116,9 @@ def inputs_as_seen(
 ) -> Activations:
     """Return the outputs of the training kernel's operators on the inputs of the inference kernel's.
 
-    These are the training kernel's own outputs, except after operators that can only be observed: attention in an
-    engine reads the engine's cache, so it is compared with the training kernel's attention to the keys and values of
-    that cache.
-
-    `own` are the training kernel's outputs on a batch, `forced` the inference kernel's with all that can be replaced
-    replaced by these.
+    These are the training kernel's `own`, except after operators that can only be observed: attention in an engine
+    reads the engine's cache, so it is compared with the training kernel's attention to the keys and values of that
+    cache. `forced` are the inference kernel's outputs with all that can be replaced replaced by the training kernel's.
     """
     seen = {key: tensor for key, tensor in forced.items() if key.operator in inference.only_seen and key in own}
     if not seen:
@@ -229,27 +218,105 @@ def _sampler(
 def relative(
     reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]] | None = None
 ) -> NDArray[np.float64]:
-    """Root mean square of the difference in shares of the reference's, per sequence.
+    """`relative_error` per sequence of [tokens, features], over the tokens of its span where these are given.
 
-    inf where only one is finite; nan where there are no tokens, or not every sequence was taken on both sides.
-
-    Args:
-        reference: [tokens, features] of each sequence.
-        other: Likewise.
-        spans: First token of each sequence that counts, and the one after the last; None for all.
+    nan where there are no tokens, or not every sequence was taken on both sides.
     """
-    if any(a.shape != b.shape or a.ndim != 2 for a, b in zip(reference, other, strict=True)):
-        return np.full(len(reference), np.nan)
-    ours, theirs = torch.cat(list(reference)).cpu().double(), torch.cat(list(other)).cpu().double()
-    difference = (theirs - ours).masked_fill_((ours == theirs) | (ours.isnan() & theirs.isnan()), 0.0)
-    error = difference.square().sum(-1).nan_to_num(nan=float("inf")).numpy()
-    size = ours.masked_fill(~ours.isfinite(), 0.0).square().sum(-1).numpy()
-    ends = np.cumsum([len(tensor) for tensor in reference])
     found = np.full(len(reference), np.nan)
-    for row, (end, tensor) in enumerate(zip(ends, reference, strict=True)):
-        first, last = spans[row] if spans is not None else (0, len(tensor))
-        tokens = slice(end - len(tensor) + first, end - len(tensor) + min(last, len(tensor)))
-        if tokens.stop > tokens.start:
-            most, whole = float(error[tokens].sum()), float(size[tokens].sum())
-            found[row] = math.sqrt(most / whole) if whole else (math.inf if most else 0.0)
+    if any(a.shape != b.shape or a.ndim != 2 for a, b in zip(reference, other, strict=True)):
+        return found
+    for row, pair in enumerate(zip(reference, other, strict=True)):
+        tokens = slice(None) if spans is None else slice(*spans[row])
+        ours, theirs = (tensor[tokens].float().cpu().numpy() for tensor in pair)
+        if len(ours):
+            found[row] = relative_error(ours, theirs)
     return found
+
+
+PerToken = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""From log-probabilities P and Q [tokens, vocabulary] and the tokens that came next [tokens], each token's drift."""
+
+
+def token_drift(
+    train: TorchKernel,
+    inference: WatchedKernel,
+    sequences: Sequence[TokenSequence],
+    per_token: PerToken,
+    above: Sequence[Boundary],
+    *,
+    batch_tokens: int,
+) -> tuple[Callable[[frozenset[Boundary]], NDArray[np.float64]], NDArray[np.float64]]:
+    """Drift of the next-token distribution with the errors of some operators put into the training kernel.
+
+    An operator's error is what it gives on the training kernel's inputs beyond what the training kernel's own operator
+    gives. Put in alone it is exact; of several at once each is taken as it was measured, though the inputs of those
+    further down have changed by then.
+
+    Returns a function from boundaries, of those `above`, to the mean drift of each sequence, and the drift of the
+    inference kernel as it runs.
+    """
+    chunks = []
+    whole = []
+    wanted = {replace(boundary, part=0) for boundary in above}
+    for chunk in chunks_of(sequences, batch_tokens):
+        together = [list(range(len(chunk)))]
+        own, own_logits = train.run(chunk, together)
+        forced, _ = inference.run(chunk, together, replaced=own)
+        expected = inputs_as_seen(train, inference, chunk, own, forced)
+        _, ran_logits = inference.run(chunk, together, taken=False)
+        errors = {
+            key: [
+                b.float() - a.float() if a.is_floating_point() else b
+                for a, b in zip(expected[key], forced[key], strict=True)
+            ]
+            for key in own
+            if replace(key, part=0) in wanted
+            and key in forced
+            and all(a.shape == b.shape for a, b in zip(own[key], forced[key], strict=True))
+        }
+        ours = train.distributions(chunk, own_logits)
+        chunks.append((chunk, together, errors, ours))
+        whole.append(_drifts(ours, inference.distributions(chunk, ran_logits), chunk, per_token))
+
+    def with_errors(boundaries: frozenset[Boundary]) -> NDArray[np.float64]:
+        found = []
+        swapped = {replace(boundary, part=0) for boundary in boundaries}
+        for chunk, together, errors, ours in chunks:
+            added = {
+                key: values
+                for key, values in errors.items()
+                if key in boundaries or (not values[0].is_floating_point() and replace(key, part=0) in swapped)
+            }
+            _, logits = train.run(chunk, together, added=added, taken=False)
+            samples: WatchedKernel = inference if SAMPLER in boundaries else train
+            found.append(_drifts(ours, samples.distributions(chunk, logits), chunk, per_token))
+        return np.concatenate(found)
+
+    return with_errors, np.concatenate(whole)
+
+
+def _drifts(
+    ours: Sequence[torch.Tensor],
+    theirs: Sequence[torch.Tensor],
+    sequences: Sequence[TokenSequence],
+    per_token: PerToken,
+) -> NDArray[np.float64]:
+    return np.asarray(
+        [
+            float(per_token(p, q, torch.as_tensor(sequence.token_ids[-len(p) :])).mean())
+            for p, q, sequence in zip(ours, theirs, sequences, strict=True)
+        ]
+    )
+
+
+def token_tv(p: torch.Tensor, q: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """Total variation of each token's distribution."""
+    drift = 0.5 * (p.exp() - q.exp()).abs().sum(-1)
+    return drift.nan_to_num(nan=1.0)  # a kernel without numbers is as far away as can be
+
+
+def token_log_ratio(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """|log P - log Q| of the tokens that came next, nats; at most 50, so that what is never sampled has a number."""
+    chosen = tokens[:, None]
+    ratio = (p.gather(1, chosen) - q.gather(1, chosen)).squeeze(1)
+    return ratio.abs().nan_to_num(nan=50.0, posinf=50.0).clamp(max=50.0)

@@ -28,35 +28,12 @@ _MAX_SEQUENCES = 8
 """Sequences that are looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class Saturated:
-    """A scale that is too small for some of its operator's inputs.
-
-    Attributes:
-        tensor: Its name in the kernel.
-        share: Share of the inputs that are cut off.
-        channel: The channel whose largest input is farthest beyond.
-        times: How many times what the scale can hold that input is.
-    """
-
-    tensor: str
-    share: float
-    channel: int
-    times: float
-
-    def __str__(self) -> str:
-        return (
-            f"tensor {self.tensor} cuts off {number(100 * self.share)} % of its inputs, "
-            f"in channel {self.channel} up to {number(self.times)} times what it can hold"
-        )
-
-
 def saturated_scales(
     train: TorchKernel, inference: WatchedKernel, modules: Iterable[str], sequences: Sequence[TokenSequence]
-) -> dict[str, Saturated]:
-    """Return the scales of the inference kernel's modules that cut off inputs.
+) -> dict[str, tuple[str, str]]:
+    """Return the scales of the inference kernel's modules that cut off inputs that the training kernel gives.
 
-    The training kernel gives the inputs, of the first eight sequences.
+    By module, the tensor's name and a sentence, of the first eight sequences.
     """
     scales = {
         name: (module, scale)
@@ -82,10 +59,11 @@ def saturated_scales(
     for name, parts in beyond.items():
         times = torch.cat(parts)
         if bool((times > 1.0).any()):
-            largest = times.amax(0)
-            channel = int(largest.argmax())
-            share = float((times > 1.0).float().mean())
-            found[name] = Saturated(f"{name}.{_SCALE_NAME}", share, channel, float(largest[channel]))
+            tensor, largest = f"{name}.{_SCALE_NAME}", times.amax(0)
+            share, channel = float((times > 1.0).float().mean()), int(largest.argmax())
+            held = f"{number(float(largest[channel]))} times what it can hold"
+            cut = f"cuts off {number(100 * share)} % of its inputs, in channel {channel} up to {held}"
+            found[name] = tensor, f"tensor {tensor} {cut}"
     return found
 
 
@@ -115,14 +93,10 @@ _MIN_COSINE: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """A parameter of both kernels.
+    """A parameter of both kernels, by its name in the inference kernel.
 
-    Attributes:
-        name: Its name in the inference kernel.
-        relative: Root mean square of the difference, in shares of the training kernel's; inf where that is zero.
-        cosine: Between the two, as vectors.
-        is_matrix: Whether it has two axes or more.
-        rounding: Largest difference that rounding to the inference kernel's number format explains.
+    `relative` is the root mean square of the difference, in shares of the training kernel's, inf where that is zero;
+    `rounding` the largest one that the inference kernel's number format explains.
     """
 
     name: str

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from kc_otel.contract.slices import Scalar
 from kc_otel.diagnose.boundaries import INPUT_OF, Boundary, boundaries_of, layer_of
 from kc_otel.diagnose.same_checkpoint import complete_layers
 from kc_otel.diagnose.token_sequences import TokenSequence, chat_encoder
-from kc_otel.diagnose.torch_visit import Activations
+from kc_otel.diagnose.torch_kernel import Activations
 from kc_otel.diagnose.vllm_visit import EngineVisit
 
 with extra("torch", "locating in an engine"):
@@ -58,12 +58,9 @@ _PADDING_TOKEN: Final = 1
 
 
 class VllmKernel:
-    """An engine whose layers are watched.
+    """An engine whose layers are watched: a `vllm.LLM` in this process, eager, without prefix caching.
 
-    The engine is a `vllm.LLM` in this process, eager, without prefix caching, with `logprobs_mode` for what is sampled.
-
-    Raises:
-        ValueError: If the engine is none of that.
+    With `logprobs_mode` for what is sampled. A ValueError says what the engine is not.
     """
 
     only_seen = frozenset({"kv_cache"})
@@ -92,7 +89,6 @@ class VllmKernel:
         Raises:
             NotComparableError: If the checkpoint lacks tensors, which the engine would not mind.
             ValueError: If the checkpoint cannot be loaded, or these arguments make layers that cannot be watched.
-            MissingExtraError: If vLLM is not installed.
         """
         wanted = {**_EAGER_OPTIONS, **options}
         _watchable(bool(wanted["enforce_eager"]), bool(wanted["enable_prefix_caching"]))
@@ -182,11 +178,7 @@ class VllmKernel:
         taken: bool = True,
         padding: int = 0,
     ) -> tuple[Activations, list[torch.Tensor]]:
-        """As of a `WatchedKernel`; prompts are prefilled, completions decoded, and padding is another request.
-
-        Raises:
-            ValueError: If a sequence is too long for the engine.
-        """
+        """As of a `WatchedKernel`; prompts are prefilled, completions decoded, and padding is another request."""
         visit = EngineVisit(sequences, replaced, taken=taken)
         with self._watched(visit):
             for rows in batches:
@@ -233,9 +225,9 @@ class VllmKernel:
     def _watched(self, visit: EngineVisit) -> Iterator[None]:
         """Hooks for one visit: rows before a forward, outputs in it, head and cache after it, and the sampler."""
         handles = [
-            self.module.register_forward_pre_hook(self._rows_of(visit), with_kwargs=True),
-            self.module.register_forward_hook(self._after_forward(visit)),
-            self._runner.sampler.register_forward_pre_hook(_before_sampling(visit), with_kwargs=True),
+            self.module.register_forward_pre_hook(partial(self._rows_of, visit), with_kwargs=True),
+            self.module.register_forward_hook(partial(self._after_forward, visit)),
+            self._runner.sampler.register_forward_pre_hook(partial(_before_sampling, visit), with_kwargs=True),
             self._runner.sampler.register_forward_hook(lambda _, __, output: visit.force(output.sampled_token_ids)),
         ]
         try:
@@ -244,52 +236,44 @@ class VllmKernel:
             for name, boundary in self.named.items():
                 module = modules.setdefault(name, self.module.get_submodule(name))
                 if boundary.operator == "block":
-                    handles.append(module.register_forward_pre_hook(_enter(visit, boundary.layer)))
+                    handles.append(module.register_forward_pre_hook(partial(_enter, visit, boundary.layer)))
                 by_module.setdefault(id(module), {})[boundary.layer] = boundary
             known = set(self.named.values())
             for module in {id(watched): watched for watched in modules.values()}.values():
                 at = by_module[id(module)]
                 if Boundary(None, "head") in at.values():  # engines call what is in it, and not the module
                     continue
-                handles.append(module.register_forward_hook(_after(visit, at)))
+                handles.append(module.register_forward_hook(partial(_after, visit, at)))
                 before = {
                     layer: Boundary(layer, earlier)
                     for layer, boundary in at.items()
                     if (earlier := INPUT_OF.get(boundary.operator)) and Boundary(layer, earlier) not in known
                 }
                 if before:
-                    handles.append(module.register_forward_pre_hook(_before(visit, before)))
+                    handles.append(module.register_forward_pre_hook(partial(_before, visit, before)))
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _rows_of(self, visit: EngineVisit) -> Callable[..., None]:
-        def hook(_: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-            count = int(self._runner.input_batch.num_reqs)
-            positions = options["positions"] if "positions" in options else args[1]
-            ends = self._runner.query_start_loc.np[: count + 1].tolist()
-            numbers = [int(request.split("-")[0]) for request in self._runner.input_batch.req_ids[:count]]
-            firsts = np.asarray(positions.reshape(-1, positions.shape[-1])[0].cpu())[ends[:-1]].tolist()
-            visit.forward(numbers, ends, firsts)
+    def _rows_of(self, visit: EngineVisit, _: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        count = int(self._runner.input_batch.num_reqs)
+        positions = options["positions"] if "positions" in options else args[1]
+        ends = self._runner.query_start_loc.np[: count + 1].tolist()
+        numbers = [int(request.split("-")[0]) for request in self._runner.input_batch.req_ids[:count]]
+        firsts = np.asarray(positions.reshape(-1, positions.shape[-1])[0].cpu())[ends[:-1]].tolist()
+        visit.forward(numbers, ends, firsts)
 
-        return hook
-
-    def _after_forward(self, visit: EngineVisit) -> Callable[..., None]:
-        def hook(_: torch.nn.Module, __: tuple[Any, ...], hidden: Any) -> None:
-            rows = visit.rows
-            states = hidden[0] if isinstance(hidden, tuple) else hidden
-            if visit.wants_logits:
-                visit(_HEAD, self.module.compute_logits(states[:rows]))
-            if visit.is_taken:
-                for name, boundary in self.named.items():
-                    if boundary.operator == "attention":
-                        for place, row, tokens in visit.ended:
-                            found = read_back(self.module.get_submodule(name), place, tokens)
-                            if found is not None:
-                                visit.cache(Boundary(boundary.layer, "kv_cache"), row, found)
-
-        return hook
+    def _after_forward(self, visit: EngineVisit, _: torch.nn.Module, __: tuple[Any, ...], hidden: Any) -> None:
+        states = hidden[0] if isinstance(hidden, tuple) else hidden
+        if visit.wants_logits:
+            visit(_HEAD, self.module.compute_logits(states[: visit.rows]))
+        watched = self.named.items() if visit.is_taken else ()
+        for name, boundary in watched:
+            for place, row, tokens in visit.ended if boundary.operator == "attention" else ():
+                found = read_back(self.module.get_submodule(name), place, tokens)
+                if found is not None:
+                    visit.cache(Boundary(boundary.layer, "kv_cache"), row, found)
 
 
 def _watchable(eager: bool, caching: bool) -> None:
@@ -312,35 +296,28 @@ def _itself(worker: Any) -> Any:
     return worker
 
 
-def _enter(visit: EngineVisit, layer: int | None) -> Callable[..., None]:
-    def hook(*_: Any) -> None:
-        visit.layer = layer
-
-    return hook
+def _enter(visit: EngineVisit, layer: int | None, *_: Any) -> None:
+    visit.layer = layer
 
 
-def _after(visit: EngineVisit, at: Mapping[int | None, Boundary]) -> Callable[..., Any]:
-    """A module that layers share stands for the layer that runs."""
-
-    def hook(_: torch.nn.Module, __: tuple[Any, ...], output: Any) -> Any:
-        return visit(at[visit.layer if len(at) > 1 else next(iter(at))], output)
-
-    return hook
+def _running(visit: EngineVisit, at: Mapping[int | None, Boundary]) -> Boundary:
+    """The boundary of a module; one that layers share stands for the layer that runs."""
+    return at[visit.layer if len(at) > 1 else next(iter(at))]
 
 
-def _before(visit: EngineVisit, at: Mapping[int | None, Boundary]) -> Callable[..., Any]:
-    def hook(_: torch.nn.Module, args: tuple[Any, ...]) -> Any:
-        changed = visit(at[visit.layer if len(at) > 1 else next(iter(at))], args[0])
-        return None if changed is None else (changed, *args[1:])
-
-    return hook
+def _after(
+    visit: EngineVisit, at: Mapping[int | None, Boundary], _: torch.nn.Module, __: tuple[Any, ...], output: Any
+) -> Any:
+    return visit(_running(visit, at), output)
 
 
-def _before_sampling(visit: EngineVisit) -> Callable[..., Any]:
-    def hook(sampler: Any, _: tuple[Any, ...], options: dict[str, Any]) -> None:
-        visit.sample(sampler, options["logits"], options["sampling_metadata"])
+def _before(visit: EngineVisit, at: Mapping[int | None, Boundary], _: torch.nn.Module, args: tuple[Any, ...]) -> Any:
+    changed = visit(_running(visit, at), args[0])
+    return None if changed is None else (changed, *args[1:])
 
-    return hook
+
+def _before_sampling(visit: EngineVisit, sampler: Any, _: tuple[Any, ...], options: dict[str, Any]) -> None:
+    visit.sample(sampler, options["logits"], options["sampling_metadata"])
 
 
 def read_back(attention: Any, request: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kc_otel._extras import extra
 from kc_otel.diagnose.boundaries import Boundary
 from kc_otel.diagnose.token_sequences import TokenSequence
-from kc_otel.diagnose.torch_visit import Activations
+from kc_otel.diagnose.torch_kernel import Activations
 
 with extra("torch", "locating in an engine"):
     import torch
@@ -20,13 +20,10 @@ _IN_PARTS: Final = frozenset({"rotary"})
 
 
 class EngineVisit:
-    """Actions on some sequences while an engine runs them.
+    """Actions on some sequences while an engine runs them; an unknown prompt is the first token.
 
-    Args:
-        sequences: Sequences to run; an unknown prompt is the first token.
-        replaced: Replacement of an output, after it was taken; logits only on their way to the sampler.
-        taken: Whether outputs are taken.
-        sampled: Whether what the sampler makes of the logits is taken, and the logits are not.
+    An output is replaced after it was taken; logits only on their way to the sampler. With `sampled` it is taken what
+    the sampler makes of the logits, and the logits are not.
 
     Attributes:
         layer: The layer that runs.
@@ -63,12 +60,9 @@ class EngineVisit:
         self._row_of = row_of
 
     def forward(self, numbers: Sequence[int], ends: Sequence[int], firsts: Sequence[int]) -> None:
-        """Begin a forward pass.
+        """Begin a forward pass of these requests.
 
-        Args:
-            numbers: Of its requests.
-            ends: First row of each request, and the one after the last.
-            firsts: Position of each request's first row.
+        `ends` are the first row of each request and the one after the last, `firsts` the positions of their first rows.
         """
         self._segments = [
             (self._row_of.get(number), first, start, stop)

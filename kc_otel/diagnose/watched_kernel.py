@@ -9,7 +9,7 @@ from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
 from kc_otel.diagnose.boundaries import Boundary
 from kc_otel.diagnose.token_sequences import TokenSequence
-from kc_otel.diagnose.torch_visit import Activations
+from kc_otel.diagnose.torch_kernel import Activations
 
 with extra("torch", "locating in a torch module"):
     import torch
@@ -61,18 +61,9 @@ class WatchedKernel(Protocol):
     ) -> tuple[Activations, list[torch.Tensor]]:
         """Outputs by boundary, [tokens, features] of each sequence, and logits [tokens, vocabulary] in float32.
 
-        Args:
-            sequences: Sequences to run.
-            batches: Indices of the sequences of each batch; every sequence in one of them.
-            replaced: Replacement of an operator's output, after it was taken.
-            taken: Whether outputs are taken.
-            padding: Tokens of something else in the batch.
+        Every sequence is in one of the batches, by its index; `replaced` replaces an operator's output after it was
+        taken; `padding` are tokens of something else in the batch.
         """
 
     def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Log-probabilities [completion, vocabulary] of each sequence's completion, as the kernel samples.
-
-        Args:
-            sequences: The sequences.
-            logits: [tokens, vocabulary] of each.
-        """
+        """Log-probabilities [completion, vocabulary] of each sequence's completion, as sampled from these logits."""

@@ -18,14 +18,13 @@ from kc_otel._extras import extra
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.sequence_attributes import Attributes
+from kc_otel.recordings.scoring import sampled_logprobs
 
 with extra("torch", "watching a module"):
     import torch
 
 __all__ = ["AttachedHooks", "next_token_logprobs", "observe", "shadow"]
 
-_LOGITS_PER_BLOCK: Final = 1 << 22
-"""Logits that are worked on at a time: 16 MiB in float32."""
 _IGNORED_LABEL: Final = -100
 
 AttributesOf = Attributes | Callable[[tuple[Any, ...], Mapping[str, Any]], Attributes]
@@ -158,17 +157,8 @@ def next_token_logprobs(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.
         logits: [sequences, tokens, vocabulary].
         input_ids: [sequences, tokens].
     """
-    sequences, tokens, vocabulary = logits.shape
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    out = torch.empty((sequences, tokens - 1), dtype=dtype, device=logits.device)
-    rows, columns = max(_LOGITS_PER_BLOCK // (tokens * vocabulary), 1), max(_LOGITS_PER_BLOCK // vocabulary, 1)
-    for i in range(0, sequences, rows):
-        for j in range(0, tokens - 1, columns):
-            end = min(j + columns, tokens - 1)
-            block = logits[i : i + rows, j:end].to(dtype)
-            chosen = block.gather(-1, input_ids[i : i + rows, j + 1 : end + 1, None].to(block.device)).squeeze(-1)
-            out[i : i + rows, j:end] = chosen - block.logsumexp(-1)
-    return out
+    rows = zip(logits, input_ids, strict=True)
+    return torch.stack([sampled_logprobs(sequence[:-1], ids[1:]) for sequence, ids in rows])
 
 
 class _ForwardHook:

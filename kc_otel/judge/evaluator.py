@@ -41,6 +41,7 @@ from kc_otel.judge.points import (
     ImpossiblePoint,
     Point,
     PointKind,
+    invalid_on,
     metric_of,
     walk,
 )
@@ -315,7 +316,7 @@ class Evaluator:
         return all(now - heard.last > heard.patience(heartbeat) for heard in state.heard.values())
 
     def silent_recorders(self, contract: str, version: str, now: float) -> tuple[int, str]:
-        """Count the recorders of a kernel version that fell silent without a word while others of it report.
+        """Count the recorders of a kernel version that fell silent without a word while others report.
 
         Each counts until it reports again, or for as long as the long window.
 
@@ -325,6 +326,10 @@ class Evaluator:
         state, seen = self.states[contract], self.states[contract].contract.observability
         lasting = max(seen.window, seen.long_window)
         return state.recorders.silent_members(version, self._silence(now), lasting)
+
+    def lost(self, contract: str, version: str, since: float, until: float, now: float) -> bool:
+        """Return True if a recorder that reported a kernel version from `since` on is silent now, or has been since."""
+        return self.states[contract].recorders.lost(version, since, until, self._silence(now))
 
     def unheard(self, contract: str, version: str, span: tuple[float, float], now: float) -> bool:
         """Return True if a recorder that reported a kernel version during a breach has not been heard of since.
@@ -416,7 +421,10 @@ class Evaluator:
         try:
             self.forget_silent(state, now)
             state.weigh(now)
-            state.refused.keep_only(FAILS_CHECKS, too_many(state.invalid(ALL), state.series, now), now)
+            invalid = {slice: state.series_of(invalid_on(slice)) for slice in contract.slices}
+            state.refused.keep_only(
+                FAILS_CHECKS, too_many({ALL: state.invalid(ALL), **invalid}, state.series, now), now
+            )
             judged = self._cells_of[contract.name].judge(now, self._listen(now))
             self._places[contract.name] = judged.places
             items = [evidence_of(state, judged.places[number], now) for number in judged.left]

@@ -118,14 +118,26 @@ def of_sequences(
     return f"{INVALID_INPUT}, {reason}: {found[reason]:,} sequences were not measured{more}. {remedy(reason)}"
 
 
-def too_many(invalid: Mapping[SeriesKey, Series], every: Mapping[SeriesKey, Series], now: float) -> dict[Pair, str]:
+def too_many(
+    invalid: Mapping[str, Mapping[SeriesKey, Series]], every: Mapping[SeriesKey, Series], now: float
+) -> dict[Pair, str]:
     """Return the kernel pairs of which more than one in a hundred sequences failed the input checks, and a sentence.
 
     Args:
-        invalid: Series of `kc.input.invalid` that count each sequence once.
+        invalid: Series of `kc.input.invalid` that count each sequence once, by slice.
         every: Series of the contract.
         now: Unix time in seconds.
     """
+    found: dict[Pair, str] = {}
+    for slice, failed in invalid.items():
+        if failed:
+            found = _failing_on(slice, failed, every, now) | found
+    return found
+
+
+def _failing_on(
+    slice: str, invalid: Mapping[SeriesKey, Series], every: Mapping[SeriesKey, Series], now: float
+) -> dict[Pair, str]:
     failed: dict[Pair, Counter[str]] = {}
     for key, series in invalid.items():
         if key.slice not in {_MEASURED_ALL_THE_SAME, _NOTHING_SAMPLED} and (count := _count(series, now)):
@@ -134,7 +146,7 @@ def too_many(invalid: Mapping[SeriesKey, Series], every: Mapping[SeriesKey, Seri
         return {}
     measured: dict[tuple[Pair, bool], dict[str, int]] = {}
     for key, series in every.items():
-        if key.slice == ALL:
+        if key.slice == slice:
             measured.setdefault((key.pair, "[" in key.metric), {})[key.metric] = _count(series, now)
     unnamed = failed.pop(_NO_PAIR, Counter())
     pairs = failed.keys() | ({pair for pair, _ in measured} if unnamed else set())
@@ -149,6 +161,7 @@ def too_many(invalid: Mapping[SeriesKey, Series], every: Mapping[SeriesKey, Seri
             if failing > _MAX_FAILING_SHARE * (failing + passed):
                 reason, what = max(counted, key=counted.__getitem__), "rows of operators" if of_rows else "sequences"
                 share = f"{100.0 * failing / (failing + passed):.3g} % of the {what}"
+                share += "" if slice == ALL else f" on slice {slice}"
                 found[pair] = f"{share} failed the input checks in the window, most of them {reason}: {remedy(reason)}"
     return found
 

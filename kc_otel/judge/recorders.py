@@ -24,6 +24,8 @@ _MAX_RECORDERS: Final = 4096
 """Recorders that are told apart, of all versions together: those that were heard last."""
 _MORE_RECORDERS: Final = "\0"
 """Stands for those of a version that are forgotten, of which nobody knows whether they ended."""
+_ANOTHER_VERSION: Final = ""
+"""The version to which a recorder moved, where it is not said which."""
 _HEARTBEATS: Final = 2.0
 """Heartbeats without a report after which a recorder is silent: one export of it may be late or lost."""
 
@@ -132,15 +134,17 @@ class Recorders:
         # What it had observed before the evaluator began is no news, unless nobody had ever heard of it.
         known = counts.get(sender, total if report.measured else 0)
         counts[sender] = total
-        if new or total != known:
+        begun_anew = total < known
+        if new or total > (0 if begun_anew else known):
             resumed = now if now - report.measured > self._window else report.resumed
             self.by_version[version][sender] = report._replace(measured=now, resumed=resumed)
 
-    def merge(self, version: str, sender: str, report: LastReport, *, done: bool) -> None:
+    def merge(self, version: str, sender: str, report: LastReport, *, done: bool, moved: bool) -> None:
         """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
         known = self.by_version.get(version, {}).get(sender)
         if report.at > (self.ended.get(version, -math.inf) if known is None else known.at):
             self.hear(version, sender, report, done=done)
+            self.move(sender, {version: done} | ({_ANOTHER_VERSION: False} if moved else {}), report.at)
 
     def all_ended(self, version: str, last: float) -> bool:
         """Return True if each recorder of a version is done with it, and it was not heard of after that."""
@@ -183,7 +187,7 @@ class Recorders:
         return {sender: quiet for sender, quiet in found.items() if quiet > self._patience}
 
     def silent_members(self, version: str, silence: Callable[[float], float], lasting: float) -> tuple[int, str]:
-        """Count the recorders of a version that fell silent without a word while others of it report.
+        """Count the recorders of a version that fell silent without a word while others report.
 
         Args:
             version: The kernel version.
@@ -195,7 +199,10 @@ class Recorders:
         """
         silent, all_of_it = self.silent(version, silence), len(self.by_version.get(version, ()))
         lately = sorted((quiet, sender) for sender, quiet in silent.items() if quiet <= lasting)
-        if not lately or len(silent) == all_of_it:
+        others_report = any(
+            silence(report.at) <= self._patience for senders in self.by_version.values() for report in senders.values()
+        )
+        if not lately or not others_report:
             return 0, ""
         named = [
             f"{'others' if sender == _MORE_RECORDERS else sender} for {format_duration(round(quiet))}"
@@ -227,9 +234,19 @@ class Recorders:
             if not 0.0 < report.measured <= span[0] - self._window
         )
 
-    def lost(self, version: str, since: float, until: float) -> bool:
-        """Return True if a recorder that reported a version from `since` on has reported nothing after `until`."""
-        return any(since - self._patience < report.at <= until for report in self.by_version.get(version, {}).values())
+    def lost(self, version: str, since: float, until: float, silence: Callable[[float], float]) -> bool:
+        """Return True if a recorder that reported a version from `since` on is silent, or was at `until` and is since.
+
+        Args:
+            version: The kernel version.
+            since: Unix time in seconds.
+            until: Unix time in seconds.
+            silence: As in `silent`.
+        """
+        return any(
+            since - self._patience < report.at and (report.at <= until or silence(report.at) > self._patience)
+            for report in self.by_version.get(version, {}).values()
+        )
 
     def versions_of(self, sender: str) -> list[str]:
         """Return the kernel versions that a recorder reports, the newest last."""

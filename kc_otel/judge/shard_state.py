@@ -84,11 +84,11 @@ class ShardState(ContractState):
         for key, counted, time, when in zip(keys, columns.objects(), times, now, strict=True):
             self.count(key, counted, time, when)
 
-    def recorders_since(self) -> list[tuple[str, str, LastReport, bool]]:
-        """Return version, sender, report, and whether it is done, of each recorder that differs from what was sent."""
+    def recorders_since(self) -> list[tuple[str, str, LastReport, bool, bool]]:
+        """Return version, sender, report, whether it is done, and whether it has moved, of each that was not sent."""
         known, sent = self.recorders.by_version, self.sent_recorders
         found = [
-            (version, sender, report, False)
+            (version, sender, report, False, False)
             for version, senders in known.items()
             for sender, report in senders.items()
             if sent.get(version, {}).get(sender) != report
@@ -96,7 +96,8 @@ class ShardState(ContractState):
         for version, senders in sent.items():
             ended = self.recorders.ended.get(version)
             done = senders.keys() - known.get(version, {}) if ended is not None else ()
-            found += [(version, sender, LastReport(ended or 0.0), True) for sender in done]
+            moved = self.recorders.moved.get(version, {})
+            found += [(version, sender, LastReport(ended or 0.0), True, sender in moved) for sender in done]
         return found
 
     def heard_since(self) -> dict[Pair, list[float]]:
@@ -215,8 +216,8 @@ class ShardBatch:
         number: Of the batch; the judge takes each number of a shard once.
         counted: The counts.
         notes: By contract, as JSON has it: `heard` [train, inference, [times]], `events` by kind, `unjudged`
-            [metric, slice, train, inference, time], `recorders` [version, sender, report, done], and the fields of
-            `refused` points and `kernels`.
+            [metric, slice, train, inference, time], `recorders` [version, sender, report, done, moved], and the fields
+            of `refused` points and `kernels`.
         points: Points by outcome.
     """
 
@@ -272,8 +273,8 @@ def _note(evaluator: Evaluator, state: ContractState, notes: Mapping[str, Any]) 
         state.leave_unjudged(SeriesKey(*key), at)
     for fields in notes.get("refused", ()):
         state.refused.merge(RefusedSender(**{**fields, "pair": tuple(fields["pair"])}))
-    for version, sender, said, done in notes.get("recorders", ()):
-        state.recorders.merge(version, sender, LastReport.of(said), done=done)
+    for version, sender, said, done, moved in notes.get("recorders", ()):
+        state.recorders.merge(version, sender, LastReport.of(said), done=done, moved=moved)
     versions = evaluator.facts[state.contract.name][0]
     for fields in notes.get("kernels", ()):
         info = KernelInfo(**fields)

@@ -28,14 +28,7 @@ from kc_otel.stats import Interval, affine, capped_mean_interval, maximum_interv
 
 @dataclass(frozen=True, slots=True)
 class SliceReport:
-    """Every number of one slice.
-
-    Attributes:
-        name: Name of the slice.
-        sequences: Sequences in it.
-        tokens: Tokens in it.
-        own: Our quantities with their intervals, by name.
-    """
+    """Every number of one slice: our quantities with their intervals, by name."""
 
     name: str
     sequences: int
@@ -47,16 +40,8 @@ class SliceReport:
 class LogComparison:
     """The quantities of a recording by slice, and what a contract says of it.
 
-    Attributes:
-        source: The file.
-        sequences: Sequences in it.
-        tokens: Tokens in it.
-        masked: Sequences that its mask leaves no token of.
-        confidence: Of each interval.
-        clip: Clip range of the clip-budget share.
-        slices: The slices that are shown.
-        judged: A contract's verdicts; None without one.
-        coarse: The side that was rounded to half precision where the other was not; None where none was.
+    `masked` are sequences that the recording's mask leaves no token of, `coarse` the side that was rounded to half
+    precision where the other was not. `clip` is the clip range of the clip-budget share.
     """
 
     source: str
@@ -71,13 +56,7 @@ class LogComparison:
 
 
 def report(part: RecordingSlice, *, confidence: float, clip: float) -> SliceReport:
-    """Every number of a slice.
-
-    Args:
-        part: The slice.
-        confidence: Of each interval by itself, half of the rest on either side.
-        clip: PPO clip range epsilon, for the clip-budget share.
-    """
+    """Every number of a slice; the confidence is of each interval by itself, half of the rest on either side."""
     of = part.recording
     if of is None:
         return SliceReport(part.name, 0, 0, {})
@@ -155,11 +134,7 @@ _RANGE_COUNT: Final = 4
 
 
 def by_attributes(recording: Recording, names: Sequence[str]) -> list[RecordingSlice]:
-    """`all`, and a slice for each value of each attribute; of numbers with many values, for each quarter of them.
-
-    Raises:
-        ValueError: If no sequence has one of the attributes.
-    """
+    """`all`, and a slice for each value of each attribute; of numbers with many values, for each quarter of them."""
     parts = [RecordingSlice(ALL, recording)]
     measured = recording.lengths.size
     for name in names:

@@ -35,11 +35,7 @@ COLUMNS: Final = {
 
 
 def comparisons_in(target: str) -> list[OperatorPair]:
-    """The comparisons that `FILE.py:NAME` says: a list of them, or a function that returns it.
-
-    Raises:
-        ValueError: If there is no such file or name, or it is something else.
-    """
+    """The comparisons that `FILE.py:NAME` says: a list of them, or a function that returns it."""
     found = python_name(target, "a list of OperatorPair, or of a function for one")
     found = list(found() if callable(found) else found)
     wrong = next((pair for pair in found if not isinstance(pair, OperatorPair)), None)

@@ -9,15 +9,7 @@ from typing import Any
 
 
 def python_name(target: str, what: str) -> Any:
-    """Return the object `FILE.py:NAME`; the file is run as a module of its own.
-
-    Args:
-        target: The file and the name.
-        what: Description of the expected object, for the message.
-
-    Raises:
-        ValueError: If there is no such file or name.
-    """
+    """Return the object `FILE.py:NAME`, for the message described as `what`; the file is run as a module of its own."""
     path, colon, name = target.rpartition(":")
     if not colon or not path or not name:
         raise ValueError(f"{target}: write FILE.py:NAME, such as kernels.py:train")

@@ -24,11 +24,8 @@ class StepScalars:
     """A recorder for each step that is being read, and its scalars once it is.
 
     A step ends with the first file after it that holds nothing of it, or with `close`. Later sequences of the step are
-    left out, and counted.
-
-    Args:
-        contract: The contract.
-        file: Gets a line of JSON for each step: `step`, and what `kc_otel.client.training_log.scalars` describes.
+    left out, and counted. `file` gets a line of JSON for each step: `step`, and what
+    `kc_otel.client.training_log.scalars` describes.
 
     Attributes:
         written: Steps that have scalars.

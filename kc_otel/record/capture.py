@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -90,13 +90,13 @@ class Rows:
 
     Attributes:
         arrays: By name, [sequences, tokens, ...]; None for those not given.
-        kept: Index of each row in what the caller gave.
-        invalid: Rows left out, by reason.
+        kept: Index of each row in what the caller gave; others are left out, because their arrays differ in length.
+        given: Sequences that the caller gave.
     """
 
     arrays: dict[str, Any]
     kept: list[int]
-    invalid: dict[str, int] = field(default_factory=dict)
+    given: int
 
 
 def laid_out(arrays: dict[str, Tree], *, like: str, trailing: int = 0) -> Rows:
@@ -124,7 +124,8 @@ def laid_out(arrays: dict[str, Tree], *, like: str, trailing: int = 0) -> Rows:
         given = {
             name: tree if name == "advantages" and tree.shape == (1,) else tree[None] for name, tree in given.items()
         }
-    return Rows({name: given.get(name) for name in arrays}, list(range(given[like].shape[0])))
+    sequences = given[like].shape[0]
+    return Rows({name: given.get(name) for name in arrays}, list(range(sequences)), sequences)
 
 
 def row_of(data: Tree, row: int) -> Any:
@@ -188,8 +189,7 @@ def _padded(arrays: dict[str, Tree], like: str) -> Rows:
     if "mask" in out:
         inside = inside & as_bool(out["mask"])
     out["mask"] = inside
-    invalid = {"shape_mismatch": sequences - len(kept)} if len(kept) < sequences else {}
-    return Rows({name: out.get(name) for name in {*arrays, "mask"}}, kept, invalid)
+    return Rows({name: out.get(name) for name in {*arrays, "mask"}}, kept, sequences)
 
 
 def _as_list(tree: Tree) -> list[Any]:

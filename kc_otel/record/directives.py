@@ -32,17 +32,10 @@ class Directives(Protocol):
 
 
 class GuidedLoop:
-    """A training loop that does what the contract's policy asks for; `Recorder.follow` makes it.
+    """A training loop that does what the contract's policy asks for; `Recorder.follow` makes it, with its arguments.
 
-    Args:
-        recorder: Whose contract it is, and who measures.
-        directives: Source of directives.
-        send_weights: Gives the inference kernel the trainer's weights; None where this loop cannot.
-        pause: Steps between two calls of it while the same reason lasts: the verdict is about a window, and fires for
-            a while after the weights have arrived.
-
-    Raises:
-        ValueError: If `pause` is not 1 or more.
+    The weights are sent again after `pause` steps at the earliest: the verdict is about a window, and fires for a while
+    after they have arrived.
     """
 
     def __init__(
@@ -83,13 +76,6 @@ class GuidedLoop:
         **more: Any,
     ) -> Any:
         """Compare as `Recorder.compare` does, whose arguments these are, and say which tokens to train on.
-
-        Args:
-            train_logprobs: log P(y), nats, [sequences, tokens], NumPy or torch.
-            inference_logprobs: log Q(y) of the same tokens.
-            mask: Which tokens count.
-            attributes: Attributes that decide the slices.
-            more: Other arguments of `Recorder.compare`.
 
         Returns:
             `mask` as it is while nothing is in quarantine. Else the same without the sequences of the slices in

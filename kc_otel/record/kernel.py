@@ -74,7 +74,7 @@ class Kernel:
             object.__setattr__(self, name, _plain(getattr(self, name)))
         extra = {str(key): plain for key, value in self.extra.items() if (plain := _plain(value)) is not None}
         object.__setattr__(self, "extra", MappingProxyType(extra))
-        canonical = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        canonical = json.dumps(self.to_plain(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         digest = hashlib.sha256(canonical.encode()).hexdigest()
         object.__setattr__(self, "fingerprint", digest[:_FINGERPRINT_DIGITS])
 
@@ -116,11 +116,12 @@ class Kernel:
 
     def to_plain(self) -> dict[str, Any]:
         """The fields that are set, as a JSON object."""
-        return self._fields()
+        fields = {name: value for name in _ATTRIBUTES if (value := getattr(self, name)) is not None}
+        return {**fields, "extra": dict(self.extra)} if self.extra else fields
 
     def attributes(self) -> dict[str, Scalar]:
         """The fields that are set, by the names they have on the metric `kc.kernel.info`."""
-        named = {_ATTRIBUTES[name]: value for name, value in self._fields().items() if name != "extra"}
+        named = {_ATTRIBUTES[name]: value for name, value in self.to_plain().items() if name != "extra"}
         return {**named, **{_EXTRA_PREFIX + key: value for key, value in self.extra.items()}}
 
     def log_otherwise(self, contract: str, spec: KernelSpec, log: logging.Logger) -> None:
@@ -130,14 +131,10 @@ class Kernel:
             log.warning("kc-otel: %s; %s", said, OTHERWISE_REMEDY)
 
     def __eq__(self, other: object) -> bool:
-        return self._fields() == other._fields() if isinstance(other, Kernel) else NotImplemented
+        return self.to_plain() == other.to_plain() if isinstance(other, Kernel) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
-
-    def _fields(self) -> dict[str, Any]:
-        fields = {name: value for name in _ATTRIBUTES if (value := getattr(self, name)) is not None}
-        return {**fields, "extra": dict(self.extra)} if self.extra else fields
 
 
 def _plain(value: object) -> Scalar | None:

@@ -29,13 +29,13 @@ from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
 from kc_otel.record import capture
 from kc_otel.record.measure.arrays import as_bool, as_host, is_tensor
 from kc_otel.record.measure.packing import SampledBatch
-from kc_otel.record.measure.places import Places, TokenSlice
+from kc_otel.record.measure.places import Places
 from kc_otel.record.measure.storage_grid import coarse_side
 from kc_otel.record.operator_rows import observed, observed_routes
 from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, prompt_names, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
-from kc_otel.record.slice_table import SliceTable
-from kc_otel.record.telemetry.compare_span import Batch, WorstToken, compare_span
+from kc_otel.record.slice_table import SliceTable, each_row
+from kc_otel.record.telemetry.accumulate import Batch
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.pair_streams import (
     KernelPair,
@@ -62,7 +62,6 @@ from kc_otel.record.work import (
 )
 
 _MAX_RETIRED: Final = 8
-_STRADDLING_NAME: Final = "kc.compare.straddling"
 _AHEAD_OF_TRAINER: Final = (
     "a training kernel of an earlier one, which it cannot be; weights= takes (training, inference)"
 )
@@ -72,17 +71,7 @@ _MAX_LINKS: Final = 128  # the SDK's default limit of links per span
 
 
 class Measurer:
-    """Measures batches into the streams of their kernel pair.
-
-    Args:
-        contract: Contract that names the quantities and slices to measure.
-        pair: The current kernel pair.
-        counters: Where everything that is left out is counted.
-        sampler: Which sequences of a pair are measured.
-        tracer: Where spans go.
-        pairing: Where sides wait for each other.
-        start: Start of the cumulative counts, unix nanoseconds.
-    """
+    """Measures batches into the streams of their kernel pair; counts are cumulative from `start`, unix nanoseconds."""
 
     def __init__(
         self,
@@ -146,10 +135,8 @@ class Measurer:
             match work:
                 case SampledComparison() | LogitsComparison():
                     self._measure(work)
-                case OperatorComparison():
-                    self._measure_operator(work)
-                case RouteComparison():
-                    self._measure_routes(work)
+                case OperatorComparison() | RouteComparison():
+                    self._measure_operators(work)
                 case RuntimeValue():
                     self._observe(work)
                 case KernelSide():
@@ -199,9 +186,6 @@ class Measurer:
         """After an export: streams of retired kernel pairs that were delivered completely end here."""
         if error is not None:
             self._counters.export_failed(error)
-            with self._lock:
-                for streams in self._streams.values():
-                    streams.refused()
             return
         self._counters.exported()
         with self._lock:
@@ -224,7 +208,8 @@ class Measurer:
         if work.train is None or work.inference is None:
             raise ValueError("train or inference: is None; give what both kernels say of the tokens")
         rows = capture.laid_out(work.per_token, like="train", trailing=int(logits))
-        given = self._count_ragged(work, rows)
+        self._count_ragged(work, rows)
+        given = rows.given
         if not rows.kept:
             return
         arrays = dict(rows.arrays)
@@ -233,16 +218,18 @@ class Measurer:
         train, inference = work.weights
         shape, per_token = arrays["train"].shape[:2], arrays.pop("versions", None)
         places = self._places(arrays, arrays.pop("positions", None), shape)
-        membership = self._membership(work, rows.kept, given, arrays)
+        lengths = _counted(arrays) if self._table.by_length else None
+        membership = self._table.of_batch(work.origin.attributes, rows.kept, given, lengths)
         versions = batch_versions(inference, per_token, arrays["mask"], shape, membership)
         parts = parts_by_lag(train, inference, per_token, arrays["mask"], shape)
         if parts is not None and (self._table.by_lag or any(parts.lag)):
             rows, arrays = _in_parts(parts, rows, arrays)
-            membership = self._membership(work, rows.kept, given, arrays, parts.lag)
+            lengths = _counted(arrays) if self._table.by_length else None
+            membership = self._table.of_batch(work.origin.attributes, rows.kept, given, lengths, parts.lag)
             if places is not None and parts.mask is not None:
                 places = places.of_parts(parts.row, parts.mask)
         lags = None if parts is None else parts.lag
-        of_tokens = self._of_tokens(work, rows.kept, given, arrays, lags, places)
+        of_tokens = self._table.of_tokens(places, each_row(work.origin.attributes, rows.kept, given, lengths, lags))
         rollouts = self._rollouts(work, rows.kept, given, parts)
         with self._lock:
             streams = self._streams_of(work.origin.pair)
@@ -289,17 +276,6 @@ class Measurer:
             on = None if unknown else self._table.counted(membership[failed])
             self._counters.invalid(reason, failed.size, work.origin.pair, why, on)
 
-    def _membership(
-        self,
-        work: SampledComparison | LogitsComparison,
-        kept: Sequence[int],
-        given: int,
-        arrays: Mapping[str, Any],
-        lags: Sequence[int] | None = None,
-    ) -> NDArray[np.bool_]:
-        lengths = _counted(arrays) if self._table.by_length else None
-        return self._table.of_batch(work.origin.attributes, kept, given, lengths, lags)
-
     def _places(self, arrays: Mapping[str, Any], positions: Any, shape: tuple[int, ...]) -> Places | None:
         """Return the places of tokens, where they are asked for and the mask fits."""
         mask = arrays["mask"]
@@ -310,20 +286,6 @@ class Measurer:
         else:
             counts = as_bool(as_host(mask != 0 if is_tensor(mask) else mask))
         return Places(counts, None if positions is None else capture.on_host(positions))
-
-    def _of_tokens(
-        self,
-        work: SampledComparison | LogitsComparison,
-        kept: Sequence[int],
-        given: int,
-        arrays: Mapping[str, Any],
-        lags: Sequence[int] | None,
-        places: Places | None,
-    ) -> list[TokenSlice]:
-        if places is None or not self._table.by_token:
-            return []
-        lengths = _counted(arrays) if self._table.by_length else None
-        return self._table.of_tokens(places, work.origin.attributes, kept, given, lengths, lags)
 
     def _rollouts(
         self, work: SampledComparison | LogitsComparison, kept: Sequence[int], given: int, parts: Parts | None
@@ -371,50 +333,25 @@ class Measurer:
             if coarse := coarse_side(block.train, block.inference):
                 self._counters.noted(coarse.side, coarse)
 
-    def _measure_operator(self, work: OperatorComparison) -> None:
-        if work.train.shape != work.inference.shape:
-            shapes = " and ".join(str(tuple(output.shape)) for output in (work.train, work.inference))
-            why = f"the outputs of operator {work.operator} have shapes {shapes}"
-            self._count_invalid("shape_mismatch", work.origin, [0], 1, why)
-            return
-        found = observed(work)
-        of_members = self._table.of_batch(work.origin.attributes, range(found.members), found.members)
+    def _measure_operators(self, work: OperatorComparison | RouteComparison) -> None:
+        found = observed(work) if isinstance(work, OperatorComparison) else observed_routes(work)
+        of_members, left_out = np.zeros((0, 0), dtype=np.bool_), []
+        if found.operators:
+            of_members = self._table.of_batch(work.origin.attributes, range(found.members), found.members)
         with self._lock:
             streams = self._streams_of(work.origin.pair)
-            fits = streams.operators.has_room(work.operator)
-            if fits and found.member.size:
-                streams.operators.add(work.operator, found.values, of_members[found.member])
-                streams.batches += 1
-        if not fits:
-            why = f"no clause names {work.operator}, and max_series leaves no more room"
-            self._counters.dropped("too-many-operators", why)
-            return
-        why = f"rows of {work.operator} are not finite on one side"
-        self._count_invalid("operator_not_finite", work.origin, [0] * found.not_finite, 1, why)
-        if found.member.size:
-            self._counters.measured(0, 0)
-
-    def _measure_routes(self, work: RouteComparison) -> None:
-        found = observed_routes(work)
-        of_members = self._table.of_batch(work.origin.attributes, range(found.members), found.members)
-        left_out = 0
-        with self._lock:
-            streams = self._streams_of(work.origin.pair)
-            for name, member, values in found.routers:
+            for name, member, values in found.operators:
                 if streams.operators.has_room(name):
-                    streams.operators.add(name, {"route_disagreement": values}, of_members[member])
+                    streams.operators.add(name, values, of_members[member])
                 else:
-                    left_out += 1
+                    left_out.append(name)
             streams.batches += 1
-        why = "no clause names the routers of some layers, and max_series leaves no more room"
-        self._counters.dropped("too-many-operators", why, left_out)
-        if found.missing:
-            self._count_invalid("no_routes", work.origin, [0] * found.missing, 1, None)
-        if found.unrelated.size:
-            layers = ", ".join(map(str, found.unrelated[:8])) + ("..." if found.unrelated.size > 8 else "")
-            why = f"layers {layers}: {remedy('unrelated_routes')}"
-            self._count_invalid("unrelated_routes", work.origin, range(found.members), found.members, why)
-        self._counters.measured(0, 0)
+        said = f"no clause names {', '.join(left_out[:8])}, and max_series leaves no more room"
+        self._counters.dropped("too-many-operators", said, len(left_out))
+        for reason, rows, given, why in found.invalid:
+            self._count_invalid(reason, work.origin, rows, given, why)
+        if len(left_out) < len(found.operators):
+            self._counters.measured(0, 0)
 
     def _observe(self, work: RuntimeValue) -> None:
         values = np.atleast_1d(capture.on_host(work.value)).astype(np.float64)
@@ -440,41 +377,46 @@ class Measurer:
         train, inference = work.weights
         if inference is None and versions is not None:
             inference = str(versions)
-        weights = {
-            name: version
-            for name, version in (("kc.weights.train", train), ("kc.weights.inference", inference))
-            if version is not None
+        named = {"kc.weights.train": train, "kc.weights.inference": inference}
+        weights = {name: version for name, version in named.items() if version is not None}
+        attributes: dict[str, AttributeValue] = {
+            "kc.contract": self._contract.name,
+            "kc.contract.version": self._contract.metadata.version,
+            "kc.contract.hash": self._contract.hash,
+            "kc.kernel.train": work.origin.pair.train.fingerprint,
+            "kc.kernel.inference": work.origin.pair.inference.fingerprint,
+            "kc.compare.sequences": batch.sequences,
+            "kc.compare.tokens": batch.tokens,
+            "kc.compare.slices": batch.slices,
+            "kc.compare.tv_token": batch.tv_token,
+            **weights,
         }
-        span = compare_span(
-            self._tracer,
-            {
-                "kc.contract": self._contract.name,
-                "kc.contract.version": self._contract.metadata.version,
-                "kc.contract.hash": self._contract.hash,
-                "kc.kernel.train": work.origin.pair.train.fingerprint,
-                "kc.kernel.inference": work.origin.pair.inference.fingerprint,
-                "kc.compare.sequences": batch.sequences,
-                "kc.compare.tokens": batch.tokens,
-                "kc.compare.slices": batch.slices,
-                "kc.compare.tv_token": batch.tv_token,
-                **({} if worst is None else _worst(worst, rows.kept)),
-                **({} if versions is None or work.weights[1] is not None else {_STRADDLING_NAME: versions.straddling}),
-                **weights,
-            },
-            parent=work.origin.parent,
-            links=work.origin.links[:_MAX_LINKS],
-            start=work.origin.at,
-            end=end,
+        if worst is not None:
+            attributes["kc.compare.worst.abs_log_ratio"] = abs(worst.log_ratio)
+            attributes["kc.compare.worst.sequence"] = rows.kept[worst.row]
+            attributes["kc.compare.worst.position"] = worst.position
+            if worst.token_id is not None:
+                attributes["kc.compare.worst.token_id"] = worst.token_id
+        if versions is not None and work.weights[1] is None:
+            attributes["kc.compare.straddling"] = versions.straddling
+        emitted = self._tracer.start_span(
+            "kc.compare",
+            context=work.origin.parent,
+            links=[trace.Link(link) for link in work.origin.links[:_MAX_LINKS] if link.is_valid],
+            attributes=attributes,
+            start_time=work.origin.at,
         )
+        emitted.end(end_time=end)
+        span = emitted.get_span_context()
         if worst is not None and span.is_valid and span.trace_flags.sampled:
             with self._lock:
                 self._streams_of(work.origin.pair).explain(TokenExemplar(worst, span, end, weights))
 
     def _pair_up(self, work: KernelSide, now: float) -> None:
         rows = capture.laid_out(work.per_token, like="logprobs")
-        given = self._count_ragged(work, rows)
+        self._count_ragged(work, rows)
         if not capture.one_shape(rows.arrays):
-            self._count_invalid("shape_mismatch", work.origin, rows.kept, given, _shapes(rows.arrays))
+            self._count_invalid("shape_mismatch", work.origin, rows.kept, rows.given, _shapes(rows.arrays))
             return
         groups: defaultdict[Hashable, list[Pair]] = defaultdict(list)
         for key, side in sides_of(work, rows):
@@ -491,13 +433,10 @@ class Measurer:
         for pairs in groups.values():
             self._measure(paired_batch(work, pairs))
 
-    def _count_ragged(self, work: SampledComparison | LogitsComparison | KernelSide, rows: capture.Rows) -> int:
-        """Count the sequences whose arrays differ in length. Returns how many the batch had."""
-        given = len(rows.kept) + sum(rows.invalid.values())
-        if rows.invalid:
-            left_out = sorted({*range(given)}.difference(rows.kept))
-            self._count_invalid("shape_mismatch", work.origin, left_out, given, _lengths(work.per_token))
-        return given
+    def _count_ragged(self, work: SampledComparison | LogitsComparison | KernelSide, rows: capture.Rows) -> None:
+        """Count the sequences whose arrays differ in length."""
+        if left_out := sorted({*range(rows.given)}.difference(rows.kept)):
+            self._count_invalid("shape_mismatch", work.origin, left_out, rows.given, _lengths(work.per_token))
 
     def _count_invalid(
         self, reason: str, origin: BatchOrigin, rows: Sequence[int], given: int, why: str | None
@@ -551,15 +490,6 @@ def _in_parts(parts: Parts, rows: capture.Rows, arrays: dict[str, Any]) -> tuple
     mask = parts.mask if not is_tensor(arrays["train"]) else arrays["train"].new_tensor(parts.mask).bool()
     found = {name: data if data is None else data[parts.row] for name, data in arrays.items()} | {"mask": mask}
     return replace(rows, arrays=found, kept=[rows.kept[row] for row in parts.row.tolist()]), found
-
-
-def _worst(token: WorstToken, kept: Sequence[int]) -> dict[str, AttributeValue | None]:
-    return {
-        "kc.compare.worst.abs_log_ratio": token.abs_log_ratio,
-        "kc.compare.worst.sequence": kept[token.row],
-        "kc.compare.worst.position": token.position,
-        "kc.compare.worst.token_id": token.token_id,
-    }
 
 
 def _found(reason: str, why: Mapping[str, str]) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.input_reasons import remedy
 from kc_otel.record import capture
 from kc_otel.record.measure.arrays import as_bool, is_tensor
 from kc_otel.record.measure.operator_drift import OperatorDrift, compare_outputs
@@ -27,19 +28,19 @@ _ALMOST_CHANCE: Final = 0.8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
-    """Observations of an operator in one batch.
+    """Observations of operators in one batch.
 
     Attributes:
         members: Members of the outputs' first axis: sequences, as a rule.
-        member: Member that each observation is of, [n].
-        values: Observations by the registry's key, float64 [n] each.
-        not_finite: Rows that are NaN or infinite on one side only.
+        operators: Of each operator its name, the member that each observation is of, [n], and the observations by the
+            registry's key, float64 [n] each.
+        invalid: Failed input checks: the reason, members and how many there are of them, one where nobody knows which
+            they are, and the finding in words.
     """
 
     members: int
-    member: NDArray[np.intp]
-    values: Mapping[str, NDArray[np.float64]]
-    not_finite: int
+    operators: Sequence[tuple[str, NDArray[np.intp], Mapping[str, NDArray[np.float64]]]]
+    invalid: list[tuple[str, Sequence[int], int, str | None]]
 
 
 def observed(work: OperatorComparison) -> Observed:
@@ -49,35 +50,23 @@ def observed(work: OperatorComparison) -> Observed:
         ValueError: If they cannot be compared.
     """
     train, inference = work.train, work.inference
+    members = train.shape[0] if train.ndim > 1 else 1
+    if train.shape != inference.shape:
+        shapes = " and ".join(str(tuple(output.shape)) for output in (train, inference))
+        return Observed(
+            1, [], [("shape_mismatch", [0], 1, f"the outputs of operator {work.operator} have shapes {shapes}")]
+        )
     if is_tensor(train) != is_tensor(inference):
         train, inference = capture.on_host(train), capture.on_host(inference)
     drift = compare_outputs(train, inference, mask=work.mask, ulp_of=work.ulp_of)
-    members = train.shape[0] if train.ndim > 1 else 1
-    per_member = int(np.prod(train.shape[1:-1], dtype=np.int64))
-    values = values_of(drift, of_batches=work.of_batches)
-    return Observed(members, drift.rows // per_member, values, drift.not_finite)
+    member = drift.rows // int(np.prod(train.shape[1:-1], dtype=np.int64))
+    why = f"rows of {work.operator} are not finite on one side"
+    found = [(work.operator, member, values_of(drift, of_batches=work.of_batches))] if member.size else []
+    return Observed(members, found, [("operator_not_finite", [0] * drift.not_finite, 1, why)])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ObservedRoutes:
-    """Observations of the routers in one batch.
-
-    Attributes:
-        members: Sequences of the batch.
-        routers: Of all layers' routers together, then of each, its name, the sequence that each observation is of, [n],
-            and `route_disagreement`, [n].
-        missing: Sequences with a layer that one side alone has routes of, or with no routes at all.
-        unrelated: Layers whose routes are of other tokens or layers (`as_unrelated`); none of them is observed.
-    """
-
-    members: int
-    routers: list[tuple[str, NDArray[np.intp], NDArray[np.float64]]]
-    missing: int
-    unrelated: NDArray[np.intp]
-
-
-def observed_routes(work: RouteComparison) -> ObservedRoutes:
-    """Compare the routes of a batch's tokens.
+def observed_routes(work: RouteComparison) -> Observed:
+    """Compare the routes of a batch's tokens, of all layers' routers together and of each.
 
     Raises:
         ValueError: If they cannot be compared.
@@ -96,13 +85,18 @@ def observed_routes(work: RouteComparison) -> ObservedRoutes:
     unrelated = as_unrelated(ours, theirs, apart)
     apart[:, unrelated] = np.nan
     known = ~np.isnan(apart)
-    routers = [("router", sequence[np.nonzero(known)[0]], apart[known])]
-    routers += [
-        (f"router.{layer}", sequence[known[:, layer]], apart[known[:, layer], layer])
-        for layer in range(apart.shape[1])
-        if known[:, layer].any()
-    ]
-    return ObservedRoutes(train.shape[0], routers, np.unique(sequence[missing]).size, np.flatnonzero(unrelated))
+    routers = [("router", sequence[np.nonzero(known)[0]], {"route_disagreement": apart[known]})]
+    for layer in np.flatnonzero(known.any(0)):
+        here = known[:, layer]
+        routers.append((f"router.{layer}", sequence[here], {"route_disagreement": apart[here, layer]}))
+    lacking = [0] * np.unique(sequence[missing]).size
+    invalid: list[tuple[str, Sequence[int], int, str | None]] = [("no_routes", lacking, 1, None)]
+    if unrelated.any():
+        layers = np.flatnonzero(unrelated)
+        said = ", ".join(map(str, layers[:8])) + ("..." if layers.size > 8 else "")
+        every = range(train.shape[0])
+        invalid.append(("unrelated_routes", every, len(every), f"layers {said}: {remedy('unrelated_routes')}"))
+    return Observed(train.shape[0], routers, invalid)
 
 
 def values_of(drift: OperatorDrift, *, of_batches: bool = False) -> dict[str, NDArray[np.float64]]:

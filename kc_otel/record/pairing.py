@@ -36,39 +36,31 @@ def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """One sequence as one kernel saw it.
+    """One sequence as one kernel saw it; fields without a word here are those of `KernelSide`.
 
     Attributes:
-        token_ids: Sampled tokens, [tokens].
-        logprobs: Their log-probabilities under the kernel, nats, [tokens].
+        arrays: Of the tokens that count, [tokens] each: `token_ids` and `logprobs`, and what was given of `advantages`,
+            `versions` and `kept`; `positions` in the response, where something between the tokens is left out.
         kernel: The kernel.
-        weights: Its weight version.
-        versions: Instead of it, the step that sampled each token, [tokens]; None where that was one.
-        kept: Log of its mass on the tokens that truncation kept, nats, [tokens]; None where it is renormalised.
-        processing: Its sampling processing, as declared.
-        attributes: What decides the slices.
-        advantages: Of the tokens, [tokens]; None where there are none.
         spans: Contexts of the spans that it belongs to.
         reward: Of the sequence; NaN where it is not known.
         group: Name of its prompt; None where it is not known.
-        group_size: Rollouts that the prompt has; None where that is not known.
-        positions: Position of each token in the response, [tokens]; None where nothing between them is left out.
     """
 
-    token_ids: NDArray[np.integer]
-    logprobs: NDArray[np.floating]
+    arrays: Mapping[str, NDArray[Any]]
     kernel: Kernel
     weights: Weights = None
     processing: Processing | None = None
     attributes: Mapping[str, Scalar] = field(default_factory=dict)
-    advantages: NDArray[np.floating] | None = None
     spans: tuple[SpanContext, ...] = ()
     reward: float = math.nan
-    versions: NDArray[np.integer] | None = None
-    kept: NDArray[np.floating] | None = None
     group: Hashable = None
     group_size: int | None = None
-    positions: NDArray[np.integer] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that count."""
+        return int(self.arrays["token_ids"].size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +74,7 @@ class Pair:
     @property
     def comparable(self) -> bool:
         """True if both sides are about the same tokens."""
-        return bool(np.array_equal(self.sampled.token_ids, self.scored.token_ids))
+        return bool(np.array_equal(self.sampled.arrays["token_ids"], self.scored.arrays["token_ids"]))
 
 
 @dataclass(slots=True)
@@ -125,13 +117,13 @@ class PairingBuffer:
         if waiting:
             other = self._remove(waiting[0]).side
             return (Pair(key, side, other) if role == "sampled" else Pair(key, other, side)), 0
-        if side.token_ids.size > self._max_tokens:
+        if side.tokens > self._max_tokens:
             return None, 1
         number = self._next
         self._next += 1
         self._order[number] = _Waiting(role, key, side, now)
         self._by_key.setdefault((role, key), deque()).append(number)
-        self._tokens += side.token_ids.size
+        self._tokens += side.tokens
         evicted = 0
         while self._tokens > self._max_tokens:
             self._remove(next(iter(self._order)))
@@ -156,7 +148,7 @@ class PairingBuffer:
         queue.popleft()
         if not queue:
             del self._by_key[gone.role, gone.key]
-        self._tokens -= gone.side.token_ids.size
+        self._tokens -= gone.side.tokens
         return gone
 
 
@@ -167,7 +159,7 @@ def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, S
         ValueError: If there are keys or attributes for another number of sequences.
     """
     arrays = {name: capture.on_host(data) for name, data in rows.arrays.items() if data is not None}
-    total = len(rows.kept) + sum(rows.invalid.values())
+    total = rows.given
     attributes, pair, named = work.origin.attributes or {}, work.origin.pair, prompt_names(work.groups, None)
     for name, given in (("key", work.key), ("attributes", attributes), ("group", named)):
         if isinstance(given, list) and len(given) != total:
@@ -180,21 +172,23 @@ def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, S
         if not ids.size:
             continue
         # Rows are copied out of the batch: a view would keep the whole of it while one sequence waits.
+        own = {
+            name: np.broadcast_to(data[row], arrays["logprobs"][row].shape)[inside].copy()
+            for name, data in arrays.items()
+            if name != "mask"
+        }
+        if (positions := _positions(arrays["mask"][row]) if "mask" in arrays else None) is not None:
+            own["positions"] = positions
         side = Side(
-            ids.copy(),
-            arrays["logprobs"][row][inside].copy(),
+            own,
             pair.inference if work.role == "sampled" else pair.train,
             work.weights,
             work.processing,
             attributes if isinstance(attributes, Mapping) else attributes[index],
-            _advantages(arrays, row)[inside].copy() if "advantages" in arrays else None,
             spans,
             math.nan if rewards is None else float(rewards[index]),
-            arrays["versions"][row][inside].copy() if "versions" in arrays else None,
-            arrays["kept"][row][inside].copy() if "kept" in arrays else None,
             _group(work, named, index),
             work.group_size,
-            _positions(arrays["mask"][row]) if "mask" in arrays else None,
         )
         yield _key(work, ids, index, total), side
 
@@ -203,7 +197,7 @@ def versions_of(pair: Pair) -> Hashable:
     """Return the key shared by pairs of one batch: kernels, weight versions, processings, and the arrays present."""
     sides = (pair.scored, pair.sampled)
     processing = [None if side.processing is None else tuple(sorted(side.processing.items())) for side in sides]
-    given = pair.sampled.versions is not None, _size(pair), *(side.kept is not None for side in sides)
+    given = "versions" in pair.sampled.arrays, _size(pair), *("kept" in side.arrays for side in sides)
     return *(side.kernel for side in sides), *(side.weights for side in sides), *given, *processing
 
 
@@ -213,7 +207,12 @@ def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
     The spans of the sides that waited become links. Attributes of both sides count; the sampled side's win.
     """
     scored, sampled = pairs[0].scored, pairs[0].sampled
-    advantages = [pair.scored.advantages for pair in pairs]
+
+    def of_all(sides: Sequence[Side], name: str) -> list[NDArray[Any]] | None:
+        found = [side.arrays[name] for side in sides if name in side.arrays]
+        return found if len(found) == len(sides) else None
+
+    every_scored, every_sampled = [pair.scored for pair in pairs], [pair.sampled for pair in pairs]
     rewards = np.array([pair.scored.reward for pair in pairs])
     waited = [pair.scored if last.role == "sampled" else pair.sampled for pair in pairs]
     spans = (*last.origin.links, *(span for side in waited for span in side.spans))
@@ -226,16 +225,16 @@ def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
             attributes=[{**pair.scored.attributes, **pair.sampled.attributes} for pair in pairs],
             links=tuple(links.values()),
         ),
-        train=[pair.scored.logprobs for pair in pairs],
-        inference=[pair.sampled.logprobs for pair in pairs],
-        token_ids=[pair.sampled.token_ids for pair in pairs],
-        train_kept=None if scored.kept is None else [pair.scored.kept for pair in pairs],
-        inference_kept=None if sampled.kept is None else [pair.sampled.kept for pair in pairs],
-        advantages=None if any(advantage is None for advantage in advantages) else advantages,
+        train=of_all(every_scored, "logprobs"),
+        inference=of_all(every_sampled, "logprobs"),
+        token_ids=of_all(every_sampled, "token_ids"),
+        train_kept=of_all(every_scored, "kept"),
+        inference_kept=of_all(every_sampled, "kept"),
+        advantages=of_all(every_scored, "advantages"),
+        versions=of_all(every_sampled, "versions"),
         rewards=None if np.isnan(rewards).all() else rewards,
         processing=None if declared[0] is None or declared[1] is None else (declared[0], declared[1]),
         weights=(scored.weights, sampled.weights),
-        versions=None if sampled.versions is None else [pair.sampled.versions for pair in pairs],
         positions=_all_positions(pairs),
         groups=_groups(pairs),
         group_size=_size(pairs[0]),
@@ -249,11 +248,10 @@ def _positions(mask: NDArray[Any]) -> NDArray[np.integer] | None:
 
 
 def _all_positions(pairs: Sequence[Pair]) -> list[NDArray[np.integer]] | None:
-    known = [pair.scored.positions if (of := pair.sampled.positions) is None else of for pair in pairs]
+    known = [{**pair.scored.arrays, **pair.sampled.arrays}.get("positions") for pair in pairs]
     if all(positions is None for positions in known):
         return None
-    sizes = [pair.sampled.token_ids.size for pair in pairs]
-    return [np.arange(size) if of is None else of for of, size in zip(known, sizes, strict=True)]
+    return [np.arange(pair.sampled.tokens) if of is None else of for of, pair in zip(known, pairs, strict=True)]
 
 
 def _groups(pairs: Sequence[Pair]) -> list[Hashable] | None:
@@ -285,10 +283,6 @@ def prompt_names(groups: Any, prompts: capture.Tree) -> Any:
         return None
     rows = capture.on_host(prompts) if is_tensor(prompts) else prompts
     return [content_key((), capture.on_host(prompt)) for prompt in rows]
-
-
-def _advantages(arrays: Mapping[str, Any], row: int) -> NDArray[np.floating]:
-    return np.broadcast_to(arrays["advantages"][row], arrays["logprobs"][row].shape)
 
 
 def _key(work: KernelSide, ids: NDArray[Any], index: int, total: int) -> Hashable:

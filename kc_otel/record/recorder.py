@@ -21,21 +21,23 @@ from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin
 from kc_otel.record.directives import Directives, GuidedLoop
-from kc_otel.record.engine import Engine, RecorderStats
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.arrays import is_tensor
-from kc_otel.record.process import DriftLog, ProcessEngine
+from kc_otel.record.process import DriftLog, Engine, ProcessEngine
 from kc_otel.record.rollout_quarantine import Quarantine
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.sequence_attributes import Attributes
+from kc_otel.record.telemetry.counters import RecorderStats
 from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.weight_versions import as_version, split
 from kc_otel.record.work import (
     BatchOrigin,
+    BatchWork,
     KernelSide,
     LogitsComparison,
     OperatorComparison,
     Processing,
+    Role,
     RouteComparison,
     RuntimeValue,
     SampledComparison,
@@ -187,12 +189,13 @@ class Recorder:
                 self.drop(f"{name}-argument", f"{name}: {type(given).__name__} is not a pair (training, inference)")
                 return
         train_kept, inference_kept = kept or (None, None)
-        versions = self._versions(*(weights or (None, None)))
-        engine = self._admitted(key, presampled)
-        if engine is None or versions is None:
+        if (versions := self._versions(*(weights or (None, None)))) is None:
             return
-        work = SampledComparison(
-            origin=self._origin(attributes, links),
+        self._submit(
+            SampledComparison,
+            self._admitted(key, presampled),
+            attributes,
+            links,
             train=train_logprobs,
             inference=inference_logprobs,
             mask=mask,
@@ -210,7 +213,6 @@ class Recorder:
             prompts=prompt_ids,
             density=density,
         )
-        engine.submit(work)
 
     def compare_logits(
         self,
@@ -233,12 +235,13 @@ class Recorder:
         take 256 KiB a token, so sample, or raise `queue_bytes`. With `token_ids`, the tokens sampled at each position,
         the quantities of `compare` are measured as well. Other arguments are those of `compare`.
         """
-        versions = self._versions(*(weights or (None, None)), per_token=False)
-        engine = self._admitted(key, presampled)
-        if engine is None or versions is None:
+        if (versions := self._versions(*(weights or (None, None)), per_token=False)) is None:
             return
-        work = LogitsComparison(
-            origin=self._origin(attributes, links),
+        self._submit(
+            LogitsComparison,
+            self._admitted(key, presampled),
+            attributes,
+            links,
             train=train_logits,
             inference=inference_logits,
             mask=mask,
@@ -246,7 +249,6 @@ class Recorder:
             processing=processing,
             weights=versions[:2],
         )
-        engine.submit(work)
 
     def compare_operator(
         self,
@@ -265,30 +267,23 @@ class Recorder:
 
         Every row, the last axis of an output, is one observation of the `operator_*` metrics. The outputs are measured
         on their device, in float64. Operators that no clause names are recorded as long as `max_series` leaves room.
+        `attributes` are one mapping for all, or one for each member of the first axis; `key` and `presampled` are those
+        of `compare`.
 
-        Args:
-            name: Name of the operator, as the contract's clauses have it.
-            train_output: The training kernel's, [..., features], NumPy or torch, of a floating dtype.
-            inference_output: The inference kernel's, of the same shape; its dtype may differ.
-            mask: True where a row counts; shaped like the output's first axes, such as [sequences, tokens].
-            attributes: Attributes that decide the slices: one mapping for all, or one for each member of the first
-                axis.
-            ulp_of: dtype whose units in the last place count; None for that of `inference_output`.
-            of_batches: True if both outputs are of one kernel, computed first alone and then in a batch:
-                `operator_batch_dependence` is recorded.
-            key: Key whose hash decides whether it is sampled; without one, sampling is random.
-            presampled: Measure in any case, because the caller has sampled already.
+        Outputs are [..., features], NumPy or torch, of one shape and of floating dtypes that may differ. `mask` has the
+        output's first axes, such as [sequences, tokens], True where a row counts. `ulp_of` is the dtype whose units in
+        the last place count; None for that of `inference_output`. With `of_batches` both outputs are of one kernel,
+        computed first alone and then in a batch: `operator_batch_dependence` is recorded.
         """
         try:
             operator_name(name)
         except (TypeError, ValueError) as error:
             self.drop("operator-name", error)
             return
-        engine = self._admitted(key, presampled)
-        if engine is None:
-            return
-        work = OperatorComparison(
-            origin=self._origin(attributes, ()),
+        self._submit(
+            OperatorComparison,
+            self._admitted(key, presampled),
+            attributes,
             operator=name,
             train=train_output,
             inference=inference_output,
@@ -296,7 +291,6 @@ class Recorder:
             ulp_of=ulp_of,
             of_batches=of_batches,
         )
-        engine.submit(work)
 
     def compare_routes(
         self,
@@ -311,21 +305,12 @@ class Recorder:
         """Compare which experts the kernels sent tokens to, in each layer of a mixture of experts.
 
         Each token and layer is one observation of `route_disagreement`: of the operator `router`, and of `router.0`,
-        `router.1` and so on for single layers, those that clauses name first.
-
-        Args:
-            train_routes: Ids of the experts that the training kernel chose, integers [tokens, layers, k] or [sequences,
-                tokens, layers, k], in any order; negative where a token has none.
-            inference_routes: Those of the inference kernel, same shape, such as vLLM's `routed_experts`.
-            mask: True where a token counts, [tokens] or [sequences, tokens]; None for all.
-            attributes: Attributes that decide the slices: one mapping for all sequences, or one for each.
-            key: Key whose hash decides whether it is sampled; without one, sampling is random.
-            presampled: Measure in any case, because the caller has sampled already.
+        `router.1` and so on for single layers, those that clauses name first. Routes are ids of experts, integers
+        [tokens, layers, k] or [sequences, tokens, layers, k], in any order, such as vLLM's `routed_experts`; negative
+        where a token has none. Other arguments are those of `compare`.
         """
-        engine = self._admitted(key, presampled)
-        if engine is not None:
-            origin = self._origin(attributes, ())
-            engine.submit(RouteComparison(origin=origin, train=train_routes, inference=inference_routes, mask=mask))
+        given = {"train": train_routes, "inference": inference_routes, "mask": mask}
+        self._submit(RouteComparison, self._admitted(key, presampled), attributes, **given)
 
     def observe(self, metric: str, value: Any, *, attributes: Attributes = None) -> None:
         """Record an observation that the program itself makes of a runtime quantity, such as `weights_mismatch`.
@@ -339,9 +324,7 @@ class Recorder:
         if metric not in _OBSERVABLE:
             self.drop("unknown-metric", f"{metric!r} is not one of {', '.join(_OBSERVABLE)}")
             return
-        engine = self._process.running()
-        if engine is not None:
-            engine.submit(RuntimeValue(origin=self._origin(attributes, ()), quantity=metric, value=value))
+        self._submit(RuntimeValue, self._process.running(), attributes, quantity=metric, value=value)
 
     def sampled(
         self,
@@ -377,28 +360,10 @@ class Recorder:
             group_size: Number of rollouts of each prompt.
             links: Further spans that it belongs to; the current span becomes a link of the comparison.
         """
-        # Sequences with keys of their own are sampled one by one where they are measured.
-        engine = self._admitted(key, presampled=key is None or isinstance(key, list))
-        versions = self._versions(None, weights)
-        if engine is None or versions is None:
-            return
-        engine.submit(
-            KernelSide(
-                origin=self._origin(attributes, links),
-                role="sampled",
-                token_ids=token_ids,
-                logprobs=logprobs,
-                kept=kept,
-                mask=mask,
-                prompts=prompt_ids,
-                key=list(key) if isinstance(key, list) else key,
-                processing=processing,
-                weights=versions[1],
-                versions=versions[2],
-                groups=_own(group),
-                group_size=group_size,
-            )
-        )
+        given = {"token_ids": token_ids, "logprobs": logprobs, "kept": kept, "mask": mask, "prompts": prompt_ids}
+        if (versions := self._versions(None, weights)) is not None:
+            given |= {"processing": processing, "weights": versions[1], "versions": versions[2]}
+            self._submit_side("sampled", key, group, attributes, links, group_size=group_size, **given)
 
     def scored(
         self,
@@ -419,29 +384,18 @@ class Recorder:
         links: Sequence[trace.SpanContext] = (),
     ) -> None:
         """Record the training kernel's scores of a sampled sequence; the counterpart of `sampled`."""
+        given = {"token_ids": token_ids, "logprobs": logprobs, "kept": kept, "mask": mask, "prompts": prompt_ids}
+        if (versions := self._versions(weights, None)) is not None:
+            given |= {"processing": processing, "weights": versions[0], "advantages": advantages, "rewards": rewards}
+            self._submit_side("scored", key, group, attributes, links, group_size=group_size, **given)
+
+    def _submit_side(
+        self, role: Role, key: Any, group: Any, attributes: Attributes, links: Sequence[trace.SpanContext], **given: Any
+    ) -> None:
         # Sequences with keys of their own are sampled one by one where they are measured.
         engine = self._admitted(key, presampled=key is None or isinstance(key, list))
-        versions = self._versions(weights, None)
-        if engine is None or versions is None:
-            return
-        engine.submit(
-            KernelSide(
-                origin=self._origin(attributes, links),
-                role="scored",
-                token_ids=token_ids,
-                logprobs=logprobs,
-                kept=kept,
-                mask=mask,
-                advantages=advantages,
-                rewards=rewards,
-                prompts=prompt_ids,
-                key=list(key) if isinstance(key, list) else key,
-                processing=processing,
-                weights=versions[0],
-                groups=_own(group),
-                group_size=group_size,
-            )
-        )
+        own = list(key) if isinstance(key, list) else key
+        self._submit(KernelSide, engine, attributes, links, role=role, key=own, groups=_own(group), **given)
 
     def _versions(self, train: Any, inference: Any, *, per_token: bool = True) -> tuple[Weights, Weights, Any] | None:
         """Weight versions of the two kernels, and those of each token; None, and counted, where they are none."""
@@ -552,8 +506,18 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _origin(self, attributes: Attributes, links: Sequence[trace.SpanContext]) -> BatchOrigin:
-        return BatchOrigin(self._process.pair, attributes, context.get_current(), links, time.time_ns())
+    def _submit(
+        self,
+        kind: Callable[..., BatchWork],
+        engine: Engine | None,
+        attributes: Attributes,
+        links: Sequence[trace.SpanContext] = (),
+        **given: Any,
+    ) -> None:
+        """Queue a batch of a kind of work, which has these fields, where there is an engine to take it."""
+        if engine is not None:
+            origin = BatchOrigin(self._process.pair, attributes, context.get_current(), links, time.time_ns())
+            engine.submit(kind(origin=origin, **given))
 
     def _admitted(self, key: Any, presampled: bool) -> Engine | None:
         """The engine, if there is one and what has this key is in its sample."""

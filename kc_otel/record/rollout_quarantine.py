@@ -17,15 +17,20 @@ from math import inf, nan
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause, Statistic
 from kc_otel.contract.model import Contract
-from kc_otel.contract.slices import ALL, LENGTH
-from kc_otel.record.measure.arrays import as_bool, is_tensor
+from kc_otel.contract.slices import ALL
+from kc_otel.record.measure.arrays import as_bool, host_rows, is_tensor
 from kc_otel.record.measure.checks import InvalidReason, check
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
 from kc_otel.record.measure.truncation import renormalised
 from kc_otel.record.sequence_attributes import Attributes, own_attributes
+from kc_otel.record.slice_table import each_row
+
+_Floats = NDArray[np.float64]
+_Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +70,6 @@ class Quarantine:
     before: Share
     after: Share
 
-    def drop(self, *arrays: Any) -> tuple[Any, ...]:
-        """Rows of these arrays or lists, one for each sequence, without those that are kept out."""
-        kept = [row for row, reason in enumerate(self.reasons) if not reason]
-        return tuple([rows[i] for i in kept] if isinstance(rows, list | tuple) else rows[kept] for rows in arrays)
-
 
 def quarantine(
     train: Any,
@@ -103,51 +103,52 @@ def quarantine(
         contract: The contract.
         mask: Which tokens count, bool or int, same shape; all where it is None.
         attributes: Attributes that decide the slices: of each sequence, or of all alike.
-        slices: Slices in quarantine, such as `Router.quarantined` gives them; sequences of no other are judged. None
-            for every sequence.
+        slices: Slices in quarantine; sequences of no other are judged. None for every sequence.
         clauses: Ids of the clauses that count; None for every clause that a sequence can be judged by.
         limits: Other limits than the contract's for single sequences, by clause.
-        kept: log of the mass that each kernel has on the tokens that truncation kept, as in `Recorder.compare`.
+        kept: As in `Recorder.compare`.
 
     Raises:
         ValueError: If shapes differ, there are attributes for another number of sequences, a clause does not exist, or
             none is about the log-probabilities of single sequences.
     """
     judged = _named(contract, clauses)
-    train, inference = (side.detach() if is_tensor(side) else np.asarray(side) for side in (train, inference))
-    train, inference = (renormalised(*pair) for pair in zip((train, inference), kept or (None, None), strict=True))
-    given = _ones(train) if mask is None else _like(mask, as_bool(mask))
-    if train.ndim != 2 or train.shape != inference.shape or train.shape != given.shape:
+    p, q = (
+        renormalised(*(array if array is None else host_rows(array).read(...) for array in pair))
+        for pair in zip((train, inference), kept or (None, None), strict=True)
+    )
+    given = np.ones(p.shape, dtype=np.bool_) if mask is None else as_bool(mask)
+    if p.ndim != 2 or p.shape != q.shape or p.shape != given.shape:
         raise ValueError(
-            f"train, inference, mask: shapes {tuple(train.shape)}, {tuple(inference.shape)} and {tuple(given.shape)}; "
-            "give three of [sequences, tokens]"
+            f"train, inference, mask: shapes {p.shape}, {q.shape} and {given.shape}; give three of [sequences, tokens]"
         )
-    member = list(_membership(contract, attributes, slices, _host(given.sum(1)).tolist()))
-    codes = check(train, inference, mask=given, density=contract.assumptions.density)
+    member = list(_membership(contract, attributes, slices, given.sum(1).tolist()))
+    codes = check(p, q, mask=given, density=contract.assumptions.density)
     codes[codes == InvalidReason.NO_TOKENS] = InvalidReason.VALID  # nothing to keep out of a training that masks it
-    valid = _like(train, codes == InvalidReason.VALID)
-    counts = given & valid[:, None]
-    drift = _where(counts, log_ratio(train, inference), 0.0)
+    counts = given & (codes == InvalidReason.VALID)[:, None]
+    drift = np.where(counts, log_ratio(p, q), 0.0)
     reasons = [
         InvalidReason(code).name.lower() if code != InvalidReason.VALID and names else ""
         for code, names in zip(codes.tolist(), member, strict=True)
     ]
     worst = np.zeros(len(reasons))
     for clause in judged:
-        own = _host(_own(clause, drift, counts))
+        values, of = _values(clause, drift, counts)
+        own = np.where(counts.any(1), _statistic(clause.parsed_statistic, values, of), 0.0)
         for row, names in enumerate(member):
             limit = _limit(clause, names, limits or {})
             times = own[row] / limit if limit > 0.0 else inf
             if codes[row] == InvalidReason.VALID and own[row] > limit and times > worst[row]:
                 worst[row], reasons[row] = times, clause.id
-    keep = _like(train, np.array([not reason for reason in reasons], dtype=bool))
-    return Quarantine(
-        keep,
-        given & keep[:, None],
-        tuple(reasons),
-        before=_share(judged, drift, given, counts),
-        after=_share(judged, drift, given & keep[:, None], counts & keep[:, None]),
-    )
+    keep = np.array([not reason for reason in reasons], dtype=np.bool_)
+    stay = given & keep[:, None]
+    before, after = _share(judged, drift, given, counts), _share(judged, drift, stay, counts & keep[:, None])
+    if not is_tensor(train):
+        return Quarantine(keep, stay, tuple(reasons), before, after)
+    import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+
+    there = [torch.from_numpy(which).to(train.device) for which in (keep, stay)]
+    return Quarantine(there[0], there[1], tuple(reasons), before, after)
 
 
 def judgeable(clause: Clause) -> bool:
@@ -170,12 +171,8 @@ def _membership(
     contract: Contract, attributes: Attributes, slices: Collection[str] | None, lengths: Sequence[int]
 ) -> Iterator[tuple[str, ...]]:
     """Slices in quarantine that each sequence belongs to; every sequence is in `all`."""
-    own = own_attributes(attributes)
-    by_row = [own or {}] * len(lengths) if own is None or isinstance(own, Mapping) else own
-    if len(by_row) != len(lengths):
-        raise ValueError(f"attributes: {len(by_row)} for {len(lengths)} sequences; give one mapping for each, or one")
-    for length, row in zip(lengths, by_row, strict=True):
-        names = contract.slices_of({LENGTH: length, **row})
+    for row in each_row(own_attributes(attributes), range(len(lengths)), len(lengths), lengths):
+        names = contract.slices_of(row)
         yield names if slices is None else tuple(name for name in names if name in slices)
 
 
@@ -187,87 +184,43 @@ def _limit(clause: Clause, names: Sequence[str], limits: Mapping[str, float]) ->
     return min((clause.limit_for(name) for name in own or names), default=inf)
 
 
-def _own(clause: Clause, drift: Any, counts: Any) -> Any:
-    """The clause's statistic of each sequence by itself, float64 [sequences]; 0 where nothing counts."""
-    some = counts.sum(1) > 0
-    values, of = _values(clause, drift, counts)
-    return _where(some, _statistic(clause.parsed_statistic, values, of), 0.0)
-
-
-def _values(clause: Clause, drift: Any, counts: Any) -> tuple[Any, Any]:
+def _values(clause: Clause, drift: _Floats, counts: _Mask) -> tuple[_Floats, _Mask]:
     """The clause's observations and which of them count: [sequences, tokens], or [sequences, 1]."""
-    lengths = counts.sum(1)
+    lengths = counts.sum(1, keepdims=True)
     if clause.metric in SEQUENCE:
-        total = drift.sum(1)
-        return SEQUENCE[clause.metric](total, _at_least_one(lengths))[:, None], (lengths > 0)[:, None]
+        return SEQUENCE[clause.metric](drift.sum(1, keepdims=True), lengths.clip(1)), lengths > 0
     values = TOKEN[clause.metric](drift)
     if clause.averaged is not None:
-        return (_where(counts, values, 0.0).sum(1) / _at_least_one(lengths))[:, None], (lengths > 0)[:, None]
+        return np.where(counts, values, 0.0).sum(1, keepdims=True) / lengths.clip(1), lengths > 0
     return values, counts
 
 
-def _statistic(wanted: Statistic, values: Any, counts: Any) -> Any:
+def _statistic(wanted: Statistic, values: _Floats, counts: _Mask) -> Any:
     """A statistic of each row, [rows]; of a row without observations it means nothing."""
-    lengths = _at_least_one(counts.sum(1))
+    lengths = counts.sum(1).clip(1)
     match wanted.kind:
         case "mean":
-            return _where(counts, values, 0.0).sum(1) / lengths
+            return np.where(counts, values, 0.0).sum(1) / lengths
         case "fraction":
             return ((values > wanted.argument) & counts).sum(1) / lengths
         case "max":
-            return _sorted(_where(counts, values, -inf))[:, -1]
-    ascending = _sorted(_where(counts, values, inf))
-    if is_tensor(ascending):
-        ranks = (lengths * wanted.argument).ceil().long().clamp(min=1) - 1
-        return ascending.gather(1, ranks[:, None])[:, 0]
+            return np.where(counts, values, -inf).max(1)
     ranks = np.maximum(np.ceil(lengths * wanted.argument).astype(np.int64), 1) - 1
-    return np.take_along_axis(ascending, ranks[:, None], 1)[:, 0]
+    return np.take_along_axis(np.sort(np.where(counts, values, inf), 1), ranks[:, None], 1)[:, 0]
 
 
-def _share(judged: Sequence[Clause], drift: Any, given: Any, counts: Any) -> Share:
+def _share(judged: Sequence[Clause], drift: _Floats, given: _Mask, counts: _Mask) -> Share:
     statistics = {}
     for clause in judged:
         values, of = _values(clause, drift, counts)
-        together = values[of][None, :]
-        known = together.shape[1] > 0
-        statistics[clause.id] = (
-            float(_statistic(clause.parsed_statistic, together, _ones(together))[0]) if known else nan
+        together = values[of][None]
+        known = (
+            _statistic(clause.parsed_statistic, together, np.ones_like(together, np.bool_)) if together.size else (nan,)
         )
+        statistics[clause.id] = float(known[0])
     return Share(
-        sequences=int((given.sum(1) > 0).sum()),
+        sequences=int(given.any(1).sum()),
         tokens=int(given.sum()),
-        tv_sum=float(_where(counts, TOKEN["tv_token"](drift), 0.0).sum()),
+        tv_sum=float(np.where(counts, TOKEN["tv_token"](drift), 0.0).sum()),
         statistics=statistics,
     )
-
-
-# What NumPy and torch name differently.
-
-
-def _ones(data: Any) -> Any:
-    return _like(data, np.ones(tuple(data.shape), dtype=bool))
-
-
-def _like(data: Any, values: Any) -> Any:
-    if not is_tensor(data):
-        return values
-    import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
-
-    return torch.from_numpy(values).to(data.device)
-
-
-def _host(data: Any) -> Any:
-    return data.cpu().numpy() if is_tensor(data) else data
-
-
-def _where(chosen: Any, data: Any, other: float) -> Any:
-    return data.where(chosen, data.new_tensor(other)) if is_tensor(data) else np.where(chosen, data, other)
-
-
-def _sorted(rows: Any) -> Any:
-    return rows.sort(1).values if is_tensor(rows) else np.sort(rows, 1)
-
-
-def _at_least_one(lengths: Any) -> Any:
-    # torch divides integers in float32
-    return lengths.double().clip(1) if is_tensor(lengths) else lengths.clip(1).astype(np.float64)

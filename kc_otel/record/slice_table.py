@@ -128,31 +128,23 @@ class SliceTable:
         """
         if (attributes is None or isinstance(attributes, Mapping)) and lengths is None and lags is None:
             return np.tile(self.of_sequence(attributes or {}), (len(rows), 1))
-        sequences = _each(attributes, rows, given, lengths, lags)
+        sequences = each_row(attributes, rows, given, lengths, lags)
         return np.array([self.of_sequence(sequence) for sequence in sequences], dtype=bool).reshape(
             len(rows), len(self.names)
         )
 
-    def of_tokens(
-        self,
-        places: Places,
-        attributes: _Own,
-        rows: Sequence[int],
-        given: int,
-        lengths: Sequence[int] | None = None,
-        lags: Sequence[int] | None = None,
-    ) -> list[TokenSlice]:
+    def of_tokens(self, places: Places | None, sequences: Sequence[Mapping[str, Scalar]]) -> list[TokenSlice]:
         """The tokens of a batch that count in slices which select tokens, apart from what `of_batch` has as a whole.
 
         Args:
-            places: Of the given rows; what a sequence has as an attribute of its own is that of all its tokens.
-            attributes: As in `of_batch`, and so are the others.
-            rows: Which sequences are kept.
-            given: How many sequences the batch had.
-            lengths: Tokens of each.
-            lags: Versions that the weights of each are behind.
+            places: Of the rows; what a sequence has as an attribute of its own is that of all its tokens.
+            sequences: Attributes of each row, as `each_row` gives them.
         """
-        sequences = _each(attributes, rows, given, lengths, lags)
+        specs = self.contract.slices
+        chosen = [(column, specs[name]) for column, name in enumerate(self.names) if name in specs]
+        chosen = [(column, spec) for column, spec in chosen if spec.of_tokens]
+        if places is None or not chosen:
+            return []
         values = {}
         for name, found_by_mask in ((POSITION, places.positions), (TURN, places.turns)):
             known = {row: sequence.get(name) for row, sequence in enumerate(sequences)}
@@ -165,10 +157,7 @@ class SliceTable:
             first = first.copy()
             first[list(phases)] = np.array([phase == PREFILL for phase in phases.values()])[:, None]
         found = []
-        for column, slice in enumerate(self.names):
-            spec = self.contract.slices.get(slice)
-            if spec is None or not spec.of_tokens:
-                continue
+        for column, spec in chosen:
             others = {name: conditions for name, conditions in spec.conditions.items() if name not in OF_TOKENS}
             fits = [
                 match(others, sequence) and not spec.matches(sequence) and (LAG in others or not _stale(sequence))
@@ -206,8 +195,12 @@ def _stale(attributes: Mapping[str, Scalar]) -> float:
     return max(lag, 0.0) if isinstance(lag, int | float) else 0.0
 
 
-def _each(
-    attributes: _Own, rows: Sequence[int], given: int, lengths: Sequence[int] | None, lags: Sequence[int] | None
+def each_row(
+    attributes: _Own,
+    rows: Sequence[int],
+    given: int,
+    lengths: Sequence[int] | None = None,
+    lags: Sequence[int] | None = None,
 ) -> Sequence[Mapping[str, Scalar]]:
     """Attributes of each of the rows."""
     own = [attributes or {}] * given if attributes is None or isinstance(attributes, Mapping) else attributes

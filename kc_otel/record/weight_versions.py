@@ -134,12 +134,7 @@ def parts_by_lag(
 ) -> Parts | None:
     """Split each sequence into the part that the training kernel's weights sampled and older parts; None if unknown.
 
-    Args:
-        train: Version of the training kernel.
-        version: That of all tokens, where they have one.
-        per_token: As `batch_versions` takes it, and has found to be right.
-        mask: Mask of the tokens that count; None for all.
-        shape: Sequences and tokens.
+    `train` is the training kernel's version; the others are as in `batch_versions`, which has found them to be right.
     """
     rows = np.arange(shape[0], dtype=np.int64)
     if not isinstance(train, int):

@@ -14,8 +14,8 @@ Every kind of batch is made with the caller's own arrays, and copied by `taken` 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -75,20 +75,18 @@ class QueuedBatch:
         ready: CUDA event after which the copies are complete; None where none of them is on a device.
     """
 
-    ARRAYS: ClassVar[tuple[str, ...]] = ()
-
     origin: BatchOrigin
     ready: capture.DeviceEvent = None
 
     @property
     def nbytes(self) -> int:
         """Bytes that a copy of the arrays takes."""
-        return sum(capture.size_of(getattr(self, name)) for name in self.ARRAYS)
+        return sum(capture.size_of(data) for data in self.arrays.values())
 
     @property
     def arrays(self) -> dict[str, capture.Tree]:
-        """The arrays by name."""
-        return {name: getattr(self, name) for name in self.ARRAYS}
+        """The arrays by name: what is declared as a `capture.Tree`."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.type == "capture.Tree"}
 
     @property
     def per_token(self) -> dict[str, capture.Tree]:
@@ -107,23 +105,10 @@ class SampledComparison(QueuedBatch):
     """Both kernels' log-probabilities of sampled tokens; arguments as in `Recorder.compare`.
 
     Attributes:
-        processing: Sampling processing of the training and the inference kernel, as declared.
-        weights: Weight versions of the training and the inference kernel.
-        versions: Instead of the inference kernel's one, the step that sampled each token, [sequences, tokens].
+        versions: Instead of the inference kernel's one weight version, the step of each token, [sequences, tokens].
         positions: Position of each token in its response, [sequences, tokens], where what a mask left out is gone.
-        groups: Name of each sequence's prompt [sequences]; None where it has none but its tokens.
-        prompts: Prompt tokens of each sequence.
-        group_size: Rollouts that each prompt has, or that of each sequence; None where a batch holds all of them.
-        density: Whether these are log-densities; None for what the contract says.
+        prompts: Prompt tokens of each sequence, where `groups` does not name the prompts.
     """
-
-    ARRAYS = (
-        "train", "inference", "mask", "advantages", "token_ids", "inference_token_ids", "train_kept", "inference_kept",
-        "rewards",
-        "versions",
-        "positions",
-        "prompts",
-    )  # fmt: skip
 
     train: capture.Tree
     inference: capture.Tree
@@ -148,8 +133,6 @@ class SampledComparison(QueuedBatch):
 class LogitsComparison(QueuedBatch):
     """Both kernels' logits; arguments as in `Recorder.compare_logits`, `targets` the tokens that were sampled."""
 
-    ARRAYS = ("train", "inference", "mask", "targets")
-
     train: capture.Tree
     inference: capture.Tree
     mask: capture.Tree = None
@@ -161,8 +144,6 @@ class LogitsComparison(QueuedBatch):
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class OperatorComparison(QueuedBatch):
     """Two outputs of one operator; arguments as in `Recorder.compare_operator`."""
-
-    ARRAYS = ("train", "inference", "mask")
 
     operator: str
     train: capture.Tree
@@ -176,8 +157,6 @@ class OperatorComparison(QueuedBatch):
 class RouteComparison(QueuedBatch):
     """Two kernels' routes; arguments as in `Recorder.compare_routes`."""
 
-    ARRAYS = ("train", "inference", "mask")
-
     train: capture.Tree
     inference: capture.Tree
     mask: capture.Tree = None
@@ -186,8 +165,6 @@ class RouteComparison(QueuedBatch):
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RuntimeValue(QueuedBatch):
     """An observation of a runtime quantity; arguments as in `Recorder.observe`."""
-
-    ARRAYS = ("value",)
 
     quantity: str
     value: capture.Tree
@@ -199,16 +176,9 @@ class KernelSide(QueuedBatch):
 
     Attributes:
         role: Which side it is; arguments as in `Recorder.sampled` and `Recorder.scored`.
-        key: Name of the sequences: one for all, a list with one for each, or None.
         prompts: Prompt tokens, [sequences, prompt tokens] or a list of them; they are part of a sequence's own name.
-        processing: Sampling processing of this kernel, as declared.
-        weights: Weight version of this kernel.
-        versions: Instead of it, the step that sampled each token.
-        groups: Name of each sequence's prompt, where it has another than its tokens.
-        group_size: Rollouts that each prompt has, where that is known.
+        versions: Instead of the one weight version, the step that sampled each token.
     """
-
-    ARRAYS = ("token_ids", "logprobs", "kept", "mask", "advantages", "prompts", "versions", "rewards")
 
     role: Role
     token_ids: capture.Tree

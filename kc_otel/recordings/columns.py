@@ -55,12 +55,7 @@ ATTRIBUTES: Final = "attributes"
 
 
 def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | None) -> dict[str, str]:
-    """Role -> name of its column, for every role that the file has.
-
-    Args:
-        source: The file, for messages.
-        present: Columns of the file.
-        columns: Role -> column, said by the caller; the other roles are found by their aliases.
+    """Role -> name of its column, for every role that a file has; `columns` are those that the caller says.
 
     Raises:
         RecordingError: If a role or column is unknown, a side is missing, or two columns could be one side.

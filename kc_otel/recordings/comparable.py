@@ -46,11 +46,8 @@ def refusal(
 ) -> tuple[str, str] | None:
     """Return the counter's reason and a sentence with the remedy if a request cannot be compared; else None.
 
-    Args:
-        request: The request.
-        weights: Weight version of the training kernel; None when nobody says.
-        adapter: Name of the LoRA adapter that the training kernel has; empty for none.
-        supported: Processing that the score function applies.
+    Of the training kernel there are its weight version, None where nobody says, the name of its LoRA adapter, empty for
+    none, and the processing that its score function applies.
     """
     processing = effective(request.processing)
     if not request.token_ids.size:
@@ -64,10 +61,7 @@ def refusal(
     other = sorted(set(processing) - set(supported))
     if other:
         only = f"only {', '.join(supported)} can" if supported else "score it with `rescore --model`"
-        return (
-            "unsupported_processing",
-            f"{', '.join(other)} cannot be applied to the training kernel; {only}",
-        )
+        return "unsupported_processing", f"{', '.join(other)} cannot be applied to the training kernel; {only}"
     if said := _wrong_weights(request, weights, adapter):
         return "wrong_weights", said
     return None
@@ -75,16 +69,13 @@ def refusal(
 
 def _wrong_weights(request: SampledRequest, weights: int | str | None, adapter: str) -> str:
     if (served := str(request.attributes.get("lora", ""))) != adapter:
-        said = f"sampled with {_adapter(served)}, scored with {_adapter(adapter)}"
+        sides = (f"the LoRA adapter {name!r}" if name else "no LoRA adapter" for name in (served, adapter))
+        said = "sampled with {}, scored with {}".format(*sides)
         return f"{said}; score it with that adapter, and say its name (rescore --adapter)"
     if weights is not None and request.weights is not None and _other_weights(request.weights, weights):
         said = f"sampled with weights {request.weights!r}, scored with {weights!r}"
         return f"{said}; rescore with the checkpoint that served"
     return ""
-
-
-def _adapter(name: str) -> str:
-    return f"the LoRA adapter {name!r}" if name else "no LoRA adapter"
 
 
 def _other_weights(sampled: int | str | tuple[tuple[int, int], ...], scored: int | str) -> bool:

@@ -20,15 +20,11 @@ from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
 
 
 def read_jsonl(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
-    """Read the objects of a .jsonl file, line by line.
-
-    Raises:
-        RecordingError: If a line is not a JSON object with the columns of the first, or a column does not hold numbers.
-    """
+    """Read the objects of a .jsonl file, line by line; everything that is wrong is one RecordingError."""
     problems = Problems(str(path))
 
     def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for number, text in _lines(path):
+        for number, text in lines(path):
             try:
                 row = read_json_text(text)
             except ValueError as error:
@@ -47,10 +43,7 @@ def table_of_rows(
 ) -> RaggedTable:
     """Put rows into columns, one after the other: only their numbers are kept in memory.
 
-    Args:
-        rows: The place of each, for messages, and its values by column; the first has every column.
-        columns: Role to column name, where names are others.
-        problems: Takes what is wrong.
+    Rows are a place, for messages, and values by column, of which the first has every one; `columns` are names by role.
 
     Raises:
         RecordingError: If anything is wrong.
@@ -93,7 +86,7 @@ def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         RecordingError: If a line is no JSON object, or the file cannot be read.
     """
-    for number, line in _lines(path):
+    for number, line in lines(path):
         place = f"{path}:{number}"
         try:
             record = read_json_text(line)
@@ -109,7 +102,12 @@ def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
     return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool)}
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file, packed or not, that hold anything, with their numbers.
+
+    Raises:
+        RecordingError: If it cannot be read.
+    """
     packed = path.suffix == ".gz"
     try:
         with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:

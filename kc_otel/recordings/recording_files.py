@@ -44,11 +44,7 @@ def arrow(path: Path) -> Any:
 
 
 def read_parquet(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
-    """Read the rows of a .parquet file, some hundred at a time.
-
-    Raises:
-        RecordingError: If it is no such file, a column does not hold numbers, or pyarrow is not installed.
-    """
+    """Read the rows of a .parquet file, some hundred at a time."""
     pa = arrow(path)
     try:
         with pa.parquet.ParquetFile(path) as file:
@@ -60,11 +56,7 @@ def read_parquet(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
 
 
 def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
-    """The arrays of a .npz file; nothing in it is unpickled.
-
-    Raises:
-        RecordingError: If it is no such file, or its arrays do not fit together.
-    """
+    """Read the arrays of a .npz file; nothing in it is unpickled."""
     source = str(path)
     try:
         # Opened here: of an archive that is broken, NumPy leaves the file open.
@@ -120,13 +112,21 @@ def _lengths(chosen: Mapping[str, NDArray[Any]], names: Mapping[str, str], probl
             return np.zeros(0, dtype=np.int64)
         sequences, width = leading.shape[:2]
         if given is not None and (
-            given.shape != (sequences,) or not _whole(given) or given.min(initial=0) < 0 or given.max(initial=0) > width
+            given.shape != (sequences,)
+            or given.dtype.kind not in "iu"
+            or given.min(initial=0) < 0
+            or given.max(initial=0) > width
         ):
             problems.add(f"{names['lengths']}: {_shown(given)} are not {sequences} whole numbers from 0 to {width}")
         return np.full(sequences, width, dtype=np.int64)
     if given is None:
         return np.array([leading.shape[0]], dtype=np.int64)
-    if given.ndim != 1 or not _whole(given) or given.min(initial=0) < 0 or int(given.sum()) != leading.shape[0]:
+    if (
+        given.ndim != 1
+        or given.dtype.kind not in "iu"
+        or given.min(initial=0) < 0
+        or int(given.sum()) != leading.shape[0]
+    ):
         problems.add(
             f"{names['lengths']}: {_shown(given)} do not add up to the {leading.shape[0]} numbers of {names[role]}: "
             f"write one whole number per sequence"
@@ -207,10 +207,6 @@ def _text(array: NDArray[Any]) -> NDArray[Any]:
         return array
 
 
-def _whole(array: NDArray[Any]) -> bool:
-    return array.dtype.kind in "iu"
-
-
 def _shown(array: NDArray[Any]) -> str:
     return f"{array.dtype} {np.array2string(array, threshold=6)} of shape {array.shape}"
 
@@ -232,12 +228,7 @@ _ENDINGS: Final[Mapping[str, Format]] = {
 }
 
 
-def load_recording(
-    path: str | Path,
-    *,
-    columns: Mapping[str, str] | None = None,
-    format: Format | None = None,
-) -> Recording:
+def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None) -> Recording:
     """Log-probabilities of both kernels, from whatever holds them.
 
     - Recordings in .npz, .jsonl, .jsonl.gz and .parquet. Layouts: padded arrays [S, T] with a mask or lengths, or
@@ -264,7 +255,6 @@ def load_recording(
         columns: Role to column name, where names are others, such as `{"train": "fsdp_lp", "inference": "vllm_lp"}`.
             Roles are train, inference, mask, lengths, token_ids, advantages, train_kept, inference_kept, versions,
             train_logits and inference_logits.
-        format: `npz`, `jsonl` or `parquet`, where the file's name does not say.
 
     Raises:
         RecordingError: If the file cannot be used, with each kind of fault that was found and how often it occurs: a
@@ -274,20 +264,16 @@ def load_recording(
     if (sides := _sides(str(path))) is not None:
         return assembled(read_responses(*sides))
     where = Path(path)
-    if format is not None or (where.is_file() and where.name.lower().endswith((".npz", ".parquet"))):
-        return load_own(where, columns, format)
+    if where.is_file() and where.name.lower().endswith((".npz", ".parquet")):
+        return load_own(where, columns)
     if where.name.removesuffix(".gz").endswith(".jsonl") and (names := _response_columns(where, columns)):
         return assembled(read_responses(where, where, names))
     return _trainers(where, columns)
 
 
-def load_own(path: Path, columns: Mapping[str, str] | None, format: Format | None = None) -> Recording:
-    """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet.
-
-    Raises:
-        RecordingError: As `load_recording`.
-    """
-    return assembled(_READERS[format or format_of(path)](path, columns))
+def load_own(path: Path, columns: Mapping[str, str] | None) -> Recording:
+    """Read a recording in .npz, .jsonl, .jsonl.gz or .parquet; errors as `load_recording`."""
+    return assembled(_READERS[format_of(path)](path, columns))
 
 
 def source_files(path: str | Path) -> tuple[Path, ...]:
@@ -313,14 +299,13 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     # The importers read recordings of one's own with what is above.
     from kc_otel.recordings.importers import detect  # noqa: PLC0415
     from kc_otel.recordings.importers.imported import Refusals, table_of  # noqa: PLC0415
-    from kc_otel.recordings.importers.importer import read_file  # noqa: PLC0415
 
     refusals = Refusals()
     try:
         if path.is_file() and detect.format_of(path) == "generic":
             return load_own(path, columns)
         files = detect.files_of([path])
-        rows = [row for file in files for row in read_file(file, refusals, columns=columns)]
+        rows = [row for file in files for row in detect.read_file(file, refusals, columns=columns)]
     except OSError as error:
         raise RecordingError(str(error)) from None
     if faults := [
@@ -335,20 +320,15 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     return replace(assembled(table_of(str(path), rows)), masked=({},) * left_out)
 
 
-def save_recording(recording: Recording, path: str | Path, *, format: Format | None = None) -> None:
+def save_recording(recording: Recording, path: str | Path) -> None:
     """Write a recording to .npz (packed), .jsonl, .jsonl.gz or .parquet (one row per sequence).
-
-    Args:
-        recording: What to write.
-        path: Where to.
-        format: `npz`, `jsonl` or `parquet`, where the file's name does not say.
 
     Raises:
         RecordingError: If the name says no format, or a recording with logits goes anywhere but into .npz.
         OSError: If the file cannot be written.
     """
     where = Path(path)
-    chosen = format or format_of(where)
+    chosen = format_of(where)
     if recording.train_kept is not None:  # a file has log-probabilities from before truncation
         recording = replace(recording, train=recording.train + recording.train_kept)
     arrays = {ALIASES[role][0]: values for role in _PER_TOKEN if (values := getattr(recording, role)) is not None}
@@ -364,18 +344,11 @@ def save_recording(recording: Recording, path: str | Path, *, format: Format | N
 
 
 def format_of(path: Path) -> Format:
-    """The format that a file's name says.
-
-    Raises:
-        RecordingError: If it says none.
-    """
-    name = path.name.lower()
+    """The format that a file's name says; a RecordingError where it says none."""
     for ending, format in _ENDINGS.items():
-        if name.endswith(ending):
+        if path.name.lower().endswith(ending):
             return format
-    raise RecordingError(
-        f"{path}: the name does not end in .npz, .jsonl, .jsonl.gz or .parquet: rename it to match its format"
-    )
+    raise RecordingError(f"{path}: the name does not end in {', '.join(_ENDINGS)}: rename it to match its format")
 
 
 def _npz(recording: Recording, path: Path, arrays: dict[str, NDArray[Any]]) -> None:

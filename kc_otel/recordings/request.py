@@ -95,8 +95,9 @@ def encode(request: SampledRequest) -> Row:
         ValueError: If a token id does not fit 32 bits, or tokens and log-probabilities differ in number.
     """
     if request.token_ids.shape != request.logprobs.shape or request.token_ids.ndim != 1:
-        msg = f"logprobs: shape {request.logprobs.shape} is not that of token_ids, {request.token_ids.shape}"
-        raise ValueError(msg)
+        raise ValueError(
+            f"logprobs: shape {request.logprobs.shape} is not that of token_ids, {request.token_ids.shape}"
+        )
     about: dict[str, Any] = {
         "kernel": request.kernel.to_plain(),
         "processing": dict(request.processing),
@@ -139,12 +140,10 @@ def decode(row: Row) -> SampledRequest:
             **{**plain, "kernel": Kernel.from_plain(plain["kernel"])},
         )
     except (TypeError, KeyError, ValueError) as error:
-        msg = f"request {request_id!r} cannot be read ({error})"
-        raise ValueError(msg) from None
+        raise ValueError(f"request {request_id!r} cannot be read ({error})") from None
 
 
 def _ids(ids: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
     if ids.size and (ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
-        msg = f"token ids: {int(ids.min())}..{int(ids.max())} do not fit 0..2^31-1"
-        raise ValueError(msg)
+        raise ValueError(f"token ids: {int(ids.min())}..{int(ids.max())} do not fit 0..2^31-1")
     return np.ascontiguousarray(ids, dtype=_IDS).tobytes()

@@ -29,11 +29,13 @@ from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.comparable import SUPPORTED, effective, refusal
 from kc_otel.recordings.request import SampledRequest, versions_per_token
 from kc_otel.recordings.scoring import Scorer, UnavailableError, UnscorableError
-from kc_otel.recordings.spool.spool_reader import SpoolReader
+from kc_otel.recordings.spool import SpoolReader
 
 _log: Final = logging.getLogger("kc_otel")
 _ABOVE_ZERO_TOLERANCE: Final = 1e-3
 """Tolerance for a log-probability above 0, as in `measure.checks`."""
+_TAKEN_AT_ONCE: Final = 256
+"""Requests taken from the spool at a time; they are confirmed together."""
 _TRACES: Final = TraceContextTextMapPropagator()
 
 
@@ -73,11 +75,9 @@ class Rescorer:
         supported: Processing that `score` applies; requests with other processing are refused.
         batch_tokens: Most tokens of a batch, padding included.
         budget: How fast it may go; None for as fast as it can.
-        idle: Whether now is a good moment for a batch.
         seen: Called with what was scored and its log P, such as `WorstSequences.add` with the time; what it raises is
             logged, and costs nothing else.
-        take: Requests taken from the spool at a time; they are confirmed together.
-        poll: Seconds between looks at an empty spool, a busy device or an endpoint that does not answer.
+        poll: Seconds between looks at an empty spool or an endpoint that does not answer.
     """
 
     def __init__(
@@ -91,9 +91,7 @@ class Rescorer:
         supported: Sequence[str] = SUPPORTED,
         batch_tokens: int = 16_384,
         budget: TokenBudget | None = None,
-        idle: Callable[[], bool] = lambda: True,
         seen: Callable[[Sequence[SampledRequest], Sequence[Any]], None] | None = None,
-        take: int = 256,
         poll: float = 1.0,
     ) -> None:
         self.totals: Final = RescoreTotals()
@@ -106,9 +104,7 @@ class Rescorer:
         self._supported = supported
         self._batch_tokens = batch_tokens
         self._budget = budget
-        self._idle = idle
         self._seen = seen
-        self._take = take
         self._poll = poll
 
     def run(self, stop: threading.Event, *, follow: bool = False) -> RescoreTotals:
@@ -119,7 +115,7 @@ class Rescorer:
             SpoolError: If the spool cannot be read or written.
         """
         while not stop.is_set():
-            taken = self._reader.take(self._take)
+            taken = self._reader.take(_TAKEN_AT_ONCE)
             if taken:
                 self._confirm(self._rescore(taken, stop), stop)
             elif not follow:
@@ -142,7 +138,8 @@ class Rescorer:
         rollouts = Counter(prompts)
         for batch in batches([request for _, request in kept], self._batch_tokens):
             requests = [kept[index][1] for index in batch]
-            self._wait(sum(map(length, requests)), stop)
+            if self._budget is not None:
+                stop.wait(self._budget.spend(sum(map(length, requests))))
             if stop.is_set():
                 break
             groups = {id(kept[index][1]): (prompts[index], rollouts[prompts[index]]) for index in batch}
@@ -151,12 +148,6 @@ class Rescorer:
                 self._record(scored, logprobs, groups)
             finished += [kept[index][0] for index in batch]
         return finished
-
-    def _wait(self, tokens: int, stop: threading.Event) -> None:
-        while not self._idle() and not stop.wait(self._poll):
-            pass
-        if self._budget is not None:
-            stop.wait(self._budget.spend(tokens))
 
     def _scored(self, requests: Sequence[SampledRequest]) -> tuple[list[SampledRequest], list[Any]]:
         """The requests that could be scored, and their log-probabilities."""

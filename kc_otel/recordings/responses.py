@@ -11,7 +11,6 @@ srt/managers/tokenizer_manager.py; llama.cpp, tools/server/README.md (`n_probs`)
 
 from __future__ import annotations
 
-import gzip
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy as np
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.columns import ATTRIBUTES
-from kc_otel.recordings.read_jsonl import scalars_of
+from kc_otel.recordings.read_jsonl import lines, scalars_of
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
 
@@ -69,11 +68,10 @@ def is_response(record: Any) -> bool:
 
 
 def read_responses(train: Path, inference: Path, columns: tuple[str, str] | None = None) -> RaggedTable:
-    """Pair saved responses of two servers.
+    """Pair saved responses: the training kernel scored what the other had sampled, one for each, or by `custom_id`.
 
     Args:
-        train: Responses of the training kernel, which scored what the other had sampled: one for each sequence in the
-            same order, or with the same `custom_id`s.
+        train: Responses of the training kernel.
         inference: Responses of the kernel that sampled.
         columns: Names under which a line of one file has both responses.
 
@@ -254,12 +252,8 @@ def _body(record: Any) -> Any:
 
 
 def _records(path: Path, problems: Problems) -> Iterator[tuple[str, Any]]:
-    packed = path.name.endswith(".gz")
-    try:
-        text = gzip.decompress(path.read_bytes()).decode() if packed else path.read_text(encoding="utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise RecordingError(f"{path}: cannot be read ({error})") from None
     if path.name.removesuffix(".gz").endswith(".json"):
+        text = "".join(line for _, line in lines(path))
         try:
             whole = read_json_text(text)
         except ValueError as error:
@@ -268,9 +262,7 @@ def _records(path: Path, problems: Problems) -> Iterator[tuple[str, Any]]:
             (f"answer {place}", answer) for place, answer in enumerate(whole if isinstance(whole, list) else [whole], 1)
         )
         return
-    for line, content in enumerate(text.splitlines(), 1):
-        if not content.strip():
-            continue
+    for line, content in lines(path):
         try:
             found = read_json_text(content)
         except ValueError as error:

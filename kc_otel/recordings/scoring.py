@@ -121,31 +121,22 @@ def hf_scorer(model: torch.nn.Module, *, autocast: torch.dtype | None = None, ma
 def sampled_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, processing: Mapping[str, Scalar] | None = None
 ) -> torch.Tensor:
-    """Log-probabilities of tokens under the distribution that logits become after processing, in float32, nats.
+    """Log-probabilities [positions] of tokens [positions] under what logits become after processing, float32, nats.
 
     Temperature first, then min-p, top-k and top-p, each on what the one before left; a token that they leave out has
-    -inf. Ties with the k-th logit stay.
-
-    Args:
-        logits: [positions, vocabulary], any floating dtype.
-        token_ids: [positions].
-        processing: As for a `Scorer`.
-
-    Returns:
-        [positions].
+    -inf. Ties with the k-th logit stay. Logits are [positions, vocabulary], of any floating dtype.
 
     Raises:
         ValueError: If the processing cannot be applied.
     """
     import torch  # noqa: PLC0415 - the core does without torch
 
-    wanted = _checked(processing)
     positions, vocabulary = logits.shape
     dtype = torch.promote_types(logits.dtype, torch.float32)
     out = torch.empty(positions, dtype=dtype, device=logits.device)
     step = max(_LOGITS_PER_BLOCK // vocabulary, 1)
     for start in range(0, positions, step):
-        block = _processed(logits[start : start + step].to(dtype), wanted)
+        block = processed(logits[start : start + step].to(dtype), processing)
         chosen = block.gather(-1, token_ids[start : start + step, None].to(block.device)).squeeze(-1)
         out[start : start + step] = chosen - block.logsumexp(-1)
     return out
@@ -157,23 +148,33 @@ def processed(logits: torch.Tensor, processing: Mapping[str, Scalar] | None) -> 
     Raises:
         ValueError: If the processing cannot be applied.
     """
-    return _processed(logits, _checked(processing))
+    wanted, lowest = _checked(processing), float("-inf")
+    if (temperature := wanted.get("temperature", 1.0)) != 1.0:
+        logits = logits / temperature
+    if "min_p" in wanted:
+        probabilities = logits.softmax(-1)
+        logits = logits.masked_fill(probabilities < wanted["min_p"] * probabilities.amax(-1, keepdim=True), lowest)
+    if (k := int(wanted.get("top_k", logits.shape[-1]))) < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(k, dim=-1).values[:, -1:], lowest)
+    if "top_p" in wanted:
+        ascending, order = logits.sort(dim=-1)
+        left_out = ascending.softmax(-1).cumsum(-1) <= 1.0 - wanted["top_p"]
+        left_out[:, -1] = False
+        logits = logits.masked_fill(left_out.gather(-1, order.argsort(-1)), lowest)
+    return logits
 
 
 def kept_mass(logits: torch.Tensor, kept: KeptTokens, processing: Mapping[str, Scalar] | None = None) -> torch.Tensor:
     """Log of the mass, nats, float64 [positions], that logits give to the tokens that a truncation kept.
 
-    Args:
-        logits: [positions, vocabulary], any floating dtype.
-        kept: Those tokens, for each position.
-        processing: Processing before the truncation: the temperature.
+    Logits are [positions, vocabulary], of any floating dtype; processing is what comes before the truncation.
 
     Raises:
         ValueError: If there is not one set of tokens for each position.
     """
     import torch  # noqa: PLC0415 - the core does without torch
 
-    wanted, (positions, vocabulary) = _checked(processing), logits.shape
+    positions, vocabulary = logits.shape
     if kept.counts.size != positions:
         raise ValueError(f"kept: has {kept.counts.size} sets of tokens for {positions} positions; give one for each")
     at = torch.from_numpy(np.repeat(np.arange(positions), kept.counts)).to(logits.device)
@@ -182,7 +183,7 @@ def kept_mass(logits: torch.Tensor, kept: KeptTokens, processing: Mapping[str, S
     mass = torch.zeros(positions, dtype=torch.float64, device=logits.device)
     dtype, step = torch.promote_types(logits.dtype, torch.float32), max(_LOGITS_PER_BLOCK // vocabulary, 1)
     for start in range(0, positions, step):
-        block = _processed(logits[start : start + step].to(dtype), wanted)
+        block = processed(logits[start : start + step].to(dtype), processing)
         part = slice(int(ends[start] - kept.counts[start]), int(ends[min(start + step, positions) - 1]))
         share = (block[at[part] - start, ids[part]] - block.logsumexp(-1)[at[part] - start]).double().exp()
         mass.index_add_(0, at[part], share)
@@ -200,24 +201,6 @@ def _checked(processing: Mapping[str, Scalar] | None) -> dict[str, float]:
     if not float(given.get("temperature", 1.0)) > 0.0:
         raise ValueError("processing: temperature=0 samples nothing, its log-probabilities say nothing; sample above 0")
     return {name: float(value) for name, value in given.items()}
-
-
-def _processed(logits: torch.Tensor, processing: Mapping[str, float]) -> torch.Tensor:
-    """Logits [positions, vocabulary] with -inf where nothing is sampled; may return its argument."""
-    lowest = float("-inf")
-    if (temperature := processing.get("temperature", 1.0)) != 1.0:
-        logits = logits / temperature
-    if "min_p" in processing:
-        probabilities = logits.softmax(-1)
-        logits = logits.masked_fill(probabilities < processing["min_p"] * probabilities.amax(-1, keepdim=True), lowest)
-    if (k := int(processing.get("top_k", logits.shape[-1]))) < logits.shape[-1]:
-        logits = logits.masked_fill(logits < logits.topk(k, dim=-1).values[:, -1:], lowest)
-    if "top_p" in processing:
-        ascending, order = logits.sort(dim=-1)
-        left_out = ascending.softmax(-1).cumsum(-1) <= 1.0 - processing["top_p"]
-        left_out[:, -1] = False
-        logits = logits.masked_fill(left_out.gather(-1, order.argsort(-1)), lowest)
-    return logits
 
 
 def _sequences(prompt_ids: Sequence[Any], token_ids: Sequence[Any]) -> tuple[list[NDArray[np.int64]], ...]:

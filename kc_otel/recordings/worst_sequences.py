@@ -112,25 +112,18 @@ class WorstSequences:
         self._connection, self._salt = _opened(Path(path))
 
     def add(self, requests: Sequence[SampledRequest], train: Sequence[Any], now: float) -> None:
-        """Keep those that are worse than what is kept.
-
-        Args:
-            requests: The served requests.
-            train: log P of the sampled tokens of each, nats, [tokens].
-            now: Unix time.
+        """Keep those that are worse than what is kept, by log P [tokens] of each, nats, at a Unix time.
 
         Raises:
             OSError: If the file cannot be written.
         """
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.execute("DELETE FROM worst WHERE at < ?", (now - self._max_age,))
-            for request, scored in zip(requests, train, strict=True):
-                self._add(request, log_ratio(np.asarray(scored), request.logprobs), now)
-            self._connection.execute("COMMIT")
+            with self._connection as worst:
+                worst.execute("DELETE FROM worst WHERE at < ?", (now - self._max_age,))
+                for request, scored in zip(requests, train, strict=True):
+                    self._add(request, log_ratio(np.asarray(scored), request.logprobs), now)
         except sqlite3.Error as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
             raise OSError(f"the worst sequences cannot be kept ({error})") from None
 
     def close(self) -> None:
@@ -181,14 +174,7 @@ class WorstSequences:
 
 
 def read_worst(path: Path, contract: str, clause: str, slice: str, kernel: str) -> tuple[WorstSequence, ...]:
-    """Read the stored sequences of a cell, the worst first.
-
-    Args:
-        path: The file.
-        contract: Name of the contract.
-        clause: Of the contract.
-        slice: Of the contract.
-        kernel: Fingerprint of the inference kernel; empty for any.
+    """Read the stored sequences of a cell, the worst first; of one inference kernel, by its fingerprint, or of any.
 
     Raises:
         OSError: If the file cannot be read.
@@ -227,13 +213,13 @@ def _opened(path: Path) -> tuple[sqlite3.Connection, bytes]:
                 _check(path, connection)
             connection.execute("PRAGMA secure_delete=ON")
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute(_TABLE)
-            connection.execute(_SALT)
-            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-            if not (row := connection.execute("SELECT value FROM salt").fetchone()):
-                row = (secrets.token_bytes(32),)
-                connection.execute("INSERT INTO salt VALUES (?)", row)
-            connection.execute("COMMIT")
+            with connection:
+                connection.execute(_TABLE)
+                connection.execute(_SALT)
+                connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+                if not (row := connection.execute("SELECT value FROM salt").fetchone()):
+                    row = (secrets.token_bytes(32),)
+                    connection.execute("INSERT INTO salt VALUES (?)", row)
             unless_it_works.pop_all()
     except sqlite3.Error as error:
         raise OSError(f"{path}: cannot be used ({error}); give a file of its own") from None
@@ -251,9 +237,8 @@ def _value_of(clause: Clause) -> Callable[[NDArray[np.float64]], float] | None:
     neutral = _NEUTRAL_VALUE.get(key, 0.0)
     if key in TOKEN:
         of_tokens = np.mean if clause.parsed_statistic.kind == "mean" else np.max
-        if key in {"log_ratio", "ratio"}:
-            return lambda ratios: float(of_tokens(np.abs(TOKEN[key](ratios) - neutral)))
-        return lambda ratios: float(of_tokens(TOKEN[key](ratios)))
+        signed = key in {"log_ratio", "ratio"}
+        return lambda ratios: float(of_tokens(np.abs(TOKEN[key](ratios) - neutral) if signed else TOKEN[key](ratios)))
     if key in SEQUENCE:
         return lambda ratios: float(abs(SEQUENCE[key](ratios.sum(), ratios.size) - neutral))
     return None

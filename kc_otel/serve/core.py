@@ -150,7 +150,9 @@ class Core:
             self.history = CellHistory(
                 connection, {contract.name: contract.observability.long_window for contract in contracts}
             )
-            self.promotions = Promotions(self.contracts, self.dry_run, connection, self.events, offline_problems)
+            self.promotions = Promotions(
+                self.contracts, self.dry_run, connection, self.events, offline_problems, self.evaluator
+            )
             for contract, message in self._store.last_messages(self.contracts, self.dry_run, now):
                 self._enqueue(contract, [message], DecisionTable(), now)
             self.escalation = self._store.begin(self.contracts, self.dry_run, now)
@@ -185,6 +187,12 @@ class Core:
     def missing(self, contract: str) -> list[Missing]:
         """Points of a contract that arrive and are not judged, as of the last evaluation; the oldest first."""
         return self.evaluator.missing(contract, self.evaluated_at or self.started_at)
+
+    def fell_silent(self, incident: Incident) -> bool:
+        """Return whether a breach went away a window ago without proof of recovery, whether or not a route remains."""
+        contract = self.contracts.get(incident.contract)
+        window = contract.observability.window if contract is not None else 0.0
+        return incident.went_away and (self.evaluated_at or self.started_at) - incident.last_until >= window
 
     def silent_recorders(self, contract: str, version: str) -> tuple[int, str]:
         """Return how many recorders of a kernel version were silent at the last evaluation, and a sentence of them."""
@@ -335,15 +343,7 @@ class Core:
             contract, before, evaluation, invalid, now, dry_run=dry_run, timing=self._timing, traffic=traffic
         )
         decisions, moved, rolled = self.promotions.write(
-            step.state.decisions,
-            {name: evaluation},
-            now,
-            unit,
-            self.evaluator.newest_of,
-            self.evaluator.kernels,
-            lambda name: self.evaluator.missing(name, now),
-            lambda name: step.state.incidents.get(name, ()),
-            lambda name, version: self.evaluator.silent_recorders(name, version, now)[1],
+            step.state.decisions, name, evaluation, step.state.incidents.get(name, ()), now, unit
         )
         step = replace(step, state=replace(step.state, decisions=decisions))
         step = with_roll_backs_told(contract, step, rolled, evaluation.verdicts, self._timing, now)
@@ -387,7 +387,7 @@ class Core:
             },
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
             unheard=lambda version, span: self.evaluator.unheard(name, version, span, now),
-            lost=self.evaluator.states[name].recorders.lost,
+            lost=lambda version, since, until: self.evaluator.lost(name, version, since, until, now),
         )
 
     def inference_versions(self, contract: str) -> frozenset[str]:
@@ -408,7 +408,7 @@ class Core:
             ValueError: If nobody or no reason is named.
         """
         before = self.decisions
-        after = resume(before, contract, slice, by, why, now)
+        after = resume(before, contract, slice, now)
         where = "every slice" if slice is None else f"slice {slice}"
         said = {"slice": slice, "by": by, "why": why, "message": f"{by} resumed {where}: {why}"}
         self.amend(contract, {"resumed": said}, now, decisions=after)
@@ -584,6 +584,7 @@ class Core:
             # Ends that nobody is told of yet: no verdict shows them.
             ends = (notice.transition for group in own for notice in group.pending)
             firing += [replace(end, what=What.FIRING) for end in ends if end.what is What.RESOLVED]
+            firing += [edge for group in own for edge in group.closing if edge.fingerprint in group.told]
             if firing:
                 body = alert_body(
                     contract,

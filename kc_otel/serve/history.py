@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Final
 
@@ -71,98 +71,6 @@ def point_of(verdict: Verdict, train_step: int | None = None) -> HistoryPoint:
     )
 
 
-class ThinnedHistory:
-    """Steps of every cell.
-
-    Args:
-        connection: The state file.
-        windows: The long window in seconds, by the contract's name.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:
-        self._connection = connection
-        self._steps = {name: max(window / _STEPS_PER_WINDOW, _MIN_STEP_SECONDS) for name, window in windows.items()}
-        self._worst: dict[str, dict[Cell, int]] = {}
-        self._slot: dict[str, int] = {}
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS cell_line (id INTEGER PRIMARY KEY, cell TEXT UNIQUE NOT NULL, newest REAL)"
-        )
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS cell_point (line INTEGER, slot INTEGER, at REAL, estimate REAL, lower REAL, "
-            "upper REAL, bound REAL, samples INTEGER, status INTEGER, evidence REAL, train_step INTEGER, "
-            "PRIMARY KEY (line, slot)) WITHOUT ROWID"
-        )
-
-    def step(self, contract: str) -> float:
-        """Seconds between two kept evaluations."""
-        return self._steps.get(contract, _MIN_STEP_SECONDS)
-
-    def write(self, points: Mapping[str, Mapping[Cell, HistoryPoint]], now: float, unit: UnitOfWork) -> None:
-        """Write what an evaluation begins, and what it makes worse, of the running step.
-
-        Args:
-            points: The evaluation, by the contract's name.
-            now: Its unix time, seconds.
-            unit: The transaction.
-        """
-        worse: dict[str, dict[Cell, HistoryPoint]] = {}
-        begun = {contract for contract in points if self._index(contract, now) != self._slot.get(contract)}
-        for contract, found in points.items():
-            before = {} if contract in begun else self._worst.get(contract, {})
-            worse[contract] = {cell: point for cell, point in found.items() if point.status > before.get(cell, -1)}
-            self._put(contract, worse[contract])
-        if begun:
-            self._forget(now)
-        unit.on_commit(lambda: self._adopt(worse, now, begun))
-
-    def _adopt(self, worse: Mapping[str, Mapping[Cell, HistoryPoint]], now: float, begun: Collection[str]) -> None:
-        for contract, found in worse.items():
-            self._slot[contract] = self._index(contract, now)
-            before = {} if contract in begun else self._worst.get(contract, {})
-            self._worst[contract] = before | {cell: point.status for cell, point in found.items()}
-
-    def of(self, contract: str, clause: str, slice: str) -> dict[Cell, list[HistoryPoint]]:
-        """Return the stored history of a clause on a slice, for every pair of kernels, oldest first."""
-        found: dict[Cell, list[HistoryPoint]] = {}
-        prefix = json.dumps([contract, clause, slice])[:-1] + ", "
-        rows = self._connection.execute(
-            f"SELECT cell, {', '.join(_COLUMNS)} FROM cell_line JOIN cell_point ON line = id "  # noqa: S608 - our own
-            "WHERE substr(cell, 1, ?) = ? ORDER BY id, at",
-            (len(prefix), prefix),
-        )
-        for cell, *numbers in rows:
-            found.setdefault(Cell(*json.loads(cell)), []).append(HistoryPoint(*numbers))
-        return found
-
-    def _index(self, contract: str, at: float) -> int:
-        return int(at // self.step(contract))
-
-    def _put(self, contract: str, points: Mapping[Cell, HistoryPoint]) -> None:
-        """Write points, each in the place of its step, but not over one of the same step that is worse."""
-        own = [(json.dumps(cell), point) for cell, point in points.items()]
-        self._connection.executemany(
-            "INSERT INTO cell_line (cell, newest) VALUES (?, ?) "
-            "ON CONFLICT (cell) DO UPDATE SET newest = excluded.newest",
-            [(name, point.at) for name, point in own],
-        )
-        self._connection.executemany(
-            f"INSERT INTO cell_point SELECT id, ?, {_VALUES} FROM cell_line WHERE cell = ? "  # noqa: S608 - our own
-            f"ON CONFLICT (line, slot) DO UPDATE SET {_OVERWRITTEN} "
-            "WHERE excluded.status > status OR abs(excluded.at - at) > ?",
-            [
-                (self._index(contract, point.at) % KEPT_STEPS, *astuple(point), name, self.step(contract))
-                for name, point in own
-            ],
-        )
-
-    def _forget(self, now: float) -> None:
-        """Forget cells of which nothing came for as long as anything is kept."""
-        longest = KEPT_STEPS * max(self._steps.values(), default=_MIN_STEP_SECONDS)
-        gone = self._connection.execute("SELECT id FROM cell_line WHERE newest < ?", (now - longest,)).fetchall()
-        self._connection.executemany("DELETE FROM cell_point WHERE line = ?", gone)
-        self._connection.executemany("DELETE FROM cell_line WHERE id = ?", gone)
-
-
 GLANCES: Final = 120
 
 Glance = tuple[float, float | None, float | None, float | None, int]
@@ -194,7 +102,18 @@ class CellHistory:
 
     def __init__(self, connection: sqlite3.Connection, windows: Mapping[str, float]) -> None:
         self._connection = connection
-        self._thinned = ThinnedHistory(connection, windows)
+        self._steps = {name: max(window / _STEPS_PER_WINDOW, _MIN_STEP_SECONDS) for name, window in windows.items()}
+        self._worst: dict[str, dict[Cell, int]] = {}
+        """Worst status of each cell in the running step."""
+        self._slot: dict[str, int] = {}
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS cell_line (id INTEGER PRIMARY KEY, cell TEXT UNIQUE NOT NULL, newest REAL)"
+        )
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS cell_point (line INTEGER, slot INTEGER, at REAL, estimate REAL, lower REAL, "
+            "upper REAL, bound REAL, samples INTEGER, status INTEGER, evidence REAL, train_step INTEGER, "
+            "PRIMARY KEY (line, slot)) WITHOUT ROWID"
+        )
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cell_status (contract TEXT, clause TEXT, slice TEXT, kernel_train TEXT, "
             "kernel_inference TEXT, status TEXT NOT NULL, since REAL NOT NULL, "
@@ -228,12 +147,34 @@ class CellHistory:
             name: {verdict.cell: point_of(verdict, found.step_of(verdict.cell)) for verdict in found.verdicts}
             for name, found in evaluations.items()
         }
-        self._thinned.write(points, max((found.at for found in evaluations.values()), default=0.0), unit)
-        unit.on_commit(lambda: self._adopt(evaluations, points))
+        now = max((found.at for found in evaluations.values()), default=0.0)
+        worst = self._write_steps(points, now)
+        unit.on_commit(lambda: self._adopt(evaluations, points, worst, now))
         return changes
 
-    def _adopt(self, evaluations: Mapping[str, Evaluation], points: Mapping[str, Mapping[Cell, HistoryPoint]]) -> None:
+    def _write_steps(self, points: Mapping[str, Mapping[Cell, HistoryPoint]], now: float) -> dict[str, dict[Cell, int]]:
+        """Write what an evaluation begins, and what it makes worse, of the running step; return the worst of it."""
+        begun = {contract for contract in points if self._index(contract, now) != self._slot.get(contract)}
+        worst: dict[str, dict[Cell, int]] = {}
+        for contract, found in points.items():
+            before = {} if contract in begun else self._worst.get(contract, {})
+            worse = {cell: point for cell, point in found.items() if point.status > before.get(cell, -1)}
+            self._put(contract, worse)
+            worst[contract] = before | {cell: point.status for cell, point in worse.items()}
+        if begun:
+            self._forget_old(now)
+        return worst
+
+    def _adopt(
+        self,
+        evaluations: Mapping[str, Evaluation],
+        points: Mapping[str, Mapping[Cell, HistoryPoint]],
+        worst: Mapping[str, dict[Cell, int]],
+        now: float,
+    ) -> None:
         """Remember an evaluation; cells that are gone are forgotten."""
+        self._worst.update(worst)
+        self._slot.update({contract: self._index(contract, now) for contract in worst})
         for name, evaluation in evaluations.items():
             before, lines = self._lines.get(name, {}), dict[Cell, _Line]()
             known = self._known.get(name, {})
@@ -258,21 +199,62 @@ class CellHistory:
 
     def step(self, contract: str) -> float:
         """Seconds between two evaluations of the thinned past."""
-        return self._thinned.step(contract)
+        return self._steps.get(contract, _MIN_STEP_SECONDS)
 
     def past(self, contract: str, clause: str, slice: str, start: float, end: float) -> dict[Cell, list[HistoryPoint]]:
         """Evaluations of a clause on a slice by pair of kernels, oldest first.
 
         The last two minutes or so are whole, what is older is thinned.
         """
-        kept = self._thinned.of(contract, clause, slice)
+        kept = self._kept(contract, clause, slice)
         for cell, line in self._lines.get(contract, {}).items():
             if (cell.clause, cell.slice) == (clause, slice):
                 first = line.recent[0].at
                 kept[cell] = [point for point in kept.get(cell, []) if point.at < first] + list(line.recent)
-        start = max(start, end - KEPT_STEPS * self._thinned.step(contract))
+        start = max(start, end - KEPT_STEPS * self.step(contract))
         within = {cell: [point for point in points if start <= point.at <= end] for cell, points in kept.items()}
         return {cell: points for cell, points in sorted(within.items()) if points}
+
+    def _kept(self, contract: str, clause: str, slice: str) -> dict[Cell, list[HistoryPoint]]:
+        """Return the stored history of a clause on a slice, for every pair of kernels, oldest first."""
+        found: dict[Cell, list[HistoryPoint]] = {}
+        prefix = json.dumps([contract, clause, slice])[:-1] + ", "
+        rows = self._connection.execute(
+            f"SELECT cell, {', '.join(_COLUMNS)} FROM cell_line JOIN cell_point ON line = id "  # noqa: S608 - our own
+            "WHERE substr(cell, 1, ?) = ? ORDER BY id, at",
+            (len(prefix), prefix),
+        )
+        for cell, *numbers in rows:
+            found.setdefault(Cell(*json.loads(cell)), []).append(HistoryPoint(*numbers))
+        return found
+
+    def _index(self, contract: str, at: float) -> int:
+        return int(at // self.step(contract))
+
+    def _put(self, contract: str, points: Mapping[Cell, HistoryPoint]) -> None:
+        """Write points, each in the place of its step, but not over one of the same step that is worse."""
+        own = [(json.dumps(cell), point) for cell, point in points.items()]
+        self._connection.executemany(
+            "INSERT INTO cell_line (cell, newest) VALUES (?, ?) "
+            "ON CONFLICT (cell) DO UPDATE SET newest = excluded.newest",
+            [(name, point.at) for name, point in own],
+        )
+        self._connection.executemany(
+            f"INSERT INTO cell_point SELECT id, ?, {_VALUES} FROM cell_line WHERE cell = ? "  # noqa: S608 - our own
+            f"ON CONFLICT (line, slot) DO UPDATE SET {_OVERWRITTEN} "
+            "WHERE excluded.status > status OR abs(excluded.at - at) > ?",
+            [
+                (self._index(contract, point.at) % KEPT_STEPS, *astuple(point), name, self.step(contract))
+                for name, point in own
+            ],
+        )
+
+    def _forget_old(self, now: float) -> None:
+        """Forget cells of which nothing came for as long as anything is kept."""
+        longest = KEPT_STEPS * max(self._steps.values(), default=_MIN_STEP_SECONDS)
+        gone = self._connection.execute("SELECT id FROM cell_line WHERE newest < ?", (now - longest,)).fetchall()
+        self._connection.executemany("DELETE FROM cell_point WHERE line = ?", gone)
+        self._connection.executemany("DELETE FROM cell_line WHERE id = ?", gone)
 
     def _save(self, cell: Cell, status: Status, since: float) -> None:
         self._connection.execute(

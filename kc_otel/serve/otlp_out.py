@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from kc_otel.contract.registry.own_metrics import METRICS
@@ -47,9 +48,9 @@ class TelemetryExporter:
         configured = any(environ.get(name) for name in _ENDPOINTS)
         if not configured or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
             return
-        grpc = environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc") == "grpc"
-        self._start_metrics(grpc=grpc)
-        self._start_logs(grpc=grpc)
+        protocol = "grpc" if environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc") == "grpc" else "http"
+        self._start_metrics(protocol)
+        self._start_logs(protocol)
 
     @property
     def speaks(self) -> bool:
@@ -90,21 +91,11 @@ class TelemetryExporter:
         last_words.start()
         last_words.join(timeout)
 
-    def _start_metrics(self, *, grpc: bool) -> None:
+    def _start_metrics(self, protocol: str) -> None:
         from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - only with an endpoint
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
 
-        exporter: Any
-        if grpc:
-            from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
-
-            exporter = OTLPMetricExporter()
-        else:
-            from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
-                OTLPMetricExporter as HttpExporter,
-            )
-
-            exporter = checking_answers(HttpExporter())
+        exporter = _exporter(protocol, "metric_exporter", "OTLPMetricExporter")
         provider = MeterProvider([PeriodicExportingMetricReader(exporter)], shutdown_on_exit=False)
         meter = provider.get_meter("kc_otel.judge")
         for metric in (METRICS[name] for name in self._latest):
@@ -119,21 +110,11 @@ class TelemetryExporter:
                 meter.create_observable_gauge(metric.name, [callback], metric.unit, metric.meaning)
         self._stop.append(provider.shutdown)
 
-    def _start_logs(self, *, grpc: bool) -> None:
+    def _start_logs(self, protocol: str) -> None:
         from opentelemetry.sdk._logs import LoggerProvider  # noqa: PLC0415 - only with an endpoint
         from opentelemetry.sdk._logs.export import BatchLogRecordProcessor  # noqa: PLC0415
 
-        exporter: Any
-        if grpc:
-            from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter  # noqa: PLC0415
-
-            exporter = OTLPLogExporter()
-        else:
-            from opentelemetry.exporter.otlp.proto.http._log_exporter import (  # noqa: PLC0415
-                OTLPLogExporter as HttpExporter,
-            )
-
-            exporter = checking_answers(HttpExporter())
+        exporter = _exporter(protocol, "_log_exporter", "OTLPLogExporter")
         provider = LoggerProvider(shutdown_on_exit=False)
         provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
         self._logger = provider.get_logger("kc_otel.judge")
@@ -150,3 +131,8 @@ class TelemetryExporter:
             ]
 
         return observe
+
+
+def _exporter(protocol: str, module: str, name: str) -> Any:
+    found = getattr(import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.{module}"), name)()
+    return checking_answers(found) if protocol == "http" else found

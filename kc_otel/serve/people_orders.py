@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import secrets
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from kc_otel.contract.slices import ALL
-from kc_otel.contract.words import listed, place
+from kc_otel.contract.words import listed, moment, place
 from kc_otel.judge.decisions import table as tables
 from kc_otel.judge.decisions.entries import Pin
 from kc_otel.judge.escalation import people as desk
@@ -37,7 +35,6 @@ def acknowledge(
         The alerts, and the incidents.
     """
     _known(core, contract, clause, slice)
-    _signed(by, why)
     firing = core.policies[contract].firing
     meant = [alert for alert in firing if clause in {None, alert.cell.clause} and slice in {None, alert.cell.slice}]
     closed = tuple(
@@ -76,7 +73,7 @@ def silence(
     after = desk.silence(core.people, made)
     said = {
         "id": made.id, "clause": clause, "slice": slice, "until": until, "by": by, "why": why,
-        "message": f"{by} silenced {made.where} until {_when(until)}: {why}",
+        "message": f"{by} silenced {made.where} until {moment(until)}: {why}",
     }  # fmt: skip
     core.amend(contract, {"silenced": said}, now, people=after)
     return made
@@ -85,7 +82,6 @@ def silence(
 def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
     """End a silence before its time; alerts that still fire are reported with the next evaluation. Returns it."""
     after, ended = desk.unsilence(core.people, id)
-    _signed(by, why)
     said = {
         "id": id, "clause": ended.clause, "slice": ended.slice, "by": by, "why": why,
         "message": f"{by} ended the silence of {ended.where} by {ended.by}: {why}",
@@ -97,11 +93,9 @@ def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
 def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None, by: str, why: str, now: float) -> Pin:
     """A person decides which kernel serves a slice, whatever the policy routes. Returns the pin."""
     _known(core, contract, None, slice)
-    if until is not None and not math.isfinite(until):
-        raise ValueError(f"until: {until!r} is not a time; leave it out for a pin that a person ends")
     made = Pin(contract, slice, kernel, by, why, now, until)
     after = tables.pin(core.decisions, made)
-    end = f" until {_when(until)}" if until is not None else ""
+    end = f" until {moment(until)}" if until is not None else ""
     said = {
         "slice": slice, "kernel": kernel, "until": until, "by": by, "why": why,
         "message": f"{by} pinned {place(slice)} to {kernel}{end}: {why}",
@@ -112,7 +106,6 @@ def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None,
 
 def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: float) -> int:
     """End the pin of a slice, or every pin of a contract for None; return their number."""
-    _signed(by, why)
     before = core.decisions
     after = tables.unpin(before, contract, slice, now)
     where = "every slice" if slice is None else place(slice)
@@ -123,7 +116,6 @@ def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: 
 
 def enable(core: Core, contract: str, endpoint: str, by: str, why: str, now: float) -> int:
     """An endpoint that answered 410 is told again, of every contract that names it. Returns how much waits for it."""
-    _signed(by, why)
     known = {queue.endpoint: queue for queue in core.outbox.status({contract})}
     if endpoint not in known:
         names = f"there are {', '.join(known)}" if known else "there is none yet"
@@ -149,8 +141,6 @@ def diagnose(
     incident = core.incident(id)
     if incident is None:
         raise LookupError(f"no incident {id[:40]!r}; /api/v1/incidents has those that are kept")
-    if not by.strip() or not text.strip():
-        raise ValueError("give the author and the finding; both are recorded")
     _known(core, incident.contract, None, slice)
     try:
         content = json.dumps(evidence, allow_nan=False, sort_keys=True, separators=(",", ":"))
@@ -173,12 +163,3 @@ def _known(core: Core, contract: str, clause: str | None, slice: str | None) -> 
     slices = (ALL, *found.slices)
     if slice is not None and slice not in slices:
         raise LookupError(f"contract {contract} has no slice {slice!r}; there are {', '.join(slices)}")
-
-
-def _signed(by: str, why: str) -> None:
-    if not by.strip() or not why.strip():
-        raise ValueError("say who decides this and why; both are recorded")
-
-
-def _when(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -7,16 +7,16 @@ gets is derived from where it is with every evaluation, so the decision table ca
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, DirectiveKind, Promoted
-from kc_otel.judge.decisions.table import changed, remove_canary, set_canary
+from kc_otel.judge.decisions.table import changed
+from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.incidents.incident import Incident, IncidentState
 from kc_otel.judge.kernel_names import unlike_declared
@@ -51,6 +51,7 @@ class Promotions:
         connection: The state file.
         events: The log of events in it.
         offline_problems: Checks the offline stage's section of evidence.
+        evaluator: Knows what versions report.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Promotions:
         connection: sqlite3.Connection,
         events: PolicyStore,
         offline_problems: SectionProblems,
+        evaluator: Evaluator,
     ) -> None:
+        self._evaluator = evaluator
         self._offline_problems = offline_problems
         self._contracts, self._dry_run = contracts, dry_run
         self._connection, self._events = connection, events
@@ -99,61 +102,57 @@ class Promotions:
     def write(
         self,
         decisions: DecisionTable,
-        evaluations: Mapping[str, Evaluation],
+        name: str,
+        evaluation: Evaluation,
+        incidents: Iterable[Incident],
         now: float,
         unit: UnitOfWork,
-        newest: Callable[[str, str], float] = lambda _contract, _version: -math.inf,
-        kernels: Callable[[str], Iterable[KernelInfo]] = lambda _contract: (),
-        missing: Callable[[str], Iterable[Missing]] = lambda _contract: (),
-        incidents: Callable[[str], Iterable[Incident]] = lambda _contract: (),
-        silent: Callable[[str, str], str] = lambda _contract, _version: "",
     ) -> tuple[DecisionTable, list[Announcement], list[Promotion]]:
-        """Step every promotion of some contracts with an evaluation.
+        """Step every promotion of a contract with an evaluation.
 
         Args:
             decisions: The decision table after the evaluation.
-            evaluations: The evaluation, by the contract's name; promotions of other contracts stay as they are.
-            now: Its unix time, seconds.
+            name: The contract's.
+            evaluation: The evaluation.
+            incidents: The contract's incidents that last: while one of a version is not over, it waits.
+            now: Unix time of the evaluation, seconds.
             unit: The transaction.
-            newest: Unix time of the newest observation of a contract and a version, seconds.
-            kernels: Reports of a contract's kernels: a version is promoted only as declared.
-            missing: Points of a contract that are not judged: while there are some of a version, it waits.
-            incidents: Incidents of a contract that last: while one of a version is not over, it waits.
-            silent: Sentence about a contract's version's recorders that fell silent: while there are some, it waits.
 
         Returns:
             The decision table with every such version's share, what is to be announced, and the versions that are
             rolled back.
         """
-        known = {key: promotion for key, promotion in self._known.items() if promotion.contract in evaluations}
+        known = {key: promotion for key, promotion in self._known.items() if key[0] == name}
+        unit.on_commit(lambda: self._adopt(known, name, evaluation))
+        if name in self._dry_run:
+            return decisions, [], []
+        contract, judge, incidents = self._contracts[name], self._evaluator, list(incidents)
         said: list[Announcement] = []
         for key, before in sorted(known.items()):
-            if not self._acts(before.contract):
-                continue
-            contract = self._contracts[before.contract]
             if before.status is PromotionStatus.ROLLED_BACK:
-                known[key] = machine.overheard(before, newest(*key), contract, now)
+                known[key] = machine.overheard(before, judge.newest_of(*key), contract, now)
                 said += self._overheard(before, known[key], now)
             if before.status is not PromotionStatus.RUNNING:
                 continue
-            own = evaluations[contract.name]
-            reports = kernels(contract.name), missing(contract.name)
+            reports = judge.kernels(name), judge.missing(name, now)
             holds = reasons_to_wait(contract, before.version, before.position.stage, decisions, *reports)
-            holds += unproven_of(before.version, incidents(contract.name), silent(*key))
-            after, moves = machine.advance(self._under(contract, before), contract, own, holds)
+            holds += unproven_of(before.version, incidents, judge.silent_recorders(*key, now)[1])
+            after, moves = machine.advance(self._under(contract, before), contract, evaluation, holds)
             known[key] = after
             if after != before:
                 self._store.save(after)
-            said += self._moved(contract, before, moves, own, now)
+            said += self._moved(contract, before, moves, evaluation, now)
             if any(move.after.stage is Stage.FULL for move in moves):
                 said += self._replace_others(known, contract, after, now)
-        unit.on_commit(lambda: self._adopt(known, evaluations))
-        rolled = [
-            promotion
-            for promotion in known.values()
-            if promotion.status is PromotionStatus.ROLLED_BACK and self._acts(promotion.contract)
-        ]
-        return self._shares(decisions, known, evaluations, now), said, rolled
+        rolled = [promotion for promotion in known.values() if promotion.status is PromotionStatus.ROLLED_BACK]
+        canaries = [canary for canary in decisions.canaries if canary.contract != name]
+        promoted = [entry for entry in decisions.promoted if entry.contract != name]
+        for (_, version), promotion in known.items():
+            if (share := share_of(promotion)) is not None:
+                canaries.append(Canary(name, ALL, version, share, promotion.reason, promotion.entered))
+            if promotion.full:
+                promoted.append(Promoted(name, version, promotion.entered))
+        return changed(decisions, now, canaries=canaries, promoted=promoted), said, rolled
 
     def _under(self, contract: Contract, promotion: Promotion) -> Promotion:
         """The promotion, which says what of its evidence was made under another contract, once that has changed."""
@@ -177,9 +176,8 @@ class Promotions:
         self._events.record_event(after.contract, "promotion", data, now)
         return [_announced(after, "critical", message)]
 
-    def _adopt(self, known: dict[Key, Promotion], evaluations: Mapping[str, Evaluation]) -> None:
-        others = {key: promotion for key, promotion in self._known.items() if promotion.contract not in evaluations}
-        self._known, self._latest = {**others, **known}, {**self._latest, **evaluations}
+    def _adopt(self, known: Mapping[Key, Promotion], contract: str, evaluation: Evaluation) -> None:
+        self._known, self._latest = {**self._known, **known}, {**self._latest, contract: evaluation}
 
     def start(self, contract: str, version: str, by: str, now: float) -> list[Announcement]:
         """A person starts a version on its way, for the first time or again.
@@ -192,8 +190,6 @@ class Promotions:
 
     def _begun(self, contract: str, version: str, by: str, now: float) -> Moved:
         found = self._contract(contract)
-        if not by.strip():
-            raise OrderError("say who starts it; the name is recorded")
         for other in self.all(contract):
             on_its_way = other.status is PromotionStatus.RUNNING and other.position.stage is not Stage.FULL
             if other.version != version and on_its_way:
@@ -265,7 +261,7 @@ class Promotions:
         match order:
             case "approve":
                 assert stage is not None
-                after, said = orders.approve(before, found, stage, by), f"lets {version} into {stage}"
+                after, said = orders.approve(before, found, stage), f"lets {version} into {stage}"
             case "hold":
                 after, said = orders.hold(before, by, why, now), f"holds {version} in {before.position}"
             case "resume":
@@ -279,6 +275,10 @@ class Promotions:
                 moved = orders.force(before, found, stage, by, why, self.latest(contract), now)
                 return self._put(found, *begun, moved)
             case "rollback":
+                if not self._acts(contract):
+                    raise OrderError(
+                        f"{contract} runs dry, so nothing would keep requests from {version}; pin its slices"
+                    )
                 return self._put(found, orders.roll_back(before, by, why, now))  # it was not on its way: no start
             case _:
                 raise OrderError(f"{order!r} is no order")
@@ -300,13 +300,13 @@ class Promotions:
             data["message"] = message
             self._events.record_event(after.contract, "promotion", data, now)
             known[after.contract, after.version] = after
-            unit.on_commit(lambda: self._adopt(known, self._latest))
+            unit.on_commit(lambda: setattr(self, "_known", known))
         return [*said, _announced(after, "info", message)]
 
     def _put(self, contract: Contract, *moved: Moved) -> list[Announcement]:
         with unit_of_work(self._connection) as unit:
             said, known = self._write(contract, moved)
-            unit.on_commit(lambda: self._adopt(known, self._latest))
+            unit.on_commit(lambda: setattr(self, "_known", known))
         return said
 
     def _write(self, contract: Contract, moved: Iterable[Moved]) -> tuple[list[Announcement], dict[Key, Promotion]]:
@@ -371,31 +371,6 @@ class Promotions:
             if promotion.contract == contract and promotion.status is not PromotionStatus.RUNNING
         ]
         return sorted(own, key=lambda promotion: -promotion.started)[_MAX_ENDED:]
-
-    def _shares(
-        self, decisions: DecisionTable, known: Mapping[Key, Promotion], of: Collection[str], now: float
-    ) -> DecisionTable:
-        shares: dict[Key, Canary] = {}
-        for key, promotion in known.items():
-            if (share := share_of(promotion)) is not None:
-                shares[key] = Canary(key[0], ALL, key[1], share, promotion.reason, promotion.entered)
-        for old in decisions.canaries:
-            key = (old.contract, old.version)
-            if old.contract in of and self._acts(old.contract) and old.slice == ALL and key not in shares:
-                decisions = remove_canary(decisions, *key, ALL, now=now)
-        for (contract, _), wanted in sorted(shares.items()):
-            if self._acts(contract) and wanted not in decisions.canaries:
-                decisions = replace(set_canary(decisions, wanted), at=now)
-        promoted = [entry for entry in decisions.promoted if not (entry.contract in of and self._acts(entry.contract))]
-        promoted += [
-            Promoted(promotion.contract, promotion.version, promotion.entered)
-            for promotion in known.values()
-            if promotion.full and self._acts(promotion.contract)
-        ]
-        return changed(decisions, now, promoted=promoted)
-
-    def _acts(self, contract: str) -> bool:
-        return contract in self._contracts and contract not in self._dry_run
 
     def _contract(self, name: str) -> Contract:
         if name not in self._contracts:

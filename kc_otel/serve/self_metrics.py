@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kc_otel._extras import extra
 from kc_otel.contract.limits import scale_of
@@ -16,7 +16,6 @@ from kc_otel.contract.prometheus_names import label_name, prometheus_name
 from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.registry.sent_metrics import Instrument
-from kc_otel.contract.registry.sent_metrics import Metric as Described
 from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL
@@ -75,7 +74,7 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
                 "kc.kernel.train": incident.kernel_train,
                 "kc.kernel.inference": incident.kernel_inference,
             },
-            _STATE_CODES[incident.state],
+            _STATE_CODES[IncidentState.UNPROVEN if core.fell_silent(incident) else incident.state],
         )
         for incident in core.incidents()
     ]
@@ -112,7 +111,11 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
         for kernel in core.evaluator.kernels(name)
         if kernel.role == "inference"
     ]
-    metrics |= _of_requests(requests)
+    metrics["kc.evaluator.requests"] = [(_of_request(*of), count) for of, count in sorted(requests.snapshot().items())]
+    metrics["kc.evaluator.request.duration"] = [
+        (_of_request(*of), found) for of, found in sorted(requests.durations().items())
+    ]
+    metrics["kc.evaluator.in_flight"] = [({}, requests.in_flight())]
     metrics["kc.evaluator.series"] = [({}, core.evaluator.series_count)]
     metrics["kc.evaluator.series.limit"] = [
         ({}, sum(contract.observability.max_series for contract in core.contracts.values()))
@@ -142,21 +145,6 @@ def read(core: Core, requests: RequestCounts, attempts: Counter[tuple[str, str]]
     return metrics
 
 
-def _of_requests(requests: RequestCounts) -> dict[str, Series]:
-    """Requests, how long they took, and how many bytes are not answered yet."""
-    return {
-        "kc.evaluator.requests": [
-            ({"kc.transport": transport, "kc.outcome": outcome}, count)
-            for (transport, outcome), count in sorted(requests.snapshot().items())
-        ],
-        "kc.evaluator.request.duration": [
-            ({"kc.transport": transport, "kc.outcome": outcome}, found)
-            for (transport, outcome), found in sorted(requests.durations().items())
-        ],
-        "kc.evaluator.in_flight": [({}, requests.in_flight())],
-    }
-
-
 def exposition(metrics: SelfMetrics) -> bytes:
     """The Prometheus text format."""
     with extra("serve", "/metrics"):
@@ -172,35 +160,24 @@ def exposition(metrics: SelfMetrics) -> bytes:
     return generate_latest(registry)
 
 
-def _family(name: str, series: Series) -> Metric:
+def _family(name: str, series: Series) -> Any:
     with extra("serve", "/metrics"):
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 - only for /metrics
+        from prometheus_client import core as families  # noqa: PLC0415 - only for /metrics
 
     metric = METRICS[name]
-    if metric.instrument is Instrument.HISTOGRAM:
-        return _histogram(metric, series)
-    kind = CounterMetricFamily if metric.instrument is Instrument.COUNTER else GaugeMetricFamily
-    family: CounterMetricFamily | GaugeMetricFamily = kind(
-        prometheus_name(metric).removesuffix("_total"),
-        metric.meaning,
-        labels=[label_name(attribute) for attribute in metric.attributes],
-    )
+    kind: Any = {
+        Instrument.HISTOGRAM: families.HistogramMetricFamily,
+        Instrument.COUNTER: families.CounterMetricFamily,
+    }.get(metric.instrument, families.GaugeMetricFamily)
+    names = [label_name(attribute) for attribute in metric.attributes]
+    family = kind(prometheus_name(metric).removesuffix("_total"), metric.meaning, labels=names)
     for attributes, value in series:
-        if not isinstance(value, Durations):
-            family.add_metric([attributes.get(attribute, "") for attribute in metric.attributes], value)
-    return family
-
-
-def _histogram(described: Described, series: Series) -> Metric:
-    with extra("serve", "/metrics"):
-        from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415 - only for /metrics
-
-    names = [label_name(attribute) for attribute in described.attributes]
-    family = HistogramMetricFamily(prometheus_name(described), described.meaning, labels=names)
-    for attributes, value in series:
+        labels: list[str] = [attributes.get(attribute, "") for attribute in metric.attributes]
         if isinstance(value, Durations):
             counts = zip([*map(str, DURATION_BOUNDS), "+Inf"], accumulate(value.counts), strict=True)
-            family.add_metric([attributes[attribute] for attribute in described.attributes], list(counts), value.sum)
+            family.add_metric(labels, list(counts), value.sum)
+        else:
+            family.add_metric(labels, value)
     return family
 
 
@@ -210,6 +187,10 @@ def free_space(folder: Path) -> Series:
         return [({}, shutil.disk_usage(folder).free)]
     except OSError:  # a folder that is gone has none
         return []
+
+
+def _of_request(transport: str, outcome: str) -> Mapping[str, str]:
+    return {"kc.transport": transport, "kc.outcome": outcome}
 
 
 def _cell(verdict: Verdict) -> Mapping[str, str]:

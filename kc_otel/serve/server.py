@@ -25,8 +25,10 @@ from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp
 
 from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
@@ -175,7 +177,6 @@ async def _serve(
 ) -> None:
     stop, tls = _stop_on_signals(), _tls(config)
     forgetful = [name for name, endpoint in endpoints.items() if endpoint.format is Format.ALERTMANAGER]
-    timing = GroupTiming(config.group_wait, config.group_interval)
     make = partial(
         Core,
         contracts,
@@ -183,7 +184,7 @@ async def _serve(
         worst=config.worst,
         dry_run=dry_run,
         forgetful=forgetful,
-        timing=timing,
+        timing=GroupTiming(config.group_wait, config.group_interval),
         offline_problems=offline_problems,
     )
     if (core := await _begin(config, stop, make)) is None:
@@ -194,7 +195,7 @@ async def _serve(
     core.external_url = _address(config, tls, api_port, endpoints)
     dispatcher = Dispatcher(core.outbox, endpoints, turn=core.turn)
     acting = [contract for contract in contracts if contract.name not in dry_run]
-    rotation = Rotation(_endpoint_names(acting), os.environ, time.monotonic())
+    rotation = Rotation(_endpoint_names(acting), os.environ)
     requests, decided = RequestCounts(), Changes()
     access = None if config.access is None else AccessFile(config.access)
 
@@ -208,12 +209,14 @@ async def _serve(
         for renewable in (access, tls):
             if renewable is not None:
                 renewable.renew()
-        if (renewed := rotation.renewed(time.monotonic())) is not None:
+        if (renewed := rotation.renewed()) is not None:
             dispatcher.configure(renewed)
         dispatcher.wake()
         if speaker.speaks:
             speaker.publish(self_metrics())
 
+    external = urlsplit(config.external_url or "")
+    names = HostNames((config.host, *config.allowed_hosts, external.hostname or ""))
     budget = ByteBudget(limits := Limits(max_bytes=config.max_request_bytes))
     requests.in_flight = lambda: budget.in_flight
     http_socket = listen(config.host, config.http_port, "OTLP/HTTP", most)
@@ -225,21 +228,20 @@ async def _serve(
         taker = RequestTaker(sink, limits, Senders(access), budget)
         grpc = await serve_grpc(taker, config.host, config.grpc_port, requests, tls, most)
         stack.push_async_callback(grpc.stop, _GRACE_SECONDS)
-        await stack.enter_async_context(serving_http(HttpReceiver(taker, requests, _names(config)), http_socket, tls))
-        api = _site(core, access, requests, dispatcher, decided, secure=core.external_url.startswith("https:"))
-        own = OwnSite(api, (config.host, *config.allowed_hosts), config.external_url)
-        await stack.enter_async_context(serving_http(own, api_socket, tls))
+        await stack.enter_async_context(serving_http(HttpReceiver(taker, requests, names), http_socket, tls))
+        site: ASGIApp = make_api(core, self_metrics, decided, version("kc-otel"))
+        if access is not None:
+            site = GuardedSite(access, site, requests, secure=core.external_url.startswith("https:"))
+        await stack.enter_async_context(serving_http(OwnSite(site, names, external.netloc.lower()), api_socket, tls))
         tasks = [
             asyncio.create_task(_tick_forever(core, config, tick_of(core, sink), decided, ticked, file)),
             asyncio.create_task(dispatcher.run()),
         ]
         stack.push_async_callback(_cancel, tasks)
         stack.push_async_callback(decided.close)
-        dry = f" (dry: {', '.join(sorted(dry_run))})" if dry_run else ""
-        names = ", ".join(f"{contract.name} v{contract.metadata.version}" for contract in contracts) + dry
         _log.info(
             "judging %s; OTLP/gRPC %s:%d, OTLP/HTTP %s://%s:%d, API %s://%s:%d",
-            names, config.host, grpc.port, _scheme(tls), config.host, core.otlp_port,
+            _judged(contracts, dry_run), config.host, grpc.port, _scheme(tls), config.host, core.otlp_port,
             _scheme(tls), config.host, api_port,
         )  # fmt: skip
         gc.freeze()  # what start-up made stays for good; the collector need not look at it again
@@ -298,20 +300,6 @@ async def _on_state(config: ServeConfig, stop: asyncio.Event, make: Callable[...
         raise
 
 
-def _site(
-    core: Core,
-    access: AccessFile | None,
-    requests: RequestCounts,
-    dispatcher: Dispatcher,
-    decided: Changes,
-    *,
-    secure: bool,
-) -> Any:
-    """Return the API and the page, behind tokens where there is a file of them."""
-    api = make_api(core, lambda: read(core, requests, dispatcher.attempts), decided, version("kc-otel"))
-    return api if access is None else GuardedSite(access, api, requests, secure=secure)
-
-
 def _tls(config: ServeConfig) -> Tls | None:
     """Return the TLS settings of the ports; warn where tokens would travel unencrypted."""
     certificate, key = config.tls_certificate, config.tls_key
@@ -324,12 +312,13 @@ def _tls(config: ServeConfig) -> Tls | None:
     return None
 
 
+def _judged(contracts: Sequence[Contract], dry_run: frozenset[str]) -> str:
+    dry = f" (dry: {', '.join(sorted(dry_run))})" if dry_run else ""
+    return ", ".join(f"{contract.name} v{contract.metadata.version}" for contract in contracts) + dry
+
+
 def _scheme(tls: Tls | None) -> str:
     return "http" if tls is None else "https"
-
-
-def _names(config: ServeConfig) -> HostNames:
-    return HostNames((config.host, *config.allowed_hosts, urlsplit(config.external_url or "").hostname or ""))
 
 
 async def _until(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:

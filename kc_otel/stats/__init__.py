@@ -9,7 +9,9 @@
 | many cells                                                        | `multiplicity`                            |
 | the mass that a kernel can never sample                           | `support`                                 |
 
-Samples come as a `Binned`, exact from values or conservative from a histogram.
+An interval takes independent observations as a `Binned`, exact from values or conservative from a histogram, and an
+error probability of either side, `alpha_lower` and `alpha_upper`. Bad arguments raise a ValueError that names them: an
+alpha outside of (0, 1), a range that is empty or has no finite cap, an edge that is NaN.
 
 Names are imported when they are first used: a recorder needs the histograms, and with them nothing but NumPy.
 """

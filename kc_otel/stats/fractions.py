@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.stats._check import level, usable
-from kc_otel.stats.binned import Binned
+from kc_otel.stats._check import level
+from kc_otel.stats.binned import Binned, finite_range, usable
 from kc_otel.stats.interval import Interval, affine, nothing
 from kc_otel.stats.mixture import bets_for, growth, lower_bound
-from kc_otel.stats.placement import finite_range
 
 Counts = TypeVar("Counts", int, NDArray[np.float64])
 
@@ -26,7 +25,8 @@ def fraction_interval(
 
     The lower side is the p with P(Bin(n, p) >= k) = alpha_lower, the upper side the p with P(Bin(n, p) <= k) =
     alpha_upper, k the number of observations above the threshold. Bins that the threshold may cut count as below it in
-    the lower side and as above it in the upper side; the estimate takes half of them.
+    the lower side and as above it in the upper side; the estimate takes half of them. With `anytime` the sides are
+    `share_ever`'s.
 
     Source: Clopper and Pearson 1934.
 
@@ -34,41 +34,29 @@ def fraction_interval(
     >>> interval = fraction_interval(flips, 0.5, alpha_lower=0.005, alpha_upper=0.005)
     >>> round(interval.lower, 4), interval.estimate, round(interval.upper, 4)
     (0.0019, 0.005, 0.0107)
-
-    Args:
-        sample: The observations; independent.
-        above: The threshold.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-        anytime: Whether the sides hold at every number of observations at once: they are then `share_ever`'s.
-
-    Raises:
-        ValueError: If an alpha is not in (0, 1), the threshold is NaN, or an edge is NaN.
     """
     level("alpha_lower", alpha_lower)
     level("alpha_upper", alpha_upper)
     if math.isnan(above):
         raise ValueError(f"above: {above!r} is not a threshold")
-    n = sample.total
+    n, method = sample.total, "anytime mixture betting" if anytime else "Clopper-Pearson"
     if not n:
-        return nothing(_method(anytime))
+        return nothing(method)
     usable(sample)
     surely = surely_above(sample, above)
     maybe = int(sample.count[np.searchsorted(sample.upper, above, side="right") :].sum())
-    ends = _ends_ever if anytime else clopper_pearson
-    lower, upper = ends(surely, maybe, n, alpha_lower, alpha_upper)
+    if anytime:
+        lower, upper = share_ever(surely, n, alpha_lower), 1.0 - share_ever(n - maybe, n, alpha_upper)
+    else:
+        lower, upper = map(float, clopper_pearson(surely, maybe, n, alpha_lower, alpha_upper))
     return Interval(
         estimate=(surely + maybe) / (2.0 * n),
-        lower=float(lower),
-        upper=float(upper),
+        lower=lower,
+        upper=upper,
         samples=n,
-        method=_method(anytime),
+        method=method,
         note="" if surely == maybe else f"{maybe - surely} of them in the bin of the threshold {above:g}",
     )
-
-
-def _method(anytime: bool) -> str:
-    return "anytime mixture betting" if anytime else "Clopper-Pearson"
 
 
 def clopper_pearson(
@@ -83,10 +71,6 @@ def clopper_pearson(
         return lower, np.where(maybe < n, betainccinv(maybe + 1, n - maybe, alpha_upper), 1.0)
 
 
-def _ends_ever(surely: int, maybe: int, n: int, alpha_lower: float, alpha_upper: float) -> tuple[float, float]:
-    return share_ever(surely, n, alpha_lower), 1.0 - share_ever(n - maybe, n, alpha_upper)
-
-
 def share_ever(count: int, n: int, alpha: float) -> float:
     """Lower bound on a probability, from how often of n times something happened, that holds at every n at once.
 
@@ -95,11 +79,6 @@ def share_ever(count: int, n: int, alpha: float) -> float:
 
     >>> share_ever(0, 100, 0.005), round(share_ever(100, 100, 0.005), 3)
     (0.0, 0.936)
-
-    Args:
-        count: How often it happened.
-        n: Out of how many.
-        alpha: Probability that it is ever above.
     """
     if not count:
         return 0.0
@@ -125,17 +104,6 @@ def two_valued_mean_interval(
 
     Exact where `mean_interval` has to allow for anything in [low, high], and 15 to 35 % narrower. If an observation can
     be neither of the two, nothing is claimed.
-
-    Args:
-        sample: The observations; independent.
-        low: The smaller value.
-        high: The larger value.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-        anytime: Whether the sides hold at every number of observations at once.
-
-    Raises:
-        ValueError: If an alpha is not in (0, 1), [low, high] is not a finite range, or an edge is NaN.
 
     >>> agrees = Binned.of_samples(np.repeat([0.0, 1.0], [1990, 10]))
     >>> interval = two_valued_mean_interval(agrees, low=0.0, high=1.0, alpha_lower=0.005, alpha_upper=0.005)

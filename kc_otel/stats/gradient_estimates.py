@@ -32,7 +32,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,9 +49,6 @@ class GradientBias:
         norm: Estimate of ||b||, from pairs; 0 where their mean is below 0.
         lower: Lower limit on ||b||.
         upper: Upper limit on ||b||.
-        along: Estimate of <u, b> for each direction [directions].
-        along_lower: Lower limits on them.
-        along_upper: Upper limits on them.
         sequences: Sequences that it rests on.
         prompts: Prompts that these answer; as many as sequences if the prompts are unknown.
     """
@@ -60,9 +56,6 @@ class GradientBias:
     norm: float
     lower: float
     upper: float
-    along: Floats
-    along_lower: Floats
-    along_upper: Floats
     sequences: int
     prompts: int
 
@@ -72,31 +65,29 @@ def estimated_gradient_bias(
     advantage: ArrayLike,
     scores: ArrayLike,
     *,
-    directions: ArrayLike | None = None,
     prompts: ArrayLike | None = None,
     confidence: float = 0.99,
 ) -> GradientBias:
-    """The bias of the uncorrected gradient as a norm and along directions, if Q can sample what P can.
+    """The norm of the uncorrected gradient's bias, if Q can sample what P can.
 
     Args:
         log_ratio: L = log W of each sequence, nats, [sequences].
         advantage: A of each sequence, [sequences].
         scores: `grad log P` of each sequence, or its random projection, [sequences, numbers].
-        directions: u [directions, numbers], such as the mean gradient, sketched as the scores are; made unit vectors.
         prompts: Name of each sequence's prompt [sequences]: pairs of one prompt do not count. None where every sequence
             is independent of the others.
         confidence: Of each limit together with its opposite.
 
     Raises:
-        ValueError: If shapes do not fit, a number is not finite, there are fewer than three prompts, a direction is 0,
-            or the confidence is not in (0, 1).
+        ValueError: If shapes do not fit, a number is not finite, there are fewer than three prompts, or the confidence
+            is not in (0, 1).
 
     >>> rng = np.random.default_rng(0)
     >>> s = rng.normal(size=(4000, 8))                        # scores, and kernels that differ along the first one
     >>> L = 0.1 * s[:, 0] - 0.005
-    >>> found = estimated_gradient_bias(L, np.ones(4000), s, directions=np.eye(8)[:1])   # b = -0.1 e_1
-    >>> round(found.norm, 1), found.lower < 0.1 < found.upper, bool(found.along_upper[0] < 0)
-    (0.1, True, True)
+    >>> found = estimated_gradient_bias(L, np.ones(4000), s)   # b = -0.1 e_1
+    >>> round(found.norm, 1), found.lower < 0.1 < found.upper
+    (0.1, True)
     """
     ratio, weight = (np.asarray(array, dtype=np.float64).ravel() for array in (log_ratio, advantage))
     of = np.asarray(scores, dtype=np.float64)
@@ -120,14 +111,10 @@ def estimated_gradient_bias(
     mean, square = g.mean(axis=0), float((g * g).sum())
     pairs = (n * n * float(mean @ mean) - square) / (n * (n - 1.0))
     alone, toward, freedom = _variances(g - mean, n)
-    along, spread = _along(g, directions, n)
     return GradientBias(
         norm=math.sqrt(max(pairs, 0.0)),
         lower=_limit(pairs, alone, toward, -_leaning(beyond, freedom)),
         upper=_limit(pairs, alone, toward, beyond),
-        along=along,
-        along_lower=along - beyond * spread,
-        along_upper=along + beyond * spread,
         sequences=sequences,
         prompts=n,
     )
@@ -166,16 +153,3 @@ def _limit(pairs: float, alone: float, toward: float, beyond: float) -> float:
     middle = pairs + beyond * beyond * toward / 2.0
     rest = middle * middle - pairs * pairs + beyond * beyond * alone
     return math.sqrt(max(middle + math.copysign(math.sqrt(max(rest, 0.0)), beyond), 0.0))
-
-
-def _along(g: Floats, directions: Any, n: int) -> tuple[Floats, Floats]:
-    """Mean of <u, g> and its standard error, for each direction."""
-    if directions is None:
-        return np.zeros(0), np.zeros(0)
-    u = np.atleast_2d(np.asarray(directions, dtype=np.float64))
-    length = np.linalg.norm(u, axis=1, keepdims=True)
-    if u.shape[1] != g.shape[1] or not (np.isfinite(length) & (length > 0.0)).all():
-        msg = f"directions: shape {u.shape} for scores of {g.shape[1]} numbers; give vectors like them, none of them 0"
-        raise ValueError(msg)
-    seen = g @ (u / length).T
-    return seen.mean(axis=0), seen.std(axis=0, ddof=1) / math.sqrt(n)

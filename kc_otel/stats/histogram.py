@@ -147,11 +147,7 @@ class ExponentialHistogram:
         return ExponentialHistogram.union((self, other))
 
     def downscaled(self, scale: int) -> ExponentialHistogram:
-        """The same at a lower or equal scale.
-
-        Raises:
-            ValueError: If `scale` is higher than this histogram's.
-        """
+        """The same at a lower or equal scale; a ValueError if it is higher than this histogram's."""
         by = self.scale - scale
         if by < 0:
             raise ValueError(f"scale: {scale} is finer than this histogram's {self.scale}")
@@ -162,13 +158,8 @@ class ExponentialHistogram:
     def sized(self, scale: int, zero_threshold: float, most: int) -> ExponentialHistogram:
         """The same in fewer buckets: at most `most` of each sign, counted from just below the zero threshold upwards.
 
-        Args:
-            scale: Scale of the result if the buckets suffice; otherwise it is lower.
-            zero_threshold: Half width of its zero bucket; a power of two, so that it is an edge at every scale.
-            most: Buckets.
-
-        Raises:
-            ValueError: If `scale` is higher than this histogram's.
+        It has this scale if the buckets suffice, otherwise a lower one. The zero threshold is a power of two, so that
+        it is an edge at every scale.
         """
         sized = self._with_zero_threshold(zero_threshold).downscaled(scale)
         by, below = 0, round(math.log2(zero_threshold) * 2**scale) - 1

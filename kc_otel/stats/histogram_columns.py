@@ -26,13 +26,7 @@ _COUNT_DTYPES: Final = (np.uint8, np.uint16, np.uint32, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class SideColumns:
-    """The buckets of one sign of n histograms.
-
-    Attributes:
-        offset: Number of the first bucket of each [n].
-        size: How many buckets each has [n].
-        counts: Observations in the buckets of all of them, of any integer type [sum of size].
-    """
+    """Buckets of one sign of n histograms: each one's first [n], how many it has [n], and all counts in turn."""
 
     offset: Numbers
     size: Numbers
@@ -67,14 +61,7 @@ class SideColumns:
 
     @classmethod
     def cut(cls, counts: NDArray[np.integer], first: Numbers, begin: Numbers, end: Numbers) -> SideColumns:
-        """Parts of the rows of a matrix [n, B].
-
-        Args:
-            counts: Observations.
-            first: Number of the bucket in which each row begins [n].
-            begin: Where the part of each row begins [n].
-            end: Where it ends [n].
-        """
+        """Parts of the rows of a matrix of counts [n, B], from `begin` to `end`; `first` are their first buckets."""
         size = end - begin
         if not size.any():
             return cls.empty(size.size)
@@ -100,12 +87,7 @@ class SideColumns:
         return SideColumns(self.offset[which], size, _gathered(self.counts, self.begins[which], size))
 
     def added_up(self, owner: Numbers, size: int) -> SideColumns:
-        """Add up the histograms of each owner.
-
-        Args:
-            owner: Of each histogram [n].
-            size: How many owners there are; together with all of `span` they fit into memory.
-        """
+        """Add up the histograms of each of so many owners; together with all of `span` these fit into memory."""
         first, end = self.span
         width = max(end - first, 1)
         total = np.zeros(size * width, np.int64)
@@ -117,13 +99,9 @@ class SideColumns:
         return SideColumns.cut(counts, np.full(size, first), begins, np.where(used.any(axis=1), after, begins))
 
     def add_to(self, total: Floats | Numbers, begins: Numbers, *, step: int = 1, times: int = 1) -> None:
-        """Add all counts where they belong.
+        """Add all counts, `times` times, to `total` in place, those of each histogram from where it `begins` [n].
 
-        Args:
-            total: Counts to add to, in place; one of its numbers may get counts of many histograms.
-            begins: Where in it the first bucket of each belongs [n].
-            step: 1 if buckets follow upwards from there, -1 if downwards.
-            times: How often each count is added; -1 takes it away.
+        Buckets follow upwards from there (step 1) or downwards (-1).
 
         Raises:
             IndexError: If a bucket belongs outside of it.
@@ -157,20 +135,7 @@ class SideColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistogramColumns:
-    """Histograms [n]; see `ExponentialHistogram` for what each column says.
-
-    Attributes:
-        scale: Resolution, int64.
-        zero_threshold: Half width of the zero bucket.
-        count: Observations, int64.
-        zero_count: Observations in the zero bucket, int64.
-        sum: Sums.
-        minimum: No observation is smaller; nan where that is unknown.
-        maximum: No observation is larger; nan where that is unknown.
-        observed: Whether `maximum` is an observation.
-        positive: Buckets of positive observations.
-        negative: Buckets of negative ones.
-    """
+    """Histograms [n] with a column for each field of `ExponentialHistogram`; `observed` is its `maximum_observed`."""
 
     scale: Numbers
     zero_threshold: Floats
@@ -239,14 +204,9 @@ class HistogramColumns:
 
 
 def merged(rows: Numbers, columns: HistogramColumns) -> tuple[Numbers, HistogramColumns]:
-    """The union of what each row has.
+    """The union of what each row has: the rows [m], ascending, and a histogram of each [m].
 
-    Args:
-        rows: Of each histogram, the number of the row that it belongs to [n].
-        columns: The histograms, each of at least one observation [n].
-
-    Returns:
-        The rows [m], ascending, and a histogram of each [m].
+    `rows` are the numbers of the rows that histograms belong to [n], `columns` these, each of at least one observation.
     """
     if (rows[1:] > rows[:-1]).all():
         return rows, columns

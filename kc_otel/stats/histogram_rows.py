@@ -34,15 +34,9 @@ _MAX_BINS: Final = 2048
 class HistogramRows:
     """Samples [R] of at least one observation each, in the same bins [B], in ascending order.
 
-    Attributes:
-        places: Number of each among what was given, int64 [R].
-        shared: Edges that no extreme draws in: lower and upper, float64 [2, B].
-        count: Observations, as doubles [R, B].
-        total: Observations, as doubles [R].
-        sum: Exact sums [R].
-        minimum: No observation is smaller; -inf where that is unknown [R].
-        maximum: No observation is larger; inf where that is unknown [R].
-        observed: Whether `maximum` is an observation [R].
+    `places` are the numbers of the rows among what was given, `shared` lower and upper edges that no extreme draws in
+    [2, B], `count` and `total` observations as doubles [R, B] and [R]. `minimum` and `maximum` are infinite where they
+    are unknown; `observed` says whether the maximum is an observation.
     """
 
     places: NDArray[np.int64]
@@ -96,11 +90,8 @@ class HistogramRows:
     ) -> Floats:
         """Return the sum of a function of the bins' lower edges, or their upper ones, in each row [R, J].
 
-        Args:
-            of: Takes edges [k] to values [k, J].
-            weight: How often each edge counts [R, B].
-            upper: Whether the upper edges are meant.
-            shared: Its values at the shared edges, if known [B, J].
+        The function takes edges [k] to values [k, J]; `weight` is how often each edge counts [R, B]. `shared` are its
+        values at the shared edges, if known [B, J].
         """
         side = int(upper)
         values = of(self.shared[side]) if shared is None else shared
@@ -128,22 +119,13 @@ class HistogramRows:
 
 
 def rows_of(samples: Sequence[Sequence[ExponentialHistogram]]) -> Iterator[HistogramRows]:
-    """The samples that fit beside each other, a few hundred at a time.
-
-    Args:
-        samples: Of each, the histograms that it is the union of.
-    """
+    """The samples, each the union of some histograms, that fit beside each other, a few hundred at a time."""
     row = np.repeat(np.arange(len(samples)), [len(parts) for parts in samples])
     yield from rows_of_columns(HistogramColumns.of([part for parts in samples for part in parts]), row)
 
 
 def rows_of_columns(columns: HistogramColumns, row: NDArray[np.int64]) -> Iterator[HistogramRows]:
-    """Samples that fit beside each other, a few hundred at a time.
-
-    Args:
-        columns: Histograms [n].
-        row: Number of the sample that each is part of [n], ascending.
-    """
+    """Samples that fit beside each other, a few hundred at a time: histograms [n] and the sample of each, ascending."""
     if not row.size:
         return
     known = columns.minimum <= columns.maximum
@@ -232,13 +214,9 @@ def _rows(
 
 
 class Bins(NamedTuple):
-    """Bins that rows share: buckets of negative observations, the zero bucket, buckets of positive ones.
+    """Bins that rows share: negative observations (`down`, by absolute value), the zero bucket, others (`up`).
 
-    Attributes:
-        down_first: Number of the first bucket of negative observations, by absolute value.
-        down_end: Number of the bucket after the last one.
-        up_first: Number of the first bucket of positive observations.
-        up_end: Number of the bucket after the last one.
+    Each side is the number of its first bucket, and that of the bucket after the last one.
     """
 
     down_first: int

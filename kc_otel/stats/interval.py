@@ -13,10 +13,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from kc_otel.stats._check import usable
-from kc_otel.stats.binned import Binned
+from kc_otel.stats.binned import Binned, usable
 
-_MAXIMUM: Final = "observed maximum"
+MAXIMUM: Final = "observed maximum"
+MAXIMUM_NOTE: Final = "largest observation; larger ones may exist that were not observed"
 _OPPOSITE: Final = {
     "upper": "lower",
     "lower": "upper",
@@ -100,22 +100,11 @@ def maximum_interval(sample: Binned) -> Interval:
     """The largest observation. It describes the sample only: nothing bounds what was not observed.
 
     Where the sample does not say which value was the largest, the sides are the edges of the bin that holds it.
-
-    Args:
-        sample: The observations.
     """
     if not sample.total:
-        return nothing(_MAXIMUM)
+        return nothing(MAXIMUM)
     usable(sample)
-    known = sample.maximum_observed and not math.isnan(sample.maximum)
-    return largest(
-        sample.maximum if known else None, float(sample.lower[-1]), float(sample.upper[-1]), int(sample.total)
-    )
-
-
-def largest(observed: float | None, low: float, high: float, samples: int) -> Interval:
-    """The interval of a maximum: an observation where that is known, else the edges of the bin that holds it."""
-    note = "largest observation; larger ones may exist that were not observed"
-    if observed is not None:
-        low = high = observed
-    return Interval(high, low, high, samples, _MAXIMUM, note)
+    low, high = float(sample.lower[-1]), float(sample.upper[-1])
+    if sample.maximum_observed and not math.isnan(sample.maximum):
+        low = high = sample.maximum
+    return Interval(high, low, high, sample.total, MAXIMUM, MAXIMUM_NOTE)

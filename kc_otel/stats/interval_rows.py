@@ -9,16 +9,16 @@ range) is None, and is for the function for one sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, overload
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.stats.fractions import clopper_pearson
 from kc_otel.stats.histogram_rows import HistogramRows
-from kc_otel.stats.interval import Interval, largest, note_in_unit
+from kc_otel.stats.interval import MAXIMUM, MAXIMUM_NOTE, Interval, note_in_unit
 from kc_otel.stats.means import note_of
 from kc_otel.stats.mixture import grid_of, lower_bounds, span_of
 from kc_otel.stats.quantiles import binomial_ranks, upper_bound_needs
@@ -27,51 +27,28 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class IntervalRows(Sequence[Interval | None]):
-    """Intervals of many samples, in columns.
-
-    Attributes:
-        estimate: Value of the statistic on each sample [R].
-        lower: Lower confidence bounds [R].
-        upper: Upper confidence bounds [R].
-        samples: Observations, as doubles [R].
-        method: Name of the interval.
-        note: Note for the reader on each beside the numbers, or on all [R].
-        odd: Whether a row is for the function for one sample, and what is here of it says nothing [R].
-    """
+class IntervalRows:
+    """Intervals of many samples, in columns [R]; of an `odd` row the others say nothing."""
 
     estimate: Floats
     lower: Floats
     upper: Floats
     samples: Floats
     method: str
-    note: str | Sequence[str]
+    note: Sequence[str]
     odd: NDArray[np.bool_]
 
-    def __len__(self) -> int:
-        return self.samples.size
-
-    @overload
-    def __getitem__(self, row: int) -> Interval | None: ...
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[Interval | None]: ...
-    def __getitem__(self, row: int | slice) -> Interval | Sequence[Interval | None] | None:
-        if isinstance(row, slice):
-            return [self[number] for number in range(*row.indices(len(self)))]
-        if self.odd[row]:
-            return None
-        note = self.note if isinstance(self.note, str) else self.note[row]
-        bounds = (float(self.estimate[row]), float(self.lower[row]), float(self.upper[row]))
-        return Interval(*bounds, int(self.samples[row]), self.method, note)
+    def __iter__(self) -> Iterator[Interval | None]:
+        columns = (column.tolist() for column in (self.estimate, self.lower, self.upper, self.samples, self.odd))
+        for estimate, lower, upper, samples, odd, note in zip(*columns, self.note, strict=True):
+            yield None if odd else Interval(estimate, lower, upper, int(samples), self.method, note)
 
     def affine(self, scale: float, offset: float) -> IntervalRows:
         """`interval.affine` of each row."""
         ends = (self.lower * scale + offset, self.upper * scale + offset)
         lower, upper = ends if scale > 0 else ends[::-1]
-        notes = [
-            note_in_unit(text, scale, offset) for text in ([self.note] if isinstance(self.note, str) else self.note)
-        ]
-        note = notes[0] if isinstance(self.note, str) else notes
+        notes = {text: note_in_unit(text, scale, offset) for text in set(self.note)}
+        note = [notes[text] for text in self.note]
         return IntervalRows(self.estimate * scale + offset, lower, upper, self.samples, self.method, note, self.odd)
 
 
@@ -84,8 +61,7 @@ def maximum_intervals(rows: HistogramRows) -> IntervalRows:
     row, last = np.arange(rows.total.size), rows.ends[1]
     low = np.where(rows.observed, rows.maximum, rows.lower[row, last])
     high = np.where(rows.observed, rows.maximum, rows.upper[row, last])
-    said = largest(None, 0.0, 0.0, 0)
-    return IntervalRows(high, low, high, rows.total, said.method, said.note, np.zeros(row.size, np.bool_))
+    return IntervalRows(high, low, high, rows.total, MAXIMUM, [MAXIMUM_NOTE] * row.size, np.zeros(row.size, np.bool_))
 
 
 def fraction_intervals(rows: HistogramRows, above: float, *, alpha_lower: float, alpha_upper: float) -> IntervalRows:
@@ -186,7 +162,7 @@ def mean_intervals(
     bound_above = np.minimum(ceiling, np.maximum(most, ceiling - width * shares[n.size :]))
     middle = (least + most) / 2.0
     estimate = middle if cut else np.where(np.isfinite(rows.sum), rows.sum / n, middle)
-    note = note_of(low, high, floor, ceiling, cut=cut)
+    note = [note_of(low, high, floor, ceiling, cut=cut)] * n.size
     return IntervalRows(estimate, bound_below, bound_above, n, "mixture betting", note, odd)
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 import math
 
 from kc_otel.stats._check import level
-from kc_otel.stats.binned import Binned
+from kc_otel.stats.binned import Binned, Placement, finite_range
 from kc_otel.stats.interval import Interval, nothing
 from kc_otel.stats.mixture import worst_bound
-from kc_otel.stats.placement import Placement, finite_range
 
 
 def capped_mean_interval(
@@ -43,19 +42,6 @@ def capped_mean_interval(
 
     With `cut` the interval and the estimate are for the mean of the cut value and for nothing else: values beyond the
     cap count as the cap. Another statistic has to limit how often that happens.
-
-    Args:
-        sample: The observations; independent.
-        low: Smallest value that the quantity can take; may be -inf.
-        high: Largest value that the quantity can take; may be inf.
-        cap: Largest |value| that an upper bound is asked for.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-        cut: Whether the claim is about the cut value.
-        anytime: Whether the sides hold at every number of observations at once.
-
-    Raises:
-        ValueError: If an alpha is not in (0, 1), the range is empty or has no finite cap, or an edge is NaN.
     """
     if math.isnan(cap) or cap <= 0:
         raise ValueError(f"cap: {cap!r} is not a positive number")
@@ -116,17 +102,6 @@ def mean_interval(
     [False, False, True]
 
     Source: Waudby-Smith and Ramdas 2024, JRSS-B 86(1), Theorem 3 and section 4.3; Ville 1939.
-
-    Args:
-        sample: The observations; independent.
-        low: Smallest value that the quantity can take.
-        high: Largest value that the quantity can take.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-        anytime: Whether the sides hold at every number of observations at once.
-
-    Raises:
-        ValueError: If an alpha is not in (0, 1), [low, high] is not a finite range, or an edge is NaN.
     """
     finite_range(low, high)
     cap = max(abs(low), abs(high))

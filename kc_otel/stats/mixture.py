@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.stats.placement import Placement
+from kc_otel.stats.binned import Placement
 
 Floats = NDArray[np.float64]
 Bets = tuple[Floats, Floats]
@@ -49,17 +49,14 @@ _MAX_NEWTON_STEPS: Final = 50
 
 
 def bets_for(n: int, *, anytime: bool = False) -> Bets:
-    """The bets for a sample whose size is known beforehand, or for one that may be looked at, at any size.
-
-    They do not depend on alpha: bounds are monotone in it.
-    """
+    """The bets for a sample of a size that is known beforehand, or for any size; the same for every alpha."""
     first, last = (_PER_OCTAVE * power for power in _ALL_BET_POWERS) if anytime else span_of(n)
     return _geometric(first, last)
 
 
 @lru_cache(maxsize=4096)
 def span_of(n: int) -> tuple[int, int]:
-    """The first and the last of the bets for n observations: their numbers in the geometric series of all bets."""
+    """The numbers of the first and the last of the bets for n observations in the geometric series of all bets."""
     return (
         math.floor(_PER_OCTAVE * math.log2(_SMALLEST_BET / math.sqrt(n))),
         math.ceil(_PER_OCTAVE * math.log2(max(float(n), _LARGEST_BET))),

@@ -26,20 +26,16 @@ class Holm:
 def holm(cells: Sequence[float | Callable[[float], bool]], alpha: float) -> Holm:
     """Holm's step-down procedure over a family of m cells: the chance of any false FAIL is at most alpha.
 
-    All cells are tested at alpha/m; with k of them failed, the rest are tested again at alpha/(m - k), until nothing
-    more fails. No assumption on how cells depend on each other is needed. The cells that fail are those with
-    p <= alpha/(m - K), K their number, which is why one level (`Holm.level`) describes all of them.
+    A cell is its p-value, or a monotone function that says whether it fails at a level; for a lower confidence bound,
+    `lambda a: lower_bound_at(a) > limit`. All cells are tested at alpha/m; with k of them failed, the rest are tested
+    again at alpha/(m - k), until nothing more fails. No assumption on how cells depend on each other is needed. The
+    cells that fail are those with p <= alpha/(m - K), K their number, which is why one level (`Holm.level`) describes
+    all of them.
 
     A healthy family costs one call per cell: a cell that passes at alpha itself can never fail. A failing cell costs
     two, and one in between at most log2(m) more.
 
     Source: Holm 1979, A Simple Sequentially Rejective Multiple Test Procedure.
-
-    Args:
-        cells: For each cell its p-value, or a function that says whether it fails at a level; for a lower confidence
-            bound, `lambda a: lower_bound_at(a) > limit`. A function has to be monotone: a cell that fails at a level
-            fails at every larger one.
-        alpha: Family-wise error probability.
 
     Raises:
         ValueError: If alpha is not in (0, 1) or a p-value is not in [0, 1].

@@ -7,6 +7,7 @@ smallest observation below and the s-th smallest above.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -14,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.stats._check import level, usable
-from kc_otel.stats.binned import Binned
+from kc_otel.stats._check import level
+from kc_otel.stats.binned import Binned, usable
 from kc_otel.stats.fractions import share_ever
 from kc_otel.stats.interval import Interval, nothing
 
@@ -25,12 +26,13 @@ Floats = NDArray[np.float64]
 def quantile_interval(
     sample: Binned, rank: float, *, alpha_lower: float, alpha_upper: float, anytime: bool = False
 ) -> Interval:
-    """Exact order-statistic interval for one quantile.
+    """Exact order-statistic interval for one quantile, of a rank in (0, 1): 0.999 for p99.9.
 
     The number of observations at or below the quantile is binomial, so the r-th smallest is a lower bound with error
     probability P(Bin(n, rank) < r) and the s-th smallest an upper bound with P(Bin(n, rank) >= s). The sharpest r and s
     that keep to the alphas are taken. An upper bound exists only where rank^n <= alpha_upper; until then it is inf and
-    the note says how many observations it needs.
+    the note says how many observations it needs. With `anytime` r and s are those that a betting confidence sequence
+    for the share at or below the quantile allows.
 
     Source: David and Nagaraja 2003, Order Statistics, section 7.1.
 
@@ -38,25 +40,14 @@ def quantile_interval(
     >>> interval = quantile_interval(drift, 0.99, alpha_lower=0.005, alpha_upper=0.005)
     >>> interval.lower, interval.estimate, interval.upper
     (0.9835, 0.9895, 0.995)
-
-    Args:
-        sample: The observations; independent.
-        rank: Rank of the quantile, in (0, 1): 0.999 for p99.9.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-        anytime: Whether the sides hold at every number of observations at once: r and s are then those that a betting
-            confidence sequence for the share at or below the quantile allows.
-
-    Raises:
-        ValueError: If the rank or an alpha is not in (0, 1), or an edge is NaN.
     """
     level("alpha_lower", alpha_lower)
     level("alpha_upper", alpha_upper)
     if not 0.0 < rank < 1.0:
         raise ValueError(f"rank: {rank!r} is not strictly between 0 and 1; write 0.999 for p99.9")
-    n = sample.total
+    n, method = sample.total, "anytime order statistics" if anytime else "order statistics"
     if not n:
-        return nothing(_method(anytime))
+        return nothing(method)
     usable(sample)
     first, last = (_ranks_ever if anytime else _binomial_ranks)(n, rank, alpha_lower, alpha_upper)
     reached = np.cumsum(sample.count)
@@ -70,7 +61,7 @@ def quantile_interval(
         lower=float(sample.lower[r]) if first >= 1 else -math.inf,
         upper=float(sample.upper[s]) if last <= n else math.inf,
         samples=n,
-        method=_method(anytime),
+        method=method,
         note="" if last <= n else upper_bound_needs(rank, alpha_upper, anytime=anytime),
     )
 
@@ -78,10 +69,6 @@ def quantile_interval(
 def upper_bound_needs(rank: float, alpha_upper: float, *, anytime: bool = False) -> str:
     """Return the note of an interval with too few observations for an upper bound."""
     return f"an upper bound needs at least {_needed(rank, alpha_upper, anytime)} observations"
-
-
-def _method(anytime: bool) -> str:
-    return "anytime order statistics" if anytime else "order statistics"
 
 
 @lru_cache(maxsize=256)
@@ -92,16 +79,14 @@ def _needed(rank: float, alpha_upper: float, anytime: bool) -> int:
     high = least
     while share_ever(high, high, alpha_upper) < rank:
         high *= 2
-    return _first(lambda n: share_ever(n, n, alpha_upper) >= rank, least, high, 1.5 * least, 0.0)
+    return bisect_left(range(high), True, lo=least, key=lambda n: share_ever(n, n, alpha_upper) >= rank)
 
 
 @lru_cache(maxsize=4096)
 def _ranks_ever(n: int, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[int, int]:
     """(r, s): no x below the r-th smallest has a share of `rank` at or below it, every one from the s-th on has."""
-    center, deviation = n * rank, math.sqrt(n * rank * (1.0 - rank))
-    below = _first(lambda k: 1.0 - share_ever(n - k, n, alpha_lower) >= rank, 0, n, center, deviation)
-    above = _first(lambda k: k > n or share_ever(k, n, alpha_upper) >= rank, 0, n + 1, center, deviation)
-    return below, above
+    below = bisect_left(range(n), True, key=lambda k: 1.0 - share_ever(n - k, n, alpha_lower) >= rank)
+    return below, bisect_left(range(n + 1), True, key=lambda k: share_ever(k, n, alpha_upper) >= rank)
 
 
 @lru_cache(maxsize=4096)
@@ -111,14 +96,7 @@ def _binomial_ranks(n: int, rank: float, alpha_lower: float, alpha_upper: float)
 
 
 def binomial_ranks(n: Floats, rank: float, alpha_lower: float, alpha_upper: float) -> tuple[Floats, Floats]:
-    """(r, s): largest r with P(Bin < r) <= alpha_lower, 0 if none; smallest s with P(Bin >= s) <= alpha_upper.
-
-    Args:
-        n: Observations of each of many samples, as doubles [R].
-        rank: Rank of the quantile.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-    """
+    """Largest r with P(Bin < r) <= alpha_lower, and smallest s with P(Bin >= s) <= alpha_upper, for many n [R]."""
     with extra("stats", "an exact interval"):
         from scipy.special import betainc, betaincc, ndtri  # noqa: PLC0415 - a third of a second that not everybody needs
 
@@ -143,20 +121,3 @@ def binomial_ranks(n: Floats, rank: float, alpha_lower: float, alpha_upper: floa
         return high
 
     return first(betaincc, alpha_lower), first(betainc, alpha_upper) + 1.0
-
-
-def _first(holds: Callable[[int], bool], low: int, high: int, center: float, deviation: float) -> int:
-    """Smallest integer of [low, high] for which a monotone condition, true at `high`, holds; found around a guess."""
-    left = max(low, math.floor(center - 4.0 * deviation) - 1)
-    if left > low and not holds(left - 1):
-        low = left
-    right = min(high, math.ceil(center + 4.0 * deviation) + 1)
-    if right < high and holds(right):
-        high = right
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low

@@ -26,14 +26,7 @@ from kc_otel.stats._check import level
 
 @dataclass(frozen=True, slots=True)
 class RewardDriftEstimate:
-    """The drift of the expected reward, in the unit of the rewards.
-
-    Attributes:
-        drift: Estimate of E_P[r] - E_Q[r].
-        lower: Lower limit, valid for a large sample.
-        upper: Upper limit, valid for a large sample.
-        prompts: Prompts that it rests on: those with two rollouts or more.
-    """
+    """Estimate of E_P[r] - E_Q[r] in the unit of the rewards, with limits valid for a large sample of prompts."""
 
     drift: float
     lower: float
@@ -53,11 +46,8 @@ def estimated_reward_drift(
 ) -> RewardDriftEstimate:
     """Estimate E_P[r] - E_Q[r] from the rollouts of prompts, if Q can sample what P can.
 
-    Args:
-        log_ratio: L = log W of each sequence, nats [sequences].
-        reward: Reward of each [sequences]; one that is not known (NaN) is left out.
-        prompts: Name of each sequence's prompt [sequences].
-        confidence: Of the limits together.
+    Takes L = log W, nats, reward and prompt's name of each sequence [sequences]; one whose reward is NaN is left out,
+    and so are prompts with one rollout.
 
     Raises:
         ValueError: If shapes differ, there are fewer than two prompts with two rollouts, or the confidence is not in

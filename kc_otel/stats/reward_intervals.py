@@ -19,30 +19,22 @@ An upper confidence bound on a mean needs an upper end of the values, which is 1
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kc_otel.stats._check import level
-from kc_otel.stats.binned import Binned
+from kc_otel.stats._check import level, width_of
+from kc_otel.stats.binned import Binned, Placement
 from kc_otel.stats.interval import Interval, nothing
 from kc_otel.stats.mixture import worst_bound
-from kc_otel.stats.placement import Placement
 
 _DISTANCE_SCALE = 2.0
 """1 - x is in units of it, so that its mean, 1 -+ d, is in [0, 1]."""
 
 
 def reward_sides(log_ratio: ArrayLike, reward: ArrayLike, reward_range: tuple[float, float]) -> NDArray[np.float64]:
-    """`above` and `below` of each sequence, float64 [2, sequences].
+    """`above` and `below` of each sequence, float64 [2, sequences], from L = log W in nats and rewards [sequences].
 
     A reward that is not known (NaN), or outside of the range, counts for the worst that it could be within it.
-
-    Args:
-        log_ratio: L = log W of each sequence, nats, [sequences].
-        reward: Reward, or any other score of a sequence that lies in a range, [sequences].
-        reward_range: Smallest and largest reward.
 
     Raises:
         ValueError: If `reward_range` is not a range, or the shapes differ.
@@ -50,12 +42,9 @@ def reward_sides(log_ratio: ArrayLike, reward: ArrayLike, reward_range: tuple[fl
     >>> reward_sides([0.0, -0.1], [1.0, 0.0], (0.0, 1.0)).round(3).tolist()
     [[0.0, 0.095], [0.0, 0.0]]
     """
-    low, high = reward_range
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        msg = f"reward_range: {reward_range!r} is not a range; write the smallest reward first, such as (0, 1)"
-        raise ValueError(msg)
+    low, width = reward_range[0], width_of(reward_range)
     hidden = -np.expm1(np.asarray(log_ratio, dtype=np.float64))
-    share = (np.asarray(reward, dtype=np.float64) - low) / (high - low)
+    share = (np.asarray(reward, dtype=np.float64) - low) / width
     if hidden.shape != share.shape:
         msg = f"reward: shape {share.shape} is not that of log_ratio, {hidden.shape}; give one for each sequence"
         raise ValueError(msg)
@@ -67,17 +56,7 @@ def reward_sides(log_ratio: ArrayLike, reward: ArrayLike, reward_range: tuple[fl
 def reward_drift_bounds(
     above: Binned, below: Binned, *, alpha_lower: float, alpha_upper: float, anytime: bool = False
 ) -> tuple[float, float]:
-    """(lower, upper) for `d = E_P[u] - E_Q[u]`, in [-1, 1].
-
-    Args:
-        above: `(1 - W) (1 - u)` of sequences, independent, or each with the same mean given the earlier ones.
-        below: `(1 - W) u` of the same ones.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-        anytime: Whether both hold at every number of sequences at once.
-
-    Raises:
-        ValueError: If an alpha is not in (0, 1), or an edge is NaN.
+    """(lower, upper) for `d = E_P[u] - E_Q[u]`, in [-1, 1], from `above` and `below` of the same sequences.
 
     >>> rng = np.random.default_rng(0)
     >>> L = rng.normal(-0.02, 0.2, 4000)                          # W has mean 1
@@ -104,22 +83,11 @@ def reward_drift_interval(
 
     Each sign has its own upper bound, and only one of them can be wrong, so both have all of `alpha_upper`. Either
     lower bound may be wrong, so each has half of `alpha_lower`.
-
-    Args:
-        above: As in `reward_drift_bounds`.
-        below: As in `reward_drift_bounds`.
-        reward_range: Smallest and largest reward.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-        anytime: Whether both hold at every number of sequences at once.
-
-    Raises:
-        ValueError: If an alpha is not in (0, 1), or an edge is NaN.
     """
     method = "anytime betting on rewards" if anytime else "betting on rewards"
     if not (above.total and below.total):
         return nothing(method)
-    width = float(reward_range[1]) - float(reward_range[0])
+    width = width_of(reward_range)
     half = alpha_lower / 2.0
     low, high = reward_drift_bounds(above, below, alpha_lower=alpha_upper, alpha_upper=alpha_upper, anytime=anytime)
     surely_low, surely_high = reward_drift_bounds(above, below, alpha_lower=half, alpha_upper=half, anytime=anytime)

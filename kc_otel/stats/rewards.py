@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kc_otel.stats._check import horizon_of, real
+from kc_otel.stats._check import horizon_of, real, width_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,12 @@ class Bound:
 def tv_for_reward_budget(budget: float, reward_range: tuple[float, float]) -> float:
     """The sequence total variation that suffices: `TV_seq <= B / (r_max - r_min)` keeps the reward drift within B.
 
-    Args:
-        budget: B, in the reward's unit; at the range's width or more, everything is allowed.
-        reward_range: Smallest and largest reward of a sequence.
+    A budget of the range's width or more, in the reward's unit, allows everything.
 
     Raises:
         ValueError: If the budget is negative or NaN, or `reward_range` is not a range.
     """
-    return min(1.0, real("budget", float(budget)) / _width(reward_range))
+    return min(1.0, real("budget", float(budget)) / width_of(reward_range))
 
 
 def mean_token_tv_for_sequence_tv(sequence_tv: float, horizon: int) -> float:
@@ -41,40 +39,21 @@ def mean_token_tv_for_sequence_tv(sequence_tv: float, horizon: int) -> float:
 
     >>> mean_token_tv_for_sequence_tv(0.02, 4096)
     4.8828125e-06
-
-    Args:
-        sequence_tv: TV_seq, in [0, 1].
-        horizon: T.
-
-    Raises:
-        ValueError: If TV_seq is not in [0, 1] or T is not a whole number of at least 1.
     """
-    return real("sequence_tv", float(sequence_tv), high=1.0, what="a total variation") / horizon_of(horizon)
+    return _tv(sequence_tv) / horizon_of(horizon)
 
 
 def token_kl_for_sequence_tv(sequence_tv: float, horizon: int) -> Bound:
     """The mean per-token KL that is enough, nats: the larger of `2 TV^2 / T` and `-log(1 - TV^2) / T`.
 
     Inverses of Pinsker's and of Bretagnolle and Huber's bound after adding up over steps.
-
-    Args:
-        sequence_tv: TV_seq, in [0, 1].
-        horizon: T.
-
-    Raises:
-        ValueError: If TV_seq is not in [0, 1] or T is not a whole number of at least 1.
     """
-    tv = real("sequence_tv", float(sequence_tv), high=1.0, what="a total variation")
-    steps = horizon_of(horizon)
+    tv, steps = _tv(sequence_tv), horizon_of(horizon)
     pinsker, bretagnolle_huber = 2.0 * tv * tv, math.inf if tv == 1.0 else -math.log1p(-tv * tv)
     if pinsker >= bretagnolle_huber:
         return Bound(pinsker / steps, "Pinsker")
     return Bound(bretagnolle_huber / steps, "Bretagnolle-Huber")
 
 
-def _width(reward_range: tuple[float, float]) -> float:
-    low, high = reward_range
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        msg = f"reward_range: {reward_range!r} is not a range; write the smallest reward first, such as (0, 1)"
-        raise ValueError(msg)
-    return float(high) - float(low)
+def _tv(value: float) -> float:
+    return real("sequence_tv", float(value), high=1.0, what="a total variation")

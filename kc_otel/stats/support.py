@@ -26,25 +26,14 @@ def support_deficit(
     alpha_upper: float,
     anytime: bool = False,
 ) -> Interval:
-    """Interval for `1 - E_Q[w]` from importance ratios of sampled tokens.
+    """Interval for `1 - E_Q[w]` from importance ratios of sampled tokens, or W of sequences.
 
-    Cutting w at a cap makes E_Q[w] smaller and the deficit larger, so the upper side holds for the deficit itself
-    whatever the tail of w. No sample bounds it from below: a ratio of D/e that occurs once in 1/e tokens makes up
-    for a deficit of D and may be missing from the sample. So the lower side is 0, unless the caller vouches for a
-    largest ratio; then it is that of w in [0, highest], and 0 again once a larger one was observed. The estimate is the
-    plain `1 - mean w`, negative by chance where the deficit is small.
-
-    Args:
-        ratio: w of sampled tokens, or W of sequences; samples (`Binned.of_samples(np.exp(l))`) or a histogram.
-        cap: Where w is cut for the upper side, above 1; it is in the note.
-        highest: A ratio that none exceeds, at least 1, as exists for two kernels whose samplers keep the same tokens.
-        alpha_lower: Error probability of the lower side.
-        alpha_upper: Error probability of the upper side.
-        anytime: Whether the sides hold at every number of observations at once.
-
-    Raises:
-        ValueError: If an alpha is not in (0, 1), the cap is not above 1, the highest ratio is below 1, or an edge is
-            NaN.
+    Cutting w at `cap`, above 1, makes E_Q[w] smaller and the deficit larger, so the upper side holds for the deficit
+    itself whatever the tail of w. No sample bounds it from below: a ratio of D/e that occurs once in 1/e tokens makes
+    up for a deficit of D and may be missing from the sample. So the lower side is 0, unless the caller vouches for a
+    `highest` ratio, as exists for two kernels whose samplers keep the same tokens; then it is that of w in [0,
+    highest], and 0 again once a larger one was observed. The estimate is the plain `1 - mean w`, negative by chance
+    where the deficit is small.
 
     >>> import numpy as np
     >>> w = Binned.of_samples(np.full(10_000, 0.95))         # top-p 0.95 and nothing else

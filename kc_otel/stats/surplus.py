@@ -41,13 +41,10 @@ class Surplus:
         self._logs = np.zeros((2, BET_COUNT))
 
     def add(self, more: NDArray[np.float64], mean: float) -> tuple[bool, bool]:
-        """Add a batch's evidence; whether its P/Q are too large, and whether Q is too sure of its tokens.
+        """Add the log of the wealth that each bet of either kind makes of a batch [2, bets], whose mean P/Q is `mean`.
 
-        It is kept from growing so far that a run which was mended would stay accused.
-
-        Args:
-            more: Log of the wealth that each bet of either kind makes of the batch, [2, bets].
-            mean: The batch's mean of P/Q.
+        Returns whether its P/Q are too large, and whether Q is too sure of its tokens. Evidence is kept from growing so
+        far that a run which was mended would stay accused.
         """
         self._logs = np.clip(self._logs + more, 0.0, _ALARM_LOG_WEALTH + math.log(BET_COUNT) + 1.0)
         return surely_surplus(self._logs[0]) and mean > 1.0 + _ROUNDING_SURPLUS, surely_surplus(self._logs[1])
@@ -74,11 +71,9 @@ def sureness(logprobs: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def sureness_of_sums(capped: float, improbable: int) -> NDArray[np.float64]:
-    """The same from sums: (1 - q)/q >= x = -log q, log(1 + y) >= y - y^2/2, and x^2 <= LIKELY x of a likely token.
+    """The same from the sum of -log q, each at most `LIKELY`, and the number of tokens with half of the mass or less.
 
-    Args:
-        capped: Sum of -log q, each at most `LIKELY`.
-        improbable: Tokens with half of the mass, or less.
+    (1 - q)/q >= x = -log q, log(1 + y) >= y - y^2/2, and x^2 <= LIKELY x of a likely token.
     """
     likely = max(capped - LIKELY * improbable, 0.0)
     return np.asarray(
@@ -101,14 +96,7 @@ def surplus_of_sums(total: float, squares: float, tokens: int) -> NDArray[np.flo
 
 
 def is_surplus(lower: _Floats, upper: _Floats, count: NDArray[np.integer], total: float) -> bool:
-    """Return whether the mean of P/Q is surely above 1, given bins and their sum.
-
-    Args:
-        lower: P/Q of the tokens of each bin is no smaller, [bins].
-        upper: And no larger.
-        count: Tokens of each [bins].
-        total: Sum of P/Q over all of them.
-    """
+    """Return whether the mean of P/Q is surely above 1, given the edges and counts of its bins [bins], and its sum."""
     tokens = int(count.sum())
     if not tokens or not total > (1.0 + _ROUNDING_SURPLUS) * tokens:
         return False

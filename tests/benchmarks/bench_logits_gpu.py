@@ -17,8 +17,8 @@ import importlib.util
 import torch
 from bench_logits import naive
 
-from kc_otel.record.measure.logit_device import device_drift
-from kc_otel.record.measure.logit_passes import by_kernel
+from kc_otel.record.measure.logit_device import by_kernel
+from kc_otel.record.measure.logits import logit_drift
 
 ROWS, VOCAB, WATCHED = 4096, 151_936, 13
 
@@ -68,7 +68,7 @@ def main() -> None:
     into = torch.empty_like(train)
     programs = {
         "copy of both": lambda: (into.copy_(train), into.copy_(inference)),
-        "kc-otel": lambda: device_drift(train, inference),
+        "kc-otel": lambda: logit_drift(train, inference),
         "eager torch": in_parts(naive, train, inference),
         "torch.compile": in_parts(torch.compile(naive), train, inference),
     }
@@ -88,7 +88,7 @@ def main() -> None:
     for name, time in times.items():
         print(f"{name:44s}{time:9.2f} ms{times['copy of both'] / time:8.2f} of a copy's bandwidth")
     memory = extra_memory(programs["kc-otel"])
-    step = milliseconds(lambda: device_drift(*few), rounds)
+    step = milliseconds(lambda: logit_drift(*few), rounds)
     print(
         f"\nneeded: 0.70 of a copy's bandwidth, 1% of memory. here: {times['copy of both'] / times['kc-otel']:.2f},",
         end=" ",

@@ -22,7 +22,7 @@ from openfeature.provider.in_memory_provider import InMemoryFlag, InMemoryProvid
 from kc_otel.client.router import Router
 from kc_otel.contract.model import Contract
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, Route
-from kc_otel.judge.decisions.table import set_canary
+from kc_otel.judge.decisions.table import changed
 
 CONTRACT = Contract.model_validate(
     {
@@ -85,7 +85,7 @@ def main() -> None:
             shown(f"{routes} routes", by, covered, partial(router.choose, "policy-7b", where, "inferB"))
     for slice, name in (("all", "a canary"), ("task-0", "a slice's canary")):
         canary = Canary("policy-7b", slice, "inferB", 0.05, "canary, step 2 of 3", 0.0)
-        router = Router.from_table(set_canary(table(0), canary), contracts=[CONTRACT], stale_after=60.0)
+        router = Router.from_table(changed(table(0), 1.0, canaries=[canary]), contracts=[CONTRACT], stale_after=60.0)
         for by, covered, where in asked:
             call = partial(router.choose, "policy-7b", where, "inferB", key="user-17")
             shown(name, by, covered or slice == "all", call)

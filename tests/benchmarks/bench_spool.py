@@ -33,8 +33,7 @@ from kc_otel.contract.model import Contract  # noqa: E402
 from kc_otel.record.worker import BoundedWorker  # noqa: E402
 from kc_otel.recordings.request import SampledRequest  # noqa: E402
 from kc_otel.recordings.rescorer import Rescorer, TokenBudget  # noqa: E402
-from kc_otel.recordings.spool.spool_reader import SpoolReader  # noqa: E402
-from kc_otel.recordings.spool.spool_writer import Spool  # noqa: E402
+from kc_otel.recordings.spool import Spool, SpoolReader  # noqa: E402
 
 CONTRACT = {
     "apiVersion": "kernel-contract/v1",
@@ -68,7 +67,7 @@ def resident() -> int:
 def memory(folder: Path) -> None:
     """Fill both queues while nothing empties them."""
     with mock.patch.object(BoundedWorker, "_run", return_value=None):
-        spool, before, handed = Spool(folder / "full.sqlite", queue_bytes=QUEUE), resident(), 0
+        spool, before, handed = Spool(folder / "full.sqlite"), resident(), 0
         while not spool.stats().dropped:
             spool.put(request(handed))
             handed += 1
@@ -129,7 +128,8 @@ def handing_over(folder: Path, requests: int, rounds: int) -> None:
     made, kept = [request(number) for number in range(256)], []
 
     def put() -> None:
-        spool = Spool(folder / f"{time.monotonic_ns()}.sqlite", queue_bytes=1 << 40)
+        with mock.patch("kc_otel.recordings.spool._QUEUE_BYTES", 1 << 40):
+            spool = Spool(folder / f"{time.monotonic_ns()}.sqlite")
         for number in range(requests):
             spool.put(made[number % len(made)])
         kept.append(spool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
@@ -12,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kc_otel.charts.axes import linear_axis, log_axis, time_axis
+from kc_otel.charts.depth_chart import draw_depth
 from kc_otel.charts.distribution_chart import draw_distribution
-from kc_otel.charts.evidence_chart import draw_evidence
-from kc_otel.charts.history_chart import Marker, draw_history, draw_sparkline, markers_of
+from kc_otel.charts.history_chart import Marker, draw_evidence, draw_history, draw_sparkline, markers_of
 
 PAST = [
     [10.0, 0.01, 0.005, 0.015, 0.02, 9, 0, 0.0], [20.0, None, None, None, 0.02, 0, 2, None],
@@ -205,10 +206,7 @@ point = st.tuples(st.floats(0, 2e9), optional, optional, optional, number, st.in
 
 
 @pytest.mark.slow
-@given(
-    st.lists(point, min_size=1),
-    st.lists(st.text(), max_size=2),
-)
+@given(st.lists(point, min_size=1), st.lists(st.text(), max_size=2))
 def test_no_past_makes_a_drawing_that_cannot_be_read(points: list[tuple], names: list[str]) -> None:
     """Whatever the numbers and the names: XML, finite, and nothing beyond the plot."""
     points.sort(key=lambda point: point[0])
@@ -250,3 +248,20 @@ def test_time_ticks_are_full_hours_of_the_zone_and_name_its_days() -> None:
     saturday = datetime(2026, 3, 28, 12, tzinfo=berlin).timestamp()
     night = time_axis(saturday, saturday + 23 * 3600, berlin)
     assert [text for _, text in night.ticks] == ["12:00", "18:00", "Mar 29", "06:00", "12:00"]
+
+
+def test_six_quantities_are_six_kinds_of_line_and_the_mark_is_none_of_them():
+    """Read in grey, too."""
+    series = [(f"quantity {index}", [0.1 * (index + 1), 0.2]) for index in range(6)]
+    chart = draw_depth("Drift", ["embedding", "head"], series, marked=1)
+    kinds = re.findall(r'<path class="([a-z-]+)"', chart.svg)
+    assert len(kinds) == len(set(kinds)) == 7
+    assert [name for _, name in chart.key] == [name for name, _ in series]
+
+
+def test_a_floor_of_zero_is_said_and_not_drawn():
+    """At the bottom of a logarithmic axis it would look like the smallest number of that axis."""
+    series = [("drift", [0.1, 0.2]), ("itself", [0.0, 0.0]), ("rounding", [math.nan, math.nan])]
+    chart = draw_depth("Drift", ["embedding", "head"], series)
+    assert [name for _, name in chart.key] == ["drift", "itself: none"]
+    assert "c-over" not in chart.svg

@@ -140,7 +140,7 @@ def test_following_waits_for_files_to_be_finished(tmp_path):
     stop, found = threading.Event(), []
 
     def look():
-        found.extend(path.name for path in unseen([tmp_path], Ledger.of(None), stop, follow=True, poll=0.05))
+        found.extend(path.name for path in unseen([tmp_path], Ledger(None), stop, follow=True, poll=0.05))
 
     thread = threading.Thread(target=look)
     thread.start()

@@ -54,7 +54,7 @@ def test_one_command_leads_from_an_incident_to_the_culprit_on_its_page(core, loc
     (found,) = incident.diagnoses
     assert (found.kind, found.slice, found.by) == ("locate", "code", "ada")
     assert found.text == (
-        "first divergence: layer 2, o_proj (attention's output projection), module layers.2.o_proj; "
+        "first divergence: layer 2, o_proj, module layers.2.o_proj; "
         "tensor layers.2.o_proj.weight differs by 2.48 %; 100 % [100, 100] of tv_token comes from o_proj in layer 2 "
         "(8 sequences of code, 99 % confidence)"
     )

@@ -20,7 +20,7 @@ def test_the_culprit_has_a_layer_a_tensor_and_a_share(locate):
     """One command from a failing slice to the tensor, with evidence."""
     code, out, _ = locate("--slice", "code")
     assert code == 1
-    assert "culprit: layer 2, o_proj (attention's output projection), module layers.2.o_proj" in out
+    assert "culprit: layer 2, o_proj, module layers.2.o_proj" in out
     assert "tensor layers.2.o_proj.weight differs by" in out
     assert "100 % [100, 100] of tv_token on code comes from o_proj in layer 2" in out
     assert "slice code: 8 sequences" in out

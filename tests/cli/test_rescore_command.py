@@ -13,8 +13,7 @@ import pytest
 from kc_otel.cli import rescore_command
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
-from kc_otel.recordings.spool.spool_reader import SpoolReader
-from kc_otel.recordings.spool.spool_writer import Spool
+from kc_otel.recordings.spool import Spool, SpoolReader
 from kc_otel.recordings.worst_sequences import read_worst
 from tests.tools.completions import completions, table
 
@@ -91,7 +90,6 @@ def test_other_weights_are_refused_by_name_and_measured_as_a_lag_by_step(run):
         (["--train-url", "127.0.0.1:1"], "is not a URL such as http://127.0.0.1:8000"),
         (["--train-url", "http://127.0.0.1:1"], "train endpoint http://127.0.0.1:1: does not answer"),
         (["--model", "x", "--dtype", "int3"], "--dtype int3: write one of float32"),
-        (["--scorer", "my_kernel:half_a_nat_less", "--idle-below", "50"], "the utilisation of cpu cannot be read"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_leaves_the_spool(run, arguments, said, tmp_path):

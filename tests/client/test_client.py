@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kc_otel.client import poll
 from kc_otel.client.router import Router
 from kc_otel.judge.decisions.entries import DecisionTable, Promoted, Route
 from kc_otel.judge.decisions.table import apply
@@ -233,6 +234,7 @@ def test_change_arrives_by_long_poll(evaluator, contract, routed):
     assert evaluator.asked == [("/api/v1/decisions", -1), ("/api/v1/decisions", 0), ("/api/v1/decisions", 1)]
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_answers_and_does_not_evaluate_watches_nothing(evaluator, routed, caplog):
     """Its table is taken, and ages: a version that is being tried serves nothing after a while, and it is said once."""
     evaluator.age = 31
@@ -341,6 +343,29 @@ def test_the_evaluator_is_told_which_directives_the_program_looks_at(evaluator):
             time.sleep(0.01)
         assert {"policy/sample-more", "policy/halt", "c0/quarantine-rollouts"} <= set(evaluator.obeys)
         assert len(evaluator.obeys) == 64
+
+
+def test_what_a_router_begins_to_keep_is_told_before_the_evaluator_answers(evaluator, contract, routed, monkeypatch):
+    """A breach counts as contained once the evaluator knows, and an answer may be held back for half a minute."""
+    monkeypatch.setattr(poll, "_NEWS_SECONDS", 0.02)
+    with Router(evaluator.url, contracts=[contract], refresh=0.01, wait=25.0, keep=False) as router:
+        assert router.wait_for_table(5.0)
+        router.choose("policy-7b", CODE, "inferB")
+        evaluator.publish(routed)
+        eventually(lambda: router.table.routes and evaluator.asked[-1][1] == routed.version)
+        asked = len(evaluator.asked)
+        router.choose("policy-7b", CODE, "inferB")
+        eventually(lambda: evaluator.kept == ["policy-7b/code/inferB"], seconds=15.0)
+        router.choose("policy-7b", CODE, "inferB")
+        assert len(evaluator.asked) == asked + 1
+
+
+@pytest.mark.slow
+def test_a_router_with_contracts_says_that_it_routes_before_its_first_request(evaluator, contract):
+    """It counts for an order from then on: where it is cut off, its first request goes by the table of before."""
+    with Router(evaluator.url, contracts=[contract], refresh=0.01, wait=0.05) as router:
+        assert router.wait_for_table(5)
+        assert evaluator.obeys == ["policy-7b/route"]
 
 
 def test_a_router_says_by_which_slices_it_routes_and_what_it_keeps_from_a_version_that_it_served(

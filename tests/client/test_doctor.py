@@ -195,6 +195,7 @@ def running(contract: Contract) -> Iterator[Callable[..., Running]]:
         running_evaluator.core._connection.close()
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_nothing_reaches(running: Callable[..., Running]) -> None:
     """Before any request it says so, and that it has not judged."""
     found = errors(iter(running().findings()))

@@ -9,7 +9,7 @@ import pytest
 
 from kc_otel.client.router import Router, TableFile
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, Pin, Promoted
-from kc_otel.judge.decisions.table import set_canary
+from kc_otel.judge.decisions.table import changed
 
 
 def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):
@@ -17,7 +17,7 @@ def test_what_was_saved_is_loaded_and_nothing_else_is_left(tmp_path):
     kept = TableFile(tmp_path / "table.json")
     assert kept.load() is None
     kept.save(DecisionTable(3))
-    table = set_canary(DecisionTable(7), Canary("c", "all", "v", 0.5, "why", 1.0))
+    table = changed(DecisionTable(7), 1.0, canaries=[Canary("c", "all", "v", 0.5, "why", 1.0)])
     kept.save(table)
     assert kept.load() == table
     assert [file.name for file in tmp_path.iterdir()] == ["table.json"]
@@ -75,12 +75,13 @@ def test_an_evaluator_that_lost_its_state_lets_nothing_serve_that_was_rolled_bac
     fresh = DecisionTable(1, 2.0, canaries=(Canary("c", "all", "other", 0.5, "canary", 2.0),))
     path = tmp_path / "table.json"
     with caplog.at_level(logging.WARNING), Router("http://127.0.0.1:9", keep=path) as router:
-        for table in (back, fresh, replace(fresh, version=2, at=3.0), replace(fresh, version=2, at=3.0)):
+        for table in (back, *(replace(fresh, version=version, at=2.0 + version) for version in (1, 2, 2, 8, 9, 10, 7))):
             router._arrived(table)
             assert router.choose_version("c", [], ["new", "old"]) == "old"
         assert caplog.text.count("decisions began anew") == 1
     with Router("http://127.0.0.1:9", keep=path) as router:
         router._arrived(DecisionTable(3, 4.0))
+        router._arrived(DecisionTable(11, 4.0))
         assert router.choose("c", [], "new") == "train-kernel"
-        router._arrived(DecisionTable(4, 5.0, canaries=(Canary("c", "all", "new", 1.0, "full", 5.0),)))
+        router._arrived(DecisionTable(12, 5.0, canaries=(Canary("c", "all", "new", 1.0, "full", 5.0),)))
         assert router.choose("c", [], "new") == "inference-kernel"

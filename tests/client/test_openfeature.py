@@ -9,7 +9,7 @@ from openfeature.flag_evaluation import Reason
 from kc_otel.client.openfeature import KernelProvider
 from kc_otel.client.router import Router
 from kc_otel.judge.decisions.entries import Canary, DecisionTable
-from kc_otel.judge.decisions.table import apply, set_canary
+from kc_otel.judge.decisions.table import apply, changed
 
 
 @pytest.fixture
@@ -65,7 +65,8 @@ def test_directives_are_flags_too(client, make_transition):
 
 def test_a_canary_is_a_split_by_the_targeting_key(contract):
     """Both variants are told with their weight; the same user always gets the same one, as the router itself says."""
-    table = set_canary(DecisionTable(), Canary("policy-7b", "all", "inferB", 0.3, "canary, step 2 of 3", 1.0))
+    canary = Canary("policy-7b", "all", "inferB", 0.3, "canary, step 2 of 3", 1.0)
+    table = changed(DecisionTable(), 1.0, canaries=[canary])
     router = Router.from_table(table, contracts=[contract])
     api.set_provider(KernelProvider(router))
     flags = api.get_client()

@@ -157,6 +157,7 @@ def test_with_an_evaluator_it_is_what_that_says(policy, tmp_path, monkeypatch):
             evaluator.kill()
 
 
+@pytest.mark.slow
 def test_verdicts_of_an_evaluator_that_is_late_are_not_logged():
     """Old verdicts at new steps would say that they still hold."""
     ages = ["31", "1"]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
-from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from kc_otel import Contract, Recorder, TrainingLog
-from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Causes, Part
+from tests.tools.judge import Judge
 from tests.tools.two_causes import LIMIT, PLANTED, SHARES, sampled
 
 TOKENS = 12
@@ -31,27 +27,6 @@ def contract(**changes):
             **changes,
         }
     )
-
-
-class Judge(MetricExporter):
-    """The evaluator in this process."""
-
-    def __init__(self, of):
-        super().__init__()
-        self.evaluator = Evaluator([of])
-
-    def export(self, metrics_data, *_, **__):
-        self.evaluator.ingest_metrics(encode_metrics(metrics_data), time.time())
-        return MetricExportResult.SUCCESS
-
-    def force_flush(self, *_):
-        return True
-
-    def shutdown(self, *_, **__):
-        pass
-
-    def evaluation(self, name="policy"):
-        return self.evaluator.evaluate(time.time())[name]
 
 
 @pytest.mark.parametrize("said", PLANTED)

@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 from typer.testing import CliRunner
 
 from kc_otel import cli
-from kc_otel.contract.model import Contract
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary, fused
 from kc_otel.diagnose.capture_compare import compare_captures
 from kc_otel.diagnose.capture_file import (
@@ -29,15 +28,9 @@ from kc_otel.diagnose.kernel_capture import capture_kernel
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from tests.diagnose.planted_faults import FAULTS, Model, conversations, pair
+from tests.tools.contracts import contract_of
 
-CONTRACT = Contract.model_validate(
-    {
-        "apiVersion": "kernel-contract/v1",
-        "kind": "KernelContract",
-        "metadata": {"name": "planted", "version": 1, "owner": "tests"},
-        "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "torch"}},
-    }
-)
+CONTRACT = contract_of("planted")
 
 
 def captured(kernel, count=6):

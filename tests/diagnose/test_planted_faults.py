@@ -9,25 +9,18 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch.nn import functional as F  # noqa: N812
 
 from kc_otel.charts.depth_chart import depth_chart
-from kc_otel.contract.model import Contract
 from kc_otel.diagnose import torch_measure
 from kc_otel.diagnose.located import located_json
 from kc_otel.diagnose.torch_locate import locate
-from tests.diagnose.planted_faults import FAULTS, LAYERS, conversations, pair
-
-CONTRACT = {
-    "apiVersion": "kernel-contract/v1",
-    "kind": "KernelContract",
-    "metadata": {"name": "planted", "version": 1, "owner": "tests"},
-    "kernels": {"train": {"engine": "torch"}, "inference": {"engine": "torch"}},
-}
+from tests.diagnose.planted_faults import FAULTS, LAYERS, WIDTH, conversations, pair
+from tests.tools.contracts import contract_of
 
 
 def contract(**inference):
-    kernels = {"train": {"engine": "torch"}, "inference": {"engine": "torch", **inference}}
-    return Contract.model_validate({**CONTRACT, "kernels": kernels})
+    return contract_of("planted", kernels={"train": {"engine": "torch"}, "inference": {"engine": "torch", **inference}})
 
 
 def named(fault, layer, seed=0):
@@ -36,14 +29,10 @@ def named(fault, layer, seed=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", [LAYERS - 2])
-@pytest.mark.parametrize(
-    "fault",
-    [FAULTS[0], *(pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS[1:])],
-    ids=lambda fault: fault.name,
-)
-def test_a_planted_fault_is_named(fault, layer):
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_named(fault):
     """Kind, operator, layer and, where it is one of weights, tensor are those that were planted."""
+    layer = LAYERS - 2
     culprit = named(fault, layer).culprit
     assert culprit is not None
     assert (culprit.kind, culprit.boundary.operator) == (fault.kind, fault.operator)
@@ -125,3 +114,47 @@ def test_memory_bounds_the_tokens_that_are_worked_on_and_changes_no_answer(monke
     assert in_parts.observed == pytest.approx(at_once.observed, rel=1e-3)
     done = [f"compared at every operator: {count} of 6 sequences" for count in (2, 4, 6)]
     assert [said for said in told if said.startswith("compared")] == done
+
+
+class StaticInt8(torch.nn.Module):
+    """A product whose inputs are int8 with a scale for each channel."""
+
+    def __init__(self, linear, most):
+        super().__init__()
+        self.weight = linear.weight
+        self.register_buffer("input_scale", most / 127)
+
+    def forward(self, x):
+        return F.linear((x / self.input_scale).round().clamp(-127, 127) * self.input_scale, self.weight)
+
+
+def peaks(kernel, layer):
+    """The largest input of a layer's output projection, by channel."""
+    seen = []
+    hook = kernel.module.layers[layer].o_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    kernel.run(conversations(), [[row] for row in range(10)])
+    hook.remove()
+    return torch.cat([tensor.abs().flatten(0, 1) for tensor in seen]).amax(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channel", [5, WIDTH - 1])
+def test_the_scale_the_channel_and_how_far_beyond_are_said(channel):
+    """A channel that calibration has seen only a quarter of."""
+    train, inference = pair(None, 0)
+    most = peaks(train, 2)
+    most[channel] /= 4
+    inference.module.layers[2].o_proj = StaticInt8(inference.module.layers[2].o_proj, most)
+    culprit = locate(contract(), train, inference, conversations(), shares=False).culprit
+    assert culprit.tensors == ("layers.2.o_proj.input_scale",)
+    assert f"in channel {channel} up to 3.98 times what it can hold" in culprit.sentence
+
+
+@pytest.mark.slow
+def test_a_scale_that_holds_its_inputs_is_not_accused():
+    """int8 by itself is above the noise of fp32; nothing is cut off."""
+    train, inference = pair(None, 0)
+    inference.module.layers[2].o_proj = StaticInt8(inference.module.layers[2].o_proj, peaks(train, 2))
+    culprit = locate(contract(), train, inference, conversations(), shares=False).culprit
+    assert str(culprit.boundary) == "layer 2, o_proj"
+    assert culprit.tensors == ()

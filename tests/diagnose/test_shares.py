@@ -8,7 +8,7 @@ import pytest
 from kc_otel.diagnose.shares import shares_of
 
 
-def test_shares_add_up_and_interaction_is_said():
+def test_shares_add_up():
     """Two components that make a third of the drift only together share it."""
 
     def value(put_in):
@@ -17,8 +17,6 @@ def test_shares_add_up_and_interaction_is_said():
     found = shares_of(["a", "b", "idle"], value, alpha=0.05)
     shares = {part.name: part.share.estimate for part in found.components}
     assert shares == pytest.approx({"a": 0.5, "b": 0.5, "idle": 0.0})
-    assert found.interaction == pytest.approx(1 / 3)
-    assert found.components[0].without == pytest.approx(2 / 3)
 
 
 @pytest.mark.slow
@@ -65,8 +63,9 @@ def test_shares_of_few_components_are_exact():
     """Every set is run once: no order is drawn, and the seed decides nothing but the bootstrap."""
     value = {frozenset(): 0.0, frozenset({0}): 1.0, frozenset({1}): 0.0, frozenset({2}): 0.0}
     value |= {frozenset({0, 1}): 4.0, frozenset({0, 2}): 1.0, frozenset({1, 2}): 0.0, frozenset({0, 1, 2}): 6.0}
-    found = shares_of(["a", "b", "c"], lambda put_in: np.full(4, value[put_in]), alpha=0.05)
-    assert found.evaluations == 8
+    runs = []
+    found = shares_of(["a", "b", "c"], lambda put_in: runs.append(put_in) or np.full(4, value[put_in]), alpha=0.05)
+    assert len(runs) == 8
     shares = {part.name: 6.0 * part.share.estimate for part in found.components}
     assert shares == pytest.approx({"a": 19 / 6, "b": 13 / 6, "c": 4 / 6})
 
@@ -74,4 +73,4 @@ def test_shares_of_few_components_are_exact():
 def test_nothing_to_divide_has_no_shares():
     """A drift of zero is divided into zeros, not into NaN."""
     found = shares_of(["a"], lambda _: np.zeros(3), alpha=0.05)
-    assert (found.components[0].share.estimate, found.interaction) == (0.0, 0.0)
+    assert found.components[0].share.estimate == 0.0

@@ -13,8 +13,7 @@ from kc_otel.contract.load import load_text
 from kc_otel.diagnose.token_sequences import read_sequences
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
-from kc_otel.recordings.spool.spool_reader import SpoolReader
-from kc_otel.recordings.spool.spool_writer import Spool
+from kc_otel.recordings.spool import Spool, SpoolReader
 
 CONTRACT = load_text("""\
 apiVersion: kernel-contract/v1

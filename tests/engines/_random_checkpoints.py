@@ -48,8 +48,8 @@ def checkpoint(into: str, kind: str = "Llama", *, seed: int = 0, gain: float = 2
 
 def changed(
     checkpoint: Path,
-    into: str,
-    tensors: Callable[[dict[str, Any]], None] | None = None,
+    into: str | Path,
+    tensors: Callable[[dict[str, Any]], object] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """A copy of a checkpoint with some of its tensors and of its configuration changed; returns its folder."""

@@ -2,7 +2,7 @@
 
     python _verl_fully_async_run.py [drift=0.5] [verl's overrides ...]
 
-What is replaced is what needs an accelerator, as in `_verl_bypass_run`, and the rollouter, which starts servers: here
+What is replaced is what needs an accelerator, as in `_verl_run`, and the rollouter, which starts servers: here
 it fills the queue one transfer of the weights ahead of the trainer. Nothing in this file knows of kc-otel.
 """
 
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-import _verl_bypass_run as bypass  # first: verl asks for its platform when it is imported
+import _verl_run as colocated  # first: verl asks for its platform when it is imported
 import numpy as np
 import ray
 import torch
@@ -31,7 +31,7 @@ WIDTH = 20 + COPIES
 Trainer = FullyAsyncTrainer.__ray_metadata__.modified_class
 
 
-class Engine(bypass.Engine):
+class Engine(colocated.Engine):
     """Samples as rows that the agent loop pads: prompts on the left, responses on the right."""
 
     def _put(self, uid, source, _, prompt, responses, said):
@@ -85,7 +85,7 @@ class Rollouter:
         return {}
 
 
-class Group(bypass.Group):
+class Group(colocated.Group):
     """verl's group of actor workers of this trainer."""
 
     worker_class = DetachActorWorker
@@ -93,14 +93,14 @@ class Group(bypass.Group):
 
 def main(*arguments):
     said = dict(argument.split("=") for argument in arguments if argument.partition("=")[0] == "drift")
-    path = bypass.checkpoint()
-    engine = bypass.InProcess.engine = Engine(path, float(said.get("drift", 0)), 0)
+    path = colocated.checkpoint()
+    engine = colocated.InProcess.engine = Engine(path, float(said.get("drift", 0)))
     with initialize_config_dir(str(Path(fully_async.__file__).parent / "config"), version_base=None):
         config = compose("fully_async_ppo_trainer", overrides=[
             "algorithm.adv_estimator=grpo", f"actor_rollout_ref.rollout.n={COPIES}",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}", "async_training.trigger_parameter_sync_step=1",
             "actor_rollout_ref.actor.calculate_entropy=False", "trainer.val_before_train=False", "trainer.test_freq=-1",
-            "trainer.save_freq=-1", "trainer.logger=[console]", "trainer.device=cpu", *bypass.overrides_of(path),
+            "trainer.save_freq=-1", "trainer.logger=[console]", "trainer.device=cpu", *colocated.overrides_of(path),
             *(argument for argument in arguments if argument.partition("=")[0] not in said),
         ])  # fmt: skip
     ray.init("local", num_cpus=16, include_dashboard=False, log_to_driver=False)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 from types import SimpleNamespace
 
 import pytest
 import torch
-from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from examples.tiny_model import prompts
 from kc_otel import Contract, Recorder, TrainingLog
 from kc_otel.integrations.transformers import KernelContractCallback, Sample, StopWhenHalted, log_verdicts
-from kc_otel.judge.evaluator import Evaluator
 from kc_otel.recordings.scoring import hf_scorer
 from tests.tools.docstrings import run_examples
-from tests.tools.verdicts import verdicts_of
+from tests.tools.judge import Judge
 
 pytestmark = pytest.mark.slow
 
@@ -39,30 +35,9 @@ CONTRACT = Contract.model_validate(
 )
 
 
-class Judge(MetricExporter):
-    """Sends each export to an evaluator."""
-
-    def __init__(self):
-        super().__init__()
-        self.evaluator = Evaluator([CONTRACT])
-
-    def export(self, metrics_data, **_):
-        self.evaluator.ingest_metrics(encode_metrics(metrics_data), time.time())
-        return MetricExportResult.SUCCESS
-
-    def force_flush(self, **_):
-        return True
-
-    def shutdown(self, **_):
-        pass
-
-    def verdicts(self):
-        return {(v.cell.clause, v.cell.slice): v for v in verdicts_of(self.evaluator, time.time())}
-
-
 @pytest.fixture
 def judged():
-    judge = Judge()
+    judge = Judge(CONTRACT)
     recorder = Recorder(CONTRACT, metric_exporter=judge, export_interval=1000.0)
     yield recorder, judge
     recorder.shutdown()
@@ -190,7 +165,7 @@ def test_verdicts_are_in_what_the_trainer_logs(trainer, samples):
             assert recorder.force_flush()
 
     reported, kernel = [], Copy()
-    with Recorder(CONTRACT, metric_exporter=Judge(), log=TrainingLog()) as recorder:
+    with Recorder(CONTRACT, metric_exporter=Judge(CONTRACT), log=TrainingLog()) as recorder:
         callback = KernelContractCallback(recorder, kernel, samples, every=2, sync=kernel.sync, batch_size=8)
         running = kernel.trainer = trainer(callback, Wait(), logging_steps=2)
         running.callback_handler.callbacks.insert(0, Reporter())

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from examples.quantised import in_int8
 from kc_otel import Kernel, Recorder, load_contract
 from kc_otel.contract.load import load_text
-from kc_otel.judge.evaluator import Evaluator
 from kc_otel.recordings.rescorer import Rescorer
 from kc_otel.recordings.scoring import hf_scorer
-from kc_otel.recordings.spool.spool_reader import SpoolReader
+from kc_otel.recordings.spool import SpoolReader
 from tests.engines._cpu import avx512_arithmetic, needs_fp8_cache
 from tests.engines._matrix import (
     CASES,
@@ -36,27 +32,9 @@ from tests.engines._matrix import (
     statistic,
     with_limits,
 )
-from tests.tools.verdicts import verdicts_of
+from tests.tools.judge import Judge
 
 pytestmark = pytest.mark.slow
-
-
-class ToEvaluator(MetricExporter):
-    """Hands exports to an evaluator of this process, as OTLP."""
-
-    def __init__(self, evaluator):
-        super().__init__()
-        self.evaluator = evaluator
-
-    def export(self, metrics_data, **_):
-        assert not self.evaluator.ingest_metrics(encode_metrics(metrics_data), time.time()).rejected
-        return MetricExportResult.SUCCESS
-
-    def force_flush(self, **_):
-        return True
-
-    def shutdown(self, **_):
-        pass
 
 
 class Matrix:
@@ -98,13 +76,12 @@ class Matrix:
 
 def judged(contract, train, record):
     """Verdicts on what a function gives to a recorder."""
-    evaluator = Evaluator([contract])
-    verdicts_of(evaluator, time.time())
-    with Recorder(contract, train=train, metric_exporter=ToEvaluator(evaluator), sampling=1.0) as recorder:
+    judge = Judge(contract)
+    judge.verdicts()
+    with Recorder(contract, train=train, metric_exporter=judge, sampling=1.0) as recorder:
         record(recorder)
         assert recorder.force_flush()
-    verdicts = verdicts_of(evaluator, time.time())
-    return {(v.cell.clause, v.cell.slice): v for v in verdicts if v.samples}
+    return {cell: verdict for cell, verdict in judge.verdicts().items() if verdict.samples}
 
 
 @pytest.fixture(scope="module")

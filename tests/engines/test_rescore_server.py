@@ -13,7 +13,7 @@ from examples.tiny_model import prompts
 from examples.vllm_server.server import NAME, serving
 from kc_otel.client.webhooks import new_secret
 from kc_otel.integrations.vllm import KernelContractInstrumentor
-from kc_otel.recordings.spool.spool_reader import SpoolReader
+from kc_otel.recordings.spool import SpoolReader
 from tests.engines._served import kept, rescoring, send, wait_for
 from tests.engines._vllm import offline_engine
 

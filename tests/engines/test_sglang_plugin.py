@@ -21,7 +21,7 @@ import pytest
 from kc_otel.integrations.sglang.sglang_capture import SglangCapture
 from kc_otel.integrations.sglang.sglang_plugin import HOOKED, load
 from kc_otel.recordings.request import versions_per_token
-from kc_otel.recordings.spool.spool_reader import SpoolReader
+from kc_otel.recordings.spool import SpoolReader
 
 HOME = Path(sys.prefix) / "sglang" / "sglang"
 CONTRACT = """\

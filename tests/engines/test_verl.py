@@ -89,56 +89,34 @@ def watched(tmp_path):
     return run
 
 
-def test_a_run_is_watched_by_an_environment_variable_alone(watched):
-    """Drift by data source, the weights' lag and advantages; each of verl's 128 sequences once, in its own metrics."""
-    found, output = watched(HERE / "_verl_run.py")
+@pytest.mark.parametrize(("bypass", "contract", "prompts"), [(False, CONTRACT, 64), (True, BY_SEQUENCE, 16)])
+def test_a_run_is_watched_by_an_environment_variable_alone(watched, bypass, contract, prompts):
+    """Verl's synchronous trainer, worker and FSDP engine: drift planted on one source, the weights' lag and advantages.
+
+    Each of 128 sequences counts once, also in bypass mode, where the workers' loss is the first to see both sides.
+    """
+    mode = f"algorithm.rollout_correction.bypass_mode={bypass}"
+    found, output = watched(HERE / "_verl_run.py", "sync", "drift=0.5", mode, contract=contract)
     assert "step:4" in output
+    assert ("the first mini-batch of each update is measured, here 32 of 32 sequences" in output) is bypass
     assert found["token-tv", "all"].samples == 128
     assert (str(found["token-tv", "code"].status), found["token-tv", "code"].samples) == ("PASS", 64)
     assert (str(found["token-tv", "tables"].status), found["token-tv", "tables"].samples) == ("FAIL", 64)
     assert found["token-tv", "code"].estimate < 0.02
     assert found["token-tv", "tables"].estimate > 0.08
     assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("PASS", 0)
-    assert 0 < found["favoured", "tables"].estimate < 0.5
-    assert found["reward", "tables"].samples == 64
-    assert found["reward", "code"].estimate < 0.1
-
-
-def test_a_run_in_bypass_mode_is_watched_in_its_workers(watched):
-    """Verl's synchronous trainer, worker and FSDP engine: a planted drift on one source, each sequence once."""
-    found, output = watched(HERE / "_verl_bypass_run.py", "sync", "drift=0.5", contract=BY_SEQUENCE)
-    assert "step:4" in output
-    assert "the first mini-batch of each update is measured, here 32 of 32 sequences" in output
-    assert found["token-tv", "all"].samples == 128
-    assert (str(found["token-tv", "code"].status), found["token-tv", "code"].samples) == ("PASS", 64)
-    assert (str(found["token-tv", "tables"].status), found["token-tv", "tables"].samples) == ("FAIL", 64)
-    assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("PASS", 0)
+    assert found["favoured", "tables"].samples
     assert abs(found["favoured", "tables"].estimate) < 0.5
-    assert found["reward", "tables"].samples == 16  # prompts
+    assert found["reward", "tables"].samples == prompts
+    assert found["reward", "code"].estimate < 0.1
     assert not watched.evaluation().causes
 
 
-def test_drift_and_staleness_of_the_colocated_trainer_are_two_numbers(watched):
-    """It samples a batch ahead, so that all but the first are a step old; and one source drifts."""
+@pytest.mark.parametrize("script", [("_verl_run.py", "colocate_async"), ("_verl_fully_async_run.py",)])
+def test_drift_and_staleness_of_a_trainer_that_samples_ahead_are_two_numbers(watched, script):
+    """All but the first batch are a step old; and one source drifts."""
     contract = BY_SEQUENCE.replace("limit: 0.05", "limit: 0.005")
-    found, output = watched(HERE / "_verl_bypass_run.py", "colocate_async", "drift=0.4", FAST, contract=contract)
-    assert "step:4" in output
-    assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("FAIL", 1)
-    assert found["token-tv", "all"].samples == 32
-    assert found["token-tv", "code"].estimate < 0.01
-    assert str(found["token-tv", "tables"].status) == "FAIL"
-    assert found["token-tv", "tables"].estimate > 0.1
-    (causes,) = {of for cell, of in watched.evaluation().causes.items() if cell.clause == "token-tv"}
-    assert 0.7 < causes.share <= 0.75  # weights that differ by so much may look like other tokens
-    assert causes.kernel.estimate == found["token-tv", "all"].estimate
-    assert causes.kernel.lower > causes.limit
-    assert causes.staleness.estimate > 0
-
-
-def test_drift_and_staleness_of_the_fully_asynchronous_trainer_are_two_numbers(watched):
-    """Its queue is a step ahead, so that all but the first batch is a step old; and one source drifts."""
-    contract = BY_SEQUENCE.replace("limit: 0.05", "limit: 0.005")
-    found, output = watched(HERE / "_verl_fully_async_run.py", "drift=0.4", FAST, contract=contract)
+    found, output = watched(HERE / script[0], *script[1:], "drift=0.4", FAST, contract=contract)
     assert "step:4" in output
     assert "the first mini-batch of each update is measured, here 32 of 32 sequences" in output
     assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("FAIL", 1)
@@ -169,7 +147,7 @@ def test_staleness_of_the_fully_asynchronous_trainer_is_no_drift_of_its_kernels(
 def test_staleness_of_the_separate_trainer_is_no_drift_of_its_kernels(watched):
     """Two local updates a step, each of one mini-batch, and weights that arrive late: only the lag's clause fails."""
     overrides = ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.v1.separate_async.parameter_sync_step=2"]
-    found, output = watched(HERE / "_verl_bypass_run.py", "separate_async", *overrides, contract=BY_SEQUENCE)
+    found, output = watched(HERE / "_verl_run.py", "separate_async", *overrides, contract=BY_SEQUENCE)
     assert "step:4" in output
     assert "the first mini-batch of each update is measured, here 16 of 16 sequences" in output
     assert (str(found["weights", "all"].status), found["weights", "all"].estimate) == ("FAIL", 2)
@@ -186,7 +164,7 @@ def test_an_audit_scores_whole_prompts_before_the_step(watched):
     """Half of them, chosen by their names; the workers leave those out, so that each of 128 sequences counts once."""
     contract = BY_SEQUENCE.replace("slices: {", "slices: {audited: {where: {audit: true}}, ")
     found, output = watched(
-        HERE / "_verl_bypass_run.py", "sync", "drift=0.5", contract=contract,
+        HERE / "_verl_run.py", "sync", "drift=0.5", contract=contract,
         KC_OTEL_AUDIT_SHARE="0.5", KC_OTEL_AUDIT_BUDGET="1e6",
     )  # fmt: skip
     assert "step:4" in output
@@ -204,7 +182,7 @@ def test_where_an_audit_is_skipped_the_workers_leave_nothing_out(watched):
     """Without a budget one step is audited and three are not; each of 128 sequences counts once all the same."""
     contract = BY_SEQUENCE.replace("slices: {", "slices: {audited: {where: {audit: true}}, ")
     found, output = watched(
-        HERE / "_verl_bypass_run.py", "sync", contract=contract, KC_OTEL_AUDIT_SHARE="0.5", KC_OTEL_AUDIT_BUDGET="0",
+        HERE / "_verl_run.py", "sync", contract=contract, KC_OTEL_AUDIT_SHARE="0.5", KC_OTEL_AUDIT_BUDGET="0",
     )  # fmt: skip
     assert "kc/audit/skipped_steps:3" in output
     assert 4 <= found["token-tv", "audited"].samples <= 28

@@ -123,18 +123,6 @@ def test_parameters_of_the_caller_stay_untouched(llm, instrument):
     assert all(completion.logprobs is None for output in outputs for completion in output.outputs)
 
 
-def test_processing_says_how_tokens_were_drawn(llm, instrument, sink):
-    """Temperature and truncation are kept beside log-probabilities that are from before them."""
-    instrumentor = instrument()
-    generate(llm, **PARAMS["hot, truncated, penalised"])
-    generate(llm, **PARAMS["seeded"])
-    instrumentor.flush()
-    hot, plain = list(sink.requests.values())[0], list(sink.requests.values())[-1]  # noqa: RUF015
-    assert hot.processing == {"temperature": 1.3, "top_p": 0.9, "top_k": 50, "repetition_penalty": 1.1}
-    assert plain.processing == {}
-    assert hot.logprobs_mode == plain.logprobs_mode == "raw"
-
-
 def test_the_kernel_is_what_the_engine_turned_out_to_be(llm, instrument, sink):
     """Version, number formats and compilation come from the configuration, attention and hardware from the worker."""
     import vllm
@@ -252,39 +240,6 @@ def test_requests_under_way_survive_uninstrumenting(llm, instrument, sink):
     assert not sink.requests
 
 
-def test_attributes_come_from_extra_arguments(llm, instrument, sink):
-    """What a slice of the contract asks for is read from the request's extra arguments."""
-    from vllm import SamplingParams
-
-    instrumentor = instrument(attributes={"tenant": "a"})
-    params = [
-        SamplingParams(max_tokens=2, extra_args={"task": task, "secret": "not asked for"})
-        for task in ("code", "code", "code", "prose", "prose", "prose")
-    ]
-    outputs = llm.generate(TEXTS, params, use_tqdm=False)
-    instrumentor.flush()
-    kept = [sink.of(output.request_id)[0].attributes for output in outputs]
-    assert [attributes["task"] for attributes in kept] == ["code"] * 3 + ["prose"] * 3
-    assert {attributes["tenant"] for attributes in kept} == {"a"}
-    assert all("secret" not in attributes for attributes in kept)
-
-
-def test_what_goes_wrong_on_our_side_is_counted(llm, instrument, sink, monkeypatch):
-    """A sink or an attributes function that fails costs records, never a response."""
-
-    def fail(_):
-        raise RuntimeError("disk on fire")
-
-    instrumentor = instrument(attributes=fail)
-    assert len(generate(llm, max_tokens=2)) == len(TEXTS)
-    instrumentor.flush()
-    assert instrumentor.stats().attributes_failed == len(TEXTS) == len(sink.requests)
-    monkeypatch.setattr(sink, "put", fail)
-    assert len(generate(llm, max_tokens=2)) == len(TEXTS)
-    instrumentor.flush()
-    assert instrumentor.stats().dropped == {"sink-failed": len(TEXTS)}
-
-
 def test_a_fault_of_the_wrapper_does_not_reach_vllm(llm, instrument, monkeypatch):
     """Whatever is raised while a request is registered or a step is collected, the request is answered."""
     from kc_otel.integrations.vllm.engines import Engines
@@ -314,21 +269,6 @@ def test_the_current_span_is_linked(llm, instrument, sink):
 
 
 @names_weights
-def test_weights_that_were_named_are_recorded(llm, instrument, sink):
-    """A weight version that the program asserted is a number where it is one; before, it is unknown."""
-    instrumentor = instrument()
-    (before, *_) = generate(llm, max_tokens=2)
-    try:
-        llm.update_weight_version("17")
-        (after, *_) = generate(llm, max_tokens=2)
-    finally:
-        llm.update_weight_version("default")
-    instrumentor.flush()
-    assert sink.of(before.request_id)[0].weights is None
-    assert sink.of(after.request_id)[0].weights == 17
-
-
-@names_weights
 def test_an_update_under_way_leaves_each_token_with_its_version(llm, instrument, sink):
     """The response says the same spans; versions that are no steps are named together."""
     from vllm import SamplingParams
@@ -353,28 +293,6 @@ def test_an_update_under_way_leaves_each_token_with_its_version(llm, instrument,
     assert [step for step, _ in steps.weights] == [3, 4]
     assert versions_per_token(steps).size == 6
     assert names.weights == "step-3,step-4"
-
-
-def test_a_recorder_of_the_same_process_pairs_them(llm, instrument, monkeypatch):
-    """With `train=` the other side is scored in this process, and both meet in the recorder by what they hold."""
-    from kc_otel import Kernel
-
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    instrumentor = instrument(sink=None, sampling=None, train=Kernel("torch", dtype="float32"))
-    recorder = instrumentor.recorder
-    outputs = generate(llm, seed=3, max_tokens=16, logprobs=0)
-    instrumentor.flush()
-    for output in outputs:
-        (sampled,) = output.outputs
-        recorder.scored(
-            token_ids=list(sampled.token_ids),
-            logprobs=[top[token].logprob for top, token in zip(sampled.logprobs, sampled.token_ids, strict=True)],
-            prompt_ids=output.prompt_token_ids,
-        )
-    assert recorder.force_flush()
-    assert recorder.stats().sequences == len(TEXTS)
-    assert recorder.stats().tokens == 16 * len(TEXTS)
-    recorder.shutdown()
 
 
 def test_the_programs_own_metrics_tell_what_became_of_requests(llm, instrument, sink, monkeypatch):

@@ -105,7 +105,7 @@ def test_what_is_wrong_is_logged_once(clean, monkeypatch, caplog, tmp_path, name
 @pytest.mark.slow
 def test_a_program_that_nobody_changed_is_recorded(tiny_model, tmp_path):
     """With one variable, an offline program whose worker is another process fills the default spool at its exit."""
-    from kc_otel.recordings.spool.spool_reader import SpoolReader
+    from kc_otel.recordings.spool import SpoolReader
 
     done = run(tiny_model, tmp_path, KC_OTEL_CONTRACT=CONTRACT, KC_OTEL_SAMPLING=1, VLLM_ENABLE_V1_MULTIPROCESSING=1)
     assert "answered 2" in done.stdout, done.stderr

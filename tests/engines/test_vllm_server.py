@@ -22,7 +22,7 @@ from examples.vllm_server.server import NAME, serving
 from kc_otel.client.engine_latency import LATENCIES, EngineLatency
 from kc_otel.contract.load import load_text
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.recordings.spool.spool_reader import SpoolReader
+from kc_otel.recordings.spool import SpoolReader
 from tests.engines._served import wait_for
 from tests.tools.verdicts import verdicts_of
 

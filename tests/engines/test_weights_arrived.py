@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from kc_otel.integrations.vllm.weights import check_weights
+from tests.engines._random_checkpoints import changed
 from tests.engines._vllm import offline_engine
 
 pytestmark = pytest.mark.slow
@@ -25,13 +24,8 @@ def trainer(tiny_model):
 @pytest.fixture(scope="module")
 def llm(tiny_model, tmp_path_factory):
     """An engine with the trainer's weights but for one tensor, which an earlier step had otherwise."""
-    from safetensors.torch import load_file, save_file
-
-    folder = shutil.copytree(tiny_model, tmp_path_factory.mktemp("late") / "model")
-    tensors = load_file(folder / "model.safetensors")
-    tensors[LATE] = tensors[LATE] * 1.02
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with offline_engine(folder) as engine:
+    folder = tmp_path_factory.mktemp("late") / "model"
+    with offline_engine(changed(tiny_model, folder, lambda tensors: tensors[LATE].mul_(1.02))) as engine:
         yield engine
 
 

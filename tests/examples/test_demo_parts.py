@@ -16,16 +16,14 @@ pytest.importorskip("torch")
 
 import torch
 
-from examples.demo.corpus import HELD_OUT_EVERY, SLICES, load_corpus
-from examples.demo.evaluator import free_ports, receiving
+from examples.demo.corpus import load_corpus
+from examples.demo.evaluator import receiving
 from examples.demo.model import Config, Model
-from examples.demo.sampler import Sampler, hidden_peaks, linear_int8, linear_int8_static, quantize
-from examples.demo.serving import BATCH, COMPLETION, PROMPT, sample, score
+from examples.demo.sampler import Sampler
+from examples.demo.serving import sample, score
 from examples.demo.train import held_out_bits, train
 from kc_otel.client.signing import Secret, sign
 from kc_otel.client.webhooks import new_secret
-from kc_otel.contract.lint import lint
-from kc_otel.contract.load import load
 
 pytestmark = pytest.mark.slow
 
@@ -58,41 +56,6 @@ def model():
 @pytest.fixture
 def prompts():
     return torch.randint(256, (6, 8), generator=torch.Generator().manual_seed(1))
-
-
-def test_corpus_has_every_slice_and_holds_a_tenth_out(corpus):
-    """Each slice has enough text to train on, bytes only, and one block in ten is held out."""
-    assert tuple(corpus) == SLICES == tuple(BATCH)
-    for text in corpus.values():
-        assert 300_000 < len(text.train) < 10_000_000
-        assert len(text.held_out) == pytest.approx(len(text.train) / (HELD_OUT_EVERY - 1), rel=0.1)
-        assert text.train.min() >= 0
-        assert text.train.max() < 256
-
-
-@pytest.mark.slow
-def test_corpus_is_the_same_every_time(corpus):
-    """Loading it again gives the same bytes."""
-    for name, text in load_corpus().items():
-        assert torch.equal(text.train, corpus[name].train)
-        assert torch.equal(text.held_out, corpus[name].held_out)
-
-
-def test_tables_have_letters_that_other_slices_lack(corpus):
-    """Most of what sets tables apart is bytes beyond ASCII, which code and prose hardly have."""
-    share = {name: (text.train >= 0x80).float().mean().item() for name, text in corpus.items()}
-    assert share["tables"] > 0.04
-    assert max(share["code"], share["prose"]) < 0.002
-
-
-def test_model_is_causal(model):
-    """A byte changes no logits before its own position."""
-    ids = torch.randint(256, (2, 20))
-    changed = ids.clone()
-    changed[:, 12] = (ids[:, 12] + 1) % 256
-    before, after = model(ids), model(changed)
-    assert torch.equal(before[:, :12], after[:, :12])
-    assert not torch.allclose(before[:, 12:], after[:, 12:])
 
 
 @pytest.mark.slow
@@ -130,54 +93,6 @@ def test_sampler_refuses_what_does_not_fit(model, prompts):
         Sampler(model).generate(prompts, 41)
 
 
-def test_int8_products_are_those_of_integers():
-    """int8 values multiplied as bf16 give the integer sums, to the rounding of the bf16 result."""
-    generator = torch.Generator().manual_seed(2)
-    weight, x = torch.randn(16, 512, generator=generator), torch.randn(4, 512, generator=generator)
-    w, w_scale = quantize(weight)
-    a, a_scale = quantize(x)
-    exact = (a.long() @ w.long().T).double() * a_scale * w_scale.T[0]
-    torch.testing.assert_close(linear_int8(weight)(x).double(), exact, rtol=2**-7, atol=1e-6)
-
-
-def test_quantization_error_is_half_a_step():
-    """Values come back to within half of their row's step."""
-    x = torch.randn(8, 64)
-    values, scale = quantize(x)
-    assert values.dtype is torch.int8
-    assert ((values * scale - x).abs() <= scale * 0.5001).all()
-
-
-def test_static_scales_cut_what_calibration_did_not_see():
-    """Within the calibrated peaks a product is right; a channel beyond its peak is cut off there."""
-    weight, peak = torch.eye(4), torch.full((4,), 2.0)
-    apply = linear_int8_static(weight, peak)
-    torch.testing.assert_close(
-        apply(torch.tensor([[0.5, 1.0, 1.5, 2.0]])).float(), torch.tensor([[0.5, 1, 1.5, 2]]), atol=0.02, rtol=0
-    )
-    assert float(apply(torch.tensor([[0.0, 0.0, 0.0, 50.0]]))[0, 3]) == pytest.approx(2.0, abs=0.02)
-
-
-def test_peaks_are_measured_without_a_trace(model):
-    """Calibration leaves no hook on the model, and peaks are those of the text."""
-    text = torch.randint(256, (4, 40))
-    peaks = hidden_peaks(model, text)
-    assert [peak.shape for peak in peaks] == [(128,), (128,)]
-    assert not any(module._forward_pre_hooks for module in model.modules())
-    more = hidden_peaks(model, torch.cat((text, torch.randint(256, (4, 40)))))
-    assert all((b >= a).all() for a, b in zip(peaks, more, strict=True))
-
-
-def test_contract_fits_the_demo():
-    """The contract is clean, its slices are the traffic's, and its horizon is the length of a completion."""
-    contract = load(ROOT / "examples/demo/contract.yaml")
-    assert not list(lint(contract))
-    assert tuple(contract.slices) == tuple(BATCH)
-    assert contract.slices_of({"task": "tables"}) == ("all", "tables")
-    assert contract.assumptions.horizon == COMPLETION
-    assert Config().context >= PROMPT + COMPLETION
-
-
 def test_receiver_takes_only_what_is_signed():
     """A signed body is handed on, a forged one is refused with 401, and the port is free afterwards."""
     secret, heard = new_secret(), []
@@ -199,11 +114,6 @@ def test_receiver_takes_only_what_is_signed():
     assert heard == [{"status": "firing"}]
     with pytest.raises(ConnectionRefusedError):
         http.client.HTTPConnection(host, int(port), timeout=5).connect()
-
-
-def test_free_ports_differ():
-    """Ports asked for together are not the same."""
-    assert len(set(free_ports(5))) == 5
 
 
 def _demo(weights: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from examples.real_model import page
-from examples.real_model.__main__ import main as study
 from examples.real_model.checkpoint import MissingModelError, gguf_file, unpermuted
 from examples.real_model.figures import chain, design_effect, figures, prompts_to_decide, read
 from examples.real_model.kernels import PAIRS, batches, same_inference
@@ -148,13 +147,6 @@ def test_one_sampling_serves_the_pairs_that_have_its_inference_kernel():
     """Rollouts of vLLM in bfloat16 are sampled once, for a trainer in float32 and one in bfloat16."""
     assert same_inference("vllm-bf16", PAIRS) == ["vllm-bf16", "both-bf16"]
     assert same_inference("vllm-w8a8", PAIRS) == ["vllm-w8a8"]
-
-
-def test_an_unknown_job_is_refused_with_the_jobs_there_are(capsys):
-    """One job is run by its name."""
-    with pytest.raises(SystemExit):
-        study(["--job", "vllm-bf17"])
-    assert "vllm-bf16, hf-bf16" in capsys.readouterr().err
 
 
 def test_a_fault_is_timed_from_its_first_rollouts():

@@ -9,7 +9,7 @@ import pytest
 from examples.rl_bias import __main__ as program
 from examples.rl_bias import claims
 from examples.rl_bias.exact import Pair, Training
-from examples.rl_bias.kernels import FAMILIES, nucleus, quantized, round_to, train_log_probs
+from examples.rl_bias.kernels import FAMILIES, train_log_probs
 from examples.rl_bias.policy import HIDDEN, VOCABULARY, Policy, log_softmax, logits_of, token_scores
 
 FAMILY = {family.name: family for family in FAMILIES}
@@ -74,43 +74,6 @@ def test_steps_of_a_gradient_add_up_to_it(training):
     np.testing.assert_allclose(
         training.gradient_of_steps(weight, advantage, ones), training.gradient(weight, advantage), atol=1e-12
     )
-
-
-def test_no_drawn_advantage_biases_more_than_the_worst_one(policy, training):
-    """The adversarial advantages beat two hundred random signs."""
-    pair = Pair(training, FAMILY["noise by prefix"].log_probs(policy, 3, 0.3))
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], (200, pair.q.size))
-    drawn = np.linalg.norm((signs * (pair.q - training.probability)) @ training.sequence_scores, axis=1)
-    assert pair.bias("adversarial") * training.sequence_score_norm > drawn.max()
-
-
-def test_rounding_to_eight_bits_is_bf16():
-    """Eight significant bits, ties to even, give what cutting a float32 to its upper half gives."""
-    values = np.random.default_rng(0).normal(size=1000).astype(np.float32)
-    bits = values.view(np.uint32)
-    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-    np.testing.assert_array_equal(round_to(values.astype(np.float64), 8), rounded.astype(np.float64))
-    assert round_to(np.array([1.00390625, 1.01171875]), 8).tolist() == [1.0, 1.015625]
-
-
-def test_quantized_weights_are_integers_of_a_step():
-    """Per tensor one step, per channel one each; the largest magnitude is kept and no error is above half a step."""
-    weight = np.random.default_rng(1).normal(size=(6, 4)) * [1, 5, 1, 0.1]
-    for per_channel, axis in ((False, None), (True, 0)):
-        step = np.abs(weight).max(axis=axis, keepdims=True) / 127
-        found = quantized(weight, 8, per_channel=per_channel)
-        np.testing.assert_allclose(found / step, np.round(found / step), atol=1e-9)
-        assert (np.abs(found - weight) <= step / 2 + 1e-12).all()
-    coarse, fine = (np.abs(quantized(weight, 8, per_channel=p) - weight)[:, 3].max() for p in (False, True))
-    assert fine < coarse / 5
-
-
-def test_nucleus_keeps_the_fewest_tokens_that_reach_the_mass():
-    """What is dropped is the tail; what is kept is renormalised."""
-    with np.errstate(divide="ignore"):
-        kept = np.exp(nucleus(np.log(np.array([[0.5, 0.05, 0.3, 0.15]])), 0.9))
-    np.testing.assert_allclose(kept, [[0.5 / 0.95, 0.0, 0.3 / 0.95, 0.15 / 0.95]])
-    np.testing.assert_allclose(np.exp(nucleus(np.log(np.array([[0.6, 0.4]])), 0.6)), [[1.0, 0.0]])
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -151,7 +151,8 @@ def sources() -> list[Source]:
 def counted(evaluator: Evaluator, source: Source) -> int:
     """Observations of a source in the windows."""
     of = {"contract": "policy", "clause": "token-tv", "kernel_train": "a", "kernel_inference": source.kernel}
-    return int(evaluator.get("/api/v1/distribution", **of)["total"])
+    chart = evaluator.get("/api/v1/charts/distribution", **of)
+    return int(chart["text"].partition(" ")[0].replace(",", "")) if chart else 0
 
 
 def histories(evaluator: Evaluator, contract: str) -> tuple[float, dict[str, list[tuple[float, int, int]]]]:

@@ -68,7 +68,7 @@ def test_what_the_policy_asks_for_is_looked_at_and_stands_on_the_incident(
         follower.wait(30)
     (incident,) = [candidate for candidate in found["incidents"] if candidate["on"] == "fail"]
     (said,) = incident["diagnoses"]
-    assert said["text"].startswith("first divergence: layer 2, o_proj (attention's output projection)")
+    assert said["text"].startswith("first divergence: layer 2, o_proj")
     assert (said["by"], said["slice"]) == ("rack-7", "code")
     evidence = f"/api/v1/incidents/{incident['id']}/diagnoses/{said['evidence']}"
     assert evaluator.get(evidence)["culprit"]["tensors"] == ["layers.2.o_proj.weight"]

@@ -132,6 +132,7 @@ def workers(made):
     return workers
 
 
+@pytest.mark.slow
 def test_the_first_mini_batch_of_an_update_is_compared(workers, made, caplog):
     """Both sides as the loss sees them, without a graph; what comes after an optimizer step is left out."""
     worker, data = workers.ActorRolloutRefWorker(), batch()

@@ -17,7 +17,7 @@ from kc_otel.integrations.vllm.engine_log import EngineLog
 from kc_otel.integrations.vllm.instrumentor import RECORDED, CaptureCounters, outcomes
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
-from kc_otel.recordings.spool.spool_writer import Spool
+from kc_otel.recordings.spool import Spool
 
 
 @pytest.fixture

@@ -17,22 +17,19 @@ from kc_otel.contract.slices import OF_TOKENS
 from kc_otel.integrations.trl.rollouts import OWN
 from kc_otel.integrations.vllm.completion import (
     Completion,
-    FinishedCapture,
     kept_of,
     processing_of,
     request_of,
     weights_of,
 )
-from kc_otel.integrations.vllm.delivery import RecorderSink, RequestDelivery
+from kc_otel.integrations.vllm.delivery import RequestDelivery
 from kc_otel.integrations.vllm.engines import Engines, kernel_of, logprobs_mode_of
-from kc_otel.integrations.vllm.logprob_capture import RequestCapture
+from kc_otel.integrations.vllm.logprob_capture import EngineCapture, RequestCapture
 from kc_otel.integrations.vllm.request_attributes import (
     HEADERS,
-    AttributeSource,
     RequestHeaders,
     attributes_of,
     sources_of,
-    sources_of_contract,
 )
 from kc_otel.integrations.vllm.settings import default_spool, settings_of
 from kc_otel.integrations.vllm.worker_methods import configured, described
@@ -48,15 +45,18 @@ def completion(**changes):
     })  # fmt: skip
 
 
-def finished(kernel=None, **changes):
+def finished(kernel=None, watermarks=False, **changes):
     """A completion as the engine leaves it."""
-    capture = RequestCapture(
-        "cmpl-1-ab", "cmpl-1", [1, 2, 3], None, SimpleNamespace(temperature=1.0), (), {}, None, logprobs=[-0.5, -1.5]
-    )
+    engine = EngineCapture("m", "raw", watermarks)
     if kernel is None:
-        kernel = Future()
-        kernel.set_result(Kernel("vllm"))
-    return replace(FinishedCapture(capture, [1, 2, 3], [4, 5], (), "m", kernel, "raw"), **changes)
+        engine.kernel.set_result(Kernel("vllm"))
+    else:
+        engine.kernel = kernel
+    capture = RequestCapture(
+        "cmpl-1-ab", "cmpl-1", [1, 2, 3], None, SimpleNamespace(temperature=1.0), (), {}, engine, [4, 5],
+        logprobs=[-0.5, -1.5],
+    )  # fmt: skip
+    return replace(capture, **changes)
 
 
 def config(**model):
@@ -125,7 +125,7 @@ def test_a_log_probability_too_few_is_refused():
 def test_a_watermark_is_told_where_the_engine_has_one(engine, asked, told):
     """A request that does not say no gets it: None in vLLM 0.32 and True before, and no engine of its own has one."""
     found = finished(watermarks=engine)
-    found.capture.params.watermarking = asked
+    found.params.watermarking = asked
     request = request_of(found.completion(), Kernel("vllm"), "raw", {})
     assert request.processing == ({"watermarking": True} if told else {})
 
@@ -150,15 +150,6 @@ def test_weight_versions(versions, weights):
     assert weights_of([(version, 7 * place) for place, version in enumerate(versions)]) == weights
 
 
-def test_sources_are_read_from_text():
-    """An attribute without a place is looked for in the body and then in baggage; others where they say."""
-    assert sources_of(" task, tenant = header:X-Tenant,lang=baggage:l ,") == (
-        AttributeSource("task", "any", "task"),
-        AttributeSource("tenant", "header", "X-Tenant"),
-        AttributeSource("lang", "baggage", "l"),
-    )
-
-
 @pytest.mark.parametrize("text", ["task=", "=header:x", "task=cookie:x", "task=header:", "task=header"])
 def test_a_source_that_is_none_is_refused(text):
     """The error repeats the entry and says how one is written."""
@@ -179,11 +170,6 @@ def test_attributes_are_found_where_the_sender_put_them():
     assert found == {"task": "code", "tenant": "a", "level": 3, "id": "x" * 256}
     assert read(completion(baggage={"task": "prose"})) == {"task": "prose"}
     assert read(completion(params=SimpleNamespace(extra_args={"task": [1]}))) == {}
-
-
-def test_a_contract_says_which_attributes_to_look_for(contract):
-    """Without configuration the attributes that slices ask for are looked for under their names."""
-    assert [source.attribute for source in sources_of_contract(contract())] == ["prompt_tokens", "task"]
 
 
 def test_a_kernel_is_spelled_out():
@@ -253,18 +239,6 @@ def test_a_delivery_gives_to_its_sink_and_counts():
     assert delivery.close()
 
 
-def test_a_full_queue_drops_and_counts(caplog):
-    """When the sink is slower than the engine, the engine is not held up: completions are dropped, said once."""
-    delivery = RequestDelivery(Sink(), lambda _: {}, queue_bytes=4096)
-    stuck = Future()
-    for _ in range(3):
-        delivery.submit(finished(stuck))
-    assert delivery.stats().dropped == {"queue-full": 2}
-    assert len(caplog.records) == 1
-    stuck.set_result(Kernel("vllm"))
-    assert delivery.close()
-
-
 def test_the_sampling_masks_of_steps_are_one_set_of_tokens_for_each_token():
     """Of one token, or of several with offsets, as vLLM's `SamplingMaskLists`; a mask that is missing makes none."""
     mask = SimpleNamespace(token_ids=np.array([4, 9], np.int32), offsets=None)
@@ -275,7 +249,7 @@ def test_the_sampling_masks_of_steps_are_one_set_of_tokens_for_each_token():
     assert kept_of([mask, two], 4) is None
     assert kept_of([], 2) is None
     mine = finished()
-    mine.capture.masks += [mask, mask]
+    mine.masks += [mask, mask]
     assert request_of(mine.completion(), Kernel("vllm"), "processed", {}).kept.counts.tolist() == [2, 2]
 
 
@@ -287,7 +261,7 @@ def test_what_fails_on_the_other_thread_is_counted():
 
     broken = RequestDelivery(Sink(fails=True), lambda _: {})
     broken.submit(finished())
-    broken.submit(finished(capture=SimpleNamespace(masks=())))
+    broken.submit(finished(context=None))
     broken.submit(finished(token_ids=[4]))
     assert broken.close()
     assert broken.stats().dropped == {"sink-failed": 1, "failed": 1, "invalid": 1}
@@ -346,15 +320,6 @@ def test_a_spool_is_as_large_and_as_old_as_somebody_says(contract, tmp_path):
             settings_of({**spool, f"KC_OTEL_SPOOL_MAX_{name}": text}, contract=contract())
 
 
-def test_a_training_kernel_makes_a_recorder(contract, monkeypatch):
-    """With a kernel that scores in this process requests go to a recorder, which takes its own share."""
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    made = settings_of({}, contract=contract(observability={"sampling": 0.2}), train=Kernel("torch"))
-    assert isinstance(made.sink, RecorderSink)
-    assert made.sampler.share() == 1.0
-    made.sink.recorder.shutdown()
-
-
 def test_nothing_is_set_up_unasked(contract, tmp_path):
     """Without a contract, or with the SDK turned off, there are no settings and no file."""
     environment = {"XDG_STATE_HOME": str(tmp_path)}
@@ -366,26 +331,10 @@ def test_nothing_is_set_up_unasked(contract, tmp_path):
     assert default_spool(contract(), environment) == tmp_path / "kc-otel" / "policy.sqlite"
 
 
-def test_two_places_to_put_requests_are_refused(contract):
-    """Of spool, sink and training kernel there can be one; the error names those that were given."""
-    with pytest.raises(ValueError, match="sink and train are given"):
-        settings_of({}, contract=contract(), sink=Sink(), train=Kernel("torch"))
-
-
-def test_a_recorder_gets_the_kernel_and_the_processing_of_its_log_probabilities(recorders, memory):
-    """The recorder goes over to the engine's kernel; raw log-probabilities are paired as those without processing."""
-    recorder = recorders(train=Kernel("torch"))
-    sink, engine = RecorderSink(recorder), Kernel("vllm", dtype="fp8")
-    params = SimpleNamespace(temperature=0.5)
-    sink.put(request_of(completion(params=params), engine, "raw", {}))
-    recorder.scored(token_ids=[4, 5], logprobs=[-0.5, -1.5], prompt_ids=[1, 2, 3], processing={})
-    assert recorder.force_flush()
-    assert recorder.stats().tokens == 2
-    assert memory.points("kc.drift.log_ratio", kc_kernel_inference=engine.fingerprint)
-    sink.put(request_of(completion(params=params), engine, "processed", {}))
-    recorder.scored(token_ids=[4, 5], logprobs=[-0.5, -1.5], prompt_ids=[1, 2, 3], processing={})
-    recorder.force_flush()
-    assert recorder.stats().invalid
+def test_two_places_to_put_requests_are_refused(contract, tmp_path):
+    """Of spool and sink there can be one."""
+    with pytest.raises(ValueError, match="spool and sink are given"):
+        settings_of({}, contract=contract(), sink=Sink(), spool=tmp_path / "spool.sqlite")
 
 
 def test_check_knows_what_every_request_has():

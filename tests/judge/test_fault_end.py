@@ -10,7 +10,7 @@ import pytest
 from kc_otel.judge.fail_evidence import HeldEvidence
 from kc_otel.judge.fault_end import Fault
 from kc_otel.judge.mean_test import MeanTest
-from kc_otel.record.telemetry.groups import cells
+from kc_otel.record.telemetry.buckets import cells
 from kc_otel.record.telemetry.moments import QuantityStream
 from kc_otel.serve.store.stream_codec import decode_evidence, encode_evidence
 from kc_otel.stats import ExponentialHistogram
@@ -23,7 +23,7 @@ ALPHA = 0.01
 
 def histogram(values: np.ndarray) -> ExponentialHistogram:
     """Observations as a recorder has them."""
-    stream = QuantityStream(1, cells(4).slots)
+    stream = QuantityStream(1, cells().slots)
     stream.add(np.minimum(values, 1.0), np.ones((values.size, 1), dtype=bool))
     found = stream.histogram(0)
     assert found is not None

@@ -252,3 +252,16 @@ def test_too_many_sequences_that_fail_the_checks_are_told(
     assert all(row.text.startswith(said or "") for row in found)
     evaluator.evaluate(NOW + 700)
     assert evaluator.missing("policy", NOW + 700) == []
+
+
+def test_too_many_sequences_of_a_slice_are_told_though_few_of_all_fail() -> None:
+    """A fifth of a slice that has a twentieth of the traffic is one in a hundred of it."""
+    evaluator, pair = Evaluator([make_contract()]), ("a" * 12, "b" * 12)
+    for slice, count in (("all", 995), ("code", 40)):
+        lengths = Sender("kc.sampling.tokens", slice=slice, start=NOW - 5)
+        evaluator.ingest_metrics(lengths.request(NOW, np.full(count, 20.0)), NOW)
+        evaluator.ingest_metrics(counted("policy", "nan_logprob", 10, NOW - 5, NOW, pair, slice=slice), NOW)
+    evaluator.evaluate(NOW + 1)
+    (row,) = evaluator.missing("policy", NOW + 1)
+    assert (row.pair, row.outcome) == (pair, "invalid")
+    assert row.text.startswith("20 % of the sequences on slice code failed the input checks in the window, most of")

@@ -16,8 +16,7 @@ from kc_otel.contract.slices import PLACES
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.record.measure.places import Places
 from kc_otel.record.telemetry.buckets import slots
-from kc_otel.record.telemetry.place_means import PlaceMeans
-from kc_otel.record.telemetry.prompt_means import Rollouts
+from kc_otel.record.telemetry.prompt_means import PlaceMeans, Rollouts
 from kc_otel.stats import mean_interval
 from tests.tools.memory import Memory
 
@@ -91,7 +90,7 @@ def test_intervals_of_every_place_hold_though_prompts_share_their_drift():
         reduced = SimpleNamespace(places=np.stack([sums, counts]), rows=np.arange(1280))
         everyone = np.ones(1280, dtype=bool)
         for missing, prompts in ((missed, np.repeat(np.arange(40), 32).tolist()), (by_sequence, None)):
-            means = PlaceMeans(slots(4), 900.0)
+            means = PlaceMeans(slots(), 900.0)
             means.add(reduced, everyone, Rollouts(prompts, None, 0, 0.0))
             for number, place in enumerate(PLACES[:used]):
                 found = mean_interval(means.histograms()[place].binned(), **levels)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.contract.policy import Action
-from kc_otel.judge.decisions.entries import Canary, DecisionTable, Directive, Pin, Resumption, Route
+from kc_otel.judge.decisions.entries import Canary, DecisionTable, Directive, Pin, Route
 from kc_otel.judge.escalation.alerts import Alert, PolicyState
 from kc_otel.judge.escalation.notices import NotificationLog, NotifiedAlert
 from kc_otel.judge.escalation.people import Acknowledgement, People, Silence
@@ -24,7 +24,7 @@ from kc_otel.judge.verdict import Cell, Verdict
 
 STORED = (
     Acknowledgement, Alert, Canary, Cell, DecisionTable, Directive, Hold, KernelInfo, NotificationLog, NotifiedAlert,
-    People, Pin, PolicyState, Position, Promotion, Resumption, Route, Silence, Tally, Verdict, WorstBatch,
+    People, Pin, PolicyState, Position, Promotion, Route, Silence, Tally, Verdict, WorstBatch,
 )  # fmt: skip
 
 SCALARS = st.text() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

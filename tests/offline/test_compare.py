@@ -110,10 +110,7 @@ def test_arrays_of_every_kind(contract, sides, form):
     ("change", "said"),
     [
         ({"inference": np.zeros((3, 40))}, "inference: 3 sequences, but train has 120"),
-        (
-            {"inference": np.zeros((120, 39))},
-            "sequence 0: inference_logprobs: has 39 numbers where train_logprobs",
-        ),
+        ({"inference": np.zeros((120, 39))}, "sequence 0: inference_logprobs: has 39 numbers where train_logprobs"),
         ({"mask": np.zeros((120, 40))}, "mask leaves no token of any row"),
         ({"slices": {"task": ["code"]}}, "slices: task has 1 values for 120 sequences"),
         ({"slices": [{"task": "code"}]}, "slices: 1 mappings for 120 sequences"),

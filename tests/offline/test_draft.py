@@ -188,18 +188,14 @@ def test_a_pair_far_apart_has_no_cap_where_a_total_variation_cannot_be_as_large(
         ({"reward_budget": 0.0}, "reward budget: 0.0"),
         ({"reward_budget": 1.0}, "reward budget: 1.0"),
         ({"horizon": 0}, "horizon"),
+        ({"margin": 0.5}, r"margin: 0\.5"),
     ],
 )
-def test_a_budget_that_is_none_is_refused(changes, named):
-    """Nothing to lose and everything to lose leave nothing to write."""
+def test_a_budget_that_is_none_and_a_margin_that_narrows_are_refused(changes, named):
+    """Nothing to lose and everything to lose leave nothing to write; a limit below the pair's drift fails."""
+    margin = changes.pop("margin", 2.0)
     with pytest.raises(ValueError, match=named):
-        write(draft(**changes))
-
-
-def test_a_margin_below_one_is_refused():
-    """The limit would be below what the pair does."""
-    with pytest.raises(ValueError, match=r"margin: 0\.5"):
-        write(draft(), recording(0.1), margin=0.5)
+        write(draft(**changes), recording(0.1), margin=margin)
 
 
 @given(st.floats(1e-12, 1e6))

@@ -20,8 +20,8 @@ from kc_otel.recordings.endpoints.endpoint_client import (
     NotTakenError,
     RefusedError,
     RequestFailedError,
+    endpoint_scorer,
 )
-from kc_otel.recordings.endpoints.endpoint_scorer import endpoint_scorer
 from kc_otel.recordings.endpoints.prompts import Prompt, PromptsError, read_prompts
 from kc_otel.recordings.scoring import UnavailableError
 from tests.tools.completions import completions, table, token_ids
@@ -51,14 +51,15 @@ def ask(server, action, *, side="inference", key="", **options):
     return asyncio.run(run())
 
 
-def gathered(inference, train, prompts, **options):
+def gathered(inference, train, prompts, *, model="tiny", **options):
     async def run():
         async with httpx.AsyncClient() as http:
-            clients = (
+            clients = [
                 CompletionClient(CompletionEndpoint(side, server.address), http)
                 for side, server in (("inference", inference), ("train", train))
-            )
-            return await collect(prompts, *((client, "tiny") for client in clients), **options)
+            ]
+            asked = [(client, model or await client.model(None)) for client in clients]
+            return await collect(prompts, *asked, **options)
 
     return asyncio.run(run())
 
@@ -82,15 +83,7 @@ def test_sglang_is_asked_by_its_own_api(train_sglang):
     with completions(table(), sglang=True) as inference, completions(table(drift=0.2), sglang=train_sglang) as train:
         prompts = [Prompt(line, text=f"prompt {line}") for line in range(1, 9)]
         prompts.append(Prompt(9, token_ids=(3, 4)))
-
-        async def run():
-            async with httpx.AsyncClient() as http:
-                clients = [CompletionClient(CompletionEndpoint(side, server.address), http)
-                           for side, server in (("inference", inference), ("train", train))]  # fmt: skip
-                asked = [(client, await client.model(None)) for client in clients]
-                return await collect(prompts, *asked, max_tokens=12)
-
-        found = asyncio.run(run())
+        found = gathered(inference, train, prompts, model=None, max_tokens=12)
         assert not found.failures
         recording = found.recording
         assert recording.lengths.tolist() == [12] * 9
@@ -103,29 +96,10 @@ def test_sglang_is_asked_by_its_own_api(train_sglang):
         assert {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}.items() <= sent["sampling_params"].items()
 
 
-@pytest.mark.parametrize(
-    ("broken", "said"),
-    [
-        ({"detail": "no"}, "is it SGLang's /generate"),
-        ({"meta_info": {"output_token_logprobs": None}}, "return_logprob was asked for"),
-        ({"meta_info": {"output_token_logprobs": [[-1.0, None]]}}, "log-probabilities of no tokens"),
-        ({"meta_info": {"output_token_logprobs": [[-1.0, 3]]}}, "put prompt_token_ids in place"),
-        ({"meta_info": {"output_token_logprobs": [[-1.0, 3]]}, "prompt_token_ids": [1]}, None),
-    ],
-)
-def test_an_answer_of_sglang_that_lacks_something_says_so(broken, said):
-    """Another server, one without log-probabilities, one that does not say what the prompt is."""
-    if said is None:
-        assert answers.generated(broken, "Hi") == answers.Sampled((1,), (3,), (-1.0,), "")
-        with pytest.raises(answers.AnswerError, match="other tokens than were sent"):
-            answers.generated(broken, (1, 2))
-        return
-    with pytest.raises(answers.AnswerError, match=said):
-        answers.generated(broken, "Hi")
-
-
 def test_tokens_that_sglang_scored_are_those_that_were_sent():
     """By their ids, of which it writes 0 for the last of a vocabulary."""
+    found = {"meta_info": {"output_token_logprobs": [[-1.0, 3]]}, "prompt_token_ids": [1]}
+    assert answers.generated(found, "Hi") == answers.Sampled((1,), (3,), (-1.0,), "")
     rows = [[None, 1, None], [-1.0, 0, None], [-2.0, 3, None]]
     assert answers.scores({"meta_info": {"input_token_logprobs": rows}}, (1,), (9, 3)) == (-1.0, -2.0)
     for prompt, tokens in (((1, 2), (3, 4)), ((1,), (9, 4))):
@@ -172,38 +146,6 @@ def test_a_completion_is_read_with_its_ids_and_log_probabilities():
     assert math.isnan(answers.sampled(answer(logprobs={"token_logprobs": [None, -1.0]}), "Hi").logprobs[0])
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"logprobs": None}, "without log-probabilities of the sampled tokens .* a server that returns them"),
-        (
-            {"token_ids": None, "logprobs": {"token_logprobs": [-1.0], "tokens": ["a"]}},
-            "without the ids of the sampled",
-        ),
-        ({"token_ids": [7]}, "2 log-probabilities for 1 sampled"),
-        ({"prompt_token_ids": None}, "put prompt_token_ids in place of prompt"),
-        ({"prompt_token_ids": []}, "a prompt without a token"),
-    ],
-)
-def test_a_completion_that_lacks_something_says_what_to_switch_on(changes, said):
-    """The field's place in the answer, and the option or the version that brings it."""
-    with pytest.raises(answers.AnswerError, match=said):
-        answers.sampled(answer(**changes), "Hi")
-
-
-def test_something_else_than_a_completion_is_refused():
-    """Such as a chat server's page."""
-    for wrong in ([], {"choices": []}, {"detail": "no"}, None):
-        with pytest.raises(answers.AnswerError, match="is it an OpenAI-compatible"):
-            answers.sampled(wrong, "Hi")
-
-
-def test_another_prompt_than_was_sent_is_refused():
-    """A proxy that makes text of tokens, or a server that puts one in front, changes what is compared."""
-    with pytest.raises(answers.AnswerError, match="3 for 2, different from place 0 on"):
-        answers.sampled(answer(prompt_token_ids=[0, 1, 2]), (1, 2))
-
-
 def test_given_tokens_are_read_by_their_ids():
     """The first token of the prompt has no log-probability, and the sampled ones are found by id, not by place."""
     rows = [*SCORED[:2], {"3": {"logprob": -0.1}} | SCORED[2], SCORED[3]]
@@ -213,20 +155,45 @@ def test_given_tokens_are_read_by_their_ids():
     )
 
 
+def sampled(prompt="Hi", **changes):
+    return lambda: answers.sampled(answer(**changes), prompt)
+
+
+def scored(**changes):
+    return lambda: answers.scored(answer(**{"prompt_token_ids": None, **changes}), (1, 2), (7, 8))
+
+
+def generated(meta, prompt="Hi", **more):
+    return lambda: answers.generated({"meta_info": {"output_token_logprobs": meta}, **more}, prompt)
+
+
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("read", "said"),
     [
-        ({"prompt_logprobs": None}, "though prompt_logprobs was asked for; take a server"),
-        ({"prompt_logprobs": SCORED, "prompt_token_ids": [1, 2, 7, 9]}, "different from place 3 on"),
-        ({"prompt_logprobs": SCORED[:3]}, "scored 3 tokens where 4 were sent"),
-        ({"prompt_logprobs": [*SCORED[:3], {"9": {"logprob": -1.0}}]}, "another token than 8 at place 3"),
-        ({"prompt_logprobs": [*SCORED[:3], None]}, "another token than 8 at place 3"),
+        (sampled(logprobs=None), "without log-probabilities of the sampled tokens .* a server that returns them"),
+        (sampled(token_ids=None, logprobs={"token_logprobs": [-1.0], "tokens": ["a"]}), "without the ids of the samp"),
+        (sampled(token_ids=[7]), "2 log-probabilities for 1 sampled"),
+        (sampled(prompt_token_ids=None), "put prompt_token_ids in place of prompt"),
+        (sampled(prompt_token_ids=[]), "a prompt without a token"),
+        (sampled((1, 2), prompt_token_ids=[0, 1, 2]), "3 for 2, different from place 0 on"),
+        (lambda: answers.sampled({"choices": []}, "Hi"), "is it an OpenAI-compatible"),
+        (lambda: answers.sampled(None, "Hi"), "is it an OpenAI-compatible"),
+        (scored(prompt_logprobs=None), "though prompt_logprobs was asked for; take a server"),
+        (scored(prompt_logprobs=SCORED, prompt_token_ids=[1, 2, 7, 9]), "different from place 3 on"),
+        (scored(prompt_logprobs=SCORED[:3]), "scored 3 tokens where 4 were sent"),
+        (scored(prompt_logprobs=[*SCORED[:3], {"9": {"logprob": -1.0}}]), "another token than 8 at place 3"),
+        (scored(prompt_logprobs=[*SCORED[:3], None]), "another token than 8 at place 3"),
+        (lambda: answers.generated({"detail": "no"}, "Hi"), "is it SGLang's /generate"),
+        (generated(None), "return_logprob was asked for"),
+        (generated([[-1.0, None]]), "log-probabilities of no tokens"),
+        (generated([[-1.0, 3]]), "put prompt_token_ids in place"),
+        (generated([[-1.0, 3]], (1, 2), prompt_token_ids=[1]), "other tokens than were sent"),
     ],
 )
-def test_scores_of_other_tokens_are_refused(changes, said):
-    """Both sides are about the same tokens, or there is nothing to compare."""
+def test_an_answer_that_lacks_something_says_what_to_switch_on(read, said):
+    """The field in the answer, and the option or the version that brings it; tokens are those that were sent."""
     with pytest.raises(answers.AnswerError, match=said):
-        answers.scored(answer(**{"prompt_token_ids": None, **changes}), (1, 2), (7, 8))
+        read()
 
 
 def test_prompts_are_read_with_what_slices_are_made_of(tmp_path):
@@ -417,14 +384,15 @@ def test_no_more_requests_than_allowed_are_under_way():
     assert most[0] == 2
 
 
+def long_prompts(_path, body, right):
+    """A fault: a prompt of more than five characters is too long."""
+    if len(body.get("prompt", "")) > 5 and isinstance(body["prompt"], str):
+        return {"error": {"message": "too long"}}, 400, {}
+    return right, 200, {}
+
+
 def test_failures_are_kept_with_their_lines_beside_what_succeeded():
     """And after enough of them nothing more is asked."""
-
-    def long_prompts(_path, body, right):
-        if len(body.get("prompt", "")) > 5 and isinstance(body["prompt"], str):
-            return {"error": {"message": "too long"}}, 400, {}
-        return right, 200, {}
-
     prompts = [Prompt(line, text="a" * (9 if line % 3 == 0 else 2)) for line in range(1, 91)]
     with completions(table(), fault=long_prompts) as inference, completions(table()) as train:
         some = gathered(inference, train, prompts[:9], max_tokens=3)
@@ -460,14 +428,8 @@ def test_a_slow_answer_does_not_have_all_the_others_asked_meanwhile():
 
 def test_a_failure_leaves_nobody_waiting_for_what_will_not_come():
     """Nothing is looked at any more, and everything else is asked for."""
-
-    def first_is_too_long(_path, body, right):
-        if len(body.get("prompt", "")) > 5 and isinstance(body["prompt"], str):
-            return {"error": {"message": "too long"}}, 400, {}
-        return right, 200, {}
-
     prompts = [Prompt(line, text="a" * (9 if line == 7 else 2)) for line in range(1, 41)]
-    with completions(table(), fault=first_is_too_long) as inference, completions(table()) as train:
+    with completions(table(), fault=long_prompts) as inference, completions(table()) as train:
         found = gathered(inference, train, prompts, max_tokens=3, concurrency=2, enough=lambda _: False, looks=(39,))
     assert (len(found.failures), found.recording.lengths.size, found.asked) == (1, 39, 40)
 

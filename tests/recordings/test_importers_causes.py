@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from kc_otel.cli import register
-from tests.recordings.test_importers_batches import foreign
+from tests.recordings.test_importers_batches import plain, skyrl_file
 from tests.recordings.test_importers_formats import nemo_line, prime_line, write
 from tests.tools.two_causes import LIMIT, PLANTED, sampled
 
@@ -67,23 +64,6 @@ def slime(folder, train, inference, tokens, _):
 
 def skyrl(folder, train, inference, tokens, monkeypatch):
     """`TensorBatch.save`'s pickle of a training batch."""
-
-    class TrainingInputBatch(dict):
-        def __reduce__(self):
-            return module._rebuild_tensor_batch, (type(self), self.state())
-
-        def state(self):
-            return {"batch_dict": dict(self), "batch_size": len(tokens), "device": torch.device("cpu"), "metadata": {}}
-
-    def _rebuild_tensor_batch(*_):
-        raise AssertionError("SkyRL's own code ran")
-
-    module = foreign(
-        monkeypatch,
-        "skyrl.backends.skyrl_train.training_batch",
-        TrainingInputBatch=TrainingInputBatch,
-        _rebuild_tensor_batch=_rebuild_tensor_batch,
-    )
     fields = {
         "sequences": np.concatenate([np.ones((len(tokens), 2), dtype=np.int64), tokens], axis=1),
         "action_log_probs": train.astype(np.float32),
@@ -91,15 +71,7 @@ def skyrl(folder, train, inference, tokens, monkeypatch):
         "loss_mask": np.ones(train.shape, dtype=np.float32),
         "response_mask": np.ones(train.shape, dtype=np.int64),
     }
-    plain = {
-        name: {"format": "numpy", "data": array.tobytes(), "shape": array.shape, "dtype": str(array.dtype)}
-        for name, array in fields.items()
-    }
-    path = folder / "global_step_4_training_input.pkl"
-    path.write_bytes(pickle.dumps(TrainingInputBatch(plain)))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "skyrl"]:
-        monkeypatch.delitem(sys.modules, name)
-    return path
+    return skyrl_file(folder, {name: plain(array) for name, array in fields.items()}, monkeypatch)
 
 
 @pytest.fixture

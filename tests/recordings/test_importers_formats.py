@@ -14,10 +14,11 @@ import pytest
 
 from kc_otel.recordings.importers import nemo_rl_files as nemo_rl
 from kc_otel.recordings.importers import prime_rl_files as prime_rl
+from kc_otel.recordings.importers import roll_files as roll
+from kc_otel.recordings.importers import skyrl_files as skyrl
 from kc_otel.recordings.importers import verl_files as verl
-from kc_otel.recordings.importers.detect import complete, files_of, format_of
+from kc_otel.recordings.importers.detect import files_of, format_of, read_generic
 from kc_otel.recordings.importers.imported import Refusals
-from kc_otel.recordings.importers.importer import read_generic
 from kc_otel.recordings.recording import RecordingError
 
 
@@ -155,7 +156,7 @@ def test_prime_rl_tokens_of_another_model_are_left_out(tmp_path):
     found = list(prime_rl.read(write(tmp_path / "rank_0.jsonl", lines), refusals))
     assert [row.train.tolist() for row in found] == [train[0].tolist(), train[0][:6].tolist(), train[0].tolist()]
     assert refusals.counts == {"no_tokens": 1}
-    assert refusals.first["no_tokens"].endswith(":2: loss_mask and rl_weights leave no token that was sampled")
+    assert refusals.first["no_tokens"].endswith(":2: loss_mask and rl_weights leave no token")
 
 
 def test_prime_rl_nulls_become_nan_and_are_left_to_the_checks(tmp_path):
@@ -185,10 +186,10 @@ def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
 def test_prime_rl_says_when_a_folder_is_complete(tmp_path):
     """A file of an export is finished when STABLE is beside it; any other file always is."""
     path = write(tmp_path / "token_exports" / "step_1" / "rank_0.jsonl", [])
-    assert not complete(path)
+    assert not prime_rl.complete(path)
     (path.parent / "STABLE").touch()
-    assert complete(path)
-    assert complete(write(tmp_path / "a.jsonl", []))
+    assert prime_rl.complete(path)
+    assert prime_rl.complete(write(tmp_path / "a.jsonl", []))
 
 
 class DataProto:
@@ -274,24 +275,17 @@ def test_verl_batches_are_read_without_verl(tmp_path, proto):
     assert "verl" not in sys.modules
 
 
-def test_verl_batches_name_prompts_by_uid_or_by_their_tokens(tmp_path, proto):
-    """Rollouts of one prompt have one uid; without it equal prompt tokens are one prompt."""
-    for others, arrays in ((OTHERS | {"uid": np.array(["a", "a", "b"], dtype=object)}, {}), (OTHERS, PROMPTS)):
-        path = tmp_path / "7.pkl"
-        path.write_bytes(proto((serialized(verl_arrays() | arrays), others, META)))
-        first, second = verl.read(path, Refusals())
-        assert first.prompt == second.prompt is not None
-
-
-def test_all_masks_of_a_verl_batch_are_multiplied(tmp_path, proto):
-    """Tools' output is under the response mask of some versions, and the loss mask alone leaves it out."""
+def test_verl_batches_name_prompts_and_multiply_their_masks(tmp_path, proto):
+    """By uid, or by the prompt's tokens; the loss mask alone leaves out tools' output in some versions."""
     arrays = verl_arrays()
     loss = np.array(arrays["response_mask"])
     loss[0, 2:4] = 0
     path = tmp_path / "7.pkl"
-    path.write_bytes(proto((serialized({**arrays, "loss_mask": loss}), OTHERS, META)))
-    first, _ = verl.read(path, Refusals())
-    np.testing.assert_array_equal(first.train, np.delete(numbers()[0][0], [2, 3]))
+    for others, more in ((OTHERS | {"uid": np.array(["a", "a", "b"], dtype=object)}, {}), (OTHERS, PROMPTS)):
+        path.write_bytes(proto((serialized(arrays | more | {"loss_mask": loss}), others, META)))
+        first, second = verl.read(path, Refusals())
+        assert first.prompt == second.prompt is not None
+        np.testing.assert_array_equal(first.train, np.delete(numbers()[0][0], [2, 3]))
 
 
 def test_verl_batches_of_the_default_serialization_are_read(tmp_path, proto):
@@ -338,8 +332,9 @@ def test_a_pickle_runs_nothing(tmp_path, monkeypatch, proto):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "evil.pkl"
     path.write_bytes(pickle.dumps(Planted()))
-    with pytest.raises(RecordingError, match=r"holds \w+\.mkdir, which a batch needs not; save it without that"):
-        list(verl.read(path, Refusals()))
+    for reader in (verl.read, skyrl.read, roll.read):
+        with pytest.raises(RecordingError, match=r"holds \w+\.mkdir, which a batch needs not; save it without that"):
+            list(reader(path, Refusals()))
     inside = {**OTHERS, "extra": np.array([Planted()] * 3, dtype=object)}
     path.write_bytes(proto((serialized(verl_arrays()), inside, META)))
     with pytest.raises(RecordingError, match="mkdir"):

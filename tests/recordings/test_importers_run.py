@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
+from kc_otel.recordings.importers import importer
 from kc_otel.recordings.importers.importer import Importer
-from tests.tools.planted_faults import FAULTS, healthy
 
 SIDES = ("train_logprobs", "inference_logprobs")
 
@@ -43,11 +43,12 @@ def test_a_file_becomes_the_stream_that_live_instrumentation_makes(recorders, me
     assert memory.count("code") == 60
 
 
-def test_chunks_are_bounded_and_change_nothing(recorders, memory, write):
+def test_chunks_are_bounded_and_change_nothing(recorders, memory, write, monkeypatch):
     """However few tokens are handed over at a time, the same is measured."""
+    monkeypatch.setattr(importer, "_CHUNK_TOKENS", 45)
     path = write("log.jsonl", [sequence(seed=n) for n in range(7)])
     made = recorders()
-    assert Importer(made, chunk_tokens=45).file(path)
+    assert Importer(made).file(path)
     assert made.stats().batches == 3
     assert memory.count("all") == 140
 
@@ -111,6 +112,7 @@ def test_log_densities_are_measured_as_such(recorders, memory, write):
     assert (made.stats().invalid, memory.count("all")) == ({}, 60)
 
 
+@pytest.mark.slow
 def test_a_file_is_not_done_while_nobody_takes_the_export(recorders, memory, write):
     """An endpoint that refuses leaves the file undone, with what to do, and the next one succeeds."""
     memory.result = MetricExportResult.FAILURE
@@ -149,27 +151,3 @@ def test_a_side_that_is_a_copy_of_the_other_is_told_of(recorders, write):
     importer = Importer(recorders())
     assert importer.file(write("log.jsonl", [line, sequence(seed=1)]))
     assert importer.totals.identical == 1
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_the_pairing_in_a_trainers_batch_is_invalid_input(name, recorders, tmp_path):
-    """By the reason that the recorder and the gate give it."""
-    torch = pytest.importorskip("torch")
-    rows = FAULTS[name][0](healthy(40), np.random.default_rng(1))
-    longest = max(train.size for train, _ in rows)
-    mask, train, inference = (np.zeros((len(rows), longest)) for _ in range(3))
-    for row, pair in enumerate(rows):
-        for side, values in zip((train, inference), pair, strict=True):
-            side[row, : values.size] = values
-        mask[row, : pair[0].size] = 1
-    batch = {"old_log_probs": train, "rollout_log_probs": inference, "response_mask": mask}
-    torch.save({key: torch.from_numpy(array) for key, array in batch.items()}, tmp_path / "batch.pt")
-    recorder = recorders()
-    assert Importer(recorder).file(tmp_path / "batch.pt")
-    assert FAULTS[name][1] in recorder.stats().invalid
-
-
-def test_chunks_need_room(recorders):
-    """No chunk has no tokens."""
-    with pytest.raises(ValueError, match="chunk_tokens: 0"):
-        Importer(recorders(), chunk_tokens=0)

@@ -13,9 +13,7 @@ from kc_otel.recordings.comparable import refusal
 from kc_otel.recordings.request import KeptTokens, SampledRequest
 from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget, batches, length
 from kc_otel.recordings.scoring import UnavailableError, UnscorableError
-from kc_otel.recordings.spool.spool_reader import SpoolReader
-from kc_otel.recordings.spool.spool_writer import Spool
-from tests.tools.planted_faults import FAULTS, healthy
+from kc_otel.recordings.spool import Spool, SpoolReader
 
 BF16 = Kernel("vllm", dtype="bfloat16")
 FP8 = Kernel("vllm", dtype="bfloat16", kv_cache_dtype="fp8")
@@ -127,14 +125,6 @@ def test_batches_hold_what_is_alike_and_fits(shapes, most):
         assert len(members) == 1 or len(members) * length(members[0]) <= most
 
 
-def test_padding_is_a_small_part_of_a_batch():
-    """Requests of about one length are together: with lengths from 1 to 1000, padding is under a tenth."""
-    rng = np.random.default_rng(0)
-    requests = [request(prompt=int(n), tokens=1) for n in rng.integers(0, 1000, size=500)]
-    padded = sum(len(batch) * length(requests[batch[0]]) for batch in batches(requests, 8192))
-    assert padded < 1.1 * sum(map(length, requests))
-
-
 def test_a_budget_holds_on_average_and_saves_up_little():
     """Spending waits for what it has not got; after a long pause there is a burst and no more."""
     now = [0.0]
@@ -231,32 +221,6 @@ def test_refused_requests_are_counted_by_reason_and_leave_the_spool(rescorer, me
     assert counts == {"greedy": 1, "no_tokens": 1}
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_score_that_is_not_of_the_same_tokens_is_invalid_input(name, rescorer, recorders):
-    """By the reason that the recorder and the gate give it."""
-    rows = FAULTS[name][0](healthy(40), np.random.default_rng(1))
-    served = [
-        SampledRequest(
-            request_id=str(number),
-            prompt_ids=np.array([number]),
-            token_ids=np.arange(inference.size),
-            logprobs=inference.astype(np.float32),
-            kernel=BF16,
-        )
-        for number, (_, inference) in enumerate(rows)
-    ]
-
-    def planted(prompt_ids, token_ids, processing=None):
-        assert len(token_ids) == len(prompt_ids)
-        assert not processing
-        return [rows[int(prompt[0])][0] for prompt in prompt_ids]
-
-    recorder = recorders()
-    rescorer(*served, recorder=recorder, score=planted).run(threading.Event())
-    recorder.force_flush()
-    assert FAULTS[name][1] in recorder.stats().invalid
-
-
 def test_requests_stay_in_the_spool_until_their_drift_is_exported(rescorer, memory):
     """While the endpoint refuses, nothing is forgotten; a rescorer that is stopped then leaves all of it behind."""
     memory.result = MetricExportResult.FAILURE
@@ -341,25 +305,6 @@ def test_a_request_that_a_kernel_cannot_take_holds_up_no_other(rescorer):
 
     totals = rescorer(request("a"), score=short).run(threading.Event())
     assert (totals.confirmed, totals.refused) == (1, {"scoring_failed": 1})
-
-
-def test_a_busy_device_is_left_alone(rescorer):
-    """Nothing is scored until the device is idle, and waiting ends when it is told to stop."""
-    asked = []
-
-    def idle():
-        asked.append(1)
-        return len(asked) > 3
-
-    assert rescorer(request("a"), idle=idle).run(threading.Event()).requests == 1
-    assert len(asked) == 4
-    stop = threading.Event()
-    made = rescorer(request("b"), idle=lambda: False)
-    thread = threading.Thread(target=made.run, args=(stop,), kwargs={"follow": True})
-    thread.start()
-    stop.set()
-    thread.join(5)
-    assert made.totals.requests == 0
 
 
 def test_following_picks_up_what_comes_later(rescorer, spool):

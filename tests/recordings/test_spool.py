@@ -2,13 +2,11 @@
 
 import os
 import resource
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +18,8 @@ from hypothesis import strategies as st
 
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import KeptTokens, SampledRequest, decode, encode, size_of, versions_per_token
-from kc_otel.recordings.spool.spool_file import SpoolError
-from kc_otel.recordings.spool.spool_reader import SpoolReader
-from kc_otel.recordings.spool.spool_writer import Spool
+from kc_otel.recordings.spool import Spool, SpoolError, SpoolReader
+from tests.tools.small_disk import fill, small_disk
 
 KERNEL = Kernel("vllm", version="0.32", dtype="bfloat16", extra={"block": 16})
 
@@ -165,23 +162,6 @@ def test_serving_never_waits_for_the_disk(spool):
     assert spool.stats().written == 101
 
 
-def test_requests_that_come_faster_than_the_disk_are_counted(tmp_path):
-    """The queue in memory is bounded."""
-    path = tmp_path / "spool.sqlite"
-    spool = Spool(path, queue_bytes=1 << 16)
-    spool.put(request("first"))
-    spool.flush()
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    for number in range(100):
-        spool.put(request(f"r{number}"))
-    assert spool.stats().dropped["queue-full"] > 50
-    other.execute("COMMIT")
-    other.close()
-    spool.close()
-    assert spool.stats().written + spool.stats().dropped["queue-full"] == 101
-
-
 def test_an_odd_request_does_not_cost_the_others(spool):
     """A token id that is none is dropped by itself."""
     odd = request("odd")
@@ -256,26 +236,12 @@ def test_a_forked_server_keeps_requests_of_its_own(spool):
         assert {stored.request_id for _, stored in reader.take(9)} == {"parent", "child", "parent again"}
 
 
-def test_put_may_be_called_from_many_threads(spool):
-    """Nothing is lost between them."""
-    threads = [
-        threading.Thread(target=lambda: [spool.put(request()) for _ in range(50)], name=f"t{number}")
-        for number in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    spool.flush()
-    assert spool.stats().written == 400
-
-
 WRITER = textwrap.dedent(
     """
     import sys
     sys.path[:0] = {path!r}
     from test_spool import request
-    from kc_otel.recordings.spool.spool_writer import Spool
+    from kc_otel.recordings.spool import Spool
     {before}
     spool = Spool(sys.argv[1], max_bytes=1 << 30)
     number = 0
@@ -338,26 +304,19 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def disk(tmp_path):
     """A file system of its own, of 2 MiB; only root may have one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with small_disk(tmp_path / "disk") as folder:
+        yield folder
 
 
-def test_a_file_system_that_is_full_is_said_and_goes_on_when_there_is_room(small_disk, caplog):
+def test_a_file_system_that_is_full_is_said_and_goes_on_when_there_is_room(disk, caplog):
     """ENOSPC below a spool that has room by its own bound: what was acknowledged stays, and writing resumes."""
-    spool = Spool(small_disk / "spool.sqlite", max_bytes=1 << 30)
+    spool = Spool(disk / "spool.sqlite", max_bytes=1 << 30)
     try:
         spool.put(request("first", prompt=300))
         assert spool.flush()
-        filler = small_disk / "filler"
-        with pytest.raises(OSError, match="No space left"):
-            filler.write_bytes(bytes(4 << 20))
+        filler = fill(disk)
         for number in range(60):
             spool.put(request(f"r{number}", prompt=3000))
             assert spool.flush()
@@ -378,17 +337,16 @@ def test_a_file_system_that_is_full_is_said_and_goes_on_when_there_is_room(small
     assert (names[0], names[-1], len(names)) == ("first", "last", full.written + 1)
 
 
-def test_a_spool_that_begins_on_a_full_file_system_is_said(small_disk, caplog):
+def test_a_spool_that_begins_on_a_full_file_system_is_said(disk, caplog):
     """Also where there is no room for the file itself, serving goes on, and the reason is the disk."""
-    with pytest.raises(OSError, match="No space left"):
-        (small_disk / "filler").write_bytes(bytes(4 << 20))
-    spool = Spool(small_disk / "spool.sqlite")
+    filler = fill(disk)
+    spool = Spool(disk / "spool.sqlite")
     try:
         spool.put(request("first"))
         assert spool.flush()
         assert spool.stats().dropped == {"spool-full": 1}
         assert any("full" in message for message in caplog.messages)
-        (small_disk / "filler").unlink()
+        filler.unlink()
         spool.put(request("second"))
         assert spool.flush()
         assert spool.stats().written == 1
@@ -428,8 +386,6 @@ def test_what_nobody_scores_does_not_stay_for_ever(tmp_path, caplog):
     with SpoolReader(again.path) as reader:
         assert [stored.request_id for _, stored in reader.take(9)] == ["timeless", "young", "new"]
         assert b"old-person" not in bytes_of(again)
-        assert reader.expire(time.time() + 1) == 2
-        assert len(reader) == 1
     again.close()
     assert "1 requests were older than 1h and are removed unscored" in caplog.text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -107,23 +108,11 @@ def test_redaction_leaves_neither_prompt_nor_completion(keep, tmp_path):
     assert (sequence.prompt, sequence.tokens, sequence.log_ratios) == ("", (), (-0.5, -0.1))
     held = (tmp_path / "worst.sqlite").read_bytes()
     assert b"WORDS" not in held
-    with WorstSequencesAt(tmp_path / "elsewhere.sqlite") as elsewhere:
+    path = tmp_path / "elsewhere.sqlite"
+    with closing(WorstSequences(path, load_text(POLICY), redacted=[Redacted.PROMPTS])) as elsewhere:
         elsewhere.add(*map(list, zip(served("a", [-0.5, -0.1]), strict=True)), NOW)
-    (third,) = read_worst(tmp_path / "elsewhere.sqlite", "policy", "token-tv", "all", "")
+    (third,) = read_worst(path, "policy", "token-tv", "all", "")
     assert third.prompt_hash not in {"", sequence.prompt_hash}
-
-
-class WorstSequencesAt(WorstSequences):
-    """A redacting one, as a context."""
-
-    def __init__(self, path):
-        super().__init__(path, load_text(POLICY), redacted=[Redacted.PROMPTS])
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
 
 def test_the_file_is_for_this_account_alone(keep, tmp_path):

@@ -15,6 +15,7 @@ import kc_otel
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.serve.core import Core
+from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import open_state
 from tests.tools.memory import Memory
 
@@ -33,6 +34,12 @@ observability: {window: 1m, long_window: 5m, min_samples: 500, heartbeat: 30s}
 escalation:
   - {on: fail, severity: critical, do: [{route: train-kernel}, {webhook: pager}, halt]}
 """
+
+
+def core_of_policy(connection: StateConnection | None = None) -> Core:
+    """A core of that contract; on a state in memory where none is given."""
+    contract = load_text(POLICY, "policy.yaml")
+    return Core([contract], connection or open_state(None), external_url="http://evaluator", now=0.0)
 
 
 @pytest.fixture

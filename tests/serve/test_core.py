@@ -34,7 +34,7 @@ from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.policy_store import PolicyStore
 from kc_otel.serve.store.state_file import StateError, StatePlace, open_state
 from kc_otel.serve.stream_places import tick_of
-from kc_otel.serve.webhooks.formats import pagerduty_events, slack_message
+from kc_otel.serve.webhooks.formats import pagerduty_event, slack_message
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 from tests.judge.conftest import Sender
 from tests.tools.api import api_of
@@ -209,7 +209,7 @@ def test_a_contract_that_is_no_longer_served_leaves_nothing_firing(make_core, op
     assert ended["groupKey"] == began["groupKey"]
     assert {alert["fingerprint"] for alert in ended["alerts"]} == {alert["fingerprint"] for alert in began["alerts"]}
     assert "no longer tracked" in ended["alerts"][0]["annotations"]["description"]
-    assert pagerduty_events(ended, "key")[0]["event_action"] == "resolve"
+    assert pagerduty_event(ended, "key")["event_action"] == "resolve"
     assert slack_message(ended)["text"].startswith("No longer followed: policy")
 
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.guarded_site import GuardedSite
-from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_events, slack_message
+from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_event, slack_message
 from tests.tools.api import api_of, client_of
 from tests.tools.located_evidence import located_evidence
 
@@ -117,7 +117,7 @@ def test_the_next_message_says_it(failing):
     assert found["url"] == f"http://evaluator/api/v1/incidents/{incident.id}/diagnoses/{digest}"
     assert "&lt;!channel&gt;" in json.dumps(slack_message(body))
     assert "<!channel>" not in json.dumps(slack_message(body))
-    assert pagerduty_events(body, "key")[0]["payload"]["custom_details"]["diagnoses"][0]["text"] == FOUND["text"]
+    assert pagerduty_event(body, "key")["payload"]["custom_details"]["diagnoses"][0]["text"] == FOUND["text"]
     for alert, posted in zip(body["alerts"], alertmanager_alerts(body, time.time()), strict=True):
         assert posted["annotations"] == {**alert["annotations"], "diagnosis": f"locate: {FOUND['text']}"}
 

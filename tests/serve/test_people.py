@@ -131,7 +131,7 @@ def test_a_pin_that_ends_by_its_time_is_recorded(failing: Core) -> None:
         ("alerts/acknowledge", {"contract": "policy", "slice": "prose", **SIGNED}, 404, "there are all, code"),
         ("alerts/acknowledge", {"contract": "policy", **SIGNED}, 404, "no such alert fires"),
         ("silences", {"contract": "policy", "until": 5.0, **SIGNED}, 422, "not a time in the future"),
-        ("silences", {"contract": "policy", "until": 9e9, "by": "", "why": "x"}, 422, "say who"),
+        ("silences", {"contract": "policy", "until": 9e9, "by": "", "why": "x"}, 422, "must not be blank"),
         ("silences", {"contract": "policy", **SIGNED}, 422, "until"),
         ("silences", {"contract": "policy", "until": 9e9, "slize": "code", **SIGNED}, 422, "slize"),
         ("silences/nine/end", {"by": "ada"}, 422, "why"),
@@ -143,8 +143,8 @@ def test_a_pin_that_ends_by_its_time_is_recorded(failing: Core) -> None:
             "no slice",
         ),
         ("decisions/pin", {"contract": "policy", "kernel": "train-kernel", "until": 5, **SIGNED}, 422, "the past"),
-        ("decisions/unpin", {"contract": "policy", "by": " ", "why": "x"}, 422, "say who"),
-        ("decisions/pin", {"contract": "policy", "kernel": "train-kernel", "by": "x", "why": " "}, 422, "say who"),
+        ("decisions/unpin", {"contract": "policy", "by": " ", "why": "x"}, 422, "must not be blank"),
+        ("decisions/pin", {"contract": "policy", "kernel": "train-kernel", "by": "x", "why": " "}, 422, "not be blank"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(client, failing, path, body, status, said):

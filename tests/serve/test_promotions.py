@@ -26,7 +26,7 @@ from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.offline.gate.evidence import verify_evidence
 from kc_otel.serve import promotions
 from kc_otel.serve.core import Core
-from kc_otel.serve.webhooks.formats import pagerduty_events, slack_message
+from kc_otel.serve.webhooks.formats import pagerduty_event, slack_message
 from tests.tools.api import client_of
 
 TEXT = """\
@@ -273,6 +273,8 @@ def test_a_contract_that_runs_dry_promotes_nothing(contract: Contract, open_file
     dry.core.promotions.start("policy", "v2", "ada", 0.0)
     dry.tick(61, v2="PASS")
     dry.tick(62, v2="FAIL")
+    with pytest.raises(OrderError, match="policy runs dry, so nothing would keep requests from v2"):
+        dry.core.promotions.tell("policy", "v2", "rollback", "ada", "bad", 63.0)
     assert (dry.core.promotions.of("policy", "v2").position.stage, dry.shares()) == (Stage.SHADOW, {})
 
 
@@ -327,7 +329,7 @@ def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -
     assert found["missing"][0].startswith("token-tv on code: INCONCLUSIVE, between 0.01 and 0.03")
     assert client.get("/api/v1/promotions").json()["promotions"] == [found]
     refused = client.post(path, json={"order": "force", "by": "ada", "stage": "full"})
-    assert (refused.status_code, refused.json()["detail"]) == (409, "say who and why; both are recorded")
+    assert (refused.status_code, refused.json()["detail"]) == (409, "say why; the reason is recorded")
     assert client.post(path, json={"order": "force", "by": "ada", "why": "x"}).status_code == 409
     assert client.post(path, json={"order": "aprove", "by": "ada"}).status_code == 422
     assert client.post(path, json={"order": "hold", "by": "ada", "reason": "x"}).status_code == 422
@@ -457,7 +459,7 @@ def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow: Driven) -> 
         "A version was rolled back and should no longer serve requests. Since 1970-01-01 00:01:01 UTC. "
         "Done: v2 is rolled back from shadow. Now: "
     )
-    (event,) = pagerduty_events(body, "key")
+    event = pagerduty_event(body, "key")
     assert list(event["payload"]["custom_details"])[:2] == ["next", "done"]
     assert "v2 is rolled back from shadow" in event["payload"]["summary"]
     blocks = slack_message(body)["attachments"][0]["blocks"]
@@ -473,7 +475,7 @@ def test_a_roll_back_is_told_at_once_and_first_in_each_message(slow: Driven) -> 
     slow.tick(132)
     (over,) = paged(slow.core)
     assert (over["status"], over["kernelContract"]["incident"]["state"]) == ("resolved", "resolved")
-    assert pagerduty_events(over, "key")[0]["event_action"] == "resolve"
+    assert pagerduty_event(over, "key")["event_action"] == "resolve"
 
 
 def test_a_version_that_is_rolled_back_and_serves_is_said_at_once(slow: Driven) -> None:

@@ -26,6 +26,8 @@ from kc_otel.serve.store.state_file import open_state
 from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.tools.api import client_of
 
+pytestmark = pytest.mark.slow
+
 TEXT = """\
 apiVersion: kernel-contract/v1
 kind: KernelContract

@@ -182,6 +182,16 @@ def test_what_a_drained_recorder_left_ends_in_order_or_by_a_person(fleet: Fleet,
     assert fleet.core.incidents() == ()
 
 
+def test_a_recorder_that_restarts_and_observes_nothing_proves_nothing(fleet: Fleet) -> None:
+    """Its counts begin anew, at nothing: that they differ from those before is no observation."""
+    fleet.run(100, healthy=0.001)
+    fleet.senders["broken"].restart(fleet.now)
+    fleet.run(300, healthy=0.001, broken=None)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
+    fleet.run(80, healthy=0.001, broken=0.001)
+    assert fleet.core.incidents() == ()
+
+
 def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(tmp_path: Path) -> None:
     """One that is idle since before it, and one that has never measured anything, have nothing to refute."""
     fleet = Fleet(tmp_path / "state.sqlite")
@@ -226,6 +236,12 @@ def test_a_route_contains_nothing_while_a_recorder_of_the_breach_is_lost(tmp_pat
     shut_down(fleet)
     run(20, healthy=None)
     assert states[-1] == "contained"
+    run(60)
+    assert states[-1] == "contained", "one export may be late"
+    run(10)
+    assert states[-1] == "broken"
+    run(10, healthy=None)
+    assert states[-1] == "contained"
 
 
 def test_a_recorder_that_died_before_the_breach_keeps_no_incident(tmp_path: Path) -> None:
@@ -268,6 +284,74 @@ def test_a_silent_member_of_a_healthy_fleet_is_told_while_it_is_silent(tmp_path:
     assert told() == ([], 0.0), "the long window is over"
     fleet.run(70)
     assert told() == ([], 0.0), "all are silent, which is another matter"
+
+
+def test_a_breach_of_latency_ends_where_what_arrives_passes(tmp_path: Path) -> None:
+    """Servers say of no kernel whose latency it is, and come and go without a word."""
+    clause = "runtime:\n  - {id: ttft, metric: gen_ai.server.time_to_first_token, statistic: p99, limit: 2s}\n"
+    text = TEXT.replace("observability:", f"{clause}observability:")
+    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    edges, attributes = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0), {"gen_ai.request.model": "m"}
+    fleet.senders |= {
+        name: Sender("gen_ai.server.time_to_first_token", instance=name, edges=edges, attributes=attributes)
+        for name in ("slow", "quick")
+    }
+    fleet.run(40, healthy=0.001, slow=8.0, quick=0.2)
+    assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.BROKEN]
+    fleet.run(200, healthy=0.001, quick=0.2)
+    assert fleet.core.incidents() == ()
+    assert "is resolved" in fleet.ends()[0]
+
+
+def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(tmp_path: Path) -> None:
+    """It may serve on: that its cells are gone says nothing of it."""
+    fleet, other = Fleet(tmp_path / "state.sqlite"), Sender(instance="other", inference="c" * 12, start=NOW - 1.0)
+    for _ in range(12):
+        fleet.run(STEP, healthy=0.001)
+        observed = other.request(fleet.now, np.full(2000, 0.001))
+        fleet.core.metrics(merge(observed, info_request(fleet.now, 1, "other", "c" * 12)), fleet.now)
+    assert fleet.core.silent_recorders("policy", "c" * 12) == (0, "")
+    fleet.run(100, healthy=0.001)
+    assert fleet.core.silent_recorders("policy", "c" * 12) == (
+        1, "1 of 1 recorders is silent without having shut down: other for 1m40s",
+    )  # fmt: skip
+
+
+def test_a_routed_breach_that_loses_its_recorder_is_unproven_in_the_metrics(tmp_path: Path) -> None:
+    """The route stays, and the incident with it: rules on the metric fire as the webhook does, a window later."""
+    fleet = Fleet(tmp_path / "state.sqlite", "do: [{route: train-kernel}, {webhook: pager}]")
+
+    def state() -> float:
+        metrics = client_of(fleet.core).get("/metrics").text.splitlines()
+        (value,) = [line.rpartition(" ")[2] for line in metrics if line.startswith('kc_incident{kc_contract="policy"')]
+        return float(value)
+
+    fleet.run(60, broken=0.001, healthy=0.001)
+    fleet.run(30, broken=0.4, healthy=0.001)
+    assert state() == 2.0
+    while fleet.core.firing():
+        assert state() == 2.0
+        fleet.run(10, healthy=0.001)
+    fleet.run(60, healthy=0.001)
+    assert state() == 0.0
+
+
+def test_an_endpoint_that_forgets_is_told_of_a_version_that_serves_after_its_roll_back_for_as_long(
+    tmp_path: Path,
+) -> None:
+    """Alertmanager takes an alert that is not posted again for one that has ended."""
+    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet.core = Core([fleet.contract], fleet.connection, external_url="", now=fleet.now, forgetful={"pager"})
+    fleet.run(60, healthy=0.001)
+    fleet.core.promotions.tell("policy", "b" * 12, "rollback", "ada", "broken tables", fleet.now, start=True)
+    for _ in range(60):
+        fleet.run(10, healthy=0.001)
+        for message in fleet.core.outbox.messages(DeliveryState.WAITING):
+            alerts = json.loads(message.body)["alerts"]
+            told, names = fleet.now, {alert["labels"]["alertname"] for alert in alerts if alert["status"] == "firing"}
+            fleet.core.outbox.accepted(message.id)
+    assert names == {"KernelContractRolledBack"}
+    assert fleet.now - told <= 120.0
 
 
 def test_the_last_message_says_what_keeps_requests_away_and_how_to_end_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from kc_otel.judge.incidents.incident import IncidentState
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
 from kc_otel.serve.people_orders import acknowledge
-from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_events, slack_message
+from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_event, slack_message
 from kc_otel.serve.webhooks.outbox import DeliveryState
 from tests.judge.conftest import NOW, Sender, info_request, merge
 from tests.judge.test_input_faults import counted
@@ -152,12 +152,12 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
     assert alert["annotations"]["summary"].startswith(first)
     assert alert["annotations"]["description"].startswith(impact)
     assert contract["next"] in alert["annotations"]["description"]
-    slack, (event,) = slack_message(body), pagerduty_events(body, "R" * 32)
+    slack, event = slack_message(body), pagerduty_event(body, "R" * 32)
     assert slack["text"] == f"Went away without proof of recovery: policy: {impact}"
     assert "kc-otel alerts ack policy" in json.dumps(slack)
     assert (event["event_action"], event["dedup_key"]) == (
         "trigger",
-        pagerduty_events(told(fleet)[0], "")[0]["dedup_key"],
+        pagerduty_event(told(fleet)[0], "")["dedup_key"],
     )
     assert event["payload"]["summary"].startswith(f"policy: {impact}")
     assert event["payload"]["custom_details"]["next"] == contract["next"]

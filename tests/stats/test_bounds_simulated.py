@@ -13,11 +13,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from kc_otel.stats import (
-    Binned,
-    capped_mean_interval,
-    mean_interval,
-)
+from kc_otel.stats import Binned, capped_mean_interval, mean_interval
 from tests.tools.bernstein import bernstein_interval
 
 UNIT = {"low": 0.0, "high": 1.0}

@@ -82,17 +82,3 @@ def test_histogram_of_ratios_serves_as_well(histogram_of):
     assert coarse.lower <= exact.lower < exact.upper <= coarse.upper
     nothing = support_deficit(ExponentialHistogram.empty(4).binned(), **SIDES)
     assert (nothing.lower, nothing.upper, nothing.samples) == (0.0, 1.0, 0)
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: support_deficit(Binned.of_samples(np.ones(3)), cap=1.0, **SIDES), "cap: 1.0"),
-        (lambda: support_deficit(Binned.of_samples(np.ones(3)), highest=0.5, **SIDES), "highest: 0.5"),
-        (lambda: support_deficit(Binned.of_samples(np.ones(3)), alpha_lower=2.0, alpha_upper=0.1), "alpha"),
-    ],
-)
-def test_bad_input_is_named(call, says):
-    """Each refusal names the argument and the value."""
-    with pytest.raises(ValueError, match=says):
-        call()

@@ -28,21 +28,15 @@ def test_the_bias_is_within_three_times_the_truth(horizon, sequences):
 @pytest.mark.slow
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
 def test_limits_hold_the_truth_as_often_as_they_say(confidence):
-    """Of 150 samples of 500 sequences, but for what chance leaves; along a direction too."""
-    pair, runs, missed, beside = LongPair.at(256), 150, 0, 0
+    """Of 150 samples of 500 sequences, but for what chance leaves."""
+    pair, runs, missed = LongPair.at(256), 150, 0
     truth = np.linalg.norm(pair.bias)
-    toward = pair.gradient(pair.p)
-    along = pair.bias @ toward / np.linalg.norm(toward)
     for seed in range(runs):
         log_ratio, rewards, scores = pair.drawn(500, seed)
-        found = estimated_gradient_bias(
-            log_ratio, rewards - pair.reward(pair.p), scores, directions=toward, confidence=confidence
-        )
+        advantage = rewards - pair.reward(pair.p)
+        found = estimated_gradient_bias(log_ratio, advantage, scores, confidence=confidence)
         missed += not found.lower <= truth <= found.upper
-        beside += not found.along_lower[0] <= along <= found.along_upper[0]
-    room = 3.0 * np.sqrt(runs * confidence * (1.0 - confidence))
-    assert missed <= runs * (1.0 - confidence) + room
-    assert beside <= runs * (1.0 - confidence) + room
+    assert missed <= runs * (1.0 - confidence) + 3.0 * np.sqrt(runs * confidence * (1.0 - confidence))
 
 
 def test_identical_kernels_have_no_bias():
@@ -58,24 +52,6 @@ def test_both_gram_matrices_say_the_same():
     wide = np.concatenate([scores, np.zeros((30, 100))], axis=1)
     first, second = (estimated_gradient_bias(log_ratio, np.ones(30), matrix) for matrix in (scores, wide))
     assert (first.norm, first.lower, first.upper) == pytest.approx((second.norm, second.lower, second.upper))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"scores": np.ones((4, 2))}, "scores: shape"),
-        ({"log_ratio": np.full(5, np.nan)}, "5 of 5 sequences have numbers that are not finite"),
-        ({"directions": np.zeros((1, 2))}, "directions: shape"),
-        ({"directions": np.ones((1, 3))}, "directions: shape"),
-        ({"confidence": 1.5}, "confidence"),
-        ({"log_ratio": [0, 0], "advantage": [1, 1], "scores": np.ones((2, 2))}, "2 sequences say nothing"),
-    ],
-)
-def test_what_says_nothing_is_refused(change, message):
-    """With the name of the argument and what to give."""
-    given_all = {"log_ratio": np.zeros(5), "advantage": np.ones(5), "scores": np.ones((5, 2)), **change}
-    with pytest.raises(ValueError, match=message):
-        estimated_gradient_bias(**given_all)
 
 
 def grouped(seed: int, prompts: int = 40, rollouts: int = 16) -> tuple:
@@ -110,13 +86,6 @@ def test_prompts_of_one_rollout_are_sequences() -> None:
     whole = estimated_gradient_bias(log_ratio, advantage, scores, prompts=prompt)
     once = estimated_gradient_bias(log_ratio[:40], advantage[:40], means)
     assert (whole.norm, whole.lower, whole.upper) == pytest.approx((once.norm, once.lower, once.upper))
-
-
-@pytest.mark.parametrize(("names", "message"), [([1, 2], "2 names for 4"), ([1, 1, 2, 2], "2 say nothing of a bias")])
-def test_prompts_that_say_nothing_are_refused(names: list[int], message: str) -> None:
-    """Too few of them, or not one for each sequence."""
-    with pytest.raises(ValueError, match=message):
-        estimated_gradient_bias(np.zeros(4), np.ones(4), np.ones((4, 2)), prompts=names)
 
 
 def test_the_lower_limit_counts_that_the_mean_of_pairs_leans_upwards() -> None:

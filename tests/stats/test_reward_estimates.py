@@ -53,13 +53,3 @@ def test_a_baseline_does_not_depend_on_its_own_sequence() -> None:
     first = (0.5 * (1.0 - 0.0) + -0.5 * (0.0 - 1.0)) / 2
     second = (0.0 * (0.0 - 1.0) + 0.2 * (1.0 - 0.5) + 0.1 * (1.0 - 0.5)) / 3
     assert (found.drift, found.prompts) == (pytest.approx((first + second) / 2), 2)
-
-
-@pytest.mark.parametrize(
-    ("reward", "prompts", "message"),
-    [([1.0], [1, 1], "1 rewards and 2 prompts for 2"), ([1.0, 0.0], [1, 2], "0 have two rollouts")],
-)
-def test_what_says_nothing_is_refused(reward: list[float], prompts: list[int], message: str) -> None:
-    """Shapes that differ, and prompts without rollouts to compare."""
-    with pytest.raises(ValueError, match=message):
-        estimated_reward_drift([0.0, 0.0], reward, prompts)

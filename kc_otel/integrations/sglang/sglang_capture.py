@@ -97,10 +97,9 @@ class SentRequest:
 
 
 class SglangCapture:
-    """Follows a share of the requests of a process. Its methods are called by hooks, on the front end's event loop.
+    """Follows a share of the requests of a process, by hooks on the front end's event loop.
 
-    Args:
-        settings: What to record and where to put it; asked at the first request, in the process that serves.
+    Its settings are asked for at the first request, in the process that serves.
     """
 
     def __init__(self, settings: Callable[[], Settings | None]) -> None:

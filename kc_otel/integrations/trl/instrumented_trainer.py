@@ -115,11 +115,12 @@ class InstrumentedTrainer:
         if self.recorder.log is not None:
             undo.callback(log_verdicts(trainer, self.recorder))
         _wrap(undo, trainer, "compute_loss", self._around_loss)
-        if trainer.rollout_func is not None:
-            _wrap(undo, trainer, "rollout_func", self._around_rollout)
         if trainer.use_vllm:
-            _wrap(undo, trainer.vllm_generation, "sync_weights", self._around_sync)
-            _wrap(undo, trainer.vllm_generation, "generate", self._around_generate)
+            _wrap(undo, trainer.vllm_generation, "sync_weights", self._after(self._sent))
+        if trainer.rollout_func is not None:
+            _wrap(undo, trainer, "rollout_func", self._after(self._rolled_out))
+        elif trainer.use_vllm:
+            _wrap(undo, trainer.vllm_generation, "generate", self._after(self._generated))
         functions = [i for i, reward in enumerate(trainer.reward_funcs) if not hasattr(reward, "parameters")]
         self._rewards = bool(functions) and self.recorder.contract.assumptions.reward_range is not None
         if self._rewards:
@@ -155,30 +156,27 @@ class InstrumentedTrainer:
 
         return compute_loss
 
-    def _around_rollout(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def rollout_func(*args: Any, **kwargs: Any) -> Any:
-            output = original(*args, **kwargs)
-            self._guarded(self._generated, output.get("prompt_ids"))
-            return output
+    def _after(self, then: Callable[..., None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A wrapper that hands on what a call returned, and its arguments."""
 
-        return rollout_func
+        def around(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                output = original(*args, **kwargs)
+                self._guarded(then, output, args, kwargs)
+                return output
 
-    def _around_generate(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def generate(*args: Any, **kwargs: Any) -> Any:
-            output = original(*args, **kwargs)
-            if self._trainer.rollout_func is None:
-                self._guarded(self._generated, kwargs.get("prompts", args[0] if args else None))
-            return output
+            return call
 
-        return generate
+        return around
 
-    def _around_sync(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def sync_weights(*args: Any, **kwargs: Any) -> Any:
-            output = original(*args, **kwargs)
-            self._synced = self._trainer.state.global_step
-            return output
+    def _sent(self, *_: Any) -> None:
+        self._synced = self._trainer.state.global_step
 
-        return sync_weights
+    def _rolled_out(self, output: Any, *_: Any) -> None:
+        self._begin(output.get("prompt_ids"))
+
+    def _generated(self, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._begin(kwargs.get("prompts", args[0] if args else None))
 
     def _around_reward(self, number: int, original: Callable[..., Any]) -> Callable[..., Any]:
         def reward(*args: Any, **kwargs: Any) -> Any:
@@ -191,7 +189,7 @@ class InstrumentedTrainer:
 
         return awaited if _is_async(original) else reward
 
-    def _generated(self, prompts: Sequence[Any] | None) -> None:
+    def _begin(self, prompts: Sequence[Any] | None) -> None:
         weights = self._synced if self._weights is None else self._weights()
         self._batches.generated(self._training, self._trainer.state.global_step, weights, prompts)
 
@@ -267,14 +265,16 @@ class InstrumentedTrainer:
                 )
             train = scores[-1][:, -tokens.shape[1] :]
         mask = _counted(inputs)
-        current = self._batches.of(self._training)
+        current, rewards = self._batches.of(self._training), None
+        if current is not None and self._rewards:
+            rewards = current.rewards_of(inputs, self._trainer.reward_weights.tolist())
         self.recorder.compare(
             train,
             sampled,
             mask=mask,
             token_ids=tokens,
             advantages=inputs["advantages"],
-            rewards=None if current is None or not self._rewards else current.rewards_of(inputs, self._reward_weights),
+            rewards=rewards,
             attributes=self._attributes_of(inputs, mask, current),
             processing=self._processing,
             weights=None if current is None else (current.step, current.weights),
@@ -300,11 +300,6 @@ class InstrumentedTrainer:
         """Rollouts of a prompt, which TRL shuffles over the micro-batches of a step."""
         of = ("num_generations",) if self._training else ("num_generations_eval", "num_generations")
         return next((number for name in of if (number := getattr(self._trainer, name, None))), None)
-
-    @property
-    def _reward_weights(self) -> list[float]:
-        weights: list[float] = self._trainer.reward_weights.tolist()
-        return weights
 
     @property
     def _training(self) -> bool:
@@ -363,12 +358,8 @@ def _processings(trainer: Any, inference: Processing | None) -> tuple[Processing
     """Return the processing in the log-probabilities of both sides; None if the inference side's is unknown.
 
     TRL divides the training kernel's logits by the temperature and does nothing else to them, while its vLLM returns
-    log-probabilities from after top-p and all other processing. Where these are used the two are of different
-    distributions.
-
-    Args:
-        trainer: The trainer.
-        inference: Processing of the user's own `rollout_func`; None where TRL samples, or where it is not known.
+    log-probabilities from after top-p and all other processing: where these are used the two are of different
+    distributions. `inference` is the processing of the user's own `rollout_func`; None where TRL samples.
     """
     args = trainer.args
     if inference is None and trainer.rollout_func is not None:

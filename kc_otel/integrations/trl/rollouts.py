@@ -54,12 +54,8 @@ class RolloutBatch:
     def rewards_of(self, inputs: Mapping[str, Any], weights: Sequence[float]) -> NDArray[np.float64] | None:
         """Reward of each sequence of a batch, as TRL adds it up, [sequences]; NaN where it is not known.
 
-        Args:
-            inputs: The batch as TRL hands it to `compute_loss`.
-            weights: Weight of each reward function.
-
-        Returns:
-            None until every reward function has said what it thinks.
+        The batch is as TRL hands it to `compute_loss`, `weights` those of the reward functions; None until each of
+        these has said what it thinks.
         """
         if not self.scores or len(self.scores) < len(weights):
             return None

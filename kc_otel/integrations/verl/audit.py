@@ -53,15 +53,11 @@ def pop_audited(data: Any) -> frozenset[str]:
 class Audit(Guarded):
     """Audits of a trainer. Nothing here raises into verl.
 
-    Args:
-        record: Records scored sequences: of a trainer, their fields, the training kernel's log-probabilities, and tags.
-        clock: Monotonic seconds.
+    `record` records scored sequences: of a trainer, their fields, the training kernel's log-probabilities, and tags. A
+    `share` of the prompts is audited, by `KC_OTEL_AUDIT_SHARE`; 0 where it is not set.
 
     Raises:
         ValueError: If the share or the budget is no number that it can be.
-
-    Attributes:
-        share: Share of the prompts, by `KC_OTEL_AUDIT_SHARE`; 0 where it is not set.
     """
 
     watched = "forward"

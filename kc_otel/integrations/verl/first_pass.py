@@ -18,8 +18,7 @@ import functools
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -51,9 +50,7 @@ _RANKS_NOTE: Final = "; of %d data-parallel ranks one counts each prompt"
 class FirstPassWatch(Guarded):
     """Records the first mini-batch of every update that a worker of this process makes. Nothing is raised into verl.
 
-    Args:
-        contract: The contract.
-        make: Makes the recorder from the two kernels, when there is first something to record.
+    `make` makes the recorder from the two kernels, when there is first something to record.
     """
 
     watched = "mini-batch"
@@ -132,8 +129,11 @@ class FirstPassWatch(Guarded):
 
     def _around_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
-            with self._micro_batch_of(data):
+            self._micro_batch = data if self._rollouts else None
+            try:
                 return original(config, model_output, data, dp_group)
+            finally:
+                self._micro_batch = None
 
         return ppo_loss
 
@@ -150,14 +150,6 @@ class FirstPassWatch(Guarded):
             return policy_loss
 
         return get_policy_loss_fn
-
-    @contextmanager
-    def _micro_batch_of(self, data: Any) -> Iterator[None]:
-        self._micro_batch = data if self._rollouts else None
-        try:
-            yield
-        finally:
-            self._micro_batch = None
 
     def _is_actor(self, worker: Any) -> bool:
         return self._worker is not None and worker is self._worker.actor

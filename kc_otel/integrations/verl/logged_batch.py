@@ -67,21 +67,15 @@ class LoggedBatch:
         uids = data.non_tensor_batch.get("uid")
         if uids is not None and len(uids) == rows:
             logged.prompts = [str(getattr(uid, "data", uid)) for uid in uids]
-        logged.versions = _versions(data.non_tensor_batch.get("min_global_steps"), rows)
+        versions = data.non_tensor_batch.get("min_global_steps")
+        if versions is not None and len(versions) == rows:
+            logged.versions = [None if version is None else int(version) for version in versions]
         return logged
 
     @classmethod
     def audited(cls, data: Any, train: Any, tags: Sequence[Mapping[str, Any]], names: Iterable[str]) -> LoggedBatch:
-        """Sequences of v1's TransferQueue that the training kernel has scored.
-
-        Args:
-            data: Their fields.
-            train: The training kernel's log-probabilities.
-            tags: Of each sequence.
-            names: Columns that become attributes, as far as they are there.
-        """
-        mask = data["response_mask"]
-        mask = mask.to_padded_tensor(0) if mask.is_nested else mask
+        """Sequences of v1's TransferQueue that the training kernel has scored; `names` are columns for attributes."""
+        mask = padded(data["response_mask"])
         given = {name: column(data, name) for name in sorted(names) if name in data}
         own = [{"prompt_tokens": int(tag.get("prompt_len", 0)), "audit": True} for tag in tags]
         return cls(
@@ -95,12 +89,7 @@ class LoggedBatch:
         )
 
     def rewarded(self, scores: Any, advantages: Any) -> None:
-        """Add rewards and advantages.
-
-        Args:
-            scores: Rewards, [sequences, tokens] as verl spreads them, or None.
-            advantages: Of each token, or None.
-        """
+        """Add rewards, [sequences, tokens] as verl spreads them, and advantages of each token, if there are any."""
         if scores is not None:
             self.rewards = scores.sum(-1)
         if advantages is not None and tuple(advantages.shape) == tuple(self.train.shape):
@@ -128,9 +117,9 @@ def column(data: Any, name: str) -> list[Any]:
     return [getattr(item, "data", item) for item in found]
 
 
-def padded(values: Any, shape: Any) -> Any:
-    """A tensor [sequences, tokens], of one that may be nested."""
-    return values.to_padded_tensor(0, output_size=tuple(shape)) if values.is_nested else values
+def padded(values: Any, shape: Any = None) -> Any:
+    """A tensor [sequences, tokens], of one that may be nested; of its own width without a shape."""
+    return values.to_padded_tensor(0, output_size=shape and tuple(shape)) if values.is_nested else values
 
 
 def by_version(logged: LoggedBatch) -> Iterator[tuple[Weights, np.ndarray]]:
@@ -144,12 +133,6 @@ def by_version(logged: LoggedBatch) -> Iterator[tuple[Weights, np.ndarray]]:
         yield version, np.array([row for row in kept if logged.versions[row] == version])
 
 
-def _versions(values: Any, rows: int) -> list[Weights]:
-    if values is None or len(values) != rows:
-        return []
-    return [None if value is None else int(value) for value in values]
-
-
 def record(
     recorder: Recorder,
     logged: LoggedBatch,
@@ -160,12 +143,8 @@ def record(
 ) -> None:
     """Compare a batch, in one call for each version of the weights that sampled.
 
-    Args:
-        recorder: Where to.
-        logged: The batch.
-        processing: Sampling parameters of both sides; None where they are not known.
-        trained: Weight version of the training side.
-        rollouts: Rollouts of each prompt, by its name, where a prompt has more than this batch holds.
+    `processing` are the sampling parameters of both sides, `trained` the training side's weights, and `rollouts` the
+    number of each prompt's rollouts, by its name, where it has more than this batch holds.
     """
     parts = list(by_version(logged))
     if rollouts is None and logged.prompts:

@@ -18,11 +18,7 @@ _PROCESSED: Final = "processed"
 
 
 def kernels(config: Any) -> tuple[Kernel, Kernel]:
-    """The training and the inference kernel as `actor_rollout_ref` has them.
-
-    Args:
-        config: verl's whole configuration, an `omegaconf.DictConfig` or alike.
-    """
+    """The training and the inference kernel as `actor_rollout_ref` of verl's whole configuration has them."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     strategy = str(actor.get("strategy", "torch"))
     engine = actor.get("fsdp_config") or {}

@@ -21,7 +21,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.integrations.verl.audit import Audit
 from kc_otel.integrations.verl.first_pass import WORKER_MODULES, FirstPassWatch
 from kc_otel.integrations.verl.guard import Guarded
-from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, record
+from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, padded, record
 from kc_otel.integrations.verl.run_configuration import kernels, processings, run_resource
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Weights
@@ -42,15 +42,14 @@ _NO_LOGPROBS: Final = (
 class TrainerWatch(Guarded):
     """Records what the trainer of a process compares. Nothing here raises into verl.
 
-    Args:
-        contract: The contract.
-        make: Makes the recorder from the two kernels, when there is first something to record.
+    `make` makes the recorder from the two kernels, when there is first something to record.
     """
 
     def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
         super().__init__()
         self._contract = contract
         self._make = make
+        self._columns = {name for spec in contract.slices.values() for name in spec.conditions} - _OF_TENSORS
         self._pending: LoggedBatch | None = None
         self._trainer: Any = None
         self.audits = Audit(self._audited)
@@ -90,8 +89,7 @@ class TrainerWatch(Guarded):
             self._guarded(self._recorder.force_flush)
 
     def _check(self, trainer: Any) -> None:
-        config = trainer.config
-        if not config.actor_rollout_ref.rollout.get("calculate_log_probs"):
+        if not trainer.config.actor_rollout_ref.rollout.get("calculate_log_probs"):
             _log.warning(_NO_LOGPROBS)
 
     def _compared(self, data: Any) -> None:
@@ -124,7 +122,6 @@ class TrainerWatch(Guarded):
             return
         pending.kept = np.array([not tag.get("is_padding", False) for tag in tags], dtype=bool)
         pending.versions = [tag.get("min_global_steps") for tag in tags]
-        named = {name for spec in self._contract.slices.values() for name in spec.conditions}
         for row, tag in zip(pending.attributes, tags, strict=True):
             row["prompt_tokens"] = int(tag.get("prompt_len", 0))
 
@@ -132,23 +129,17 @@ class TrainerWatch(Guarded):
             given = {"keys": batch.keys, "partition_id": batch.partition_id, "select_fields": [name]}
             return transfer_queue.kv_batch_get(**given)[name]
 
-        for name in sorted(named - _OF_TENSORS):
+        for name in sorted(self._columns):
             values = self._guarded(get, name)
             if values is not None:
                 columns = attributes_of({name: list(values)}, len(tags))
                 for row, column in zip(pending.attributes, columns, strict=True):
                     row.update(column)
-        scores, advantages = (self._padded(get(name), pending.train) for name in _REWARD_COLUMNS)
-        pending.rewarded(scores, advantages)
-
-    @staticmethod
-    def _padded(nested: Any, like: Any) -> Any:
-        return nested.to_padded_tensor(0.0, output_size=tuple(like.shape)) if nested.is_nested else nested
+        pending.rewarded(*(padded(get(name), pending.train.shape) for name in _REWARD_COLUMNS))
 
     def _audited(self, trainer: Any, data: Any, scored: Any, tags: Sequence[Mapping[str, Any]]) -> None:
         """A few prompts of a step in bypass mode were scored."""
-        named = {name for spec in self._contract.slices.values() for name in spec.conditions} - _OF_TENSORS
-        logged = LoggedBatch.audited(data, scored, tags, named)
+        logged = LoggedBatch.audited(data, scored, tags, self._columns)
         recorder = self._recorder = self._recorder or self._made(trainer)
         record(recorder, logged, processing=processings(trainer.config), trained=_trained(trainer))
 

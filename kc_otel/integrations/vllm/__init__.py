@@ -18,15 +18,14 @@ from kc_otel._extras import lazy
 
 if TYPE_CHECKING:
     from kc_otel.integrations.vllm.completion import Completion
-    from kc_otel.integrations.vllm.delivery import RecorderSink, RequestSink
+    from kc_otel.integrations.vllm.delivery import RequestSink
     from kc_otel.integrations.vllm.instrumentor import KernelContractInstrumentor
 
-__all__ = ["Completion", "KernelContractInstrumentor", "RecorderSink", "RequestSink"]
+__all__ = ["Completion", "KernelContractInstrumentor", "RequestSink"]
 
 _HOMES: Final = {
     "Completion": "completion",
     "KernelContractInstrumentor": "instrumentor",
-    "RecorderSink": "delivery",
     "RequestSink": "delivery",
 }
 

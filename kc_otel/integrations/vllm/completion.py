@@ -6,7 +6,6 @@ This module runs on the delivery's thread, never on the engine's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,7 +13,6 @@ import numpy as np
 from opentelemetry import baggage, trace
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.integrations.vllm.logprob_capture import RequestCapture
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.comparable import NEUTRAL, effective
 from kc_otel.recordings.request import KeptTokens, SampledRequest
@@ -78,70 +76,10 @@ class Completion:
         return getattr(self.params, "extra_args", None) or {}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FinishedCapture:
-    """Data of a completion that the engine has finished, on its way to the recording thread.
-
-    Attributes:
-        capture: What was collected while it was sampled.
-        prompt_ids: Prompt tokens.
-        token_ids: Sampled tokens.
-        versions: Weight versions that sampled it, each with the index of its first token, in order.
-        model: Name under which the model is served.
-        kernel: What sampled it; may still be asked for, and is waited for where the request is recorded.
-        logprobs_mode: `raw` or `processed`.
-        watermarks: Whether the engine has a watermark, which requests get that do not say no.
-    """
-
-    capture: RequestCapture
-    prompt_ids: Sequence[int]
-    token_ids: Sequence[int]
-    versions: Sequence[tuple[str, int]]
-    model: str
-    kernel: Future[Kernel]
-    logprobs_mode: str
-    watermarks: bool = False
-
-    @property
-    def numbers(self) -> int:
-        """Count of the numbers it holds, for the bound on the queue."""
-        kept = sum(len(mask.token_ids) for mask in self.capture.masks)
-        return len(self.prompt_ids) + 2 * len(self.token_ids) + kept
-
-    def completion(self) -> Completion:
-        """The completion, with the headers and the trace that its request came with."""
-        capture, context = self.capture, self.capture.context
-        headers = _headers(context.get("headers", ()))
-        return Completion(
-            capture.request_id,
-            capture.external_id,
-            self.prompt_ids,
-            self.token_ids,
-            capture.logprobs,
-            capture.params,
-            finish_reason=capture.finish_reason,
-            model=self.model,
-            lora=capture.lora,
-            weight_versions=self.versions,
-            headers=headers,
-            baggage=_baggage(context.get("otel"), headers),
-            traceparent=_traceparent(context.get("otel"), context.get("trace") or headers),
-            at=capture.at,
-            kept=kept_of(capture.masks, len(self.token_ids)),
-            watermarked=self.watermarks and getattr(capture.params, "watermarking", None) is not False,
-        )
-
-
 def request_of(
     completion: Completion, kernel: Kernel, logprobs_mode: str, attributes: Mapping[str, Scalar]
 ) -> SampledRequest:
-    """The request to be kept.
-
-    Args:
-        completion: The sampled completion.
-        kernel: Kernel that sampled it.
-        logprobs_mode: `raw` or `processed`.
-        attributes: Those of the user; those that every completion has are added, and give way to the user's.
+    """The request to be kept; attributes that every completion has are added, and give way to the user's.
 
     Raises:
         ValueError: If there is not exactly one log-probability per token.
@@ -177,9 +115,7 @@ def processing_of(params: Any) -> dict[str, Scalar]:
 def kept_of(masks: Sequence[Any], tokens: int) -> KeptTokens | None:
     """The tokens that truncation kept, from vLLM's `SamplingMaskLists` of each step; None unless there is one a token.
 
-    Args:
-        masks: `token_ids` of one token, or of several with `offsets` that say where each one's begin.
-        tokens: How many tokens were sampled.
+    A mask has the ids of one token, or of several with `offsets` that say where each one's begin.
     """
     if not masks:
         return None
@@ -213,13 +149,13 @@ def _automatic(completion: Completion) -> dict[str, Scalar]:
     }
 
 
-def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+def headers_of(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Headers as text, without those that are secrets."""
     found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
     return {name: value for name, value in found.items() if name not in _SECRET_HEADERS}
 
 
-def _baggage(current: Any, headers: Mapping[str, str]) -> dict[str, str]:
+def baggage_of(current: Any, headers: Mapping[str, str]) -> dict[str, str]:
     """Baggage of the OpenTelemetry context where a program's own instrumentation has put it, else of the request."""
     found = baggage.get_all(current) if current is not None else {}
     if not found and "baggage" in headers:
@@ -229,7 +165,7 @@ def _baggage(current: Any, headers: Mapping[str, str]) -> dict[str, str]:
     return {name: str(value) for name, value in found.items()}
 
 
-def _traceparent(current: Any, headers: Mapping[str, str]) -> str:
+def traceparent_of(current: Any, headers: Mapping[str, str]) -> str:
     """The span that was current, else what the sender said."""
     span = trace.get_current_span(current).get_span_context() if current is not None else trace.INVALID_SPAN_CONTEXT
     if span.is_valid:

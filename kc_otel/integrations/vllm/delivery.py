@@ -7,18 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.vllm.completion import Completion, request_of
 from kc_otel.integrations.vllm.request_attributes import AttributeFunction
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.worker import BoundedWorker, PerProcess, ReasonCounts
-from kc_otel.recordings.request import SampledRequest, versions_per_token
+from kc_otel.recordings.request import SampledRequest
 
-if TYPE_CHECKING:
-    from kc_otel.record.recorder import Recorder
-
+_QUEUE_BYTES: Final = 64 << 20
+"""Most bytes, by estimate, that wait."""
 _TOKEN_BYTES: Final = 32
 """A reference and a number; prompts and completions wait as lists."""
 _REQUEST_BYTES: Final = 2048
@@ -49,24 +48,18 @@ class CaptureStats:
 
 
 class RequestDelivery(PerProcess):
-    """Takes finished completions without waiting, and gives them to the sink on a thread of its own.
-
-    Args:
-        sink: Where requests go.
-        attributes: Makes their attributes.
-        queue_bytes: Most bytes, by estimate, that wait.
-    """
+    """Takes finished completions without waiting, and gives them to the sink on a thread of its own."""
 
     _lock: threading.Lock
     _counts: Counter[str]
 
-    def __init__(self, sink: RequestSink, attributes: AttributeFunction, *, queue_bytes: int = 64 << 20) -> None:
+    def __init__(self, sink: RequestSink, attributes: AttributeFunction) -> None:
         self.sink: Final = sink
         self._attributes = attributes
         self._dropped = ReasonCounts("kc-otel: a sampled request is not recorded (%s)")
         self._without_attributes = ReasonCounts("kc-otel: the %s function failed")
         self._worker: BoundedWorker[FinishedRequest] = BoundedWorker(
-            self._record, self._dropped.add, name="kc-otel-vllm", max_bytes=queue_bytes
+            self._record, self._dropped.add, name="kc-otel-vllm", max_bytes=_QUEUE_BYTES
         )
         super().__init__()
 
@@ -128,7 +121,7 @@ class RequestDelivery(PerProcess):
 
 
 class FinishedRequest(Protocol):
-    """Request that an engine has finished, on its way to the recording thread; `FinishedCapture` is one."""
+    """Request that an engine has finished, on its way to the recording thread; `RequestCapture` is one."""
 
     @property
     def numbers(self) -> int:
@@ -147,39 +140,7 @@ class FinishedRequest(Protocol):
 
 
 class RequestSink(Protocol):
-    """Takes recorded requests; `kc_otel.recordings.spool.spool_writer.Spool` is one."""
+    """Takes recorded requests; `kc_otel.recordings.spool.Spool` is one."""
 
     def put(self, request: SampledRequest) -> None:
         """Take a request. Called from one thread of the instrumentation; should neither raise nor wait."""
-
-
-class RecorderSink:
-    """Hands requests, as the `sampled` side of pairs, to a recorder of the same process, in which training scores them.
-
-    The training side calls `recorder.scored(token_ids=..., logprobs=..., prompt_ids=...)` without keys, so that both
-    sides are named by what they hold. The recorder samples by that name; record every request
-    (`sampling=1.0`), or the shares multiply.
-
-    Args:
-        recorder: Recorder whose pairs the requests become. Its inference kernel becomes the one that the engine
-            reports.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self._kernel: Kernel | None = None
-
-    def put(self, request: SampledRequest) -> None:
-        """Hand a request over."""
-        if request.kernel != self._kernel:
-            self.recorder.rollout(inference=request.kernel)
-            self._kernel = request.kernel
-        self.recorder.sampled(
-            token_ids=request.token_ids,
-            logprobs=request.logprobs,
-            prompt_ids=request.prompt_ids,
-            attributes=request.attributes,
-            # Log-probabilities from before processing are those of a request without any.
-            processing={} if request.logprobs_mode == "raw" else request.processing,
-            weights=versions_per_token(request) if isinstance(request.weights, tuple) else request.weights,
-        )

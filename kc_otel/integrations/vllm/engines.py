@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final
@@ -15,9 +14,8 @@ from weakref import WeakKeyDictionary
 from opentelemetry import context
 
 from kc_otel.contract.model import Contract
-from kc_otel.integrations.vllm.completion import FinishedCapture
 from kc_otel.integrations.vllm.delivery import RequestDelivery
-from kc_otel.integrations.vllm.logprob_capture import RequestCapture, StepCapture, attach, scores, supported
+from kc_otel.integrations.vllm.logprob_capture import EngineCapture, RequestCapture, attach, scores, supported
 from kc_otel.integrations.vllm.request_attributes import HEADERS
 from kc_otel.integrations.vllm.worker_methods import WORKER_METHOD
 from kc_otel.record.kernel import Kernel
@@ -28,17 +26,14 @@ _NO_FIELDS: Final[Mapping[str, Any]] = {}
 _RPC_SECONDS: Final = 30.0
 
 
-class _Engine:
-    """One engine: its kernel version, and what its steps brought."""
+class _Engine(EngineCapture):
+    """An engine, whose kernel version is known once its workers have said what they know."""
 
     def __init__(self, engine: Any, contract: Contract) -> None:
-        config = engine.vllm_config
-        self.config: Final = config
+        self.config = config = engine.vllm_config
+        watermarks = getattr(config, "watermark_config", None) is not None
+        super().__init__(str(config.model_config.served_model_name or ""), logprobs_mode_of(config), watermarks)
         self._contract = contract
-        self.model: Final = str(config.model_config.served_model_name or "")
-        self.logprobs_mode: Final = logprobs_mode_of(config)
-        self.kernel: Final[Future[Kernel]] = Future()
-        self.step: Final = StepCapture()
 
     def set_kernel(self, workers: list[Mapping[str, str]]) -> None:
         """The kernel version, now that the workers have said what they know."""
@@ -55,13 +50,7 @@ class _Engine:
 
 
 class Engines:
-    """Every engine of a process, by its output processor.
-
-    Args:
-        sampler: Decides by request id.
-        delivery: Takes finished requests.
-        contract: Contract that declares the engines' kernel.
-    """
+    """Every engine of a process, by its output processor; a sampler decides by request id what is delivered."""
 
     def __init__(self, sampler: Sampler, delivery: RequestDelivery, contract: Contract) -> None:
         self.delivery: Final = delivery
@@ -130,46 +119,37 @@ class Engines:
         elif not supported(request):
             self.delivery.drop("unsupported", "only whole prompts of text tokens can be scored again")
         else:
-            attach(request, state, self._context.get(), engine.step)
+            attach(request, state, self._context.get(), engine)
 
     def stepped(self, processor: Any, stopped: Collection[str]) -> None:
         """Note a step of the front end; `stopped` ended with a stop string, which the core does not see."""
         engine = self._engines.get(processor)
-        if engine is None or not engine.step.touched:
+        if engine is None or not engine.touched:
             return
         if stopped:
-            for capture in engine.step.touched:
+            for capture in engine.touched:
                 if capture.request_id in stopped:
                     capture.finish("stop")
-        engine.step.touched.clear()
-        while engine.step.finished:
-            self._deliver(engine, engine.step.finished.pop())
+        engine.touched.clear()
+        while engine.finished:
+            self._deliver(engine.finished.pop())
 
     def detach(self) -> None:
         """Collect nothing more. Requests under way keep their captures, which let everything pass."""
         for engine in self._engines.values():
-            engine.step.closed = True
-            engine.step.touched.clear()
+            engine.closed = True
+            engine.touched.clear()
         self._engines.clear()
 
-    def _deliver(self, engine: _Engine, capture: RequestCapture) -> None:
+    def _deliver(self, capture: RequestCapture) -> None:
         if capture.finish_reason in ("abort", "error"):
             reason = "aborted" if capture.finish_reason == "abort" else "error"
             self.delivery.drop(reason, "the engine did not finish it")
             return
         # Copies, because the caller uses these lists, too.
-        self.delivery.submit(
-            FinishedCapture(
-                capture,
-                list(capture.prompt_ids),
-                list(capture.detokenizer.output_token_ids),
-                tuple(capture.versions),
-                engine.model,
-                engine.kernel,
-                str(engine.logprobs_mode),
-                getattr(engine.config, "watermark_config", None) is not None,
-            )
-        )
+        capture.prompt_ids, capture.token_ids = list(capture.prompt_ids), list(capture.detokenizer.output_token_ids)
+        capture.versions = tuple(capture.versions)
+        self.delivery.submit(capture)
 
 
 def _unanswered(error: Exception) -> list[Mapping[str, str]]:
@@ -191,14 +171,7 @@ _MODES: Final = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
 def kernel_of(
     config: Any, version: str, workers: Sequence[Mapping[str, str]], environment: Mapping[str, str]
 ) -> Kernel:
-    """The kernel version of an engine.
-
-    Args:
-        config: vLLM's `VllmConfig`.
-        version: vLLM's version.
-        workers: Report of each worker; empty if none could be asked.
-        environment: The process's environment variables.
-    """
+    """The kernel version of an engine, by vLLM's `VllmConfig` and version, its workers' reports and the environment."""
     model, cache, parallel, compilation = (
         config.model_config, config.cache_config, config.parallel_config, config.compilation_config,
     )  # fmt: skip

@@ -6,21 +6,18 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from opentelemetry import metrics
 
 from kc_otel._extras import extra
 from kc_otel.contract.registry.sent_metrics import SENT_METRICS
-from kc_otel.integrations.vllm.delivery import CaptureStats, RecorderSink, RequestDelivery
+from kc_otel.integrations.vllm.delivery import CaptureStats, RequestDelivery
 from kc_otel.integrations.vllm.engine_log import EngineLog
 from kc_otel.integrations.vllm.engines import Engines
 from kc_otel.integrations.vllm.patches import Patches
 from kc_otel.integrations.vllm.settings import settings_of
-from kc_otel.recordings.spool.spool_writer import Spool
-
-if TYPE_CHECKING:
-    from kc_otel.record.recorder import Recorder
+from kc_otel.recordings.spool import Spool
 
 with extra("vllm", "the instrumentation of vLLM"):
     from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]  # has no __all__ in old versions
@@ -63,12 +60,6 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
             return (f"{name} >= {_OLDEST_VLLM_VERSION}",)
         return (f"vllm >= {_OLDEST_VLLM_VERSION}",)
 
-    @property
-    def recorder(self) -> Recorder | None:
-        """The recorder that requests go to, where `train=` asked for one: call its `scored` with the other side."""
-        sink = None if self._engines is None else self._engines.delivery.sink
-        return sink.recorder if isinstance(sink, RecorderSink) else None
-
     def stats(self) -> CaptureStats:
         """Outcomes of the requests of this process."""
         return CaptureStats() if self._engines is None else self._engines.delivery.stats()
@@ -90,7 +81,7 @@ class KernelContractInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # unt
             ValueError: If an argument or a variable is not valid.
             OSError: If the contract cannot be read.
         """
-        known = {"contract", "spool", "sink", "attributes", "sampling", "train"}
+        known = {"contract", "spool", "sink", "attributes", "sampling"}
         settings = settings_of(os.environ, **{name: value for name, value in kwargs.items() if name in known})
         if settings is None:
             return
@@ -129,10 +120,7 @@ class CaptureCounters:
     def start(self, contract: str, read: Callable[[], Counter[str]], meter_provider: Any = None) -> None:
         """Observe what `read` returns: requests by the reason for which they were dropped, RECORDED for none.
 
-        Args:
-            contract: metadata.name.
-            read: Returns the counts so far; called on the thread of the program's exporter.
-            meter_provider: Whose meter; None for the global one.
+        It is called on the thread of the program's exporter, by the meter of a provider, the global one by default.
         """
         self._now = contract, read
         meter = metrics.get_meter("kc_otel", version("kc-otel"), meter_provider)
@@ -144,12 +132,9 @@ class CaptureCounters:
         self._ended, self._now = self._totals(), None
 
     def show(self, registry: Any = None) -> None:
-        """Show the counts with the metrics of vLLM's server, which an operator scrapes without OpenTelemetry.
+        """Show the counts with the metrics of vLLM's server, or in another registry of `prometheus_client`.
 
         With several API servers (`--api-server-count`) vLLM gathers files there, and these counts are not in them.
-
-        Args:
-            registry: A `prometheus_client` registry; None for the one that vLLM's server shows.
         """
         if self._shown:
             return

@@ -10,22 +10,29 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
+from kc_otel.integrations.vllm.completion import Completion, baggage_of, headers_of, kept_of, traceparent_of
+from kc_otel.record.kernel import Kernel
+
 
 @dataclass(slots=True, eq=False)
-class StepCapture:
-    """Result of one step of an engine.
+class EngineCapture:
+    """One engine, and the captures that received data in a step of it, and those of them that are done.
 
-    Attributes:
-        touched: Captures that received data.
-        finished: Those of them that are done.
-        closed: Set when nobody looks here any more; requests under way go on without being collected.
+    Its kernel may still be asked for, and is waited for where a request is recorded; `logprobs_mode` is `raw` or
+    `processed`, and None when the engine reports logits; requests get its watermark, if it has one, unless they say no.
+    Once it is `closed`, nobody looks here any more; requests under way go on without being collected.
     """
 
+    model: str
+    logprobs_mode: str | None
+    watermarks: bool = False
+    kernel: Future[Kernel] = field(default_factory=Future)
     touched: list[RequestCapture] = field(default_factory=list)
     finished: list[RequestCapture] = field(default_factory=list)
     closed: bool = False
@@ -33,16 +40,17 @@ class StepCapture:
 
 @dataclass(slots=True, eq=False)
 class RequestCapture:
-    """Data collected of one completion while it is sampled. It refers to lists that vLLM keeps anyway."""
+    """Data collected of one completion. It refers to lists that vLLM keeps anyway, and to copies once it is done."""
 
     request_id: str
     external_id: str
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     detokenizer: Any
     params: Any
-    versions: Any
+    versions: Sequence[tuple[str, int]]
     context: Mapping[str, Any]
-    step: StepCapture
+    engine: EngineCapture
+    token_ids: Sequence[int] = ()
     lora: str = ""
     asked: bool = False
     finish_reason: str = ""
@@ -55,7 +63,7 @@ class RequestCapture:
 
         Where the engine runs with `return_sampling_mask`, `mask` is vLLM's `SamplingMaskLists` of the same tokens.
         """
-        if self.step.closed:
+        if self.engine.closed:
             return
         if lists is not None:
             # The sampled token comes first, whatever else was asked for. Nearly every step has one, for which an item
@@ -67,7 +75,7 @@ class RequestCapture:
                 self.logprobs += found[:, 0].tolist()
         if mask is not None:
             self.masks.append(mask)
-        self.step.touched.append(self)
+        self.engine.touched.append(self)
         if finish_reason is not None:
             self.finish(str(finish_reason))
 
@@ -76,7 +84,44 @@ class RequestCapture:
         if not self.finish_reason:
             self.finish_reason = reason
             self.at = time.time_ns()
-            self.step.finished.append(self)
+            self.engine.finished.append(self)
+
+    @property
+    def numbers(self) -> int:
+        """Count of the numbers it holds, for the bound on the queue."""
+        return len(self.prompt_ids) + 2 * len(self.token_ids) + sum(len(mask.token_ids) for mask in self.masks)
+
+    @property
+    def kernel(self) -> Future[Kernel]:
+        """Kernel that sampled it."""
+        return self.engine.kernel
+
+    @property
+    def logprobs_mode(self) -> str:
+        """`raw` or `processed`."""
+        return str(self.engine.logprobs_mode)
+
+    def completion(self) -> Completion:
+        """The completion, with the headers and the trace that its request came with."""
+        headers, otel = headers_of(self.context.get("headers", ())), self.context.get("otel")
+        return Completion(
+            self.request_id,
+            self.external_id,
+            self.prompt_ids,
+            self.token_ids,
+            self.logprobs,
+            self.params,
+            finish_reason=self.finish_reason,
+            model=self.engine.model,
+            lora=self.lora,
+            weight_versions=self.versions,
+            headers=headers,
+            baggage=baggage_of(otel, headers),
+            traceparent=traceparent_of(otel, self.context.get("trace") or headers),
+            at=self.at,
+            kept=kept_of(self.masks, len(self.token_ids)),
+            watermarked=self.engine.watermarks and getattr(self.params, "watermarking", None) is not False,
+        )
 
 
 def supported(request: Any) -> bool:
@@ -98,14 +143,10 @@ def scores(request: Any) -> bool:
     return params is not None and params.prompt_logprobs is not None and params.max_tokens == 1
 
 
-def attach(request: Any, state: Any, context: Mapping[str, Any], step: StepCapture) -> None:
+def attach(request: Any, state: Any, context: Mapping[str, Any], engine: EngineCapture) -> None:
     """Ask the core for log-probabilities of a request that the front end has just registered.
 
-    Args:
-        request: The `EngineCoreRequest` that goes to the core after this; gets sampling parameters of its own.
-        state: The front end's state of it, made from the parameters as they were.
-        context: Data known when the request arrived.
-        step: Collector of its engine's steps.
+    The `EngineCoreRequest` gets sampling parameters of its own; the front end's state was made from them as they were.
 
     Raises:
         TypeError: If something else has taken the place of vLLM's own processor of log-probabilities.
@@ -124,7 +165,7 @@ def attach(request: Any, state: Any, context: Mapping[str, Any], step: StepCaptu
         params,
         getattr(state, "weight_version_starts", ()),
         context,
-        step,
+        engine,
         lora=state.lora_name or "",
         asked=params.num_logprobs is not None,
     )

@@ -31,12 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Patches:
-    """The wrappers of one instrumentation.
-
-    Args:
-        engines: Whom they tell.
-        serving: Called where an HTTP server is made, before it answers.
-    """
+    """The wrappers of one instrumentation; `serving` is called where an HTTP server is made, before it answers."""
 
     def __init__(self, engines: Engines, serving: Callable[[], None]) -> None:
         self._engines = engines
@@ -69,8 +64,8 @@ class Patches:
     def _targets(self) -> Mapping[str, Callable[[Any], None]]:
         return {
             "vllm.v1.engine.output_processor": self._output_processor,
-            "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine),
-            "vllm.v1.engine.async_llm": lambda module: self._async_engine(module.AsyncLLM),
+            "vllm.v1.engine.llm_engine": lambda module: self._engine(module.LLMEngine, self._engines.register),
+            "vllm.v1.engine.async_llm": lambda module: self._engine(module.AsyncLLM, self._engines.register_async),
             "vllm.entrypoints.launchers.app": self._server,
             WORKER_MODULE: self._workers,
         }
@@ -121,7 +116,7 @@ class Patches:
         self._wrap(module.OutputProcessor, "add_request", added)
         self._wrap(module.OutputProcessor, "process_outputs", processed)
 
-    def _engine(self, engine_class: Any) -> None:
+    def _engine(self, engine_class: Any, register: Callable[[Any], None]) -> None:
         engines = self._engines
 
         def make(wrapped: Any) -> Any:
@@ -131,29 +126,19 @@ class Patches:
             def add_request(engine: Any, *args: Any, **kwargs: Any) -> Any:
                 if not self._active:
                     return wrapped(engine, *args, **kwargs)
-                self._register(engine, engines.register)
+                self._register(engine, register)
                 with engines.request_context(trace_headers(args, kwargs)):
                     return wrapped(engine, *args, **kwargs)
 
-            return add_request
-
-        self._wrap(engine_class, "add_request", make)
-
-    def _async_engine(self, engine_class: Any) -> None:
-        engines = self._engines
-
-        def make(wrapped: Any) -> Any:
-            trace_headers = _argument(wrapped, "trace_headers")
-
             @functools.wraps(wrapped)
-            async def add_request(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            async def awaited(engine: Any, *args: Any, **kwargs: Any) -> Any:
                 if not self._active:
                     return await wrapped(engine, *args, **kwargs)
-                self._register(engine, engines.register_async)
+                self._register(engine, register)
                 with engines.request_context(trace_headers(args, kwargs)):
                     return await wrapped(engine, *args, **kwargs)
 
-            return add_request
+            return awaited if inspect.iscoroutinefunction(wrapped) else add_request
 
         self._wrap(engine_class, "add_request", make)
 

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.vllm.completion import Completion
 
@@ -29,66 +27,46 @@ _MAX_VALUE_CHARACTERS: Final = 256
 """Characters kept of a value: slices are made of short words, and a client must not fill the spool."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttributeSource:
-    """Source of one attribute.
-
-    Attributes:
-        attribute: Its name.
-        place: `xarg`, `baggage` or `header`; `any` for the first two in this order.
-        name: Its name there.
-    """
-
-    attribute: str
-    place: Literal["xarg", "baggage", "header", "any"]
-    name: str
-
-    def value(self, completion: Completion) -> Scalar | None:
-        """The value that the sender gave, None for none."""
-        if self.place == "header":
-            return _number_or_text(completion.headers.get(self.name.lower()))
-        if self.place != "baggage":
-            found = completion.extra.get(self.name)
-            if isinstance(found, bool | int | float):
-                return found
-            if isinstance(found, str):
-                return found[:_MAX_VALUE_CHARACTERS]
-        return _number_or_text(completion.baggage.get(self.name)) if self.place != "xarg" else None
-
-
-def sources_of(text: str) -> tuple[AttributeSource, ...]:
+def sources_of(text: str) -> dict[str, tuple[str, str]]:
     """Sources from what an environment variable says: `task, tenant=header:x-tenant, lang=baggage:lang`.
+
+    Returns:
+        By attribute: `xarg`, `baggage` or `header`, or `any` for the first two in this order; and its name there.
 
     Raises:
         ValueError: If an entry is not one.
     """
-    found = []
+    found = {}
     for part in filter(None, (entry.strip() for entry in text.split(","))):
         attribute, given, where = (piece.strip() for piece in part.partition("="))
         place, _, name = (piece.strip() for piece in where.partition(":"))
-        if not given:
-            found.append(AttributeSource(attribute, "any", attribute))
-        elif attribute and name and place in _PLACES:
-            found.append(AttributeSource(attribute, place, name))  # type: ignore[arg-type]  # one of the literals, checked
-        else:
+        if given and not (attribute and name and place in _PLACES):
             raise ValueError(f"{part!r} is no source; write NAME, or NAME=PLACE:NAME with {', '.join(_PLACES)}")
-    return tuple(found)
+        found[attribute] = (place, name) if given else ("any", attribute)
+    return found
 
 
-def sources_of_contract(contract: Contract) -> tuple[AttributeSource, ...]:
-    """A source for every attribute that the contract's slices ask for."""
-    names = {name for spec in contract.slices.values() for name in spec.conditions}
-    return tuple(AttributeSource(name, "any", name) for name in sorted(names))
-
-
-def attributes_of(sources: Iterable[AttributeSource]) -> AttributeFunction:
-    """A function that reads the sources."""
-    kept = tuple(sources)
+def attributes_of(sources: Mapping[str, tuple[str, str]]) -> AttributeFunction:
+    """A function that reads the sources, as `sources_of` gives them."""
 
     def read(completion: Completion) -> dict[str, Scalar]:
-        return {source.attribute: value for source in kept if (value := source.value(completion)) is not None}
+        found = ((attribute, _value(completion, *source)) for attribute, source in sources.items())
+        return {attribute: value for attribute, value in found if value is not None}
 
     return read
+
+
+def _value(completion: Completion, place: str, name: str) -> Scalar | None:
+    """The value that the sender gave, None for none."""
+    if place == "header":
+        return _number_or_text(completion.headers.get(name.lower()))
+    if place != "baggage":
+        found = completion.extra.get(name)
+        if isinstance(found, bool | int | float):
+            return found
+        if isinstance(found, str):
+            return found[:_MAX_VALUE_CHARACTERS]
+    return _number_or_text(completion.baggage.get(name)) if place != "xarg" else None
 
 
 def _number_or_text(value: Any) -> Scalar | None:

@@ -6,7 +6,7 @@
 - `KC_OTEL_SPOOL_MAX_AGE`: how long the file keeps a request that nobody scores, such as `1d`; a week by default.
 - `KC_OTEL_SPOOL_MAX_SIZE`: its largest size, such as `512MiB`; 1 GiB by default.
 - `KC_OTEL_SAMPLING`, argument `sampling`: share of requests, 0 to 1. Without it, the contract's
-  `observability.sampling`; 1 where a recorder takes its own share.
+  `observability.sampling`.
 - `KC_OTEL_ATTRIBUTES`, argument `attributes`: where attributes come from, such as
   `task, tenant=header:x-tenant, lang=baggage:lang, id=xarg:id`. Without it, what the contract's slices ask for is
   looked for in `vllm_xargs` and then in baggage, as is an attribute without a place.
@@ -28,32 +28,18 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.read import read_contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import parse_duration
-from kc_otel.integrations.vllm.delivery import RecorderSink, RequestSink
-from kc_otel.integrations.vllm.request_attributes import (
-    AttributeFunction,
-    attributes_of,
-    sources_of,
-    sources_of_contract,
-)
+from kc_otel.integrations.vllm.delivery import RequestSink
+from kc_otel.integrations.vllm.request_attributes import AttributeFunction, attributes_of, sources_of
 from kc_otel.integrations.vllm.worker_methods import is_disabled
-from kc_otel.record.kernel import Kernel
 from kc_otel.record.sampling import Sampler
-from kc_otel.recordings.spool.spool_file import MIN_BYTES
+from kc_otel.recordings.spool import MIN_BYTES, Spool
 
 _UNIT_SHIFTS: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
-    """Data to record, and its destination.
-
-    Attributes:
-        contract: The contract.
-        sink: Where requests go.
-        sampler: Which ones.
-        attributes: Attributes for their slices.
-        close: Closes a sink that was made here and is not used elsewhere; None for others.
-    """
+    """Data to record, and its destination; `close` closes a sink that was made here and is not used elsewhere."""
 
     contract: Contract
     sink: RequestSink
@@ -76,7 +62,6 @@ def settings_of(
     sink: RequestSink | None = None,
     attributes: AttributeFunction | Mapping[str, Scalar] | None = None,
     sampling: float | Callable[[], float] | None = None,
-    train: Kernel | None = None,
 ) -> Settings | None:
     """Settings from arguments and, where one is None, from variables; None when there is no contract or it is off.
 
@@ -87,34 +72,24 @@ def settings_of(
         sink: Where requests go in place of a spool.
         attributes: A function of a `Completion`, or attributes that every request has beside the configured ones.
         sampling: Share of requests, or what returns it.
-        train: The kernel that scores in this process: requests go to a `Recorder` of the contract in place of a spool.
 
     Raises:
-        ValueError: If a value is not valid, or several places to put requests are given.
+        ValueError: If a value is not valid, or both a spool and a sink are given.
         OSError: If the contract cannot be read.
     """
-    given = [name for name, value in (("spool", spool), ("sink", sink), ("train", train)) if value is not None]
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are given, but requests go to one place; choose one")
+    if spool is not None and sink is not None:
+        raise ValueError("spool and sink are given, but requests go to one place; choose one")
     path = environment.get("KC_OTEL_CONTRACT") if contract is None else contract
     if not path or is_disabled(environment):
         return None
     loaded = path if isinstance(path, Contract) else read_contract(path)
-    where = sink or _sink(loaded, spool, train, environment)
-    sampler = Sampler(_sampling(loaded, sampling, where, environment))
-    close = None if sink is not None or train is not None else getattr(where, "close", None)
+    sampler = Sampler(_sampling(loaded, sampling, environment))
+    where = sink or _spool(loaded, spool, environment)
+    close = where.close if isinstance(where, Spool) and sink is None else None
     return Settings(loaded, where, sampler, _attributes(loaded, attributes, environment), close)
 
 
-def _sink(
-    contract: Contract, spool: str | os.PathLike[str] | None, train: Kernel | None, environment: Mapping[str, str]
-) -> RequestSink:
-    if train is not None:
-        from kc_otel.record.recorder import Recorder  # noqa: PLC0415 - a spool needs none
-
-        return RecorderSink(Recorder(contract, train=train))
-    from kc_otel.recordings.spool.spool_writer import Spool  # noqa: PLC0415 - a recorder needs none
-
+def _spool(contract: Contract, spool: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> Spool:
     file = Path(spool or environment.get("KC_OTEL_SPOOL") or default_spool(contract, environment))
     file.parent.mkdir(parents=True, exist_ok=True)
     return Spool(file, **_retention(environment))
@@ -137,10 +112,7 @@ def _retention(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _sampling(
-    contract: Contract,
-    sampling: float | Callable[[], float] | None,
-    sink: RequestSink,
-    environment: Mapping[str, str],
+    contract: Contract, sampling: float | Callable[[], float] | None, environment: Mapping[str, str]
 ) -> float | Callable[[], float]:
     if sampling is not None:
         return sampling
@@ -149,8 +121,7 @@ def _sampling(
             return float(text)
         except ValueError:
             raise ValueError(f"KC_OTEL_SAMPLING: {text!r} is not a share; write a number from 0 to 1") from None
-    # A recorder takes its share by itself, the same one on both sides of a pair.
-    return 1.0 if isinstance(sink, RecorderSink) else contract.observability.sampling
+    return contract.observability.sampling
 
 
 def _attributes(
@@ -160,9 +131,9 @@ def _attributes(
 ) -> AttributeFunction:
     if callable(given):
         return given
+    named = sorted({name for spec in contract.slices.values() for name in spec.conditions})
     try:
-        text = environment.get("KC_OTEL_ATTRIBUTES")
-        sources = sources_of_contract(contract) if text is None else sources_of(text)
+        sources = sources_of(environment.get("KC_OTEL_ATTRIBUTES", ",".join(named)))
     except ValueError as error:
         raise ValueError(f"KC_OTEL_ATTRIBUTES: {error}") from None
     read, fixed = attributes_of(sources), dict(given or {})

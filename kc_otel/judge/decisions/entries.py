@@ -1,4 +1,4 @@
-"""The decision table and what it is made of: routes, directives, pins, canaries, promotions, what people took back.
+"""The decision table and what it is made of: routes, directives, pins, canaries, promotions.
 
 Routing processes read it, so that nothing here needs more than the standard library.
 """
@@ -144,27 +144,6 @@ class Promoted:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumption:
-    """A person gave a slice back to the inference kernel.
-
-    Attributes:
-        contract: metadata.name.
-        slice: Name of the slice; None for every slice.
-        by: Who.
-        why: Their reason.
-        at: Unix time, seconds.
-        versions: Inference kernel versions that are no longer avoided.
-    """
-
-    contract: str
-    slice: str | None
-    by: str
-    why: str
-    at: float
-    versions: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class DecisionTable:
     """Decision table, as the evaluator publishes it.
 
@@ -173,7 +152,6 @@ class DecisionTable:
         at: Unix time of the last change, seconds.
         routes: Sorted by contract, slice and avoided version.
         directives: Sorted by contract, kind and slice.
-        resumptions: The latest ones, oldest first.
         pins: Sorted by contract and slice; one for each.
         canaries: Sorted by contract, slice and version; one for each.
         promoted: Versions that were promoted to full, sorted by contract and version.
@@ -183,7 +161,6 @@ class DecisionTable:
     at: float = 0.0
     routes: tuple[Route, ...] = ()
     directives: tuple[Directive, ...] = ()
-    resumptions: tuple[Resumption, ...] = ()
     pins: tuple[Pin, ...] = ()
     canaries: tuple[Canary, ...] = ()
     promoted: tuple[Promoted, ...] = ()
@@ -222,11 +199,10 @@ class DecisionTable:
         return cls(version=version, at=at, directives=directives, **lists)
 
 
-_REQUIRED: Final = frozenset({"version", "at", "routes", "directives", "resumptions"})
+_REQUIRED: Final = frozenset({"version", "at", "routes", "directives"})
 """Fields without which an object is no table."""
 _ENTRIES: Final[Mapping[str, type[Any]]] = {
     "routes": Route,
-    "resumptions": Resumption,
     "pins": Pin,
     "canaries": Canary,
     "promoted": Promoted,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, TypeVar
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
@@ -26,19 +26,13 @@ from kc_otel.judge.decisions.entries import (
     DIRECTIVE_KINDS,
     INFERENCE_KERNEL,
     TRAIN_KERNEL,
-    Canary,
     DecisionTable,
     Directive,
     DirectiveKind,
     Pin,
-    Promoted,
-    Resumption,
     Route,
 )
 from kc_otel.judge.escalation.alerts import Transition, What
-
-_KEPT_RESUMPTIONS: Final = 50
-
 
 Timed = TypeVar("Timed", Route, Pin)
 
@@ -50,13 +44,7 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
     where there is no version to avoid (no data yet), where the pair's two versions are the same, or where the version
     to avoid is the training kernel that another route of the contract sends traffic to: the last healthy kernel is
     never routed away.
-
-    Raises:
-        ValueError: If a transition belongs to another contract.
     """
-    for transition in transitions:
-        if transition.contract != contract.name:
-            raise ValueError(f"a transition of {transition.contract!r} was given with contract {contract.name!r}")
     routes = list(_in_force(table.routes, now))
     directives = list(table.directives)
     for transition in transitions:
@@ -76,43 +64,31 @@ def apply(table: DecisionTable, transitions: Sequence[Transition], contract: Con
     return changed(table, now, routes=routes, directives=directives, pins=_in_force(table.pins, now))
 
 
-def resume(table: DecisionTable, contract: str, slice: str | None, by: str, why: str, now: float) -> DecisionTable:
+def resume(table: DecisionTable, contract: str, slice: str | None, now: float) -> DecisionTable:
     """Give a slice back to the inference kernel.
 
     Args:
         table: The table in force.
         contract: metadata.name.
         slice: Name of the slice, `all` for the routes of all traffic, or None for every route of the contract.
-        by: Author of the decision.
-        why: Their reason; both are kept in the table.
         now: Unix time, seconds.
 
     Raises:
-        ValueError: If nobody or no reason is named.
         LookupError: If there is no such route.
     """
-    if not by.strip() or not why.strip():
-        raise ValueError("say who resumes and why; both are recorded")
-    ended = [route for route in table.routes if route.contract == contract and slice in {None, route.slice}]
-    if not ended:
+    kept = [route for route in table.routes if route.contract != contract or slice not in {None, route.slice}]
+    if len(kept) == len(table.routes):
         where = f"slice {slice!r} of {contract!r}" if slice else f"any slice of {contract!r}"
         raise LookupError(f"no route is in force for {where}")
-    kept = [route for route in table.routes if route not in ended]
-    versions = tuple(sorted({route.avoid for route in ended}))
-    resumptions = (*table.resumptions, Resumption(contract, slice, by, why, now, versions))
-    return changed(table, now, routes=kept, resumptions=resumptions[-_KEPT_RESUMPTIONS:])
+    return changed(table, now, routes=kept)
 
 
 def pin(table: DecisionTable, wanted: Pin) -> DecisionTable:
     """Let a person decide which kernel serves a slice; it takes the place of an earlier pin of that slice.
 
     Raises:
-        ValueError: If nobody or no reason is named, the kernel is not one, or the pin has ended already.
+        ValueError: If the pin has ended already.
     """
-    if not wanted.by.strip() or not wanted.why.strip():
-        raise ValueError("say who pins and why; both are recorded")
-    if wanted.kernel not in {TRAIN_KERNEL, INFERENCE_KERNEL}:
-        raise ValueError(f"kernel: {wanted.kernel!r} is not a kernel; write {TRAIN_KERNEL} or {INFERENCE_KERNEL}")
     if wanted.until is not None and wanted.until <= wanted.at:
         raise ValueError("until: lies in the past; give a later time, or none for a pin that a person ends")
     others = [pin for pin in table.pins if (pin.contract, pin.slice) != (wanted.contract, wanted.slice)]
@@ -134,12 +110,9 @@ def unpin(table: DecisionTable, contract: str, slice: str | None, now: float) ->
 
 def forget(table: DecisionTable, contract: str, now: float) -> DecisionTable:
     """Return the table without a contract that is no longer served."""
-    routes = [route for route in table.routes if route.contract != contract]
-    directives = [directive for directive in table.directives if directive.contract != contract]
-    pins = [pin for pin in table.pins if pin.contract != contract]
-    canaries = [canary for canary in table.canaries if canary.contract != contract]
-    promoted = [version for version in table.promoted if version.contract != contract]
-    return changed(table, now, routes=routes, directives=directives, pins=pins, canaries=canaries, promoted=promoted)
+    fields = ("routes", "directives", "pins", "canaries", "promoted")
+    left = {name: [entry for entry in getattr(table, name) if entry.contract != contract] for name in fields}
+    return changed(table, now, **left)
 
 
 def without_slice(contract: Contract, slice: str) -> str:
@@ -237,78 +210,15 @@ def _again(routes: Iterable[Route], ended: Sequence[Pin], now: float) -> list[Ro
     return [replace(route, since=now) if covered(route) else route for route in routes]
 
 
-def changed(
-    table: DecisionTable,
-    now: float,
-    *,
-    routes: Iterable[Route] | None = None,
-    directives: Iterable[Directive] | None = None,
-    resumptions: tuple[Resumption, ...] | None = None,
-    pins: Iterable[Pin] | None = None,
-    canaries: Iterable[Canary] | None = None,
-    promoted: Iterable[Promoted] | None = None,
-) -> DecisionTable:
-    """Return the table with these entries replaced and sorted, under a new version if anything changes.
+def changed(table: DecisionTable, now: float, **entries: Iterable[Any]) -> DecisionTable:
+    """Return the table with the entries of these fields replaced and sorted, under a new version if anything changes.
 
     Routes that a pin to the inference kernel kept from acting are in force since it has ended.
     """
-    if pins is not None:
-        pins = tuple(pins)
-        ended = [pin for pin in table.pins if pin.kernel == INFERENCE_KERNEL and pin not in pins]
-        routes = _again(table.routes if routes is None else routes, ended, now)
-    after = replace(
-        table,
-        routes=table.routes
-        if routes is None
-        else tuple(sorted(routes, key=lambda route: (route.contract, route.slice, route.avoid))),
-        directives=table.directives if directives is None else tuple(sorted(directives)),
-        resumptions=table.resumptions if resumptions is None else resumptions,
-        pins=table.pins if pins is None else tuple(sorted(pins, key=lambda pinned: (pinned.contract, pinned.slice))),
-        canaries=table.canaries
-        if canaries is None
-        else tuple(sorted(canaries, key=lambda canary: (canary.contract, canary.slice, canary.version))),
-        promoted=table.promoted if promoted is None else tuple(sorted(promoted)),
-    )
+    found = {name: tuple(own) for name, own in entries.items()}
+    if "pins" in found:
+        ended = [pin for pin in table.pins if pin.kernel == INFERENCE_KERNEL and pin not in found["pins"]]
+        found["routes"] = tuple(_again(found.get("routes", table.routes), ended, now))
+    fields: dict[str, Any] = {name: tuple(sorted(own)) for name, own in found.items()}
+    after = replace(table, **fields)
     return table if after == table else replace(after, version=table.version + 1, at=now)
-
-
-def set_canary(table: DecisionTable, wanted: Canary) -> DecisionTable:
-    """Give a version of the inference kernel a share of a slice's requests, in place of the share that it had.
-
-    Raises:
-        ValueError: If the weight is no share, the version or the reason is empty, or it has ended already.
-    """
-    if not 0.0 <= wanted.weight <= 1.0:
-        raise ValueError(f"weight: {wanted.weight!r} is not a share; write a number from 0 to 1, such as 0.05 for 5 %")
-    if not wanted.version.strip():
-        raise ValueError("version: it is empty; give the short fingerprint of the inference kernel version")
-    if not wanted.reason.strip():
-        raise ValueError("reason: it is empty; say why the version serves this share")
-    if wanted.until is not None and wanted.until <= wanted.since:
-        raise ValueError("until: lies before since; give a later time, or none for a canary without an end")
-    place = (wanted.contract, wanted.slice, wanted.version)
-    others = [canary for canary in table.canaries if (canary.contract, canary.slice, canary.version) != place]
-    return changed(table, wanted.since, canaries=[*others, wanted])
-
-
-def remove_canary(
-    table: DecisionTable, contract: str, version: str, slice: str | None = None, *, now: float
-) -> DecisionTable:
-    """Lift the limit on a version of the inference kernel: from now on it serves every request that it is asked for.
-
-    Args:
-        table: The table in force.
-        contract: metadata.name.
-        version: Short fingerprint of the inference kernel version.
-        slice: Name of the slice; None for every slice.
-        now: Unix time, seconds.
-
-    Returns:
-        The table without it, or the same table where there is no such canary.
-    """
-    kept = [
-        canary
-        for canary in table.canaries
-        if (canary.contract, canary.version) != (contract, version) or slice not in {None, canary.slice}
-    ]
-    return changed(table, now, canaries=kept)

@@ -64,7 +64,6 @@ def alert_body(
     *,
     receiver: str,
     external_url: str = "",
-    max_alerts: int = 0,
     reason: str = "",
     incident: Incident | None = None,
     lasting: int = 0,
@@ -79,7 +78,6 @@ def alert_body(
         transitions: What fired or resolved, all of this contract, at least one.
         receiver: Name of the endpoint.
         external_url: Base URL of the evaluator as people reach it; links are left empty without it.
-        max_alerts: Alerts beyond this many are left out and counted in `truncatedAlerts`; 0 for all.
         reason: Why it is sent: `firing`, `update`, `unproven`, `resolved`, `reminder`, `silence-ended` or `unfollowed`;
             empty for the first alert and the last.
         incident: Subject of the message: receivers that follow incidents get one for all its messages.
@@ -90,34 +88,29 @@ def alert_body(
 
     Returns:
         A JSON object; equal arguments give equal bytes through `encode`.
-
-    Raises:
-        ValueError: If there is no transition, or one of another contract.
     """
-    if not transitions or {transition.contract for transition in transitions} != {contract.name}:
-        raise ValueError(f"a body takes one or more transitions of {contract.name!r} alone; send the others apart")
-    shown = transitions[:max_alerts] if max_alerts else transitions
     base = external_url.rstrip("/")
     note = links_note(base)
     names = kernel_names(kernels)
     firing = bool(lasting) or any(edge.what is What.FIRING for edge in transitions)
-    following = _next(shown, changed=_changed(incident)) if firing else _lift(lifting)
+    changed = _changed(incident)
+    following = _next(transitions, changed=changed) if firing else _lift(lifting)
     alerts = [
         _alert(contract, transition, base, reason, done, names, incident, "" if firing else following)
-        for transition in shown
+        for transition in transitions
     ]
-    steps = Counter((edge.cell, edge.what) for edge in shown)
-    for alert, edge in zip(alerts, shown, strict=True):
+    steps = Counter((edge.cell, edge.what) for edge in transitions)
+    for alert, edge in zip(alerts, transitions, strict=True):
         if steps[edge.cell, edge.what] > 1:
             alert["annotations"]["summary"] += f" ({edge.severity}: {', '.join(map(str, edge.actions)) or 'no action'})"
     for alert in alerts if note else ():
         alert["annotations"]["description"] += f" {note}"
     labels = {"contract": contract.name} | ({"incident": incident.id} if incident is not None else {})
-    said = reason or shown[0].what.value
+    said = reason or transitions[0].what.value
     return {
         "version": "4",
         "groupKey": "{}:{" + ", ".join(f'{name}="{value}"' for name, value in labels.items()) + "}",
-        "truncatedAlerts": len(transitions) - len(shown),
+        "truncatedAlerts": 0,
         "status": "firing" if firing else "resolved",
         "notification_reason": said,
         "receiver": receiver,
@@ -134,11 +127,11 @@ def alert_body(
             "description": contract.metadata.description,
             "reason": said,
             "incident": _incident(incident, base, lasting, done, names),
-            "impact": _impact(contract, shown, incident, contained=_contained(incident), changed=_changed(incident)),
+            "impact": _impact(contract, transitions, incident, contained=_contained(incident), changed=changed),
             "next": following,
             "evidence": _evidence(contract, transitions),
             "links": note,
-            "cells": [_cell(transition) for transition in shown],
+            "cells": [_cell(transition) for transition in transitions],
         },
     }
 

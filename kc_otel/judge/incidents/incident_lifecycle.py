@@ -83,6 +83,8 @@ _BY_URGENCY: Final = ("fail", "invalid-input", "no-data", "inconclusive")
 Key = tuple[str, str, str]
 Place = tuple[str, str]
 """(clause, slice)."""
+_Done = dict[tuple[str, str], tuple[float, list[str]]]
+"""(kind, target) of actions, with when and on which slices they were done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,8 @@ class TrafficSeen:
         ended: Whether the last recorder of a kernel pair that reported said that it shuts down.
         unheard: Whether a recorder that reported a version of the inference kernel during a breach, from its onset to
             the last FAIL, Unix seconds, has not been heard of since, or points of it arrive that are not judged.
-        lost: Whether a recorder that reported a version of the inference kernel from a Unix time on has reported
-            nothing after another: it may have died beside a kernel that serves.
+        lost: Whether a recorder that reported a version of the inference kernel from a Unix time on is silent now, or
+            has reported nothing after another: it may have died beside a kernel that serves.
     """
 
     measured: Callable[[str, str], float] = lambda _slice, _version: -math.inf
@@ -264,7 +266,7 @@ def with_actions(
     incidents: Sequence[Incident], transitions: Iterable[Transition], people: People, *, dry_run: bool
 ) -> tuple[Incident, ...]:
     """The incidents with what the alerts that fired in this evaluation do; webhooks only where nothing is done."""
-    done: dict[Key, dict[tuple[str, str], tuple[float, list[str]]]] = {}
+    done: dict[Key, _Done] = {}
     for edge in transitions:
         if edge.what is not What.FIRING:
             continue
@@ -274,12 +276,7 @@ def with_actions(
             if dry_run or not (action.kind == "webhook" or (muted and action.kind == "notify")):
                 _, slices = mine.setdefault((action.kind, action.target or ""), (edge.at, []))
                 slices.append(edge.cell.slice)
-    return tuple(
-        replace(incident, actions=_merged(incident.actions, done[incident.key], dry_run=dry_run))
-        if incident.key in done
-        else incident
-        for incident in incidents
-    )
+    return tuple(_with_done(incident, done.get(incident.key), dry_run=dry_run) for incident in incidents)
 
 
 def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) -> tuple[Incident, ...]:
@@ -291,7 +288,7 @@ def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) 
         if promotion is None or incident.on not in OF_RECORDERS:
             return incident
         said = promotion.reason.partition(": ")[0]
-        done = {("roll-back", said): (promotion.entered, [ALL])}
+        done: _Done = {("roll-back", said): (promotion.entered, [ALL])}
         if promotion.seen_serving is not None:
             done["serves", ""] = (promotion.seen_serving, [ALL])
         # What is done once more, in the same words, is done at the later time.
@@ -300,24 +297,19 @@ def with_roll_backs(incidents: Sequence[Incident], rolled: Iterable[Promotion]) 
             for action in incident.actions
             if done.get((action.kind, action.target), (action.at, []))[0] == action.at
         ]
-        return replace(incident, actions=_merged(kept, done, dry_run=False))
+        return _with_done(replace(incident, actions=tuple(kept)), done)
 
     return tuple(map(acted, incidents))
 
 
 def with_told(incidents: Sequence[Incident], messages: Iterable[IncidentMessage], now: float) -> tuple[Incident, ...]:
     """The incidents with who was told of them in this evaluation."""
-    told: dict[str, dict[tuple[str, str], tuple[float, list[str]]]] = {}
+    told: dict[str, _Done] = {}
     for message in messages:
         fires = [edge.cell.slice for edge in message.alerts if edge.what is What.FIRING]
         if fires and message.incident is not None:
             told.setdefault(message.incident.id, {})["webhook", message.endpoint] = (now, fires)
-    return tuple(
-        replace(incident, actions=_merged(incident.actions, told[incident.id], dry_run=False))
-        if incident.id in told
-        else incident
-        for incident in incidents
-    )
+    return tuple(_with_done(incident, told.get(incident.id)) for incident in incidents)
 
 
 def with_word(incidents: Sequence[Incident], kind: str, said: Mapping[str, Any], now: float) -> tuple[Incident, ...]:
@@ -536,11 +528,10 @@ def _routes(table: DecisionTable, incident: Incident) -> dict[str, float]:
     }
 
 
-def _merged(
-    before: Sequence[IncidentAction], done: Mapping[tuple[str, str], tuple[float, list[str]]], *, dry_run: bool
-) -> tuple[IncidentAction, ...]:
-    known = {(action.kind, action.target, action.dry_run): action for action in before}
-    for (kind, target), (at, slices) in done.items():
+def _with_done(incident: Incident, done: _Done | None, *, dry_run: bool = False) -> Incident:
+    """The incident with actions: each is there once, at its first time, with all of its slices."""
+    known = {(action.kind, action.target, action.dry_run): action for action in incident.actions}
+    for (kind, target), (at, slices) in (done or {}).items():
         merged = known.get((kind, target, dry_run), IncidentAction(kind, target, at, (), dry_run))
         known[kind, target, dry_run] = replace(merged, slices=tuple(dict.fromkeys((*merged.slices, *slices))))
-    return tuple(known.values())
+    return replace(incident, actions=tuple(known.values()))

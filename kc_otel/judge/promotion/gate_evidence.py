@@ -49,33 +49,6 @@ class EvidenceError(ValueError):
     """A record is not what a gate wrote; the message lists everything that is wrong with it."""
 
 
-def make_evidence(
-    contract: Contract, stage: Stage, version: str, decision: Decision, verdicts: Sequence[Verdict], now: float
-) -> dict[str, Any]:
-    """The record of one step.
-
-    Args:
-        contract: The contract in force.
-        stage: Stage that the kernel version was in.
-        version: Short fingerprint of the inference kernel version.
-        decision: Decision of the gate.
-        verdicts: The verdicts it rests on.
-        now: Unix time, seconds.
-
-    Returns:
-        A JSON object that `verify_evidence` accepts; numbers that are not finite are null.
-
-    Raises:
-        ValueError: If there is no verdict, or one was made under another contract.
-    """
-    if not verdicts:
-        raise ValueError("evidence without verdicts proves nothing; pass those that the decision rests on")
-    if {verdict.contract_hash for verdict in verdicts} != {contract.hash}:
-        raise ValueError(f"a verdict was made under another contract than {contract.name!r} {contract.hash[:12]}")
-    ordered = sorted(verdicts, key=lambda verdict: (verdict.cell, verdict.at))
-    return sealed(contract, stage, version, decision, [verdict_row(contract, verdict) for verdict in ordered], now)
-
-
 def step_evidence(
     contract: Contract, promotion: Promotion, move: PromotionMove, verdicts: Sequence[Verdict], now: float
 ) -> dict[str, Any]:

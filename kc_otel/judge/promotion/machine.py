@@ -87,7 +87,8 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
     if promotion.position.stage is Stage.OFFLINE_CI:
         tally, decision = promotion.tally, _offline(promotion, asked)
     else:
-        gate = gate_of(contract, promotion.position)
+        terms = contract.promotion
+        gate = GateSpec.of(contract, promotion.position.stage, terms.windows, terms.failure_limit)
         tally = counted(gate, promotion.version, promotion.tally, evaluation)
         decision = decided(gate, promotion.version, tally, evaluation, None, asked, now)
     promotion = replace(promotion, tally=tally)
@@ -102,7 +103,8 @@ def advance(promotion: Promotion, contract: Contract, evaluation: Evaluation, ho
     if needed:
         return replace(promotion, missing=(needed,), awaiting=awaiting), ()
     decision = replace(decision, stage=following.stage)
-    shown = "the offline gate is open" if promotion.position.stage is Stage.OFFLINE_CI else _shown(decision.windows)
+    shown = f"{decision.windows} consecutive windows have passed" if decision.windows > 1 else "a window has passed"
+    shown = "the offline gate is open" if promotion.position.stage is Stage.OFFLINE_CI else shown
     return stepped(promotion, following, MoveKind.ADVANCE, decision, now, said=shown)
 
 
@@ -206,11 +208,6 @@ def share_of(promotion: Promotion) -> float | None:
     return promotion.position.share
 
 
-def gate_of(contract: Contract, position: Position) -> GateSpec:
-    """The gate that a version has to pass to leave a position."""
-    return GateSpec.of(contract, position.stage, contract.promotion.windows, contract.promotion.failure_limit)
-
-
 def _offline(promotion: Promotion, holds: Sequence[str]) -> Decision:
     missing = [f"held: {reason}" for reason in holds]
     if not promotion.offline:
@@ -232,7 +229,3 @@ def _agreement(promotion: Promotion, to: Position, terms: PromotionTerms) -> tup
     if promotion.hooked and promotion.confirmed != str(to):
         return f"the gate is open; the hook before {to} has not ended yet: `kc-otel promote --watch` runs it", str(to)
     return "", ""
-
-
-def _shown(windows: int) -> str:
-    return f"{windows} consecutive windows have passed" if windows > 1 else "a window has passed"

@@ -17,16 +17,14 @@ from kc_otel.judge.verdict import Evaluation, Status
 
 _MAX_AHEAD_SECONDS: Final = 300.0
 """By which the clock of the machine that ran the gate may be ahead."""
-_WHO_AND_WHY: Final = "say who and why; both are recorded"
 
 
-def approve(promotion: Promotion, contract: Contract, stage: Stage, by: str) -> Promotion:
+def approve(promotion: Promotion, contract: Contract, stage: Stage) -> Promotion:
     """Let a version into a stage, as soon as its gate is open.
 
     Raises:
         OrderError: If the contract asks nobody, or the version is not on its way there.
     """
-    _named(by, "-")
     _running(promotion)
     asked = contract.promotion.approve
     if stage.value not in asked:
@@ -41,9 +39,9 @@ def hold(promotion: Promotion, by: str, why: str, now: float) -> Promotion:
     """Let a version go no further until somebody resumes it; a FAIL rolls it back all the same.
 
     Raises:
-        OrderError: If nobody or no reason is named, or it is not on its way.
+        OrderError: If no reason is named, or it is not on its way.
     """
-    _named(by, why)
+    _explained(why)
     _running(promotion)
     return replace(promotion, hold=Hold(by, why, now), awaiting="")
 
@@ -98,9 +96,9 @@ def force(
     """Take a version on to a stage although its gate is not open.
 
     Raises:
-        OrderError: If nobody or no reason is named, or the version is there already.
+        OrderError: If no reason is named, or the version is there already.
     """
-    _named(by, why)
+    _explained(why)
     target = next(
         (
             position
@@ -122,18 +120,18 @@ def roll_back(promotion: Promotion, by: str, why: str, now: float) -> Moved:
     """Take a version out of all traffic; once more where it was seen to serve after that.
 
     Raises:
-        OrderError: If nobody or no reason is named, or it is not on its way.
+        OrderError: If no reason is named, or it is not on its way.
     """
-    _named(by, why)
+    _explained(why)
     if promotion.seen_serving is None:
         _running(promotion)
     decision = Decision(GateOutcome.WAIT, promotion.position.stage, promotion.tally.passed, promotion.missing)
     return rolled_back(promotion, decision, now, by=by, why=why)
 
 
-def _named(by: str, why: str) -> None:
-    if not by.strip() or not why.strip():
-        raise OrderError(_WHO_AND_WHY)
+def _explained(why: str) -> None:
+    if not why.strip():
+        raise OrderError("say why; the reason is recorded")
 
 
 def _running(promotion: Promotion) -> None:

@@ -41,8 +41,6 @@ class Draft:
     """Inputs of a new contract.
 
     Attributes:
-        name: metadata.name.
-        owner: metadata.owner.
         train: Fields of the training kernel, such as `{"engine": "torch", "dtype": "bfloat16"}`.
         inference: Fields of the inference kernel.
         reward_budget: Largest drift of the mean reward that is acceptable, in the reward's unit.
@@ -50,7 +48,6 @@ class Draft:
         horizon: T, longest sequence in generated tokens.
         clip: PPO clip range; None where there is none.
         slices: Name of each slice, and its conditions by attribute.
-        confidence: Confidence of verdicts.
         data: How the kernels are measured; clauses that this cannot measure are left out.
         rewards: Whether sequences come with rewards.
     """
@@ -71,14 +68,9 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class DraftClause:
-    """One clause of a new contract.
+    """One clause of a new contract; an empty statistic or unit is the metric's default.
 
     Attributes:
-        id: Its id.
-        metric: Its metric.
-        statistic: Its statistic; empty for the metric's default.
-        unit: Its unit; empty for the metric's default.
-        limit: Its limit.
         derivation: How the limit follows, with numbers.
         breaks: Consequence of exceeding it: the clause's description.
         slices: Limits of single slices, where they differ.
@@ -101,10 +93,8 @@ class DraftClause:
 def clauses_of(draft: Draft, *, capped: bool = False) -> tuple[DraftClause, ...]:
     """The statistical clauses of a new contract, the budget first. Limits are cut to three digits, never raised.
 
-    Args:
-        draft: Inputs of the contract.
-        capped: Whether the mean of tv_token is judged by prompt and cut at five limits, with a clause on what is above,
-            so that a gate can decide it.
+    With `capped` the mean of tv_token is judged by prompt and cut at five limits, with a clause on what is above, so
+    that a gate can decide it.
 
     Raises:
         ValueError: If the budget is not positive or not below the width of the reward range, the range is not one, or
@@ -218,18 +208,7 @@ def exact(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NoiseFloor:
-    """A clause's statistic on a recording.
-
-    Attributes:
-        clause: Id of the clause.
-        slice: The slice.
-        limit: The clause's limit there.
-        estimate: The statistic on the recording.
-        lower: Lower confidence bound.
-        upper: Upper confidence bound: the floor.
-        samples: Observations that it rests on.
-        unit: Unit of an observation: token or sequence.
-    """
+    """A clause's statistic on a recording, with its bounds: the upper one is the floor. Observations are of a unit."""
 
     clause: str
     slice: str
@@ -247,12 +226,7 @@ class NoiseFloor:
 
 
 def floors(contract: Contract, recording: Recording) -> Iterator[NoiseFloor]:
-    """The floor of each clause that log-probabilities decide, on every slice of which the recording has sequences.
-
-    Args:
-        contract: The contract: clauses, slices, confidence.
-        recording: Log-probabilities of both sides.
-    """
+    """The floor of each clause that log-probabilities decide, on every slice of which the recording has sequences."""
     alpha = (1.0 - contract.observability.confidence) / 2.0
     members = [contract.slices_of(attributes) for attributes in recording.attributes]
     for slice in (ALL, *contract.slices):

@@ -45,8 +45,6 @@ class Written:
     """A contract as text, and what is to be said of it.
 
     Attributes:
-        text: YAML.
-        contract: The contract that it reads as.
         needed: Observations that each clause needs before it can PASS, on all traffic.
         floors: Limits that the baseline keeps, beside those of the budget; empty without a recording.
         measured: Ids of clauses whose limits come from the baseline.
@@ -65,14 +63,9 @@ def write(
     """The contract of a draft.
 
     Without a recording the budget is a clause, and comments explain what would guarantee it token by token. With one,
-    limits on tokens are what this pair keeps with room, the mean of tv_token is judged by prompt and capped, and a
-    bound of the budget that the pair itself breaks is explained and not asked for.
-
-    Args:
-        draft: Inputs of the contract.
-        baseline: Both kernels of a pair that is accepted, or as good as it gets.
-        margin: Factor above what the baseline surely keeps, at least 1.
-        prompts: Prompts that a gate may take; limits are raised until a pair like the baseline typically passes then.
+    the `baseline` of an accepted pair, limits on tokens are what this pair keeps with a factor `margin` of room, the
+    mean of tv_token is judged by prompt and capped, and a bound of the budget that the pair itself breaks is explained
+    and not asked for. Limits are raised until a pair like the baseline typically passes a gate with so many prompts.
 
     Raises:
         ValueError: If the draft's numbers make no contract, or one with a clause that can never PASS, or the margin is

@@ -6,8 +6,6 @@ A missing completion leaves no verdict: failures are not random, and the answere
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from kc_otel._extras import extra
-from kc_otel.offline.gate.early_stop import looks
+from kc_otel.offline.gate.recorded_gate import looks
 from kc_otel.recordings.endpoints.collect import Collected, collect
 from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, CompletionEndpoint, CompletionEndpointError
 from kc_otel.recordings.endpoints.prompts import Prompt, read_prompts
@@ -35,11 +33,7 @@ _Say = Callable[[str], None]
 
 
 class IncompleteError(ValueError):
-    """Completions are missing; the message says which and why.
-
-    Attributes:
-        recording: The file of what was answered; None where nothing was.
-    """
+    """Completions are missing; the message says which and why, `recording` is the file of what was answered, if any."""
 
     def __init__(self, message: str, recording: Path | None) -> None:
         super().__init__(message)
@@ -48,13 +42,9 @@ class IncompleteError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EndpointPair:
-    """Two endpoints, and how they are asked.
+    """Two endpoints: one samples, the other scores the same tokens.
 
     Attributes:
-        inference: Samples.
-        train: Scores the same tokens.
-        inference_model: Its model, where it serves more than one.
-        train_model: The same.
         samples: Completions of each prompt.
         max_tokens: Most tokens of a completion.
         concurrency: Requests at a time.
@@ -76,17 +66,10 @@ class EndpointPair:
 def record_endpoints(
     pair: EndpointPair, prompts: Path, where: Path | None, say: _Say, enough: Callable[[Recording], bool] | None = None
 ) -> Path:
-    """Sample, score, and keep the recording.
+    """Sample, score, and keep the recording; returns its file.
 
-    Args:
-        pair: The endpoints.
-        prompts: File of prompts, see `read_prompts`.
-        where: The recording's file; None for one in a temporary folder that is kept.
-        say: Takes a line on what happens, every few seconds.
-        enough: Whether completions so far, of prompts in an order of their own, are enough; None for all of them.
-
-    Returns:
-        The recording's file.
+    Without `where` it is in a temporary folder that is kept. `say` takes a line on what happens, every few seconds.
+    `enough` says whether completions so far, of prompts in an order of their own, are enough; None for all of them.
 
     Raises:
         IncompleteError: If a completion is missing.
@@ -124,7 +107,7 @@ async def _collected(
         sampled, trained = await sampler.model(pair.inference_model), await scorer.model(pair.train_model)
         for client, wanted in ((scorer, pair.versions[0]), (sampler, pair.versions[1])):
             await _same_version(client, wanted, say)
-        if sampled == trained and _one_place(pair.inference.root, pair.train.root):
+        if sampled == trained and pair.inference.root == pair.train.root:
             say(
                 f"{trained} both samples and scores: this compares its decoding with its prefill, the floor of such "
                 "comparisons, and not two kernels"
@@ -141,17 +124,6 @@ async def _collected(
             looks=looks(),
             progress=_progress(len(prompts) * pair.samples, say),
         )
-
-
-def _one_place(*roots: str) -> bool:
-    """Return whether URLs lead to one server, by whatever names."""
-    places = []
-    for url in map(httpx.URL, roots):
-        port = url.port or (443 if url.scheme == "https" else 80)
-        with contextlib.suppress(OSError):
-            found = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
-            places.append({(*address[:2], url.path.rstrip("/")) for *_, address in found})
-    return len(set(roots)) == 1 or (len(places) == len(roots) and bool(set.intersection(*places)))
 
 
 async def _same_version(client: CompletionClient, wanted: str | None, say: _Say) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.errors import ContractError
+from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.load import load_text
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, Scalar
@@ -46,8 +47,7 @@ _RELATIVE_TOLERANCE: Final = 1e-9
 def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
     """The record of the offline stage: it also has the contract's text, the kernels' fields, and every file's checksum.
 
-    Returns:
-        A JSON object that `verify_evidence` accepts, and `verify_recordings` together with the files.
+    `verify_evidence` accepts it, and `verify_recordings` together with the files.
     """
     rows = [
         verdict_row(gate.contract, verdict) | {"recording": place}
@@ -60,20 +60,14 @@ def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
 
 
 def verify_evidence(record: Mapping[str, Any]) -> None:
-    """Accept a record of any stage, or say what is wrong with it; see `verify_record`.
-
-    Raises:
-        EvidenceError: If anything does not hold.
-    """
+    """Accept a record of any stage, or raise an EvidenceError that says what is wrong with it; see `verify_record`."""
     verify_record(record, section_problems)
 
 
 def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
     """Judge a record's recordings again, and accept it if everything comes out as it says.
 
-    Args:
-        record: Record of `offline_evidence`.
-        files: Files among which its recordings are; they are found by their checksums.
+    They are found among the files by their checksums.
 
     Raises:
         EvidenceError: If the record does not verify by itself, a recording is not there, or a number differs by more
@@ -115,8 +109,7 @@ def _section(gate: OfflineGate, text: str) -> dict[str, Any]:
 def section_problems(record: Mapping[str, Any]) -> list[str]:
     """Check a record's contract, kernels and decision against each other, and list what does not follow.
 
-    Raises:
-        LookupError, TypeError, ValueError, AttributeError: If the section has another shape.
+    A section of another shape raises a LookupError, TypeError, ValueError or AttributeError.
     """
     offline = record["offline"]
     try:
@@ -158,10 +151,7 @@ def section_problems(record: Mapping[str, Any]) -> list[str]:
 
 
 def _sampling_problems(about: Mapping[str, Any], allowed: Mapping[str, Sequence[Scalar]]) -> list[str]:
-    """Sampling parameters of a recording that the contract does not allow, and those that it has to name and does not.
-
-    A contract that lists none asks for none.
-    """
+    """Sampling parameters of a recording that the contract does not allow, and those that it lists and are not said."""
     if not allowed:
         return []
     said = about["sampling"]
@@ -277,3 +267,66 @@ def _differences(said: Any, found: Any, place: str = "") -> Iterator[tuple[str, 
 def _shown(value: Any) -> str:
     text = json.dumps(value, sort_keys=True)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+_NAME: Final = "evidence.json"
+_CONTRACT: Final = "contract.yaml"
+
+
+def evidence_file(where: Path) -> Path:
+    """The record's file, given that file or the folder that it is in."""
+    return where / _NAME if where.is_dir() else where
+
+
+def write_evidence(record: Mapping[str, Any], where: Path, contract: str | None = None) -> Path:
+    """Write a record into a .json file, or into a folder with the contract's text; returns the record's file."""
+    file = where if where.suffix == ".json" else where / _NAME
+    if contract is not None and file != where:
+        write_text(file.with_name(_CONTRACT), contract)
+    write_text(file, json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    return file
+
+
+def read_evidence(file: Path) -> Any:
+    """Read a record's file, any JSON; a ValueError if it is none."""
+    try:
+        return read_json_text(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(
+            f"is not a gate's evidence, which is JSON ({error}); `kc-otel gate run ... --evidence FILE` writes it"
+        ) from None
+
+
+def beside_problems(record: Mapping[str, Any], file: Path) -> list[str]:
+    """Return the files beside a record that do not match it: the contract, the recording."""
+    problems = []
+    contract = file.with_name(_CONTRACT)
+    if file.name == _NAME and contract.exists():
+        text = contract.read_text(encoding="utf-8", errors="replace")
+        try:
+            same = load_text(text, _CONTRACT).hash == record["contract"]["hash"]
+        except ContractError:
+            same = False
+        if not same or text != record.get("offline", {}).get("contract", text):
+            problems.append(
+                f"{contract.name} is not the contract of the record: it was changed, or belongs to another gate"
+            )
+    recording = recording_beside(file.parent if file.name == _NAME else file)
+    if recording.exists() and "offline" in record:
+        known = {entry["sha256"] for entry in record["offline"]["recordings"]}
+        if digest_of(recording)[0] not in known:
+            problems.append(
+                f"{recording.name} is not one of the record's recordings: it was changed, or belongs to another gate"
+            )
+    return problems
+
+
+def recording_beside(where: Path) -> Path:
+    """Return the path of the recording made for this evidence, which names its checksum."""
+    return where.with_suffix(".npz") if where.suffix == ".json" else where / "recording.npz"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in UTF-8, and the folders that it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.verdict import Status, Verdict
 from kc_otel.offline.gate.recorded_gate import GatedRecording, OfflineGate
+from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts
 from kc_otel.recordings.recording import GROUPS
 
 _WORST_FIRST: Final = (Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA, Status.PASS)
@@ -17,13 +20,7 @@ _WORST_FIRST: Final = (Status.FAIL, Status.INCONCLUSIVE, Status.NO_DATA, Status.
 
 @dataclass(frozen=True, slots=True)
 class GateFinding:
-    """A verdict on a recording.
-
-    Attributes:
-        verdict: The verdict.
-        input: The recording's file.
-        required: Whether the gate asks for its PASS.
-    """
+    """A verdict on a recording, and whether the gate asks for its PASS."""
 
     verdict: Verdict
     input: GatedRecording
@@ -76,66 +73,53 @@ def for_whom(slice: str) -> str:
 def notes(gate: OfflineGate) -> tuple[str, ...]:
     """Return notes for the reader besides the verdicts."""
     said = [
-        f"{rec.name}: both sides have the same number at every token; unless the kernels agree bit for bit, one side "
-        f"is a copy of the other"
-        for rec in gate.inputs
-        if rec.identical
-    ]
-    said += [f"{rec.name}: {rec.coarse}" for rec in gate.inputs if rec.coarse]
-    said += [f"{rec.name}: {rec.unchecked}" for rec in gate.inputs if rec.unchecked]
-    said += [
-        f"{rec.name}: {rec.repeated:,} of {rec.repeated + rec.sequences:,} sequences repeat others, in whole or "
-        f"in part: the same tokens or nearly the same log-probabilities; each counts once, so the gate decides on "
-        f"{rec.sequences:,}"
-        for rec in gate.inputs
-        if rec.repeated
-    ]
-    span = gate.contract.assumptions.reward_range
-    said += [
-        f"{rec.name}: {judged.unknown_rewards:,} of {rec.sequences:,} rewards are missing or outside of "
-        f"assumptions.reward_range [{span[0]:g}, {span[1]:g}] and count as the worst possible value; record all "
-        f"rewards, and correct the range"
+        f"{rec.name}: {note}"
         for rec, judged in zip(gate.inputs, gate.judged, strict=True)
-        if judged.unknown_rewards and span is not None
+        for note in _notes_on(gate.contract, rec, judged)
     ]
-    said += [
-        f"{rec.name}: sampled with "
-        + ", ".join(f"{name} {'/'.join(map(str, of))}" for name, of in rec.sampling.items())
-        for rec in gate.inputs
-        if rec.sampling
-    ]
-    said += [
-        f"{rec.name}: {judged.reward_estimate}; the verdict rests on bounds without assumptions"
-        for rec, judged in zip(gate.inputs, gate.judged, strict=True)
-        if judged.reward_estimate
-    ]
-    said += [
-        f"{rec.name}: {of.clause}: {100 * of.share:.3g} % was sampled by older weights and is not held against the "
-        f"kernels; {of.text}"
-        for rec, judged in zip(gate.inputs, gate.judged, strict=True)
-        for of in judged.causes
-    ]
-    said += [
-        f"{rec.name}: {judged.age_note}"
-        for rec, judged in zip(gate.inputs, gate.judged, strict=True)
-        if judged.age_note
-    ]
-    if any(clause.averaged in {Unit.PROMPT, Unit.STEP} for clause in gate.contract.clauses):
-        said += [
-            f"{rec.name}: assumes that sequences are independent, because it names no prompts; if some share one, name "
-            f"it in a column {', '.join(GROUPS[:-1])} or {GROUPS[-1]}"
-            for rec, judged in zip(gate.inputs, gate.judged, strict=True)
-            if judged.prompts is None
-        ]
     if gate.terms.sequential:
         said.append("bounds hold at every number of sequences at once: the gate may stop as soon as it is decided")
-    if gate.terms.require:
-        named = ", ".join(gate.terms.require)
-        said.append(f"only {named} had to pass; a failure of any other clause still rejects the kernel")
-    if gate.terms.slices:
-        named = ", ".join(gate.terms.slices)
-        said.append(f"only {named} had to pass; a failure on any other slice still rejects the kernel")
+    for names, other in ((gate.terms.require, "of any other clause"), (gate.terms.slices, "on any other slice")):
+        if names:
+            said.append(f"only {', '.join(names)} had to pass; a failure {other} still rejects the kernel")
     return tuple(said)
+
+
+def _notes_on(contract: Contract, rec: GatedRecording, judged: RecordingVerdicts) -> Iterator[str]:
+    if rec.identical:
+        yield (
+            "both sides have the same number at every token; unless the kernels agree bit for bit, one side is a copy "
+            "of the other"
+        )
+    if rec.coarse:
+        yield str(rec.coarse)
+    if rec.unchecked:
+        yield rec.unchecked
+    if rec.repeated:
+        yield (
+            f"{rec.repeated:,} of {rec.repeated + rec.sequences:,} sequences repeat others, in whole or in part: the "
+            f"same tokens or nearly the same log-probabilities; each counts once, so the gate decides on "
+            f"{rec.sequences:,}"
+        )
+    span = contract.assumptions.reward_range
+    if judged.unknown_rewards and span is not None:
+        yield (
+            f"{judged.unknown_rewards:,} of {rec.sequences:,} rewards are missing or outside of "
+            f"assumptions.reward_range [{span[0]:g}, {span[1]:g}] and count as the worst possible value; record all "
+            f"rewards, and correct the range"
+        )
+    if rec.sampling:
+        yield "sampled with " + ", ".join(f"{name} {'/'.join(map(str, of))}" for name, of in rec.sampling.items())
+    for of in judged.causes:
+        share = f"{100 * of.share:.3g} %"
+        yield f"{of.clause}: {share} was sampled by older weights and is not held against the kernels; {of.text}"
+    if judged.age_note:
+        yield judged.age_note
+    if judged.prompts is None and any(clause.averaged in {Unit.PROMPT, Unit.STEP} for clause in contract.clauses):
+        yield (
+            "assumes that sequences are independent, because it names no prompts; if some share one, name it in a "
+            f"column {', '.join(GROUPS[:-1])} or {GROUPS[-1]}"
+        )
 
 
 def _badness(finding: GateFinding) -> tuple[int, bool, float, str, str, str]:

@@ -27,12 +27,7 @@ _Values = tuple[NDArray[np.float64], NDArray[np.bool_]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordingSlice:
-    """A slice of a recording.
-
-    Attributes:
-        name: Name of the slice.
-        recording: Its sequences; None where there are none.
-    """
+    """A slice of a recording: its sequences, None where there are none."""
 
     name: str
     recording: Recording | None
@@ -42,15 +37,12 @@ class RecordingSlice:
 class RecordingObservations:
     """The values of every quantity of the registry that a recording has, computed when asked for.
 
-    Attributes:
-        recording: The recording; its rewards are the sequences' attribute `reward`.
-        reward_range: Smallest and largest reward; without it rewards are not looked at.
+    Rewards are the sequences' attribute `reward`; without a range they are not looked at.
     """
 
     recording: Recording
     reward_range: tuple[float, float] | None = None
     _known: dict[str, Binned | None] = field(default_factory=dict)
-    _coarse: dict[str, Binned] = field(default_factory=dict)
     _logits: dict[str, _Values] = field(default_factory=dict)
 
     def of(self, quantity: str) -> Binned | None:
@@ -68,11 +60,7 @@ class RecordingObservations:
     def for_mean(self, quantity: str) -> Binned | None:
         """Reduce to at most `_MIN_VALUES_FOR_BINS` bins with the exact sum and count."""
         sample = self.of(quantity)
-        if sample is None or sample.count.size <= _MIN_VALUES_FOR_BINS:
-            return sample
-        if quantity not in self._coarse:
-            self._coarse[quantity] = sample.merged(_MIN_VALUES_FOR_BINS)
-        return self._coarse[quantity]
+        return None if sample is None else sample.merged(_MIN_VALUES_FOR_BINS)
 
     @property
     def unreadable(self) -> int:

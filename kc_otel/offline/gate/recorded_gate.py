@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.words import did_you_mean
-from kc_otel.judge.promotion.stages import Decision, GateSpec, Stage, decide
+from kc_otel.judge.promotion.stages import Decision, GateOutcome, GateSpec, Stage, decide
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge, recordable
@@ -74,14 +74,9 @@ class GateTerms:
 
 @dataclass(frozen=True, slots=True)
 class GatedRecording:
-    """A recording's file.
+    """A recording's file, with the sequences and tokens in it that count.
 
     Attributes:
-        name: Its path, as it was given.
-        sha256: Of its bytes, 64 hex digits.
-        size: Its bytes.
-        sequences: Sequences in it that count, each once.
-        tokens: Tokens in it that count.
         identical: Whether both sides have the same number at every token.
         coarse: The side that was rounded to half precision where the other was not, None where none was; it follows
             from the bytes, so that evidence does not repeat it.
@@ -108,18 +103,7 @@ class GatedRecording:
 
 @dataclass(frozen=True, slots=True)
 class OfflineGate:
-    """A gate's terms, its verdicts and its decision.
-
-    Attributes:
-        contract: The contract in force.
-        train: The training kernel.
-        inference: The inference kernel, whose version asks to leave the stage.
-        terms: Requirements of the gate.
-        inputs: The recordings' files.
-        judged: Verdicts on each.
-        decision: advance, wait or rollback.
-        at: Unix time, seconds.
-    """
+    """A gate's terms, its verdicts on each recording and its decision on the inference kernel's version."""
 
     contract: Contract
     train: Kernel
@@ -140,10 +124,6 @@ def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedR
     """A recording without what it repeats, and what identifies its file.
 
     A sequence that is another one again, in whole or as a part of it, is no further observation: it counts once.
-
-    Args:
-        path: The file.
-        terms: Names of its columns, and attributes that its sequences get.
 
     Raises:
         RecordingError: If the file cannot be used.
@@ -193,10 +173,9 @@ def _apart(recordings: Sequence[tuple[GatedRecording, Recording]]) -> list[tuple
         return list(recordings)
     seen: dict[str, str] = {}
     for about, _ in recordings:
-        content = about.content or about.sha256
-        if content in seen:
-            raise ValueError(_SHARED_DATA_ERROR.format(about.name, f"the same content as {seen[content]}"))
-        seen[content] = about.name
+        if about.content in seen:
+            raise ValueError(_SHARED_DATA_ERROR.format(about.name, f"the same content as {seen[about.content]}"))
+        seen[about.content] = about.name
     found = []
     for (about, recording), first in zip(recordings, first_of_each(*(rec for _, rec in recordings)), strict=True):
         if not first.any():
@@ -227,14 +206,7 @@ def gate_recordings(
     terms: GateTerms,
     now: float,
 ) -> OfflineGate:
-    """Judge recordings and decide.
-
-    Args:
-        contract: The contract in force.
-        recordings: Result of `read_input` for each file.
-        kernels: The training and the inference kernel.
-        terms: Requirements of the gate.
-        now: Unix time, seconds.
+    """Judge recordings, each as `read_input` returns it, and decide.
 
     Raises:
         ValueError: If a recording has nothing that the others have not, was sampled otherwise than the contract allows
@@ -256,11 +228,7 @@ def gate_recordings(
 
 
 def check_terms(contract: Contract, terms: GateTerms) -> None:
-    """Refuse terms that name what a contract does not have.
-
-    Raises:
-        ValueError: If a clause or slice of the terms is not of the contract.
-    """
+    """Refuse terms that name a clause or slice that the contract does not have."""
     clauses, slices = [clause.id for clause in contract.clauses], SliceTable.of(contract).judged
     for option, what, given, known in (
         ("--require", "clause", terms.require, clauses),
@@ -276,14 +244,7 @@ def check_terms(contract: Contract, terms: GateTerms) -> None:
 def gate_decision(
     contract: Contract, judged: Sequence[RecordingVerdicts], version: str, terms: GateTerms, now: float
 ) -> Decision:
-    """Return the decision that follows from the verdicts, with `stages.decide`.
-
-    Args:
-        contract: The contract in force.
-        judged: Verdicts on each recording.
-        version: Short fingerprint of the inference kernel.
-        terms: Requirements of the gate.
-        now: Unix time, seconds.
+    """Return the decision that follows from the verdicts on each recording, with `stages.decide`.
 
     Raises:
         ValueError: If no clause can be judged by these recordings.
@@ -440,3 +401,34 @@ def _hashed(rounded: NDArray[np.uint64], at: NDArray[np.int64], window: int) -> 
         found = (found ^ rounded[at + step]) * np.uint64(0x9E3779B97F4A7C15)
         found ^= found >> np.uint64(29)
     return found
+
+
+_FIRST_LOOK: Final = 20
+_LOOK_GROWTH: Final = 1.25
+"""Each look costs a pass over all sequences so far: with this factor all together cost five times the last."""
+
+
+def looks() -> Iterator[int]:
+    """Numbers of sequences at which a gate looks.
+
+    >>> from itertools import islice
+    >>> list(islice(looks(), 5))
+    [20, 25, 32, 40, 50]
+    """
+    number = _FIRST_LOOK
+    while True:
+        yield number
+        number = math.ceil(number * _LOOK_GROWTH)
+
+
+def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Kernel], terms: GateTerms) -> bool:
+    """Return True if the sequences so far decide the gate; clauses that no recording can judge do not delay it.
+
+    The bounds are betting confidence sequences (`anytime` in `kc_otel.stats`): it costs no confidence to look again and
+    again, and to stop where it suits, if the order of sequences says nothing of them.
+    """
+    in_force("the recording", recording, contract.promotion.sampling)
+    pair = kernels[0].fingerprint, kernels[1].fingerprint
+    found = judge(contract, by_contract(recording, contract), 0.0, pair, anytime=True)
+    asked = replace(terms, windows=1, require=terms.require or tuple({judged.cell.clause for judged in found.verdicts}))
+    return gate_decision(contract, [found], pair[1], asked, 0.0).outcome is not GateOutcome.WAIT

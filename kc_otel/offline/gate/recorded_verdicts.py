@@ -22,10 +22,9 @@ from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 from kc_otel.judge.verdicts import decide
 from kc_otel.offline.gate.observations import RecordingObservations, RecordingSlice
 from kc_otel.record.measure.places import Places
-from kc_otel.record.measure.sampled import log_ratio, saturated
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
-from kc_otel.stats import Binned, estimated_reward_drift
+from kc_otel.stats import Binned
 
 _EMPTY_SLICE_TEXT = "no sequence of this recording is in slice {}"
 _OLDER_ONLY_TEXT = ", except what older weights sampled, whose drift includes staleness"
@@ -38,12 +37,7 @@ _MAX_LISTED_VALUES = 5
 
 @dataclass(frozen=True, slots=True)
 class UnjudgedClause:
-    """A clause that a recording says nothing of.
-
-    Attributes:
-        clause: Its id.
-        why: Missing data and the next step, as words that follow the clause's name.
-    """
+    """A clause that a recording says nothing of; why: missing data and the next step, as words after its name."""
 
     clause: str
     why: str
@@ -54,16 +48,12 @@ class UnjudgedClause:
 
 @dataclass(frozen=True, slots=True)
 class RecordingVerdicts:
-    """A contract's verdicts on a recording.
+    """A contract's verdicts on a recording, and the clauses that it cannot be judged by.
 
     Attributes:
-        verdicts: A verdict for each clause that a recording can be judged by, on each slice.
-        left_out: Clauses that it cannot.
         unreadable: Tokens whose logits are not numbers; no verdict rests on them.
         unknown_rewards: Sequences whose reward is missing or out of range, which counts as the worst that it could be.
         prompts: Prompts that its sequences answer; None where it does not name them.
-        reward_estimate: The drift of the reward by the prompts' own baselines, in words, beside the bounds that assume
-            nothing; empty where no clause is about it, or rewards or prompts are not known.
         causes: Split of the mean of each clause between the kernels and the weights' age, where older weights sampled
             some of it. At a fixed size, also where the verdicts hold at all sizes.
         age_unknown: Share of the sequences of which nothing says which weights of the trainer sampled them.
@@ -74,7 +64,6 @@ class RecordingVerdicts:
     unreadable: int = 0
     unknown_rewards: int = 0
     prompts: int | None = None
-    reward_estimate: str = ""
     causes: tuple[Causes, ...] = ()
     age_unknown: float = 0.0
 
@@ -131,8 +120,7 @@ def _tokens(recording: Recording, table: SliceTable) -> dict[int, NDArray[np.boo
         if recording.positions is not None:
             positions = np.zeros(counts.shape, dtype=np.int64)
             positions[counts] = recording.positions[here]
-        several = counts.shape[0]
-        for part in table.of_tokens(Places(counts, positions), recording.attributes[rows], range(several), several):
+        for part in table.of_tokens(Places(counts, positions), recording.attributes[rows]):
             found.setdefault(part.column, np.zeros(recording.train.size, dtype=np.bool_))
             found[part.column][here] = part.mask[counts]
     return found
@@ -150,14 +138,8 @@ def judge(
 
     The intervals come from the values themselves, not from histograms. Holm's procedure counts the cells that can be
     judged from a recording. Where nothing says which weights of a trainer sampled, what exceeds a limit may be their
-    age, and is INCONCLUSIVE: the limit is on the kernels.
-
-    Args:
-        contract: The contract.
-        parts: `all` and the slices, as `by_contract` makes them.
-        now: Unix time, seconds.
-        kernels: Short fingerprints of the training and the inference kernel, where they are known.
-        anytime: Whether somebody looks as the recording grows, so that the bounds have to hold at all sizes at once.
+    age, and is INCONCLUSIVE: the limit is on the kernels. `parts` are those of `by_contract`; with `anytime` the bounds
+    hold at all sizes at once, for somebody who looks as the recording grows.
 
     Raises:
         ValueError: If a clause needs an assumption that the contract does not state.
@@ -214,7 +196,6 @@ def judge(
         known.unreadable,
         known.unknown_rewards,
         None if (prompts := known.recording.prompts) is None else int(prompts.max()) + 1,
-        _reward_estimate(contract, known.recording),
         tuple(causes),
         float(known.recording.age_unknown.mean()),
     )
@@ -222,20 +203,6 @@ def judge(
 
 def _mean_on(observed: Mapping[str, RecordingObservations], key: str, slice: str) -> Binned | None:
     return observed[slice].for_mean(key) if slice in observed else None
-
-
-def _reward_estimate(contract: Contract, recording: Recording) -> str:
-    """Return the drift of the reward by the prompts' own baselines; empty where it is not asked for or unknown."""
-    rewards, prompts = recording.rewards, recording.prompts
-    if rewards is None or prompts is None or all(clause.metric != "reward_drift" for clause in contract.clauses):
-        return ""
-    sums = np.add.reduceat(log_ratio(recording.train, recording.inference), recording.starts)
-    try:
-        return str(
-            estimated_reward_drift(saturated(sums), rewards, prompts, confidence=contract.observability.confidence)
-        )
-    except ValueError:  # too few prompts with several rollouts
-        return ""
 
 
 def _nobody_in(contract: Contract, slice: str, recording: Recording) -> str:

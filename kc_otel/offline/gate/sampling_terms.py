@@ -16,12 +16,9 @@ from kc_otel.recordings.recording import Recording
 
 
 def in_force(name: str, recording: Recording, allowed: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
-    """Values of each sampling parameter that the sequences of a recording name.
+    """Values of each sampling parameter that the sequences of a recording name, if `promotion.sampling` lists any.
 
-    Args:
-        name: Its name, for messages.
-        recording: The recording; sampling parameters by vLLM's names are among the attributes of its sequences.
-        allowed: The contract's `promotion.sampling`; empty where it has none, and nothing is looked at then.
+    They are among the attributes of its sequences, by vLLM's names.
 
     Raises:
         ValueError: If a sequence does not say what is listed, or was sampled with what is not; one line a parameter.
@@ -45,13 +42,7 @@ def in_force(name: str, recording: Recording, allowed: Mapping[str, Sequence[Sca
 
 
 def not_allowed(parameter: str, value: Scalar | None, allowed: Mapping[str, Sequence[Scalar]]) -> str:
-    """Return the reason why a value is not allowed; empty if it is.
-
-    Args:
-        parameter: Its name.
-        value: The value; None where nothing is said.
-        allowed: The contract's `promotion.sampling`.
-    """
+    """Return why `promotion.sampling` does not allow a value, None where nothing is said; empty if it does."""
     listed = allowed.get(parameter)
     if listed is None:
         neutral = NEUTRAL.get(parameter, (0, False, ""))

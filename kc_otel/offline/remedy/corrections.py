@@ -32,14 +32,7 @@ rejected."""
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A ratio r as weight.
-
-    Attributes:
-        level: Level of the ratio: exp(l_t) of a `token`, exp(sum l) of a `sequence`.
-        edge: Treatment of r outside of [low, high]: cut to the range (`truncate`), or 0 (`mask`).
-        low: Least ratio, at least 0.
-        high: Largest ratio, above low.
-    """
+    """A ratio r, exp(l_t) of a `token` or exp(sum l) of a `sequence`, that is cut to a range or 0 outside (`mask`)."""
 
     level: Literal["token", "sequence"]
     edge: Literal["truncate", "mask"]
@@ -58,12 +51,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Correction applied to rollouts before they are learned from.
-
-    Attributes:
-        weight: The ratio that tokens are weighted with; None for 1.
-        rejection: The rule that takes some of them out; None for none.
-    """
+    """Correction applied to rollouts before they are learned from: a weight of tokens, a rule that takes some out."""
 
     weight: Weight | None = None
     rejection: Rejection | None = None
@@ -96,12 +84,8 @@ class Correction:
 class Ratios:
     """The ratios of a recording's tokens and sequences, and what rejection rules look at, each computed once.
 
-    Log ratios are kept within the range of all other measures; no threshold lies beyond it.
-
-    Attributes:
-        recording: Where they come from.
-        log_w: l of each token, [N].
-        log_sequence: sum l of each sequence, [S].
+    Log ratios, `log_w` of each token [N] and `log_sequence` of each sequence [S], are kept within the range of all
+    other measures; no threshold lies beyond it.
     """
 
     def __init__(self, recording: Recording) -> None:

@@ -58,16 +58,7 @@ _FIXED_REASON: Final = "is of the kernels themselves: weights do not change it"
 
 @dataclass(frozen=True, slots=True)
 class RemedyTarget:
-    """A clause on a slice.
-
-    Attributes:
-        clause: Its id.
-        metric: Its metric.
-        slice: Name of the slice.
-        limit: Largest value allowed.
-        aim: Effect of a correction that it is about.
-        scale: Factor from that effect to the metric.
-    """
+    """A clause on a slice, the effect of a correction that it is about, and the factor from that to the metric."""
 
     clause: str
     metric: str
@@ -81,10 +72,8 @@ class RemedyTarget:
 class RemedyBound:
     """Check of a promise with a correction in place.
 
-    Attributes:
-        promise: The promise.
-        interval: The metric with the correction in place.
-        state: `met` where the upper bound is within the limit, `broken` where the lower one is beyond it, else `open`.
+    It is `met` where the metric's upper bound is within the limit, `broken` where the lower one is beyond it, else
+    `open`.
     """
 
     promise: RemedyTarget
@@ -93,11 +82,7 @@ class RemedyBound:
 
 
 def promises(contract: Contract, slices: Sequence[str], *, advantages: bool) -> tuple[list[RemedyTarget], list[str]]:
-    """Return the promises a correction can keep, on each slice, and a sentence for each clause it cannot.
-
-    Raises:
-        ValueError: If a clause needs an assumption that the contract does not state.
-    """
+    """Return the promises a correction can keep, on each slice, and a sentence for each clause it cannot."""
     asked: list[RemedyTarget] = []
     beyond: list[str] = []
     for clause in contract.clauses:
@@ -120,15 +105,10 @@ def promises(contract: Contract, slices: Sequence[str], *, advantages: bool) -> 
 def finding(
     promise: RemedyTarget, correction: Correction, found: Effects, *, alpha: float, fewest: int, times: int = 1
 ) -> RemedyBound:
-    """A promise against a correction's effects on the sequences of its slice.
+    """A promise against a correction's effects on the sequences of its slice, or on so many times as many of them.
 
-    Args:
-        promise: The promise.
-        correction: The correction.
-        found: Its effects, on the slice.
-        alpha: Error probability of each side.
-        fewest: Prompts, or sequences without known prompts, below which nothing but an exact value is met.
-        times: How many times as many such sequences there are.
+    `alpha` is the error probability of each side, `fewest` the prompts, or sequences without known prompts, below which
+    nothing but an exact value is met.
     """
     interval = _interval(promise.aim, correction, found, alpha, times)
     if promise.scale != 1.0:
@@ -140,10 +120,7 @@ def finding(
 
 
 def lacking(promise: RemedyTarget, correction: Correction, found: Effects, *, alpha: float, fewest: int) -> int | None:
-    """Return how many more such prompts or sequences decide an open promise at most; None where no number does.
-
-    Arguments are those of `finding`.
-    """
+    """Return how many more such prompts or sequences decide an open promise at most; None where no number does."""
 
     def is_open(times: int) -> bool:
         return finding(promise, correction, found, alpha=alpha, fewest=fewest, times=times).state == "open"
@@ -268,15 +245,7 @@ class Effects:
 
 
 def effects(of: Ratios, corrections: tuple[Correction, ...]) -> Iterator[Effects]:
-    """The effects of each correction, one after the other: no more than one weight per token is held at a time.
-
-    Args:
-        of: The ratios of a recording of S sequences.
-        corrections: What to try.
-
-    Raises:
-        ValueError: If a rejection rule needs advantages and the recording has none.
-    """
+    """The effects of each correction, one after the other: no more than one weight per token is held at a time."""
     advantages, none = of.recording.advantages, np.full(of.recording.lengths.size, np.nan)
     for correction in corrections:
         c = weights(of, correction)

@@ -29,8 +29,6 @@ class Costs:
     """Costs of a correction on a slice, as shares of its sequences or tokens.
 
     Attributes:
-        sequences: Sequences of the slice.
-        tokens: Tokens of the slice.
         variance: E[c^2] / E[c]^2: as many times as many rollouts give the same standard error, where scores do not
             depend on weights; 1 without weights, inf where nothing is left.
         dropped: Share of tokens with weight 0.
@@ -55,13 +53,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionReplay:
-    """A correction, as if it had been in use when a recording was made.
-
-    Attributes:
-        correction: The correction.
-        costs: By slice.
-        findings: One for each promise.
-    """
+    """A correction, as if it had been in use when a recording was made: costs by slice, a finding for each promise."""
 
     correction: Correction
     costs: Mapping[str, Costs]
@@ -94,8 +86,6 @@ class Remedy:
     """Effect of each correction on a recording.
 
     Attributes:
-        source: The file.
-        contract: Name of the contract.
         confidence: Joint confidence of all intervals.
         replayed: Every correction of the trainers asked for, the one without any first.
         chosen: For each trainer the one that keeps the contract with the lowest variance; None if none does.
@@ -128,17 +118,12 @@ class Remedy:
 
 
 def remedy(recording: Recording, contract: Contract, trainers: Sequence[Trainer] = TRAINERS) -> Remedy:
-    """Replay every correction of some trainers on a recording, and choose.
+    """Replay every correction of some trainers on a recording, made before any correction, and choose.
 
     All intervals hold together with the contract's confidence: the choice among corrections is paid for by splitting
     its error probability over corrections, promises and sides. Prompts are the unit throughout, or sequences where the
     recording names no prompts; caps of clauses are not applied. A promise is met on no fewer of them than
     `observability.min_sequences`.
-
-    Args:
-        recording: Log-probabilities of both kernels, before any correction.
-        contract: Whose clauses and slices apply.
-        trainers: Whose corrections to try.
 
     Raises:
         ValueError: If a clause needs an assumption that the contract does not state.

@@ -26,8 +26,7 @@ _OFF_POLICY: Final = (0.01, 0.03, 0.1, 0.5)
 def catalogue(*, advantages: bool) -> tuple[Correction, ...]:
     """Every correction that some trainer has, at the thresholds that are tried, the least first: none.
 
-    Args:
-        advantages: Whether advantages are known; one rule looks at their sign.
+    One rule looks at the sign of advantages, and is there where these are known.
     """
     found = [Correction()]
     ratios: list[Weight] = []

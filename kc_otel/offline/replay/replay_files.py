@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,34 +31,19 @@ from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
 from kc_otel.judge.verdict_sequence import cells_of, selected
-from kc_otel.offline.replay.differences import TimelineDifferences, differences
-from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector
-from kc_otel.offline.replay.traffic_reading import (
-    TrafficFileError,
-    evaluations_recorded,
-    read_recordings,
-    recorded_files,
-)
+from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector, TimelineDifferences, differences
+from kc_otel.offline.replay.traffic_reading import TrafficFileError, evaluations_recorded, read_recordings
 
 DEFAULT_TICK_SECONDS: Final = 10.0
 """Seconds between evaluations where neither the recording nor a person says."""
-_SECOND_PROCESS_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of recordings from which a second process is worth its start."""
-
-_Found = tuple[ReplayTimeline, tuple[str, ...]]
-"""A timeline, and what had to be left out for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of a replay.
+    """Result of a replay under a contract, and if given under an `old` one.
 
-    Attributes:
-        new: The timeline under the contract that was asked about.
-        old: The timeline under the contract it was compared with; None when there was none.
-        changed: How they differ; None when there was nothing to compare with.
-        not_recorded: Parts of the new contract for which the recording has no data, as sentences.
-        damage: Parts of the recording that were left out, as sentences with file and line or message.
+    `not_recorded` are parts of the new contract for which the recording has no data, `damage` parts of the recording
+    that were left out, as sentences.
     """
 
     new: ReplayTimeline
@@ -77,14 +60,10 @@ def replay_recordings(
     every: float | None = None,
     timing: GroupTiming | None = None,
 ) -> Replayed:
-    """Replay recordings through a contract and, if given, through the one in force.
+    """Replay recordings, in any order, through a contract and, if given, through the one in force.
 
-    Args:
-        paths: Recordings, in any order.
-        new: The contract that is considered.
-        old: The contract in force; None to see only what the new one does.
-        every: Seconds between evaluations; None for the recording's own, or `DEFAULT_TICK_SECONDS` where it has none.
-        timing: How long webhooks wait for what belongs to them; None for what `kc-otel serve` does by default.
+    Evaluations are `every` seconds apart; None for the recording's own, or `DEFAULT_TICK_SECONDS` where it has none.
+    `timing` is how long webhooks wait for what belongs to them; None for what `kc-otel serve` does by default.
 
     Raises:
         RecordingError: If a recording cannot be used, or is one of another contract.
@@ -98,10 +77,10 @@ def replay_recordings(
     if every is None and not evaluations_recorded(paths):
         every = DEFAULT_TICK_SECONDS
     waits = timing or GroupTiming()
+    timeline, damage = _timeline(paths, new, every, waits)
     if old is None:
-        timeline, damage = _timeline(paths, new, every, waits)
         return Replayed(timeline, None, None, timeline.not_recorded, damage)
-    (timeline, damage), (before, _) = _both(paths, new, old, every, waits)
+    before, _ = _timeline(paths, old, every, waits)
     changed = differences(before, timeline, apart=max(old.observability.window, new.observability.window))
     return Replayed(timeline, before, changed, (*timeline.not_recorded, *unmeasured(old, new)), damage)
 
@@ -127,18 +106,10 @@ def as_data(found: Replayed) -> dict[str, Any]:
     return plain
 
 
-def _both(
-    paths: Sequence[Path], new: Contract, old: Contract, every: float | None, waits: GroupTiming
-) -> tuple[_Found, _Found]:
-    size = sum(file.stat().st_size for path in paths for file in recorded_files(path) if file.exists())
-    if size < _SECOND_PROCESS_BYTES:
-        return _timeline(paths, new, every, waits), _timeline(paths, old, every, waits)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # each reads for itself
-        waiting = pool.submit(_timeline, paths, old, every, waits)
-        return _timeline(paths, new, every, waits), waiting.result()
-
-
-def _timeline(paths: Sequence[Path], contract: Contract, every: float | None, waits: GroupTiming) -> _Found:
+def _timeline(
+    paths: Sequence[Path], contract: Contract, every: float | None, waits: GroupTiming
+) -> tuple[ReplayTimeline, tuple[str, ...]]:
+    """A timeline, and what had to be left out for it."""
     damage: list[str] = []
     timeline = replay(contract, read_recordings(paths, damage), every, waits)
     if not timeline.requests:
@@ -174,13 +145,9 @@ _MAX_ITEMS: Final = 60_000
 def replay(
     contract: Contract, entries: Iterable[TrafficEntry], every: float | None, timing: GroupTiming
 ) -> ReplayTimeline:
-    """Replay a recording under a contract.
+    """Replay a recording, in the order of time, under a contract of its name.
 
-    Args:
-        contract: The contract; its name has to be the recording's.
-        entries: The recording, in the order of time.
-        every: Seconds between two evaluations, at multiples of it since the Unix epoch; None for the recording's own.
-        timing: How long webhooks wait for what belongs to them.
+    Evaluations are at multiples of `every` seconds since the Unix epoch; None for the recording's own.
 
     Raises:
         ValueError: If `every` is not a positive number, or the contract cannot be evaluated.
@@ -287,12 +254,7 @@ class _Run:
 
 
 def not_recorded(contract: Contract, silent: Collection[tuple[str, str]]) -> Iterator[str]:
-    """Yield a sentence for each clause and slice that never had an observation.
-
-    Args:
-        contract: The contract that was replayed.
-        silent: (clause, slice) of every cell that was NO_DATA throughout.
-    """
+    """Yield a sentence for each clause and slice that never had an observation: `silent` throughout."""
     never = {
         clause.id
         for clause in contract.clauses

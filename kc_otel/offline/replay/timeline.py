@@ -1,9 +1,12 @@
-"""Timeline of a recording under one contract: alerts from firing to resolution, decisions, messages."""
+"""Timeline of a recording under one contract: alerts, decisions, messages; and the differences of two."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, Generic, TypeVar
 
 from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.escalation.alerts import Transition, What
@@ -11,20 +14,10 @@ from kc_otel.judge.escalation.alerts import Transition, What
 
 @dataclass(frozen=True, slots=True)
 class AlertSpan:
-    """One alert from its firing to its resolve.
+    """One alert from its firing to its resolve, Unix times in seconds; without an end it fires at the last entry.
 
-    Attributes:
-        step: Key of the step of the ladder.
-        on: Condition of the step.
-        severity: info, warning or critical.
-        actions: Actions of the step, as the contract writes them.
-        clause: id of the clause.
-        slice: Name of the slice.
-        kernel_train: Short fingerprint; empty when none has reported.
-        kernel_inference: Short fingerprint; empty when none has reported.
-        reason: Why it fired.
-        start: Unix time of firing, seconds.
-        end: Unix time of the resolve, seconds; None when it still fires at the end of the recording.
+    Kernels are short fingerprints, empty when none has reported; `actions` are those of the step, as the contract
+    writes them, and `step` is its key.
     """
 
     step: str
@@ -42,14 +35,9 @@ class AlertSpan:
 
 @dataclass(frozen=True, slots=True)
 class DecisionSpan:
-    """A route or a directive from when it came into force until it ended.
+    """A route or a directive from when it came into force until it ended; without an end it is in force still.
 
-    Attributes:
-        what: `route:train-kernel`, or the directive's kind.
-        slice: Name of the slice.
-        avoid: Inference kernel version that a route avoids; empty for a directive.
-        start: Unix time, seconds.
-        end: Unix time, seconds; None when it is still in force at the end of the recording.
+    `what` is `route:train-kernel`, or the directive's kind; `avoid` the inference kernel version that a route avoids.
     """
 
     what: str
@@ -61,14 +49,7 @@ class DecisionSpan:
 
 @dataclass(frozen=True, slots=True)
 class SentWebhook:
-    """One webhook.
-
-    Attributes:
-        at: Unix time, seconds.
-        endpoint: Name of the endpoint.
-        reason: firing, resolved, reminder.
-        alerts: How many it is about.
-    """
+    """One webhook to an endpoint: firing, resolved or a reminder of so many alerts."""
 
     at: float
     endpoint: str
@@ -78,21 +59,15 @@ class SentWebhook:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTimeline:
-    """Timeline of a recording under one contract.
+    """Timeline of a recording under one contract; everything is in the order of its beginning.
 
     Attributes:
-        name: metadata.name.
-        version: metadata.version.
         hash: Content hash of the contract.
         start: Unix time of the first entry of the recording, seconds.
         end: Unix time of the last evaluation, seconds.
         evaluations: How often every cell was judged.
-        requests: Requests in the recording.
         points: Data points by outcome.
         cells: Cells that were judged in the last evaluation.
-        alerts: Alerts in the order of their firing.
-        decisions: Routes and directives in the order of their beginning.
-        messages: Webhooks in order.
         not_recorded: Parts of the contract for which the recording has no data, as sentences.
     """
 
@@ -163,3 +138,126 @@ def _alert_span(fired: Transition) -> AlertSpan:
         clause=cell.clause, slice=cell.slice, kernel_train=cell.kernel_train, kernel_inference=cell.kernel_inference,
         reason=fired.verdict.reason, start=fired.at,
     )  # fmt: skip
+
+
+Span = TypeVar("Span", AlertSpan, DecisionSpan)
+
+_ALERT_KEYS: Final[tuple[Callable[[AlertSpan], object], ...]] = (
+    lambda span: (_cell(span), span.step),
+    lambda span: (_cell(span), span.on, span.severity),
+    lambda span: (_cell(span), span.on),
+)
+_DECISION_KEYS: Final[tuple[Callable[[DecisionSpan], object], ...]] = (
+    lambda span: (span.what, span.slice, span.avoid),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MovedSpan(Generic[Span]):
+    """The same alert, route or directive under both contracts, but at other times or with other actions."""
+
+    old: Span
+    new: Span
+
+    @property
+    def later(self) -> float:
+        """Seconds by which it begins later; negative for earlier."""
+        return self.new.start - self.old.start
+
+    @property
+    def ends_later(self) -> float:
+        """Seconds by which it ends later; infinite where it does not end any more, minus infinite where it ends now."""
+        if self.old.end is None or self.new.end is None:
+            return 0.0 if self.old.end is self.new.end else math.inf if self.new.end is None else -math.inf
+        return self.new.end - self.old.end
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineDifferences:
+    """Differences between two timelines; empty if there are none.
+
+    What is dropped is only under the old contract, what is added only under the new one. `messages` has the number of
+    webhooks under either by (endpoint, reason), where it differs.
+    """
+
+    alerts_dropped: tuple[AlertSpan, ...]
+    alerts_added: tuple[AlertSpan, ...]
+    alerts_moved: tuple[MovedSpan[AlertSpan], ...]
+    decisions_dropped: tuple[DecisionSpan, ...]
+    decisions_added: tuple[DecisionSpan, ...]
+    decisions_moved: tuple[MovedSpan[DecisionSpan], ...]
+    messages: dict[tuple[str, str], tuple[int, int]]
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, name) for name in self.__slots__)
+
+
+def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> TimelineDifferences:
+    """Compare a new contract's timeline with the old one's on the same recording.
+
+    Alerts are paired when they are about the same clause, slice and kernels and at most `apart` seconds lie between
+    them: first those of steps that wait for and do the same, then of the same severity, then any that wait for the same
+    verdict. Among several the nearest beginnings are paired. Routes and directives are paired by what they are and
+    where.
+    """
+    pairs, dropped, added = _paired(old.alerts, new.alerts, _ALERT_KEYS, apart)
+    decisions, ended, begun = _paired(old.decisions, new.decisions, _DECISION_KEYS, apart)
+    before = Counter((message.endpoint, message.reason) for message in old.messages)
+    after = Counter((message.endpoint, message.reason) for message in new.messages)
+    return TimelineDifferences(
+        alerts_dropped=dropped,
+        alerts_added=added,
+        alerts_moved=tuple(pair for pair in pairs if _moved(pair) or _acts(pair.old) != _acts(pair.new)),
+        decisions_dropped=ended,
+        decisions_added=begun,
+        decisions_moved=tuple(pair for pair in decisions if _moved(pair)),
+        messages={key: (before[key], after[key]) for key in sorted(before | after) if before[key] != after[key]},
+    )
+
+
+def _paired(
+    old: Sequence[Span], new: Sequence[Span], keys: Sequence[Callable[[Span], object]], apart: float
+) -> tuple[list[MovedSpan[Span]], tuple[Span, ...], tuple[Span, ...]]:
+    left, right = list(old), list(new)
+    pairs: list[MovedSpan[Span]] = []
+    for key in keys:
+        there: dict[object, list[Span]] = {}
+        for other in sorted(right, key=lambda span: span.start, reverse=True):
+            there.setdefault(key(other), []).append(other)
+        near = sorted(
+            (
+                (abs(span.start - other.start), _apart(_end(span), _end(other)), number, span, other)
+                for number, span in enumerate(left)
+                for other in there.get(key(span), ())
+                if other.start <= _end(span) + apart and _end(other) >= span.start - apart
+            ),
+            key=lambda found: found[:3],
+        )
+        taken: set[int] = set()
+        for _, _, _, span, other in near:
+            if not {id(span), id(other)} & taken:
+                taken |= {id(span), id(other)}
+                pairs.append(MovedSpan(span, other))
+        left = [span for span in left if id(span) not in taken]
+        right = [span for span in right if id(span) not in taken]
+    return sorted(pairs, key=lambda pair: pair.new.start), tuple(left), tuple(right)
+
+
+def _apart(moment: float, other: float) -> float:
+    return 0.0 if moment == other else abs(moment - other)
+
+
+def _end(span: AlertSpan | DecisionSpan) -> float:
+    return math.inf if span.end is None else span.end
+
+
+def _moved(pair: MovedSpan[Span]) -> bool:
+    return pair.later != 0 or pair.ends_later != 0
+
+
+def _acts(span: AlertSpan) -> tuple[str, frozenset[str]]:
+    return span.severity, frozenset(span.actions)
+
+
+def _cell(span: AlertSpan) -> tuple[str, str, str, str]:
+    return span.clause, span.slice, span.kernel_train, span.kernel_inference

@@ -32,11 +32,9 @@ class TrafficFileError(Exception):
 
 
 def read_recordings(paths: Sequence[Path], damage: list[str]) -> Iterator[TrafficEntry]:
-    """The entries of all files in the order of their times; of one file in the file's own order.
+    """The entries of all files and folders in the order of their times; of one file in the file's own order.
 
-    Args:
-        paths: Recordings, in any order: folders and files.
-        damage: Takes a sentence for everything that had to be left out, with file and message.
+    `damage` takes a sentence for everything that had to be left out, with file and message.
 
     Raises:
         TrafficFileError: If a file cannot be read or is no recording.
@@ -45,20 +43,12 @@ def read_recordings(paths: Sequence[Path], damage: list[str]) -> Iterator[Traffi
 
 
 def evaluations_recorded(paths: Iterable[Path]) -> bool:
-    """Return True if every recording states when the evaluator judged.
-
-    Raises:
-        TrafficFileError: If a file cannot be read or is no recording.
-    """
+    """Return True if every recording states when the evaluator judged."""
     return all(any(entry.is_evaluation for entry in islice(_entries(path, []), _HEAD_ENTRIES)) for path in paths)
 
 
 def recorded_files(path: Path) -> list[Path]:
-    """The file, or the files of a recording's folder, oldest first.
-
-    Raises:
-        TrafficFileError: If a folder cannot be read, or has none.
-    """
+    """The file, or the files of a recording's folder, oldest first."""
     if not path.is_dir():
         return [path]
     try:

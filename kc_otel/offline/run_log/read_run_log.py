@@ -13,6 +13,7 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -232,11 +233,7 @@ Scalar = tuple[int, str, float]
 
 
 def event_scalars(data: bytes) -> Iterator[Scalar]:
-    """Scalars of an event file, as `add_scalar` and `tf.summary.scalar` write them.
-
-    Raises:
-        ValueError: If a frame is no event.
-    """
+    """Scalars of an event file, as `add_scalar` and `tf.summary.scalar` write them."""
     at = 0
     while at + 12 <= len(data):
         (size,) = struct.unpack_from("<Q", data, at)
@@ -252,11 +249,7 @@ def event_scalars(data: bytes) -> Iterator[Scalar]:
 
 
 def wandb_rows(data: bytes) -> Iterator[dict[str, float]]:
-    """Rows of the history in `run-*.wandb`; `_step` is W&B's count of them.
-
-    Raises:
-        ValueError: If a record is none of W&B's.
-    """
+    """Rows of the history in `run-*.wandb`; `_step` is W&B's count of them."""
     for record in _leveldb_records(data):
         for number, history in _fields(record):
             if number == 2 and isinstance(history, bytes):
@@ -275,18 +268,10 @@ def _history_row(history: bytes) -> dict[str, float]:
                     names.append(content.decode("utf-8", "replace"))
                 elif field == 16 and isinstance(content, bytes):
                     text = content
-            if (scalar := _float_of(text)) is not None:
-                row.setdefault("/".join(filter(None, names)), scalar)
+            with suppress(ValueError):  # W&B writes "NaN" and "Infinity" as texts
+                if (scalar := _number(read_json_text(text))) is not None:
+                    row.setdefault("/".join(filter(None, names)), scalar)
     return row
-
-
-def _float_of(text: bytes) -> float | None:
-    """A JSON number; W&B writes "NaN" and "Infinity" as texts."""
-    try:
-        value = read_json_text(text)
-        return None if isinstance(value, bool | dict | list) or value is None else float(value)
-    except ValueError:
-        return None
 
 
 def _leveldb_records(data: bytes) -> Iterator[bytes]:

@@ -42,6 +42,7 @@ _FIRST_STEPS: Final = 10
 """Steps within which what is high at the beginning has come down."""
 _MAX_EXCEPTION_SHARE: Final = 0.1
 """Share of the steps from which on what stands out is no longer an exception."""
+_MAX_OFFERED_NAMES: Final = 3
 _DECIMALS: Final = re.compile(r"[^a-z0-9]+")
 _SIDES: Final = ("rollout", "vllm", "sglang", "infer", "sampl", "gen", "mismatch", "behav")
 _SIZES: Final = ("kl", "diff", "ratio", "error", "logp", "prob")
@@ -57,13 +58,7 @@ _WORDS: Final[Mapping[Role, tuple[tuple[str, ...], ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunFinding:
-    """Result of a rule.
-
-    Attributes:
-        rule: Its name.
-        found: Whether it says so of this log; None where the log cannot tell.
-        said: A sentence; of None, what is missing.
-    """
+    """Whether a rule says so of a log, None where the log cannot tell, and a sentence; of None, what is missing."""
 
     rule: str
     found: bool | None
@@ -71,11 +66,7 @@ class RunFinding:
 
 
 def roles_of(log: RunLog, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Map each role to a name in the log: as given, else by `ROLES`, also under a prefix such as train/.
-
-    Raises:
-        ValueError: If there is no such role, or no such name in the log.
-    """
+    """Map each role to a name in the log: as given, else by `ROLES`, also under a prefix such as train/."""
     for role, name in (given or {}).items():
         if role not in ROLES:
             raise ValueError(f"--name: there is no {role!r}; write one of {', '.join(ROLES)}")
@@ -89,7 +80,7 @@ def roles_of(log: RunLog, given: Mapping[str, str] | None = None) -> dict[str, s
     return found
 
 
-def candidates(log: RunLog, role: Role, most: int = 3) -> list[str]:
+def candidates(log: RunLog, role: Role) -> list[str]:
     """Return names of a log that may be a role's, by their words; none of evaluation or of a reference model."""
     found = []
     for name in log:
@@ -100,16 +91,11 @@ def candidates(log: RunLog, role: Role, most: int = 3) -> list[str]:
             for group in _WORDS[role]
         ):
             found.append(name)
-    return found[:most]
+    return found[:_MAX_OFFERED_NAMES]
 
 
 def diagnose_run(log: RunLog, roles: Mapping[str, str]) -> list[RunFinding]:
-    """Apply every rule to a log.
-
-    Args:
-        log: Scalars by step.
-        roles: Role -> name, from `roles_of`.
-    """
+    """Apply every rule to a log, given the name of each role from `roles_of`."""
     return [RunFinding(rule, *_judged(log, roles, rule)) for rule in RULES]
 
 
@@ -426,10 +412,7 @@ def _not_finite(steps: Steps, drift: Floats) -> str | None:
 
 
 class _Rule(NamedTuple):
-    """A rule: the roles that it takes, what says a sentence of their steps and values, or None, and else what is said.
-
-    It takes `fewest` steps that have all numbers.
-    """
+    """The roles that a rule takes, what says a sentence of their steps and values or None, and else what is said."""
 
     roles: tuple[Role, ...]
     judge: Callable[..., str | None]

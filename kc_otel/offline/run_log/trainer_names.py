@@ -22,13 +22,7 @@ ABSURD: Final[Mapping[Unit, float]] = {"nats": 0.25, "kl": 0.05, "probability": 
 
 @dataclass(frozen=True, slots=True)
 class TrainerNames:
-    """Names that one trainer logs.
-
-    Attributes:
-        trainer: Its name.
-        source: Repository, commit and files that the names are from.
-        names: Role -> names, the one to prefer first; with any prefix, such as train/.
-    """
+    """Names that one trainer logs, with any prefix, by role, the one to prefer first, and their source."""
 
     trainer: str
     source: str

@@ -26,6 +26,7 @@ from kc_otel.record.measure.pairing_faults import (
     Mask,
     PairingFault,
     equal_numbers,
+    every_row,
     fault_at,
     fine,
     improbable,
@@ -107,7 +108,7 @@ def looks_altered(block: Block, log_w: Floats, edges: tuple[Floats, ...]) -> boo
         edges: Largest log P and log Q of each row, and smallest ones.
     """
     some = slice(0, _LOOK_TOKENS)
-    for number, (side, other) in enumerate(((block.train, block.inference), (block.inference, block.train))):
+    for number, (side, other, _) in enumerate(block.sides):
         low = edges[2 + number]
         if np.count_nonzero(low == (lowest := low.min())) >= max(2, block.rows.size // 10):
             near = np.count_nonzero(side[some] <= lowest + FLOOR_NATS)
@@ -141,8 +142,7 @@ def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> list
     """
     if found := offset_by_row(block):
         return found
-    sides = ((1, block.inference, "inference"), (0, block.train, "training"))
-    for number, side, name in sides:
+    for number, (side, _, name) in reversed([*enumerate(block.sides)]):
         if number == 0 and not (apart or found):
             break
         said, some = "", side[:_LOOK_TOKENS]
@@ -158,8 +158,7 @@ def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> list
             if span > _TWICE[2] and np.mean(outer) > _TWICE[4] and np.unique(side).size >= _TWICE[0]:
                 said = f"lie within {span:.2g} nats around {side.mean():.3g}: a softmax of probabilities"
         if said:
-            every = np.arange(block.rows.size)
-            found.append(PairingFault(InvalidReason.NOT_LOGPROBS, every, f"numbers of the {name} side {said}"))
+            found += every_row(block, InvalidReason.NOT_LOGPROBS, f"numbers of the {name} side {said}")
     return found
 
 
@@ -184,9 +183,8 @@ def offset_by_row(block: Block) -> list[PairingFault]:
     sizes = np.sort(low[rows])
     if 2 * np.count_nonzero(np.diff(sizes) > _LAST_BITS) < rows.size:
         return []
-    said = (
-        f"the sides differ by one number at all tokens of a sequence, by {sizes[0]:.3g} to {sizes[-1]:.3g}: a mean or "
-    )
+    spread = f"{sizes[0]:.3g} to {sizes[-1]:.3g}"
+    said = f"the sides differ by one number at all tokens of a sequence, by {spread}: a mean or "
     said += "a sum over the sequence (GSPO's ratio, a baseline) was added to each token's number"
     return [PairingFault(InvalidReason.NOT_LOGPROBS, rows, said)]
 
@@ -205,12 +203,12 @@ def never_sure(block: Block, edges: tuple[Floats, ...]) -> list[PairingFault]:
         return []
     said = f"none of {block.inference.size:,} tokens has more than {math.exp(high):.2g} of the mass on the inference "
     said += "side: are they a later entry of lists of the likeliest tokens"
-    return [PairingFault(InvalidReason.NOT_SAMPLED, np.arange(block.rows.size), said)]
+    return every_row(block, InvalidReason.NOT_SAMPLED, said)
 
 
 def shifted(block: Block) -> list[PairingFault]:
     """Sides that give one number less to all tokens that the other is sure of: what they add up to is not 1."""
-    for side, other, name in ((block.train, block.inference, "training"), (block.inference, block.train, "inference")):
+    for side, other, name in block.sides:
         sure = other > _SURE_SIDE[0]
         if np.count_nonzero(sure) < _SURE_SIDE[1]:
             continue
@@ -218,8 +216,7 @@ def shifted(block: Block) -> list[PairingFault]:
         if high < -_SURE_SIDE[2] and high - low < -_SURE_SIDE[3] * middle:
             said = f"gives {middle:.3g} to every token that the other is sure of: its probabilities add up to "
             said += f"{np.exp(middle):.3g} (labels smoothed, or the log-sum-exp of more than the logits)"
-            every = np.arange(block.rows.size)
-            return [PairingFault(InvalidReason.NOT_LOGPROBS, every, f"the {name} side {said}")]
+            return every_row(block, InvalidReason.NOT_LOGPROBS, f"the {name} side {said}")
     return []
 
 

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HostRows", "as_bool", "as_host", "host_rows", "is_tensor", "on_gpu"]
-
 Floats = NDArray[np.floating[Any]]
 
 
@@ -25,6 +23,11 @@ def is_tensor(data: Any) -> bool:
 def on_gpu(data: Any) -> bool:
     """Return True if `data` is a tensor that is measured in place: on CUDA, or ROCm, which torch calls CUDA too."""
     return is_tensor(data) and data.device.type == "cuda"
+
+
+def largest(values: Any) -> Any:
+    """Largest value along the last axis, NaN where one is."""
+    return values.amax(-1) if is_tensor(values) else values.max(-1)
 
 
 def as_host(data: Any) -> NDArray[Any]:

@@ -97,11 +97,9 @@ def check(
         mask: Which tokens count, bool or int, same shape; the others may hold anything.
         train_token_ids: Tokens that `train` scores, same shape.
         inference_token_ids: Tokens that `inference` scores, same shape. Compared when both are given.
-        processing: The caller's declaration of each side's sampling processing, (train, inference): temperature, top-p
-            and the like. Any difference makes the batch incomparable.
-        prompt_ids: The prompts that each side saw, (train, inference), integers [prompt] for each sequence, without
-            padding. A prompt that was decoded and encoded again is another prompt wherever its ids differ, and nothing
-            in the log-probabilities tells it from drift.
+        processing: The caller's declaration of each side's sampling processing, (train, inference).
+        prompt_ids: The prompts that each side saw, (train, inference), integers [prompt] for each sequence: nothing in
+            the log-probabilities tells one that was decoded and encoded again from drift.
         density: As in `check_block`.
 
     Returns:

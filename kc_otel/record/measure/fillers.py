@@ -29,7 +29,6 @@ from kc_otel.record.measure.pairing_faults import (
     NUCLEUS,
     RUN,
     UNSURE,
-    Floats,
     Found,
     Mask,
     PairingFault,
@@ -145,7 +144,7 @@ def _whole_rows(drift: NDArray[np.float64], block: Block, _known: Mask) -> Found
         np.minimum.reduceat(side, block.starts) == np.maximum.reduceat(side, block.starts)
         for side in (block.train, block.inference)
     ]
-    for (side, _, name), here, there in zip(_sides(block), flat, flat[::-1], strict=True):
+    for (side, _, name), here, there in zip(block.sides, flat, flat[::-1], strict=True):
         zero = here & (side[block.starts] == 0.0)
         unwritten = zero & (block.lengths >= 2) & (drift * block.lengths > _UNWRITTEN_NATS)
         rows = here & ~there & (block.lengths >= 3) & (drift > UNSURE)
@@ -228,6 +227,8 @@ def _edges(block: Block, known: Mask) -> Found:
     found: Found = []
     if not zero.any():
         return found
+    low, high = np.minimum(block.train, block.inference), np.maximum(block.train, block.inference)
+    nearly_zero = np.count_nonzero((high < 0.0) & (low > -1e-3))
     ends, place = block.starts + block.lengths, np.arange(zero.size)
     first = np.minimum.reduceat(np.where(zero, zero.size, place), block.starts)
     last = np.maximum.reduceat(np.where(zero, -1, place), block.starts)
@@ -237,26 +238,12 @@ def _edges(block: Block, known: Mask) -> Found:
         usual = int(np.quantile(np.where(some, size, 0), 1.0 - EDGE_ROWS, method="lower"))
         tokens = spread(begin[some], size[some], zero.size)
         others, elsewhere = np.count_nonzero(~tokens), np.count_nonzero(zero & ~tokens)
-        if usual < _MIN_EDGE and (elsewhere or where == "begin" or usual == 0 or _nearly_zero(block) < _NEARLY_ZERO):
+        if usual < _MIN_EDGE and (elsewhere or where == "begin" or usual == 0 or nearly_zero < _NEARLY_ZERO):
             continue
         if others >= _EDGE_TOKENS and elsewhere <= _EDGE_ELSEWHERE * others:
             said = f"{tokens.sum():,} tokens with which the sequences {where} are exactly 0 on both sides"
             found.append(placeholder_at(block, tokens, f"{said}, {usual} in most"))
     return found
-
-
-def _nearly_zero(block: Block) -> int:
-    """Tokens of which both sides are nearly sure, and not exactly 0."""
-    return int(
-        np.count_nonzero(
-            (np.maximum(block.train, block.inference) < 0.0) & (np.minimum(block.train, block.inference) > -1e-3)
-        )
-    )
-
-
-def _sides(block: Block) -> tuple[tuple[Floats, Floats, str], ...]:
-    """Each side, the other one, and its name."""
-    return (block.train, block.inference, "training"), (block.inference, block.train, "inference")
 
 
 def _nucleus(block: Block, known: Mask) -> Found:
@@ -265,18 +252,16 @@ def _nucleus(block: Block, known: Mask) -> Found:
     In float32 an exact 0 is a probability above 1 - 6e-8, from which no drift makes 0.99. Only rows with one count.
     """
     found = []
-    for side, other, name in _sides(block):
+    for side, other, name in block.sides:
         zero = (side == 0.0) & (other < -NUCLEUS) & ~known
         if np.count_nonzero(zero) < _NUCLEUS_TOKENS or not np.mean(fine(side[side < -UNSURE])) > _FINE_SHARE:
             continue
         edge, middle = np.quantile(other[zero], (0.02, 0.5))
-        inside = (
-            (other < -NUCLEUS) & (other > middle) & np.repeat(np.logical_or.reduceat(zero, block.starts), block.lengths)
-        )
+        of_rows = np.repeat(np.logical_or.reduceat(zero, block.starts), block.lengths)
+        inside = of_rows & (other < -NUCLEUS) & (other > middle)
         if edge > -_TOP_P_NATS and np.mean(zero[inside]) > _NUCLEUS_SHARE:
-            said = (
-                f"tokens to which the other side gives {math.exp(edge):.3g} to 0.999 are exactly 0 on the {name} side"
-            )
+            kept = f"{math.exp(edge):.3g} to 0.999"
+            said = f"tokens to which the other side gives {kept} are exactly 0 on the {name} side"
             finding = fault_at(block, zero, InvalidReason.TRUNCATED_SAMPLING, said)
             found.append((of_all(block, finding) if 2 * finding.rows.size > block.rows.size else finding, zero))
     return found
@@ -298,7 +283,7 @@ def _of_the_token_before(block: Block, known: Mask) -> Found:
     if 2 * different > count and surely_more(different, np.count_nonzero(last), (elsewhere + 1) / (both.size + 2)):
         said = f"the last token of {count:,} sequences has the number of the one before it, on both sides"
         found.append(placeholder_at(block, both & last, said))
-    for (side, other, name), same in zip(_sides(block), repeats, strict=True):
+    for (side, other, name), same in zip(block.sides, repeats, strict=True):
         apart = np.abs(np.diff(np.maximum(other, SENTINEL), prepend=0.0)) > UNSURE
         tokens = same & apart & ~known & (side < -UNSURE)
         tokens[tokens] = fine(side[tokens])
@@ -313,13 +298,9 @@ def _cleared(block: Block, known: Mask) -> Found:
     low = np.minimum(block.train, block.inference)
     zero = (low == 0.0) & ~known
     others = block.inference[low < 0.0]
-    if (
-        np.count_nonzero(zero) < _NUCLEUS_TOKENS
-        or others.size < _EDGE_TOKENS
-        or (top := low[low < 0.0].max()) > -FLOOR_NATS
-    ):
+    if np.count_nonzero(zero) < _NUCLEUS_TOKENS or others.size < _EDGE_TOKENS:
         return []
-    if np.mean(fine(others)) < _FINE_SHARE:
+    if (top := low[low < 0.0].max()) > -FLOOR_NATS or np.mean(fine(others)) < _FINE_SHARE:
         return []
     said = f"{zero.sum():,} tokens are exactly 0 on both sides, and no others above {top:.3g}"
     return [placeholder_at(block, zero, said)]
@@ -328,7 +309,7 @@ def _cleared(block: Block, known: Mask) -> Found:
 def _single_zeros(block: Block, known: Mask) -> Found:
     """Exact zeros of one side where the other is unsure, against how often a sure token of that side is exactly 0."""
     found = []
-    for side, other, name in _sides(block):
+    for side, other, name in block.sides:
         zero = side == 0.0
         if not zero.any():
             continue
@@ -352,10 +333,8 @@ def _single_zeros(block: Block, known: Mask) -> Found:
         amount = np.count_nonzero(tokens)
         last = block.starts + block.lengths - 1
         where = ", each the last of its sequence" if np.count_nonzero(tokens[last]) == amount else ""
-        said = (
-            f"{amount:,} tokens ({amount / side.size:.1%}) are exactly 0 on the {name} side where the other gives "
-            f"{np.median(other[tokens]):.3g}{where}"
-        )
+        said = f"{amount:,} tokens ({amount / side.size:.1%}) are exactly 0 on the {name} side where the other gives "
+        said += f"{np.median(other[tokens]):.3g}{where}"
         found.append(placeholder_at(block, tokens, said))
     return found
 
@@ -366,7 +345,7 @@ def _floors(block: Block, known: Mask) -> Found:
     Of numbers that no program cut, those a little above the lowest are no rarer than it.
     """
     found = []
-    for side, other, name in _sides(block):
+    for side, other, name in block.sides:
         usable = np.where(known, 0.0, side)
         lowest = usable.min()
         tokens = usable == lowest
@@ -394,7 +373,7 @@ def _floors(block: Block, known: Mask) -> Found:
 def _blurred_floors(block: Block, known: Mask) -> Found:
     """Tokens that one side has at its lowest number wherever the other is far below: log(q + epsilon), or noise."""
     found: Found = []
-    for side, other, name in _sides(block):
+    for side, other, name in block.sides:
         usable = np.where(known, 0.0, side)
         lowest = float(usable.min())
         far = (other < lowest - _BLURRED_FLOOR[0]) & ~known
@@ -420,7 +399,7 @@ def _blurred_floors(block: Block, known: Mask) -> Found:
 def _one_number(block: Block, known: Mask) -> Found:
     """Tokens that have one number on a side, far more than any other number has, where the other side's lie apart."""
     found = []
-    for side, other, name in _sides(block):
+    for side, other, name in block.sides:
         values, often = np.unique(side[~known & (side < -UNSURE)], return_counts=True)
         if values.size < _FLOOR_VALUES or (count := int(often.max())) < _ONE_NUMBER[0]:
             continue

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from kc_otel.machine_code import ADDRESS, NUMBER, function
 
-__all__ = ["INVALID", "LEFT", "MEASURED", "measure_rows"]
-
 MEASURED: Final = 0
 INVALID: Final = 1
 LEFT: Final = 2

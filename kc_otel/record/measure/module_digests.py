@@ -18,7 +18,6 @@ from kc_otel.record.measure.weight_digest import digest_of
 with extra("torch", "digests of a module's weights"):
     import torch
 
-__all__ = ["module_digests", "tail_of"]
 
 _PACKED_MODULES: Final[Mapping[str, Sequence[str]]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -26,8 +25,12 @@ _PACKED_MODULES: Final[Mapping[str, Sequence[str]]] = {
 }
 """Fused modules of vLLM and SGLang, for models that do not list them in `packed_modules_mapping`."""
 _EXPERT: Final = re.compile(r"^(.*\.experts)\.(\d+)\.(\w+)\.weight$")
-_EXPERT_HALVES: Final = {"gate_proj": ("w13_weight", 0), "w1": ("w13_weight", 0), "up_proj": ("w13_weight", 1)}
-_HALVES_MORE: Final = {"w3": ("w13_weight", 1), "down_proj": ("w2_weight", None), "w2": ("w2_weight", None)}
+_EXPERT_TENSORS: Final[Mapping[str, tuple[str, int | None]]] = {
+    **dict.fromkeys(("gate_proj", "w1"), ("w13_weight", 0)),
+    **dict.fromkeys(("up_proj", "w3"), ("w13_weight", 1)),
+    **dict.fromkeys(("down_proj", "w2"), ("w2_weight", None)),
+}
+"""A trainer's matrix of an expert -> the engine's tensor of all experts, and which half of it."""
 _ROWS: Final = 256
 """Rows of the unit matrix that a packed layer is asked with at a time."""
 
@@ -141,7 +144,7 @@ def _cut(tensor: torch.Tensor, names: Sequence[str], shapes: Shapes) -> Iterator
 def _of_expert(name: str, tail: str, tensor_at: Callable[[str], torch.Tensor | None]) -> Iterator[Part]:
     """One expert's matrix in the tensor of all: gate and up are the halves of one."""
     matched = _EXPERT.match(tail)
-    where = None if matched is None else {**_EXPERT_HALVES, **_HALVES_MORE}.get(matched[3])
+    where = None if matched is None else _EXPERT_TENSORS.get(matched[3])
     if matched is None or where is None:
         return
     every = tensor_at(f"{matched[1]}.{where[0]}")

@@ -13,9 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.arrays import as_bool, is_tensor, on_gpu
-
-__all__ = ["OperatorDrift", "batch_outputs", "compare_outputs"]
+from kc_otel.record.measure.arrays import as_bool, is_tensor, largest, on_gpu
 
 _BLOCK: Final = 1 << 17
 """Elements worked on at a time on a CPU: four float64 copies of them stay in cache."""
@@ -32,8 +30,6 @@ class OperatorDrift:
         relative: ||a - b|| / ||a||, Euclidean; 0 where both are zero, inf where only a is.
         ulp: Largest |a - b| of the row in units in the last place of the row's largest |a|, in the dtype asked for:
             0.5 is what rounding alone costs. inf where a is zero throughout and b is not.
-        steps: Largest distance of two elements, both rounded to that dtype first: how many of its numbers lie between
-            them. Elements that nearly cancel are many steps apart in every kernel; bit-equal rows are 0 apart.
         cosine: 1 - cos(a, b), in [0, 2]; 0 where both are zero, 1 where one of them is.
         not_finite: Rows where one output is NaN or infinite and the other is not the same; they are left out of the
             numbers, which have fewer rows then.
@@ -43,7 +39,6 @@ class OperatorDrift:
     max_abs: NDArray[np.float64]
     relative: NDArray[np.float64]
     ulp: NDArray[np.float64]
-    steps: NDArray[np.float64]
     cosine: NDArray[np.float64]
     not_finite: int
     rows: NDArray[np.intp]
@@ -54,7 +49,7 @@ def compare_outputs(train: Any, inference: Any, *, mask: Any = None, ulp_of: Any
 
     >>> import numpy as np
     >>> output = np.float32([[1.0, 2.0], [3.0, 4.0]])
-    >>> compare_outputs(output, np.nextafter(output, np.float32(9))).steps
+    >>> compare_outputs(output, np.nextafter(output, np.float32(9))).ulp
     array([1., 1.])
 
     Units in the last place: Goldberg 1991, "What Every Computer Scientist Should Know About Floating-Point Arithmetic",
@@ -77,24 +72,25 @@ def compare_outputs(train: Any, inference: Any, *, mask: Any = None, ulp_of: Any
         raise ValueError(f"train: shape {tuple(train.shape)} has no rows to compare")
     if is_tensor(train) != is_tensor(inference):
         raise ValueError("train, inference: one is a torch tensor and the other is not; convert one of them")
-    rows_of = _tensor_rows if is_tensor(train) else _array_rows
+    for name, values in (("train", train), ("inference", inference)):
+        if not (values.dtype.is_floating_point if is_tensor(values) else values.dtype.kind == "f"):
+            raise ValueError(f"{name}: dtype {values.dtype} does not hold floating numbers")
     rows = _counted(mask, tuple(train.shape[:-1]))
     train, inference = (side.reshape(-1, train.shape[-1]) for side in (train, inference))
     if rows.size < train.shape[0]:
         train, inference = (_picked(side, rows) for side in (train, inference))
     if not rows.size:
         nothing = np.zeros(0)
-        return OperatorDrift(nothing, nothing, nothing, nothing, nothing, 0, rows)
+        return OperatorDrift(nothing, nothing, nothing, nothing, 0, rows)
     step = max((_DEVICE_BLOCK if on_gpu(train) else _BLOCK) // train.shape[1], 1)
-    parts = [
-        rows_of(train[start : start + step], inference[start : start + step], ulp_of)
-        for start in range(0, train.shape[0], step)
-    ]
+    starts = range(0, train.shape[0], step)
+    with np.errstate(all="ignore"):
+        parts = [_rows(train[start : start + step], inference[start : start + step]) for start in starts]
     found = np.concatenate([part for part, _ in parts], axis=1)
     kept = np.concatenate([fine for _, fine in parts])
-    max_abs, relative, steps, cosine, largest = found[:, kept]
-    ulp = _in_ulps(max_abs, largest, *_format(ulp_of or inference.dtype))
-    return OperatorDrift(max_abs, relative, ulp, steps, cosine, int(kept.size - kept.sum()), rows[kept])
+    max_abs, relative, cosine, most = found[:, kept]
+    ulp = _in_ulps(max_abs, most, *_format(ulp_of or inference.dtype))
+    return OperatorDrift(max_abs, relative, ulp, cosine, int(kept.size - kept.sum()), rows[kept])
 
 
 def batch_outputs(operator: Callable[..., Any], inputs: Sequence[Any], *, rows: int | None = None) -> tuple[Any, Any]:
@@ -166,62 +162,25 @@ def _in_ulps(
     return np.where((largest == 0.0) & (distance > 0.0), np.inf, found)
 
 
-Rows = tuple[NDArray[np.float64], NDArray[np.bool_]]
-
-
-def _array_rows(train: Any, inference: Any, ulp_of: Any) -> Rows:
-    for name, values in (("train", train), ("inference", inference)):
-        if values.dtype.kind != "f":
-            raise ValueError(f"{name}: dtype {values.dtype} does not hold floating numbers")
-    a, b = train.astype(np.float64), inference.astype(np.float64)
-    with np.errstate(all="ignore"):
-        dtype = np.dtype(ulp_of or inference.dtype)
-        steps = np.abs(_ordered(train.astype(dtype)) - _ordered(inference.astype(dtype)))
-        found: Rows = _reduced(a, b, steps, np)
-        return found
-
-
-def _ordered(values: Any) -> NDArray[np.float64]:
-    """Bits of floating numbers as integers that count up as the numbers do; exact up to 2^53."""
-    width = values.dtype.itemsize
-    if width not in (2, 4, 8):
-        raise ValueError(f"ulp_of: {values.dtype} has no integer of its size; give float16, float32 or float64")
-    bits = values.view(f"i{width}")
-    lowest = np.iinfo(bits.dtype).min
-    # Bits of negative numbers count down from the sign bit: mirror them below zero. -0.0 lands on 0.0.
-    ordered: NDArray[np.float64] = np.where(bits < 0, lowest - bits, bits).astype(np.float64)
-    return ordered
-
-
-def _tensor_rows(train: Any, inference: Any, ulp_of: Any) -> Rows:
+def _rows(train: Any, inference: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """[4, rows] of max_abs, relative, cosine and the largest |a|, and which rows are finite, in host memory."""
+    if not is_tensor(train):
+        found, fine = _reduced(train.astype(np.float64), inference.astype(np.float64), np)
+        return found, fine
     import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
 
-    for name, values in (("train", train), ("inference", inference)):
-        if not values.dtype.is_floating_point:
-            raise ValueError(f"{name}: dtype {values.dtype} does not hold floating numbers")
-    dtype = ulp_of or inference.dtype
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    lowest = torch.iinfo(integers).min
     with torch.no_grad():
-        train, inference = train.detach(), inference.detach().to(train.device)
-
-        def ordered(values: Any) -> Any:
-            bits = values.to(dtype).contiguous().view(integers)
-            return torch.where(bits < 0, lowest - bits, bits).to(torch.float64)
-
-        steps = (ordered(train) - ordered(inference)).abs()
-        found, fine = _reduced(train.to(torch.float64), inference.to(torch.float64), steps, torch)
+        a, b = (side.detach().to(train.device, torch.float64) for side in (train, inference))
+        found, fine = _reduced(a, b, torch)
         return found.cpu().numpy(), fine.cpu().numpy()
 
 
-def _reduced(a: Any, b: Any, steps: Any, library: Any) -> Any:
-    """[5, rows] of max_abs, relative, steps, cosine and the largest |a|, and which rows are finite."""
+def _reduced(a: Any, b: Any, library: Any) -> Any:
     finite = library.isfinite(a) & library.isfinite(b)
     # Both -inf, as in masked attention scores, is agreement.
     same = (a == b) | finite
     fine = same.all(-1)
     a, b = (library.where(finite, values, library.zeros_like(values)) for values in (a, b))
-    steps = library.where(finite, steps, library.zeros_like(steps))
     difference = abs(a - b)
     apart, left, right = ((values * values).sum(-1) ** 0.5 for values in (difference, a, b))
     tiny = np.finfo(np.float64).tiny
@@ -231,9 +190,5 @@ def _reduced(a: Any, b: Any, steps: Any, library: Any) -> Any:
     relative = library.where(
         left > 0, apart / left.clip(min=tiny), library.where(apart > 0, apart * np.inf, apart * 0.0)
     )
-    stack = library.stack([_largest(difference), relative, _largest(steps), cosine, _largest(abs(a))])
+    stack = library.stack([largest(difference), relative, cosine, largest(abs(a))])
     return stack, fine
-
-
-def _largest(values: Any) -> Any:
-    return values.max(-1) if isinstance(values, np.ndarray) else values.amax(-1)

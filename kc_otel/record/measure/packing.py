@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import Floats, HostRows, as_bool, host_rows
 
-__all__ = ["BLOCK", "Block", "SampledBatch"]
-
 BLOCK: Final = 32_768
 """Tokens per block: enough to spread the cost of a NumPy call, few enough that a block's arrays stay in cache."""
 
@@ -38,6 +36,11 @@ class Block:
     lengths: NDArray[np.intp]
     train: Floats
     inference: Floats
+
+    @property
+    def sides(self) -> tuple[tuple[Floats, Floats, str], ...]:
+        """Each side, the other one, and its name."""
+        return (self.train, self.inference, "training"), (self.inference, self.train, "inference")
 
     def only(self, kept: NDArray[np.bool_]) -> Block:
         """The rows that are kept, [n]."""

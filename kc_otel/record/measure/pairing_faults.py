@@ -147,6 +147,11 @@ def fault_at(block: Block, tokens: Mask, reason: InvalidReason, said: str) -> Pa
     return PairingFault(reason, rows, f"{said} ({where} of the first)")
 
 
+def every_row(block: Block, reason: InvalidReason, said: str) -> list[PairingFault]:
+    """A fault that all rows have, as the only one."""
+    return [PairingFault(reason, np.arange(block.rows.size), said)]
+
+
 def of_all(block: Block, fault: PairingFault) -> PairingFault:
     """The fault of every row: a program that chooses tokens by their numbers leaves the others a biased choice."""
     return PairingFault(fault.reason, np.arange(block.rows.size), fault.what)

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.sampled import saturated
 
-__all__ = ["DRIFT", "LOOK", "penalised"]
-
 DRIFT: Final = 0.03
 """Mean |l| from which it is looked for."""
 LOOK: Final = 65_536

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.slices import POSITION_EDGES, TURNS
 
-__all__ = ["BETWEEN", "Places", "TokenSlice"]
-
 BETWEEN: Final = len(POSITION_EDGES)
 """Column of `Places.bounds`, and of differences of it, at which turns follow positions."""
 

@@ -25,17 +25,6 @@ from numpy.typing import NDArray
 from kc_otel.record.measure.packing import Block
 from kc_otel.record.measure.sampled import saturated
 
-__all__ = [
-    "Pattern",
-    "looks_processed",
-    "looks_processed_together",
-    "patterns",
-    "surer_rows",
-    "temperature_like",
-    "together_temperature_like",
-    "truncation_like",
-]
-
 _DRIFT: Final = 0.03
 """Mean |l| from which a pattern is looked for; below, a fault of processing is no larger than bf16's rounding."""
 _TOKENS: Final = 64

@@ -70,9 +70,8 @@ def rounded_rows(block: Block, known: Mask) -> Found:
     """Return the whole rows of which one side is the other one rounded; none where the side is coarse elsewhere too."""
     telling = (block.train < -UNSURE) & (block.inference < -UNSURE) & ~known
     tokens = np.add.reduceat(telling, block.starts, dtype=np.intp)
-    sides = ((block.train, block.inference, "training"), (block.inference, block.train, "inference"))
     for name, rounded in _ROUNDED.items():
-        for one, other, side in sides:
+        for one, other, side in block.sides:
             equal = _is(one, rounded(other))
             whole = np.logical_and.reduceat(equal, block.starts) & (tokens >= RUN)
             if not whole.any() or np.count_nonzero(~whole & (tokens > 0)) < _FEWEST_ROWS:

@@ -16,7 +16,6 @@ from kc_otel._extras import extra
 with extra("torch", "looking at updates of weights"):
     import torch
 
-__all__ = ["RoundedUpdates", "UpdateWatch"]
 
 _MAX_LISTED_TENSORS: Final = 10
 

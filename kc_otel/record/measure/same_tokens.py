@@ -11,7 +11,6 @@ asks for that or for a lag under which the sides agree.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,7 +18,17 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.pairing_faults import RUN, Floats, Mask, PairingFault, improbable, runs_of, surely_more
+from kc_otel.record.measure.pairing_faults import (
+    RUN,
+    Floats,
+    Mask,
+    PairingFault,
+    every_row,
+    improbable,
+    row_of,
+    runs_of,
+    surely_more,
+)
 from kc_otel.stats.surplus import RATIO_CUT
 
 _DRIFT: Final = 0.03
@@ -120,29 +129,15 @@ def other_tokens(block: Block, drift: NDArray[np.float64], at: NDArray[np.intp] 
     return [PairingFault(InvalidReason.NOT_SAME_TOKENS, where, said)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Moments:
-    """Sums over windows of cut log-probabilities, from which correlations are computed, [windows]."""
-
-    n: NDArray[np.float64]
-    sums: NDArray[np.float64]  # p, q, pp, qq, pq: [5, windows]
-
-    def over(self, starts: NDArray[np.intp]) -> tuple[NDArray[np.float64], ...]:
-        """Centred sums pp, qq, pq over groups of windows that start there; each window has its own mean."""
-        p, q, pp, qq, pq = self.sums
-        parts = (pp - p * p / self.n, qq - q * q / self.n, pq - p * q / self.n)
-        return tuple(np.add.reduceat(part, starts) for part in parts)
-
-
 def _unlike_rows(part: Block) -> tuple[Mask, NDArray[np.float64]]:
     """Rows whose sides do not go together, and each row's correlation; NaN where a side does not vary."""
     p, q = (np.maximum(side, _LOWEST).astype(np.float64) for side in (part.train, part.inference))
     starts, of_row = _windows(part)
     first = np.flatnonzero(np.diff(of_row, prepend=-1))
     length = np.diff(starts, append=p.size).astype(np.float64)
-    moments = _Moments(length, np.stack([np.add.reduceat(values, starts) for values in (p, q, p * p, q * q, p * q)]))
-    by_window, by_row = _correlation(moments, np.arange(starts.size)), _correlation(moments, first)
-    pooled = _correlation(moments, np.zeros(1, dtype=np.intp))
+    sum_p, sum_q, pp, qq, pq = (np.add.reduceat(values, starts) for values in (p, q, p * p, q * q, p * q))
+    sums = np.stack([pp - sum_p * sum_p / length, qq - sum_q * sum_q / length, pq - sum_p * sum_q / length])
+    by_window, by_row, pooled = (_correlation(sums, at) for at in (np.arange(starts.size), first, first[:1]))
     unlike = np.zeros(part.rows.size, dtype=np.bool_)
     # Of drift no window is near it, and what follows is for the others.
     if not (by_window < _UNLIKE_CORRELATION).any() and not pooled[0] < _UNLIKE_CORRELATION:
@@ -174,9 +169,14 @@ def _windows(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return block.starts[of_row] + number * block.lengths[of_row] // count[of_row], of_row
 
 
-def _correlation(moments: _Moments, starts: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Correlation of log P and log Q over groups of windows; NaN where a side does not vary."""
-    pp, qq, pq = moments.over(starts)
+def _correlation(sums: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Correlation of log P and log Q over groups of windows that start there; NaN where a side does not vary.
+
+    Args:
+        sums: Of each window, pp, qq and pq about its own means, [3, windows].
+        starts: First window of each group.
+    """
+    pp, qq, pq = np.add.reduceat(sums, starts, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         found = pq / np.sqrt(pp * qq)
     return np.where((pp > 1e-9) & (qq > 1e-9), found, np.nan)
@@ -269,24 +269,24 @@ def other_places(block: Block) -> list[PairingFault]:
     if tokens is not None:
         said = f"{np.count_nonzero(tokens):,} tokens in runs of up to {length.max():,} have a probability below "
         said += f"{math.exp(_LOWEST):.1g}: mask padding, the prompt and tool output"
-        rows = np.unique(np.searchsorted(block.starts, np.flatnonzero(tokens), side="right") - 1)
+        rows = np.unique(row_of(block, np.flatnonzero(tokens)))
         return [PairingFault(InvalidReason.NOT_SAMPLED, rows, said)]
     far = np.minimum(np.abs(block.train.astype(np.float64) - block.inference), 3.0)
     wide, ends = far > _FAR_EDGE, block.starts + block.lengths
-    every, many = np.arange(block.rows.size), block.lengths >= RUN
+    many = block.lengths >= RUN
     for name, edge in (("last token is another one: it differs", ends[many] - 1), _odd_places(block, wide)):
         rest = np.count_nonzero(wide) - np.count_nonzero(wide[edge])
         if edge.size < _PLACE_ROWS or np.mean(wide[edge]) <= 0.5 or rest >= _EDGE_DIFFERENCE * (far.size - edge.size):
             continue
         if _unrelated(block.train[edge], block.inference[edge]):
             said = f"only the {name} by {far[edge].mean():.2g} nats on average, all tokens by {far.mean():.2g}"
-            return [PairingFault(InvalidReason.NOT_SAME_TOKENS, every, said)]
+            return every_row(block, InvalidReason.NOT_SAME_TOKENS, said)
     if said := _some_last(block, ends[many] - 1):
-        return [PairingFault(InvalidReason.NOT_SAME_TOKENS, every, said)]
+        return every_row(block, InvalidReason.NOT_SAME_TOKENS, said)
     begins, decays = _beginnings(block)
     if begins and decays:
         said = f"{begins}: they were scored after other prompts, or without (chat template, order of the rows, prefix "
-        return [PairingFault(InvalidReason.PROMPT_MISMATCH, every, said + "cache)")]
+        return every_row(block, InvalidReason.PROMPT_MISMATCH, said + "cache)")
     return []
 
 
@@ -306,10 +306,8 @@ def _some_last(block: Block, last: NDArray[np.intp]) -> str:
     between = np.count_nonzero((np.abs(here) > _FAR_EDGE) & ~odd)
     if count <= between or size < _LAST_NATS[1] or here[odd].std() < _LAST_NATS[2]:
         return ""
-    said = (
-        f"the last token of {count:,} of {last.size:,} sequences is another one on one side: it differs by {size:.2g} "
-    )
-    return f"{said}nats on average, where {elsewhere:,} of all other tokens differ by {_LAST_NATS[0]:g}"
+    said = f"the last token of {count:,} of {last.size:,} sequences is another one on one side: it differs by "
+    return f"{said}{size:.2g} nats on average, where {elsewhere:,} of all other tokens differ by {_LAST_NATS[0]:g}"
 
 
 def _odd_places(block: Block, wide: Mask) -> tuple[str, NDArray[np.intp]]:

@@ -21,8 +21,6 @@ import numpy as np
 
 from kc_otel.record.measure.arrays import is_tensor
 
-__all__ = ["HIGHEST", "LOWEST", "REWARD", "SEQUENCE", "TOKEN", "advantage_drift", "log_ratio", "saturated"]
-
 LOWEST: Final = -64.0
 """Smallest log ratio that is told apart from smaller ones, nats."""
 HIGHEST: Final = 16.0

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import Floats
 
-__all__ = ["CoarseSide", "coarse_side"]
-
 _SIGNIFICAND: Final = {"bfloat16": 8, "float16": 11}
 """Bits of significand, the leading one included; the coarser format first."""
 _LOOK_NUMBERS: Final = 1024
@@ -66,19 +64,16 @@ def coarse_side(train: Floats, inference: Floats) -> CoarseSide | None:
     >>> coarse_side(inference.astype(np.float32), inference) is None
     True
     """
-    sides: tuple[tuple[Literal["train", "inference"], NDArray[np.float64]], ...] = (
-        ("train", _asked(train)),
-        ("inference", _asked(inference)),
-    )
-    if any(np.unique(values).size < _FEWEST_NUMBERS for _, values in sides):
+    asked = {"train": _asked(train), "inference": _asked(inference)}
+    if any(np.unique(values).size < _FEWEST_NUMBERS for values in asked.values()):
         return None
-    bits = {side: _bits(values) for side, values in sides}
-    (side, values), (other, _) = sorted(sides, key=lambda pair: bits[pair[0]])
-    grid = next((name for name, known in _SIGNIFICAND.items() if bits[side] <= known < bits[other]), None)
+    bits = {side: _bits(values) for side, values in asked.items()}
+    side: Literal["train", "inference"] = "train" if bits["train"] <= bits["inference"] else "inference"
+    grid = next((name for name, known in _SIGNIFICAND.items() if bits[side] <= known < max(bits.values())), None)
     if grid is None:
         return None
     given = train if side == "train" else inference
-    return CoarseSide(side, grid, float(_spacing(given, values, _SIGNIFICAND[grid]).mean()) / 4.0)
+    return CoarseSide(side, grid, float(_spacing(given, asked[side], _SIGNIFICAND[grid]).mean()) / 4.0)
 
 
 def _spacing(side: Floats, asked: NDArray[np.float64], significand: int) -> NDArray[np.float64]:
@@ -88,17 +83,16 @@ def _spacing(side: Floats, asked: NDArray[np.float64], significand: int) -> NDAr
     in it computed are differences of logits, and have the spacing of the largest logit everywhere.
     """
     some = np.abs(side[:_LOOK_NUMBERS][np.isfinite(side[:_LOOK_NUMBERS])], dtype=np.float64)
-    step = float(_lowest(asked).min())
+    step = float(np.ldexp(_lowest_bit(asked).astype(np.float64), np.frexp(asked)[1] - 53).min())
     stored = np.ldexp(1.0, np.frexp(some)[1] - significand)
     smallest = np.ldexp(1.0, int(np.frexp(asked.min())[1]) - significand)
     return np.full(some.size, step) if step > smallest else stored
 
 
-def _lowest(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The largest power of two of which each number is a multiple."""
-    part, exponent = np.frexp(values)
-    whole = np.ldexp(part, 53).astype(np.int64)
-    lowest: NDArray[np.float64] = np.ldexp((whole & -whole).astype(np.float64), exponent - 53)
+def _lowest_bit(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The lowest bit of each number's significand, as an integer of 53 bits."""
+    whole = np.ldexp(np.frexp(values)[0], 53).astype(np.int64)
+    lowest: NDArray[np.int64] = whole & -whole
     return lowest
 
 
@@ -110,6 +104,4 @@ def _asked(side: Floats) -> NDArray[np.float64]:
 
 def _bits(values: NDArray[np.float64]) -> int:
     """Bits of significand that the finest of these positive numbers needs, 1 to 53."""
-    whole = np.ldexp(np.frexp(values)[0], 53).astype(np.int64)
-    lowest = whole & -whole
-    return 54 - int(np.frexp(lowest.min().astype(np.float64))[1])
+    return 54 - int(_lowest_bit(values).min()).bit_length()

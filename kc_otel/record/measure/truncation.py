@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import as_bool, host_rows, is_tensor
 
-__all__ = ["outside_mass", "renormalised"]
-
 _TOLERANCE = 1e-3
 """As in `measure.checks`: how far above 0 the log of a mass may be."""
 

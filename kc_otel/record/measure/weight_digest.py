@@ -20,7 +20,6 @@ from kc_otel._extras import extra
 with extra("torch", "a digest of weights"):
     import torch
 
-__all__ = ["TensorDigest", "digest_of"]
 
 _SUMS: Final = 61
 """A prime, so that rows and columns of a matrix do not fall into one of the sums."""

@@ -18,18 +18,16 @@ from numpy.typing import NDArray
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, RECORDED, TV_PLACE, Unit
 from kc_otel.record.measure.arrays import as_bool, as_host, host_rows, is_tensor, on_gpu
 from kc_otel.record.measure.checks import InvalidReason, check_declared, difference, failed, held_together, same_shape
-from kc_otel.record.measure.logits import LOGITS, CountedRows, logit_drift
+from kc_otel.record.measure.logits import LOGITS, logit_drift
 from kc_otel.record.measure.packing import SampledBatch
 from kc_otel.record.measure.penalties import DRIFT, LOOK, penalised
 from kc_otel.record.measure.places import Places, TokenSlice
 from kc_otel.record.measure.same_prompt import TOO_SURE, more_than_all
 from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, saturated
 from kc_otel.record.measure.truncation import outside_mass, renormalised
-from kc_otel.record.telemetry.compare_span import Batch, WorstToken
-from kc_otel.record.telemetry.groups import Groups, cells, in_groups
+from kc_otel.record.telemetry.buckets import cells
 from kc_otel.record.telemetry.moments import QuantityStream, TokenStreams
-from kc_otel.record.telemetry.place_means import PlaceMeans
-from kc_otel.record.telemetry.prompt_means import Finished, PromptMeans, Rollouts
+from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts
 from kc_otel.record.telemetry.reduce_host import ADVANTAGE, Reduced, reduce_host
 from kc_otel.stats.histogram import ExponentialHistogram
 from kc_otel.stats.reward_intervals import reward_sides
@@ -44,6 +42,53 @@ _UNKNOWN_ROLLOUTS: Final = Rollouts()
 _NO_ROWS: Final = np.zeros(0, dtype=np.intp)
 
 
+@dataclass(frozen=True, slots=True)
+class WorstToken:
+    """The token of a batch with the largest |l|.
+
+    Attributes:
+        log_ratio: Its signed log ratio l, nats.
+        row: Its row in the batch.
+        position: Its position in that row, masked positions included.
+        token_id: Its id, when token ids were given.
+        slices: Slices that its sequence belongs to.
+    """
+
+    log_ratio: float
+    row: int
+    position: int
+    token_id: int | None
+    slices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Result of one batch.
+
+    Attributes:
+        sequences: Sequences that were measured; those without an unmasked token are not.
+        tokens: Tokens that were measured.
+        tv_token: Mean total variation per token: of (1-w)+, or exact where logits were given; nan without tokens.
+        worst: The token with the largest |l|; None without tokens, or where logits came without targets.
+        slices: Slices that something was recorded in.
+        failed: Which sequences failed an input check, [n] each, by reason.
+        why: Findings about them, in words, by reason.
+    """
+
+    sequences: int
+    tokens: int
+    tv_token: float
+    worst: WorstToken | None
+    slices: tuple[str, ...]
+    failed: Mapping[str, NDArray[np.intp]] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def invalid(self) -> dict[str, int]:
+        """Number of sequences that failed an input check, by reason."""
+        return {reason: rows.size for reason, rows in self.failed.items()}
+
+
 @dataclass(slots=True, eq=False)
 class _Noted:
     """Values of a batch's rows that are averaged further, by quantity, [rows]; NaN where a row has none.
@@ -52,12 +97,14 @@ class _Noted:
     tokens of parts; what is about a whole sequence counts once, at the row that `Rollouts.whole` names.
 
     Attributes:
+        membership: Slices of the rows, bool [rows, slices].
         whole: See `Rollouts.whole`.
         by_part: For prompts and steps.
         by_sequence: For sequences.
     """
 
-    whole: NDArray[np.intp] | None = None
+    membership: NDArray[np.bool_]
+    whole: NDArray[np.intp] | None
     by_part: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     by_sequence: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
@@ -83,8 +130,7 @@ class Accumulator:
     Not thread-safe. A call that raises has recorded nothing.
 
     Args:
-        slices: Names of the slices, the columns of every `membership`.
-        scale: Scale of the histograms, 0 to 6.
+        slices: Names of the slices, the columns of every `membership`; the first is `all`.
         recorded: Quantities that are recorded, keys of `QUANTITIES`; None for all. Those that a program observes by
             itself (`add_values`) always are.
         averaged: Means over sequences, prompts or steps that are recorded too; keys of the quantities of `AVERAGED`.
@@ -92,30 +138,18 @@ class Accumulator:
         sampling: Recorded sampling quantities; keys of `SAMPLING`.
         reward_range: Smallest and largest reward; without it rewards are not looked at.
         patience: Seconds for which a prompt is waited for whose rollouts come in several batches.
-
-    Raises:
-        ValueError: If there is no slice, one is named twice, the scale is out of range, or a quantity of `averaged` is
-            no such mean.
     """
 
     def __init__(
         self,
         slices: Sequence[str],
         *,
-        scale: int = 4,
         recorded: Collection[str] | None = None,
         averaged: Sequence[str] = (),
         sampling: Sequence[str] = (),
         reward_range: tuple[float, float] | None = None,
         patience: float = 900.0,
     ) -> None:
-        if not slices or len(set(slices)) != len(slices):
-            msg = f"slices: {list(slices)} must name at least one slice, and each once"
-            raise ValueError(msg)
-        means = [key for key, quantity in RECORDED.items() if quantity.base]
-        if unknown := [quantity for quantity in averaged if quantity not in means]:
-            msg = f"averaged: {unknown[0]!r} is not one of {', '.join(means)}"
-            raise ValueError(msg)
         self.slices: Final = tuple(slices)
         self._recorded: Final = frozenset(QUANTITIES if recorded is None else recorded)
         self._units: Final[dict[str, list[Unit]]] = {}
@@ -123,11 +157,9 @@ class Accumulator:
             self._units.setdefault(RECORDED[key].base, []).append(RECORDED[key].per)
         self._sampling: Final = frozenset(sampling)
         self._reward_range: Final = reward_range
-        self._by_side: Final = not self._units.keys().isdisjoint(ADVANTAGE)
         wider = [base for base, units in self._units.items() if {Unit.PROMPT, Unit.STEP}.intersection(units)]
         self._means: Final = PromptMeans(wider, len(self.slices), patience=patience) if wider else None
-        self.scale: Final = scale
-        self._cells: Final = cells(scale)
+        self._cells: Final = cells()
         self._tokens: Final = TokenStreams(len(self.slices), self._cells)
         self._streams: Final[dict[str, QuantityStream]] = {}
         self._surplus: Final = Surplus()
@@ -153,35 +185,20 @@ class Accumulator:
         parts: Sequence[TokenSlice] = (),
         _tensors: bool | None = None,
     ) -> Batch:
-        """Record a batch of sampled tokens' log-probabilities.
+        """Record a batch of sampled tokens' log-probabilities, NumPy or torch, any floating dtype and device.
 
-        Args:
-            train: log P(y), [sequences, tokens], NumPy or torch, any floating dtype and device.
-            inference: log Q(y) of the same tokens, same shape.
-            mask: Which tokens count, bool or int, same shape; None for all.
-            membership: Which slices each sequence belongs to, bool [sequences, slices]; None puts all into the first.
-            advantages: [sequences] or [sequences, tokens]; with them the advantage-signed drift is recorded too.
-            rewards: [sequences], or any score of each that lies in `reward_range`; NaN where one is not known. With
-                them the drift of the expected reward is recorded too.
-            token_ids: Ids of the tokens, same shape: the worst token is reported with its own.
-            inference_token_ids: Ids that the inference side scored, where they could differ; a difference is invalid.
-            train_kept: Log of the training kernel's mass on the tokens that truncation kept, same shape: `train` is
-                renormalised over them, and the mass outside of them is recorded too.
-            inference_kept: The same of the inference kernel.
-            processing: Temperature and other sampling processing of (train, inference), as far as the caller knows it.
-            rollouts: Which sequences answer one prompt.
-            density: Whether these are log-densities, which may exceed 0.
-            places: Where the tokens are in their responses: with it the first slice's drift is recorded by position
-                and turn too.
-            parts: Slices of tokens. What is recorded of them is of those tokens of the sequences that are measured;
-                they are no further sequences or prompts, and no evidence of how tokens were sampled.
+        Arguments are those of `Recorder.compare`, laid out: per token [sequences, tokens], per sequence [sequences].
+        `membership` says which slices each sequence belongs to, bool [sequences, slices]; None puts all into the first.
+        With `places` the first slice's drift is recorded by position and turn too. What is recorded of `parts`, slices
+        of tokens, is of those tokens of the sequences that are measured; they are no further sequences or prompts, and
+        no evidence of how tokens were sampled.
 
         Returns:
             The measured sequences, the others by reason. Sequences that fail a check of `measure.checks` are counted
             there and recorded nowhere. A reward outside of the range counts as one that is not known.
 
         Raises:
-            ValueError: If `membership`, `advantages`, `rewards` or `rollouts` do not fit, or the numbers are not real.
+            ValueError: If `advantages` or `rewards` do not fit, or the numbers are not real.
         """
         train, inference = (side if is_tensor(side) else np.asarray(side) for side in (train, inference))
         if not same_shape(train, inference, mask, token_ids, inference_token_ids, train_kept, inference_kept):
@@ -196,36 +213,33 @@ class Accumulator:
         if rewards is not None and tuple(np.shape(rewards)) != (sequences,):
             msg = f"rewards: shape {tuple(np.shape(rewards))} is not [sequences], ({sequences},); give one for each"
             raise ValueError(msg)
-        _check_rollouts(rollouts, sequences)
         train, inference = renormalised(train, train_kept), renormalised(inference, inference_kept)
-        groups = in_groups(self._membership(membership, sequences))
+        member = self._membership(membership, sequences)
         codes = check_declared(sequences, mask, token_ids, inference_token_ids, processing)
         tensors = on_gpu(train) if _tensors is None else _tensors
         reduce = self._reducer(train, inference, advantages, tensors=tensors)
-        bounds = None if places is None else places.bounds
-        reduced = reduce(mask, codes, groups, density=density, bounds=bounds)
+        reduced = reduce(mask, codes, member, density=density, bounds=None if places is None else places.bounds)
         if density:
             reduced.bets[1] = 0.0  # how sure Q may be of its tokens is a question of probabilities
             reduced = self._held(reduced)
         else:
             prompts = "" if token_ids is None else _first_tokens(reduced, inference, mask, token_ids, rollouts.prompts)
             reduced = self._held(reduced, _penalty(reduced, train, inference, mask, token_ids), prompts)
-        found = self._sampled_batch(reduced, groups, train, inference, mask, token_ids)
-        only = [self._only(part, sequences) for part in parts]
-        # What the checks of whole sequences let pass is not checked again in parts of them.
-        within = [
-            reduce(part.mask, reduced.codes, group, density=True) for part, group in zip(parts, only, strict=True)
-        ]
-        means, outside = self._record_sampled(reduced, groups, mask, train_kept, rewards, rollouts)
-        of_parts = [
-            (self._record_sampled(tokens, group, part.mask, train_kept, rewards, rollouts)[0], group)
-            for part, group, tokens in zip(parts, only, within, strict=True)
-        ]
-        self._add_means(means, groups, rollouts, of_parts)
-        self._places.add(reduced, groups.members[groups.of, 0], rollouts)
+        found = self._sampled_batch(reduced, member, train, inference, mask, token_ids)
+        means, outside = self._record_sampled(reduced, member, mask, train_kept, rewards, rollouts)
+        of_parts = []
+        for part in parts:
+            only = self._only(part.column, sequences)
+            # What the checks of whole sequences let pass is not checked again in parts of them.
+            within = reduce(part.mask, reduced.codes, only, density=True)
+            of_parts.append(self._record_sampled(within, only, part.mask, train_kept, rewards, rollouts)[0])
+        self._add_means(means, rollouts, of_parts)
+        self._places.add(reduced, member[:, 0], rollouts)
         if "advantage_abs" in self._sampling and advantages is not None and reduced.rows.size:
-            largest = _largest(advantages, mask)[reduced.rows]
-            self._stream("advantage_abs").add(largest, groups.members[groups.of[reduced.rows]])
+            size = np.abs(host_rows(advantages).read(reduced.rows)).astype(np.float64)
+            if size.ndim > 1:
+                size = (size if mask is None else np.where(as_bool(mask)[reduced.rows], size, 0.0)).max(1)
+            self._stream("advantage_abs").add(size, member[reduced.rows])
         return replace(found, failed={**found.failed, "reward_out_of_range": outside}) if outside.size else found
 
     def add_logits(
@@ -242,34 +256,20 @@ class Accumulator:
         parts: Sequence[TokenSlice] = (),
         _tensors: bool | None = None,
     ) -> Batch:
-        """Record a batch of full logits.
+        """Record a batch of full logits [sequences, tokens, vocab]; arguments as in `add_sampled`.
 
-        Args:
-            train: Logits [sequences, tokens, vocab], or [rows, vocab] of which each is a sequence of one token.
-            inference: Logits of the other kernel after the same processing, same shape.
-            mask: Which tokens count, [sequences, tokens] or [rows]; None for all.
-            membership: Which slices each sequence (or row) belongs to, bool [sequences, slices].
-            targets: The tokens that were sampled from the inference kernel, integers of the mask's shape. With them,
-                what `add_sampled` records is recorded too; quantities of whole sequences only where the logits have
-                an axis of tokens.
-            processing: As in `add_sampled`.
-            rollouts: As in `add_sampled`; rows that are sequences of one token make no means.
-            places: As in `add_sampled`, of what `targets` let it record.
-            parts: As in `add_sampled`.
+        With `targets`, the tokens that were sampled from the inference kernel, integers [sequences, tokens], what
+        `add_sampled` records is recorded too.
 
         Raises:
             ValueError: If an argument's shape does not fit, or the numbers are not real.
         """
         if not same_shape(train, inference):
             return _nothing(train.shape[0], InvalidReason.SHAPE_MISMATCH)
-        whole = len(train.shape) == 3
-        if not whole:
-            train, inference = train[:, None], inference[:, None]
         shape = tuple(train.shape[:2])
-        _check_rollouts(rollouts, shape[0])
-        kept = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask).reshape(shape)
-        tokens = None if targets is None else as_host(targets).reshape(shape)
-        groups = in_groups(self._membership(membership, shape[0]))
+        kept = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask)
+        tokens = None if targets is None else as_host(targets)
+        member = self._membership(membership, shape[0])
         codes = check_declared(shape[0], None, None, None, processing)
         codes[(codes == InvalidReason.VALID) & ~kept.any(1)] = InvalidReason.NO_TOKENS
         at = np.nonzero(kept & (codes == InvalidReason.VALID)[:, None])
@@ -278,63 +278,44 @@ class Accumulator:
             inference,
             at=at,
             targets=None if tokens is None else tokens[at],
-            counted=CountedRows(groups.of[at[0]], groups.members, self._cells.slots.partition.edges),
             _tensors=_tensors,
         )
         codes[at[0][~found.valid]] = InvalidReason.NAN_LOGITS
         reduced: Reduced | None = None
-        means = _Noted(rollouts.whole)
+        means = _Noted(member, rollouts.whole)
         pair = np.zeros((2, *shape))
         if found.train_logprob is not None and found.inference_logprob is not None:
             pair[0][at], pair[1][at] = found.train_logprob, found.inference_logprob
             batch = SampledBatch.of(pair[0], pair[1], kept)
             bounds = None if places is None else places.bounds
-            reduced = self._held(reduce_host(batch, codes, groups, self._cells, None, bounds=bounds))
+            reduced = self._held(reduce_host(batch, codes, member, self._cells, None, bounds=bounds))
             codes = reduced.codes
-            self._record(reduced, groups, means, whole=whole)
+            self._record(reduced, means)
         valid = codes[at[0]] == InvalidReason.VALID
         rows, values = at[0][valid], found.values[valid]
-        self._record_logits(values, rows, groups, means if whole else None, found.counts if valid.all() else None)
+        self._record_logits(values, rows, means)
         of_parts = []
         for part in parts:
-            only, inside = self._only(part, shape[0]), part.mask[at][valid]
-            of_part = _Noted(rollouts.whole)
+            inside, of_part = part.mask[at][valid], _Noted(self._only(part.column, shape[0]), rollouts.whole)
             if reduced is not None:
                 within = SampledBatch.of(pair[0], pair[1], kept & part.mask)
-                of_tokens = reduce_host(within, codes, only, self._cells, None, density=True)
-                self._record(of_tokens, only, of_part, whole=whole)
-            self._record_logits(values[inside], rows[inside], only, of_part if whole else None)
-            of_parts.append((of_part, only))
-        if whole and rows.size:
-            self._add_means(means, groups, rollouts, of_parts)
+                of_tokens = reduce_host(within, codes, of_part.membership, self._cells, None, density=True)
+                self._record(of_tokens, of_part)
+            self._record_logits(values[inside], rows[inside], of_part)
+            of_parts.append(of_part)
+        if rows.size:
+            self._add_means(means, rollouts, of_parts)
             if reduced is not None:
-                self._places.add(reduced, groups.members[groups.of, 0], rollouts)
+                self._places.add(reduced, member[:, 0], rollouts)
         mean = float(values[:, LOGITS.index("tv_exact")].mean()) if rows.size else math.nan
         if reduced is not None:
-            return replace(self._sampled_batch(reduced, groups, pair[0], pair[1], kept, tokens), tv_token=mean)
+            return replace(self._sampled_batch(reduced, member, pair[0], pair[1], kept, tokens), tv_token=mean)
         measured = np.unique(rows)
-        return Batch(
-            measured.size, rows.size, mean, None, self._named(groups.members[groups.of[measured]]), failed(codes)
-        )
+        return Batch(measured.size, rows.size, mean, None, self._named(member[measured]), failed(codes))
 
     def add_values(self, quantity: str, values: Any, *, membership: Any = None) -> None:
-        """Record observations of one quantity that were made elsewhere, such as `weights_lag`, one per batch.
-
-        Args:
-            quantity: Key in the registry.
-            values: Finite numbers, [n] or one.
-            membership: Which slices each belongs to, bool [n, slices]; None puts all into the first.
-
-        Raises:
-            ValueError: If the quantity is unknown, a value is not finite, or `membership` does not fit.
-        """
-        if quantity not in RECORDED:
-            msg = f"quantity: {quantity!r} is not one of {', '.join(RECORDED)}"
-            raise ValueError(msg)
+        """Record finite observations of one quantity that were made elsewhere, such as `weights_lag`: [n] or one."""
         numbers = np.atleast_1d(host_rows(values).read(...)).astype(np.float64)
-        if numbers.ndim != 1 or not np.isfinite(numbers).all():
-            msg = f"values: {numbers} are not one-dimensional and finite"
-            raise ValueError(msg)
         self._stream(quantity).add(numbers, self._membership(membership, numbers.size))
 
     def expire(self, now: float) -> None:
@@ -389,113 +370,86 @@ class Accumulator:
         return reduced if codes is reduced.codes else reduced.held(codes)
 
     def _reducer(self, train: Any, inference: Any, advantages: Any, *, tensors: bool) -> Callable[..., Reduced]:
-        """Return `reduce_host` or `reduce_device` of a batch, as a function of its mask, codes and groups."""
-        sides = self._by_side
+        """Return `reduce_host` or `reduce_device` of a batch, as a function of its mask, codes and membership."""
         if tensors:
             from kc_otel.record.telemetry.reduce_device import reduce_device  # noqa: PLC0415 - it needs torch
 
-            return lambda mask, codes, groups, **more: reduce_device(
-                train, inference, mask, codes, groups, self._cells, advantages, count_sides=sides, **more
+            return lambda mask, codes, member, **more: reduce_device(
+                train, inference, mask, codes, member, self._cells, advantages, **more
             )
         weights = None if advantages is None else host_rows(advantages)
-        return lambda mask, codes, groups, **more: reduce_host(
-            SampledBatch.of(train, inference, mask), codes, groups, self._cells, weights, count_sides=sides, **more
+        return lambda mask, codes, member, **more: reduce_host(
+            SampledBatch.of(train, inference, mask), codes, member, self._cells, weights, **more
         )
 
-    def _only(self, part: TokenSlice, sequences: int) -> Groups:
-        """Sequences of which all are in one slice."""
-        membership = np.zeros((sequences, len(self.slices)), dtype=np.bool_)
-        membership[:, part.column] = True
-        return in_groups(membership)
+    def _only(self, column: int, sequences: int) -> NDArray[np.bool_]:
+        """Membership of sequences of which all are in one slice."""
+        return np.tile(np.arange(len(self.slices)) == column, (sequences, 1))
 
     def _record_sampled(
-        self, reduced: Reduced, groups: Groups, mask: Any, train_kept: Any, rewards: Any, rollouts: Rollouts
+        self, reduced: Reduced, member: NDArray[np.bool_], mask: Any, train_kept: Any, rewards: Any, rollouts: Rollouts
     ) -> tuple[_Noted, NDArray[np.intp]]:
         """`_record` log-probabilities and what came with them. Returns whose rewards are out of range too."""
-        means = _Noted(rollouts.whole)
-        self._record(reduced, groups, means, whole=True)
+        means = _Noted(member, rollouts.whole)
+        self._record(reduced, means)
         if train_kept is not None and reduced.rows.size:
-            self._record_outside(*outside_mass(train_kept, reduced.rows, mask), reduced.rows, groups, means)
-        return means, _NO_ROWS if rewards is None else self._add_rewards(reduced, groups, rewards, means)
+            mass, tokens = outside_mass(train_kept, reduced.rows, mask)
+            if "outside_mass" in self._recorded:
+                self._stream("outside_mass").add(mass, np.repeat(member[reduced.rows], tokens, axis=0))
+            totals = np.add.reduceat(mass, np.cumsum(tokens) - tokens)
+            self._note_means(means, "outside_mass", totals, tokens, reduced.rows)
+        return means, _NO_ROWS if rewards is None else self._add_rewards(reduced, rewards, means)
 
-    def _record_logits(
-        self,
-        values: NDArray[np.float64],
-        rows: NDArray[np.intp],
-        groups: Groups,
-        means: _Noted | None,
-        counts: NDArray[np.int64] | None = None,
-    ) -> None:
+    def _record_logits(self, values: NDArray[np.float64], rows: NDArray[np.intp], means: _Noted) -> None:
         """Record the quantities of logits of tokens [n] that belong to sequences `rows`; note sequences' means."""
-        membership = groups.members[groups.of[rows]]
+        membership = means.membership[rows]
         for column, quantity in enumerate(LOGITS):
-            if quantity not in self._recorded:
-                continue
-            drift = values[:, column]
-            if counts is None:
-                self._stream(quantity).add(drift, membership)
-            else:
-                self._stream(quantity).add_counted(counts[:, column], membership, drift, drift, drift)
-        if means is not None and rows.size:
+            if quantity in self._recorded:
+                self._stream(quantity).add(values[:, column], membership)
+        if rows.size:
             # Tokens come row by row, so a sequence's are next to each other.
             starts = np.flatnonzero(np.diff(rows, prepend=-1))
             totals, lengths = np.add.reduceat(values, starts), np.diff(starts, append=rows.size)
             for column, quantity in enumerate(LOGITS):
-                self._note_means(means, quantity, totals[:, column], lengths, rows[starts], groups.of.size)
+                self._note_means(means, quantity, totals[:, column], lengths, rows[starts])
 
-    def _record(self, reduced: Reduced, groups: Groups, means: _Noted, *, whole: bool) -> None:
+    def _record(self, reduced: Reduced, means: _Noted) -> None:
         """Record what was measured, and note what is to be averaged further."""
-        membership, rows, sequences = groups.members[groups.of[reduced.rows]], reduced.rows, groups.of.size
+        membership, rows = means.membership[reduced.rows], reduced.rows
         self._tokens.add(reduced, membership)
-        if whole:
-            whole_rows, (tokens, log_w) = means.summed(rows, reduced.tokens, reduced.totals[:, _LOG_RATIO])
-            of_sequences = groups.members[groups.of[whole_rows]]
-            if "sequence_tokens" in self._sampling:
-                self._stream("sequence_tokens").add(tokens.astype(np.float64), of_sequences)
-            for quantity, of in SEQUENCE.items():
-                values = of(log_w, tokens)
-                if quantity in self._recorded:
-                    self._stream(quantity).add(values, of_sequences)
-                self._note(means, quantity, values, whole_rows, sequences)
-            for column, quantity in enumerate(TOKEN):
-                self._note_means(means, quantity, reduced.totals[:, column], reduced.tokens, rows, sequences)
+        whole_rows, (tokens, log_w) = means.summed(rows, reduced.tokens, reduced.totals[:, _LOG_RATIO])
+        if "sequence_tokens" in self._sampling:
+            self._stream("sequence_tokens").add(tokens.astype(np.float64), means.membership[whole_rows])
+        for quantity, of in SEQUENCE.items():
+            self._record_whole(means, quantity, of(log_w, tokens), whole_rows)
+        for column, quantity in enumerate(TOKEN):
+            self._note_means(means, quantity, reduced.totals[:, column], reduced.tokens, rows)
         if reduced.drift is not None:
             for column, quantity in enumerate(ADVANTAGE):
-                of_side = (sums[:, column] for sums in (reduced.drift.totals, reduced.drift.low, reduced.drift.high))
+                of_side = [sums[:, column] for sums in (reduced.drift.totals, reduced.drift.low, reduced.drift.high)]
                 if quantity in self._recorded:
                     self._stream(quantity).add_counted(reduced.drift.slots[:, column], membership, *of_side)
-                if reduced.drift.tokens is not None and whole:
-                    tokens = reduced.drift.tokens[:, column]
-                    self._note_means(means, quantity, reduced.drift.totals[:, column], tokens, rows, sequences)
+                self._note_means(means, quantity, of_side[0], reduced.drift.tokens[:, column], rows)
 
-    def _record_outside(
-        self,
-        mass: NDArray[np.float64],
-        tokens: NDArray[np.intp],
-        rows: NDArray[np.intp],
-        groups: Groups,
-        means: _Noted,
-    ) -> None:
-        """Record mass outside of a truncation, [tokens], of sequences with so many tokens each, [n]."""
-        if "outside_mass" in self._recorded:
-            self._stream("outside_mass").add(mass, np.repeat(groups.members[groups.of[rows]], tokens, axis=0))
-        totals = np.add.reduceat(mass, np.cumsum(tokens) - tokens)
-        self._note_means(means, "outside_mass", totals, tokens, rows, groups.of.size)
-
-    def _add_rewards(self, reduced: Reduced, groups: Groups, rewards: Any, means: _Noted) -> NDArray[np.intp]:
+    def _add_rewards(self, reduced: Reduced, rewards: Any, means: _Noted) -> NDArray[np.intp]:
         """Record what the measured sequences' rewards say. Returns whose are outside of their range, [n]."""
         if self._reward_range is None:
             return _NO_ROWS
         rows, (log_w,) = means.summed(reduced.rows, reduced.totals[:, _LOG_RATIO])
         given = host_rows(rewards).read(rows).astype(np.float64)
-        membership = groups.members[groups.of[rows]]
         sides = reward_sides(saturated(log_w), given, self._reward_range)
         for quantity, values in zip(REWARD, sides, strict=True):
-            if quantity in self._recorded:
-                self._stream(quantity).add(values, membership)
-            self._note(means, quantity, values, rows, groups.of.size)
+            self._record_whole(means, quantity, values, rows)
         low, high = self._reward_range
         return rows[(given < low) | (given > high)]
+
+    def _record_whole(self, means: _Noted, quantity: str, values: NDArray[np.float64], rows: NDArray[np.intp]) -> None:
+        """Record whole sequences' values of a quantity, and note them if means are asked for."""
+        if quantity in self._recorded:
+            self._stream(quantity).add(values, means.membership[rows])
+        if quantity in self._units:
+            noted = means.by_part[quantity] = means.by_sequence[quantity] = np.full(means.membership.shape[0], np.nan)
+            noted[rows] = values
 
     def _note_means(
         self,
@@ -504,24 +458,17 @@ class Accumulator:
         totals: NDArray[np.float64],
         tokens: NDArray[np.intp],
         rows: NDArray[np.intp],
-        sequences: int,
     ) -> None:
         """Note a token quantity's mean over each sequence that has such tokens, if it is asked for.
 
-        Args:
-            means: Where.
-            quantity: Key of the token quantity.
-            totals: Its sum over each sequence's tokens, [n].
-            tokens: How many tokens were summed, [n].
-            rows: Which sequences these are, [n].
-            sequences: How many the batch has.
+        Of sequences `rows` [n], `totals` are its sums over their tokens, and `tokens` their numbers.
         """
         if quantity not in self._units:
             return
         known = QUANTITIES[quantity]
 
         def mean(at: NDArray[np.intp], total: NDArray[np.float64], count: NDArray[np.intp]) -> NDArray[np.float64]:
-            some, found = count > 0, np.full(sequences, np.nan)
+            some, found = count > 0, np.full(means.membership.shape[0], np.nan)
             # A mean lies between the values it is of; a sum's last digit may not.
             found[at[some]] = np.clip(total[some] / count[some], known.low, known.high)
             return found
@@ -530,40 +477,21 @@ class Accumulator:
         whole_rows, sums = means.summed(rows, totals, tokens)
         means.by_sequence[quantity] = of_parts if means.whole is None else mean(whole_rows, sums[0], sums[1])
 
-    def _note(
-        self,
-        means: _Noted,
-        quantity: str,
-        values: NDArray[np.float64],
-        rows: NDArray[np.intp],
-        sequences: int,
-    ) -> None:
-        """Note each whole sequence's value of a quantity, if its means are asked for."""
-        if quantity in self._units:
-            noted = means.by_part[quantity] = means.by_sequence[quantity] = np.full(sequences, np.nan)
-            noted[rows] = values
-
-    def _add_means(
-        self,
-        means: _Noted,
-        groups: Groups,
-        of: Rollouts,
-        parts: Sequence[tuple[_Noted, Groups]],
-    ) -> None:
+    def _add_means(self, means: _Noted, of: Rollouts, parts: Sequence[_Noted]) -> None:
         """Count sequences, prompts and steps once each, as far as that is asked for; parts on their slices alone."""
-        membership = np.concatenate([part.members[part.of] for part in (groups, *(only for _, only in parts))])
-        every_part = [means, *(found for found, _ in parts)]
-        by_part = _joined([found.by_part for found in every_part], groups.of.size)
-        by_sequence = _joined([found.by_sequence for found in every_part], groups.of.size)
+        every_part, sequences = [means, *parts], means.membership.shape[0]
+        membership = np.concatenate([part.membership for part in every_part])
+        by_part = _joined([found.by_part for found in every_part], sequences)
+        by_sequence = _joined([found.by_sequence for found in every_part], sequences)
         if parts:
-            of = of.repeated(len(parts), groups.of.size)
+            of = of.repeated(len(parts), sequences)
         # Where nobody knows the prompts, each sequence is one.
         for unit, known in ((Unit.SEQUENCE, by_sequence), (Unit.PROMPT, {} if of.prompts is not None else by_part)):
             for quantity, values in known.items():
                 if unit in self._units[quantity]:
                     some = ~np.isnan(values)
                     self._stream(f"{quantity}_by_{unit}").add(values[some], membership[some])
-        if self._means is not None and groups.of.size:
+        if self._means is not None and sequences:
             none = np.full(membership.shape[0], np.nan)
             every = {quantity: by_part.get(quantity, none) for quantity in self._means.quantities}
             self._count_finished(self._means, self._means.add(every, membership, of))
@@ -581,7 +509,7 @@ class Accumulator:
                 self._stream("design_effect").add(np.array([effect]), membership[:1])
 
     def _sampled_batch(
-        self, reduced: Reduced, groups: Groups, train: Any, inference: Any, mask: Any, token_ids: Any
+        self, reduced: Reduced, member: NDArray[np.bool_], train: Any, inference: Any, mask: Any, token_ids: Any
     ) -> Batch:
         rows, tokens = reduced.rows, int(reduced.tokens.sum())
         why = {reason.name.lower(): words for reason, words in reduced.why.items()}
@@ -600,12 +528,10 @@ class Accumulator:
             row,
             position,
             None if token_ids is None else int(token_ids[row][position]),
-            self._named(groups.members[groups.of[row : row + 1]]),
+            self._named(member[row : row + 1]),
         )
         mean = float(reduced.totals[:, _TV].sum()) / tokens
-        return Batch(
-            rows.size, tokens, mean, worst, self._named(groups.members[groups.of[rows]]), failed(reduced.codes), why
-        )
+        return Batch(rows.size, tokens, mean, worst, self._named(member[rows]), failed(reduced.codes), why)
 
     def _stream(self, quantity: str) -> QuantityStream:
         if quantity not in self._streams:
@@ -613,15 +539,7 @@ class Accumulator:
         return self._streams[quantity]
 
     def _membership(self, membership: Any, rows: int) -> NDArray[np.bool_]:
-        if membership is None:
-            only_first = np.zeros((rows, len(self.slices)), dtype=np.bool_)
-            only_first[:, 0] = True
-            return only_first
-        given = as_bool(membership)
-        if given.shape != (rows, len(self.slices)):
-            msg = f"membership: shape {given.shape} is not [{rows}, {len(self.slices)}], sequences by slices"
-            raise ValueError(msg)
-        return given
+        return self._only(0, rows) if membership is None else as_bool(membership)
 
     def _named(self, membership: NDArray[np.bool_]) -> tuple[str, ...]:
         return tuple(self.slices[index] for index in np.flatnonzero(membership.any(0)))
@@ -633,28 +551,6 @@ def _joined(parts: Sequence[Mapping[str, NDArray[np.float64]]], rows: int) -> Ma
         return parts[0]
     none = np.full(rows, np.nan)
     return {key: np.concatenate([found.get(key, none) for found in parts]) for key in sorted(set[str]().union(*parts))}
-
-
-def _largest(advantages: Any, mask: Any) -> NDArray[np.float64]:
-    """Largest |A| among each sequence's tokens that count [sequences], of advantages per token or per sequence."""
-    if is_tensor(advantages):
-        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
-
-        size = advantages.detach().float().abs()
-        if size.ndim > 1:
-            counted = size if mask is None else size.where(torch.as_tensor(mask, device=size.device) != 0, 0.0)
-            size = counted.amax(1)
-        return as_host(size).astype(np.float64)
-    size = np.abs(np.asarray(advantages, dtype=np.float64))
-    if size.ndim > 1:
-        size = (size if mask is None else np.where(as_bool(mask), size, 0.0)).max(1)
-    return np.asarray(size, dtype=np.float64)
-
-
-def _check_rollouts(of: Rollouts, sequences: int) -> None:
-    if of.prompts is not None and len(of.prompts) != sequences:
-        msg = f"groups: {len(of.prompts)} for {sequences} sequences; name the prompt of each"
-        raise ValueError(msg)
 
 
 def _nothing(sequences: int, reason: InvalidReason) -> Batch:
@@ -682,13 +578,5 @@ def _first_tokens(
     if prompts is None or not rows.size:
         return ""
     at = np.zeros(rows.size, dtype=np.intp) if mask is None else as_bool(mask)[rows].argmax(1)
-    given = [prompts[row] for row in rows.tolist()]
-    if is_tensor(inference):
-        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
-
-        place = (torch.as_tensor(rows, device=inference.device), torch.as_tensor(at, device=inference.device))
-        first = inference.detach()[place].double()
-    else:
-        first = host_rows(inference).read((rows, at))
-    ids = token_ids if is_tensor(token_ids) else np.asarray(token_ids)
-    return more_than_all(as_host(first), as_host(ids)[rows, at], given)
+    first = host_rows(inference[rows, at]).read(...)
+    return more_than_all(first, as_host(token_ids)[rows, at], [prompts[row] for row in rows.tolist()])

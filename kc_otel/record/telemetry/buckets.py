@@ -4,23 +4,29 @@ Bucket i of scale s holds (2^(i/2^s), 2^((i+1)/2^s)], negative numbers mirrored:
 model. Taking a logarithm per value is slow and wrong next to the boundaries. Here a value's bits are looked at as an
 integer instead: sign, exponent and the upper eleven bits of the mantissa index a table that knows the bucket of
 everything with that prefix, and the few prefixes that a boundary runs through are settled by a binary search.
+
+One partition of the log ratio l serves every quantity of a sampled token: l, |l|, w, (1-w)+, w - 1 - l and (w-1)^2 are
+all functions of l that rise or fall throughout on either side of zero. Cut the line of l wherever any of them enters
+another bucket, and finding a token's cell, once, is as good as finding its bucket in six histograms: counts per cell
+become counts per bucket only when somebody asks.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
+from kc_otel.record.measure.sampled import HIGHEST, LOWEST, TOKEN
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 
-MAX_SCALE: Final = 6
-"""Finest scale: there the counts of what is recorded of sampled tokens still fit the tables."""
+_SCALE: Final = 4
+"""Resolves 4.4 %; exports have coarser buckets where the contract's layouts ask for them."""
 
 _MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
 _MAX_EXPONENT: Final = 128  # float32 ends below 2^128
@@ -68,16 +74,6 @@ class Partition:
             cells[unclear] = np.searchsorted(self.edges, values[unclear], side="right")
         return cells
 
-    def representatives(self) -> NDArray[np.float64]:
-        """A value of each cell, [size]: the one closest to zero; 0 for the center."""
-        return np.concatenate(
-            [
-                -self._negative.view(np.float32)[::-1].astype(np.float64),
-                [0.0],
-                self._positive.view(np.float32).astype(np.float64),
-            ]
-        )
-
     @cached_property
     def _table(self) -> NDArray[np.uint16]:
         first = (np.arange(_PREFIX_COUNT, dtype=np.uint32) << _PREFIX_SHIFT_BITS) + np.uint32(1)
@@ -94,21 +90,17 @@ class Partition:
 
 
 class Slots:
-    """The buckets of one scale as consecutive slots in ascending order of value, the zero bucket at `center`.
+    """The buckets as consecutive slots in ascending order of value, the zero bucket at `center`.
 
     Values are rounded to float32 first. Those closer to zero than `ZERO_THRESHOLD` are in the zero bucket, those that
     are farther than float32 reaches in the outermost.
     """
 
-    def __init__(self, scale: int) -> None:
-        if not 0 <= scale <= MAX_SCALE:
-            msg = f"scale: {scale} is not within 0..{MAX_SCALE}; 4 resolves 4.4% and is what contracts are evaluated at"
-            raise ValueError(msg)
-        self.scale: Final = scale
-        self.lowest_index: Final = _MIN_EXPONENT << scale
-        index = np.arange(self.lowest_index, _MAX_EXPONENT << scale)
-        whole, part = np.divmod(index, 1 << scale)
-        self.bounds: Final[NDArray[np.float64]] = np.ldexp(np.exp2(part / (1 << scale)), whole)
+    def __init__(self) -> None:
+        self.lowest_index: Final = _MIN_EXPONENT << _SCALE
+        index = np.arange(self.lowest_index, _MAX_EXPONENT << _SCALE)
+        whole, part = np.divmod(index, 1 << _SCALE)
+        self.bounds: Final[NDArray[np.float64]] = np.ldexp(np.exp2(part / (1 << _SCALE)), whole)
         """Lower bounds of the positive buckets, ascending: ZERO_THRESHOLD is the first."""
         thresholds = magnitudes(lambda x: x > self.bounds, self.bounds.size)
         self.partition: Final = Partition(thresholds, thresholds)
@@ -134,7 +126,7 @@ class Slots:
         negative = Buckets(self.lowest_index + max(0, center - counts.size), counts[:below][::-1].copy())
         positive = Buckets(self.lowest_index + max(0, -center - 1), counts[above:].copy())
         return ExponentialHistogram(
-            scale=self.scale,
+            scale=_SCALE,
             count=int(counts.sum()),
             sum=sum,
             zero_count=int(counts[below:above].sum()),
@@ -146,14 +138,58 @@ class Slots:
         )
 
 
-@lru_cache(maxsize=MAX_SCALE + 1)
-def slots(scale: int) -> Slots:
-    """The slots of a scale.
+@cache
+def slots() -> Slots:
+    """The slots, made once."""
+    return Slots()
 
-    Raises:
-        ValueError: If the scale is not within 0..MAX_SCALE.
-    """
-    return Slots(scale)
+
+class LogRatioCells:
+    """The joint partition, and the bucket that each cell means for each quantity of a sampled token."""
+
+    def __init__(self) -> None:
+        self.slots: Final[Slots] = slots()
+        positive, negative = self._cuts(1.0, HIGHEST), self._cuts(-1.0, -LOWEST)
+        self.partition: Final = Partition(positive, negative)
+        self.size: Final = self.partition.size
+        # Of each cell the value closest to zero.
+        within = np.concatenate([-negative.view(np.float32)[::-1], [0.0], positive.view(np.float32)], dtype=np.float64)
+        self._slot: Final = {key: self.slots.of_exact(quantity(within)) for key, quantity in TOKEN.items()}
+
+    def per_slot(self, quantity: str, counts: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+        """Counts per bucket of a quantity, from counts per cell [size]: the first slot, and counts from there on."""
+        slot = self._slot[quantity]
+        first = int(slot.min())
+        per_slot = np.zeros(int(slot.max()) - first + 1, dtype=np.int64)
+        np.add.at(per_slot, slot - first, counts)
+        return first, per_slot
+
+    def _cuts(self, sign: float, largest: float) -> NDArray[np.uint32]:
+        bounds = self.slots.bounds
+        found = []
+        for quantity in TOKEN.values():
+            # Along growing magnitudes of l a quantity's own magnitude leaves bounds behind, upwards or downwards; its
+            # sign never changes on the way.
+            at_zero = abs(quantity(np.float64(0.0))) > bounds
+            found.append(magnitudes(partial(_differs, quantity, sign, bounds, at_zero), bounds.size, largest))
+        return np.unique(np.concatenate(found))
+
+
+@cache
+def cells() -> LogRatioCells:
+    """The joint partition, made once."""
+    return LogRatioCells()
+
+
+def _differs(
+    quantity: Callable[[Any], Any],
+    sign: float,
+    bounds: NDArray[np.float64],
+    at_zero: NDArray[np.bool_],
+    magnitude: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    differs: NDArray[np.bool_] = (abs(quantity(sign * magnitude)) > bounds) != at_zero
+    return differs
 
 
 def magnitudes(crossed: Crosses, size: int, largest: float = _MAX_FLOAT32) -> NDArray[np.uint32]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from opentelemetry.sdk.metrics.export import Metric
 
 from kc_otel.contract.input_reasons import remedy
+from kc_otel.contract.slices import Scalar
 from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.telemetry.sdk_points import counter
 from kc_otel.record.worker import ReasonCounts
@@ -27,8 +28,8 @@ _ROLLOUTS: Final = ("kc.quarantine.sequences", "kc.quarantine.tokens", "kc.quara
 
 
 @dataclass(frozen=True, slots=True)
-class RecorderCounts:
-    """Counts since the recorder started in this process.
+class RecorderStats:
+    """Counts of a recorder's work and failures in this process, and its current backlog.
 
     Attributes:
         batches: Batches measured.
@@ -42,6 +43,11 @@ class RecorderCounts:
         exports: Exports that every endpoint accepted.
         exports_in_part: Exports that were accepted, but for points that an endpoint rejected.
         export_failures: Exports that an endpoint did not accept.
+        queued_batches: Batches that wait to be measured.
+        queued_bytes: Bytes that they hold.
+        unpaired: Sequences that wait for their other side.
+        unpaired_tokens: Tokens that they hold.
+        slices_as_other: Slices that the contract's `max_series` leaves no room for; they are counted as `other`.
     """
 
     batches: int = 0
@@ -55,6 +61,11 @@ class RecorderCounts:
     exports: int = 0
     exports_in_part: int = 0
     export_failures: int = 0
+    queued_batches: int = 0
+    queued_bytes: int = 0
+    unpaired: int = 0
+    unpaired_tokens: int = 0
+    slices_as_other: tuple[str, ...] = ()
 
 
 class Counters:
@@ -101,14 +112,9 @@ class Counters:
         why: object | None = None,
         slices: Mapping[str, int] | None = None,
     ) -> None:
-        """Count sequences of a pair that failed an input check; the first is logged with `why` or the reason's.
+        """Count sequences of a pair that failed an input check; the first is logged with `why` or the reason's words.
 
-        Args:
-            reason: The check.
-            count: How many.
-            pair: The kernels.
-            why: Finding in words.
-            slices: How many of them on each slice; None where nobody knows their slices.
+        `slices` says how many of them are on each slice; None where nobody knows their slices.
         """
         with self._lock:
             for slice, some in ({"": count} if slices is None else slices).items():
@@ -159,45 +165,34 @@ class Counters:
             self._rejected = ""
         self._failures.add("export", why)
 
-    def values(self) -> RecorderCounts:
-        """Return the current counts."""
+    def values(self) -> RecorderStats:
+        """Return the current counts, without the backlog."""
         with self._lock:
-            return RecorderCounts(dropped=self._dropped.values(), invalid=self._invalid.values(), **self._plain)
+            plain: dict[str, Any] = dict(self._plain)
+        return RecorderStats(dropped=self._dropped.values(), invalid=self._invalid.values(), **plain)
 
     def metrics(self, start: int, now: int) -> list[Metric]:
         """The counts as cumulative sums from `start` to `now`, unix nanoseconds."""
         values = self.values()
-        contract = {"kc.contract": self._contract}
-        failures = values.export_failures + values.exports_in_part
-        metrics = [
-            counter("kc.recorder.tokens", [(contract, values.tokens)], start, now),
-            counter("kc.recorder.export.failures", [(contract, failures)], start, now),
-        ]
-        if values.dropped:
-            dropped = [({**contract, "kc.reason": reason}, count) for reason, count in sorted(values.dropped.items())]
-            metrics.append(counter("kc.recorder.dropped", dropped, start, now))
         with self._lock:
-            invalid = sorted(self._failed.items())
-            rollouts, prompts = sorted(self._rollouts.items()), dict(self._prompts)
-        if invalid:
-            refused = [
-                (
-                    {
-                        **contract,
-                        "kc.reason": reason,
-                        "kc.kernel.train": train,
-                        "kc.kernel.inference": inference,
-                        **({"kc.slice": slice} if slice else {}),
-                    },
-                    count,
-                )
-                for (reason, slice, train, inference), count in invalid
-            ]
-            metrics.append(counter("kc.input.invalid", refused, start, now))
-        for place, name in enumerate(_ROLLOUTS if rollouts else ()):
-            points = [({**contract, "kc.outcome": outcome}, totals[place]) for outcome, totals in rollouts]
-            metrics.append(counter(name, points, start, now))
-        if prompts:
-            points = [({**contract, "kc.outcome": outcome}, count) for outcome, count in sorted(prompts.items())]
-            metrics.append(counter("kc.recorder.prompts", points, start, now))
-        return metrics
+            invalid, rollouts, prompts = dict(self._failed), dict(self._rollouts), dict(self._prompts)
+        contract: dict[str, Scalar] = {"kc.contract": self._contract}
+
+        def by(attribute: str, counts: Mapping[str, float]) -> list[tuple[Mapping[str, Scalar], float]]:
+            return [({**contract, attribute: key}, count) for key, count in sorted(counts.items())]
+
+        failures = values.export_failures + values.exports_in_part
+        failed = []
+        for (reason, slice, train, inference), count in sorted(invalid.items()):
+            of = {"kc.reason": reason, "kc.kernel.train": train, "kc.kernel.inference": inference}
+            failed.append(({**contract, **of, **({"kc.slice": slice} if slice else {})}, count))
+        points: dict[str, Sequence[tuple[Mapping[str, Scalar], float]]] = {
+            "kc.recorder.tokens": [(contract, values.tokens)],
+            "kc.recorder.export.failures": [(contract, failures)],
+            "kc.recorder.dropped": by("kc.reason", values.dropped),
+            "kc.input.invalid": failed,
+            "kc.recorder.prompts": by("kc.outcome", prompts),
+        }
+        for place, name in enumerate(_ROLLOUTS):
+            points[name] = by("kc.outcome", {outcome: totals[place] for outcome, totals in rollouts.items()})
+        return [counter(name, found, start, now) for name, found in points.items() if found]

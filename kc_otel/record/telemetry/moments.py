@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.sampled import TOKEN
-from kc_otel.record.telemetry.buckets import Slots
-from kc_otel.record.telemetry.groups import LogRatioCells, by_slice
+from kc_otel.record.telemetry.buckets import LogRatioCells, Slots
 from kc_otel.record.telemetry.reduce_host import Reduced
 from kc_otel.stats.histogram import ExponentialHistogram
 
@@ -33,10 +32,12 @@ class Moments:
         high: NDArray[np.float64],
     ) -> None:
         """Add rows [n, width] that belong to slices as `membership` [n, slices] says."""
-        totals, low, high = by_slice(membership, totals, low, high)
-        self.totals += totals
-        np.minimum(self.low, low, out=self.low)
-        np.maximum(self.high, high, out=self.high)
+        # Not a matrix product: its threads would compete with the caller's, and rows are few.
+        for slice in np.flatnonzero(membership.any(0)):
+            rows = membership[:, slice]
+            self.totals[slice] += totals[rows].sum(0)
+            np.minimum(self.low[slice], low[rows].min(0), out=self.low[slice])
+            np.maximum(self.high[slice], high[rows].max(0), out=self.high[slice])
 
     def add_by_slice(self, values: NDArray[np.float64]) -> None:
         """Add values [n, slices] of the only quantity; NaN where a slice has none."""
@@ -87,14 +88,7 @@ class QuantityStream:
 
     def add(self, values: NDArray[np.float64], membership: NDArray[np.bool_]) -> None:
         """Add finite values [n] that belong to slices as `membership` [n, slices] says."""
-        slot = self._slots.of_exact(values)
-        rows, slices = np.nonzero(membership)
-        if not rows.size:
-            return
-        self._reserve(int(slot.min()), int(slot.max()))
-        np.add.at(self._counts, (slices, slot[rows] - self._first), 1)
-        column = values[:, None]
-        self._moments.add(membership, column, column, column)
+        self.add_by_slice(np.where(membership, values[:, None], np.nan))
 
     def add_by_slice(self, values: NDArray[np.float64]) -> None:
         """Add values [n, slices] that differ by slice; NaN where a slice has none."""

@@ -15,13 +15,10 @@ from kc_otel.contract.bucket_layouts import MOST_BUCKETS, BucketLayout
 from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.telemetry.accumulate import Accumulator
-from kc_otel.record.telemetry.compare_span import WorstToken
+from kc_otel.record.telemetry.accumulate import Accumulator, WorstToken
 from kc_otel.record.telemetry.operator_histograms import MOST_OPERATORS, OperatorAccumulator
 from kc_otel.record.telemetry.sdk_points import gauge, histogram, histogram_point
 from kc_otel.stats.histogram import ExponentialHistogram
-
-_TOP_SCALE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +31,7 @@ class KernelPair:
 
 @dataclass(frozen=True, slots=True)
 class TokenExemplar:
-    """A batch's worst token, and where to read about it.
-
-    Attributes:
-        token: The token with the largest |l|.
-        span: Context of the batch's span.
-        at: When it was measured, unix nanoseconds.
-        weights: Weight versions of the two kernels, by attribute name.
-    """
+    """A batch's worst token, its span, when it was measured, unix nanoseconds, and both weight versions by name."""
 
     token: WorstToken
     span: SpanContext
@@ -77,14 +67,13 @@ class PairStreams:
         self.pair: Final = pair
         self.accumulator: Final = Accumulator(
             slices,
-            scale=_TOP_SCALE,
             recorded=recorded,
             averaged=averaged,
             sampling=sampling,
             reward_range=reward_range,
             patience=patience,
         )
-        self.operators: Final = OperatorAccumulator(slices, named=operators, more=more_operators, scale=_TOP_SCALE)
+        self.operators: Final = OperatorAccumulator(slices, named=operators, more=more_operators)
         self.retired = False
         self.batches = 0
         self.step: int | None = None
@@ -94,7 +83,6 @@ class PairStreams:
         self._of_all = of_all
         self._start = start
         self._worst: dict[str, TokenExemplar] = {}
-        self._handed_out: tuple[TokenExemplar, ...] = ()
 
     def explain(self, example: TokenExemplar) -> None:
         """Keep an example for the slices where none since the last export was worse: one per slice and interval.
@@ -103,13 +91,12 @@ class PairStreams:
         """
         for name in example.token.slices:
             known = self._worst.get(name)
-            if known is None or example.token.abs_log_ratio > known.token.abs_log_ratio:
+            if known is None or abs(example.token.log_ratio) > abs(known.token.log_ratio):
                 self._worst[name] = example
 
     def points(self, now: int) -> Iterable[tuple[str, ExponentialHistogramDataPoint]]:
-        """Every stream's (quantity, cumulative point); exemplars are handed out once, unless they are `refused`."""
+        """Every stream's (quantity, cumulative point); exemplars are handed out once."""
         worst, self._worst = self._worst, {}
-        self._handed_out = tuple({id(example): example for example in worst.values()}.values())
         for (quantity, slice), value in self.accumulator.snapshot().items():
             if not value.count or (quantity in self._of_all and slice != ALL):
                 continue
@@ -131,12 +118,6 @@ class PairStreams:
         if layout is not None:
             value = value.sized(*layout, MOST_BUCKETS)
         return histogram_point(value, attributes, self._start, now, exemplars)
-
-    def refused(self) -> None:
-        """The last points did not arrive: their exemplars go with the next, where none has been worse meanwhile."""
-        handed_out, self._handed_out = self._handed_out, ()
-        for example in handed_out:
-            self.explain(example)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -186,7 +167,7 @@ def train_step(streams: Iterable[PairStreams], start: int, now: int) -> Metric:
 
 def _exemplars(quantity: str, example: TokenExemplar) -> tuple[Exemplar, ...]:
     if quantity == "abs_log_ratio":
-        value = example.token.abs_log_ratio
+        value = abs(example.token.log_ratio)
     elif quantity == "tv_token":
         value = max(-math.expm1(example.token.log_ratio), 0.0)
     else:

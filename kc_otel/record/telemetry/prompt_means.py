@@ -16,10 +16,17 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.slices import PLACES, TURN
+from kc_otel.record.telemetry.buckets import Slots
+from kc_otel.record.telemetry.moments import QuantityStream
+from kc_otel.record.telemetry.reduce_host import Reduced
+from kc_otel.stats.histogram import ExponentialHistogram
+
 Floats = NDArray[np.float64]
 _Key = tuple[Hashable, Hashable]
 """Step and name of a prompt."""
 
+_FIRST_TURN, _SECOND_TURN = PLACES.index(f"{TURN}:1"), PLACES.index(f"{TURN}:2")
 _MAX_OPEN_PROMPTS: Final = 16_384
 """Prompts that wait for more rollouts; beyond that the oldest counts with those that came."""
 _MAX_REMEMBERED_PROMPTS: Final = 16_384
@@ -199,10 +206,6 @@ class PromptMeans:
             steps.append(self._end_step())
         return found._replace(steps=np.concatenate(steps, axis=1))
 
-    def close(self) -> Finished:
-        """Count everything that waits: nothing more will come."""
-        return self.expire(np.inf)
-
     def _counting(
         self, keys: Sequence[_Key], parts: Sequence[_Sums], expected: Sequence[int], of: Rollouts
     ) -> Finished:
@@ -266,6 +269,55 @@ class PromptMeans:
         assert self._step is not None
         (_, sums), self._step = self._step, None
         return _ratio(sums.totals, sums.counts)[:, None]
+
+
+class PlaceMeans:
+    """Drift by position and turn: a histogram of prompts' means of (1-w)+ there for each of PLACES. Not thread-safe.
+
+    Args:
+        slots: Buckets of the histograms.
+        patience: Seconds for which a prompt is waited for whose rollouts come in several batches.
+    """
+
+    def __init__(self, slots: Slots, patience: float) -> None:
+        self._prompts: Final = PromptMeans(PLACES, 1, patience=patience)
+        self._stream: Final = QuantityStream(len(PLACES), slots)
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that wait for more rollouts."""
+        return self._prompts.waiting
+
+    def add(self, reduced: Reduced, members: NDArray[np.bool_], of: Rollouts) -> None:
+        """Take a batch, of which the sequences `members`, bool [sequences], count."""
+        if reduced.places is None:
+            return
+        sums, counts = reduced.places
+        means = np.full((len(PLACES), members.size), np.nan)
+        means[:, reduced.rows] = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0).T
+        means = np.minimum(means, 1.0)  # a mean is at most its largest value; a sum's last digit may not be
+        means[:, ~members] = np.nan
+        if of.prompts is None:
+            self._stream.add_by_slice(means.T)
+            return
+        names = [(of.step, name) for name in of.prompts]  # a step of its own would be waited for
+        once = Rollouts(names, of.size, None, of.at, of.again)
+        self._count(self._prompts.add(dict(zip(PLACES, means, strict=True)), members[:, None], once))
+
+    def expire(self, now: float) -> None:
+        """Count the prompts that were waited for long enough; `now` is monotonic seconds."""
+        self._count(self._prompts.expire(now))
+
+    def histograms(self) -> dict[str, ExponentialHistogram]:
+        """Histogram of each of PLACES that has observations; without a second turn, those of turns say nothing."""
+        every = [self._stream.histogram(place) for place in range(len(PLACES))]
+        if every[_SECOND_TURN] is None:
+            every[_FIRST_TURN] = None
+        return {place: found for place, found in zip(PLACES, every, strict=True) if found is not None}
+
+    def _count(self, found: Finished) -> None:
+        if found.prompts is not None and found.prompts.shape[1]:
+            self._stream.add_by_slice(found.prompts[..., 0].T)
 
 
 def _summed(

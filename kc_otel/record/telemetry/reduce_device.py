@@ -1,4 +1,4 @@
-"""The same as `_reduce` with torch, where the tensors are: only counts, sums and extremes cross to the host.
+"""The same as `reduce_host` with torch, where the tensors are: only counts, sums and extremes cross to the host.
 
 Rows keep their padding here, since a device reduces a rectangle faster than ragged rows, and a cell's number comes from
 a binary search over all edges at once. Counts are those of the NumPy path exactly; sums agree to rounding.
@@ -21,9 +21,8 @@ from kc_otel.record.measure.packing import BLOCK, SampledBatch
 from kc_otel.record.measure.pairing_faults import RUN
 from kc_otel.record.measure.processing import looks_processed_together
 from kc_otel.record.measure.sampled import TOKEN, advantage_drift, saturated
-from kc_otel.record.telemetry.buckets import Partition
-from kc_otel.record.telemetry.groups import Groups, LogRatioCells, count_groups, of_one_age
-from kc_otel.record.telemetry.reduce_host import PLACE_COUNT, AdvantageDrift, Reduced, bets_of, of_places
+from kc_otel.record.telemetry.buckets import LogRatioCells, Partition
+from kc_otel.record.telemetry.reduce_host import NOTHING, Part, Reduced, bets_of, joined, of_one_age, of_places
 from kc_otel.stats.surplus import BET_COUNT, LIKELY, sureness_of_sums
 
 with extra("torch", "a batch on a device"):
@@ -31,8 +30,6 @@ with extra("torch", "a batch on a device"):
 
 _TOKENS_PER_CHUNK: Final = 1 << 22
 """Tokens, padding included, that are worked on at a time: float64 arrays of them take 32 MiB each."""
-_MAX_GROUP_COUNTERS: Final = 1 << 24
-"""Most counters that are kept for groups of sequences before they are summed into slices."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,28 +56,14 @@ def reduce_device(
     inference: Any,
     mask: Any,
     codes: NDArray[np.int8],
-    groups: Groups,
+    membership: NDArray[np.bool_],
     cells: LogRatioCells,
     advantages: Any,
     *,
-    count_sides: bool = False,
     density: bool = False,
     bounds: NDArray[np.intp] | None = None,
 ) -> Reduced:
-    """Check, measure and count a batch; see `reduce_host`.
-
-    Args:
-        train: log P(y), tensor [sequences, tokens].
-        inference: log Q(y), on the same device or another one.
-        mask: Which tokens count; None when all do.
-        codes: Known invalid sequences, int8 [sequences].
-        groups: Slices of each sequence.
-        cells: The partition that tokens are counted in.
-        advantages: [sequences] or [sequences, tokens]; None when there are none.
-        count_sides: Whether to count each sequence's tokens with A > 0 and with A < 0.
-        density: Whether these are log-densities, which may exceed 0.
-        bounds: `Places.bounds` of the batch, where its places are asked for.
-    """
+    """Check, measure and count a batch of tensors; arguments as in `reduce_host`."""
     with torch.no_grad():
         train, device = train.detach(), train.device
         inference = torch.as_tensor(inference, device=device)
@@ -89,47 +72,39 @@ def reduce_device(
         advantages = None if advantages is None else torch.as_tensor(advantages, device=device)
         codes = codes.copy()
         codes[(codes == InvalidReason.VALID) & (lengths == 0)] = InvalidReason.NO_TOKENS
-        order = groups.order[codes[groups.order] == InvalidReason.VALID]
+        order = np.flatnonzero(codes == InvalidReason.VALID)
         step = max(1, _TOKENS_PER_CHUNK // max(1, train.shape[1]))
-        slices, drift_size = groups.members.shape[1], 2 * cells.slots.size
+        slices, drift_size = membership.shape[1], 2 * cells.slots.size
         counts = torch.zeros((slices, cells.size + 1), dtype=torch.int64, device=device)
         drift_counts = torch.zeros((slices, drift_size + 1), dtype=torch.int64, device=device)
-        measured, stats, drifts = [], [np.zeros((3, 0, len(TOKEN)))], [np.zeros((3, 0, 2))]
-        sides, places = [np.zeros((0, 2), dtype=np.intp)], [np.zeros((2, 0, PLACE_COUNT))]
+        parts = list[Part]()
         why: dict[InvalidReason, str] = {}
         bets = np.zeros((2, BET_COUNT))
         for some in (
-            part[first : first + step] for part in of_one_age(order, groups) for first in range(0, part.size, step)
+            part[first : first + step] for part in of_one_age(order, membership) for first in range(0, part.size, step)
         ):
             rows = _checked(train, inference, mask, advantages, some, lengths, codes, why, density)
             if not rows.index.size:
                 continue
-            measured.append(rows.index)
-            stats.append(_row_stats(rows))
-            bets[0] += bets_of(stats[-1][0], lengths[rows.index], partial(_changes, rows))
+            columns = [_ends(value(rows.log_w), rows.kept) for value in TOKEN.values()]
+            stats, drifts, sides = as_host(torch.stack(columns, dim=2)), NOTHING[2], NOTHING[3]
+            bets[0] += bets_of(stats[0], lengths[rows.index], partial(_changes, rows))
             bets[1] += sureness_of_sums(*_sureness(rows))
-            if bounds is not None:
-                places.append(_place_sums(rows, bounds[rows.index]))
             found = torch.where(rows.kept, _locate(cells.partition, rows.log_w), cells.size)
-            _count(counts, found, groups, rows.index)
+            _count(counts, found, membership[rows.index])
             if advantages is not None:
                 change = advantage_drift(rows.log_w, rows.advantage)
-                drifts.append(_row_drifts(change, rows))
-                if count_sides:
-                    sides.append(_side_tokens(rows))
+                signs = [side & rows.kept for side in (rows.advantage > 0, rows.advantage < 0)]
+                drifts = as_host(torch.stack([_ends(change, side) for side in signs], dim=2))
+                sides = as_host(torch.stack([side.sum(1) for side in signs], dim=1))
                 slot = _locate(cells.slots.partition, change) + (rows.advantage < 0) * cells.slots.size
                 slot = torch.where(rows.kept & (rows.advantage != 0), slot, drift_size)
-                _count(drift_counts, slot, groups, rows.index)
-        index = np.concatenate(measured) if measured else np.zeros(0, dtype=np.intp)
-        totals, low, high = np.concatenate(stats, axis=1)
-        drift = None
-        if advantages is not None:
-            slots = as_host(drift_counts)[:, :drift_size].reshape(slices, 2, -1)
-            sums, least, most = np.concatenate(drifts, axis=1)
-            drift = AdvantageDrift(sums, least, most, slots, np.concatenate(sides) if count_sides else None)
+                _count(drift_counts, slot, membership[rows.index])
+            places = NOTHING[4] if bounds is None else _place_sums(rows, bounds[rows.index])
+            parts.append((rows.index, stats, drifts, sides, places))
+        slots = None if advantages is None else as_host(drift_counts)[:, :drift_size].reshape(slices, 2, -1)
         counted = as_host(counts)[:, : cells.size]
-        at_places = None if bounds is None else np.concatenate(places, axis=1)
-        return Reduced(codes, index, lengths[index], totals, low, high, counted, drift, why, bets, at_places)
+        return joined(codes, lengths, parts, counted, slots, why, bets, placed=bounds is not None)
 
 
 def _checked(
@@ -232,36 +207,10 @@ def _sureness(rows: _Rows) -> tuple[float, int]:
     return likely, int(improbable)
 
 
-def _row_stats(rows: _Rows) -> NDArray[np.float64]:
-    columns = []
-    for quantity in TOKEN.values():
-        value = quantity(rows.log_w)
-        columns.append(
-            torch.stack(
-                [
-                    torch.where(rows.kept, value, 0.0).sum(1),
-                    torch.where(rows.kept, value, torch.inf).amin(1),
-                    torch.where(rows.kept, value, -torch.inf).amax(1),
-                ]
-            )
-        )
-    return as_host(torch.stack(columns, dim=2))
-
-
-def _row_drifts(drift: Any, rows: _Rows) -> NDArray[np.float64]:
-    columns = []
-    for side in (rows.advantage > 0, rows.advantage < 0):
-        here = side & rows.kept
-        columns.append(
-            torch.stack(
-                [
-                    torch.where(here, drift, 0.0).sum(1),
-                    torch.where(here, drift, torch.inf).amin(1),
-                    torch.where(here, drift, -torch.inf).amax(1),
-                ]
-            )
-        )
-    return as_host(torch.stack(columns, dim=2))
+def _ends(values: Any, here: Any) -> Any:
+    """Sums, minima and maxima [3, rows] of the values that are here."""
+    nothing = ((0.0, torch.sum), (torch.inf, torch.amin), (-torch.inf, torch.amax))
+    return torch.stack([reduce(torch.where(here, values, other), 1) for other, reduce in nothing])
 
 
 def _place_sums(rows: _Rows, bounds: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -272,30 +221,14 @@ def _place_sums(rows: _Rows, bounds: NDArray[np.intp]) -> NDArray[np.float64]:
     return of_places(as_host(torch.stack(running)))
 
 
-def _side_tokens(rows: _Rows) -> NDArray[np.intp]:
-    sides = (rows.advantage > 0, rows.advantage < 0)
-    return as_host(torch.stack([(side & rows.kept).sum(1) for side in sides], dim=1))
-
-
 def _locate(partition: Partition, values: Any) -> Any:
     largest = float(np.finfo(np.float32).max)
     edges = torch.as_tensor(partition.edges, device=values.device)
     return torch.searchsorted(edges, values.clip(-largest, largest).float(), right=True)
 
 
-def _count(counts: Any, codes: Any, groups: Groups, index: NDArray[np.intp]) -> None:
+def _count(counts: Any, codes: Any, membership: NDArray[np.bool_]) -> None:
     """Add codes [rows, tokens] to counts [slices, size], where the last code is what does not count."""
-    size = counts.shape[1]
-    present, group = np.unique(groups.of[index], return_inverse=True)
-    members = groups.members[present]
-    tokens = np.bincount(group) * codes.shape[1]
-    if present.size * size <= _MAX_GROUP_COUNTERS and count_groups(members, tokens, size):
-        key = codes + torch.as_tensor(group.reshape(-1, 1) * size, device=codes.device)
-        per_group = torch.bincount(key.reshape(-1), minlength=present.size * size).reshape(-1, size)
-        # Float64 products of counts are exact below 2^53; integers have no matrix product on a device.
-        to_slices = torch.as_tensor(members.T.astype(np.float64), device=codes.device)
-        counts += (to_slices @ per_group.double()).long()
-        return
-    for slice in np.flatnonzero(members.any(0)):
-        rows = torch.as_tensor(np.flatnonzero(members[group, slice]), device=codes.device)
-        counts[slice] += torch.bincount(codes[rows].reshape(-1), minlength=size)
+    for column in np.flatnonzero(membership.any(0)):
+        rows = torch.as_tensor(np.flatnonzero(membership[:, column]), device=codes.device)
+        counts[column] += torch.bincount(codes[rows].reshape(-1), minlength=counts.shape[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -17,7 +17,7 @@ from kc_otel.record.measure.checks import InvalidReason, check_block, difference
 from kc_otel.record.measure.packing import Block, SampledBatch
 from kc_otel.record.measure.places import BETWEEN
 from kc_otel.record.measure.sampled import TOKEN, saturated
-from kc_otel.record.telemetry.groups import Groups, LogRatioCells, count_by_slice, of_one_age
+from kc_otel.record.telemetry.buckets import LogRatioCells
 from kc_otel.stats.surplus import BET_COUNT, sureness, surplus, surplus_of_sums
 
 _RATIO, _CHI2 = (list(TOKEN).index(quantity) for quantity in ("ratio", "chi2_token"))
@@ -70,24 +70,9 @@ class Reduced:
 
     def held(self, codes: NDArray[np.int8]) -> Reduced:
         """Nothing measured, with these codes instead."""
-        drift = self.drift
-        if drift is not None:
-            sides = None if drift.tokens is None else drift.tokens[:0]
-            none, slots = (drift.totals[:0], drift.low[:0], drift.high[:0]), np.zeros_like(drift.slots)
-            drift = AdvantageDrift(none[0], none[1], none[2], slots, sides)
-        return Reduced(
-            codes,
-            self.rows[:0],
-            self.tokens[:0],
-            self.totals[:0],
-            self.low[:0],
-            self.high[:0],
-            np.zeros_like(self.cells),
-            drift,
-            self.why,
-            np.zeros_like(self.bets),
-            None if self.places is None else self.places[:, :0],
-        )
+        slots = None if self.drift is None else np.zeros_like(self.drift.slots)
+        cells, bets, placed = np.zeros_like(self.cells), np.zeros_like(self.bets), self.places is not None
+        return joined(codes, self.tokens, (), cells, slots, self.why, bets, placed=placed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,24 +84,65 @@ class AdvantageDrift:
         low: Smallest values; inf where there is none, float64 [n, 2].
         high: Largest values; -inf where there is none, float64 [n, 2].
         slots: Counts per slice and bucket, int64 [slices, 2, slots].
-        tokens: Tokens of each sequence with such an advantage, [n, 2]; None where nobody asked.
+        tokens: Tokens of each sequence with such an advantage, [n, 2].
     """
 
     totals: NDArray[np.float64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     slots: NDArray[np.int64]
-    tokens: NDArray[np.intp] | None
+    tokens: NDArray[np.intp]
+
+
+_NO_SIDES: Final = np.zeros((0, 2), dtype=np.intp)
+NOTHING: Final = (
+    np.zeros(0, dtype=np.intp),
+    np.zeros((3, 0, len(TOKEN))),
+    np.zeros((3, 0, 2)),
+    _NO_SIDES,
+    np.zeros((2, 0, PLACE_COUNT)),
+)
+Part = tuple[NDArray[Any], ...]
+"""Of some rows of a batch, as `NOTHING`: which they are; sums, minima and maxima of the quantities of `TOKEN`, and of
+those of `ADVANTAGE`, and the tokens of the latter; `Reduced.places`. Empty where it is not asked for."""
+
+
+def joined(
+    codes: NDArray[np.int8],
+    lengths: NDArray[np.intp],
+    parts: Sequence[Part],
+    cells: NDArray[np.int64],
+    slots: NDArray[np.int64] | None,
+    why: dict[InvalidReason, str],
+    bets: NDArray[np.float64],
+    *,
+    placed: bool,
+) -> Reduced:
+    """The reduction of a batch from that of its parts and from its counts; `lengths` are of all sequences."""
+    columns = list(zip(NOTHING, *parts, strict=True))
+    rows, sides = (np.concatenate(columns[k]) for k in (0, 3))
+    (totals, low, high), (sums, least, most), places = (np.concatenate(columns[k], axis=1) for k in (1, 2, 4))
+    drift = None if slots is None else AdvantageDrift(sums, least, most, slots, sides)
+    some = places if placed else None
+    return Reduced(codes, rows, lengths[rows], totals, low, high, cells, drift, why, bets, some)
+
+
+def of_one_age(rows: NDArray[np.intp], membership: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
+    """Rows parted in those in `all`, the first slice, and those that older weights sampled.
+
+    Checks compare the rows of a block with each other, and kernels that agree bit by bit drift on older weights alone.
+    """
+    current = membership[rows, 0]
+    return [part for part in (rows[current], rows[~current]) if part.size]
 
 
 def reduce_host(
     batch: SampledBatch,
     codes: NDArray[np.int8],
-    groups: Groups,
+    membership: NDArray[np.bool_],
     cells: LogRatioCells,
     advantages: HostRows | None,
     *,
-    count_sides: bool = False,
     density: bool = False,
     bounds: NDArray[np.intp] | None = None,
 ) -> Reduced:
@@ -125,23 +151,22 @@ def reduce_host(
     Args:
         batch: Log-probabilities of [sequences, tokens].
         codes: Known invalid sequences, int8 [sequences]; the result adds the findings on log-probabilities.
-        groups: Slices of each sequence.
+        membership: Slices of each sequence, bool [sequences, slices].
         cells: The partition that tokens are counted in.
         advantages: [sequences] or [sequences, tokens].
-        count_sides: Whether to count each sequence's tokens with A > 0 and with A < 0.
         density: Whether these are log-densities, which may exceed 0.
         bounds: `Places.bounds` of the batch, where its places are asked for.
     """
     codes = codes.copy()
     codes[(codes == InvalidReason.VALID) & (batch.lengths == 0)] = InvalidReason.NO_TOKENS
-    order = groups.order[codes[groups.order] == InvalidReason.VALID]
+    order = np.flatnonzero(codes == InvalidReason.VALID)
     room = int(batch.lengths[order].sum())
     counted = np.empty(room, dtype=np.uint16)
     drift_slots = np.empty(0 if advantages is None else room, dtype=np.uint16)
-    rows, stats, drifts, sides, places, done = [], [], [], [], [np.zeros((2, 0, PLACE_COUNT))], 0
+    parts, done = list[Part](), 0
     why: dict[InvalidReason, str] = {}
     bets = np.zeros((2, BET_COUNT))
-    of_parts = (enumerate(batch.blocks(part)) for part in of_one_age(order, groups))
+    of_parts = (enumerate(batch.blocks(part)) for part in of_one_age(order, membership))
     for number, whole in chain.from_iterable(of_parts):
         block, log_w = whole, difference(whole)
         checked = check_block(block, log_w, sample=number % _SAMPLED_BLOCKS == 0 or any(why), density=density)
@@ -162,31 +187,29 @@ def reduce_host(
         counted[here] = cells.partition.locate(exact)
         wide = exact.astype(np.float64)
         change = np.expm1(wide)
-        stats.append(_row_stats(wide, change, block))
-        bets[0] += bets_of(stats[-1][0], block.lengths, partial(np.asarray, change))
+        stats, drifts, sides, places = _row_stats(wide, change, block), NOTHING[2], _NO_SIDES, NOTHING[4]
+        bets[0] += bets_of(stats[0], block.lengths, partial(np.asarray, change))
         bets[1] += sureness(block.inference[:_SURENESS_TOKENS])
         if advantages is not None:
             advantage = batch.packed(advantages, block.rows)
-            drifts.append(_row_drifts(change, advantage, block, cells, drift_slots[here]))
-            if count_sides:
-                sides.append(_side_tokens(advantage, block))
-        places.append(_place_sums(change, block, bounds, batch.mask))
-        rows.append(block.rows)
+            drifts, sides = _row_drifts(change, advantage, block, cells, drift_slots[here])
+        if bounds is not None:
+            places = _place_sums(change, block, bounds[block.rows], batch.mask)
+        parts.append((block.rows, stats, drifts, sides, places))
         done += exact.size
-    measured = np.concatenate(rows) if rows else np.zeros(0, dtype=np.intp)
-    lengths, group = batch.lengths[measured], groups.of[measured]
 
     def count(what: NDArray[np.uint16], size: int) -> NDArray[np.int64]:
-        return count_by_slice(what[:done], size, group, lengths, groups)
+        """Count each code of some size in each slice, int64 [slices, size]."""
+        rows = np.concatenate([NOTHING[0], *(part[0] for part in parts)])
+        counts = np.zeros((membership.shape[1], size), dtype=np.int64)
+        for column in np.flatnonzero(membership[rows].any(0)):
+            inside = np.repeat(membership[rows, column], batch.lengths[rows])
+            counts[column] = np.bincount(what[:done] if inside.all() else what[:done][inside], minlength=size)
+        return counts
 
-    totals, low, high = _stacked(stats, len(TOKEN))
-    drift = None
-    if advantages is not None:
-        tokens = np.concatenate([np.zeros((0, 2), dtype=np.intp), *sides]) if count_sides else None
-        drift = _advantage_drift(_stacked(drifts, 2), drift_slots, count, cells, tokens)
-    sums = None if bounds is None else np.concatenate(places, axis=1)
-    cell_counts = count(counted, cells.size)
-    return Reduced(codes, measured, lengths, totals, low, high, cell_counts, drift, why, bets, sums)
+    size = cells.slots.size
+    slots = None if advantages is None else count(drift_slots, 2 * size + 1)[:, : 2 * size].reshape(-1, 2, size)
+    return joined(codes, batch.lengths, parts, count(counted, cells.size), slots, why, bets, placed=bounds is not None)
 
 
 def bets_of(
@@ -233,8 +256,8 @@ def _row_drifts(
     block: Block,
     cells: LogRatioCells,
     slots: NDArray[np.uint16],
-) -> NDArray[np.float64]:
-    """Sums, minima and maxima [3, rows, 2] of (w-1) A for A > 0 and A < 0; fills in the tokens' slots."""
+) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    """Sums, minima and maxima [3, rows, 2] of (w-1) A for A > 0 and A < 0, and such tokens; fills in their slots."""
     drift = change * advantage
     size = cells.slots.size
     slots[:] = cells.slots.locate(drift)
@@ -244,16 +267,14 @@ def _row_drifts(
     totals = [np.add.reduceat(np.where(side, drift, 0.0), starts) for side in sides]
     low = [np.minimum.reduceat(np.where(side, drift, np.inf), starts) for side in sides]
     high = [np.maximum.reduceat(np.where(side, drift, -np.inf), starts) for side in sides]
-    return np.array([totals, low, high]).transpose(0, 2, 1)
+    tokens = np.stack([np.add.reduceat(side, starts, dtype=np.intp) for side in sides], axis=1)
+    return np.array([totals, low, high]).transpose(0, 2, 1), tokens
 
 
 def _place_sums(
-    change: NDArray[np.float64], block: Block, bounds: NDArray[np.intp] | None, mask: NDArray[np.bool_] | None
+    change: NDArray[np.float64], block: Block, bounds: NDArray[np.intp], mask: NDArray[np.bool_] | None
 ) -> NDArray[np.float64]:
     """Sums of (1-w)+, from w - 1, over a block's tokens in each of PLACES, and their numbers [2, rows, places]."""
-    if bounds is None:
-        return np.zeros((2, block.rows.size, PLACE_COUNT))
-    bounds = bounds[block.rows]
     if mask is not None:
         bounds = _tokens_before(bounds, mask[block.rows], block.lengths)
     running = np.zeros(change.size + 1)
@@ -276,26 +297,3 @@ def _tokens_before(columns: NDArray[np.intp], mask: NDArray[np.bool_], lengths: 
 def of_places(at_bounds: NDArray[np.float64]) -> NDArray[np.float64]:
     """Sums over each of PLACES [..., places], from running sums at `Places.bounds` [..., bounds]."""
     return np.maximum(np.delete(np.diff(at_bounds, axis=-1), BETWEEN, axis=-1), 0.0)
-
-
-def _side_tokens(advantage: NDArray[Any], block: Block) -> NDArray[np.intp]:
-    """Tokens of each row with A > 0 and with A < 0, [rows, 2]."""
-    sides = (advantage > 0, advantage < 0)
-    return np.stack([np.add.reduceat(side, block.starts, dtype=np.intp) for side in sides], axis=1)
-
-
-def _advantage_drift(
-    stats: NDArray[np.float64],
-    slots: NDArray[np.uint16],
-    count: Callable[[NDArray[np.uint16], int], NDArray[np.int64]],
-    cells: LogRatioCells,
-    tokens: NDArray[np.intp] | None,
-) -> AdvantageDrift:
-    size = cells.slots.size
-    counts = count(slots, 2 * size + 1)[:, : 2 * size].reshape(-1, 2, size)
-    totals, low, high = stats
-    return AdvantageDrift(totals, low, high, counts, tokens)
-
-
-def _stacked(parts: list[NDArray[np.float64]], width: int) -> NDArray[np.float64]:
-    return np.concatenate(parts, axis=1) if parts else np.zeros((3, 0, width))

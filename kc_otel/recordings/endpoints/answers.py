@@ -102,11 +102,6 @@ def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:
 def scored(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
     """Log-probabilities of sampled tokens in an answer to `scoring_body`, nats, one per token of `token_ids`.
 
-    Args:
-        answer: The answer, decoded JSON.
-        prompt_ids: Tokens of the prompt, at least one.
-        token_ids: Sampled tokens, which followed them in the request.
-
     Raises:
         AnswerError: If log-probabilities are missing, or are of other tokens than were sent.
     """

@@ -133,7 +133,7 @@ async def collect(
     looks: Iterable[int] = (),
     progress: Callable[[int, int, int], None] = lambda *_: None,
 ) -> Collected:
-    """Sample from one endpoint, and score the same tokens with the other.
+    """Sample from one endpoint, and score the same tokens with the other; it ends early after 20 failures.
 
     Args:
         prompts: What to sample from.
@@ -146,9 +146,6 @@ async def collect(
             order that their file does not decide, each with all its samples.
         looks: Numbers of completions at which it is asked, ascending, or with the next prompt that is whole.
         progress: Called after each completion with those that are done, those that failed, and tokens.
-
-    Returns:
-        The recording and the failures. It ends early after 20 failures.
 
     Raises:
         RefusedError: If an endpoint answers in a way that would be the same for every prompt.

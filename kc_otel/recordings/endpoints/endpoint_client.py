@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-compatible endpoint: its key, its patience, and what its refusals mean.
+"""Requests to a vLLM, SGLang or OpenAI-compatible server: its key, its patience, and what its refusals mean.
 
 CompletionEndpointError
 |-- RefusedError          every request would end like this: nobody there, no such model, no log-probabilities
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from kc_otel._extras import extra
+from kc_otel.contract.slices import Scalar
+from kc_otel.recordings.comparable import effective
 from kc_otel.recordings.endpoints import answers
 from kc_otel.recordings.endpoints.prompts import Prompt
+from kc_otel.recordings.scoring import UnavailableError, UnscorableError
 
 with extra("cli", "asking an endpoint"):
     import httpx
@@ -126,9 +129,7 @@ class CompletionClient:
         """
         option = f"--{self.endpoint.side}-model"
         try:
-            response = await self._http.get(
-                f"{self.endpoint.root}/v1/models", headers=self._headers, timeout=self._timeout
-            )
+            response = await self._get("/v1/models")
         except httpx.HTTPError as error:
             raise RefusedError(
                 f"{self.endpoint}: does not answer ({self._described(error)}); is it up, and is that its address?"
@@ -152,9 +153,7 @@ class CompletionClient:
     async def version(self) -> str | None:
         """The engine's version, where it says one: vLLM does under /version."""
         try:
-            response = await self._http.get(
-                f"{self.endpoint.root}/version", headers=self._headers, timeout=self._timeout
-            )
+            response = await self._get("/version")
         except httpx.HTTPError:
             return None
         said = _json(response) if response.is_success else None
@@ -195,6 +194,9 @@ class CompletionClient:
             return answers.scored(answer, prompt_ids, token_ids)
         except answers.AnswerError as error:
             raise RefusedError(f"{self.endpoint}: {error}") from None
+
+    async def _get(self, path: str) -> httpx.Response:
+        return await self._http.get(self.endpoint.root + path, headers=self._headers, timeout=self._timeout)
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         for attempt in range(1, self._attempts + 1):
@@ -248,6 +250,51 @@ class CompletionClient:
         if self.endpoint.key:
             text = text.replace(self.endpoint.key, "***")
         return text if len(text) <= _MAX_QUOTED_CHARACTERS else f"{text[:_MAX_QUOTED_CHARACTERS]}..."
+
+
+def endpoint_scorer(url: str, key: str = "") -> Callable[..., list[tuple[float, ...]]]:
+    """A server of one model as a `Scorer`: at temperature 1, with every token allowed.
+
+    Args:
+        url: Its address, with or without /v1.
+        key: Sent as a bearer token; empty for none.
+
+    Raises:
+        ValueError: If the address or key cannot be used; from the scorer, if tokens were drawn with a temperature or a
+            truncation.
+        UnscorableError: From the scorer, if a request fills the server's context.
+        NotTakenError: From the scorer, if the server rejects a request.
+        UnavailableError: From the scorer, if the server does not answer, or not with log-probabilities.
+    """
+    endpoint = CompletionEndpoint("train", url, key)
+
+    def score(
+        prompt_ids: Sequence[Any], token_ids: Sequence[Any], processing: Mapping[str, Scalar] | None = None
+    ) -> list[tuple[float, ...]]:
+        if changed := effective(processing or {}):
+            raise ValueError(f"a server scores tokens without {', '.join(sorted(changed))}; score them with --model")
+
+        async def every() -> list[tuple[float, ...]]:
+            async with httpx.AsyncClient() as http:
+                client = CompletionClient(endpoint, http)
+                model = await client.model(None)
+                pairs = [([*map(int, a)], [*map(int, b)]) for a, b in zip(prompt_ids, token_ids, strict=True)]
+                longest = max(len(a) + len(b) for a, b in pairs)
+                if client.context is not None and longest >= client.context:  # one more is generated
+                    raise UnscorableError(
+                        f"{endpoint}: a request of {longest:,} tokens fills the context of {client.context:,}; serve "
+                        "the scoring kernel with a longer one (--max-model-len)"
+                    )
+                return await asyncio.gather(*(client.score(model, a, b) for a, b in pairs))
+
+        try:
+            return asyncio.run(every())
+        except NotTakenError:
+            raise
+        except CompletionEndpointError as error:
+            raise UnavailableError(str(error)) from error
+
+    return score
 
 
 def _json(response: httpx.Response) -> Any:

@@ -6,15 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
+from kc_otel.recordings.columns import ATTRIBUTES
 from kc_otel.recordings.comparable import NEUTRAL, effective
 from kc_otel.recordings.read_jsonl import scalars_of
 from kc_otel.recordings.rows import Problems
-
-_ATTRIBUTES: Final = "attributes"
 
 
 class PromptsError(ValueError):
@@ -92,7 +91,7 @@ def _prompt(line: int, row: Any) -> Prompt:
         raise ValueError(
             f"{said}: both endpoints are compared at temperature 1 without truncation or penalties; leave it out"
         )
-    more = row.get(_ATTRIBUTES)
+    more = row.get(ATTRIBUTES)
     own = {name: value for name, value in row.items() if name != "prompt"}
     attributes = scalars_of(own) | (scalars_of(more) if isinstance(more, dict) else {})
     return Prompt(line, text, tuple(token_ids), tuple(messages), attributes)

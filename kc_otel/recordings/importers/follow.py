@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kc_otel.recordings.importers.detect import complete, files_of
+from kc_otel.recordings.importers.detect import files_of
+from kc_otel.recordings.importers.prime_rl_files import complete
 
 _Version = tuple[str, int, int]
 
@@ -17,30 +18,22 @@ class Ledger:
 
     Args:
         path: Where to remember them, one JSON list a line; None for this run alone.
-        known: Entries so far.
+
+    Raises:
+        ValueError: If it is no such file.
     """
 
-    def __init__(self, path: Path | None, known: set[_Version]) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._known = known
-
-    @classmethod
-    def of(cls, path: Path | None) -> Ledger:
-        """Read a ledger from a file; a missing file is an empty ledger.
-
-        Raises:
-            ValueError: If it is no such file.
-        """
-        known: set[_Version] = set()
-        if path is not None and path.exists():
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                try:
-                    name, size, changed = json.loads(line)
-                except (ValueError, TypeError):
-                    msg = f"{path}:{number}: is no record of a finished file; give --done a file of its own"
-                    raise ValueError(msg) from None
-                known.add((name, size, changed))
-        return cls(path, known)
+        self._known: set[_Version] = set()
+        lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else ()
+        for number, line in enumerate(lines, 1):
+            try:
+                name, size, changed = json.loads(line)
+            except (ValueError, TypeError):
+                said = "is no record of a finished file; give --done a file of its own"
+                raise ValueError(f"{path}:{number}: {said}") from None
+            self._known.add((name, size, changed))
 
     def __contains__(self, path: Path) -> bool:
         return _version(path) in self._known

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
+from kc_otel.recordings.read_jsonl import records
 from kc_otel.recordings.recording import RecordingError, group_of, prompt_id
 from kc_otel.recordings.rows import Ragged, RaggedTable
 
@@ -69,11 +70,7 @@ class Refusals:
 
 
 def needed(path: Path, batch: Mapping[str, NDArray[Any]], names: Sequence[str], hint: str) -> list[NDArray[Any]]:
-    """Return tensors of a batch.
-
-    Raises:
-        RecordingError: If one is missing; `hint` says how to have it.
-    """
+    """Return tensors of a batch; a RecordingError names those that are missing, and says how to have them."""
     if missing := [name for name in names if name not in batch]:
         raise RecordingError(f"{path}: has no {' and no '.join(missing)}, only {', '.join(sorted(batch))}; {hint}")
     return [batch[name] for name in names]
@@ -91,18 +88,9 @@ def batch_rows(
     prompt_ids: NDArray[Any] | Sequence[NDArray[Any]] | None = None,
     processing: Mapping[str, Scalar] | None = None,
 ) -> Iterator[Imported]:
-    """Cut a padded batch into its sequences.
+    """Cut a padded batch into its sequences; a token counts where none of the masks is 0.
 
-    Args:
-        path: The file, for messages.
-        refusals: Where sequences without tokens are counted.
-        sides: Log-probabilities of the training and of the inference kernel by their names, [sequences, tokens].
-        masks: By their names, [sequences, tokens]; a token counts where none of them is 0.
-        about: Gives the attributes and the weight versions of a row.
-        token_ids: [sequences, tokens]; left out where it has another shape, as advantages are.
-        advantages: [sequences, tokens].
-        prompt_ids: Of each sequence.
-        processing: Of all of them.
+    Sides, masks, ids and advantages are [sequences, tokens]; `about` gives attributes and weight versions of a row.
 
     Raises:
         RecordingError: If shapes do not fit.
@@ -112,22 +100,76 @@ def batch_rows(
     if train.ndim != 2 or len(set(shapes)) > 1:
         said = ", ".join(map(str, shapes))
         raise RecordingError(f"{path}: {', '.join((*sides, *masks))} have shapes {said}, not one [sequences, tokens]")
-    ids, gains = (None if array is None or array.shape != train.shape else array for array in (token_ids, advantages))
     for row, kept in enumerate(np.logical_and.reduce([mask != 0 for mask in masks.values()])):
-        if not kept.any():
+        ids, gains, prompt = (None if values is None else values[row] for values in (token_ids, advantages, prompt_ids))
+        found = cut(kept, train[row], inference[row], ids, gains, prompt, *about(row), processing=processing)
+        if found is None:
             refusals.add("no_tokens", f"{path}: row {row}: {' and '.join(masks)} leave no token")
-            continue
-        attributes, weights = about(row)
-        yield Imported(
-            train[row][kept],
-            inference[row][kept],
-            None if ids is None else ids[row][kept].astype(np.int64),
-            None if gains is None else gains[row][kept].astype(np.float64),
-            attributes,
-            weights,
-            processing,
-            prompt_ids=None if prompt_ids is None else prompt_ids[row].astype(np.int64),
-        )
+        else:
+            yield found
+
+
+def line_rows(
+    path: Path, refusals: Refusals, sequence: Callable[[dict[str, Any], str], Imported | None], masks: str
+) -> Iterator[Imported]:
+    """Make a sequence of each line's object and place; those that cannot be one are counted.
+
+    `sequence` raises KeyError for a column that is missing, and returns None where the masks leave no token.
+
+    Raises:
+        RecordingError: If a line is no JSON object, or `sequence` raises it.
+    """
+    for place, record in records(path):
+        try:
+            found = sequence(record, place)
+        except RecordingError:
+            raise
+        except KeyError as error:
+            refusals.add("no_logprobs", f"{place}: has no {error}")
+        except (ValueError, TypeError) as error:
+            refusals.add("shape_mismatch", f"{place}: {error}")
+        else:
+            if found is None:
+                refusals.add("no_tokens", f"{place}: {masks} leave no token")
+            else:
+                yield found
+
+
+def cut(
+    kept: NDArray[np.bool_],
+    train: NDArray[np.float64],
+    inference: NDArray[np.float64],
+    token_ids: Any,
+    advantages: NDArray[Any] | None,
+    prompt_ids: Any,
+    attributes: Mapping[str, Scalar],
+    weights: tuple[int | None, int | None],
+    *,
+    processing: Mapping[str, Scalar] | None = None,
+) -> Imported | None:
+    """Take the tokens of a row that count, [T]; None for none. Ids and advantages of another shape are left out.
+
+    Raises:
+        ValueError: If the sides are not one number for each token.
+    """
+    if not train.shape == inference.shape == kept.shape:
+        raise ValueError(f"log-probabilities and mask have {train.size}, {inference.size}, {kept.size} entries")
+    if not kept.any():
+        return None
+    ids, gains = (
+        None if values is None or np.shape(values) != kept.shape else np.asarray(values)[kept]
+        for values in (token_ids, advantages)
+    )
+    return Imported(
+        train[kept],
+        inference[kept],
+        None if ids is None else ids.astype(np.int64),
+        None if gains is None else gains.astype(np.float64),
+        attributes,
+        weights,
+        processing,
+        prompt_ids=None if prompt_ids is None else np.asarray(prompt_ids, dtype=np.int64),
+    )
 
 
 def table_of(source: str, rows: Sequence[Imported]) -> RaggedTable:
@@ -162,12 +204,10 @@ def floats(values: Any) -> NDArray[np.float64]:
         ValueError: If it holds anything else than numbers, or lists of them.
     """
     if not isinstance(values, list):
-        msg = f"{values!r:.60} is not a list of numbers"
-        raise ValueError(msg)  # noqa: TRY004 - a wrong value in a file
+        raise ValueError(f"{values!r:.60} is not a list of numbers")  # noqa: TRY004 - a wrong value in a file
     found = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     if found.ndim != 1:
-        msg = f"has shape {found.shape}, not one number per token"
-        raise ValueError(msg)
+        raise ValueError(f"has shape {found.shape}, not one number per token")
     return found
 
 

@@ -18,52 +18,14 @@ import numpy as np
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.recorder import Recorder
-from kc_otel.recordings.importers import nemo_rl_files as nemo_rl
-from kc_otel.recordings.importers import prime_rl_files as prime_rl
-from kc_otel.recordings.importers import roll_files as roll
-from kc_otel.recordings.importers import skyrl_files as skyrl
-from kc_otel.recordings.importers import slime_files as slime
-from kc_otel.recordings.importers import verl_files as verl
-from kc_otel.recordings.importers.detect import Format, format_of
+from kc_otel.recordings.importers.detect import Format, read_file
 from kc_otel.recordings.importers.imported import Imported, Refusals
 from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
-from kc_otel.recordings.recording_files import load_own
 
+_CHUNK_TOKENS: Final = 262_144
+"""Most tokens of one call of the recorder."""
 _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 """Tokens recorded before the recorder is waited for: 64 MB of its queue."""
-_READERS: Final[Mapping[str, Callable[[Path, Refusals], Iterator[Imported]]]] = {
-    "verl": verl.read,
-    "skyrl": skyrl.read,
-    "roll": roll.read,
-    "slime": slime.read,
-    "prime-rl": prime_rl.read,
-    "nemo-rl": nemo_rl.read,
-}
-
-
-def read_file(
-    path: Path,
-    refusals: Refusals,
-    format: Format | None = None,
-    *,
-    columns: Mapping[str, str] | None = None,
-) -> Iterator[Imported]:
-    """Read the sequences of a file.
-
-    Args:
-        path: The file.
-        refusals: Where records that cannot become sequences are counted.
-        format: Whose it is; None to find out.
-        columns: Role to column name, for generic files.
-
-    Raises:
-        RecordingError: If it cannot be used.
-        OSError: If it cannot be read.
-    """
-    format = format or format_of(path)
-    if format == "generic":
-        return read_generic(path, columns)
-    return _READERS[format](path, refusals)
 
 
 @dataclass(slots=True)
@@ -110,13 +72,9 @@ class Importer:
         format: Of every file; None to find out.
         columns: Role to column name, for generic files.
         attributes: Attributes that every sequence gets besides its own; these win.
-        chunk_tokens: Most tokens of one call of the recorder.
         patience: Seconds to wait for an endpoint that does not take the export.
         stopped: Whether to give up early.
         steps: Where sequences go too whose step is known: from an attribute `step`, or the training kernel's weights.
-
-    Raises:
-        ValueError: If `chunk_tokens` is not positive.
     """
 
     def __init__(
@@ -126,20 +84,15 @@ class Importer:
         format: Format | None = None,
         columns: Mapping[str, str] | None = None,
         attributes: Mapping[str, Scalar] | None = None,
-        chunk_tokens: int = 262_144,
         patience: float = 60.0,
         stopped: Callable[[], bool] = lambda: False,
         steps: StepRecorders | None = None,
     ) -> None:
-        if chunk_tokens < 1:
-            msg = f"chunk_tokens: {chunk_tokens!r} leaves no room for a sequence; leave it out for the default"
-            raise ValueError(msg)
         self.totals: Final = ImportTotals()
         self._recorder = recorder
         self._format = format
         self._columns = columns
         self._attributes = dict(attributes or {})
-        self._chunk_tokens = chunk_tokens
         self._patience = patience
         self._stopped = stopped
         self._steps = steps
@@ -149,7 +102,8 @@ class Importer:
         before = sum(self._recorder.stats().dropped.values())
         sequences = tokens = unflushed = 0
         try:
-            for chunk in self._chunks(self._rows(path)):
+            rows = read_file(path, self.totals.refusals, self._format, columns=self._columns)
+            for chunk in self._chunks(rows):
                 size = sum(sequence.train.size for sequence in chunk)
                 self._compare(chunk)
                 sequences, tokens, unflushed = sequences + len(chunk), tokens + size, unflushed + size
@@ -173,17 +127,14 @@ class Importer:
         self.totals.files += 1
         return True
 
-    def _rows(self, path: Path) -> Iterator[Imported]:
-        return read_file(path, self.totals.refusals, self._format, columns=self._columns)
-
     def _chunks(self, sequences: Iterator[Imported]) -> Iterator[list[Imported]]:
-        """Sequences that can be one batch, until they have `chunk_tokens` tokens."""
+        """Sequences that can be one batch, until they have `_CHUNK_TOKENS` tokens."""
         waiting: dict[Hashable, list[Imported]] = {}
         tokens, last = 0, None
         for sequence in sequences:
             prompt = sequence.prompt
             # Rollouts of a prompt stand next to each other, and stay in one batch.
-            if tokens >= self._chunk_tokens and (prompt is None or prompt != last):
+            if tokens >= _CHUNK_TOKENS and (prompt is None or prompt != last):
                 yield from waiting.values()
                 waiting, tokens = {}, 0
             waiting.setdefault((_alike(sequence), self._step(sequence)), []).append(sequence)
@@ -258,33 +209,3 @@ def _alike(sequence: Imported) -> Hashable:
         sequence.versions is None,
         sequence.attributes.get(DENSITY) is True,
     )
-
-
-def read_generic(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Imported]:
-    """The sequences of a recording; a file with one bad sequence is refused as a whole.
-
-    Columns `train_weights` and `inference_weights` with one value per sequence are weight versions; `weight_versions`
-    has the inference kernel's for each token.
-
-    Raises:
-        RecordingError: If the recording cannot be used; every problem, one line each.
-    """
-    log = load_own(path, columns)
-    ends = np.cumsum(log.lengths)
-    for begin, end, attributes in zip(ends - log.lengths, ends, log.attributes, strict=True):
-        here = slice(int(begin), int(end))
-        train, inference = (_version(attributes.get(f"{side}_weights")) for side in ("train", "inference"))
-        yield Imported(
-            log.train[here],
-            log.inference[here],
-            None if log.token_ids is None else log.token_ids[here],
-            None if log.advantages is None else log.advantages[here],
-            attributes,
-            (train, inference),
-            versions=None if log.versions is None else log.versions[here],
-            train_kept=None if log.train_kept is None else log.train_kept[here],
-        )
-
-
-def _version(value: object) -> int | str | None:
-    return value if isinstance(value, int | str) and not isinstance(value, bool) else None

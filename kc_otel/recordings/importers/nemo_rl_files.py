@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.importers.imported import Imported, Refusals, floats, plain
-from kc_otel.recordings.read_jsonl import records
+from kc_otel.recordings.importers.imported import Imported, Refusals, cut, floats, line_rows, plain
 
 _NAME: Final = re.compile(r"train_data_step(\d+)\.jsonl(\.gz)?$")
 _PER_TOKEN: Final = ("prev_logprobs", "generation_logprobs", "token_loss_mask")
@@ -34,60 +34,28 @@ def looks_like(path: Path, record: dict[str, Any] | None) -> bool:
 
 
 def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
-    """The sequences of a file.
-
-    Raises:
-        RecordingError: If a line is no JSON object.
-    """
+    """The sequences of a file; errors as `detect.read_file`."""
     named = _NAME.search(path.name)
-    step = int(named[1]) if named else None
-    for place, record in records(path):
-        try:
-            found = _sequence({name: _one(value) for name, value in record.items()}, step)
-        except (KeyError, ValueError, TypeError) as error:
-            reason, said = (
-                ("no_logprobs", f"has no {error}") if isinstance(error, KeyError) else ("shape_mismatch", error)
-            )
-            refusals.add(reason, f"{place}: {said}")
-            continue
-        if found is None:
-            refusals.add("no_tokens", f"{place}: token_loss_mask and sample_loss_mask leave no token")
-        else:
-            yield found
+    sequence = partial(_sequence, int(named[1]) if named else None)
+    return line_rows(path, refusals, sequence, "token_loss_mask and sample_loss_mask")
 
 
-def _sequence(record: dict[str, Any], step: int | None) -> Imported | None:
+def _sequence(step: int | None, record: dict[str, Any], _: str) -> Imported | None:
+    record = {name: _one(value) for name, value in record.items()}
     train, inference, mask = (floats(record[name]) for name in _PER_TOKEN)
-    if not train.size == inference.size == mask.size:
-        sizes = f"{train.size}, {inference.size}, {mask.size}"
-        msg = f"{', '.join(_PER_TOKEN)} have {sizes} numbers; one for each token of the row is needed"
-        raise ValueError(msg)
     kept = (mask != 0) & (float(record.get("sample_loss_mask", 1)) != 0)
     kept[:1] = False
-    if not kept.any():
-        return None
-    given = record.get("advantages")
-    advantages = None
-    if given is not None:
-        wide = floats(given) if isinstance(given, list) else np.full(train.size, float(given))
-        advantages = np.broadcast_to(wide, train.shape)[kept]
-    ids = record.get("token_ids")
-    prompt = int(np.flatnonzero(kept)[0])
+    advantages = record.get("advantages")
+    if advantages is not None:
+        advantages = floats(advantages) if isinstance(advantages, list) else np.full(kept.size, float(advantages))
+    ids, prompt = record.get("token_ids"), int(next(iter(np.flatnonzero(kept)), 0))
     attributes: dict[str, Scalar] = {
         **plain({name: value for name, value in record.items() if name not in ("content", "idx")}),
         **({} if "rewards" not in record else {"reward": float(record["rewards"])}),
         **({} if step is None else {"step": step}),
         "prompt_tokens": prompt,
     }
-    return Imported(
-        train[kept],
-        inference[kept],
-        None if ids is None else np.asarray(ids, dtype=np.int64)[kept],
-        advantages,
-        attributes,
-        (step, None),
-        prompt_ids=None if ids is None else np.asarray(ids[:prompt], dtype=np.int64),
-    )
+    return cut(kept, train, inference, ids, advantages, ids and ids[:prompt], attributes, (step, None))
 
 
 def _one(value: Any) -> Any:

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.importers.imported import Imported, Refusals, floats, plain
-from kc_otel.recordings.read_jsonl import records
+from kc_otel.recordings.importers.imported import Imported, Refusals, cut, floats, line_rows, plain
 from kc_otel.recordings.recording import RecordingError
 
 _SCHEMA = 1
@@ -39,59 +38,26 @@ def complete(path: Path) -> bool:
 
 
 def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
-    """The sequences of a file.
-
-    Raises:
-        RecordingError: If a line is no JSON object, or of another schema version.
-    """
-    for place, record in records(path):
-        if record.get("schema_version", _SCHEMA) != _SCHEMA:
-            said = record["schema_version"]
-            msg = f"{place}: schema_version: {said!r} is not {_SCHEMA}; use --format generic with --columns"
-            raise RecordingError(msg)
-        try:
-            found = _sequence(record)
-        except KeyError as error:
-            refusals.add("no_logprobs", f"{place}: has no {error}")
-            continue
-        except (ValueError, TypeError) as error:
-            refusals.add("shape_mismatch", f"{place}: {error}")
-            continue
-        if found is None:
-            refusals.add("no_tokens", f"{place}: loss_mask and rl_weights leave no token that was sampled")
-        else:
-            yield found
+    """The sequences of a file; errors as `detect.read_file`."""
+    return line_rows(path, refusals, _sequence, "loss_mask and rl_weights")
 
 
-def _sequence(record: dict[str, Any]) -> Imported | None:
+def _sequence(record: dict[str, Any], place: str) -> Imported | None:
+    if (version := record.get("schema_version", _SCHEMA)) != _SCHEMA:
+        said = f"{version!r} is not {_SCHEMA}; use --format generic with --columns"
+        raise RecordingError(f"{place}: schema_version: {said}")
     train, inference = floats(record["trainer_logprobs"]), floats(record["inference_logprobs"])
     kept = _sampled(record)
-    if not train.size == inference.size == kept.size:
-        msg = (
-            f"trainer_logprobs, inference_logprobs, loss_mask have {train.size}, {inference.size}, {kept.size} entries"
-        )
-        raise ValueError(msg)
-    if not kept.any():
-        return None
-    advantages = floats(record["advantages"]) if record.get("advantages") else None
-    rewards = floats(record["rewards"])[kept] if record.get("rewards") else np.empty(0)
-    ids, prompt = record.get("token_ids"), int(np.flatnonzero(kept)[0])
+    ids, prompt = record.get("token_ids"), int(next(iter(np.flatnonzero(kept)), 0))
     step = record.get("export_step", record.get("step"))
-    attributes: dict[str, Scalar] = {
-        **plain(record),
-        "prompt_tokens": prompt,
-    }
-    if rewards.size and np.isfinite(rewards[0]):
-        attributes["reward"] = float(rewards[0])
-    return Imported(
-        train[kept],
-        inference[kept],
-        None if ids is None else np.asarray(ids, dtype=np.int64)[kept],
-        None if advantages is None or np.isnan(advantages[kept]).all() else advantages[kept],
-        attributes,
-        (step if isinstance(step, int) else None, None),
-        prompt_ids=None if ids is None else np.asarray(ids[:prompt], dtype=np.int64),
-    )
+    attributes: dict[str, Scalar] = {**plain(record), "prompt_tokens": prompt}
+    if record.get("rewards") and np.isfinite(reward := floats(record["rewards"])[prompt]):
+        attributes["reward"] = float(reward)
+    advantages = floats(record["advantages"]) if record.get("advantages") else None
+    if advantages is not None and np.all(np.isnan(advantages), where=kept):
+        advantages = None
+    weights = (step if isinstance(step, int) else None, None)
+    return cut(kept, train, inference, ids, advantages, ids and ids[:prompt], attributes, weights)
 
 
 def _sampled(record: dict[str, Any]) -> NDArray[np.bool_]:

@@ -32,12 +32,7 @@ def looks_like(path: Path) -> bool:
 
 
 def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
-    """The sequences of a file.
-
-    Raises:
-        RecordingError: If it holds something else, or has not both kernels' log-probabilities.
-        OSError: If it cannot be read.
-    """
+    """The sequences of a file; errors as `detect.read_file`."""
     state = getattr(unpickled(path, path.read_bytes(), "roll"), "state", None)
     if not (isinstance(state, tuple) and len(state) == 4 and isinstance(state[0], io.BytesIO)):
         raise RecordingError(f"{path}: holds no DataProto of ROLL; pickle the batch itself")

@@ -10,7 +10,7 @@ import importlib
 import io
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,35 +29,31 @@ _NUMPY: Final = {
     "numpy._core.numeric",
 }
 _PLAIN: Final = {("collections", "OrderedDict"), ("_codecs", "encode"), ("builtins", "set"), ("builtins", "frozenset")}
-
-
+_CONTAINERS: Final = {"DataProto", "TrainingInputBatch", "_rebuild_tensor_batch"}
+_STAND_INS: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
+    ("_io", "BytesIO"): io.BytesIO,
+    ("torch", "Size"): tuple,
+    ("torch", "device"): lambda *where: where,  # which is not needed
+}
 _HEAD_BYTES: Final = 1 << 16
 """Bytes at a file's begin in which its trainer's name is looked for."""
 
 
 class Container:
-    """Stands in for a trainer's class, which need not be installed: keeps the state and does nothing."""
+    """Stands in for a trainer's class, which need not be installed: keeps the state and does nothing.
 
-    state: Any = None
+    SkyRL's `_rebuild_tensor_batch` is called with the class and the state.
+    """
+
+    def __init__(self, _: object = None, state: Any = None) -> None:
+        self.state = state
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
 
-def rebuilt(_: object, state: Any) -> Container:
-    """Return a container in place of the object that SkyRL's `_rebuild_tensor_batch` would make."""
-    found = Container()
-    found.state = state
-    return found
-
-
 def unpickled(path: Path, content: bytes, package: str) -> Any:
-    """Unpickle a file, with its trainer's container as a `Container`.
-
-    Args:
-        path: The file, for messages.
-        content: Its bytes.
-        package: Top-level package of the trainer.
+    """Unpickle a file, with the container of a trainer's top-level package as a `Container`.
 
     Raises:
         RecordingError: If it names other classes, or is no pickle.
@@ -65,8 +61,9 @@ def unpickled(path: Path, content: bytes, package: str) -> Any:
     try:
         return _Restricted(content, package).load()
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError) as error:
-        msg = f"{path}: {error}" if str(error).startswith("holds") else f"{path}: is no batch's pickle ({error})"
-        raise RecordingError(msg) from None
+        raise RecordingError(
+            f"{path}: {error}" if str(error).startswith("holds") else f"{path}: is no batch's pickle ({error})"
+        ) from None
 
 
 def names_in(path: Path, *names: bytes) -> bool:
@@ -79,31 +76,16 @@ def names_in(path: Path, *names: bytes) -> bool:
 class _Restricted(pickle.Unpickler):
     def __init__(self, content: bytes, package: str) -> None:
         super().__init__(io.BytesIO(content))
-        self._containers: dict[tuple[str, str], Callable[..., Any]] = {
-            (package, "DataProto"): Container,
-            (package, "TrainingInputBatch"): Container,
-            (package, "_rebuild_tensor_batch"): rebuilt,
-        }
+        self._package = package
 
     def find_class(self, module: str, name: str) -> Any:
-        ours = self._containers.get((module.split(".", 1)[0], name))
-        if ours is not None:
-            return ours
-        if (module, name) == ("_io", "BytesIO"):
-            return io.BytesIO
-        if (module, name) == ("torch", "Size"):
-            return tuple
-        if (module, name) == ("torch", "device"):
-            return _place
+        if module.split(".", 1)[0] == self._package and name in _CONTAINERS:
+            return Container
+        if (found := _STAND_INS.get((module, name))) is not None:
+            return found
         if (module in _NUMPY and name in _ARRAY_FUNCTIONS) or (module, name) in _PLAIN:
             return super().find_class(module, name)
-        msg = f"holds {module}.{name}, which a batch needs not; save it without that"
-        raise pickle.UnpicklingError(msg)
-
-
-def _place(*where: Any) -> tuple[Any, ...]:
-    """Stand in for `torch.device`, which is not needed."""
-    return where
+        raise pickle.UnpicklingError(f"holds {module}.{name}, which a batch needs not; save it without that")
 
 
 def torch_load(path: Path, content: bytes) -> Any:
@@ -127,8 +109,9 @@ def torch_load(path: Path, content: bytes) -> Any:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, AttributeError, ImportError) as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
-        msg = f"{path}: tensors cannot be read safely ({named[1] if named else type(error).__name__}){hint}"
-        raise RecordingError(msg) from None
+        raise RecordingError(
+            f"{path}: tensors cannot be read safely ({named[1] if named else type(error).__name__}){hint}"
+        ) from None
 
 
 def arrays(batch: Any) -> dict[str, NDArray[Any]]:

@@ -32,12 +32,7 @@ def looks_like(path: Path) -> bool:
 
 
 def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
-    """The sequences of a file.
-
-    Raises:
-        RecordingError: If it holds something else, or has not both kernels' log-probabilities.
-        OSError: If it cannot be read.
-    """
+    """The sequences of a file; errors as `detect.read_file`."""
     batch = _loaded(path)
     hint = "set generator.sampling_params.logprobs=1 and let the trainer compute action_log_probs"
     train, inference, _ = needed(path, batch, (*_SIDES, "loss_mask"), hint)

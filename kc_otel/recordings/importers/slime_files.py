@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.importers.imported import Imported, Refusals, plain
+from kc_otel.recordings.importers.imported import Imported, Refusals, cut, plain
 from kc_otel.recordings.importers.safe_pickle import arrays, names_in, torch_load
 from kc_otel.recordings.recording import RecordingError
 
@@ -31,12 +31,7 @@ def looks_like(path: Path) -> bool:
 
 
 def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
-    """The sequences of a file.
-
-    Raises:
-        RecordingError: If it is no such dump.
-        OSError: If it cannot be read.
-    """
+    """The sequences of a file; errors as `detect.read_file`."""
     dump = torch_load(path, path.read_bytes())
     samples = dump.get("samples") if isinstance(dump, Mapping) else None
     if not isinstance(samples, list) or dump.get("format_version") != _VERSION:
@@ -49,30 +44,24 @@ def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
         batch = arrays({name: _tensor(value) for name, value in sample.items()})
         train, inference = (batch[name].astype(np.float64) for name in _SIDES)
         mask = batch["loss_masks"] != 0 if "loss_masks" in batch else np.ones(train.shape, dtype=np.bool_)
-        if not train.shape == inference.shape == mask.shape or train.ndim != 1:
-            shapes = f"{train.shape}, {inference.shape}, {mask.shape}"
-            refusals.add("shape_mismatch", f"{path}: sample {row}: log_probs, rollout_log_probs, loss_masks: {shapes}")
-            continue
-        if not mask.any():
-            refusals.add("no_tokens", f"{path}: sample {row}: loss_masks leaves no token")
-            continue
-        ids, advantages = batch.get("tokens"), batch.get("advantages")
-        place = sample.get("rollout_position", row)
+        ids, place = batch.get("tokens"), sample.get("rollout_position", row)
         attributes: dict[str, Scalar] = {
             **plain({name: value for name, value in sample.items() if name != "data_parallel_rank"}),
             "prompt_tokens": 0 if ids is None else int(ids.size - mask.size),
         }
         if isinstance(rewards, list) and place < len(rewards) and isinstance(rewards[place], int | float):
             attributes["reward"] = float(rewards[place])
-        yield Imported(
-            train[mask],
-            inference[mask],
-            None if ids is None else ids[-mask.size :][mask].astype(np.int64),
-            None if advantages is None or advantages.shape != mask.shape else advantages[mask].astype(np.float64),
-            attributes,
-            (step if isinstance(step, int) else None, None),
-            prompt_ids=None if ids is None else ids[: -mask.size].astype(np.int64),
-        )
+        weights = (step if isinstance(step, int) else None, None)
+        own, prompt = (None, None) if ids is None else (ids[-mask.size :], ids[: -mask.size])
+        try:
+            found = cut(mask, train, inference, own, batch.get("advantages"), prompt, attributes, weights)
+        except ValueError as error:
+            refusals.add("shape_mismatch", f"{path}: sample {row}: {error}")
+            continue
+        if found is None:
+            refusals.add("no_tokens", f"{path}: sample {row}: loss_masks leaves no token")
+        else:
+            yield found
 
 
 def _tensor(value: Any) -> Any:

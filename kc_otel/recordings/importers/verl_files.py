@@ -37,16 +37,7 @@ def is_text_dump(record: Mapping[str, Any] | None) -> bool:
 
 
 def read(path: Path, refusals: Refusals) -> Iterator[Imported]:
-    """The sequences of a file.
-
-    Args:
-        path: The file.
-        refusals: Where sequences without tokens are counted.
-
-    Raises:
-        RecordingError: If it holds something else, has not both kernels' log-probabilities, or shapes do not fit.
-        OSError: If it cannot be read.
-    """
+    """The sequences of a file; errors as `detect.read_file`."""
     batch, others, meta = _loaded(path)
     hint = "set rollout.calculate_log_probs=True and save the batch after old_log_probs are computed"
     train, inference = needed(path, batch, _SIDES, hint)
@@ -73,8 +64,9 @@ def _masks(path: Path, batch: Mapping[str, NDArray[Any]], shape: tuple[int, ...]
     if not found and "attention_mask" in batch:
         found["attention_mask"] = batch["attention_mask"][:, -shape[-1] :]
     if not found:
-        msg = f"{path}: has neither response_mask nor attention_mask, so that padding would count; save one of them"
-        raise RecordingError(msg)
+        raise RecordingError(
+            f"{path}: has neither response_mask nor attention_mask, so that padding would count; save one of them"
+        )
     return found
 
 
@@ -108,8 +100,9 @@ def _loaded(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any], dict[s
         return arrays(torch_load(path, content)), {}, {}
     state = unpickled(path, content, "verl")
     if not isinstance(state, Container) or not isinstance(state.state, tuple) or len(state.state) != 3:
-        msg = f"{path}: holds {type(state).__name__}, not a DataProto; save the batch with DataProto.save_to_disk"
-        raise RecordingError(msg)
+        raise RecordingError(
+            f"{path}: holds {type(state).__name__}, not a DataProto; save the batch with DataProto.save_to_disk"
+        )
     tensors, others, meta = state.state
     if isinstance(tensors, bytes):
         tensors = torch_load(path, tensors)
@@ -120,8 +113,7 @@ def _loaded(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any], dict[s
 
 def _from_bytes(path: Path, name: str, part: Any) -> Any:
     if len(part) != 3:
-        msg = f"{path}: {name}: is a nested tensor; save padded tensors"
-        raise RecordingError(msg)
+        raise RecordingError(f"{path}: {name}: is a nested tensor; save padded tensors")
     dtype, shape, data = part
     if dtype == "bfloat16":
         wide = np.frombuffer(bytes(data), dtype=np.uint16).astype(np.uint32) << 16

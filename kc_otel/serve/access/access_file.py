@@ -17,7 +17,6 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -28,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kc_otel.judge.otlp.request_errors import ForbiddenError, UnauthenticatedError
 from kc_otel.serve.api.people_input import Name, refusals
+from kc_otel.serve.watched_files import WatchedFiles
 
 _log: Final = logging.getLogger(__name__)
 _TOKEN_PREFIX: Final = "kc_"  # noqa: S105 - public
@@ -110,15 +110,13 @@ class AccessFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = _stamp(path)
+        self._files = WatchedFiles([path])
         self._callers = self._read()
 
     def renew(self) -> None:
         """Read the file again if it has changed; one that cannot be used leaves what was in force, and is logged."""
-        stamp = _stamp(self._path)
-        if stamp == self._seen:
+        if not self._files.changed():
             return
-        self._seen = stamp
         try:
             self._callers = self._read()
         except AccessError as error:
@@ -182,15 +180,6 @@ def new_token() -> str:
 def digest_of(token: str) -> str:
     """SHA-256 of a token, hexadecimal."""
     return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
-
-
-def _stamp(path: Path) -> Mapping[str, int] | None:
-    """Return file attributes that change with the file, also when a link to another file takes its place."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return {"inode": found.st_ino, "size": found.st_size, "modified": found.st_mtime_ns}
 
 
 class Senders:

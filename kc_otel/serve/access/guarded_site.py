@@ -81,9 +81,6 @@ class GuardedSite:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or hand it on."""
-        if scope["type"] != "http":
-            await self._site(scope, receive, send)
-            return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         path, method = scope["path"], scope["method"]
         if path == "/login":

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import grpc
 
+from kc_otel.serve.watched_files import WatchedFiles
+
 _log: Final = logging.getLogger(__name__)
 _READ_BYTES: Final = 32 * 1024
 """Bytes that asyncio has ready for what comes on each TLS connection, idle ones too; 256 KiB are its own choice. It can
@@ -49,7 +51,7 @@ class Tls:
 
     def __init__(self, certificate: Path, key: Path, client_authority: Path | None = None) -> None:
         self._files = (certificate, key, *(() if client_authority is None else (client_authority,)))
-        self._seen = self._stamp()
+        self._watched = WatchedFiles(self._files)
         sslproto.SSLProtocol.max_size = _READ_BYTES
         self.listening = _Newest(ssl.PROTOCOL_TLS_SERVER)
         """For every listening socket of asyncio."""
@@ -71,10 +73,8 @@ class Tls:
 
     def renew(self) -> None:
         """Read the files again if one has changed; unusable files are logged, and the old ones stay in force."""
-        stamp = self._stamp()
-        if stamp == self._seen:
+        if not self._watched.changed():
             return
-        self._seen = stamp
         try:
             self._read()
         except TlsError as error:
@@ -98,17 +98,6 @@ class Tls:
                 raise TlsError(f"{authority[0]}: holds no certificates of authorities ({_why(error)})") from None
         self.listening.newest = context
         self._for_grpc = grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], *contents[2:])
-
-    def _stamp(self) -> list[tuple[int, int, int] | None]:
-        found: list[tuple[int, int, int] | None] = []
-        for path in self._files:
-            try:
-                status = path.stat()
-            except OSError:
-                found.append(None)
-            else:
-                found.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        return found
 
 
 def _content(path: Path) -> bytes:

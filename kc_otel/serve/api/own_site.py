@@ -38,21 +38,15 @@ class OwnSite:
 
     Args:
         app: The application behind the checks.
-        names: Other host names that the evaluator is reached by, without a port.
-        external_url: How a person reaches it, where that is through a proxy.
+        names: Host names that the evaluator is reached by.
+        origin: Host and port by which people reach it through a proxy; empty for none.
     """
 
-    def __init__(self, app: ASGIApp, names: Iterable[str] = (), external_url: str | None = None) -> None:
-        external = urlsplit(external_url or "")
-        self._app = app
-        self._names = HostNames((*names, external.hostname or ""))
-        self._origin = external.netloc.lower()
+    def __init__(self, app: ASGIApp, names: HostNames, origin: str = "") -> None:
+        self._app, self._names, self._origin = app, names, origin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or hand it on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         await (self._refusal(scope) or self._app)(scope, _prompt(receive), send)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:

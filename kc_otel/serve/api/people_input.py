@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 from fastapi import HTTPException, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.plain_text import is_plain
+from kc_otel.contract.slices import ALL
 from kc_otel.serve.core import Core
 
 _YEAR_10000: Final = 253_402_300_800.0
@@ -41,9 +43,16 @@ def _signed(said: str) -> str:
     return said if signer in {None, said} else f"{signer} (as {said})"
 
 
+def stated(text: str) -> str:
+    """Return a text that says something."""
+    if not text.strip():
+        raise ValueError("must not be blank")
+    return text
+
+
 Name = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
 """A name, an id, or who somebody is: one line of at most 200 characters."""
-Signature = Annotated[Name, AfterValidator(_signed)]
+Signature = Annotated[Name, AfterValidator(stated), AfterValidator(_signed)]
 """Author of a decision: the name of their token, then the name they state."""
 Reason = Annotated[str, Field(max_length=2000), AfterValidator(_printable)]
 """A reason: one line of at most 2,000 characters."""
@@ -56,11 +65,25 @@ class View(BaseModel):
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
+    @classmethod
+    def of(cls, source: object, **derived: Any) -> Self:
+        """The view of an object: its attributes by the names of the fields, beside what is derived."""
+        return cls(**{name: getattr(source, name) for name in cls.model_fields.keys() - derived.keys()}, **derived)
+
 
 class Order(View):
     """A request. Unknown fields are rejected: a misspelt `slice` would silence every slice."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class SignedOrder(Order):
+    """A decision of a person; both are kept with its event."""
+
+    by: Signature
+    """Author of the decision."""
+    why: Annotated[Reason, AfterValidator(stated)]
+    """Their reason."""
 
 
 def refusals(errors: Iterable[Mapping[str, Any]]) -> str:
@@ -109,3 +132,15 @@ def served_or_all(core: Core, contract: str | None) -> None:
     """Nothing for None and for a contract that is served: of one that is not, nothing would look like no trouble."""
     if contract is not None:
         served(core, contract)
+
+
+def find_clause(core: Core, contract: str, clause: str, slice: str) -> Clause:
+    """The clause; an answer with status 404 that names what there is when contract, slice or clause is unknown."""
+    found = served(core, contract)
+    slices = (ALL, *found.slices)
+    if slice not in slices:
+        raise HTTPException(404, f"contract {contract} has no slice {slice!r}; there are {', '.join(slices)}")
+    for known in found.clauses:
+        if known.id == clause:
+            return known
+    raise HTTPException(404, f"no clause {clause!r}; {contract} has {', '.join(known.id for known in found.clauses)}")

@@ -9,13 +9,29 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Response
 
 from kc_otel.serve.api.changes import Changes
-from kc_otel.serve.api.people_input import ordered
-from kc_otel.serve.api.views import Resumed, ResumeRequest
+from kc_otel.serve.api.people_input import Name, SignedOrder, View, ordered
 from kc_otel.serve.core import Core
 
 _MAX_NAMED: Final = 5
 _MAX_CHARACTERS: Final = 80
 """Contracts that an answer names as not served, and characters of each."""
+
+
+class ResumeRequest(SignedOrder):
+    """A person lifts a route."""
+
+    contract: Name
+    slice: Name | None = None
+    """Only this slice; every slice when null."""
+
+
+class Resumed(View):
+    """Result of lifting routes."""
+
+    lifted: int
+    """Routes that were lifted."""
+    version: int
+    """Version of the decision table."""
 
 
 def decision_routes(core: Core, decided: Changes) -> APIRouter:
@@ -92,7 +108,7 @@ def decision_routes(core: Core, decided: Changes) -> APIRouter:
     async def resume(request: ResumeRequest) -> Resumed:
         """Lift routes: send a slice's traffic back to the kernel versions that they avoid."""
         async with ordered(core):
-            lifted = core.resume(request.contract, request.slice, request.by, request.why, time.time())
+            lifted = core.resume(**request.model_dump(), now=time.time())
         await decided.notify()
         return Resumed(lifted=lifted, version=core.decisions.version)
 

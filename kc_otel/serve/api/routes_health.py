@@ -4,26 +4,60 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import PlainTextResponse
+from pydantic import Field
 
 from kc_otel.contract.words import duration
-from kc_otel.serve.api.views import ResizeRequest
+from kc_otel.serve.api.people_input import Order, View
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import WRITING
 from kc_otel.serve.otlp_out import SelfMetrics
 from kc_otel.serve.self_metrics import exposition
 from kc_otel.serve.shards.shard_health import ShardSeen
 from kc_otel.serve.shards.sharded_sink import ShardError
+from kc_otel.serve.webhooks.outbox import EndpointStatus
 
 _LATE_SECONDS: Final = 30.0
 
 
+class HealthView(View):
+    """Health of the evaluator."""
+
+    evaluated_at: float | None
+    tick_seconds: float
+    series: int
+    streams: int
+    points: dict[str, int]
+    """Data points received, by what became of them."""
+    requests: dict[str, int]
+    """OTLP requests, by `transport outcome`."""
+    failures: dict[str, str]
+    """Current failures of the evaluator, by contract; an empty name stands for all contracts."""
+    streams_events: dict[str, int]
+    """Resets, gaps, evictions and the like."""
+    invalid: dict[str, dict[str, int]]
+    """Sequences that failed an input check within the short window, by contract and reason."""
+    listeners: dict[str, dict[str, float | None]]
+    """Unix time when a program last looked at a contract's directives, by contract and directive; null where none has
+    since the evaluator started."""
+    outbox: list[EndpointStatus]
+    shards: tuple[ShardSeen, ...]
+    """Shards that hold the streams, if those are not in the evaluator's process."""
+
+
+class ResizeRequest(Order):
+    """Another number of shards."""
+
+    shards: int = Field(ge=1, le=1000)
+
+
 def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRouter:
-    """`/healthz`, `/readyz` and `/metrics`."""
+    """`/healthz`, `/readyz`, `/metrics` and `/api/v1/health`."""
     router = APIRouter(tags=["health"])
 
     @router.get("/healthz", response_class=PlainTextResponse)
@@ -57,7 +91,40 @@ def health_routes(core: Core, self_metrics: Callable[[], SelfMetrics]) -> APIRou
         """Return the evaluator's own metrics and every verdict, for Prometheus."""
         return Response(exposition(self_metrics()), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @router.get("/api/v1/health")
+    async def health() -> HealthView:
+        """Return counts of received, dropped and rejected data, evaluation times, and the state of webhooks."""
+        now = time.time()
+        found = self_metrics()
+        return HealthView(
+            evaluated_at=core.evaluated_at,
+            tick_seconds=core.tick_seconds,
+            series=core.evaluator.series_count,
+            streams=core.evaluator.stream_count + sum(shard.streams for shard in core.shards),
+            points={labels["kc.outcome"]: int(value) for labels, value in found["kc.evaluator.points"]},
+            requests={
+                f"{labels['kc.transport']} {labels['kc.outcome']}": int(value)
+                for labels, value in found["kc.evaluator.requests"]
+            },
+            failures=dict(core.evaluator.faults.present),
+            streams_events=dict(core.evaluator.events),
+            invalid={
+                name: _by_reason(core.evaluator.invalid_input(name, now, contract.observability.window).values())
+                for name, contract in core.contracts.items()
+            },
+            listeners=core.listeners.view(core.contracts),
+            outbox=list(core.outbox.status()),
+            shards=core.shards,
+        )
+
     return router
+
+
+def _by_reason(pairs: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for found in pairs:
+        total.update(found)
+    return dict(sorted(total.items()))
 
 
 def shard_routes(core: Core) -> APIRouter:

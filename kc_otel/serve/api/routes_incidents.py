@@ -4,20 +4,93 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Response
+from pydantic import AfterValidator
 
+from kc_otel.contract.slices import ALL
 from kc_otel.judge.incidents.actions_taken import ActionTaken, actions_taken
-from kc_otel.judge.incidents.incident import Diagnosis, Incident, IncidentState
+from kc_otel.judge.incidents.incident import BrokenCell, Diagnosis, Incident, IncidentState
 from kc_otel.judge.verdict import Status
 from kc_otel.serve import people_orders as people
-from kc_otel.serve.api.people_input import ContractName, ordered, served_or_all
-from kc_otel.serve.api.people_views import DiagnosisRequest
-from kc_otel.serve.api.views import IncidentList, IncidentView
+from kc_otel.serve.api.people_input import (
+    ContractName,
+    Name,
+    Order,
+    Reason,
+    Signature,
+    View,
+    ordered,
+    served_or_all,
+    stated,
+)
 from kc_otel.serve.core import Core
 
 _MAX_CELLS: Final = 20
+
+
+class IncidentView(View):
+    """Something that is or was broken, since when, for whom, and what was done about it."""
+
+    id: str
+    """The same from the first breach to the end."""
+    contract: str
+    on: str
+    """Kind of fault, as escalation steps call it: fail, no-data, inconclusive, invalid-input."""
+    status: Status
+    state: IncidentState
+    """`contained` where the routers show that users are kept from all that is broken, or from what was and is not given
+    back."""
+    state_text: str
+    """The state as a sentence begins; it names routers that have not applied a route."""
+    headline: str
+    extents: list[tuple[str, str]]
+    """(clause, how bad it is where it is worst), the worst clause first."""
+    since: float
+    contained: float | None
+    """Unix time since when it is contained; null while it is not."""
+    until: float | None
+    """Unix time at which it was over; null while it lasts."""
+    growth: list[tuple[float, int]]
+    """(Unix time, slices that had been broken until then), for every minute that added some; `all` counts as one."""
+    grew: str
+    """The same in words; empty where it never grew."""
+    kernel_train: str
+    kernel_inference: str
+    clauses: list[str]
+    """Those that are broken still; all of them once none is."""
+    slices: list[str]
+    """Those where it is broken still; all of them once it is nowhere."""
+    cells: list[BrokenCell]
+    """The worst cells, each with its onset and its end. In a list of incidents: at most 20 of those broken still."""
+    more: int
+    """Cells beyond those."""
+    actions: list[ActionTaken]
+    diagnoses: list[Diagnosis]
+    """Findings about it, oldest first; `/api/v1/incidents/{id}/diagnoses/{evidence}` returns their evidence."""
+
+
+class IncidentList(View):
+    """Incidents: those that last, the most urgent first, then those that are over, newest first."""
+
+    at: float | None
+    """Unix time of the last evaluation; null before the first."""
+    incidents: list[IncidentView]
+
+
+class DiagnosisRequest(Order):
+    """Finding of locate or remedy about an incident."""
+
+    kind: Literal["locate", "remedy"]
+    text: Annotated[Reason, AfterValidator(stated)]
+    """Finding, on one line: it is shown on the page, in reports and in messages."""
+    evidence: dict[str, Any]
+    """Evidence of the finding; numbers that are not finite are written as text."""
+    by: Signature
+    """Person or program that found it."""
+    slice: Name = ALL
+    """The slice that was looked at."""
 
 
 def incident_routes(core: Core) -> APIRouter:
@@ -51,9 +124,7 @@ def incident_routes(core: Core) -> APIRouter:
     async def diagnose(id: str, request: DiagnosisRequest) -> Diagnosis:
         """Attach a finding of locate or remedy to an incident, also after it is over."""
         async with ordered(core):
-            return people.diagnose(
-                core, id, request.kind, request.slice, request.text, request.evidence, request.by, time.time()
-            )
+            return people.diagnose(core, id, **request.model_dump(), now=time.time())
 
     @router.get("/{id}/diagnoses/{evidence}", response_model=dict[str, Any])
     async def rests_on(id: str, evidence: str) -> Response:
@@ -79,26 +150,13 @@ def incident_views(core: Core, found: Sequence[Incident], *, whole: bool = False
 def _view(incident: Incident, actions: Iterable[ActionTaken], *, whole: bool) -> IncidentView:
     every = incident.cells if whole else incident.current
     cells = every if whole else every[:_MAX_CELLS]
-    return IncidentView(
-        id=incident.id,
-        contract=incident.contract,
-        on=incident.on,
+    return IncidentView.of(
+        incident,
         status=Status(incident.status),
-        state=incident.state,
-        state_text=incident.state_text,
-        headline=incident.headline,
-        extents=list(incident.extents),
-        since=incident.since,
         contained=incident.contained_at,
         until=incident.resolved_at,
-        growth=list(incident.growth),
         grew=incident.growth_text,
-        kernel_train=incident.kernel_train,
-        kernel_inference=incident.kernel_inference,
-        clauses=list(incident.clauses),
-        slices=list(incident.slices),
         cells=list(cells),
         more=len(every) - len(cells),
         actions=list(actions),
-        diagnoses=list(incident.diagnoses),
     )

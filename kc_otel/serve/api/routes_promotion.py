@@ -70,7 +70,7 @@ def _add_evidence(router: APIRouter, core: Core) -> None:
         """Return the evidence stored for a version's steps."""
         with _answered():
             found = core.promotions.evidence(contract, kernel)
-        views = [EvidenceView(id=row.id, at=row.at, what=row.what, checksum=row.record["checksum"]) for row in found]
+        views = [EvidenceView.of(row, checksum=row.record["checksum"]) for row in found]
         return EvidenceList(evidence=views)
 
     @router.get("/{contract}/{kernel}/evidence/{number}", response_model=None)
@@ -109,12 +109,11 @@ def _add_plan(router: APIRouter, core: Core) -> None:
             shares,
         )
         steps = [
-            StepView(
+            StepView.of(
+                step,
                 position=str(step.position),
                 seconds=step.seconds if step.seconds is not None and math.isfinite(step.seconds) else None,
                 never=step.seconds == math.inf,
-                slowest=step.slowest,
-                why=step.why,
             )
             for step in plan_steps(found, traffic)
         ]
@@ -139,16 +138,12 @@ def _view(core: Core, promotion: Promotion) -> PromotionView:
         next((position for position in path if position.rank > promotion.position.rank), None) if running else None
     )
     share = share_of(promotion)
-    return PromotionView(
-        contract=promotion.contract,
+    return PromotionView.of(
+        promotion,
         kernel=promotion.version,
-        status=promotion.status,
         position=str(promotion.position),
         stage=promotion.position.stage,
         share=1.0 if share is None else share,
-        entered=promotion.entered,
-        started=promotion.started,
-        attempt=promotion.attempt,
         windows=min(promotion.tally.passed, terms.windows),
         windows_needed=terms.windows,
         failed_windows=promotion.tally.failed,
@@ -156,14 +151,7 @@ def _view(core: Core, promotion: Promotion) -> PromotionView:
         next=None if following is None else str(following),
         next_share=None if following is None else following.share,
         path=[str(position) for position in path],
-        missing=list(promotion.missing),
         awaiting=promotion.awaiting or None,
-        hooked=promotion.hooked,
-        hold=promotion.hold,
-        approved=list(promotion.approved),
-        reason=promotion.reason,
-        seen_serving=promotion.seen_serving,
-        elsewhere=promotion.elsewhere,
     )
 
 

@@ -13,21 +13,109 @@ from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.kernel_names import kernel_names, stand_in, unlike_declared
 from kc_otel.judge.verdict import Cell, Status
-from kc_otel.serve.api.people_input import ContractName, served_or_all
-from kc_otel.serve.api.views import (
-    CellList,
-    CellView,
-    ClauseView,
-    ContractList,
-    ContractView,
-    EventList,
-    KernelView,
-    VerdictList,
-    kept_away,
-    view_of,
-)
+from kc_otel.serve.api.people_input import ContractName, View, served_or_all
+from kc_otel.serve.api.views import VerdictView, kept_away, view_of
 from kc_otel.serve.core import Core
 from kc_otel.serve.history import GLANCES
+from kc_otel.serve.store.policy_store import Event
+
+
+class VerdictList(View):
+    """The newest verdict of every cell."""
+
+    at: float | None
+    """Unix time of the last evaluation; null before the first."""
+    verdicts: list[VerdictView]
+
+
+class CellView(View):
+    """A cell: its verdict, since when, what fires, and its recent past."""
+
+    verdict: VerdictView
+    since: float
+    """Unix time since when the status is what it is."""
+    firing: list[str]
+    """Severities of the escalation steps that fire for this cell."""
+    history: list[tuple[float, float | None, float | None, float | None, int]]
+    """(time, estimate, lower, upper, status code) of recent evaluations, oldest first."""
+
+
+class CellList(View):
+    """Every cell."""
+
+    at: float | None
+    cells: list[CellView]
+
+
+class ClauseView(View):
+    """A clause as the contract states it."""
+
+    id: str
+    section: str
+    metric: str
+    statistic: str
+    limit: float
+    unit: str
+    per: str | None
+    slices: dict[str, float]
+    description: str
+    meaning: str
+    """The limit and the metric, explained in sentences."""
+
+
+class KernelView(View):
+    """A kernel version that has reported itself."""
+
+    role: str
+    """`train` or `inference`."""
+    version: str
+    """Short fingerprint."""
+    name: str
+    """As people call it; with the fields in which it differs from others that would be called alike."""
+    fields: dict[str, str]
+    last_seen: float
+    otherwise: list[str]
+    """Differences from the contract's declaration, while the kernel is among those seen last; and recorders of it that
+    fell silent without shutting down while others report."""
+
+
+class ContractView(View):
+    """A contract that this evaluator judges."""
+
+    name: str
+    version: int
+    hash: str
+    owner: str
+    description: str
+    clauses: list[ClauseView]
+    slices: dict[str, dict[str, Any]]
+    kernels: list[KernelView]
+    status: Status
+    """Worst status of its cells: INVALID_INPUT, then FAIL, NO_DATA, INCONCLUSIVE, and PASS."""
+    directives: dict[str, Any]
+    """Current requests of the escalation policy to trainers and gates."""
+    window: float
+    """Seconds of the short window."""
+    long_window: float
+    """Seconds of the long window."""
+    confidence: float
+    """Confidence of the intervals, such as 0.99."""
+    claims: list[str]
+    """Claims of a PASS, an interval and a FAIL, as sentences."""
+    runbook: str | None
+    """Location of the contract's runbook."""
+
+
+class ContractList(View):
+    """Every contract."""
+
+    contracts: list[ContractView]
+
+
+class EventList(View):
+    """Events, oldest first."""
+
+    events: list[Event]
 
 
 def verdict_routes(core: Core) -> APIRouter:
@@ -159,12 +247,9 @@ def _kernels(core: Core, contract: Contract) -> list[KernelView]:
         if kernel.role == "inference" and (said := core.silent_recorders(contract.name, kernel.version)[1])
     }
     return [
-        KernelView(
-            role=kernel.role,
-            version=kernel.version,
+        KernelView.of(
+            kernel,
             name=names[kernel.role, kernel.version],
-            fields=kernel.fields,
-            last_seen=kernel.last_seen,
             otherwise=[
                 *(unlike_declared(contract.kernels, kernel, current) if kernel in current else ()),
                 *([silent[kernel.version]] if kernel.role == "inference" and kernel.version in silent else ()),

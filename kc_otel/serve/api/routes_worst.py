@@ -11,8 +11,7 @@ from pydantic import BaseModel
 
 from kc_otel.contract.slices import ALL
 from kc_otel.recordings.worst_sequences import WorstSequence, read_worst
-from kc_otel.serve.api.people_input import SIGNER
-from kc_otel.serve.api.routes_past import find_clause
+from kc_otel.serve.api.people_input import SIGNER, find_clause
 from kc_otel.serve.core import Core
 
 _log: Final = logging.getLogger(__name__)

@@ -25,6 +25,7 @@ _HEADERS: Final = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
 }
 _TYPES: Final = {
     ".html": "text/html; charset=utf-8",

@@ -9,8 +9,9 @@ nothing is lost.
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
-from typing import ClassVar, Final, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Final
 
 from kc_otel.judge.otlp.request_errors import ThrottledError
 from kc_otel.judge.otlp.request_limits import Limits
@@ -37,22 +38,36 @@ class ByteBudget:
 
     Attributes:
         in_flight: Bytes that are held now.
+        most: The most that may be held.
+        most_with_long: The most that may be held once a long request is among it.
     """
 
     def __init__(self, limits: Limits, most: int | None = None) -> None:
         self.in_flight = 0
-        self._most = max(_MAX_IN_FLIGHT_BYTES, _LARGEST_REQUESTS * limits.max_bytes) if most is None else most
-        self._most_with_long = self._most - limits.max_bytes
+        self.most = max(_MAX_IN_FLIGHT_BYTES, _LARGEST_REQUESTS * limits.max_bytes) if most is None else most
+        self.most_with_long = self.most - limits.max_bytes
+        self.freed, self.next_long = asyncio.Event(), asyncio.Lock()
         self._retry_after = limits.retry_after
-        self._freed, self._next_long = asyncio.Event(), asyncio.Lock()
 
-    def held(self) -> HeldBytes:
-        """A context in which a request's bytes are counted."""
-        return HeldBytes(self)
+    @contextmanager
+    def held(self) -> Iterator[HeldBytes]:
+        """Count a request's bytes; all are given back at the end of the context."""
+        held = HeldBytes(self)
+        try:
+            yield held
+        finally:
+            held.give_back(held.size)
 
     def busy(self, message: str) -> BusyError:
         """The refusal, with the time after which to come back."""
         return BusyError(message, self._retry_after)
+
+
+class HeldBytes:
+    """Bytes held by one request."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget, self.size = budget, 0
 
     def add(self, size: int) -> None:
         """Hold bytes that have arrived.
@@ -60,7 +75,7 @@ class ByteBudget:
         Raises:
             BusyError: If there is no room for them.
         """
-        self._take(size, self._most)
+        self._take(size, self._budget.most)
 
     def reserve(self, size: int) -> None:
         """Hold bytes of a long request that may arrive.
@@ -68,7 +83,7 @@ class ByteBudget:
         Raises:
             BusyError: If there is no room for them.
         """
-        self._take(size, self._most_with_long)
+        self._take(size, self._budget.most_with_long)
 
     async def reserve_soon(self, size: int) -> None:
         """Wait for room for a long request, in the order in which they came, and hold it.
@@ -76,58 +91,27 @@ class ByteBudget:
         Raises:
             BusyError: If there is none in time.
         """
+        budget = self._budget
         try:
-            async with asyncio.timeout(_WAIT_SECONDS), self._next_long:
-                while self.in_flight + size > self._most_with_long:
-                    self._freed.clear()
-                    await self._freed.wait()
-                self.in_flight += size
+            async with asyncio.timeout(_WAIT_SECONDS), budget.next_long:
+                while budget.in_flight + size > budget.most_with_long:
+                    budget.freed.clear()
+                    await budget.freed.wait()
+                self._hold(size)
         except TimeoutError:
-            raise self.busy("there was no room for a request of this length; send again") from None
-
-    def give_back(self, size: int) -> None:
-        """Give bytes back to the budget."""
-        self.in_flight -= size
-        self._freed.set()
-
-    def _take(self, size: int, most: int) -> None:
-        if self.in_flight + size > most:
-            raise self.busy("the evaluator's limit on bytes in flight is reached; send again")
-        self.in_flight += size
-
-
-class HeldBytes:
-    """Bytes held by one request; all are released at the end of the context."""
-
-    __slots__ = ("_budget", "_size")
-
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget, self._size = budget, 0
-
-    def add(self, size: int) -> None:
-        """Add to the budget and to these bytes."""
-        self._budget.add(size)
-        self._size += size
-
-    def reserve(self, size: int) -> None:
-        """Reserve in the budget and add to these bytes."""
-        self._budget.reserve(size)
-        self._size += size
-
-    async def reserve_soon(self, size: int) -> None:
-        """Wait for room in the budget and add to these bytes."""
-        await self._budget.reserve_soon(size)
-        self._size += size
+            raise budget.busy("there was no room for a request of this length; send again") from None
 
     def give_back(self, size: int) -> None:
         """Hold less."""
-        self._size -= size
-        self._budget.give_back(size)
+        self.size -= size
+        self._budget.in_flight -= size
+        self._budget.freed.set()
 
-    def __enter__(self) -> Self:
-        """Begin without bytes."""
-        return self
+    def _take(self, size: int, most: int) -> None:
+        if self._budget.in_flight + size > most:
+            raise self._budget.busy("the evaluator's limit on bytes in flight is reached; send again")
+        self._hold(size)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Give all of it back."""
-        self.give_back(self._size)
+    def _hold(self, size: int) -> None:
+        self.size += size
+        self._budget.in_flight += size

@@ -91,6 +91,7 @@ async def serving_http(app: Any, sock: Listener, tls: Tls | None = None) -> Asyn
         app,
         http=cast("type[asyncio.Protocol]", partial(BoundedProtocol, answered=sock.answered)),
         ws="none",
+        lifespan="off",
         log_level="warning",
         access_log=False,
         proxy_headers=False,  # who sends is who is connected: a name in a header is anybody's to choose

@@ -86,13 +86,7 @@ class HttpReceiver:
         self._limits = taker.limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer an ASGI request."""
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
-        if scope["type"] != "http":
-            msg = f"{scope['type']} is not served here; OTLP/HTTP is plain POST requests"
-            raise RuntimeError(msg)
+        """Answer an HTTP request."""
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         media, began = headers.get("content-type", "").partition(";")[0].strip().lower(), time.perf_counter()
         extra: dict[str, str] = {}
@@ -186,11 +180,3 @@ async def _send(send: Send, status: int, message: Any, media: str, extra: Mappin
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body})
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

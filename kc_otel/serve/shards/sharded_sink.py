@@ -13,9 +13,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kc_otel.judge.otlp import request_errors
 from kc_otel.judge.otlp.request_errors import ReceiveError, ThrottledError
@@ -26,8 +26,11 @@ from kc_otel.judge.shard_state import ShardBatch, merge
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import NotKeptError
 from kc_otel.serve.shards.sender_routing import SenderRouting
-from kc_otel.serve.shards.shard import Refused, ShardReport, Stream
+from kc_otel.serve.shards.shard import Refused, ShardReport
 from kc_otel.serve.shards.shard_health import ShardHealth, ShardSeen
+
+if TYPE_CHECKING:
+    from kc_otel.serve.shards.ray_shards import RayShard
 
 _log: Final = logging.getLogger(__name__)
 _SHARD_WAIT_SECONDS: Final = 1.0
@@ -40,13 +43,6 @@ _SHARDS: Final = "shards"
 
 class ShardError(Exception):
     """Shards cannot be started or moved; the message says why. All is as it was."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Routed:
-    """An export by the shards that own its senders."""
-
-    parts: dict[int, bytes]
 
 
 @dataclass(slots=True)
@@ -66,7 +62,7 @@ class ShardedSink(ColumnSink):
         start: Starts the shard of a number.
     """
 
-    def __init__(self, core: Core, start: Callable[[int], ShardHandle]) -> None:
+    def __init__(self, core: Core, start: Callable[[int], RayShard]) -> None:
         self._core, self._start = core, start
         self._routing = SenderRouting()
         self._shards: list[_Shard] = []
@@ -75,9 +71,9 @@ class ShardedSink(ColumnSink):
         core.resize = self.resize
         core.evaluator.listen(time.time())  # while nobody listened, nobody was silent
 
-    def columns(self, body: bytes, limits: Limits) -> _Routed | None:  # noqa: ARG002 - shards hold them against it
+    def columns(self, body: bytes, limits: Limits) -> dict[int, bytes] | None:  # noqa: ARG002 - shards hold them against it
         """Split a serialized ExportMetricsServiceRequest by shard; the shards decode the points."""
-        return _Routed(self._routing.split(body, len(self._shards))) if self._open else None
+        return self._routing.split(body, len(self._shards)) if self._open else None
 
     async def metrics(self, request: Any) -> ExportResult:
         """Take an ExportMetricsServiceRequest, or its parts by shards.
@@ -86,15 +82,13 @@ class ShardedSink(ColumnSink):
             ReceiveError: If a shard does not take its part: all of it is to be sent again, and what another shard took
                 of it is known there.
         """
-        if not isinstance(request, _Routed):
-            request = _Routed(
-                self._routing.split(judged_metrics(request).SerializeToString(), max(len(self._shards), 1))
-            )
+        if not isinstance(request, dict):
+            request = self._routing.split(judged_metrics(request).SerializeToString(), max(len(self._shards), 1))
         at = time.time()
-        if len(request.parts) == 1:
-            [(shard, body)] = request.parts.items()
+        if len(request) == 1:
+            [(shard, body)] = request.items()
             return await self._take(shard, body, at)
-        parts = (self._take(shard, body, at) for shard, body in request.parts.items())
+        parts = (self._take(shard, body, at) for shard, body in request.items())
         taken = await asyncio.gather(*parts, return_exceptions=True)
         failed = [result for result in taken if isinstance(result, BaseException)]
         for error in sorted(failed, key=lambda error: not isinstance(error, ThrottledError)):
@@ -286,16 +280,6 @@ _ANSWER_SECONDS: Final = 8.0
 """Seconds within which a group has to be on the shard's disk; senders wait 10 s themselves."""
 
 
-class ShardHandle(Protocol):
-    """A `Shard`, wherever it runs. Whatever a call raises, it may have been done."""
-
-    def take(self, exports: Sequence[tuple[bytes, float]]) -> Awaitable[list[ExportResult | Refused]]: ...  # noqa: D102
-    def report(self, settled: int, now: float) -> Awaitable[ShardReport]: ...  # noqa: D102
-    def streams(self) -> Awaitable[list[Stream]]: ...  # noqa: D102
-    def adopt(self, streams: Iterable[Stream], settled: int) -> Awaitable[None]: ...  # noqa: D102
-    def stop(self) -> None: ...  # noqa: D102
-
-
 class _Waiting(NamedTuple):
     body: bytes
     at: float
@@ -314,7 +298,7 @@ class ShardLine:
         closed: Why nothing is to be sent to it; empty while it is.
     """
 
-    def __init__(self, number: int, handle: ShardHandle, answer: float = _ANSWER_SECONDS) -> None:
+    def __init__(self, number: int, handle: RayShard, answer: float = _ANSWER_SECONDS) -> None:
         self.number, self.handle = number, handle
         self.waiting = 0
         self.closed = ""

@@ -27,11 +27,9 @@ import httpx
 from kc_otel.serve.store.unit_of_work import StateError
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
 from kc_otel.serve.webhooks.formats import Outgoing, render
-from kc_otel.serve.webhooks.outbox import REFUSED, DeliveryState, Outbox, WebhookMessage
+from kc_otel.serve.webhooks.outbox import Outbox, WebhookMessage
 
 _log = logging.getLogger(__name__)
-_CLOCK_SET_SECONDS: Final = 60.0
-"""Seconds between two looks at the outbox by which two clocks do not come apart unless one is set."""
 _PORTS: Final = {"http": 80, "https": 443}
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 _6TO4: Final = ipaddress.IPv6Network("2002::/16")
@@ -56,7 +54,6 @@ class Dispatcher:
         endpoints: Endpoints by name. Messages to others stay in the outbox, and are logged once.
         client_factory: Makes the client of one endpoint.
         clock: Unix time, seconds.
-        steady: Seconds of a clock that nobody sets.
         turn: Makes the context in which the outbox is written.
         timeout: Longest time for one request from connecting to the answer's headers, seconds.
         poll: Longest pause between looks at the outbox, seconds; `wake` ends it.
@@ -69,7 +66,6 @@ class Dispatcher:
         *,
         client_factory: Callable[[], httpx.AsyncClient] = _default_client,
         clock: Callable[[], float] = time.time,
-        steady: Callable[[], float] = time.monotonic,
         turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
         timeout: float = 20.0,
         poll: float = 1.0,
@@ -79,8 +75,7 @@ class Dispatcher:
         self._outbox = outbox
         self._endpoints = dict(endpoints)
         self._client_factory = client_factory
-        self._clock, self._steady, self._turn = clock, steady, turn
-        self._ahead = clock() - steady()
+        self._clock, self._turn = clock, turn
         self._timeout = timeout
         self._poll = poll
         self._wake = asyncio.Event()
@@ -124,7 +119,6 @@ class Dispatcher:
     async def _start_due(self) -> int:
         started = 0
         try:
-            await self._follow_clock()
             if self._outbox.any_expired(self._clock()):
                 async with self._turn():
                     self._outbox.expire(self._clock())
@@ -144,14 +138,6 @@ class Dispatcher:
                 started += 1
         return started
 
-    async def _follow_clock(self) -> None:
-        """Follow a clock that was set: a message that has waited for a second is not too old because of the change."""
-        ahead = (now := self._clock()) - self._steady()
-        if abs(ahead - self._ahead) > _CLOCK_SET_SECONDS:
-            async with self._turn():
-                self._outbox.clock_moved(ahead - self._ahead, now)
-            self._ahead = ahead
-
     async def _attempt(self, lane: tuple[str, str], endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
         try:
             await self._deliver(endpoint, message)
@@ -163,70 +149,35 @@ class Dispatcher:
             self._lanes.pop(lane, None)
 
     async def _deliver(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> None:
-        """Send the requests that have no answer yet, one after the other, up to the first that has to be sent again."""
-        try:
-            requests = self._rendered(endpoint, message)
-        except Exception as unfit:  # noqa: BLE001 - a body that cannot be rendered is a failed attempt, never a lost lane
-            await self._failed(endpoint, message, f"{type(unfit).__name__}: {unfit}")
-            return
-        for request in requests[message.answered :]:
-            status, retry_after, error = await self._post(endpoint, request)
-            if status is not None and 200 <= status < 300:
-                async with self._turn():
-                    state = self._outbox.accepted(message.id, len(requests))
-                if state is not DeliveryState.WAITING:
-                    self.attempts[endpoint.name, state.value] += 1
-                continue
-            answered = await self._failed(
-                endpoint, message, error, status=status, retry_after=retry_after, requests=len(requests)
-            )
-            if not answered:
-                return
-
-    async def _failed(
-        self,
-        endpoint: WebhookEndpoint,
-        message: WebhookMessage,
-        error: str,
-        *,
-        status: int | None = None,
-        retry_after: float | None = None,
-        requests: int = 1,
-    ) -> bool:
-        """Write down what went wrong; returns whether the endpoint has judged the request, so that the next follows."""
+        status, retry_after, error = await self._post(endpoint, message)
+        accepted = status is not None and 200 <= status < 300
         async with self._turn():
-            state = self._outbox.failed(
-                message.id, self._clock(), error, status=status, retry_after=retry_after, requests=requests
-            )
+            if accepted:
+                state = self._outbox.accepted(message.id)
+            else:
+                state = self._outbox.failed(message.id, self._clock(), error, status=status, retry_after=retry_after)
         self.attempts[endpoint.name, state.value] += 1
-        _log.warning("webhook %s to %r is %s: %s", message.id, endpoint.name, state.value, error)
-        return status in REFUSED
+        if not accepted:
+            _log.warning("webhook %s to %r is %s: %s", message.id, endpoint.name, state.value, error)
 
-    def _rendered(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> tuple[Outgoing, ...]:
-        return render(
-            endpoint.format,
-            endpoint.url,
-            message.body,
-            message.id,
-            now=self._clock(),
-            secrets=endpoint.secrets,
-            key=endpoint.key,
-        )
-
-    async def _post(self, endpoint: WebhookEndpoint, request: Outgoing) -> tuple[int | None, float | None, str]:
+    async def _post(self, endpoint: WebhookEndpoint, message: WebhookMessage) -> tuple[int | None, float | None, str]:
         """Status and `Retry-After` of the answer, and what went wrong."""
         now = self._clock()
         client = self._clients.get(endpoint.name)
         if client is None:
             client = self._clients[endpoint.name] = self._client_factory()
         try:
+            request = render(
+                endpoint.format, endpoint.url, message.body, message.id,
+                now=now, secrets=endpoint.secrets, key=endpoint.key,
+            )  # fmt: skip
             async with asyncio.timeout(self._timeout):
                 status, asked = await _sent(client, endpoint, request)
         except TimeoutError:
             return None, None, f"no answer within {self._timeout:g} s"
         except AddressError as error:
             return None, None, str(error)
-        except Exception as error:  # noqa: BLE001 - whatever a client raises is a failed attempt, never a lost lane
+        except Exception as error:  # noqa: BLE001 - whatever is raised is a failed attempt, never a lost lane
             said = str(error).replace(endpoint.url, "the endpoint")
             return None, None, f"{type(error).__name__}: {said}" if said else type(error).__name__
         return status, retry_after_seconds(asked, now), f"HTTP {status}"

@@ -26,11 +26,10 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from kc_otel.client.signing import Secret, SecretError
+from kc_otel.serve.watched_files import WatchedFiles
 from kc_otel.serve.webhooks.formats import Format
 
 _log: Final = logging.getLogger(__name__)
-_CREDENTIALS_LOOK_SECONDS: Final = 5.0
-"""Seconds between two looks at the credential files."""
 _TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 _FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
 
@@ -53,7 +52,7 @@ class WebhookEndpoint:
         allow_private: Whether the address may be loopback, link-local or of a private network.
 
     Raises:
-        WebhookEndpointError: If the URL is not valid, or a credential that the format needs is missing.
+        WebhookEndpointError: If the URL or the header is not valid.
     """
 
     name: str
@@ -72,10 +71,6 @@ class WebhookEndpoint:
             valid = False
         if not valid or any(character.isspace() for character in self.url):
             raise WebhookEndpointError(f"endpoint {self.name!r}: the URL is not valid; write https://host/path")
-        if self.format is Format.KERNEL_CONTRACT and not self.secrets:
-            raise WebhookEndpointError(f"endpoint {self.name!r}: there is no secret to sign with")
-        if self.format is Format.PAGERDUTY and not self.key:
-            raise WebhookEndpointError(f"endpoint {self.name!r}: there is no routing key")
         if not (self.authorization.isascii() and self.authorization.isprintable()):
             raise WebhookEndpointError(
                 f"endpoint {self.name!r}: the Authorization header has characters that a header cannot contain"
@@ -110,12 +105,6 @@ def endpoints_from_env(names: Iterable[str], environ: Mapping[str, str]) -> dict
     if problems:
         raise WebhookEndpointError("webhook endpoints are not configured: " + "; ".join(problems))
     return endpoints
-
-
-def credential_files(names: Iterable[str], environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The files that the named endpoints' credentials are read from."""
-    variables = (f"{_prefix(name)}_{what}_FILE" for name in sorted(set(names)) for what in ("SECRET", "AUTHORIZATION"))
-    return tuple(Path(path) for variable in variables if (path := environ.get(variable)))
 
 
 def _prefix(name: str) -> str:
@@ -187,32 +176,26 @@ def _flag(variable: str, environ: Mapping[str, str]) -> bool:
 
 
 class Rotation:
-    """Looks at the endpoints' credential files every few seconds.
+    """Looks at the endpoints' credential files.
 
     Args:
         names: Names of the endpoints.
         environ: Where they are configured.
-        now: Monotonic seconds.
     """
 
-    def __init__(self, names: Iterable[str], environ: Mapping[str, str], now: float) -> None:
-        self._names = tuple(names)
+    def __init__(self, names: Iterable[str], environ: Mapping[str, str]) -> None:
+        self._names = sorted(set(names))
         self._environ = environ
-        self._looked = now
-        self._seen = self._stamps()
+        variables = (f"{_prefix(name)}_{what}_FILE" for name in self._names for what in ("SECRET", "AUTHORIZATION"))
+        self._files = WatchedFiles(Path(path) for variable in variables if (path := environ.get(variable)))
 
-    def renewed(self, now: float) -> dict[str, WebhookEndpoint] | None:
+    def renewed(self) -> dict[str, WebhookEndpoint] | None:
         """The endpoints as they are configured now, where a file has changed since the last look; None otherwise.
 
         While the new content is wrong, what was there before stays in force.
         """
-        if now - self._looked < _CREDENTIALS_LOOK_SECONDS:
+        if not self._files.changed():
             return None
-        self._looked = now
-        stamps = self._stamps()
-        if stamps == self._seen:
-            return None
-        self._seen = stamps
         try:
             endpoints = endpoints_from_env(self._names, self._environ)
         except WebhookEndpointError as error:
@@ -220,14 +203,3 @@ class Rotation:
             return None
         _log.info("webhook credentials were read again")
         return endpoints
-
-    def _stamps(self) -> dict[Path, tuple[int, int, int] | None]:
-        return {path: _stamp(path) for path in credential_files(self._names, self._environ)}
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size

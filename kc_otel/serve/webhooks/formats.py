@@ -1,4 +1,4 @@
-"""Turn a stored body into the HTTP requests of an endpoint's format, with credentials.
+"""Turn a stored body into the HTTP request of an endpoint's format, with credentials.
 
 | format          | what is sent                                        | credential                    |
 | --------------- | --------------------------------------------------- | ----------------------------- |
@@ -54,8 +54,8 @@ def render(
     now: float,
     secrets: tuple[Secret, ...] = (),
     key: str = "",
-) -> tuple[Outgoing, ...]:
-    """The requests of one message: the same ones in the same order at every attempt.
+) -> Outgoing:
+    """The request of one message: the same at every attempt, but for the time.
 
     Args:
         format: Body format of the receiver.
@@ -67,25 +67,16 @@ def render(
         key: Routing key of `pagerduty`.
     """
     if format is Format.KERNEL_CONTRACT:
-        return (Outgoing(url, sign(secrets, message_id, stored, now=now), stored),)
+        return Outgoing(url, sign(secrets, message_id, stored, now=now), stored)
     body: dict[str, Any] = json.loads(stored)
+    said: Any
     if format is Format.ALERTMANAGER:
-        return (_json(_alertmanager_url(url), alertmanager_alerts(body, now)),)
-    if format is Format.PAGERDUTY:
-        return tuple(_json(url, event) for event in pagerduty_events(body, key))
-    return (_json(url, slack_message(body)),)
-
-
-def _json(url: str, value: Any) -> Outgoing:
-    return Outgoing(url, {}, json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode())
-
-
-def _alertmanager_url(url: str) -> str:
-    """The API's path where only the server is named."""
-    parts = urlsplit(url)
-    if parts.path.rstrip("/").endswith("/api/v2/alerts"):
-        return url
-    return urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/api/v2/alerts"))
+        parts = urlsplit(url)  # the API's path where only the server is named
+        path = parts.path.rstrip("/").removesuffix("/api/v2/alerts") + "/api/v2/alerts"
+        url, said = urlunsplit(parts._replace(path=path)), alertmanager_alerts(body, now)
+    else:
+        said = pagerduty_event(body, key) if format is Format.PAGERDUTY else slack_message(body)
+    return Outgoing(url, {}, json.dumps(said, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode())
 
 
 _ENDS_IN: Final = timedelta(minutes=5)
@@ -122,50 +113,43 @@ _MAX_CELLS: Final = 50
 _SEVERITIES: Final = ("critical", "warning", "info")
 
 
-def pagerduty_events(body: Mapping[str, Any], routing_key: str) -> list[dict[str, Any]]:
-    """The events of a stored body.
+def pagerduty_event(body: Mapping[str, Any], routing_key: str) -> dict[str, Any]:
+    """The event of a stored body.
 
-    One for each message, with the incident's `dedup_key` from start to end. An update is another `trigger` under the
-    same key: PagerDuty adds it to the open incident and pages nobody again. A body without an incident becomes an event
-    for each alert.
+    Its `dedup_key` is that of the incident from start to end, or of the alert where there is no incident. An update is
+    another `trigger` under the same key: PagerDuty adds it to the open incident and pages nobody again.
     Source: PagerDuty developer documentation, "Events API v2: send an alert event".
     """
-    contract = body["kernelContract"]
-    if contract["incident"] is not None:
-        return [_incident_event(body, contract["incident"], routing_key)]
-    return [
-        _alert_event(alert, cell, contract["name"], routing_key)
-        for alert, cell in zip(body["alerts"], contract["cells"], strict=True)
-    ]
-
-
-def _incident_event(body: Mapping[str, Any], incident: Mapping[str, Any], routing_key: str) -> dict[str, Any]:
-    contract = body["kernelContract"]
+    contract, alert, cell = body["kernelContract"], body["alerts"][0], body["kernelContract"]["cells"][0]
+    incident = contract["incident"]
     event: dict[str, Any] = {
         "routing_key": routing_key,
         "event_action": "trigger" if body["status"] == "firing" else "resolve",
-        "dedup_key": f"kc-otel/{contract['name']}/{incident['id']}",
+        "dedup_key": f"kc-otel/{contract['name']}/{alert['fingerprint'] if incident is None else incident['id']}",
     }
     if body["status"] == "resolved":
         return event
+    if incident is None:
+        link, kernel, since = (alert["generatorURL"], "cell"), cell["kernels"]["inference"], alert["startsAt"]
+        summary = alert["annotations"]["summary"]
+        details = {"description": alert["annotations"]["description"], **cell}
+    else:
+        link, kernel, since = (incident["url"], "incident"), incident["kernels"]["inference"], incident["since"]
+        summary = _summary(contract, incident)
+        names = ("done", "state_text", "extents", "grew", "slices", "kernels", "diagnoses", "alerts")
+        details = {"next": contract["next"], **{name: incident[name] for name in names}}
+        details |= {"evidence": contract["evidence"], "cells": contract["cells"][:_MAX_CELLS]}
     severities = {cell["step"]["severity"] for cell in contract["cells"]}
-    runbook = body["alerts"][0]["annotations"].get("runbook_url", "")
-    links = [(incident["url"], "incident"), (runbook, "runbook")]
-    details = {
-        name: incident[name]
-        for name in ("done", "state_text", "extents", "grew", "slices", "kernels", "diagnoses", "alerts")
-    }
+    links = [link, (alert["annotations"].get("runbook_url", ""), "runbook")]
     return event | {
         "payload": {
-            "summary": _summary(contract, incident),
-            "source": incident["kernels"]["inference"] or contract["name"],
+            "summary": summary[:_SUMMARY],
+            "source": kernel or contract["name"],
             "severity": next(severity for severity in _SEVERITIES if severity in severities),
-            "timestamp": incident["since"],
+            "timestamp": since,
             "group": contract["name"],
-            "class": contract["cells"][0]["clause"],
-            "custom_details": {"next": contract["next"]}
-            | details
-            | {"evidence": contract["evidence"], "cells": contract["cells"][:_MAX_CELLS]},
+            "class": cell["clause"],
+            "custom_details": details,
         },
         "client": "kc-otel",
         "links": [{"href": href, "text": text} for href, text in links if href],
@@ -177,36 +161,10 @@ def _summary(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
     since = f"since {incident['since'][:16].replace('T', ' ')} UTC"
     done = [f"Done: {'; '.join(incident['done'])}."] if incident["done"] else []
     parts = (f"{contract['name']}:", contract["impact"], f"{incident['headline']}, {since}.", *done)
-    return " ".join(filter(None, parts))[:_SUMMARY]
+    return " ".join(filter(None, parts))
 
 
-def _alert_event(alert: Mapping[str, Any], cell: Mapping[str, Any], contract: str, routing_key: str) -> dict[str, Any]:
-    event: dict[str, Any] = {
-        "routing_key": routing_key,
-        "event_action": "trigger" if alert["status"] == "firing" else "resolve",
-        "dedup_key": f"kc-otel/{contract}/{alert['fingerprint']}",
-    }
-    if alert["status"] == "resolved":
-        return event
-    links = [(alert["generatorURL"], "cell"), (alert["annotations"].get("runbook_url", ""), "runbook")]
-    return event | {
-        "payload": {
-            "summary": alert["annotations"]["summary"][:_SUMMARY],
-            "source": cell["kernels"]["inference"] or contract,
-            "severity": cell["step"]["severity"],
-            "timestamp": alert["startsAt"],
-            "component": cell["slice"],
-            "group": contract,
-            "class": cell["clause"],
-            "custom_details": {"description": alert["annotations"]["description"], **cell},
-        },
-        "client": "kc-otel",
-        "links": [{"href": href, "text": text} for href, text in links if href],
-    }
-
-
-_COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4"}
-_RESOLVED: Final = "#2ca02c"
+_COLORS: Final = {"critical": "#d62728", "warning": "#ff9f1c", "info": "#1f77b4", "resolved": "#2ca02c"}
 _SECTION: Final = 3000
 """Characters that Slack takes in a section."""
 _WORDS: Final = {
@@ -216,82 +174,56 @@ _WORDS: Final = {
     "rolled-back": "Rolled back",
     "unfollowed": "No longer followed",
 }
-_MAX_ATTACHMENTS: Final = 20
-"""Attachments beyond this many make a message that nobody reads; Slack refuses more than 100."""
+_MAX_EXTENTS: Final = 20
+"""Clauses beyond this many make a message that nobody reads."""
 
 
 def slack_message(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The message of a stored body: an incident in blocks, or an attachment for each alert where there is none.
+    """The message of a stored body, in blocks: about its incident, or about its alerts where there is none.
 
     For Slack's incoming webhooks, and for Mattermost, Rocket.Chat and Discord (`/slack`), which read the same.
 
     Source: Slack API documentation, "Sending messages using incoming webhooks", "Block Kit", "Legacy secondary
     attachments", "Formatting text for app surfaces".
     """
-    if body["kernelContract"]["incident"] is not None:
-        return _incident_message(body, body["kernelContract"]["incident"])
-    alerts, cells = body["alerts"], body["kernelContract"]["cells"]
-    text = alerts[0]["annotations"]["summary"]
-    if len(alerts) > 1:
-        text += f", and {len(alerts) - 1} more"
-    attachments = [_attachment(alert, cell) for alert, cell in zip(alerts[:_MAX_ATTACHMENTS], cells, strict=False)]
-    return {"text": _escaped(f"[{body['status']}] {text}"), "attachments": attachments}
+    contract, alert = body["kernelContract"], body["alerts"][0]
+    incident = contract["incident"]
+    if incident is None:
+        link = alert["generatorURL"], "Cell"
+        title = f"[{body['status']}] {alert['annotations']['summary']}"
+        title += f", and {len(body['alerts']) - 1} more" * (len(body["alerts"]) > 1)
+        told = [_escaped(alert["annotations"]["description"])]
+    else:
+        word = _WORDS.get(contract["reason"], incident["state_text"])
+        link = incident["url"], "Incident"
+        title = f"{word}: {contract['name']}: {contract['impact'] or incident['headline']}"
+        told = _of_incident(contract, incident)
+    links = [link, (alert["annotations"].get("runbook_url", ""), "Runbook")]
+    told.append(" · ".join(f"<{_escaped(href)}|{text}>" for href, text in links if href))
+    if incident is not None:
+        extents = incident["extents"][:_MAX_EXTENTS] if body["status"] == "firing" else ()
+        told.append("\n".join(map(_escaped, extents)))
+        told.append("\n".join(f"*{entry['kind']}*: {_escaped(entry['text'])}" for entry in incident["diagnoses"]))
+    blocks = [_section(text) for text in (f"*{_escaped(title)}*", *told) if text]
+    if facts := [_escaped(text) for text in (contract["evidence"], contract.get("links", "")) if text]:
+        blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " ".join(facts)}]})
+    severity = "resolved" if body["status"] == "resolved" else contract["cells"][0]["step"]["severity"]
+    attachment = {"color": _COLORS[severity], "fallback": _escaped(title), "blocks": blocks}
+    return {"text": _escaped(title), "attachments": [attachment]}
 
 
-def _incident_message(body: Mapping[str, Any], incident: Mapping[str, Any]) -> dict[str, Any]:
-    contract, reason = body["kernelContract"], body["kernelContract"]["reason"]
-    word = _WORDS.get(reason, incident["state_text"])
-    title = f"{word}: {contract['name']}: {contract['impact'] or incident['headline']}"
+def _of_incident(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> list[str]:
+    """Where an incident is and since when, what was done, and what to do now."""
     since = int(datetime.fromisoformat(incident["since"]).timestamp())
     onset = f"Since <!date^{since}^{{time}} on {{date_short}}|{incident['since']}>"
     onset += f"; it grew: {_escaped(incident['grew'])}" if incident["grew"] else ""
-    facts = [_escaped(contract["evidence"])] if contract["evidence"] else []
-    facts += [_escaped(note)] if (note := contract.get("links", "")) else []
-    links = [(incident["url"], "Incident"), (body["alerts"][0]["annotations"].get("runbook_url", ""), "Runbook")]
-    shown = " · ".join(f"<{_escaped(href)}|{text}>" for href, text in links if href)
-    lines = [_escaped(extent) for extent in incident["extents"][:_MAX_ATTACHMENTS]]
-    severity = "resolved" if body["status"] == "resolved" else contract["cells"][0]["step"]["severity"]
-    blocks: list[dict[str, Any]] = [_section(f"*{_escaped(title)}*")]
     where = f"{_escaped(incident['headline'])}. " if contract["impact"] else ""
-    blocks.append(_section(where + onset))
-    if incident["done"]:
-        blocks.append(_section("*Done*: " + "; ".join(map(_escaped, incident["done"]))))
-    if contract["next"]:
-        blocks.append(_section(_escaped(contract["next"]).replace("Now:", "*Now*:", 1)))
-    if shown:
-        blocks.append(_section(shown))
-    if lines and body["status"] == "firing":
-        blocks.append(_section("\n".join(lines)))
-    if found := [f"*{entry['kind']}*: {_escaped(entry['text'])}" for entry in incident["diagnoses"]]:
-        blocks.append(_section("\n".join(found)))
-    if facts:
-        blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " ".join(facts)}]})
-    color = _RESOLVED if severity == "resolved" else _COLORS[severity]
-    return {"text": _escaped(title), "attachments": [{"color": color, "fallback": _escaped(title), "blocks": blocks}]}
+    done = "*Done*: " * bool(incident["done"]) + "; ".join(map(_escaped, incident["done"]))
+    return [where + onset, done, _escaped(contract["next"]).replace("Now:", "*Now*:", 1)]
 
 
 def _section(text: str) -> dict[str, Any]:
     return {"type": "section", "text": {"type": "mrkdwn", "text": text[:_SECTION]}}
-
-
-def _attachment(alert: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
-    annotations, resolved = alert["annotations"], alert["status"] == "resolved"
-    fields = {
-        "Slice": cell["slice"],
-        "Severity": cell["step"]["severity"],
-        "Inference kernel": cell["kernels"]["inference"] or "none has reported",
-        "Verdict": cell["verdict"],
-    }
-    attachment = {
-        "color": _RESOLVED if resolved else _COLORS[cell["step"]["severity"]],
-        "fallback": _escaped(annotations["summary"]),
-        "title": _escaped(annotations["summary"]),
-        "text": _escaped(annotations["description"]),
-        "fields": [{"title": title, "value": _escaped(value), "short": True} for title, value in fields.items()],
-        "ts": int(datetime.fromisoformat(alert["endsAt"] if resolved else alert["startsAt"]).timestamp()),
-    }
-    link = alert["generatorURL"] or annotations.get("runbook_url", "")
-    return {**attachment, "title_link": link} if link else attachment
 
 
 def _escaped(text: str) -> str:

@@ -2,8 +2,7 @@
 
 A message is written in the transaction that caused it and leaves only when its endpoint has answered 2xx, so a crash at
 any point can send it twice, under the same id, but never lose it. A lane is one contract's messages to one endpoint:
-only the oldest waiting message of a lane is ever due, and lanes do not wait for each other. Where a message takes
-several requests, each answer is stored: an accepted message is not sent again.
+only the oldest waiting message of a lane is ever due, and lanes do not wait for each other.
 
 Meaning of an answer (Standard Webhooks 1.0.0, "Delivery success and failure", except where noted):
 
@@ -11,15 +10,13 @@ Meaning of an answer (Standard Webhooks 1.0.0, "Delivery success and failure", e
 | ------------------- | --------------------------------------------------------------------------------------------- |
 | 2xx                 | delivered                                                                                     |
 | 410                 | the endpoint is disabled until a person enables it; its messages wait, and expire             |
-| 400, 413, 415, 422  | refused: the receiver judged this request, not the moment, and it must not block the lane; the |
-|                     | message's other requests are sent, and it is then parked                                      |
+| 400, 413, 415, 422  | parked: the receiver judged this request, not the moment, and it must not block the lane      |
 | 429, 503            | retried; a `Retry-After` holds every lane of the endpoint                                     |
 | anything else       | retried: 3xx, 401, 403 and 404 are often a deployment or a rotation under way                 |
 
 The fourth line is ours: the specification retries every failure, but with messages in order one that can never be
 accepted would hold back every later page. Retries wait a random time up to `base * 2^attempts`, at most `cap` (full
-jitter), where attempts are those since the last answer that accepted or refused. A message that is not delivered within
-`expire_after` is parked too. Parked messages stay visible and can be sent again.
+jitter). A message that is not delivered within `expire_after` is parked too. Parked messages stay visible.
 """
 
 from __future__ import annotations
@@ -47,9 +44,7 @@ _TABLES = (
         attempts INTEGER NOT NULL DEFAULT 0,
         tried REAL NOT NULL,
         pause REAL NOT NULL DEFAULT 0,
-        error TEXT NOT NULL DEFAULT '',
-        answered INTEGER NOT NULL DEFAULT 0,
-        refused INTEGER NOT NULL DEFAULT 0
+        error TEXT NOT NULL DEFAULT ''
     ) STRICT""",
     "CREATE INDEX IF NOT EXISTS outbox_waiting ON outbox (endpoint, contract, seq) WHERE state = 'waiting'",
     "CREATE INDEX IF NOT EXISTS outbox_finished ON outbox (state, seq) WHERE state <> 'waiting'",
@@ -61,8 +56,8 @@ _TABLES = (
         pause REAL NOT NULL DEFAULT 0
     ) STRICT""",
 )
-_COLUMNS: Final = "seq, id, endpoint, contract, body, created, state, attempts, error, answered"
-REFUSED: Final = frozenset({400, 413, 415, 422})
+_COLUMNS: Final = "seq, id, endpoint, contract, body, created, state, attempts, error"
+_REFUSED_STATUSES: Final = frozenset({400, 413, 415, 422})
 """Statuses with which a receiver judges a request, and not the moment."""
 _GONE_STATUS: Final = 410
 _THROTTLED_STATUSES: Final = frozenset({429, 503})
@@ -88,9 +83,8 @@ class WebhookMessage:
         body: The bytes that are sent.
         created: Unix time of enqueueing, seconds.
         state: waiting, delivered or parked.
-        attempts: Failed attempts since it was enqueued or last made progress.
+        attempts: Failed attempts.
         error: Error of the last failed attempt.
-        answered: How many of its requests the endpoint has accepted or refused; none of them is sent again.
     """
 
     seq: int
@@ -102,7 +96,6 @@ class WebhookMessage:
     state: DeliveryState
     attempts: int
     error: str
-    answered: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,24 +154,11 @@ class Outbox:
         for statement in _TABLES:
             connection.execute(statement)
 
-    def enqueue(self, endpoint: str, contract: str, body: bytes, now: float, *, id: str | None = None) -> str:
-        """Write a message; it is due at once.
-
-        Args:
-            endpoint: Name of the endpoint.
-            contract: metadata.name.
-            body: The bytes to send.
-            now: Unix time, seconds.
-            id: `webhook-id`; a random one when None. A message whose id is already there is not written again, so an
-                id made from what happened makes enqueueing idempotent.
-
-        Returns:
-            The id.
-        """
-        message_id = id or f"msg_{secrets.token_hex(16)}"
+    def enqueue(self, endpoint: str, contract: str, body: bytes, now: float) -> str:
+        """Write a message, which is due at once, and return its id."""
+        message_id = f"msg_{secrets.token_hex(16)}"
         self._connection.execute(
-            "INSERT INTO outbox (id, endpoint, contract, body, created, tried) VALUES (?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (id) DO NOTHING",
+            "INSERT INTO outbox (id, endpoint, contract, body, created, tried) VALUES (?, ?, ?, ?, ?, ?)",
             (message_id, endpoint, contract, body, now, now),
         )
         return message_id
@@ -209,14 +189,10 @@ class Outbox:
         )
         return tuple(_message(row) for row in rows)
 
-    def accepted(self, message_id: str, requests: int = 1) -> DeliveryState:
-        """Note that the endpoint accepted the message's next request.
-
-        Returns:
-            State of the message: it waits for its other requests, is delivered, or is parked if any was refused.
-        """
+    def accepted(self, message_id: str) -> DeliveryState:
+        """Note that the endpoint accepted the message. Returns its state: parked if it expired meanwhile."""
         with unit_of_work(self._connection):
-            return self._answered(message_id, requests, refused=0, error="")
+            return self._finished(message_id, DeliveryState.DELIVERED)
 
     def failed(
         self,
@@ -226,9 +202,8 @@ class Outbox:
         *,
         status: int | None = None,
         retry_after: float | None = None,
-        requests: int = 1,
     ) -> DeliveryState:
-        """Note that the message's next request failed.
+        """Note that an attempt failed.
 
         Args:
             message_id: Which message.
@@ -236,15 +211,14 @@ class Outbox:
             error: Description for people; it must hold no secret.
             status: HTTP status of the answer; None when there was none.
             retry_after: The answer's `Retry-After`, seconds.
-            requests: How many requests the message takes.
 
         Returns:
             State of the message: it waits, or is parked.
         """
         asked = min(max(0.0, retry_after or 0.0), self._cap)
         with unit_of_work(self._connection):
-            if status in REFUSED:
-                return self._answered(message_id, requests, refused=1, error=error)
+            if status in _REFUSED_STATUSES:
+                return self._finished(message_id, DeliveryState.PARKED, error)
             row = self._connection.execute(
                 "SELECT endpoint, attempts FROM outbox WHERE id = ? AND state = 'waiting'", (message_id,)
             ).fetchone()
@@ -272,23 +246,13 @@ class Outbox:
                 )
         return DeliveryState.WAITING
 
-    def _answered(self, message_id: str, requests: int, *, refused: int, error: str) -> DeliveryState:
-        """Write down the endpoint's judgement of one request; the last one decides what becomes of the message."""
-        row = self._connection.execute(
-            "UPDATE outbox SET answered = answered + 1, refused = refused + :refused, attempts = 0, pause = 0,"
-            " error = CASE WHEN :error = '' AND refused THEN error ELSE :error END WHERE id = :id AND state = 'waiting'"
-            " RETURNING answered, refused, error",
-            {"id": message_id, "refused": refused, "error": error},
-        ).fetchone()
-        if row is None:  # it expired while the attempt was under way
+    def _finished(self, message_id: str, state: DeliveryState, error: str = "") -> DeliveryState:
+        waited = self._connection.execute(
+            "UPDATE outbox SET state = ?, error = ? WHERE id = ? AND state = 'waiting'",
+            (state.value, error, message_id),
+        ).rowcount
+        if not waited:  # it expired while the attempt was under way
             return DeliveryState.PARKED
-        answered, refusals, said = row
-        if answered < requests:
-            return DeliveryState.WAITING
-        state = DeliveryState.PARKED if refusals else DeliveryState.DELIVERED
-        if refusals and requests > 1:
-            said = f"{refusals} of {requests} requests were refused; the last one with {said}"
-        self._connection.execute("UPDATE outbox SET state = ?, error = ? WHERE id = ?", (state.value, said, message_id))
         self._trim(state)
         return state
 
@@ -309,13 +273,6 @@ class Outbox:
             if expired:
                 self._trim(DeliveryState.PARKED)
         return expired
-
-    def clock_moved(self, seconds: float, now: float) -> None:
-        """Adjust for a clock set ahead by `seconds`, or back, to `now`: waiting messages are no older for that."""
-        with unit_of_work(self._connection):
-            self._connection.execute(
-                "UPDATE outbox SET created = min(created + ?, ?) WHERE state = 'waiting'", (max(seconds, 0.0), now)
-            )
 
     def enable(self, endpoint: str) -> None:
         """Send to an endpoint again after it answered 410."""
@@ -360,6 +317,6 @@ class Outbox:
         )
 
 
-def _message(row: tuple[int, str, str, str, bytes, float, str, int, str, int]) -> WebhookMessage:
-    seq, id, endpoint, contract, body, created, state, attempts, error, answered = row
-    return WebhookMessage(seq, id, endpoint, contract, body, created, DeliveryState(state), attempts, error, answered)
+def _message(row: tuple[int, str, str, str, bytes, float, str, int, str]) -> WebhookMessage:
+    state = DeliveryState(row[6])
+    return WebhookMessage(*row[:6], state, *row[7:])

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from kc_otel.client.router import Router
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, Pin
-from kc_otel.judge.decisions.table import apply, forget, kept_since, pin, remove_canary, set_canary
+from kc_otel.judge.decisions.table import apply, changed, kept_since, pin
 
 TRAIN, INFERENCE = "train-kernel", "inference-kernel"
 WEIGHTS = st.floats(0.0, 1.0)
@@ -25,10 +25,7 @@ def canary(weight, slice="all", version="inferB", until=None, contract="policy-7
 
 def table_of(*canaries):
     """A table with these canaries."""
-    table = DecisionTable()
-    for item in canaries:
-        table = set_canary(table, item)
-    return table
+    return changed(DecisionTable(), 1.0, canaries=canaries)
 
 
 def chosen(router, key, where=(), version="inferB"):
@@ -183,35 +180,3 @@ def test_a_canary_serves_nothing_while_nobody_watches_it():
     assert {chosen(router, key) for key in keys} == {TRAIN}
     router._touch()
     assert {chosen(router, key) for key in keys} == {TRAIN, INFERENCE}
-
-
-def test_setting_again_replaces_and_removing_lifts():
-    """One canary for each contract, slice and version; the table's version counts changes only."""
-    table = table_of(canary(0.01), canary(0.05), canary(0.2, "code"), canary(0.3, version="inferC"))
-    assert [(share.slice, share.version, share.weight) for share in table.canaries] == [
-        ("all", "inferB", 0.05), ("all", "inferC", 0.3), ("code", "inferB", 0.2),
-    ]  # fmt: skip
-    assert set_canary(table, canary(0.05)) is table
-    assert remove_canary(table, "policy-7b", "inferZ", now=9.0) is table
-    removed = remove_canary(table, "policy-7b", "inferB", "code", now=9.0)
-    assert (removed.version, removed.at, len(removed.canaries)) == (table.version + 1, 9.0, 2)
-    assert [share.version for share in remove_canary(table, "policy-7b", "inferB", now=9.0).canaries] == ["inferC"]
-    assert forget(table, "policy-7b", 9.0).canaries == ()
-    assert forget(table, "other", 9.0) is table
-
-
-@pytest.mark.parametrize(
-    ("wanted", "said"),
-    [
-        (canary(1.5), r"weight: 1\.5 is not a share"),
-        (canary(-0.1), "weight: -0.1"),
-        (canary(float("nan")), "weight: nan"),
-        (canary(0.1, version=" "), "version: it is empty"),
-        (Canary("c", "all", "v", 0.1, "", 1.0), "reason: it is empty"),
-        (canary(0.1, until=0.5), "until: lies before since"),
-    ],
-)
-def test_a_canary_that_says_too_little_is_refused(wanted, said):
-    """Share, version, reason, end."""
-    with pytest.raises(ValueError, match=said):
-        set_canary(DecisionTable(), wanted)

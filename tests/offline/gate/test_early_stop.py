@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,7 @@ from kc_otel.contract.load import load_text
 from kc_otel.judge.promotion.stages import GateOutcome
 from kc_otel.judge.statistics import clause_interval
 from kc_otel.judge.typical_sizes import typical_size
-from kc_otel.offline.gate.early_stop import decides, stops_after
-from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, gate_recordings
+from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, decides, gate_recordings, looks
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
 from kc_otel.stats import Binned
@@ -45,6 +46,17 @@ def recording(drift):
     return Recording(q + np.log1p(-np.minimum(drift, 0.999)), q, np.ones(drift.size, dtype=np.int64), tasks)
 
 
+def stops_after(made, found):
+    """Sequences after which a gate would have stopped; None for no such place."""
+    whole = found.lengths.size
+    parts = ((size, found.only(np.arange(whole) < size, np.zeros(0, dtype=np.bool_))) for size in sizes_up_to(whole))
+    return next((size for size, part in parts if decides(made, part, KERNELS, TERMS)), None)
+
+
+def sizes_up_to(whole):
+    return [*itertools.takewhile(lambda size: size < whole, looks()), whole]
+
+
 def gammas(rng, ratio, cv, count):
     return rng.gamma(1.0 / cv**2, LIMIT * ratio * cv**2, count)
 
@@ -59,7 +71,7 @@ def test_a_capped_claim_passes_in_a_tenth_of_the_sequences_of_a_fixed_uncapped_s
 
     def stopped(made):
         drifts = [gammas(rng, 0.25, cv, 2000) for _ in range(7)]
-        return np.median([stops_after(made, recording(drift), KERNELS, TERMS) for drift in drifts])
+        return np.median([stops_after(made, recording(drift)) for drift in drifts])
 
     def passes(count):
         sample = Binned.of_samples(np.minimum(gammas(rng, 0.25, cv, count), 1.0))
@@ -80,7 +92,7 @@ def test_looking_again_and_again_costs_no_confidence(clause):
     rng, wrong = np.random.default_rng(2), 0
     for _ in range(60):
         drift = gammas(rng, 1.0, 1.0, 800) if clause is MEAN else np.where(rng.random(800) < 0.02, 0.03, 0.001)
-        wrong += stops_after(made, recording(drift), KERNELS, TERMS) is not None
+        wrong += stops_after(made, recording(drift)) is not None
     assert wrong <= 60 * 0.1
 
 
@@ -89,7 +101,7 @@ def test_a_fault_stops_the_gate_too():
     rng = np.random.default_rng(3)
     drift = gammas(rng, 0.25, 0.45, 4000)
     drift[1::2] *= 12.0
-    after = stops_after(contract(MEAN), recording(drift), KERNELS, TERMS)
+    after = stops_after(contract(MEAN), recording(drift))
     assert after is not None
     assert after <= 200
     first = recording(drift[:after])
@@ -104,7 +116,7 @@ def test_a_clause_that_no_recording_can_tell_does_not_hold_it_up():
     made = load_text(TEXT.format(clauses=CAPPED) + "runtime: [{id: lag, metric: weights_lag, limit: 1}]\n")
     quiet = recording(np.zeros(400))
     assert decides(made, quiet, KERNELS, TERMS)
-    assert stops_after(made, quiet, KERNELS, TERMS) < 200
+    assert stops_after(made, quiet) < 200
 
 
 @pytest.mark.slow

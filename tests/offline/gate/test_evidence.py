@@ -6,17 +6,21 @@ import math
 
 import pytest
 
-from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of, make_evidence
+from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of, sealed, verdict_row
 from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 from kc_otel.offline.gate.evidence import verify_evidence
 
 ADVANCE = Decision(GateOutcome.ADVANCE, Stage.FULL, 3)
 
 
+def made(contract, decision, *verdicts, at=0.0):
+    """The record of a canary's gate."""
+    return sealed(contract, Stage.CANARY, "inferB", decision, [verdict_row(contract, one) for one in verdicts], at)
+
+
 @pytest.fixture(scope="session")
 def record(contract, make_verdict):
-    verdicts = [make_verdict(), make_verdict(slice="all")]
-    return make_evidence(contract, Stage.CANARY, "inferB", ADVANCE, verdicts, 1_700_000_000.0)
+    return made(contract, ADVANCE, make_verdict(slice="all"), make_verdict(), at=1_700_000_000.0)
 
 
 def test_record_says_what_was_promised_and_measured(record, contract):
@@ -37,7 +41,7 @@ def test_record_that_went_through_a_file_verifies(record):
     verify_evidence(shuffled)
 
 
-def sealed(record, **changes):
+def resealed(record, **changes):
     changed = {**record, **changes}
     del changed["checksum"]
     return changed | {"checksum": checksum_of(changed)}
@@ -47,7 +51,7 @@ def test_verdict_that_contradicts_its_numbers_is_found(record):
     """A PASS above the limit is refused even with a fresh checksum."""
     verdicts = [record["verdicts"][0] | {"upper": 0.005}, record["verdicts"][1] | {"status": "FAIL"}]
     with pytest.raises(EvidenceError) as error:
-        verify_evidence(sealed(record, verdicts=verdicts))
+        verify_evidence(resealed(record, verdicts=verdicts))
     assert "token-tv on all is PASS, but its upper bound" in str(error.value)
     assert "token-tv on code is FAIL, but its lower bound" in str(error.value)
 
@@ -56,27 +60,27 @@ def test_a_fail_that_was_followed_over_time_needs_no_bound_of_one_window(contrac
     """An alarm stands while it is not taken back, whatever the bound of the newest window is."""
     decision = Decision(GateOutcome.ROLLBACK, Stage.SHADOW, 0)
     alarmed = dataclasses.replace(make_verdict("FAIL"), lower=0.0, evidence=0.9)
-    verify_evidence(make_evidence(contract, Stage.CANARY, "inferB", decision, [alarmed], 0.0))
+    verify_evidence(made(contract, decision, alarmed))
     judged_once = dataclasses.replace(alarmed, evidence=math.nan)
     with pytest.raises(EvidenceError, match="is FAIL, but its lower bound"):
-        verify_evidence(make_evidence(contract, Stage.CANARY, "inferB", decision, [judged_once], 0.0))
+        verify_evidence(made(contract, decision, judged_once))
 
 
 def test_a_pass_of_what_none_may_be_needs_none_and_no_bound(contract, make_verdict):
     """0 of N differ, and at most x do: that keeps a limit of 0; one that differs does not."""
     decision = Decision(GateOutcome.ADVANCE, Stage.SHADOW, 0)
     none = dataclasses.replace(make_verdict("PASS"), limit=0.0, estimate=0.0, lower=0.0, upper=0.001)
-    verify_evidence(make_evidence(contract, Stage.CANARY, "inferB", decision, [none], 0.0))
+    verify_evidence(made(contract, decision, none))
     some = dataclasses.replace(none, estimate=0.0001)
     with pytest.raises(EvidenceError, match="is PASS, but its upper bound"):
-        verify_evidence(make_evidence(contract, Stage.CANARY, "inferB", decision, [some], 0.0))
+        verify_evidence(made(contract, decision, some))
 
 
 @pytest.mark.parametrize("outcome", ["advance", "rollback"])
 def test_decision_that_contradicts_the_verdicts_is_found(contract, make_verdict, outcome):
     """Nothing advances on doubt, and nothing rolls back without a failure."""
     decision = Decision(GateOutcome(outcome), Stage.OFFLINE_CI, 0)
-    record = make_evidence(contract, Stage.CANARY, "inferB", decision, [make_verdict("INCONCLUSIVE")], 0.0)
+    record = made(contract, decision, make_verdict("INCONCLUSIVE"))
     with pytest.raises(EvidenceError, match="the decision is to"):
         verify_evidence(record)
 
@@ -98,21 +102,13 @@ def test_what_is_no_record_is_refused(other):
 def test_record_of_another_shape_is_refused(record):
     """A wrong shape is an error of the record, not a traceback."""
     with pytest.raises(EvidenceError, match="another shape"):
-        verify_evidence(sealed(record, verdicts=[1]))
+        verify_evidence(resealed(record, verdicts=[1]))
 
 
 def test_silence_is_recorded_as_null(contract, make_verdict):
     """Numbers that do not exist are null, so that any JSON reader can read the record."""
     decision = Decision(GateOutcome.WAIT, Stage.CANARY, 0, ("no samples",))
-    record = make_evidence(contract, Stage.CANARY, "inferB", decision, [make_verdict("NO_DATA")], 0.0)
+    record = made(contract, decision, make_verdict("NO_DATA"))
     json.dumps(record, allow_nan=False)
     assert record["verdicts"][0]["upper"] is None
     verify_evidence(record)
-
-
-def test_verdicts_of_another_contract_prove_nothing(contract, make_verdict):
-    """Evidence is made of verdicts under the contract that it names, and of some."""
-    with pytest.raises(ValueError, match="another contract"):
-        make_evidence(contract, Stage.CANARY, "inferB", ADVANCE, [make_verdict(contract_hash="0" * 64)], 0.0)
-    with pytest.raises(ValueError, match="without verdicts"):
-        make_evidence(contract, Stage.CANARY, "inferB", ADVANCE, [], 0.0)

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of
-from kc_otel.offline.gate.evidence import offline_evidence, verify_evidence, verify_recordings
-from kc_otel.offline.gate.evidence_files import beside_problems, recording_beside, write_evidence
+from kc_otel.offline.gate.evidence import (
+    beside_problems,
+    offline_evidence,
+    recording_beside,
+    verify_evidence,
+    verify_recordings,
+    write_evidence,
+)
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
@@ -241,11 +247,10 @@ def test_files_beside_the_record_are_its_own(record, files, tmp_path):
 
 def test_online_evidence_has_no_recordings(contract, make_verdict):
     """Asking for them is answered, and not with silence."""
-    from kc_otel.judge.promotion.gate_evidence import make_evidence
+    from kc_otel.judge.promotion.gate_evidence import sealed, verdict_row
     from kc_otel.judge.promotion.stages import Decision, GateOutcome, Stage
 
-    online = make_evidence(
-        contract, Stage.CANARY, "inferB", Decision(GateOutcome.ADVANCE, Stage.FULL, 3), [make_verdict()], 0
-    )
+    decision = Decision(GateOutcome.ADVANCE, Stage.FULL, 3)
+    online = sealed(contract, Stage.CANARY, "inferB", decision, [verdict_row(contract, make_verdict())], 0)
     with pytest.raises(EvidenceError, match="stage canary, which has no recordings"):
         verify_recordings(online, [])

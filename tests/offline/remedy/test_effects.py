@@ -93,22 +93,6 @@ def test_no_bias_of_a_gradient_is_beyond_its_bound(seed):
     assert max(spend) > 0.02
 
 
-def test_sequence_ratios_leave_nothing_of_the_distance_and_token_ratios_that_of_prefixes():
-    """Uncut, with common support: none is TV_seq, the ratio of the sequence 0, token ratios lie in between."""
-    of = Policies(3, 0.2)
-    (plain, token, sequence) = effects(
-        Ratios(of.recording),
-        (
-            Correction(),
-            Correction(Weight("token", "truncate", 0.0, 1e6)),
-            Correction(Weight("sequence", "truncate", 0.0, 1e6)),
-        ),
-    )
-    assert of.q @ plain.sequence == pytest.approx(0.5 * np.abs(of.p - of.q).sum())
-    assert of.q @ sequence.sequence == pytest.approx(0.0, abs=1e-7)
-    assert 0.0 < of.q @ token.sequence < of.q @ plain.sequence
-
-
 def test_a_missing_push_is_what_the_weights_leave_by_sign_of_the_advantage():
     """Mean of (w - c) A over the tokens of a sign, and NaN for a sequence without such tokens."""
     of = Recording(

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.offline.replay.differences import differences
-from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, ReplayTimeline, SentWebhook
+from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, ReplayTimeline, SentWebhook, differences
 
 EMPTY = ReplayTimeline("policy", 1, "0" * 64, 0.0, 100.0, 10, 10, {}, 1, (), (), (), ())
 ALERT = AlertSpan(

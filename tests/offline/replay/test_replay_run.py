@@ -118,17 +118,6 @@ def test_the_same_contract_differs_in_nothing(make_contract: Callable[..., Contr
     assert len(found.new.alerts) == 2
 
 
-@pytest.mark.slow
-def test_a_large_recording_is_replayed_in_two_processes(
-    make_contract: Callable[..., Contract], collector_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the same result as in one."""
-    new, old = make_contract(limit=0.01, version=2), make_contract()
-    alone = replay_recordings([collector_file], new, old)
-    monkeypatch.setattr("kc_otel.offline.replay.replay_files._SECOND_PROCESS_BYTES", 0)
-    assert replay_recordings([collector_file], new, old) == alone
-
-
 def test_a_limit_that_nothing_reaches_takes_the_alerts_away(
     make_contract: Callable[..., Contract], collector_file: Path
 ) -> None:
@@ -217,10 +206,7 @@ def test_what_the_recording_cannot_tell_is_named(make_contract: Callable[..., Co
                 **make_contract(task="prose").slices,
                 "long": old.slices["code"].model_copy(update={"where": {"prompt_tokens": ">= 8192"}}),
             },
-            "statistical": (
-                *old.statistical,
-                old.statistical[0].model_copy(update={"id": "kl", "metric": "k3"}),
-            ),
+            "statistical": (*old.statistical, old.statistical[0].model_copy(update={"id": "kl", "metric": "k3"})),
             "observability": old.observability.model_copy(update={"sampling": 0.5}),
         }
     )

@@ -31,14 +31,6 @@ def test_drift_is_not_a_fault(noise: float, seed: int) -> None:
     assert not check(*logprobs(noise, seed)).any()
 
 
-def test_a_nan_makes_its_sequence_invalid() -> None:
-    """One NaN on either side makes the whole sequence invalid, and no other."""
-    for side in (0, 1):
-        pair = logprobs()
-        pair[side][2, 7] = np.nan
-        assert check(*pair).tolist() == only(2, InvalidReason.NAN_LOGPROB)
-
-
 def test_a_masked_nan_does_not() -> None:
     """What lies under the padding is never looked at."""
     train, inference = logprobs()
@@ -48,29 +40,27 @@ def test_a_masked_nan_does_not() -> None:
     assert not check(train, inference, mask=mask).any()
 
 
-def test_positive_log_probabilities_are_not_log_probabilities() -> None:
-    """Logits and probabilities passed by mistake are noticed; a rounding error above zero is not."""
-    train, inference = logprobs()
-    train[1, 3], inference[4, 5], train[5, 0] = 0.3, np.inf, 5e-4
-    codes = check(train, inference)
-    assert codes.tolist() == [0, InvalidReason.POSITIVE_LOGPROB, 0, 0, InvalidReason.POSITIVE_LOGPROB, 0]
+SINGLE = {
+    "NaN": (("train", "inference"), (2, 7), np.nan, InvalidReason.NAN_LOGPROB),
+    "a logit": (("train",), (1, 3), 0.3, InvalidReason.POSITIVE_LOGPROB),
+    "infinity": (("inference",), (4, 5), np.inf, InvalidReason.POSITIVE_LOGPROB),
+    "a rounding error above zero": (("train", "inference"), (5, 0), 5e-4, InvalidReason.VALID),
+    "what nobody can have sampled": (("inference",), (3, 0), -np.inf, InvalidReason.IMPOSSIBLE_TOKEN),
+    "what the other kernel rules out": (("train",), (3, 0), -np.inf, InvalidReason.VALID),
+    "a buffer nobody wrote to": (("train", "inference"), (2, slice(30)), 0.0, InvalidReason.PLACEHOLDER),
+}
 
 
-def test_a_sampled_token_cannot_be_impossible() -> None:
-    """-inf from the kernel that sampled the token is a fault; from the other kernel it is drift."""
-    train, inference = logprobs()
-    train[0, 0], inference[3, 0] = -np.inf, -np.inf
-    assert check(train, inference).tolist() == only(3, InvalidReason.IMPOSSIBLE_TOKEN)
-
-
-@pytest.mark.parametrize("side", [0, 1])
-def test_a_buffer_nobody_wrote_to_is_noticed(side: int) -> None:
-    """A side that is exactly zero throughout its unmasked tokens is a fault."""
-    pair = logprobs()
-    mask = np.ones(SHAPE, dtype=bool)
-    mask[2, 30:] = False
-    pair[side][2, :30] = 0
-    assert check(*pair, mask=mask).tolist() == only(2, InvalidReason.PLACEHOLDER)
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_number_that_cannot_be_makes_its_sequence_invalid_and_no_other(name) -> None:
+    """On either side, or on the one where it is a fault: on the other it is drift."""
+    sides, (row, tokens), number, reason = SINGLE[name]
+    for side in sides:
+        pair = dict(zip(("train", "inference"), logprobs(), strict=True))
+        pair[side][row, tokens] = number
+        mask = np.ones(SHAPE, dtype=bool)
+        mask[2, 30:] = False
+        assert check(**pair, mask=mask).tolist() == only(row, reason)
 
 
 def test_being_sure_is_not_a_fault() -> None:
@@ -160,14 +150,6 @@ def test_a_sequence_has_the_first_reason() -> None:
     assert counted(check(train, inference)) == {"positive_logprob": 1}
     train[0, 2] = np.nan
     assert counted(check(train, inference)) == {"nan_logprob": 1}
-
-
-def test_half_precision_is_checked_like_any_other() -> None:
-    """bfloat16 and float16 tensors are read as what they hold."""
-    for dtype in (torch.bfloat16, torch.float16):
-        train, inference = (torch.from_numpy(side).to(dtype) for side in logprobs())
-        train[2, 2] = float("nan")
-        assert check(train, inference).tolist() == only(2, InvalidReason.NAN_LOGPROB)
 
 
 def test_text_is_refused() -> None:

@@ -39,18 +39,6 @@ def test_every_number_is_what_its_definition_says(outputs):
             assert drift.cosine[row] == (0.0 if left == right else 1.0)
 
 
-@given(st.floats(width=32, allow_nan=False, allow_infinity=False), st.integers(0, 50))
-def test_steps_count_the_numbers_in_between(value, steps):
-    """Also across zero, where the sign changes."""
-    start = end = np.float32(value)
-    with np.errstate(over="ignore"):
-        for _ in range(steps):
-            end = np.nextafter(end, np.float32(np.inf))
-    if np.isfinite(end):
-        # From -0.0 the next number is the smallest positive one, as it is from 0.0.
-        assert compare_outputs(np.array([[start]]), np.array([[end]])).steps[0] == steps
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_and_numpy_agree(dtype):
     """The same numbers from tensors, rounded to their own dtype."""
@@ -59,12 +47,12 @@ def test_torch_and_numpy_agree(dtype):
     train, inference = (side.to(dtype) for side in (train, train + 1e-2 * inference))
     ours = compare_outputs(train, inference)
     if dtype is torch.bfloat16:
-        assert ours.steps.max() > 0
+        assert ours.ulp.max() > 0
         wide = compare_outputs(train.double().numpy(), inference.double().numpy())
         assert np.array_equal(ours.max_abs, wide.max_abs)
     else:
         theirs = compare_outputs(train.numpy(), inference.numpy())
-        for name in ("max_abs", "relative", "ulp", "steps", "cosine"):
+        for name in ("max_abs", "relative", "ulp", "cosine"):
             assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=1e-12, abs=1e-15)
     assert ours.max_abs.shape == (21,)
 
@@ -73,15 +61,14 @@ def test_one_ulp_of_bfloat16_is_one():
     """Neighbours in bfloat16 are one apart in bfloat16 and 65536 apart in float32."""
     one = torch.tensor([[1.0]], dtype=torch.bfloat16)
     next_one = (one.view(torch.int16) + 1).view(torch.bfloat16)
-    for name in ("ulp", "steps"):
 
-        def apart(a, b, name=name, **options):
-            return getattr(compare_outputs(a, b, **options), name)[0]
+    def apart(a, b, **options):
+        return compare_outputs(a, b, **options).ulp[0]
 
-        assert apart(one, next_one) == 1
-        assert apart(one, next_one, ulp_of=torch.float32) == 65536
-        assert apart(one.float(), next_one) == 1
-        assert apart(torch.tensor([[1.0]]), torch.tensor([[1.125]]).to(torch.float8_e4m3fn)) == 1
+    assert apart(one, next_one) == 1
+    assert apart(one, next_one, ulp_of=torch.float32) == 65536
+    assert apart(one.float(), next_one) == 1
+    assert apart(torch.tensor([[1.0]]), torch.tensor([[1.125]]).to(torch.float8_e4m3fn)) == 1
 
 
 def test_a_row_that_is_not_finite_on_one_side_is_counted_and_left_out():
@@ -130,7 +117,7 @@ def test_batch_dependence_is_seen_where_there_is_one_and_not_where_there_is_none
         return x * 2
 
     assert compare_outputs(*batch_outputs(sensitive, [rows])).relative.min() > 1e-3
-    assert compare_outputs(*batch_outputs(invariant, [rows])).steps.max() == 0
+    assert compare_outputs(*batch_outputs(invariant, [rows])).max_abs.max() == 0
     assert compare_outputs(*batch_outputs(lambda x, y: x + y, [rows.numpy(), rows.numpy()], rows=3)).ulp.shape == (3,)
     with pytest.raises(ValueError, match=r"batches of \[2, 3\]"):
         batch_outputs(lambda x, _: x, [rows[:2], rows[:3]])
@@ -152,16 +139,14 @@ def test_ulps_are_those_of_the_largest_element(outputs):
 
 
 def test_rounding_alone_costs_half_a_unit_and_cancellation_adds_no_more():
-    """An output rounded to bfloat16 is at most 0.5 ulp off, though single elements may be far off in steps."""
+    """An output rounded to bfloat16 is at most 0.5 ulp off, also where single elements cancel."""
     torch.manual_seed(0)
     exact = torch.randn(200, 64, dtype=torch.float64)
     assert 0.4 < compare_outputs(exact, exact.bfloat16()).ulp.max() <= 0.5
     exact[:, 0] = 1e-9
     other = exact.clone()
     other[:, 0] = -1e-9
-    drift = compare_outputs(exact.bfloat16(), other.bfloat16())
-    assert drift.ulp.max() < 1e-5
-    assert drift.steps.min() > 20_000
+    assert compare_outputs(exact.bfloat16(), other.bfloat16()).ulp.max() < 1e-5
 
 
 def test_masked_rows_do_not_count():

@@ -488,6 +488,7 @@ def test_both_paths_of_the_recorder_hold_the_batch(name, tensors):
     assert batch.invalid == {FAULTS[name][1]: arrays["lengths"].size}, batch
 
 
+@pytest.mark.slow
 def test_no_cut_of_a_real_recording_is_accused():
     """All pairs of kernels: few rows and many, beginnings of rows, single tasks; as float32, float16 or rounded."""
     for path in sorted(RECORDINGS.glob("*.npz")):

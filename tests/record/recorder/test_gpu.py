@@ -57,11 +57,11 @@ def test_the_kernel_says_what_float64_says(dtype):
 def test_little_memory_is_needed_beside_the_logits():
     """Less than a hundredth of them."""
     train, inference = logits(512, 151_936)
-    device_drift(train, inference)
+    logit_drift(train, inference)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    device_drift(train, inference, targets=torch.zeros(512, dtype=torch.int64, device="cuda"))
+    logit_drift(train, inference, targets=[0] * 512)
     assert torch.cuda.max_memory_allocated() - before < 0.01 * 2 * train.nbytes
 
 
@@ -70,15 +70,15 @@ def test_little_memory_is_needed_beside_the_logits():
 def test_comparing_logits_does_not_wait_for_the_device():
     """The profiler sees one launch of the kernel, and between the first call and the last neither waits nor copies."""
     train, inference = logits(64, 32_768)
-    targets = torch.zeros(64, dtype=torch.int64, device="cuda")
-    device_drift(train, inference, targets=targets, top=4)
+    at, targets = (torch.arange(64, device="cuda"),), torch.zeros(64, dtype=torch.int64, device="cuda")
+    device_drift(train, inference, at, targets)
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
         torch.cuda.set_sync_debug_mode("error")
         try:
             with torch.profiler.record_function("ours"):
-                device_drift(train, inference, targets=targets, top=4)
+                device_drift(train, inference, at, targets)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     events = profiler.events()

@@ -12,7 +12,7 @@ from kc_otel.record.pairing import PairingBuffer, Side, content_key
 
 def side(*tokens, weights=None):
     ids = np.array(tokens, dtype=np.int64)
-    return Side(ids, -np.ones(ids.size), Kernel("torch"), weights)
+    return Side({"token_ids": ids, "logprobs": -np.ones(ids.size)}, Kernel("torch"), weights)
 
 
 def buffer(max_tokens=1000, max_age=60.0):

@@ -144,15 +144,6 @@ def test_densities_are_no_reason_where_the_contract_has_them():
         assert found.reasons[-1] == reason
 
 
-def test_rows_are_dropped_from_arrays_tensors_and_lists():
-    """The same rows everywhere."""
-    train, inference = drifting(-1.0, 0.0, -1.0)
-    found = quarantine(train, inference, contract())
-    kept, tokens, texts = found.drop(train, torch.arange(3), ["a", "b", "c"])
-    assert kept.tolist() == [train[1].tolist()]
-    assert (tokens.tolist(), texts) == ([1], ["b"])
-
-
 def test_half_precision_with_gradients_is_judged():
     """What a trainer holds: bfloat16, part of a graph."""
     train, inference = drifting(-1.0, 0.0)

@@ -53,14 +53,15 @@ def test_the_sequences_that_were_measured_are_counted_on_all_traffic(recorders, 
 
 
 def test_kernel_info_spells_out_the_fingerprints(recorders, memory):
-    """The info metric has both kernels with their fields, before anything was compared."""
-    recorder = recorders(train=Kernel("torch"), inference=Kernel("vllm", dtype="fp8", version="0.32"))
+    """The info metric has both kernels, or what the contract declares, before anything was compared."""
+    recorder = recorders(inference=Kernel("vllm", dtype="fp8", version="0.32"))
     assert recorder.force_flush()
     (point,) = memory.points("kc.kernel.info", kc_kernel_role="inference")
     assert point.value == 1
     assert point.attributes["kc.kernel.dtype"] == "fp8"
     assert point.attributes["kc.kernel.engine.version"] == "0.32"
-    assert len(memory.points("kc.kernel.info")) == 2
+    (declared,) = memory.points("kc.kernel.info", kc_kernel_role="train")
+    assert declared.attributes["kc.kernel.version"] == Kernel("torch").fingerprint
     assert recorder.shutdown()
     assert {point.value for point in memory.points("kc.kernel.info")} == {0}
 
@@ -77,15 +78,6 @@ def test_the_trainers_step_is_that_of_the_newest_weights(recorders, memory, logp
     (point,) = memory.points("kc.train.step")
     assert point.value == 42
     assert set(point.attributes) == {"kc.contract", "kc.kernel.train", "kc.kernel.inference"}
-
-
-def test_kernels_default_to_what_the_contract_declares(recorders, memory, logprobs):
-    """Without kernels the contract's own declaration is fingerprinted."""
-    recorder = recorders()
-    recorder.compare(*logprobs(1, 5))
-    recorder.force_flush()
-    (point,) = memory.points("kc.drift.ratio")
-    assert point.attributes["kc.kernel.train"] == Kernel("torch").fingerprint
 
 
 @pytest.mark.parametrize("form", ["one", "batch", "ragged", "lists"])
@@ -229,44 +221,14 @@ def test_a_full_queue_drops_and_counts(recorders, memory, held, caplog, logprobs
     assert memory.points("kc.recorder.dropped", kc_reason="queue-full")[0].value == 8
     assert memory.count() == 2000
     assert recorder.stats().queued_bytes == 0
-
-
-def test_a_batch_larger_than_the_queue_says_so(recorders, caplog, logprobs):
-    """A batch that can never fit is counted apart, with what to change."""
-    with caplog.at_level(logging.WARNING, "kc_otel"):
-        recorder = recorders(queue_bytes=2000)
-        recorder.compare(*logprobs(4, 1000))
-    assert recorder.stats().dropped == {"too-large": 1}
+    recorder.compare(*logprobs(4, 1000))
+    assert recorder.stats().dropped["too-large"] == 1
     assert "raise queue_bytes" in caplog.text
 
 
 class Unreadable:
     def __array__(self, *_, **__):
         raise RuntimeError("the device is lost")
-
-
-@pytest.mark.parametrize(
-    ("arrays", "options", "reason"),
-    [
-        ((np.zeros((2, 3, 4)), np.zeros((2, 3, 4))), {}, "measure-failed"),
-        ((np.zeros((2, 3)), np.zeros((2, 3))), {"attributes": [{}]}, "measure-failed"),
-        ((np.zeros((2, 3)), np.zeros((2, 3))), {"advantages": np.zeros(7)}, "measure-failed"),
-        (([np.zeros(3)], [np.zeros(3), np.zeros(3)]), {}, "measure-failed"),
-        ((np.array(["a"]), np.array(["b"])), {}, "measure-failed"),
-        ((Unreadable(), np.zeros(3)), {}, "capture-failed"),
-        ((np.zeros(3), np.zeros(3)), {"attributes": 3}, "capture-failed"),
-        ((None, None), {}, "measure-failed"),
-    ],
-)
-def test_nothing_is_raised_into_the_caller(recorders, memory, logprobs, arrays, options, reason):
-    """Whatever is handed over, compare returns; the batch is counted and the next one is measured."""
-    recorder = recorders()
-    recorder.compare(*arrays, **options)
-    recorder.compare(*logprobs(1, 10))
-    assert recorder.force_flush()
-    assert recorder.stats().dropped == {reason: 1}
-    assert recorder.stats().queued_bytes == 0
-    assert memory.count() == 10
 
 
 def test_an_error_in_measuring_is_logged_once(recorders, monkeypatch, caplog, logprobs):
@@ -300,8 +262,8 @@ def test_compare_returns_long_before_it_is_measured(recorders, logprobs):
     assert min(handed) < min(measured) / 4
 
 
-def test_a_share_is_measured_and_the_rest_is_counted(recorders, memory, logprobs):
-    """With sampling a share of batches is measured; how many were left out is known, and the share is exported."""
+def test_a_share_is_measured_and_the_rest_is_counted(recorders, contract, memory, logprobs):
+    """With sampling, or by the contract, a share of batches is measured; the others are counted, the share exported."""
     recorder = recorders(sampling=0.25)
     pair = logprobs(1, 2)
     for i in range(400):
@@ -311,6 +273,8 @@ def test_a_share_is_measured_and_the_rest_is_counted(recorders, memory, logprobs
     assert stats.batches + stats.unsampled == 400
     assert 60 <= stats.batches <= 140
     assert memory.points("kc.recorder.sampling")[0].value == 0.25
+    declared = recorders(contract=contract(observability={"sampling": 0.5}))
+    assert sum(declared.takes(str(i)) for i in range(1000)) == pytest.approx(500, abs=80)
 
 
 def test_the_share_may_follow_a_function(recorders, memory, logprobs):
@@ -334,12 +298,6 @@ def test_the_share_may_follow_a_function(recorders, memory, logprobs):
     assert recorder.force_flush()
     assert recorder.stats().dropped["sampling-failed"] >= 2
     assert not memory.points("kc.recorder.sampling")
-
-
-def test_the_contract_says_how_much_is_sampled(recorders, contract):
-    """Without an argument the share is the contract's."""
-    recorder = recorders(contract=contract(observability={"sampling": 0.5}))
-    assert sum(recorder.takes(str(i)) for i in range(1000)) == pytest.approx(500, abs=80)
 
 
 def test_weights_lag_is_measured_on_the_slices_that_the_batch_touched(recorders, memory, logprobs, caplog):
@@ -611,6 +569,9 @@ def test_columns_of_attributes_are_those_of_each_sequence(recorders, memory, log
         ({"train_logprobs": np.full((2, 8), "a")}, "dtype: <U1 does not hold real numbers"),
         ({"train_logprobs": np.full((2, 8), None)}, "dtype: object does not hold real numbers"),
         ({"train_logprobs": np.ones((2, 8), bool)}, "dtype: bool does not hold real numbers"),
+        ({"train_logprobs": np.zeros((2, 8, 4)), "inference_logprobs": np.zeros((2, 8, 4))}, "train: shape (2, 8, 4)"),
+        ({"train_logprobs": [np.zeros(3)], "inference_logprobs": [np.zeros(3)] * 2}, "inference: 2 sequences"),
+        ({"train_logprobs": Unreadable()}, "(capture-failed): RuntimeError: the device is lost"),
         ({"mask": np.full((2, 8), "x")}, "mask: is of dtype <U1; pass truth values, or 0 and 1"),
         ({"mask": np.full((2, 8), np.nan)}, "mask: holds nan; pass truth values, or 1 where a token counts"),
         ({"mask": np.full((2, 8), -100)}, "mask: holds -100; pass truth values, or 1 where a token counts"),
@@ -620,18 +581,23 @@ def test_columns_of_attributes_are_those_of_each_sequence(recorders, memory, log
         ({"train_logprobs": -1.0}, "train: is one number; give those of a sequence, [tokens]"),
         ({"weights": (5.5, 4)}, "weights: float is no weight version; give an optimizer step, an int"),
         ({"attributes": {"task": ["a", "b"], "lang": ["c"]}}, "attributes: task has 2, lang has 1 values"),
+        ({"attributes": 3}, "(capture-failed)"),
         ({"advantages": np.full((2, 8), "a")}, "dtype: <U1 does not hold real numbers"),
+        ({"advantages": np.zeros(7)}, "advantages: shape (7,)"),
         ({"attributes": "code"}, "attributes: str is no mapping, nor a list with one for each sequence"),
         ({"attributes": [{"task": "code"}]}, "attributes: 1 for 2 sequences"),
+        ({"groups": ["a"]}, "groups: 1 for 2 sequences; name the prompt of each"),
         ({"processing": {"temperature": 1.0}}, "processing: dict is not a pair (training, inference)"),
     ],
 )
-def test_what_no_argument_can_be_is_said_once_and_never_raised(recorders, logprobs, caplog, changes, said):
-    """By the argument's name, with what to pass; the batch is counted as dropped."""
+def test_what_no_argument_can_be_is_said_once_and_never_raised(recorders, memory, logprobs, caplog, changes, said):
+    """By the argument's name, with what to pass; the batch is counted as dropped, and the next one is measured."""
     train, inference = logprobs(2, 8)
     recorder = recorders()
     recorder.compare(**{"train_logprobs": train, "inference_logprobs": inference, **changes})
+    recorder.compare(train, inference)
     assert recorder.force_flush()
     assert sum(recorder.stats().dropped.values()) == 1
-    assert recorder.stats().batches == 0
+    assert recorder.stats().queued_bytes == 0
+    assert memory.count() == 16
     assert said in caplog.text

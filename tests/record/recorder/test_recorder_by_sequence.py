@@ -35,22 +35,6 @@ def test_a_clause_by_sequence_makes_the_recorder_send_means(recorders, contract,
     assert memory.count() == 71
 
 
-def test_nothing_is_sent_by_sequence_unless_a_clause_asks(recorders, contract, memory, logprobs):
-    """Clauses on tokens alone leave the export as it was."""
-    recorder = recorders(
-        contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "unit": "token", "limit": 0.01}])
-    )
-    recorder.compare(*logprobs(4, 50))
-    assert recorder.force_flush()
-    names = {
-        metric.name
-        for resource in memory.exports[-1].resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    }
-    assert not [name for name in names if "_by_" in name]
-
-
 def test_streams_by_sequence_need_room_under_the_cap(contract):
     """Each takes a stream per slice, so that fewer slices fit under max_series."""
     for more, names in ((0, ("all", "code", "long")), (-1, ("all", "other"))):

@@ -81,6 +81,15 @@ def test_numpy_against_torch_and_single_rows_are_compared(recorders, memory):
     assert (point.count, point.max) == (1, 0.0)
 
 
+def test_an_error_without_end_is_the_largest_float32(recorders, memory):
+    """Of a row that is zero in the first output alone; a sum must stay a number."""
+    recorder = recorders()
+    recorder.compare_operator("a", np.zeros(8, np.float32), np.ones(8, np.float32))
+    assert recorder.force_flush()
+    (point,) = memory.points("kc.drift.operator_relative", kc_slice="all")
+    assert point.sum == np.finfo(np.float32).max
+
+
 def test_nothing_is_raised_and_everything_is_counted(recorders, memory):
     """Shapes, masks, names, dtypes and NaN that cannot be: each is counted under a name of its own."""
     recorder = recorders()

@@ -23,7 +23,7 @@ def expected(train, inference, rewards):
     return [(len(rewards), pytest.approx(side.sum(), abs=1e-6)) for side in sides]
 
 
-@pytest.mark.parametrize("form", ["array", "list", "ragged"])
+@pytest.mark.parametrize("form", ["array", "list", "ragged", "one"])
 def test_rewards_become_two_histograms_of_sequences(recorders, contract, memory, logprobs, form):
     """In whatever form they come, by slice."""
     recorder = recorders(contract=contract(assumptions=RANGE))
@@ -31,7 +31,11 @@ def test_rewards_become_two_histograms_of_sequences(recorders, contract, memory,
     rewards = [0.0, 2.0, 0.5, 1.0]
     given = np.array(rewards) if form == "array" else rewards
     sides = [list(train), list(inference)] if form == "ragged" else [train, inference]
-    recorder.compare(*sides, rewards=given, attributes=[{"task": "code"}, {}, {}, {}])
+    if form == "one":
+        train, inference, rewards = train[:1], inference[:1], rewards[:1]
+        recorder.compare(train[0], inference[0], rewards=rewards[0], attributes={"task": "code"})
+    else:
+        recorder.compare(*sides, rewards=given, attributes=[{"task": "code"}, {}, {}, {}])
     assert recorder.force_flush()
     assert sides_of(memory, kc_slice="all") == expected(train, inference, rewards)
     assert sides_of(memory, kc_slice="code") == expected(train[:1], inference[:1], rewards[:1])
@@ -76,12 +80,3 @@ def test_what_is_scored_later_brings_its_rewards(recorders, contract, memory, lo
     recorder.scored(token_ids=ids, logprobs=train, rewards=[0.0, 1.0, 2.0])
     assert recorder.force_flush()
     assert sides_of(memory, kc_slice="all") == expected(train, inference, [0.0, 1.0, 2.0])
-
-
-def test_one_sequence_has_one_reward(recorders, contract, memory, logprobs):
-    """A single sequence may come without its axis, and its reward as a number."""
-    recorder = recorders(contract=contract(assumptions=RANGE))
-    train, inference = logprobs(1, 20)
-    recorder.compare(train[0], inference[0], rewards=1.5)
-    assert recorder.force_flush()
-    assert sides_of(memory, kc_slice="all") == expected(train, inference, [1.5])

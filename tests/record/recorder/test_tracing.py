@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 from opentelemetry import trace
-from opentelemetry.sdk.metrics.export import MetricExportResult
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
@@ -108,33 +107,6 @@ def test_an_exemplar_is_only_in_the_slices_of_its_own_sequence(recorders, tracin
     recorder.force_flush()
     assert memory.points("kc.drift.tv_token", kc_slice="all")[0].exemplars
     assert not memory.points("kc.drift.tv_token", kc_slice="code")[0].exemplars
-
-
-def test_exemplars_of_an_export_that_was_refused_go_with_the_next(recorders, tracing, memory, logprobs):
-    """Once it is taken, and each slice with the worst of both intervals."""
-    provider, _ = tracing
-    recorder = recorders(tracer_provider=provider)
-
-    def compare(drop, task):
-        train, inference = logprobs(1, 10)
-        train[0, 0] = inference[0, 0] - drop
-        recorder.compare(train, inference, attributes={"task": task})
-
-    def values(slice):
-        (point,) = memory.points("kc.drift.abs_log_ratio", kc_slice=slice)
-        return [round(exemplar.value, 5) for exemplar in point.exemplars]
-
-    memory.result = MetricExportResult.FAILURE
-    compare(2.0, "code")
-    assert not recorder.force_flush()
-    compare(3.0, "chat")
-    assert not recorder.force_flush()
-    memory.result = MetricExportResult.SUCCESS
-    compare(1.0, "code")
-    recorder.force_flush()
-    assert (values("all"), values("code")) == ([3.0], [2.0])
-    recorder.force_flush()
-    assert (values("all"), values("code")) == ([], [])
 
 
 def test_spans_that_are_not_kept_make_no_exemplars(recorders, memory, logprobs):

@@ -1,30 +1,21 @@
 """Which bucket a number falls into: the same one as the OpenTelemetry SDK puts it in."""
 
-import math
-
 import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.exponent_mapping import ExponentMapping
 from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import LogarithmMapping
 
 from kc_otel.contract.bucket_layouts import ZERO_THRESHOLD
-from kc_otel.record.measure.sampled import HIGHEST, LOWEST, TOKEN
-from kc_otel.record.telemetry.buckets import MAX_SCALE, Partition, Slots, slots
-from kc_otel.record.telemetry.groups import cells
+from kc_otel.record.measure.sampled import TOKEN
+from kc_otel.record.telemetry.buckets import Partition, Slots, cells, slots
 
-SCALES = pytest.mark.parametrize("scale", range(MAX_SCALE + 1))
-LARGEST = float(np.finfo(np.float32).max)
+SCALE = 4
 
 
-def sdk_slot(scale: int, value: float) -> int:
+def sdk_slot(value: float) -> int:
     """Slot of the bucket that the SDK's mapping gives a value."""
-    of = slots(scale)
+    of = slots()
     if abs(value) <= ZERO_THRESHOLD:
         return of.center
-    mapping = ExponentMapping(0) if scale == 0 else LogarithmMapping(scale)
-    outward = mapping.map_to_index(abs(value)) - of.lowest_index + 1
+    outward = LogarithmMapping(SCALE).map_to_index(abs(value)) - of.lowest_index + 1
     return of.center + outward if value > 0 else of.center - outward
 
 
@@ -40,38 +31,31 @@ def neighbours(values):
     return np.concatenate([values, np.nextafter(values, np.float32(np.inf)), np.nextafter(values, np.float32(0))])
 
 
-@SCALES
-def test_every_boundary_is_where_the_sdk_has_it(scale) -> None:
+def test_every_boundary_is_where_the_sdk_has_it() -> None:
     """At the float32 numbers next to every boundary, and at powers of two, the bucket is the SDK's."""
-    of = Slots(scale)
+    of = Slots()
     values = neighbours(of.bounds)
     values = np.concatenate([values, -values])
-    expected = [sdk_slot(scale, float(value)) for value in values]
+    expected = [sdk_slot(float(value)) for value in values]
     assert of.locate(values).tolist() == expected
     with_table(of.partition)
     assert of.locate(values).tolist() == expected
 
 
-@SCALES
-def test_random_numbers_are_where_the_sdk_has_them(scale) -> None:
-    """Random float32 bit patterns, of every exponent and sign, are in the SDK's bucket."""
-    bits = np.random.default_rng(scale).integers(0, 1 << 32, 4000, dtype=np.uint32)
+def test_random_numbers_are_where_the_sdk_has_them() -> None:
+    """Random float32 bit patterns, of every exponent and sign, are in the SDK's bucket, with the table and without."""
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 10_000, dtype=np.uint32)
     values = bits.view(np.float32)
     values = values[np.isfinite(values)]
-    partition = with_table(Slots(scale).partition)
-    assert partition.locate(values).tolist() == [sdk_slot(scale, float(value)) for value in values]
-
-
-@given(st.floats(-LARGEST, LARGEST, width=32), st.integers(0, MAX_SCALE))
-def test_any_number_is_where_the_sdk_has_it(value, scale) -> None:
-    """One number at a time takes the path without a table, and lands in the same bucket."""
-    assert Slots(scale).locate(np.array([value])).tolist() == [sdk_slot(scale, value)]
+    expected, of = [sdk_slot(float(value)) for value in values], Slots()
+    assert of.locate(values).tolist() == expected
+    assert with_table(of.partition).locate(values).tolist() == expected
 
 
 def test_what_is_close_to_zero_is_zero() -> None:
     """Zeros of both signs, subnormals and anything up to the threshold are in the zero bucket, on both paths."""
     tiny = np.float32([0.0, -0.0, 1e-45, -1e-45, 1e-20, -1e-20, ZERO_THRESHOLD, -ZERO_THRESHOLD])
-    of = Slots(4)
+    of = Slots()
     assert set(of.locate(tiny).tolist()) == {of.center}
     with_table(of.partition)
     assert set(of.locate(tiny).tolist()) == {of.center}
@@ -81,35 +65,14 @@ def test_what_is_close_to_zero_is_zero() -> None:
 
 def test_what_is_too_large_is_in_the_outermost_bucket() -> None:
     """Float64 numbers beyond float32 and infinities are counted at the ends."""
-    of = Slots(4)
+    of = Slots()
     values = np.array([1e300, -1e300, np.inf, -np.inf])
     assert of.locate(values).tolist() == [of.size - 1, 0, of.size - 1, 0]
 
 
-@pytest.mark.slow
-@SCALES
-def test_one_partition_serves_all_token_quantities(scale) -> None:
-    """A cell of the log ratio's line tells the SDK's bucket of each quantity that is computed from it."""
-    rng = np.random.default_rng(scale)
-    of = cells(scale)
-    random = np.concatenate(
-        [rng.uniform(LOWEST, HIGHEST, 100), rng.standard_normal(300) * 10.0 ** rng.uniform(-9, 0, 300)]
-    )
-    values = np.concatenate([random.astype(np.float32), [np.float32(0), np.float32(LOWEST), np.float32(HIGHEST)]])
-    located = of.partition.locate(values)
-    assert (
-        located.tolist()
-        == with_table(Partition(of.partition._positive, of.partition._negative)).locate(values).tolist()
-    )
-    for key, quantity in TOKEN.items():
-        for value, cell in zip(values, located, strict=True):
-            first, counts = of.per_slot(key, np.bincount([cell], minlength=of.size))
-            assert first + int(counts.argmax()) == sdk_slot(scale, float(quantity(np.float64(value))))
-
-
 def test_cells_change_exactly_where_a_quantity_changes_bucket() -> None:
     """At the two float32 numbers around every cut, both cells' buckets are those of the quantities in float64."""
-    of = cells(4)
+    of = cells()
     inner = of.partition.edges
     outer = np.nextafter(inner, np.float32(-np.inf))
     for values in (inner, outer):
@@ -117,25 +80,3 @@ def test_cells_change_exactly_where_a_quantity_changes_bucket() -> None:
         for key, quantity in TOKEN.items():
             expected = of.slots.of_exact(quantity(values.astype(np.float64)))
             assert of._slot[key][located].tolist() == expected.tolist()
-
-
-@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=50), st.integers(0, MAX_SCALE))
-def test_a_histogram_has_its_values_where_they_belong(values, scale) -> None:
-    """Counts, offsets and the zero bucket of the histogram agree with the SDK's index of every value."""
-    of = slots(scale)
-    located = of.locate(np.array(values))
-    first = int(located.min())
-    histogram = of.histogram(first, np.bincount(located - first), math.fsum(values), min(values), max(values))
-    found = []
-    for buckets, sign in ((histogram.negative, -1), (histogram.positive, 1)):
-        for k, count in enumerate(buckets.counts):
-            found += [of.center + sign * (buckets.offset + k - of.lowest_index + 1)] * int(count)
-    found += [of.center] * histogram.zero_count
-    assert sorted(found) == sorted(sdk_slot(scale, value) for value in values)
-    assert (histogram.count, histogram.scale, histogram.zero_threshold) == (len(values), scale, ZERO_THRESHOLD)
-
-
-def test_a_scale_out_of_range_is_refused() -> None:
-    """The message says which scales there are and which one to use."""
-    with pytest.raises(ValueError, match=r"scale: 7 is not within 0\.\.6; 4 resolves"):
-        slots(7)

@@ -102,12 +102,6 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(accumulator.take_outcomes()) == {"part": 1}
 
 
-def test_prompts_are_named_for_every_sequence() -> None:
-    """Other numbers of names are refused, and nothing is recorded."""
-    with pytest.raises(ValueError, match="groups: 1 for 2 sequences; name the prompt of each"):
-        made().add_sampled(*batch([0.1, 0.3]), rollouts=Rollouts(["a"]))
-
-
 @pytest.mark.parametrize(("among", "within"), [(0.0, 1.0), (1.0, 1.0), (1.0, 0.0)])
 def test_the_design_effect_is_what_the_variances_say(among: float, within: float) -> None:
     """1 + (m - 1) rho of simulated prompts, within a tenth."""

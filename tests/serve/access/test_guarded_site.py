@@ -10,16 +10,13 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from kc_otel.contract.load import load_text
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences
 from kc_otel.serve.access.access_file import AccessFile, digest_of
 from kc_otel.serve.access.guarded_site import GuardedSite
-from kc_otel.serve.core import Core
-from kc_otel.serve.store.state_file import open_state
-from tests.serve.conftest import POLICY
+from tests.serve.conftest import core_of_policy
 from tests.tools.api import api_of
 
 TOKENS = {name: f"kc_{name}_" + "r4nd0m" * 7 for name in ("ada", "reader", "sender", "reviewer")}
@@ -38,8 +35,8 @@ ACCESS = {
 
 @contextmanager
 def _served():
-    with closing(open_state(None)) as connection:
-        made = Core([load_text(POLICY, "policy.yaml")], connection, external_url="http://evaluator", now=0.0)
+    made = core_of_policy()
+    with closing(made._connection):
         made.tick(time.time())
         yield made
 

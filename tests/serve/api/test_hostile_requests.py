@@ -13,10 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from kc_otel.contract.load import load_text
 from kc_otel.serve.core import Core
-from kc_otel.serve.store.state_file import open_state
-from tests.serve.conftest import POLICY
+from tests.serve.conftest import core_of_policy
 from tests.tools.api import client_of
 
 pytestmark = pytest.mark.slow
@@ -61,8 +59,9 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def core() -> Iterator[Core]:
     """One for all tests in which nothing may change: they show that nothing did."""
-    with closing(open_state(None)) as connection:
-        yield Core([load_text(POLICY, "policy.yaml")], connection, external_url="http://evaluator", now=0.0)
+    made = core_of_policy()
+    with closing(made._connection):
+        yield made
 
 
 @pytest.fixture(scope="module")

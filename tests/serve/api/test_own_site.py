@@ -9,12 +9,9 @@ from contextlib import closing
 import pytest
 from starlette.testclient import TestClient
 
-from kc_otel.contract.load import load_text
 from kc_otel.serve.api import own_site
-from kc_otel.serve.api.own_site import OwnSite
-from kc_otel.serve.core import Core
-from kc_otel.serve.store.state_file import open_state
-from tests.serve.conftest import POLICY
+from kc_otel.serve.api.own_site import HostNames, OwnSite
+from tests.serve.conftest import core_of_policy
 from tests.tools.api import api_of
 
 PIN = {"contract": "policy", "kernel": "train-kernel", "by": "ada", "why": "because"}
@@ -26,10 +23,9 @@ def changed(client: TestClient, headers: dict[str, str]) -> bool:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with closing(open_state(None)) as connection:
-        core = Core([load_text(POLICY, "policy.yaml")], connection, external_url="http://evaluator", now=0.0)
-        api = api_of(core)
-        yield TestClient(OwnSite(api, ["evaluator"], "https://kc.example.com/kernels"))
+    core = core_of_policy()
+    with closing(core._connection):
+        yield TestClient(OwnSite(api_of(core), HostNames(["evaluator", "kc.example.com"]), "kc.example.com"))
 
 
 @pytest.mark.parametrize("path", ["/", "/api/v1/verdicts", "/healthz", "/metrics", "/openapi.json"])
@@ -111,7 +107,8 @@ def test_a_page_without_an_origin_of_its_own_changes_nothing(origin: str) -> Non
     async def app(_scope, _receive, _send):
         pytest.fail("it was let in")
 
-    answer = TestClient(OwnSite(app)).post("http://localhost/api/v1/decisions/pin", headers={"origin": origin})
+    client = TestClient(OwnSite(app, HostNames()))
+    answer = client.post("http://localhost/api/v1/decisions/pin", headers={"origin": origin})
     assert answer.status_code == 403
 
 
@@ -131,7 +128,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
         async def receive():
             return left.pop(0) if left else await asyncio.Event().wait()
 
-        await OwnSite(app)(
+        await OwnSite(app, HostNames())(
             {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"[::1]")]}, receive, None
         )
 

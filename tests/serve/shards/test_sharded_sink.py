@@ -33,7 +33,8 @@ from kc_otel.serve.shards import sharded_sink
 from kc_otel.serve.shards.shard import Shard
 from kc_otel.serve.shards.sharded_sink import ShardedSink, ShardError
 from kc_otel.serve.store.state_file import StateError, open_state
-from tests.judge.conftest import applying, info_request
+from tests.judge.conftest import applying, info_request, make_contract
+from tests.judge.conftest import merge as merged
 from tests.tools.contracts import contract_of
 from tests.tools.exact_senders import CONTRACT, rounds
 from tests.tools.full_disk import refuse_commits, relieve
@@ -576,3 +577,27 @@ def test_the_judge_knows_the_recorders_of_all_shards() -> None:
     shards[1].ingest_metrics(info_request(START + 30.0, 0, "gpu-1"), START + 30.0)
     told(shards[1], 2, START + 30.0)
     assert recorders.all_ended("b" * 12, START + 30.0)
+
+
+def test_the_judge_knows_which_recorders_of_shards_moved_to_another_version() -> None:
+    """One that moved may return; one that returns, or shuts down, has not moved any more. Restarts change nothing."""
+    old, new = "b" * 12, "c" * 12
+    judge, shard = Evaluator([make_contract()]), Evaluator([make_contract()], remember=ShardState)
+    state = judge.states["policy"]
+
+    def told(at: float, **values: int) -> None:
+        versions = {"old": old, "new": new}
+        requests = [info_request(at, value, "gpu-0", versions[version]) for version, value in values.items()]
+        shard.ingest_metrics(merged(*requests), at)
+        batch = unsent_batch(shard, int(at), {}, 0.0)
+        mark_sent(shard, {})
+        merge(judge, [replace(batch, notes=json.loads(json.dumps(batch.notes)))], at)
+
+    told(START, old=1)
+    told(START + 10.0, old=0, new=1)
+    assert state.recorders.all_ended(old, START)
+    assert state.recorders.moved == {old: {"gpu-0": START + 10.0}}
+    told(START + 20.0, old=1, new=0)
+    assert state.recorders.moved == {old: {}, new: {"gpu-0": START + 20.0}}
+    told(START + 30.0, old=0, new=0)
+    assert not any(state.recorders.moved.values())

@@ -124,11 +124,13 @@ def test_that_a_run_ended_and_what_is_refused_survive_a_restart(contract, sender
     first, store, source = Evaluator([contract(slices={})]), EvaluatorStore(connection), sender()
     first.ingest_metrics(source.request(now, np.full(2000, 1e-4)), now)
     first.states["policy"].recorders.ended["bbbbbbbbbbbb"] = now
+    first.states["policy"].recorders.moved = {"cccccccccccc": {"gpu-8": now}}
     first.ingest_metrics(sender(instance="gpu-7").request(now + 3600, [0.1]), now)
     written(store, first, connection)
     again = Evaluator([contract(slices={})])
     EvaluatorStore(connection).restore(again)
     assert again.missing("policy", now + 1.0) == first.missing("policy", now + 1.0) != []
+    assert again.states["policy"].recorders.moved_since("cccccccccccc", now)
     again.listen(now + 1.0)
     (verdict,) = verdicts_of(again, now + 500.0)
     assert verdict.reason.startswith("the run ended"), verdict.reason

@@ -11,12 +11,8 @@ import httpx
 import pytest
 
 from kc_otel.client.signing import Secret, new_secret, verify
-from kc_otel.judge.escalation.alert_lifecycle import advance
-from kc_otel.judge.escalation.alerts import PolicyState
-from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.serve.webhooks.deliver import Dispatcher, retry_after_seconds
 from kc_otel.serve.webhooks.endpoints import WebhookEndpoint
-from kc_otel.serve.webhooks.formats import Format
 from kc_otel.serve.webhooks.outbox import DeliveryState, Outbox
 from tests.tools.deliveries import drain
 
@@ -150,34 +146,6 @@ def test_refused_connection_is_retried_without_showing_the_url(outbox):
     assert message.error == "ConnectError: cannot reach the endpoint"
 
 
-@pytest.mark.parametrize("jump", [2 * 86_400.0, -2 * 86_400.0])
-def test_a_clock_that_is_set_by_days_gives_no_message_up(outbox, jump):
-    """What waits for an endpoint that is down, and what is said just then, is delivered, whichever way it was set."""
-    now, steady = [AT], [5.0]
-    old = outbox.enqueue("pager", "policy-7b", b"{}", AT)
-
-    async def main():
-        dispatcher = Dispatcher(outbox, {}, client_factory=client, clock=lambda: now[0], steady=lambda: steady[0])
-        await drain(dispatcher)  # no such endpoint yet
-        for _ in range(2):
-            now[0] += jump + 1
-            steady[0] += 1
-            outbox.enqueue("pager", "policy-7b", b"{}", now[0])
-            await drain(dispatcher)
-        assert not outbox.messages(DeliveryState.PARKED)
-        now[0] += 86_000
-        steady[0] += 86_000
-        await drain(dispatcher)
-        assert not outbox.messages(DeliveryState.PARKED)
-        now[0] += 500
-        steady[0] += 500
-        await drain(dispatcher)
-        await dispatcher.aclose()
-
-    asyncio.run(main())
-    assert old in {message.id for message in outbox.messages(DeliveryState.PARKED)}, "a day is a day for all that"
-
-
 def test_wake_delivers_at_once(outbox, receiver):
     """Messages enqueued by a tick do not wait for the next poll, and neither does what comes after them."""
 
@@ -210,87 +178,12 @@ def test_message_to_an_unknown_endpoint_waits_and_is_logged_once(outbox, caplog)
     assert len(outbox.messages(DeliveryState.WAITING)) == 1
 
 
-SIZE = 244
-
-
-@pytest.fixture
-def incident(make_contract, make_verdict):
-    """The body of so many alerts that fire at once."""
-    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
-    broken = [make_verdict("FAIL", slice=f"slice-{number}") for number in range(SIZE)]
-    _, fired = advance(contract, PolicyState(contract.name), broken, {}, AT)
-    assert len(fired) == SIZE
-    return encode(alert_body(contract, fired, receiver="pager"))
-
-
-def pagerduty(receiver, *paths):
-    return {
-        path: WebhookEndpoint(path, f"{receiver.url}/{path}", format=Format.PAGERDUTY, key="k", allow_private=True)
-        for path in paths
-    }
-
-
-def told(receiver, path):
-    """Dedup keys of the events that a path got, in order."""
-    return [json.loads(body)["dedup_key"] for asked, _, body in receiver.requests if asked == f"/{path}"]
-
-
-async def once(outbox, endpoints, at, **options):
-    """What a process does that starts at a time and delivers what is due."""
-    dispatcher = Dispatcher(outbox, endpoints, client_factory=client, clock=lambda: at, **options)
-    await drain(dispatcher)
-    await dispatcher.aclose()
-
-
-@pytest.mark.slow
-def test_a_rate_limited_endpoint_gets_each_event_once_and_the_other_does_not_wait(outbox, receiver, incident):
-    """Of 244 events 60 are taken at a time: `Retry-After` is obeyed, and what was accepted is not sent again."""
-    receiver.answers["/limited"] = [(204, {})] * 60 + [(429, {"retry-after": "30"})] + [(204, {})] * (SIZE - 60)
-    for path in ("limited", "other"):
-        outbox.enqueue(path, "policy-7b", incident, AT)
-    asyncio.run(once(outbox, pagerduty(receiver, "limited", "other"), AT))
-    assert len(told(receiver, "limited")) == 61
-    assert len(told(receiver, "other")) == len(set(told(receiver, "other"))) == SIZE
-    (waiting,) = outbox.messages(DeliveryState.WAITING)
-    assert (waiting.endpoint, waiting.answered, waiting.attempts, waiting.error) == ("limited", 60, 1, "HTTP 429")
-    asyncio.run(once(outbox, pagerduty(receiver, "limited"), AT + 29))
-    assert len(told(receiver, "limited")) == 61
-    asyncio.run(once(outbox, pagerduty(receiver, "limited"), AT + 31))
-    events = told(receiver, "limited")
-    assert events[60] == events[61], "the one that was refused for now is the next"
-    assert events[:60] + events[61:] == told(receiver, "other")
-    assert not outbox.messages(DeliveryState.WAITING)
-
-
-@pytest.mark.slow
-def test_an_event_that_is_refused_holds_back_no_other(outbox, receiver, incident):
-    """The rest of the message is sent; the message is parked, and says how many were refused."""
-    receiver.answers["/pager"] = [(204, {}), (400, {})] + [(204, {})] * SIZE
-    outbox.enqueue("pager", "policy-7b", incident, AT)
-    asyncio.run(once(outbox, pagerduty(receiver, "pager"), AT))
-    (parked,) = outbox.messages()
-    assert (parked.state, parked.error) == (
-        DeliveryState.PARKED, f"1 of {SIZE} requests were refused; the last one with HTTP 400",
-    )  # fmt: skip
-    assert len(set(told(receiver, "pager"))) == len(told(receiver, "pager")) == SIZE
-
-
-@pytest.mark.slow
-def test_many_slow_answers_are_no_time_out(outbox, receiver, incident):
-    """The limit is for each request: all of them together may take longer."""
-    receiver.delay = 0.01
-    outbox.enqueue("pager", "policy-7b", incident, AT)
-    asyncio.run(once(outbox, pagerduty(receiver, "pager"), AT, timeout=1.0))
-    assert outbox.messages()[0].state is DeliveryState.DELIVERED
-    assert len(told(receiver, "pager")) == SIZE
-
-
 def test_locked_database_is_survived(outbox, connection, receiver, caplog):
     """When the outbox cannot be read or written for a moment, the dispatcher goes on afterwards."""
 
     class Flaky:
         def __init__(self):
-            self.broken = ["SELECT min(created)", "UPDATE outbox SET answered"]
+            self.broken = ["SELECT min(created)", "UPDATE outbox SET state"]
 
         @property
         def in_transaction(self):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kc_otel.client.signing import Secret, new_secret
-from kc_otel.serve.webhooks.endpoints import WebhookEndpoint, WebhookEndpointError, credential_files, endpoints_from_env
+from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 from kc_otel.serve.webhooks.formats import Format
 
 
@@ -73,12 +73,6 @@ def test_url_that_is_none_is_refused(url):
         WebhookEndpoint("pager", url, (Secret.parse(new_secret()),))
 
 
-def test_endpoint_without_a_secret_is_refused():
-    """Nothing is sent unsigned."""
-    with pytest.raises(WebhookEndpointError, match="no secret"):
-        WebhookEndpoint("pager", "https://pager.example", ())
-
-
 def _of(**variables):
     environ = {"KC_OTEL_WEBHOOK_PAGER_URL": "https://pager.example"}
     environ |= {f"KC_OTEL_WEBHOOK_PAGER_{name}": value for name, value in variables.items()}
@@ -109,10 +103,20 @@ def test_a_format_without_what_it_needs_is_refused(variables, said):
         _of(**variables)
 
 
-def test_credential_files_are_known(tmp_path):
-    """So that they can be watched."""
-    environ = {
-        "KC_OTEL_WEBHOOK_PAGER_SECRET_FILE": str(tmp_path / "secret"),
-        "KC_OTEL_WEBHOOK_CHAT_AUTHORIZATION_FILE": str(tmp_path / "token"),
-    }
-    assert credential_files(["pager", "chat", "none"], environ) == (tmp_path / "token", tmp_path / "secret")
+def test_a_secret_that_changes_in_its_file_is_read_again(tmp_path, caplog):
+    """At the next tick; a file that is wrong or gone for a moment leaves the old secret in force."""
+    path, first, two = tmp_path / "secret", new_secret(), new_secret()
+    path.write_text(first)
+    environ = {"KC_OTEL_WEBHOOK_PAGER_URL": "https://p.example", "KC_OTEL_WEBHOOK_PAGER_SECRET_FILE": str(path)}
+    rotation = Rotation(["pager"], environ)
+    assert rotation.renewed() is None
+    path.write_text(f"{two} {first}")
+    assert rotation.renewed()["pager"].secrets == (Secret.parse(two), Secret.parse(first))
+    assert rotation.renewed() is None
+    path.write_text("rubbish")
+    assert rotation.renewed() is None
+    assert "the old webhook credentials stay in force" in caplog.text
+    path.unlink()
+    assert rotation.renewed() is None
+    path.write_text(two)
+    assert rotation.renewed()["pager"].secrets == (Secret.parse(two),)

@@ -21,9 +21,21 @@ AT = 1_700_000_000.0
 
 
 @pytest.fixture
-def stored(make_contract, make_verdict):
+def contract(make_contract):
+    """One that pages on FAIL."""
+    return make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
+
+
+def begun_of(contract, verdicts):
+    """The policy after these verdicts, what fires, and the incident that begins."""
+    state, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
+    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    return state, fired, begun
+
+
+@pytest.fixture
+def stored(contract, make_verdict):
     """The bodies of a firing and of its resolve, as the outbox holds them."""
-    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
     state, fired = advance(contract, PolicyState(contract.name), [make_verdict("FAIL")], {}, AT)
     _, resolved = advance(contract, state, [make_verdict("PASS")], {}, AT + 60)
     return [
@@ -33,19 +45,19 @@ def stored(make_contract, make_verdict):
 
 
 def sent(format, stored, *, now=AT, **options):
-    """The parsed bodies of a stored one, in a format."""
-    requests = render(format, options.pop("url", "https://hooks.example/x"), stored, "msg_1", now=now, **options)
-    return [json.loads(request.body) for request in requests]
+    """The parsed body of a stored one, in a format."""
+    request = render(format, options.pop("url", "https://hooks.example/x"), stored, "msg_1", now=now, **options)
+    return json.loads(request.body)
 
 
 def test_alertmanager_gets_alerts_that_last_until_they_resolve(stored):
     """A firing alert ends minutes after it is posted, whenever that is; a resolved one has its real end."""
-    ((firing,),), ((resolved,),) = (sent(Format.ALERTMANAGER, body) for body in stored)
+    (firing,), (resolved,) = (sent(Format.ALERTMANAGER, body) for body in stored)
     assert firing["labels"] == resolved["labels"]
     assert firing["labels"]["alertname"] == "KernelContractBroken"
     assert datetime.fromisoformat(firing["startsAt"]).timestamp() == AT
     assert datetime.fromisoformat(firing["endsAt"]).timestamp() == AT + 300
-    ((later,),) = sent(Format.ALERTMANAGER, stored[0], now=AT + 3600)
+    (later,) = sent(Format.ALERTMANAGER, stored[0], now=AT + 3600)
     assert later == firing | {"endsAt": later["endsAt"]}
     assert datetime.fromisoformat(later["endsAt"]).timestamp() == AT + 3900
     assert datetime.fromisoformat(resolved["endsAt"]).timestamp() == AT + 60
@@ -61,13 +73,13 @@ def test_alertmanager_gets_alerts_that_last_until_they_resolve(stored):
 )
 def test_alertmanager_is_named_by_its_server(stored, url, expected):
     """The path of its API is ours to know."""
-    (request,) = render(Format.ALERTMANAGER, url, stored[0], "msg_1", now=AT)
+    request = render(Format.ALERTMANAGER, url, stored[0], "msg_1", now=AT)
     assert request.url == expected
 
 
-def test_pagerduty_gets_an_event_per_alert_with_one_key_for_start_and_end(stored):
+def test_pagerduty_gets_an_event_of_an_alert_with_one_key_for_start_and_end(stored):
     """The routing key is in the body, the numbers are in the details, and resolving closes the same incident."""
-    (trigger,), (resolve,) = (sent(Format.PAGERDUTY, body, key="R" * 32) for body in stored)
+    trigger, resolve = (sent(Format.PAGERDUTY, body, key="R" * 32) for body in stored)
     assert (trigger["event_action"], resolve["event_action"]) == ("trigger", "resolve")
     assert trigger["dedup_key"] == resolve["dedup_key"]
     assert trigger["routing_key"] == "R" * 32
@@ -82,11 +94,10 @@ def test_pagerduty_gets_an_event_per_alert_with_one_key_for_start_and_end(stored
 
 def test_slack_gets_a_message_whose_names_cannot_ping_anybody(stored):
     """Colours follow severity and end; what looks like Slack's markup is escaped."""
-    (firing,), (resolved,) = (sent(Format.SLACK, body) for body in stored)
+    firing, resolved = (sent(Format.SLACK, body) for body in stored)
     of = f"for {'b' * 12} against {'a' * 12}"
     assert firing["text"] == f"[firing] policy-7b: token-tv is broken on slice code {of}"
     assert firing["attachments"][0]["color"] != resolved["attachments"][0]["color"]
-    assert firing["attachments"][0]["ts"] == int(AT)
     hostile = json.loads(stored[0])
     hostile["alerts"][0]["annotations"]["summary"] = "<!channel> & all"
     assert "<!channel>" not in json.dumps(sent(Format.SLACK, encode(hostile)))
@@ -95,12 +106,9 @@ def test_slack_gets_a_message_whose_names_cannot_ping_anybody(stored):
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:4320", "http://[::1]:4320", "http://0.0.0.0:4320", "http://localhost"]
 )
-def test_links_that_open_nowhere_else_say_which_option_is_missing(make_contract, make_verdict, url):
+def test_links_that_open_nowhere_else_say_which_option_is_missing(contract, make_verdict, url):
     """In Slack's message of an incident and in every alert; an address that others know is left alone."""
-    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
-    verdicts = [make_verdict("FAIL")]
-    state, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    _, fired, begun = begun_of(contract, [make_verdict("FAIL")])
     for base, said in ((url, True), ("https://kc.example", False)):
         body = alert_body(contract, fired, receiver="pager", external_url=base, incident=begun, lasting=1)
         assert ("--external-url" in body["alerts"][0]["annotations"]["description"]) == said
@@ -108,16 +116,14 @@ def test_links_that_open_nowhere_else_say_which_option_is_missing(make_contract,
         assert ".;" not in json.dumps(sent(Format.SLACK, encode(body)))
 
 
-def test_an_update_in_which_nothing_new_fires_still_begins_with_its_headline(make_contract, make_verdict):
+def test_an_update_in_which_nothing_new_fires_still_begins_with_its_headline(contract, make_verdict):
     """One slice recovers while another is broken: nothing is said of users, and no gap is left."""
-    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
     verdicts = [make_verdict("FAIL", slice="a"), make_verdict("FAIL", slice="b")]
-    state, _ = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    state, _, begun = begun_of(contract, verdicts)
     later = [make_verdict("PASS", slice="a"), make_verdict("FAIL", slice="b")]
     _, ended = advance(contract, state, later, {}, AT + 60)
     body = alert_body(contract, ended, receiver="pager", reason="update", incident=begun, lasting=1)
-    (event,) = sent(Format.PAGERDUTY, encode(body), key="R" * 32)
+    event = sent(Format.PAGERDUTY, encode(body), key="R" * 32)
     assert event["payload"]["summary"].startswith("policy-7b: token-tv is above its limit on ")
 
 
@@ -126,30 +132,25 @@ def test_an_alert_says_since_when_its_cell_is_broken_not_since_when_its_step_fir
     pager = {"on": "fail", "for": "5m", "severity": "critical", "do": [{"webhook": "pager"}]}
     contract = make_contract([{"on": "fail", "do": ["notify"]}, pager])
     verdicts = [make_verdict("FAIL")]
-    state, _ = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    state, _, begun = begun_of(contract, verdicts)
     _, fired = advance(contract, state, verdicts, {}, AT + 300)
     body = alert_body(contract, fired, receiver="pager", incident=begun, lasting=1)
     assert "Since 2023-11-14 22:13:20 UTC." in body["alerts"][0]["annotations"]["description"]
 
 
-def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(make_contract, make_verdict):
+def test_a_message_about_what_is_contained_does_not_say_that_users_get_it(contract, make_verdict):
     """Its window still holds the breach; no request that anybody measures reaches the kernel."""
-    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
-    state, fired = advance(contract, PolicyState(contract.name), [make_verdict("FAIL")], {}, AT)
-    (begun,) = follow(contract.name, (), [make_verdict("FAIL")], state.firing, DecisionTable(), AT)
+    _, fired, begun = begun_of(contract, [make_verdict("FAIL")])
     for incident, answered in ((begun, True), (replace(begun, state=IncidentState.CONTAINED), False)):
         body = alert_body(contract, fired, receiver="pager", incident=incident, lasting=1)
         for text in (body["kernelContract"]["impact"], body["alerts"][0]["annotations"]["description"]):
             assert text.startswith("Routers keep requests on slice code away from the kernel") is not answered
 
 
-def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(make_contract, make_verdict):
+def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(contract, make_verdict):
     """One key at PagerDuty and one group for Alertmanager's readers; kernels by their names; links open it."""
-    contract = make_contract([{"on": "fail", "severity": "critical", "do": [{"webhook": "pager"}]}])
     verdicts = [make_verdict("FAIL", slice=f"s{n}") for n in range(45)]
-    state, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
-    (begun,) = follow(contract.name, (), verdicts, state.firing, DecisionTable(), AT)
+    state, fired, begun = begun_of(contract, verdicts)
     passing = [make_verdict("PASS", slice=f"s{n}") for n in range(45)]
     state, ended = advance(contract, state, passing, {}, AT + 60)
     (over,) = follow(contract.name, [begun], passing, state.firing, DecisionTable(), AT + 60)
@@ -165,7 +166,7 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(mak
             (fired[:20], "firing", begun, 20), (fired[20:], "update", begun, 45), (ended, "resolved", over, 0),
         )
     ]  # fmt: skip
-    events = [event for body in bodies for event in sent(Format.PAGERDUTY, body, key="R" * 32)]
+    events = [sent(Format.PAGERDUTY, body, key="R" * 32) for body in bodies]
     assert [event["event_action"] for event in events] == ["trigger", "trigger", "resolve"]
     assert {event["dedup_key"] for event in events} == {f"kc-otel/policy-7b/{begun.id}"}
     payload = events[1]["payload"]
@@ -180,7 +181,7 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(mak
     whole = [json.loads(body) for body in bodies]
     assert {body["groupKey"] for body in whole} == {f'{{}}:{{contract="policy-7b", incident="{begun.id}"}}'}
     assert [body["notification_reason"] for body in whole] == ["firing", "update", "resolved"]
-    (first,), (update,), (last,) = (sent(Format.SLACK, body) for body in bodies)
+    first, update, last = (sent(Format.SLACK, body) for body in bodies)
     assert first["text"] == f"Broken: {suffered}"
     assert update["text"].startswith("Update: policy-7b: ")
     assert last["text"] == f"Resolved: policy-7b: token-tv was above its limit {where}"
@@ -197,14 +198,12 @@ def test_an_incident_is_one_event_and_one_message_from_its_first_to_its_last(mak
 
 
 def test_many_alerts_are_each_there_where_the_format_has_room(make_contract, make_verdict):
-    """Forty alerts of no incident: forty events for a pager, a message of twenty for people."""
+    """Forty alerts of no incident: forty for Alertmanager, and for people how many there are."""
     contract = make_contract(
         [{"on": "fail", "do": [{"webhook": "pager"}]}], slices={f"s{n}": {"where": {"n": n}} for n in range(40)}
     )
     verdicts = [make_verdict("FAIL", slice=f"s{n}") for n in range(40)]
     _, fired = advance(contract, PolicyState(contract.name), verdicts, {}, AT)
     body = encode(alert_body(contract, fired, receiver="pager"))
-    assert len(sent(Format.PAGERDUTY, body, key="R" * 32)) == 40
-    assert len(sent(Format.ALERTMANAGER, body)[0]) == 40
-    assert len(sent(Format.SLACK, body)[0]["attachments"]) == 20
-    assert "39 more" in sent(Format.SLACK, body)[0]["text"]
+    assert len(sent(Format.ALERTMANAGER, body)) == 40
+    assert "39 more" in sent(Format.SLACK, body)["text"]

@@ -138,13 +138,6 @@ def test_clock_that_jumps_back_does_not_delay(outbox):
     assert due_ids(outbox, 500_000) == [message_id]
 
 
-def test_enqueueing_the_same_id_again_changes_nothing(outbox):
-    """An id made from what happened makes enqueueing idempotent."""
-    outbox.enqueue("pager", "a", b"1", 0, id="msg_x")
-    outbox.enqueue("pager", "a", b"2", 5, id="msg_x")
-    assert [message.body for message in outbox.messages()] == [b"1"]
-
-
 def test_finished_messages_are_kept_for_a_while(connection):
     """The outbox does not grow without bound, and what waits is never dropped."""
     outbox = Outbox(connection, keep=3)
