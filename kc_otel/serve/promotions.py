@@ -275,7 +275,7 @@ class Promotions:
                 moved = orders.force(before, found, stage, by, why, self.latest(contract), now)
                 return self._put(found, *begun, moved)
             case "rollback":
-                if not self._acts(contract):
+                if contract in self._dry_run:
                     raise OrderError(
                         f"{contract} runs dry, so nothing would keep requests from {version}; pin its slices"
                     )
