@@ -83,8 +83,10 @@ class Measurer:
         tracer: trace.Tracer,
         pairing: PairingBuffer,
         start: int,
+        serves: bool = True,
     ) -> None:
         self._contract = contract
+        self._serves = serves
         self._table = SliceTable.of(contract)
         self._layouts = bucket_layouts(contract)
         self._counters = counters
@@ -169,7 +171,11 @@ class Measurer:
             current = self._current
             self._left_sent = frozenset(self._left)
             pairs = {current, *self._streams, *self._left}
-        metrics.append(kernel_info(self._contract.name, pairs, None if self._closed else current, self._start, now))
+        metrics.append(
+            kernel_info(
+                self._contract.name, pairs, None if self._closed and self._serves else current, self._start, now
+            )
+        )
         metrics.extend([steps] if steps.data.data_points else [])
         metrics.extend(self._counters.metrics(self._start, now))
         try:

@@ -140,7 +140,9 @@ class ProcessEngine(PerProcess):
         export_interval: float | None,
         log: DriftLog | None,
         resource: Mapping[str, str] | None = None,
+        serves: bool = True,
     ) -> None:
+        self._serves = serves
         self._known: set[Kernel] = set()
         self.pair = self._met(contract, pair)
         self._resource = resource
@@ -202,6 +204,7 @@ class ProcessEngine(PerProcess):
             tracer=trace.get_tracer("kc_otel", VERSION, self._tracer_provider),
             pairing=PairingBuffer(max_tokens=tokens, max_age=seconds),
             start=time.time_ns(),
+            serves=self._serves,
         )
         return Engine(measurer, counters, self._queue_bytes, self._export_loop(measurer, counters))
 

@@ -66,6 +66,13 @@ def test_kernel_info_spells_out_the_fingerprints(recorders, memory):
     assert {point.value for point in memory.points("kc.kernel.info")} == {0}
 
 
+def test_a_program_that_measures_what_another_serves_does_not_say_that_the_kernels_end(recorders, memory):
+    """They serve on when it shuts down: nothing is known of them then."""
+    recorder = recorders(serves=False)
+    assert recorder.shutdown()
+    assert {point.value for point in memory.points("kc.kernel.info")} == {1}
+
+
 def test_the_trainers_step_is_that_of_the_newest_weights(recorders, memory, logprobs):
     """A gauge of the pair, as new as the last batch whose training weights are counted; names of weights are none."""
     recorder = recorders()
