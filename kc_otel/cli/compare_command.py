@@ -41,7 +41,6 @@ _TABLE_STYLE: Final[dict[str, Any]] = {
     "pad_edge": False,
     "padding": (0, _COLUMN_GAP, 0, 0),
 }
-_TITLE: Final = "kc-otel"
 _Row = tuple[str, list[str]]
 """A name, and a cell per slice."""
 
@@ -93,16 +92,9 @@ def compare(
     slices = [report(part, confidence=confidence, clip=width) for part in parts]
     if judged is not None and slice:
         judged = judged.on(slice)
+    coarse, masked = coarse_side(log.train, log.inference), len(log.masked)
     comparison = LogComparison(
-        log.source,
-        log.lengths.size,
-        log.train.size,
-        len(log.masked),
-        confidence,
-        width,
-        slices,
-        judged,
-        coarse_side(log.train, log.inference),
+        log.source, log.lengths.size, log.train.size, masked, confidence, width, slices, judged, coarse
     )
     if as_json:
         typer.echo(json.dumps(as_data(comparison), indent=2, allow_nan=False))
@@ -156,7 +148,7 @@ def _tables(rows: Sequence[_Row], slices: Sequence[str], width: int) -> Iterator
             if used > room and last > first:
                 break
             last += 1
-        table = Table(title=_TITLE, **_TABLE_STYLE)
+        table = Table(**_TABLE_STYLE)
         table.add_column("metric", overflow="fold")
         for name in slices[first:last]:
             table.add_column(_text(name), justify="right", overflow="fold")

@@ -11,6 +11,8 @@ import pytest
 from kc_otel.recordings.recording_files import load_recording
 from tests.tools.completions import completions, table
 
+COMMANDS = ("gate",)
+
 pytestmark = pytest.mark.slow
 
 CONTRACT = """apiVersion: kernel-contract/v1
@@ -48,12 +50,6 @@ def endpoints():
             return sampler, stack.enter_context(completions(table(drift=drift), **(train or {})))
 
         yield start
-
-
-@pytest.fixture
-def run(command):
-    """Runs `kc-otel gate` in the folder."""
-    return command("gate")
 
 
 def asked(inference, train, *more):
@@ -183,8 +179,7 @@ def test_models_of_other_names_are_told(run, endpoints):
     assert run(*asked(inference, inference, "--inference-model", "fp8", "--train-model", "bf16"))[0] == 0
     code, _, err = run(*asked(inference, inference, "--inference-model", "fp8", "--train-model", "fp8"))
     assert (code, "its decoding with its prefill" in err) == (0, True)
-    named = inference.address.replace("127.0.0.1", "localhost") + "/v1"
-    _, _, err = run(*asked(inference, named, "--inference-model", "fp8", "--train-model", "fp8"))
+    err = run(*asked(inference, inference.address + "/v1", "--inference-model", "fp8", "--train-model", "fp8"))[2]
     assert "its decoding with its prefill" in err
 
 
