@@ -28,8 +28,8 @@ from kc_otel.contract.words import did_you_mean, listed
 
 if TYPE_CHECKING:
     from kc_otel.judge.verdict import Verdict
-    from kc_otel.offline.gate.observations import RecordingSlice
     from kc_otel.offline.log_comparison import LogComparison, SliceReport
+    from kc_otel.recordings.recording import Recording
     from kc_otel.stats import Interval
 
 _WIDE_TERMINAL: Final = 110
@@ -89,7 +89,7 @@ def compare(
         judged = judge(promise, parts, time.time()) if promise is not None else None
         parts = _chosen(slice or [], parts)
     width = clip or (promise.assumptions.clip if promise is not None else None) or 0.2
-    slices = [report(part, confidence=confidence, clip=width) for part in parts]
+    slices = [report(name, part, confidence=confidence, clip=width) for name, part in parts.items()]
     if judged is not None and slice:
         judged = judged.on(slice)
     coarse, masked = coarse_side(log.train, log.inference), len(log.masked)
@@ -102,12 +102,11 @@ def compare(
         print_tables(comparison, Console())
 
 
-def _chosen(names: list[str], parts: list[RecordingSlice]) -> list[RecordingSlice]:
-    known = [part.name for part in parts]
-    unknown = [name for name in names if name not in known]
+def _chosen(names: list[str], parts: dict[str, Recording | None]) -> dict[str, Recording | None]:
+    unknown = [name for name in names if name not in parts]
     if unknown:
-        raise ValueError(f"--slice: there is no slice {unknown[0]!r}; {did_you_mean(unknown[0], known, 'there are')}")
-    return [part for part in parts if not names or part.name in names]
+        raise ValueError(f"--slice: there is no slice {unknown[0]!r}; {did_you_mean(unknown[0], parts, 'there are')}")
+    return {name: part for name, part in parts.items() if not names or name in names}
 
 
 def print_tables(comparison: LogComparison, console: Console) -> None:
