@@ -22,6 +22,8 @@ from tests.judge.test_input_faults import counted
 from tests.serve.test_silent_recorders import STEP, TEXT, Fleet
 from tests.tools.api import client_of
 
+pytestmark = pytest.mark.slow
+
 VERSION = "b" * 12
 CLAUSE = "metric: tv_token, unit: token, limit: 0.02"
 
