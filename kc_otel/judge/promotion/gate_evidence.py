@@ -252,7 +252,7 @@ def of_other_contracts(contract: Contract, records: Iterable[Mapping[str, Any]])
     if not short:
         return said, ""
     lacks = f"it does not show that this one's limit holds for {listed(list(short))}"
-    return said, f"{said}, and {lacks}; start the version again, or a person has to force it and say why"
+    return said, f"{said}, and {lacks}; roll it back and start it again, or force it and say why"
 
 
 def _measured(row: Mapping[str, Any]) -> tuple[Any, ...]:
