@@ -51,12 +51,17 @@ class WireColumns:
         head = self.body[begin : begin + 2]
         return self.body[begin + 2 : begin + 2 + head[1]] if head[0] == 0x0A and head[1] < 128 else b""
 
-    def counts_of_drift(self) -> Iterator[tuple[bytes, bool, int]]:
-        """Yield each exponential drift metric's resource, whether it is cumulative, and the sum of its counts."""
+    def drift_metrics(self) -> Iterator[int]:
+        """Yield the numbers of the exponential drift metrics."""
         for metric, of in enumerate(self.metrics):
             if of["exponential"] and self.name(metric).decode("utf-8", "replace") in DRIFT_NAMES:
-                count = int(self.points["count"][int(of["first"]) : int(of["last"])].sum())
-                yield self.body[of["resource_begin"] : of["resource_end"]], of["temporality"] == CUMULATIVE, count
+                yield metric
+
+    def counts_of_drift(self) -> Iterator[tuple[bytes, bool, int]]:
+        """Yield each exponential drift metric's resource, whether it is cumulative, and the sum of its counts."""
+        for of in map(self.metrics.__getitem__, self.drift_metrics()):
+            count = int(self.points["count"][int(of["first"]) : int(of["last"])].sum())
+            yield self.body[of["resource_begin"] : of["resource_end"]], of["temporality"] == CUMULATIVE, count
 
     def without(self, taken: NDArray[np.bool_]) -> Iterator[tuple[int, list[int]]]:
         """Metrics that have points which are not `taken`, and those; and all metrics of other kinds."""

@@ -272,7 +272,7 @@ class Evaluator:
             self._columns.settle()  # the clock went back, and with it what was counted
         horizons = {name: state.horizon(now, self._tolerance) for name, state in self.states.items()}
         columns = request if isinstance(request, ColumnMessage) else None
-        reports = RecorderReports(columns)
+        reports = RecorderReports(columns, self._series_taken)
         if columns is not None and self._columns is not None:
             taken, behind = self._columns.fold(columns, horizons, now)
             counts["accepted"] += taken - behind
@@ -290,6 +290,9 @@ class Evaluator:
         more = f"; and {len(messages) - _MAX_REASONS} more reasons" if len(messages) > _MAX_REASONS else ""
         heard = rejected or any(counts[outcome] for outcome in _REPORTED_OUTCOMES)
         return ExportResult(rejected, "; ".join(list(messages)[:_MAX_REASONS]) + more if heard else "")
+
+    def _series_taken(self, message: ColumnMessage) -> Mapping[int, SeriesKey]:
+        return {} if self._columns is None else self._columns.series_taken(message)
 
     def ingest_traces(self, request: Any, now: float) -> ExportResult:
         """Take an ExportTraceServiceRequest; of its spans, the worst `kc.compare` ones are kept as examples."""
@@ -368,7 +371,7 @@ class Evaluator:
         """Return True if a recorder that reported a kernel version from `since` on is silent now, or has been since."""
         return self.states[contract].recorders.lost(version, since, until, self._silence(now))
 
-    def unheard(self, contract: str, version: str, span: tuple[float, float], now: float) -> bool:
+    def unheard(self, contract: str, version: str, slice: str, span: tuple[float, float], now: float) -> bool:
         """Return True if a recorder that reported a kernel version during a breach has not been heard of since.
 
         So it is while points of the version arrive that are not judged: they may be what was broken.
@@ -376,13 +379,14 @@ class Evaluator:
         Args:
             contract: metadata.name.
             version: Short fingerprint of the inference kernel.
+            slice: The slice that was broken.
             span: Unix times of the breach's onset and of the last FAIL, seconds.
             now: Unix time in seconds.
         """
         state = self.states[contract]
         if any(refused.pair[1] == version for refused in state.refused.present(now)):
             return True
-        return state.recorders.unheard(version, span, now, self._silence(now))
+        return state.recorders.unheard(version, slice, span, now, self._silence(now))
 
     def kernels(self, contract: str) -> tuple[KernelInfo, ...]:
         """Kernel versions that reported themselves, the one seen last first."""

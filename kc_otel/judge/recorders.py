@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kc_otel.contract.units import format_duration
 from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.histograms import ExplicitHistogram
-from kc_otel.judge.points import INVALID, Point, PointKind, resource_of
+from kc_otel.judge.points import CUMULATIVE, INVALID, Point, PointKind, resource_of
 from kc_otel.judge.refused_points import sender_of
+from kc_otel.judge.series import SeriesKey
 
 _MAX_VERSIONS: Final = 256
 """Kernel versions whose recorders are remembered: those that were reported last."""
@@ -73,13 +74,18 @@ class Recorders:
         ended: Unix time at which a recorder last said that it is done with a kernel version, seconds.
         moved: Recorders that measure another version since then and have not shut down: Unix times in seconds, by
             the version that they left and sender.
+        watched: Slices on which something is broken; what recorders measure on them is told apart from all else.
+        measured_on: Unix times in seconds of the newest observations on these, by version, sender and slice.
     """
 
     def __init__(self, heartbeat: float, window: float) -> None:
         self.by_version: dict[str, dict[str, LastReport]] = {}
         self.ended: dict[str, float] = {}
         self.moved: dict[str, dict[str, float]] = {}
+        self.watched: frozenset[str] = frozenset()
+        self.measured_on: dict[str, dict[str, dict[str, float]]] = {}
         self._counts: dict[str, dict[str, int]] = {}
+        self._counts_on: dict[tuple[str, str, str], int] = {}
         self._patience = _HEARTBEATS * heartbeat
         self._window = window
 
@@ -93,8 +99,10 @@ class Recorders:
             self.ended.pop(oldest, None)
             self.moved.pop(oldest, None)
             self._counts.pop(oldest, None)
+            self.measured_on.pop(oldest, None)
         if done:
             senders.pop(sender, None)
+            self.measured_on.get(version, {}).pop(sender, None)
             self.ended[version] = report.at
             return
         before = senders.pop(sender, None)  # the newest is at the end
@@ -115,6 +123,7 @@ class Recorders:
             if (sender := next((name for name in senders if name != _MORE_RECORDERS), None)) is not None:
                 senders[_MORE_RECORDERS] = senders.pop(sender)
                 self._counts.get(version, {}).pop(sender, None)
+                self.measured_on.get(version, {}).pop(sender, None)
                 return
 
     def observe(self, version: str, sender: str, total: int, new: int, now: float) -> None:
@@ -138,6 +147,28 @@ class Recorders:
         if new or total > (0 if begun_anew else known):
             resumed = now if now - report.measured > self._window else report.resumed
             self.by_version[version][sender] = report._replace(measured=now, resumed=resumed)
+
+    def watch(self, slices: Collection[str]) -> None:
+        """Tell apart from now on what recorders measure on these slices, and on no others."""
+        if self.watched == slices:
+            return
+        self.watched = frozenset(slices)
+        self._counts_on = {key: count for key, count in self._counts_on.items() if key[2] in self.watched}
+        self.measured_on = {
+            version: {
+                sender: {slice: at for slice, at in of.items() if slice in slices} for sender, of in senders.items()
+            }
+            for version, senders in (self.measured_on.items() if slices else ())
+        }
+
+    def observe_on(self, version: str, sender: str, slice: str, total: int, new: int, now: float) -> None:
+        """`observe` on one watched slice. What was counted before the first look at it is no news."""
+        if sender not in self.by_version.get(version, {}):
+            return
+        known = self._counts_on.get((version, sender, slice), total)
+        self._counts_on[version, sender, slice] = total
+        if new or total > (0 if total < known else known):
+            self.measured_on.setdefault(version, {}).setdefault(sender, {})[slice] = now
 
     def merge(self, version: str, sender: str, report: LastReport, *, done: bool, moved: bool) -> None:
         """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
@@ -212,21 +243,26 @@ class Recorders:
         are = f"{len(lately)} of {all_of_it} recorders {'is' if len(lately) == 1 else 'are'}"
         return len(lately), f"{are} silent without having shut down: {', '.join(named)}"
 
-    def unheard(self, version: str, span: tuple[float, float], now: float, silence: Callable[[float], float]) -> bool:
+    def unheard(
+        self, version: str, slice: str, span: tuple[float, float], now: float, silence: Callable[[float], float]
+    ) -> bool:
         """Return True if a recorder that reported a version during a breach has not been heard of since.
 
-        One that reports and has observed nothing more shows nothing either: it was drained, and may serve again. One
-        that was silent or drained and returns is heard once all of a window is from after its return.
+        One that reports and has observed nothing more shows nothing either: it was drained, and may serve again. So may
+        one that observes other slices than the one that it was seen to break. One that was silent or drained and
+        returns is heard once all of a window is from after its return.
 
         Args:
             version: The kernel version.
+            slice: The slice that was broken.
             span: Unix times of the breach's onset and of the last FAIL, seconds.
             now: Unix time in seconds.
             silence: As in `silent`.
         """
-        silent = self.silent(version, silence)
+        silent, seen = self.silent(version, silence), self.measured_on.get(version, {})
         return any(
-            min(report.at, report.measured or report.at) <= span[1]
+            span[0] <= seen.get(sender, {}).get(slice, -math.inf) <= span[1]
+            or min(report.at, report.measured or report.at) <= span[1]
             or sender in silent
             or now - max(report.back, report.resumed) < self._window
             for sender, report in self.by_version.get(version, {}).items()
@@ -278,11 +314,16 @@ class RecorderReports:
 
     Args:
         columns: The message as columns; None where it is a request.
+        series_of: Returns the series of each point that was taken from the columns, by its number.
     """
 
-    def __init__(self, columns: ColumnMessage | None) -> None:
+    def __init__(
+        self, columns: ColumnMessage | None, series_of: Callable[[ColumnMessage], Mapping[int, SeriesKey]]
+    ) -> None:
         self._columns = columns if columns is not None and columns.request is None else None
+        self._series_of = series_of
         self._counts: Counter[tuple[str, bool]] = Counter()
+        self._counts_on: Counter[tuple[str, bool, str, str]] = Counter()
         self._found: list[tuple[Recorders, str, str]] = []
         self._done: dict[tuple[Recorders, str], dict[str, bool]] = {}
 
@@ -295,8 +336,11 @@ class RecorderReports:
         """Count the observations of a point, unless the columns have it."""
         if point.kind is not PointKind.HISTOGRAM or point.histogram is None or point.metric == INVALID:
             return
+        sender, count = sender_of(point.resource), point.histogram.count
         if self._columns is None or isinstance(point.histogram, ExplicitHistogram):
-            self._counts[sender_of(point.resource), point.cumulative] += point.histogram.count
+            self._counts[sender, point.cumulative] += count
+        version, slice = (str(point.attributes.get(name, "")) for name in ("kc.kernel.inference", "kc.slice"))
+        self._counts_on[sender, point.cumulative, version, slice] += count
 
     def tell(self, now: float) -> None:
         """Tell what the recorders have observed, at the end of a message that arrived at `now`, Unix seconds."""
@@ -305,5 +349,23 @@ class RecorderReports:
                 self._counts[sender_of(resource_of(resource)), cumulative] += count
         for recorders, version, sender in self._found:
             recorders.observe(version, sender, self._counts[sender, True], self._counts[sender, False], now)
+        if any(recorders.watched for recorders, _, _ in self._found):
+            self._tell_watched(now)
         for (recorders, sender), done in self._done.items():
             recorders.move(sender, done, now)
+
+    def _tell_watched(self, now: float) -> None:
+        if self._columns is not None:
+            wire, series = self._columns.wire, self._series_of(self._columns)
+            for metric in wire.drift_metrics():
+                of = wire.metrics[metric]
+                sender = sender_of(resource_of(wire.body[of["resource_begin"] : of["resource_end"]]))
+                cumulative = of["temporality"] == CUMULATIVE
+                for point in range(int(of["first"]), int(of["last"])):
+                    if (key := series.get(point)) is not None:
+                        count = int(wire.points["count"][point])
+                        self._counts_on[sender, cumulative, key.pair[1], key.slice] += count
+        for recorders, version, sender in self._found:
+            for slice in recorders.watched:
+                total, new = (self._counts_on[sender, cumulative, version, slice] for cumulative in (True, False))
+                recorders.observe_on(version, sender, slice, total, new, now)

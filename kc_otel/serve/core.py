@@ -347,6 +347,9 @@ class Core:
         )
         step = replace(step, state=replace(step.state, decisions=decisions))
         step = with_roll_backs_told(contract, step, rolled, evaluation.verdicts, self._timing, now)
+        self.evaluator.states[name].recorders.watch(
+            {cell.slice for incident in step.state.incidents.get(name, ()) for cell in incident.cells}
+        )
         announcements = self._write(contract, before, step, now)
         if renews:
             self._renew(contract, step.state, now)
@@ -386,7 +389,7 @@ class Core:
                 if incident.disobeyed_at is not None
             },
             ended=lambda train, inference: self.evaluator.states[name].has_ended((train, inference)),
-            unheard=lambda version, span: self.evaluator.unheard(name, version, span, now),
+            unheard=lambda version, place, span: self.evaluator.unheard(name, version, place, span, now),
             lost=lambda version, since, until: self.evaluator.lost(name, version, since, until, now),
         )
 

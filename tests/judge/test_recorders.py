@@ -101,11 +101,11 @@ def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool
         report(NOW + 10.0 * step, 1e-4, 0.5)
     for step in range(31, 70):
         report(NOW + 10.0 * step, 1e-4)
-        assert evaluator.unheard("policy", "b" * 12, span, NOW + 10.0 * step)
+        assert evaluator.unheard("policy", "b" * 12, "all", span, NOW + 10.0 * step)
     for step in range(70, 100):
-        assert evaluator.unheard("policy", "b" * 12, span, NOW + 10.0 * step)
+        assert evaluator.unheard("policy", "b" * 12, "all", span, NOW + 10.0 * step)
         report(NOW + 10.0 * step, 1e-4, 1e-4)
-    assert not evaluator.unheard("policy", "b" * 12, span, NOW + 1000.0)
+    assert not evaluator.unheard("policy", "b" * 12, "all", span, NOW + 1000.0)
     known = evaluator.states["policy"].recorders.by_version["b" * 12]
     assert (len(known), max(map(len, known)) <= 120) == (2, True)
 

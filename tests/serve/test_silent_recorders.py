@@ -192,6 +192,53 @@ def test_a_recorder_that_restarts_and_observes_nothing_proves_nothing(fleet: Fle
     assert fleet.core.incidents() == ()
 
 
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("elsewhere", ["prose", "stale"])
+def test_a_recorder_that_measures_other_slices_than_it_broke_proves_nothing(
+    tmp_path: Path, elsewhere: str, columns: bool
+) -> None:
+    """A balancer gives the slice to a healthy one, or only older weights sample: the slice may come back to it."""
+    text = TEXT.replace(
+        "statistical:", "slices: {code: {where: {task: code}}, prose: {where: {task: prose}}}\nstatistical:"
+    )
+    fleet = Fleet(tmp_path / "state.sqlite", text=text)
+    if columns:
+        fleet.core.evaluator.use_columns()
+    made: dict[tuple[str, str], Sender] = {}
+
+    def run(seconds: float, **measured: tuple[str, float]) -> None:
+        for _ in range(round(seconds / STEP)):
+            fleet.now += STEP
+            for name, (slice, mean) in measured.items():
+                sent = []
+                for of in {slice} if slice == "stale" else {"all", slice}:
+                    sender = made.setdefault((name, of), Sender(instance=name, slice=of, start=NOW - 1.0))
+                    sent.append(sender.request(fleet.now, np.full(2000, mean)))
+                still = [
+                    s.request(fleet.now) for (who, of), s in made.items() if who == name and of not in {"all", slice}
+                ]
+                message = merge(*sent, *still, info_request(fleet.now, 1, name))
+                taken = fleet.core.evaluator.columns_of(message.SerializeToString(), 1000)
+                fleet.core.metrics(message if taken is None else taken, fleet.now)
+            fleet.core.tick(fleet.now)
+
+    def states() -> list[IncidentState]:
+        return [incident.state for incident in fleet.core.incidents() if incident.on == "fail"]
+
+    run(60, broken=("code", 0.001), healthy=("prose", 0.001))
+    run(60, broken=("code", 0.4), healthy=("prose", 0.001))
+    run(300, broken=(elsewhere, 0.4 if elsewhere == "stale" else 0.001), healthy=("code", 0.001))
+    assert states() == [IncidentState.UNPROVEN]
+    fleet.connection.close()
+    fleet.begin()
+    if columns:
+        fleet.core.evaluator.use_columns()
+    run(100, broken=(elsewhere, 0.4 if elsewhere == "stale" else 0.001), healthy=("code", 0.001))
+    assert states() == [IncidentState.UNPROVEN]
+    run(100, broken=("code", 0.001), healthy=("code", 0.001))
+    assert states() == []
+
+
 def test_a_recorder_that_measured_nothing_of_a_breach_keeps_no_incident(tmp_path: Path) -> None:
     """One that is idle since before it, and one that has never measured anything, have nothing to refute."""
     fleet = Fleet(tmp_path / "state.sqlite")

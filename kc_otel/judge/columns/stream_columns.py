@@ -338,6 +338,12 @@ class StreamColumns:
         """The series that rows have these numbers of."""
         return [self._slots.key(number) for number in numbers]
 
+    def series_taken(self, message: ColumnMessage) -> dict[int, SeriesKey]:
+        """The series of each point of a message that was taken, by the point's number."""
+        taken = np.flatnonzero(message.taken)
+        numbers = self._memory.rows["series"][message.rows[taken]]
+        return dict(zip(taken.tolist(), self.series_of(numbers.tolist()), strict=True))
+
     def restore(self, contract: str, block: int, content: RowContent, keys: Sequence[SeriesKey]) -> bool:
         """Streams that were saved in a block of rows; False where there is no room for them.
 

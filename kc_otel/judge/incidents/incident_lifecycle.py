@@ -107,8 +107,9 @@ class TrafficSeen:
         disobeyed: Unix time at which measurements of a version arrived last in spite of an order that was taken: the
             windows forget them.
         ended: Whether the last recorder of a kernel pair that reported said that it shuts down.
-        unheard: Whether a recorder that reported a version of the inference kernel during a breach, from its onset to
-            the last FAIL, Unix seconds, has not been heard of since, or points of it arrive that are not judged.
+        unheard: Whether a recorder that reported a version of the inference kernel during a breach of a slice, from its
+            onset to the last FAIL, Unix seconds, has not been heard of since, or points of it arrive that are not
+            judged.
         lost: Whether a recorder that reported a version of the inference kernel from a Unix time on is silent now, or
             has reported nothing after another: it may have died beside a kernel that serves.
     """
@@ -123,7 +124,7 @@ class TrafficSeen:
     taken: Mapping[str, float] = field(default_factory=dict)
     disobeyed: Mapping[str, float] = field(default_factory=dict)
     ended: Callable[[str, str], bool] = lambda _train, _inference: False
-    unheard: Callable[[str, tuple[float, float]], bool] = lambda _version, _span: False
+    unheard: Callable[[str, str, tuple[float, float]], bool] = lambda _version, _slice, _span: False
     lost: Callable[[str, float, float], bool] = lambda _version, _since, _until: False
 
     def excuses(self, slice: str, version: str, ordered: Callable[[str, str], float | None]) -> bool:
@@ -221,7 +222,8 @@ def _refuted(incident: Incident, verdicts: Sequence[Verdict], traffic: TrafficSe
         Cell(incident.contract, cell.clause, cell.slice, *pair)
         for cell in incident.cells
         if cell.until is not None and not cell.refuted and not cell.changed
-        if incident.on not in OF_RECORDERS or not traffic.unheard(version, (cell.since, cell.at or cell.since))
+        if incident.on not in OF_RECORDERS
+        or not traffic.unheard(version, cell.slice, (cell.since, cell.at or cell.since))
     }
     if not over:
         return incident

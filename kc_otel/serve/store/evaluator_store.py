@@ -256,6 +256,7 @@ class EvaluatorStore:
                 "heard": [[*pair, heard.last, heard.gaps, heard.since] for pair, heard in state.heard.items()],
                 "ended": state.recorders.ended,
                 "moved": state.recorders.moved,
+                "measured_on": state.recorders.measured_on,
                 "recorders": state.recorders.by_version,
                 "slices": state.contract.slice_digests,
                 "clauses": {id: digest for (id, slice), digest in quantities.items() if slice == ALL},
@@ -385,7 +386,11 @@ class EvaluatorStore:
             }
             state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
             state.recorders.ended = content["ended"]
-            state.recorders.moved = content.get("moved", {})
+            state.recorders.moved = content["moved"]
+            state.recorders.measured_on = content["measured_on"]
+            state.recorders.watched = frozenset(
+                slice for senders in content["measured_on"].values() for of in senders.values() for slice in of
+            )
             state.recorders.by_version = {
                 version: {sender: LastReport.of(said) for sender, said in senders.items()}
                 for version, senders in content["recorders"].items()

@@ -673,7 +673,7 @@ def test_invalid_input_of_a_recorder_that_is_lost_is_not_called_resolved() -> No
     for unheard, said in ((True, "Went away without proof of recovery"), (False, "Resolved")):
         evaluator = Evaluator([{"on": "invalid-input", "do": ["notify"]}])
         evaluator.tick(0.0, verdict_of("PASS"), invalid={"nan": 2})
-        evaluator.traffic = TrafficSeen(unheard=lambda _, span, unheard=unheard: unheard and span[0] == 0.0)  # type: ignore[misc]
+        evaluator.traffic = TrafficSeen(unheard=lambda _, __, span, unheard=unheard: unheard and span[0] == 0.0)  # type: ignore[misc]
         found = [incident for now in (60.0, 400.0) for incident in evaluator.tick(now, verdict_of("PASS"))]
         assert found[-1].state_text == said
 
