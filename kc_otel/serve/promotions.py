@@ -17,9 +17,8 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, DirectiveKind, Promoted
 from kc_otel.judge.decisions.table import changed
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.facts import KernelInfo, unlike_declared
 from kc_otel.judge.incidents.incident import Incident, IncidentState
-from kc_otel.judge.kernel_names import unlike_declared
 from kc_otel.judge.promotion import machine, orders
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, of_other_contracts, step_evidence
 from kc_otel.judge.promotion.machine import Moved, share_of
