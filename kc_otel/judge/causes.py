@@ -143,13 +143,7 @@ def _additive(clause: Clause) -> bool:
 
 
 def drift_by_place(state: ContractState, pair: Pair, now: float) -> dict[str, Interval]:
-    """The drift in each of PLACES that was observed, in the short window, and where that is empty in the long one.
-
-    Args:
-        state: State of the contract.
-        pair: The kernels.
-        now: Unix time in seconds.
-    """
+    """The drift in each of PLACES that was observed, in the short window, and where that is empty in the long one."""
     alpha = (1.0 - state.contract.observability.confidence) / 2.0
     of = {place: state.pairs(TV_PLACE.name, place).get(pair) for place in PLACES}
     for window in (SHORT, LONG):

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.units import format_duration
 from kc_otel.judge.assumptions import measurable
 from kc_otel.judge.cell_evidence import Alarm, Evidence, JudgedWindow, Terms, Window
 from kc_otel.judge.cells import Current, Place, SilentPairs, assumption_broken, current, places
@@ -28,7 +27,7 @@ from kc_otel.judge.panes import WindowContent
 from kc_otel.judge.series import LONG, SHORT, Listening
 from kc_otel.judge.statistics import intervals_of_rows
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.judge.verdicts import pass_reason, verdict_of
+from kc_otel.judge.verdicts import verdict_of
 from kc_otel.judge.window_rows import WindowState
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
@@ -82,30 +81,10 @@ class ClauseColumns:
         place, share, window = int(self.which[number]), float(self.shares[number]), _WINDOWS[self.window[number]]
         estimate, lower, upper, samples = self.bounds[:, number].tolist()
         interval = Interval(estimate, lower, upper, int(samples), self.method, self.notes[number])
-        terms, contract = self.group.terms[place], self.state.contract
-        if not self.passes[number] or terms.allows_none:
-            status = Status.PASS if self.passes[number] else Status.INCONCLUSIVE
-            evidence = self.group.evidence(place, self.held, share)
-            case = JudgedWindow(evidence, window, terms, self.level, interval, status)
-            return verdict_of(contract, case, self.alpha, self.at)
-        # The same for what mostly is, without what only the other sentences are made of.
-        return Verdict(
-            self.group.places[place].cell,
-            Status.PASS,
-            self.at,
-            terms.limit,
-            estimate,
-            lower,
-            upper,
-            interval.samples,
-            window,
-            self.method,
-            pass_reason(interval, terms.limit, terms.what, self.group.spans[window]),
-            contract.metadata.version,
-            contract.hash,
-            terms.about,
-            round(share, SHARE_DIGITS),
-        )
+        status = Status.PASS if self.passes[number] else Status.INCONCLUSIVE
+        evidence = self.group.evidence(place, self.held, share)
+        case = JudgedWindow(evidence, window, self.group.terms[place], self.level, interval, status)
+        return verdict_of(self.state.contract, case, self.alpha, self.at)
 
 
 class Judged(NamedTuple):
@@ -137,12 +116,7 @@ class CellColumns:
         self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
 
     def judge(self, now: float, listening: Listening) -> Judged:
-        """Judge what can be judged at once.
-
-        Args:
-            now: Unix time in seconds.
-            listening: When silence counts.
-        """
+        """Judge what can be judged at once, at a Unix time in seconds."""
         state = self._state
         for window in state.windows:
             window.move(now)
@@ -225,22 +199,12 @@ class _ClauseCells:
 
 
 class _Group:
-    """Cells of a clause that are judged alike.
-
-    Args:
-        state: State of the contract.
-        places: The cells of the clause.
-        numbers: Of those that are meant.
-        detected: Whether something can be held against their limits.
+    """Cells of a clause that are judged alike, by their numbers among its cells.
 
     Attributes:
-        numbers: Their numbers among the clause's cells.
-        size: How many they are.
-        clause: Their clause.
-        places: The cells.
+        detected: Whether something can be held against their limits.
         rows: Their rows in the panes.
         terms: The clause's terms for each.
-        spans: The windows' lengths, in words.
     """
 
     def __init__(self, state: ContractState, places: Sequence[Place], numbers: list[int], *, detected: bool) -> None:
@@ -251,8 +215,6 @@ class _Group:
         slices = {place.cell.slice for place in self.places}
         terms = {slice: Terms.of(state.contract, self.clause, slice) for slice in slices}
         self.terms = [terms[place.cell.slice] for place in self.places]
-        seen = state.contract.observability
-        self.spans = {"short": format_duration(seen.window), "long": format_duration(seen.long_window)}
         self._limits = np.array([term.limit for term in self.terms])
         self._none = np.array([term.allows_none for term in self.terms])
         self._rows = np.array([-1 if place.series is None else place.series.row for place in self.places])

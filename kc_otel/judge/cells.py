@@ -123,19 +123,17 @@ class SilentPairs:
         self.oldest = grid.window(now)[0] * grid.width
         ratios = state.series_of(QUANTITIES["ratio"].name)
         self.not_sampled = state.input_faults.not_sampled(ratios, state.panes, now)
-        self.otherwise = {
-            (slice, version): f"a recorder applies version {report.version} of the contract, where slice {slice} is "
-            f"defined differently or missing; the evaluator has version {state.contract.metadata.version}"
-            for version, report in state.recorders.otherwise(now)
-            for slice in report.otherwise
-        }
-        self.unmeasured = {
-            (id, version): f"a recorder applies version {report.version} of the contract, where clause {id} measures "
-            f"something else or is missing; the evaluator has version {state.contract.metadata.version}; restart the "
-            "recorder with the contract that is served"
-            for version, report in state.recorders.otherwise(now)
-            for id in report.unmeasured
-        }
+        self.otherwise: dict[tuple[str, str], str] = {}
+        self.unmeasured: dict[tuple[str, str], str] = {}
+        here = f"the evaluator has version {state.contract.metadata.version}"
+        for version, report in state.recorders.otherwise(now):
+            applies = f"a recorder applies version {report.version} of the contract, where"
+            for slice in report.otherwise:
+                said = f"{applies} slice {slice} is defined differently or missing; {here}"
+                self.otherwise[slice, version] = said
+            for id in report.unmeasured:
+                said = f"{applies} clause {id} measures something else or is missing; {here}; restart the recorder with"
+                self.unmeasured[id, version] = f"{said} the contract that is served"
 
     def of(self, pair: Pair) -> float | None:
         """Return the seconds of a pair's silence; None while that means nothing yet."""
@@ -145,20 +143,6 @@ class SilentPairs:
             patience = heard.patience(self._state.contract.observability.heartbeat)
             self._known[pair] = None if quiet <= patience else quiet
         return self._known[pair]
-
-
-def evidence(state: ContractState, now: float, listening: Listening) -> Iterator[Evidence]:
-    """Every cell of a contract, by clause, slice and pair.
-
-    Args:
-        state: State of the contract.
-        now: Unix time in seconds.
-        listening: When silence counts.
-    """
-    silence = SilentPairs(state, now, listening)
-    for clause in state.contract.clauses:
-        for place in places(state, clause, current(state, clause, silence)):
-            yield evidence_of(state, place, now)
 
 
 def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Current:

@@ -356,11 +356,6 @@ class PaneHistory:
         return {*ahead, head} if ahead else set()
 
     @property
-    def numbers(self) -> list[int]:
-        """Panes in which anything is held, ascending."""
-        return sorted({*self._explicit, *(content.pane for content in self._exponential())})
-
-    @property
     def has_explicit(self) -> bool:
         """True if it holds histograms of explicit bounds."""
         return bool(self._explicit)

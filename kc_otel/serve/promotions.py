@@ -417,16 +417,13 @@ def unproven_of(version: str, incidents: Iterable[Incident], silent: str) -> lis
         silent: Sentence about its recorders that fell silent without having shut down; empty for none.
     """
     reasons = [
-        f"incident {incident.id} of it is not over: {incident.headline}; {_lower(incident.state_text)}"
+        f"incident {incident.id} of it is not over: {incident.headline}; {incident.state_text[:1].lower()}"
+        f"{incident.state_text[1:]}"
         for incident in incidents
         if incident.kernel_inference == version and incident.on in {"fail", "invalid-input"}
         if incident.state in {IncidentState.BROKEN, IncidentState.UNPROVEN}
     ]
     return reasons + [silent] * bool(silent)
-
-
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
 
 
 def _announced(promotion: Promotion, severity: str, message: str) -> Announcement:

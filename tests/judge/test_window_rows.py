@@ -96,9 +96,3 @@ def compare(windows: WindowRows, histories: list[PaneHistory], now: float) -> No
 def is_usual(part: Histogram) -> bool:
     """Whether it can be in a row at all."""
     return isinstance(part, ExponentialHistogram)
-
-
-def kind(part: Histogram) -> Any:
-    """What histograms have in common that fit beside each other."""
-    assert isinstance(part, ExponentialHistogram)
-    return part.scale, part.zero_threshold
