@@ -209,15 +209,7 @@ class Promotions:
     def admit(
         self, contract: str, version: str, record: Mapping[str, Any], by: str, now: float, *, start: bool = False
     ) -> list[Announcement]:
-        """Take the evidence of the offline stage in.
-
-        Args:
-            contract: metadata.name.
-            version: Short fingerprint of the inference kernel version.
-            record: What `kc-otel gate run ... --evidence` wrote.
-            by: Who.
-            now: Unix time, seconds.
-            start: Whether a version that is not known is started, in the same transaction.
+        """Take the evidence of the offline stage in, a record that `kc-otel gate run ... --evidence` wrote; see `tell`.
 
         Raises:
             LookupError: If the version is not on its way.
