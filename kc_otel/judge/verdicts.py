@@ -16,9 +16,9 @@ a cap would give.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, cast
+from typing import Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
@@ -26,13 +26,10 @@ from kc_otel.contract.units import format_duration
 from kc_otel.judge.cell_evidence import Evidence, JudgedWindow, Terms, Window
 from kc_otel.judge.input_faults import INVALID_INPUT
 from kc_otel.judge.sample_sizes import rounded
-from kc_otel.judge.statistics import clause_interval, intervals_of_rows
+from kc_otel.judge.statistics import clause_interval
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.stats import Binned, ExponentialHistogram, Interval, holm
-from kc_otel.stats.histogram_rows import rows_of
+from kc_otel.stats import Binned, Interval, holm
 
-_MIN_CELLS_TOGETHER: Final = 8
-"""Cells of a clause from which on their intervals are computed together."""
 _MEMO_INTERVALS: Final = 4
 """Intervals per cell that a memo keeps: two windows, and as many of cells that are gone."""
 _DISTANCES: Final = frozenset(
@@ -93,29 +90,6 @@ class Memo:
         self._kept[item.cell, window] = (sample, alpha_lower, alpha_upper, interval)
         return interval
 
-    def compute(
-        self, contract: Contract, items: Iterable[Evidence], window: Window, alpha_lower: float, alpha_upper: float
-    ) -> None:
-        """Compute the intervals of many cells at once, where they are of exponential histograms and not yet known."""
-        by_clause: dict[str, list[tuple[Evidence, tuple[ExponentialHistogram, ...]]]] = {}
-        for item in items:
-            if item.parts is None or item.anytime:
-                continue
-            parts, kept = item.parts(window), self._kept.get((item.cell, window))
-            known = kept is not None and kept[0] is parts and kept[1] == alpha_lower and kept[2] == alpha_upper
-            if parts and not known and isinstance(parts[0], ExponentialHistogram):  # and with it the others
-                exponential = cast("tuple[ExponentialHistogram, ...]", parts)
-                by_clause.setdefault(item.clause.id, []).append((item, exponential))
-        for asked in by_clause.values():
-            for rows in rows_of([parts for _, parts in asked]) if len(asked) >= _MIN_CELLS_TOGETHER else ():
-                found = intervals_of_rows(
-                    asked[0][0].clause, contract.assumptions, rows, alpha_lower=alpha_lower, alpha_upper=alpha_upper
-                )
-                for place, interval in zip(rows.places.tolist(), found or (), strict=found is not None):
-                    if interval is not None:
-                        item, parts = asked[place]
-                        self._kept[item.cell, window] = (parts, alpha_lower, alpha_upper, interval)
-
     def clear(self) -> None:
         """Start over."""
         self._kept.clear()
@@ -146,7 +120,6 @@ def decide(
     decided = {case.evidence.cell: case for case in _judged(contract, once, "short", alpha, len(once), memo)}
     open_ = [item for item in once if decided[item.cell].status is Status.INCONCLUSIVE]
     decided.update({case.evidence.cell: case for case in _judged(contract, open_, "long", alpha, len(once), memo)})
-    memo.compute(contract, followed, "short", alpha, alpha)
     decided.update({item.cell: _followed(contract, item, alpha, memo) for item in followed})
     return tuple(
         _silence(contract, item, now, memo) if item.absence else verdict_of(contract, decided[item.cell], alpha, now)
@@ -177,7 +150,6 @@ def _judged(
     if not evidence:
         return []
     strictest = alpha / family
-    memo.compute(contract, evidence, window, strictest, alpha)
     cases = [_case(contract, item, window, strictest, alpha, memo) for item in evidence]
 
     def fails(case: JudgedWindow) -> Callable[[float], bool]:
