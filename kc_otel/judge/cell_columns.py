@@ -22,7 +22,7 @@ from kc_otel.judge.cell_evidence import Alarm, Evidence, JudgedWindow, Terms, Wi
 from kc_otel.judge.cells import Current, Place, SilentPairs, assumption_broken, current, places
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
-from kc_otel.judge.histograms import Histogram, union
+from kc_otel.judge.histograms import union
 from kc_otel.judge.panes import WindowContent
 from kc_otel.judge.series import LONG, SHORT, Listening
 from kc_otel.judge.statistics import intervals_of_rows
@@ -264,11 +264,8 @@ class _Group:
     def evidence(self, number: int, held: tuple[WindowContent, WindowContent], share: float) -> Evidence:
         """Return the evidence on a cell at a time when it was not judged by an alarm."""
 
-        def parts(window: Window) -> tuple[Histogram, ...]:
-            return tuple(held[_WINDOWS.index(window)].parts(int(self.rows[number])))
-
         def sample(window: Window) -> Binned:
-            known = parts(window)
+            known = held[_WINDOWS.index(window)].parts(int(self.rows[number]))
             return (union(known) if known else ExponentialHistogram.empty(0)).binned()
 
         place = self.places[number]

@@ -10,7 +10,6 @@ from typing import Final, Literal, NamedTuple
 from kc_otel.contract.clause import About, Clause
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import Unit
-from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Cell, Status
 from kc_otel.stats import Binned, Interval
@@ -46,13 +45,11 @@ class Evidence:
     Attributes:
         cell: The cell.
         clause: Its clause.
-        sample: The observations in a window; asked for only where they are needed.
+        sample: The observations in a window, the same object until they change; asked for only where they are needed.
         absence: Why there is nothing to judge, as a sentence; empty when there is something.
         alarm: Evidence against the limit; None where samples are judged once.
         observed: Whether any observation is remembered, of the windows or from before them.
         anytime: Whether the sample is looked at as it grows, so that its bounds have to hold at all sizes at once.
-        parts: The histograms that a window's sample is merged of, the same object until they change; None where it is
-            made of something else.
         broken: Which assumption of the clause the data breaks, in words: it does not PASS then.
     """
 
@@ -63,7 +60,6 @@ class Evidence:
     alarm: Alarm | None = None
     observed: bool = True
     anytime: bool = False
-    parts: Callable[[Window], tuple[Histogram, ...]] | None = None
     broken: str = ""
 
     @property

@@ -27,7 +27,6 @@ from kc_otel.judge.assumptions import broken_assumption, measurable
 from kc_otel.judge.cell_evidence import Alarm, Evidence, Window
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import other_side
-from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.input_faults import of_sequences, speaks_of
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
 from kc_otel.judge.refused_points import OF_CLOCKS
@@ -204,10 +203,8 @@ def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
     alarm = _alarm(state, cell, series, now, opposite)
     if absence or series is None:
         return Evidence(cell, clause, _nothing, absence, alarm, observed=observed)
-    windows = _Windows(series, now, opposite)
-    parts = windows.parts if opposite is None else None
-    broken = assumption_broken(state, place, now)
-    return Evidence(cell, clause, windows.sample, alarm=alarm, parts=parts, broken=broken)
+    sample, broken = partial(_sample, series, now, opposite), assumption_broken(state, place, now)
+    return Evidence(cell, clause, sample, alarm=alarm, broken=broken)
 
 
 def assumption_broken(state: ContractState, place: Place, now: float) -> str:
@@ -373,24 +370,11 @@ def _opposite(state: ContractState, clause: Clause, slice: str, pair: Pair) -> S
     return None if name is None else state.pairs(name, slice).get(pair) or state.empty_series()
 
 
-class _Windows:
-    """Window contents by which a cell is judged."""
-
-    __slots__ = ("_histories", "_now", "_opposite")
-
-    def __init__(self, series: Series, now: float, opposite: Series | None) -> None:
-        self._histories, self._now, self._opposite = series.histories, now, opposite
-
-    def sample(self, window: Window) -> Binned:
-        own = self._histories[SHORT if window == "short" else LONG].binned(self._now)
-        return (
-            own
-            if self._opposite is None
-            else replace(own, opposite=_Windows(self._opposite, self._now, None).sample(window))
-        )
-
-    def parts(self, window: Window) -> tuple[Histogram, ...]:
-        return self._histories[SHORT if window == "short" else LONG].parts(self._now)
+def _sample(series: Series, now: float, opposite: Series | None, window: Window) -> Binned:
+    """Return what a window holds of a series, and of its opposite."""
+    number = SHORT if window == "short" else LONG
+    own = series.histories[number].binned(now)
+    return own if opposite is None else replace(own, opposite=opposite.histories[number].binned(now))
 
 
 def _alarm(
@@ -417,7 +401,7 @@ def _sample_since(
     seen, held = state.contract.observability, state.evidence.cells[cell]
     length = seen.window if window == "short" else max(seen.window, seen.long_window)
     if now - held.peak >= length:
-        return _Windows(series, now, opposite).sample(window)
+        return _sample(series, now, opposite, window)
     if opposite is None:
         return held.binned_after()
     other = state.evidence.cells.get(other_side(cell))

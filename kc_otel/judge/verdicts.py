@@ -60,7 +60,7 @@ class Memo:
     """Intervals of samples that have not changed since they were computed, and what the clauses of one contract say."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Cell, Window], tuple[object, float, float, Interval]] = {}
+        self._kept: dict[tuple[Cell, Window], tuple[Binned, float, float, Interval]] = {}
         self._terms: dict[tuple[str, str], Terms] = {}
 
     def terms(self, contract: Contract, item: Evidence) -> Terms:
@@ -75,14 +75,14 @@ class Memo:
         self, contract: Contract, item: Evidence, window: Window, alpha_lower: float, alpha_upper: float
     ) -> Interval:
         """A cell's interval on a window."""
-        sample = item.sample(window) if item.parts is None else item.parts(window)
+        sample = item.sample(window)
         kept = self._kept.get((item.cell, window))
         if kept is not None and _same(kept[0], sample) and kept[1] == alpha_lower and kept[2] == alpha_upper:
             return kept[3]
         interval = clause_interval(
             item.clause,
             contract.assumptions,
-            sample if isinstance(sample, Binned) else item.sample(window),
+            sample,
             alpha_lower=alpha_lower,
             alpha_upper=alpha_upper,
             anytime=item.anytime,
@@ -130,7 +130,7 @@ def decide(
 def _followed(contract: Contract, item: Evidence, alpha: float, memo: Memo) -> JudgedWindow:
     """A cell whose observations are followed: windows that begin after the last alarm, or why it still fails."""
     assert item.alarm is not None
-    recent = item if item.alarm.since is None else replace(item, sample=item.alarm.since, parts=None)
+    recent = item if item.alarm.since is None else replace(item, sample=item.alarm.since)
     case = _case(contract, recent, "short", alpha, alpha, memo)
     # The longer window does not take back a breach in this one.
     above = case.interval.lower > case.terms.limit and case.interval.samples >= case.terms.needed
@@ -236,12 +236,10 @@ def _silence(contract: Contract, item: Evidence, now: float, memo: Memo) -> Verd
     )
 
 
-def _same(sample: object, other: object) -> bool:
+def _same(sample: Binned, other: Binned) -> bool:
     """Return True if two samples are the same object, or are composed of the same objects."""
-    if sample is other or not (isinstance(sample, Binned) and isinstance(other, Binned)):
-        return sample is other
     together = sample.opposite is not None and sample.opposite is other.opposite
-    return together and sample.count is other.count and sample.lower is other.lower
+    return sample is other or (together and sample.count is other.count and sample.lower is other.lower)
 
 
 def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
