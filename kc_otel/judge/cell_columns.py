@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
 from kc_otel.judge.assumptions import measurable
-from kc_otel.judge.cell_evidence import Alarm, Evidence, JudgedWindow, Terms, Window
 from kc_otel.judge.cells import Current, Place, SilentPairs, assumption_broken, current, places
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
@@ -27,7 +26,7 @@ from kc_otel.judge.panes import WindowContent
 from kc_otel.judge.series import LONG, SHORT, Listening
 from kc_otel.judge.statistics import intervals_of_rows
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.judge.verdicts import verdict_of
+from kc_otel.judge.verdicts import Alarm, Evidence, JudgedWindow, Terms, Window, verdict_of
 from kc_otel.judge.window_rows import WindowState
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 

@@ -24,7 +24,6 @@ from kc_otel.contract.slices import ALL, STALE
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import NO_REPORT, RUN_ENDED
 from kc_otel.judge.assumptions import broken_assumption, measurable
-from kc_otel.judge.cell_evidence import Alarm, Evidence, Window
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import other_side
 from kc_otel.judge.input_faults import of_sequences, speaks_of
@@ -33,6 +32,7 @@ from kc_otel.judge.refused_points import OF_CLOCKS
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series
 from kc_otel.judge.statistics import opposite_name
 from kc_otel.judge.verdict import Cell
+from kc_otel.judge.verdicts import Alarm, Evidence, Window
 from kc_otel.stats import Binned, ExponentialHistogram
 
 _NO_PAIR: Final[Pair] = ("", "")

@@ -20,7 +20,6 @@ from kc_otel.contract.words import FAILS_CHECKS, listed
 from kc_otel.judge.assumptions import sampling_notes
 from kc_otel.judge.causes import causes_of, drift_by_place
 from kc_otel.judge.cell_columns import CellColumns, Verdicts
-from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.cells import Place, evidence_of
 from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.columns.stream_columns import StreamColumns
@@ -49,7 +48,7 @@ from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, se
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
-from kc_otel.judge.verdicts import Memo, decide
+from kc_otel.judge.verdicts import Evidence, Memo, decide
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
 _REJECTED: Final = frozenset(
