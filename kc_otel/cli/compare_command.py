@@ -28,8 +28,8 @@ from kc_otel.contract.words import did_you_mean, listed
 
 if TYPE_CHECKING:
     from kc_otel.judge.verdict import Verdict
-    from kc_otel.offline.gate.observations import RecordingSlice
     from kc_otel.offline.log_comparison import LogComparison, SliceReport
+    from kc_otel.recordings.recording import Recording
     from kc_otel.stats import Interval
 
 _WIDE_TERMINAL: Final = 110
@@ -41,7 +41,6 @@ _TABLE_STYLE: Final[dict[str, Any]] = {
     "pad_edge": False,
     "padding": (0, _COLUMN_GAP, 0, 0),
 }
-_TITLE: Final = "kc-otel"
 _Row = tuple[str, list[str]]
 """A name, and a cell per slice."""
 
@@ -90,19 +89,12 @@ def compare(
         judged = judge(promise, parts, time.time()) if promise is not None else None
         parts = _chosen(slice or [], parts)
     width = clip or (promise.assumptions.clip if promise is not None else None) or 0.2
-    slices = [report(part, confidence=confidence, clip=width) for part in parts]
+    slices = [report(name, part, confidence=confidence, clip=width) for name, part in parts.items()]
     if judged is not None and slice:
         judged = judged.on(slice)
+    coarse, masked = coarse_side(log.train, log.inference), len(log.masked)
     comparison = LogComparison(
-        log.source,
-        log.lengths.size,
-        log.train.size,
-        len(log.masked),
-        confidence,
-        width,
-        slices,
-        judged,
-        coarse_side(log.train, log.inference),
+        log.source, log.lengths.size, log.train.size, masked, confidence, width, slices, judged, coarse
     )
     if as_json:
         typer.echo(json.dumps(as_data(comparison), indent=2, allow_nan=False))
@@ -110,12 +102,11 @@ def compare(
         print_tables(comparison, Console())
 
 
-def _chosen(names: list[str], parts: list[RecordingSlice]) -> list[RecordingSlice]:
-    known = [part.name for part in parts]
-    unknown = [name for name in names if name not in known]
+def _chosen(names: list[str], parts: dict[str, Recording | None]) -> dict[str, Recording | None]:
+    unknown = [name for name in names if name not in parts]
     if unknown:
-        raise ValueError(f"--slice: there is no slice {unknown[0]!r}; {did_you_mean(unknown[0], known, 'there are')}")
-    return [part for part in parts if not names or part.name in names]
+        raise ValueError(f"--slice: there is no slice {unknown[0]!r}; {did_you_mean(unknown[0], parts, 'there are')}")
+    return {name: part for name, part in parts.items() if not names or name in names}
 
 
 def print_tables(comparison: LogComparison, console: Console) -> None:
@@ -156,7 +147,7 @@ def _tables(rows: Sequence[_Row], slices: Sequence[str], width: int) -> Iterator
             if used > room and last > first:
                 break
             last += 1
-        table = Table(title=_TITLE, **_TABLE_STYLE)
+        table = Table(**_TABLE_STYLE)
         table.add_column("metric", overflow="fold")
         for name in slices[first:last]:
             table.add_column(_text(name), justify="right", overflow="fold")

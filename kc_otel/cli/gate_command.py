@@ -171,7 +171,7 @@ def verify(
       kc-otel gate verify evidence --recordings rollouts.npz
     """
     from kc_otel.judge.promotion.gate_evidence import EvidenceError  # noqa: PLC0415
-    from kc_otel.offline.gate.evidence import (  # noqa: PLC0415  # noqa: PLC0415
+    from kc_otel.offline.gate.evidence import (  # noqa: PLC0415
         beside_problems,
         evidence_file,
         read_evidence,

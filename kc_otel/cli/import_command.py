@@ -60,6 +60,7 @@ def import_files(
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.offline.step_scalars import StepScalars  # noqa: PLC0415
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
+    from kc_otel.record.telemetry.environment import instance_of  # noqa: PLC0415
     from kc_otel.recordings.importers.detect import FORMATS, files_of  # noqa: PLC0415
     from kc_otel.recordings.importers.follow import Ledger, unseen  # noqa: PLC0415
     from kc_otel.recordings.importers.importer import Importer  # noqa: PLC0415
@@ -73,8 +74,9 @@ def import_files(
         loaded = load(contract)
         with ExitStack() as closing:
             steps = None if log is None else StepScalars(loaded, closing.enter_context(log.open("a", encoding="utf-8")))
+            own = instance_of(paths[0]) if follow else None
             stop = closing.enter_context(stopped_by_signals())
-            recorder = closing.enter_context(Recorder(loaded, sampling=1.0))
+            recorder = closing.enter_context(Recorder(loaded, sampling=1.0, resource=own, serves=not follow))
             importer = Importer(
                 recorder,
                 format=next((known for known in FORMATS if known == format), None),

@@ -19,10 +19,10 @@ Why = Annotated[str, typer.Option(help="Reason, kept with the event.")]
 
 
 def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json: ApiJson = False) -> None:
-    """List pending and firing alerts, their acknowledgements, and silences.
+    """List pending and firing alerts, their acknowledgements, silences, and breaches that are unproven.
 
-    Exits with 1 when anything fires; 3 when the evaluator fails or has judged nothing for 30 s, or a webhook endpoint
-    is disabled; else 0.
+    Exits with 1 when anything fires; 3 when a breach is unproven, the evaluator fails or has judged nothing for 30 s,
+    or a webhook endpoint is disabled; else 0.
 
     Examples:
       kc-otel alerts list
@@ -30,6 +30,8 @@ def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json:
     """
     found = get(url, "/api/v1/alerts", **({"contract": contract} if contract else {}))["alerts"]
     warned = warnings(url)
+    incidents = [row for row in get(url, "/api/v1/overview")["incidents"] if contract in {None, row["contract"]}]
+    unproven = [row for row in incidents if row["state"] == "unproven"]
     silences = [row for row in get(url, "/api/v1/silences")["silences"] if contract in {None, row["contract"]}]
     if as_json:
         typer.echo(json.dumps({"alerts": found, "silences": silences}, indent=2))
@@ -42,9 +44,11 @@ def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json:
             typer.echo(
                 f"silence {row['id']}  {_where(row)} until {local_time(row['until'])}, {row['by']}: {row['why']}"
             )
-        if not found and not silences:
+        for row in unproven:
+            typer.echo(f"unproven  {row['contract']}: {row['headline']}; {row['state_text']}")
+        if not found and not silences and not unproven:
             typer.echo("nothing waits, fires or is silenced")
-    raise typer.Exit(1 if any(alert["phase"] == "firing" for alert in found) else 3 if warned else 0)
+    raise typer.Exit(1 if any(alert["phase"] == "firing" for alert in found) else 3 if warned or unproven else 0)
 
 
 def ack(
@@ -57,7 +61,7 @@ def ack(
 ) -> None:
     """Acknowledge alerts: they keep firing, without reminders, until they resolve.
 
-    It also closes the incidents that went away without proof of recovery.
+    It also closes the incidents that went away without proof of recovery: `kc-otel alerts list` has them.
 
     Examples:
       kc-otel alerts ack policy-7b --why 'rolling back'

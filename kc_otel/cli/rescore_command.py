@@ -90,6 +90,7 @@ def rescore(
     """
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
+    from kc_otel.record.telemetry.environment import instance_of  # noqa: PLC0415
     from kc_otel.recordings.comparable import SUPPORTED  # noqa: PLC0415
     from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget  # noqa: PLC0415
     from kc_otel.recordings.spool import SpoolError  # noqa: PLC0415
@@ -105,7 +106,7 @@ def rescore(
             ExitStack() as files,
             stopped_by_signals() as stop,
             _opened(spool, stop) as reader,
-            Recorder(loaded, train=kernel, sampling=1.0) as recorder,
+            Recorder(loaded, train=kernel, sampling=1.0, resource=instance_of(spool), serves=False) as recorder,
         ):
             kept = None
             if worst is not None:

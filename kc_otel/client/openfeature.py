@@ -7,7 +7,7 @@
 
     api.set_provider(KernelProvider(Router("http://127.0.0.1:4320", contracts=[contract])))
     kernel = api.get_client().get_string_value(
-        "policy-7b", "inference-kernel", EvaluationContext(attributes={"task": "code"})
+        "policy-7b", "train-kernel", EvaluationContext(attributes={"task": "code"})
     )
 
 | flag                | type    | value                                                          |

@@ -293,17 +293,29 @@ def log_verdicts(trainer: Any, recorder: Recorder) -> Callable[[], None]:
     """
     if recorder.log is None:
         raise ValueError("recorder: it has no verdicts to log; make it with log=kc_otel.TrainingLog()")
-    original = trainer.log
 
-    @functools.wraps(original)
-    def log(logs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return original({**logs, **recorder.scalars()}, *args, **kwargs)
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def log(logs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+            return original({**logs, **recorder.scalars()}, *args, **kwargs)
 
-    own = "log" in vars(trainer)
+        return log
 
-    def undo() -> None:
-        if vars(trainer).get("log") is log:
-            setattr(trainer, "log", original) if own else delattr(trainer, "log")
+    return wrap(trainer, "log", around)
 
-    trainer.log = log
-    return undo
+
+def wrap(owner: Any, name: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """Put a wrapper in the place of an attribute of an object, or of an item of a list, and return what restores it."""
+    items = isinstance(owner, list)
+    original = owner[name] if items else getattr(owner, name)
+    wrapper = functools.wraps(original)(around(original))
+    inherited = not items and name not in vars(owner)
+
+    def restore() -> None:
+        if items:
+            if owner[name] is wrapper:
+                owner[name] = original
+        elif vars(owner).get(name) is wrapper:
+            delattr(owner, name) if inherited else setattr(owner, name, original)
+
+    owner.__setitem__(name, wrapper) if items else setattr(owner, name, wrapper)
+    return restore

@@ -100,6 +100,7 @@ class ColumnMessage:
         rows: Row of each of its points in `StreamColumns`, -1 where there is none.
         known: Part of `StreamColumns` that the rows belong to.
         plain: Whether all of it is plain exponential points, whose rows are there.
+        new: How many of its points have no row yet, and get one when it is taken.
         taken: Of each point whether it was taken from the columns.
         request: The whole request as protobuf read it, where most of it is not plain.
     """
@@ -108,6 +109,7 @@ class ColumnMessage:
     rows: NDArray[np.int64]
     known: int
     plain: bool = False
+    new: int = 0
     taken: NDArray[np.int8] = field(init=False)
     request: Any = None
 

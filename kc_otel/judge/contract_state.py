@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,9 @@ from kc_otel.judge.statistics import metric_name, opposite_name
 from kc_otel.judge.window_rows import WindowRows
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
+
+if TYPE_CHECKING:
+    from kc_otel.judge.columns.stream_rows import ContractRows
 
 STREAMS_PER_SERIES: Final = 16
 """Processes that may report the same series before streams are refused."""
@@ -129,7 +132,8 @@ class ContractState:
 
     Attributes:
         contract: The contract.
-        streams: Streams by the digest of their identity.
+        streams: Streams by the digest of their identity, without those in `rows`.
+        rows: Streams of which a row is all there is; None where there are no rows.
         series: Series by key.
         heard: Kernel pairs by when they reported.
         recorders: Recorders by the kernel version that they report.
@@ -157,6 +161,7 @@ class ContractState:
     def __init__(self, contract: Contract, *, weighed: bool = True) -> None:
         self.contract = contract
         self.streams: dict[bytes, PointStream] = {}
+        self.rows: ContractRows | None = None
         self.heard: dict[Pair, Heard] = {}
         self.recorders = Recorders(contract.observability.heartbeat, contract.observability.window)
         self.newest: dict[str, dict[Pair, float]] = {}
@@ -192,6 +197,11 @@ class ContractState:
         self._renewed = self._long - self.grids[LONG].width
         self._counted = _Counted([], -1, [], np.zeros(0, np.int64), [], [], [])
 
+    @property
+    def stream_count(self) -> int:
+        """Number of streams that are remembered."""
+        return len(self.streams) + (0 if self.rows is None else len(self.rows))
+
     def horizon(self, now: float, tolerance: float) -> Horizon:
         """Return the time limits for points that arrive now."""
         if now < self.clock - tolerance:
@@ -215,7 +225,7 @@ class ContractState:
         """Take a point of a histogram or counter. Returns what became of it."""
         stream, slices = self.streams.get(point.stream), tuple(slices)
         if stream is None:
-            if len(self.streams) >= self._most_streams:
+            if self.stream_count >= self._most_streams:
                 for name in slices:
                     self.leave_unjudged(SeriesKey(point.series, name, *pair), now)
                 return "over_cap"
@@ -245,7 +255,7 @@ class ContractState:
         """Take a point of what a recorder dropped. Returns how much that is since its last point."""
         stream = self.streams.get(point.stream)
         if stream is None:
-            if len(self.streams) >= self._most_streams:
+            if self.stream_count >= self._most_streams:
                 return 0
             stream = self.streams[point.stream] = PointStream()
         stream.heard = now
@@ -448,6 +458,7 @@ class ContractState:
         streams, panes = self.changed_streams, self.changed_panes
         rows, cells = self.panes.changed, self.evidence.changed
         self.changed_streams, self.changed_panes, self.panes.changed, self.evidence.changed = set(), set(), {}, set()
+        changed_rows = None if self.rows is None else self.rows.saved()
 
         def unsaved() -> None:
             self.changed_streams |= streams
@@ -455,6 +466,8 @@ class ContractState:
             for pane, changed in rows.items():
                 self.panes.changed.setdefault(pane, []).extend(changed)
             self.evidence.changed |= cells
+            if changed_rows is not None:
+                changed_rows()
 
         return unsaved
 
@@ -498,9 +511,11 @@ class ContractState:
         silent = now - self._long - self._window
         streams = [name for name, stream in self.streams.items() if stream.heard < silent]
         for name in streams:
-            del self.streams[name]
+            if (row := self.streams.pop(name).row) >= 0 and self.rows is not None:
+                self.rows.free(row)
             self.changed_streams.add(name)
-            self.events["streams_evicted"] += 1
+        forgotten = len(streams) + (0 if self.rows is None else self.rows.forget_silent(silent))
+        self.events["streams_evicted"] += forgotten
         gone = [key for key, series in self.series.items() if series.newest < silent]
         self._forget(gone)
         alive = self._table.metrics() | self._judged
@@ -513,8 +528,14 @@ class ContractState:
             for pair in quiet - in_use:
                 del self.heard[pair]
         heard = [stream.heard for stream in self.streams.values()] + [pair.last for pair in self.heard.values()]
-        self._silent_since = min([now, *heard, *(series.newest for series in self.series.values())])
-        return bool(streams or gone)
+        first = now if self.rows is None else self.rows.heard_first(now)
+        self._silent_since = min([first, *heard, *(series.newest for series in self.series.values())])
+        return bool(forgotten or gone)
+
+    def has_room_for(self, streams: int, count: int, now: float) -> bool:
+        """Return True if so many streams more, with so many observations, may be taken together at `now`."""
+        self._silent_since = min(self._silent_since, now)
+        return self.stream_count + streams <= self._most_streams and self._believes(count, now)
 
     def _believes(self, count: int, now: float) -> bool:
         """Return True if so many more observations are plausible: deltas and restarted streams may claim any number."""
@@ -596,6 +617,8 @@ class ContractState:
             series.newest, series.arrived = min(series.newest, now), min(series.arrived, now)
         for stream in self.streams.values():
             stream.heard = min(stream.heard, now)
+        if self.rows is not None:
+            self.rows.turn_back(now)
         for heard in self.heard.values():
             heard.last = min(heard.last, now)
         self.recorders.turn_back(now)

@@ -23,13 +23,14 @@ from kc_otel.judge.cell_columns import CellColumns, Verdicts
 from kc_otel.judge.cells import Place, evidence_of
 from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.columns.stream_columns import StreamColumns
+from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
 from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
 from kc_otel.judge.input_faults import too_many
 from kc_otel.judge.otlp.sink import ExportResult
-from kc_otel.judge.point_streams import Horizon
+from kc_otel.judge.point_streams import Horizon, PointStream
 from kc_otel.judge.points import (
     DROPPED,
     INVALID,
@@ -190,24 +191,60 @@ class Evaluator:
         return self._columns.message(body, most) if self._columns is not None else None
 
     def settle(self) -> None:
-        """Bring `states` up to date with what was taken as columns; evaluations bring up to date what they read."""
+        """Bring the series in `states` up to date with what was taken as columns."""
         if self._columns is not None:
             self._columns.settle()
 
-    def relearn(self) -> None:
-        """Read streams from `states` anew: they were changed there."""
-        for state in self.states.values():
-            state.look_for_silent()
-        if self._columns is not None:
-            self._columns.settle()
-            self._columns.forget()
+    def streams(self) -> Iterator[tuple[str, bytes, PointStream]]:
+        """Yield each stream: its contract's name, its digest, and the stream, which is not to be changed."""
+        for name, state in self.states.items():
+            for key, stream in state.streams.items():
+                yield name, key, stream
+            for key, stream in state.rows.streams() if state.rows is not None else ():
+                yield name, key, stream
+
+    def adopt(self, contract: str, key: bytes, stream: PointStream) -> None:
+        """Remember another evaluator's stream, unless something later is known of it here, or its contract is not."""
+        state = self.states.get(contract)
+        if state is None:
+            return
+        if state.rows is not None:
+            state.rows.release(key)
+        known = state.streams.get(key)
+        if known is None or known.heard < stream.heard:
+            stream.row = -1 if known is None else known.row
+            state.streams[key] = stream
+            state.changed_streams.add(key)
+        state.look_for_silent()
+
+    def series_of_rows(self, numbers: Sequence[int]) -> list[SeriesKey]:
+        """The series that rows of streams have these numbers of."""
+        return self._columns.series_of(numbers) if self._columns is not None else []
+
+    def restore_rows(self, contract: str, block: int, content: RowContent, keys: Sequence[SeriesKey | None]) -> None:
+        """Remember streams that were in rows; without columns, room or a series they take points by themselves.
+
+        Args:
+            contract: Name of the contract.
+            block: Number of the block of rows.
+            content: Of the rows [n].
+            keys: The series of each; None for one that is no more [n].
+        """
+        self.use_columns()
+        known = [key for key in keys if key is not None]
+        if (
+            self._columns is None
+            or len(known) < len(keys)
+            or not self._columns.restore(contract, block, content, known)
+        ):
+            state = self.states[contract]
+            for name, stream in content.streams():
+                state.streams[name] = stream
+                state.changed_streams.add(name)
 
     def forget_silent(self, state: ContractState, now: float) -> None:
         """Bring a contract's series up to date, and forget what no window holds anything of at `now`, Unix seconds."""
-        if self._columns is not None:
-            self._columns.settle_series()
-            if state.has_silent(now):
-                self._columns.tell_heard()
+        self.settle()
         if state.evict(now) and self._columns is not None:
             self._columns.forget_gone(state.contract.name)
 
@@ -358,8 +395,7 @@ class Evaluator:
         Raises:
             KeyError: If there is no such contract.
         """
-        if self._columns is not None:
-            self._columns.settle_series()
+        self.settle()
         return sampling_notes(self.states[contract])
 
     def distribution(self, of: Cell | SeriesId, window: float, now: float) -> Binned:
@@ -368,8 +404,7 @@ class Evaluator:
         Raises:
             KeyError: If there is no such contract or clause.
         """
-        if self._columns is not None:
-            self._columns.settle_series()
+        self.settle()
         state = self.states[of.contract]
         metric = of.metric if isinstance(of, SeriesId) else metric_name(_clause(state.contract, of.clause))
         series = state.pairs(metric, of.slice).get((of.kernel_train, of.kernel_inference))
@@ -382,8 +417,7 @@ class Evaluator:
         Raises:
             KeyError: If there is no such contract.
         """
-        if self._columns is not None:
-            self._columns.settle_series()
+        self.settle()
         return drift_by_place(self.states[contract], pair, now)
 
     def series(self) -> tuple[SeriesId, ...]:
@@ -403,7 +437,7 @@ class Evaluator:
     @property
     def stream_count(self) -> int:
         """Number of streams that state is kept for."""
-        return sum(len(state.streams) for state in self.states.values())
+        return sum(state.stream_count for state in self.states.values())
 
     @property
     def events(self) -> Mapping[str, int]:

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from kc_otel.contract.bucket_layouts import WIDEST_ZERO
@@ -134,6 +135,7 @@ class Point:
         histogram: The counted observations; None for an info. Of a step, its number as a count.
         number: Of the point among all exponential ones of its request, in their order; nothing for others.
         applied: The contract that its recorder applies.
+        tail: What identifies the stream besides resource and scope, see `digest_of`.
     """
 
     kind: PointKind
@@ -148,6 +150,7 @@ class Point:
     operator: str | None = None
     number: int = 0
     applied: AppliedContract = AppliedContract()
+    tail: bytes = b""
 
     @property
     def series(self) -> str:
@@ -239,7 +242,7 @@ def _points(
     if not gauges and temporality not in {_DELTA, CUMULATIVE}:
         malformed(points, f"{name} has no aggregation temporality; send cumulative or delta")
         return
-    family = b"\0".join((origin, name.encode(), metric.unit.encode(), field.encode(), bytes((temporality,))))
+    family = b"\0".join((b"", name.encode(), metric.unit.encode(), field.encode(), bytes((temporality,))))
     for number, point in enumerate(points, first):
         try:
             if point.flags & _NO_RECORDED_VALUE:
@@ -252,10 +255,13 @@ def _points(
         except (_MalformedError, OverflowError) as error:
             malformed([point], f"a point of {name} is impossible: {error}")
             continue
+        # Attributes are a set: a sender may list them in another order next time.
+        tail = b"\0".join((family, *sorted(pair.SerializeToString() for pair in point.attributes)))
         yield Point(
             kind=kind,
             metric=name,
-            stream=_identity(family, point.attributes),
+            stream=digest_of(origin, tail),
+            tail=tail,
             attributes=attributes,
             resource=resource,
             applied=applied,
@@ -485,7 +491,11 @@ def _origin(resource: Any, scope: Any) -> bytes:
     return blake2b(b"\0".join(parts), digest_size=16).digest()
 
 
-def _identity(family: bytes, attributes: Any) -> bytes:
-    # Attributes are a set: a sender may list them in another order next time.
-    parts = sorted(pair.SerializeToString() for pair in attributes)
-    return blake2b(b"\0".join((family, *parts)), digest_size=16).digest()
+def origin_of(resource: bytes, scope: bytes) -> bytes:
+    """Return what identifies a serialized Resource and InstrumentationScope."""
+    return _origin(Resource.FromString(resource), InstrumentationScope.FromString(scope))
+
+
+def digest_of(origin: bytes, tail: bytes) -> bytes:
+    """Return the digest of a stream, from what identifies resource and scope, and what identifies it besides."""
+    return blake2b(origin + tail, digest_size=16).digest()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.plain_json import for_others
-from kc_otel.offline.gate.observations import ADVANTAGE, RecordingObservations, RecordingSlice
+from kc_otel.offline.gate.observations import ADVANTAGE, RecordingObservations
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, verdict_for_others
 from kc_otel.record.measure.logits import LOGITS
 from kc_otel.record.measure.storage_grid import CoarseSide
@@ -55,11 +55,10 @@ class LogComparison:
     coarse: CoarseSide | None = None
 
 
-def report(part: RecordingSlice, *, confidence: float, clip: float) -> SliceReport:
+def report(name: str, of: Recording | None, *, confidence: float, clip: float) -> SliceReport:
     """Every number of a slice; the confidence is of each interval by itself, half of the rest on either side."""
-    of = part.recording
     if of is None:
-        return SliceReport(part.name, 0, 0, {})
+        return SliceReport(name, 0, 0, {})
     samples, alpha = RecordingObservations(of), (1.0 - confidence) / 2.0
 
     def mean(quantity: str) -> Interval:
@@ -87,7 +86,7 @@ def report(part: RecordingSlice, *, confidence: float, clip: float) -> SliceRepo
         "clip_budget_share": affine(mean_absolute, 1.0 / math.log1p(clip)),
     }
     own |= {quantity: mean(quantity) for quantity in (*ADVANTAGE, *LOGITS) if samples.of(quantity) is not None}
-    return SliceReport(part.name, of.lengths.size, of.train.size, own)
+    return SliceReport(name, of.lengths.size, of.train.size, own)
 
 
 def _effective(chi2: Interval) -> Interval:
@@ -133,9 +132,9 @@ _MAX_VALUES: Final = 20
 _RANGE_COUNT: Final = 4
 
 
-def by_attributes(recording: Recording, names: Sequence[str]) -> list[RecordingSlice]:
+def by_attributes(recording: Recording, names: Sequence[str]) -> dict[str, Recording | None]:
     """`all`, and a slice for each value of each attribute; of numbers with many values, for each quarter of them."""
-    parts = [RecordingSlice(ALL, recording)]
+    parts: dict[str, Recording | None] = {ALL: recording}
     measured = recording.lengths.size
     for name in names:
         values = [attributes.get(name) for attributes in (*recording.attributes, *recording.masked)]
@@ -147,29 +146,29 @@ def by_attributes(recording: Recording, names: Sequence[str]) -> list[RecordingS
         counts = Counter(map(str, given))
         if len(counts) > _MAX_VALUES and all(isinstance(value, int | float) for value in given):
             numbers = np.array([v if isinstance(v, int | float) else np.nan for v in values], dtype=np.float64)
-            parts += _ranges(recording, name, numbers)
+            parts |= _ranges(recording, name, numbers)
             continue
         of = np.array([None if value is None else str(value) for value in values], dtype=object)
         kept = sorted(value for value, _ in counts.most_common(_MAX_VALUES))
-        parts += [_part(recording, f"{name}={value}", of == value) for value in kept]
+        parts |= {f"{name}={value}": _part(recording, of == value) for value in kept}
         rest = np.array([value is not None and value not in kept for value in of])
         if rest[:measured].any():
-            parts.append(_part(recording, f"{name}=other", rest))
+            parts[f"{name}=other"] = _part(recording, rest)
     return parts
 
 
-def _part(recording: Recording, name: str, inside: NDArray[np.bool_]) -> RecordingSlice:
+def _part(recording: Recording, inside: NDArray[np.bool_]) -> Recording | None:
     """A slice; `inside` is about the sequences that are measured and then about those that are masked."""
     kept, masked = np.split(inside.astype(np.bool_), [recording.lengths.size])
-    return RecordingSlice(name, recording.only(kept, masked) if kept.any() else None)
+    return recording.only(kept, masked) if kept.any() else None
 
 
-def _ranges(recording: Recording, name: str, values: NDArray[np.float64]) -> list[RecordingSlice]:
+def _ranges(recording: Recording, name: str, values: NDArray[np.float64]) -> dict[str, Recording | None]:
     measured = values[: recording.lengths.size]
     edges = np.unique(np.nanquantile(measured, np.linspace(0.0, 1.0, _RANGE_COUNT + 1), method="lower"))
-    parts = []
+    parts = {}
     for place, (low, high) in enumerate(pairwise(edges)):
         last = place == edges.size - 2
         inside = (values >= low) & ((values <= high) if last else (values < high))
-        parts.append(_part(recording, f"{name} in [{low:g}, {high:g}{']' if last else ')'}", inside))
+        parts[f"{name} in [{low:g}, {high:g}{']' if last else ')'}"] = _part(recording, inside)
     return parts

@@ -27,7 +27,7 @@ from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
 from kc_otel.record import capture
-from kc_otel.record.measure.arrays import as_bool, as_host, is_tensor
+from kc_otel.record.measure.arrays import as_bool, is_tensor
 from kc_otel.record.measure.packing import SampledBatch
 from kc_otel.record.measure.places import Places
 from kc_otel.record.measure.storage_grid import coarse_side
@@ -53,7 +53,6 @@ from kc_otel.record.work import (
     KernelSide,
     LogitsComparison,
     OperatorComparison,
-    PairChange,
     RouteComparison,
     RuntimeValue,
     SampledComparison,
@@ -83,8 +82,10 @@ class Measurer:
         tracer: trace.Tracer,
         pairing: PairingBuffer,
         start: int,
+        serves: bool = True,
     ) -> None:
         self._contract = contract
+        self._serves = serves
         self._table = SliceTable.of(contract)
         self._layouts = bucket_layouts(contract)
         self._counters = counters
@@ -129,8 +130,8 @@ class Measurer:
         Raises:
             ValueError: If the arrays cannot be compared.
         """
-        if isinstance(work, PairChange):
-            return self._change_pair(work.pair)
+        if isinstance(work, KernelPair):
+            return self._change_pair(work)
         with capture.measuring(work.ready):
             match work:
                 case SampledComparison() | LogitsComparison():
@@ -169,7 +170,11 @@ class Measurer:
             current = self._current
             self._left_sent = frozenset(self._left)
             pairs = {current, *self._streams, *self._left}
-        metrics.append(kernel_info(self._contract.name, pairs, None if self._closed else current, self._start, now))
+        metrics.append(
+            kernel_info(
+                self._contract.name, pairs, None if self._closed and self._serves else current, self._start, now
+            )
+        )
         metrics.extend([steps] if steps.data.data_points else [])
         metrics.extend(self._counters.metrics(self._start, now))
         try:
@@ -281,10 +286,7 @@ class Measurer:
         mask = arrays["mask"]
         if not (self._table.places or self._table.by_token) or (mask is not None and tuple(mask.shape) != tuple(shape)):
             return None
-        if mask is None:
-            counts = np.ones(shape, dtype=np.bool_)
-        else:
-            counts = as_bool(as_host(mask != 0 if is_tensor(mask) else mask))
+        counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask)
         return Places(counts, None if positions is None else capture.on_host(positions))
 
     def _rollouts(
@@ -316,7 +318,7 @@ class Measurer:
         if versions is None:
             return
         if (versions.steps <= train).all():
-            streams.accumulator.add_values("weights_lag", versions.lags(train), membership=versions.members)
+            streams.accumulator.add_values("weights_lag", train - versions.steps, membership=versions.members)
         else:
             self._counters.noted("weights", f"tokens of step {versions.steps.max()} beside {_AHEAD_OF_TRAINER}")
 
@@ -357,7 +359,8 @@ class Measurer:
         values = np.atleast_1d(capture.on_host(work.value)).astype(np.float64)
         members = self._table.of_batch(work.origin.attributes, range(values.size), values.size)
         known = RECORDED[work.quantity]
-        if values.ndim != 1 or not ((values >= known.low) & (values <= known.high)).all():
+        inside = (values >= known.low) & (values <= known.high) & np.isfinite(values)
+        if values.ndim != 1 or not inside.all():
             raise ValueError(f"{work.quantity}: {values} are not numbers from {known.low:g} to {known.high:g}")
         with self._lock:
             streams = self._streams_of(work.origin.pair)

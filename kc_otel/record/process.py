@@ -27,7 +27,7 @@ from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters, RecorderStats
 from kc_otel.record.telemetry.export import VERSION, ExportLoop, scope_of
 from kc_otel.record.telemetry.pair_streams import KernelPair
-from kc_otel.record.work import BatchWork, PairChange, Work
+from kc_otel.record.work import BatchWork, Work
 from kc_otel.record.worker import BoundedWorker, PerProcess
 
 _log: Final = logging.getLogger("kc_otel")
@@ -70,7 +70,7 @@ class Engine:
     def rollout(self, pair: KernelPair) -> None:
         """Make `pair` the current one, after what is queued; the streams of other pairs are exported once more."""
         if self._worker.open:
-            self._worker.put(lambda: PairChange(pair), 0)
+            self._worker.put(lambda: pair, 0)
 
     def force_flush(self, timeout: float) -> bool:
         """Measure the queue and export; return True if both were done within `timeout` seconds."""
@@ -140,7 +140,9 @@ class ProcessEngine(PerProcess):
         export_interval: float | None,
         log: DriftLog | None,
         resource: Mapping[str, str] | None = None,
+        serves: bool = True,
     ) -> None:
+        self._serves = serves
         self._known: set[Kernel] = set()
         self.pair = self._met(contract, pair)
         self._resource = resource
@@ -202,6 +204,7 @@ class ProcessEngine(PerProcess):
             tracer=trace.get_tracer("kc_otel", VERSION, self._tracer_provider),
             pairing=PairingBuffer(max_tokens=tokens, max_age=seconds),
             start=time.time_ns(),
+            serves=self._serves,
         )
         return Engine(measurer, counters, self._queue_bytes, self._export_loop(measurer, counters))
 

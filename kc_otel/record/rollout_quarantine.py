@@ -80,7 +80,6 @@ def quarantine(
     attributes: Attributes = None,
     slices: Collection[str] | None = None,
     clauses: Collection[str] | None = None,
-    limits: Mapping[str, float] | None = None,
     kept: tuple[Any, Any] | None = None,
 ) -> Quarantine:
     """Find the sequences whose own drift breaks a clause, or that fail an input check (`measure.checks`).
@@ -105,7 +104,6 @@ def quarantine(
         attributes: Attributes that decide the slices: of each sequence, or of all alike.
         slices: Slices in quarantine; sequences of no other are judged. None for every sequence.
         clauses: Ids of the clauses that count; None for every clause that a sequence can be judged by.
-        limits: Other limits than the contract's for single sequences, by clause.
         kept: As in `Recorder.compare`.
 
     Raises:
@@ -136,7 +134,7 @@ def quarantine(
         values, of = _values(clause, drift, counts)
         own = np.where(counts.any(1), _statistic(clause.parsed_statistic, values, of), 0.0)
         for row, names in enumerate(member):
-            limit = _limit(clause, names, limits or {})
+            limit = _limit(clause, names)
             times = own[row] / limit if limit > 0.0 else inf
             if codes[row] == InvalidReason.VALID and own[row] > limit and times > worst[row]:
                 worst[row], reasons[row] = times, clause.id
@@ -176,10 +174,8 @@ def _membership(
         yield names if slices is None else tuple(name for name in names if name in slices)
 
 
-def _limit(clause: Clause, names: Sequence[str], limits: Mapping[str, float]) -> float:
+def _limit(clause: Clause, names: Sequence[str]) -> float:
     """The smallest limit of a sequence's slices; where a slice has its own, that of `all` does not count."""
-    if clause.id in limits:
-        return limits[clause.id]
     own = [name for name in names if name != ALL and name in clause.slices]
     return min((clause.limit_for(name) for name in own or names), default=inf)
 

@@ -61,23 +61,16 @@ class Sampler:
         Raises:
             ValueError: If the function returned something that is not a share.
         """
-        if self._asked is not None:
-            return self._checked(self._asked(self._own()))
-        return self._own()
+        share = float(self._rate() if callable(self._rate) else self._rate)
+        if 0.0 <= share <= 1.0 and self._asked is not None:
+            share = float(self._asked(share))
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"sampling: the function returned {share!r}; it must return a number from 0 to 1")
+        return share
 
     def ask(self, asked: Callable[[float], float]) -> None:
         """Set a function that turns the configured share into the one in use."""
         self._asked = asked
-
-    def _own(self) -> float:
-        return self._checked(self._rate()) if callable(self._rate) else self._rate
-
-    @staticmethod
-    def _checked(rate: float) -> float:
-        rate = float(rate)
-        if not 0.0 <= rate <= 1.0:
-            raise ValueError(f"sampling: the function returned {rate!r}; it must return a number from 0 to 1")
-        return rate
 
     def takes(self, key: Hashable | None = None) -> bool:
         """Return True if a comparison is measured."""

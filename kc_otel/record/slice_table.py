@@ -29,7 +29,7 @@ from kc_otel.contract.slices import (
     match,
 )
 from kc_otel.record.measure.places import Places, TokenSlice
-from kc_otel.record.telemetry.operator_histograms import MOST_OPERATORS
+from kc_otel.record.telemetry.moments import MOST_OPERATORS
 
 _MAX_REMEMBERED = 4096
 _Own = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None

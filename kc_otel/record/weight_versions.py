@@ -36,10 +36,6 @@ class BatchVersions:
     members: Any
     straddling: int
 
-    def lags(self, train: int) -> NDArray[np.float64]:
-        """Return the lag of each step behind that of the training kernel, which none is ahead of, [steps]."""
-        return (train - self.steps).astype(np.float64)
-
     def __str__(self) -> str:
         named = ",".join(str(step) for step in self.steps[-_MAX_NAMED_VERSIONS:].tolist())
         return named if self.steps.size <= _MAX_NAMED_VERSIONS else f"{self.steps.size} versions, the last {named}"

@@ -6,7 +6,7 @@
     Recorder.compare_routes   -> RouteComparison     |
     Recorder.observe          -> RuntimeValue        |
     Recorder.sampled, scored  -> KernelSide          |
-    Recorder.rollout          -> PairChange        --'
+    Recorder.rollout          -> KernelPair        --'
 
 Every kind of batch is made with the caller's own arrays, and copied by `taken` once there is room for it.
 """
@@ -201,14 +201,7 @@ class KernelSide(QueuedBatch):
         return None if isinstance(self.key, list) else self.key
 
 
-@dataclass(frozen=True, slots=True)
-class PairChange:
-    """A change of the current kernel pair."""
-
-    pair: KernelPair
-
-
 BatchWork = SampledComparison | LogitsComparison | OperatorComparison | RouteComparison | RuntimeValue | KernelSide
 """A batch to be measured."""
-Work = BatchWork | PairChange
-"""Items that wait in the queue."""
+Work = BatchWork | KernelPair
+"""Items that wait in the queue: a batch, or the kernel pair that is the current one from there on."""

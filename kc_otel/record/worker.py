@@ -47,6 +47,7 @@ if hasattr(os, "register_at_fork"):
 
 _log: Final = logging.getLogger("kc_otel")
 _EXIT_SECONDS: Final = 5.0
+_MAX_ITEMS: Final = 1_000_000
 
 T = TypeVar("T")
 
@@ -95,9 +96,10 @@ class ReasonCounts(PerProcess):
 class BoundedWorker(PerProcess, Generic[T]):
     """Queue that gives items to a handler on a daemon thread; the caller never waits nor sees an exception.
 
-    What waits and what is being handled is bounded in bytes and in number, and room is reserved before an item is made,
-    so that a full queue costs its caller a comparison of two numbers. The thread starts with the first item. A forked
-    child begins with an empty queue and a thread of its own. When the interpreter exits, what waits has 5 s.
+    What waits and what is being handled is bounded in bytes and in number, but for messages of 0 bytes, and room is
+    reserved before an item is made, so that a full queue costs its caller a comparison of two numbers. The thread
+    starts with the first item. A forked child begins with an empty queue and a thread of its own. When the interpreter
+    exits, what waits has 5 s.
 
     What is left out is given to `drop`, by reason: `queue-full`; `too-large`, an item larger than the queue;
     `closed`, put after closing or not handled before; `capture-failed`, it could not be made; `failed`, the handler
@@ -108,7 +110,6 @@ class BoundedWorker(PerProcess, Generic[T]):
         drop: Called with a reason, why, and how many items; from any thread.
         name: Of the thread.
         max_bytes: Most bytes, by the sizes given to `put`.
-        max_items: Most items. Those of 0 bytes, messages about others, are never refused for want of room.
         batch: Most items that are handled at once.
         wake: Seconds after which the handler is called although nothing came, asked before each wait; None for never.
     """
@@ -128,7 +129,6 @@ class BoundedWorker(PerProcess, Generic[T]):
         *,
         name: str,
         max_bytes: int,
-        max_items: int = 1_000_000,
         batch: int = 1,
         wake: Callable[[], float | None] = lambda: None,
     ) -> None:
@@ -136,7 +136,6 @@ class BoundedWorker(PerProcess, Generic[T]):
         self._handle = handle
         self._drop = drop
         self._name = name
-        self._max_items = max_items
         self._batch = batch
         self._wake = wake
         super().__init__()
@@ -225,7 +224,7 @@ class BoundedWorker(PerProcess, Generic[T]):
             if size > self.max_bytes:
                 return "too-large", f"{size} bytes are more than the {self.max_bytes} that may wait"
             waiting = self._put - self._done + self._reserved
-            if size and (self._bytes + size > self.max_bytes or waiting >= self._max_items):
+            if size and (self._bytes + size > self.max_bytes or waiting >= _MAX_ITEMS):
                 return "queue-full", "items come faster than they are handled"
             self._bytes += size
             self._reserved += 1

@@ -28,17 +28,17 @@ SEEN = {
 }  # fmt: skip
 
 
-def paths(svg: str, kind: str) -> list[list[tuple[float, float]]]:
+def paths(svg, kind):
     """The points of every path of a class."""
     found = [node.get("d", "") for node in ET.fromstring(svg).iter() if node.get("class") == kind]
     return [[(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", d)] for d in found]
 
 
-def texts(svg: str) -> list[str]:
+def texts(svg):
     return [node.text or "" for node in ET.fromstring(svg).iter() if node.tag.endswith("}text")]
 
 
-def test_a_gap_in_the_past_is_a_gap_in_the_drawing() -> None:
+def test_a_gap_in_the_past_is_a_gap_in_the_drawing():
     """Lines do not bridge silence, of the kernel or of the evaluator; what fails is drawn once more as such."""
     chart = draw_history("x", PAST)
     assert [len(line) for line in paths(chart.svg, "c-line")] == [1, 2]
@@ -47,7 +47,7 @@ def test_a_gap_in_the_past_is_a_gap_in_the_drawing() -> None:
     assert [len(line) for line in paths(broken.svg, "c-line")] == [1, 1, 1]
 
 
-def test_how_long_it_failed_is_told_in_time_not_in_points() -> None:
+def test_how_long_it_failed_is_told_in_time_not_in_points():
     """Points are thinned where they are old, so that their number says nothing."""
     assert draw_history("x", PAST).text.endswith(" FAIL for 50 s of it, first at 1970-01-01 00:00:40 UTC.")
     assert draw_history("x", PAST, step=10.0).text.endswith(" FAIL at 1970-01-01 00:01:30 UTC.")
@@ -56,7 +56,7 @@ def test_how_long_it_failed_is_told_in_time_not_in_points() -> None:
     assert " FAIL for 55 s of it" in draw_history("x", ended).text
 
 
-def test_the_past_over_steps() -> None:
+def test_the_past_over_steps():
     """Points lie at their step, events between those before and after; points without one are left out."""
     past = [[*point, step] for point, step in zip(PAST, (100, None, 160, 200), strict=True)]
     chart = draw_history("x", past, over="step", markers=[Marker(65.0, "◆", "routed")])
@@ -70,13 +70,13 @@ def test_the_past_over_steps() -> None:
     assert [row[-1] for _, row in draw_history("x", past).rows] == ["100", "-", "160", "200"]
 
 
-def test_a_bound_that_is_not_there_reaches_to_the_end_of_the_plot() -> None:
+def test_a_bound_that_is_not_there_reaches_to_the_end_of_the_plot():
     """Not bounded above: the band has no upper edge of its own."""
     (_, band) = paths(draw_history("x", PAST).svg, "c-band")
     assert band[0][1] == 0.0 < band[1][1]
 
 
-def test_the_limit_is_where_the_axis_says() -> None:
+def test_the_limit_is_where_the_axis_says():
     """Estimates above it lie above it, and it steps where it was changed."""
     points = [
         [at, 0.5, 0.4, 0.6, limit, 5, code, None]
@@ -89,7 +89,7 @@ def test_the_limit_is_where_the_axis_says() -> None:
     assert limit[0][1] < line[0][1] < limit[-1][1]
 
 
-def test_the_limit_is_written_where_the_estimate_is_not() -> None:
+def test_the_limit_is_written_where_the_estimate_is_not():
     """Below its line while the estimate runs just above it."""
     for estimate, side in ((0.022, 1), (0.018, -1)):
         chart = draw_history("x", [[at, estimate, estimate, estimate, 0.02, 5, 3, 1.0] for at in (0.0, 10.0)])
@@ -98,7 +98,7 @@ def test_the_limit_is_written_where_the_estimate_is_not() -> None:
         assert (float(node.get("y")) - 20 - line) * side > 0
 
 
-def test_a_breach_by_orders_of_magnitude_keeps_its_limit_in_sight() -> None:
+def test_a_breach_by_orders_of_magnitude_keeps_its_limit_in_sight():
     """A logarithmic axis where a linear one would press either of the two to its end."""
     for estimate in (1e-6, 50.0):
         chart = draw_history("x", [[at, estimate, estimate / 2, 2 * estimate, 0.02, 5, 0, 0.0] for at in (0.0, 10.0)])
@@ -108,7 +108,7 @@ def test_a_breach_by_orders_of_magnitude_keeps_its_limit_in_sight() -> None:
         assert "logarithmic" in texts(chart.svg)
 
 
-def test_what_happened_is_marked_once_where_signs_would_cover_each_other() -> None:
+def test_what_happened_is_marked_once_where_signs_would_cover_each_other():
     """Alerts of this cell, and people; of other cells and outside of the period nothing."""
     events = [
         {"at": at, "kind": kind, "contract": "policy", "message": f"policy: {kind} {at:g}", "data": data}
@@ -129,7 +129,7 @@ def test_what_happened_is_marked_once_where_signs_would_cover_each_other() -> No
     ]  # fmt: skip
 
 
-def test_every_value_is_also_text() -> None:
+def test_every_value_is_also_text():
     """Rows of moments and of bins, with a place between the ends; the strip of verdicts has shapes."""
     chart = draw_history("x", PAST, unit="nats")
     assert [row[1][1] for row in chart.rows] == ["✓ PASS", "○ NO_DATA", "✕ FAIL", "✕ FAIL"]
@@ -142,7 +142,7 @@ def test_every_value_is_also_text() -> None:
     assert "limit of the mean <0.02>" in texts(seen.svg)
 
 
-def test_other_kernel_versions_are_drawn_dotted() -> None:
+def test_other_kernel_versions_are_drawn_dotted():
     """With their names in the key; one without data is not drawn."""
     chart = draw_history("x", PAST, others={"old": PAST[:1], "silent": [[5.0, None, None, None, 0.02, 0, 2, None]]})
     assert len(paths(chart.svg, "c-other")) == 1
@@ -153,7 +153,7 @@ def test_other_kernel_versions_are_drawn_dotted() -> None:
     ]
 
 
-def test_a_sparkline_has_the_curves_and_no_texts() -> None:
+def test_a_sparkline_has_the_curves_and_no_texts():
     """In a quarter of the height, with other kernel versions before."""
     glance = draw_sparkline("x", PAST[2:], others=[PAST[:2]])
     assert texts(glance.svg) == []
@@ -162,7 +162,7 @@ def test_a_sparkline_has_the_curves_and_no_texts() -> None:
     assert draw_sparkline("x", [], others=[PAST]) is None
 
 
-def test_what_happened_stands_in_a_sparkline_and_is_read_out() -> None:
+def test_what_happened_stands_in_a_sparkline_and_is_read_out():
     """A sign and a line within its height; outside of its time nothing."""
     inside, outside = Marker(PAST[3][0], "▲", "firing: routed"), Marker(PAST[-1][0] + 99, "▽", "resolved: late")
     glance = draw_sparkline("x", PAST, markers=[inside, outside])
@@ -173,18 +173,18 @@ def test_what_happened_stands_in_a_sparkline_and_is_read_out() -> None:
     assert (line.get("y1"), line.get("y2")) == ("0", "48")
 
 
-def test_nothing_is_drawn_of_nothing() -> None:
+def test_nothing_is_drawn_of_nothing():
     """No point, or only zeros."""
     assert draw_history("x", []) is None
     assert draw_distribution("x", SEEN | {"edges": [], "above": [], "below": [], "zero": 10}, "code") is None
 
 
-def test_one_moment_is_a_dot() -> None:
+def test_one_moment_is_a_dot():
     """A cell that was judged once has a drawing all the same."""
     assert len(paths(draw_history("x", PAST[-1:]).svg, "c-dot c-over")) == 1
 
 
-def test_evidence_is_a_line_towards_an_alarm() -> None:
+def test_evidence_is_a_line_towards_an_alarm():
     """It is drawn where something could be held, in per cent of an alarm, rounded down, with the alarm's own line."""
     chart = draw_evidence("x", PAST)
     assert [len(line) for line in paths(chart.svg, "c-line")] == [1, 2]
@@ -207,7 +207,7 @@ point = st.tuples(st.floats(0, 2e9), optional, optional, optional, number, st.in
 
 @pytest.mark.slow
 @given(st.lists(point, min_size=1), st.lists(st.text(), max_size=2))
-def test_no_past_makes_a_drawing_that_cannot_be_read(points: list[tuple], names: list[str]) -> None:
+def test_no_past_makes_a_drawing_that_cannot_be_read(points, names):
     """Whatever the numbers and the names: XML, finite, and nothing beyond the plot."""
     points.sort(key=lambda point: point[0])
     markers = [Marker(points[0][0], "▲", name) for name in names]
@@ -221,7 +221,7 @@ def test_no_past_makes_a_drawing_that_cannot_be_read(points: list[tuple], names:
 
 @example(1e300, 1.0000000000000001e291)
 @given(st.floats(-1e300, 1e300), st.floats(1e-300, 1e300))
-def test_ticks_are_round_few_and_within_their_axis(low: float, span: float) -> None:
+def test_ticks_are_round_few_and_within_their_axis(low, span):
     """At most six, ascending, no two with the same text."""
     high = low + span
     if high <= low or span < 1e-9 * abs(low):
@@ -234,12 +234,12 @@ def test_ticks_are_round_few_and_within_their_axis(low: float, span: float) -> N
 
 
 @pytest.mark.parametrize(("low", "high"), [(1e-12, 1.0), (0.01, 0.03), (1e-300, 1e300), (5.0, 5.0001)])
-def test_a_logarithmic_axis_has_few_ticks(low: float, high: float) -> None:
+def test_a_logarithmic_axis_has_few_ticks(low, high):
     """Over six hundred decades as over a part of one."""
     assert len(log_axis(low, high).ticks) <= 7
 
 
-def test_time_ticks_are_full_hours_of_the_zone_and_name_its_days() -> None:
+def test_time_ticks_are_full_hours_of_the_zone_and_name_its_days():
     """Where clocks are half an hour off, and over a night on which they change."""
     start = datetime(2026, 1, 5, 9, 10, tzinfo=UTC).timestamp()
     kolkata = time_axis(start, start + 6 * 3600, ZoneInfo("Asia/Kolkata"))

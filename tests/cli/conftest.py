@@ -24,6 +24,12 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[..., tupl
 
 
 @pytest.fixture
+def run(command: Callable[..., Any], request: pytest.FixtureRequest) -> Callable[..., tuple[int, str, str]]:
+    """Runs the commands that the file names in COMMANDS."""
+    return command(*request.module.COMMANDS)
+
+
+@pytest.fixture
 def evaluator_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[Core], None]:
     """Has a core answer what commands ask the evaluator's API."""
 

@@ -11,6 +11,8 @@ from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import load_recording, save_recording
 from kc_otel.stats import Binned, mean_interval
 
+COMMANDS = ("compare",)
+
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
 metadata: {name: policy, version: 1, owner: rl}
@@ -66,12 +68,6 @@ def contract(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text(CONTRACT)
     return path
-
-
-@pytest.fixture
-def run(command):
-    """Runs `kc-otel compare`."""
-    return command("compare")
 
 
 def slices(answer):

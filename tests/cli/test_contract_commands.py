@@ -9,6 +9,8 @@ import pytest
 from kc_otel.contract.input_reasons import REASONS
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 
+COMMANDS = ("check", "diff", "reference")
+
 _CONTRACTS = Path(__file__).parents[2] / "contracts"
 _TEXT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -17,12 +19,6 @@ kernels: {train: {engine: torch}, inference: {engine: vllm}}
 statistical: [{id: tv, metric: tv_token, limit: 0.01}]
 """
 _UNKNOWN = "unknown key; did you mean 'owner'? keys here are name, version, owner, description, runbook"
-
-
-@pytest.fixture
-def run(command):
-    """Runs the commands about contracts."""
-    return command("check", "diff", "reference")
 
 
 @pytest.fixture

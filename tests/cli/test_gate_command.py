@@ -17,6 +17,8 @@ from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import save_recording
 
+COMMANDS = ("gate",)
+
 pytestmark = pytest.mark.slow
 
 CONTRACT = """apiVersion: kernel-contract/v1
@@ -53,12 +55,6 @@ def contract(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text(CONTRACT)
     return path
-
-
-@pytest.fixture
-def run(command):
-    """Runs `kc-otel gate`."""
-    return command("gate")
 
 
 def test_a_sound_kernel_exits_with_0(run, contract, tmp_path):

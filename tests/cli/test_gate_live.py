@@ -11,6 +11,8 @@ import pytest
 from kc_otel.recordings.recording_files import load_recording
 from tests.tools.completions import completions, table
 
+COMMANDS = ("gate",)
+
 pytestmark = pytest.mark.slow
 
 CONTRACT = """apiVersion: kernel-contract/v1
@@ -48,12 +50,6 @@ def endpoints():
             return sampler, stack.enter_context(completions(table(drift=drift), **(train or {})))
 
         yield start
-
-
-@pytest.fixture
-def run(command):
-    """Runs `kc-otel gate` in the folder."""
-    return command("gate")
 
 
 def asked(inference, train, *more):

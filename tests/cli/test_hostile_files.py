@@ -8,6 +8,8 @@ import pytest
 
 from tests.serve.test_escaped import HOSTILE
 
+COMMANDS = ("compare", "import", "replay")
+
 CONTRACT = """\
 apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -19,11 +21,6 @@ ROW = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.0, -2.5], "toke
 hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 named = pytest.mark.parametrize("text", [text for text in HOSTILE.values() if text.isascii() and "\n" not in text])
 """A refusal may have several lines, and a file that somebody names with a line's end has two in it."""
-
-
-@pytest.fixture
-def run(command):
-    return command("compare", "import", "replay")
 
 
 def harmless(said):

@@ -19,6 +19,7 @@ from kc_otel.judge.facts import KernelInfo
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_file import open_state
+from tests.serve.test_silent_recorders import Fleet
 
 CONTRACT = """\
 apiVersion: kernel-contract/v1
@@ -226,6 +227,19 @@ def test_an_evaluator_that_fails_and_an_endpoint_that_is_sent_nothing_are_no_all
         assert (code, said.splitlines()[0]) == (
             3, "all contracts: writing the state fails for all contracts: OSError: no space",
         )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_breach_that_went_away_without_proof_is_in_the_list_of_alerts(command, evaluator_is, tmp_path):
+    """Endpoints were told that it fires on."""
+    fleet = Fleet(tmp_path / "state.sqlite")
+    fleet.run(60, broken=0.001, healthy=0.001)
+    fleet.run(30, broken=0.4, healthy=0.001)
+    fleet.run(200, healthy=0.001)
+    evaluator_is(fleet.core)
+    code, out, _ = command("alerts")("alerts", "list", width=300)
+    assert code == 3
+    assert "unproven  policy: token-tv " in out
 
 
 def test_a_kernel_that_is_not_what_was_declared_is_in_the_status(kc):

@@ -12,6 +12,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from kc_otel.judge.otlp.traffic_entries import marked_frame
 
+COMMANDS = ("replay",)
+
 START = 1_800_000_000.0
 CONTRACT = """\
 apiVersion: kernel-contract/v1
@@ -68,11 +70,6 @@ def contract(tmp_path: Path) -> Any:
         return path
 
     return write
-
-
-@pytest.fixture
-def run(command: Any) -> Any:
-    return command("replay")
 
 
 def test_one_contract_says_what_it_does(run: Any, recording: Path, contract: Any) -> None:

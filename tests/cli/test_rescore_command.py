@@ -12,10 +12,12 @@ import pytest
 
 from kc_otel.cli import rescore_command
 from kc_otel.record.kernel import Kernel
+from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool import Spool, SpoolReader
 from kc_otel.recordings.worst_sequences import read_worst
 from tests.tools.completions import completions, table
+from tests.tools.memory import Memory
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract
@@ -71,6 +73,26 @@ def test_requests_are_scored_by_a_function_and_leave_the_spool(run):
     assert "2 requests scored: 12 sampled tokens compared, 20 read at" in out
     assert "0 left in the spool" in out
     assert "not comparable: 1 greedy" in out
+
+
+def test_a_rescorer_that_starts_again_is_the_same_recorder_and_never_ends_the_kernel(run, tmp_path, monkeypatch):
+    """The engine serves on while nobody scores: that the rescorer shuts down proves nothing of its kernel."""
+    made = []
+
+    def recorder(*args, **options):
+        exporter = Memory()
+        made.append((exporter, options["resource"]))
+        return Recorder(*args, metric_exporter=exporter, **options)
+
+    monkeypatch.setattr("kc_otel.record.recorder.Recorder", recorder)
+    for _ in range(2):
+        fill(tmp_path / "spool.sqlite")
+        assert run("--scorer", "my_kernel:half_a_nat_less")[0] == 0
+    (first, resource), (second, other) = made
+    assert resource == other != {}
+    for exporter in (first, second):
+        points = exporter.points("kc.kernel.info", kc_kernel_role="inference", kc_kernel_engine="vllm")
+        assert {point.value for point in points} == {1}
 
 
 def test_other_weights_are_refused_by_name_and_measured_as_a_lag_by_step(run):

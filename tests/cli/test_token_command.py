@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import stat
 
-import pytest
 import yaml
 
 from kc_otel.serve.access.access_file import AccessFile
 
-
-@pytest.fixture
-def run(command):
-    return command("token")
+COMMANDS = ("token",)
 
 
 def test_the_entry_lets_the_token_in(run, tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.clients import HttpClient
-from tests.conformance.payloads import ENCODINGS, JSON, METRICS, NEW_FIELD, PROTOBUF, SIGNALS, Signal, too_large
+from tests.conformance.payloads import ENCODINGS, JSON, METRICS, NEW_FIELD, PROTOBUF, SIGNALS, Signal
 
 EMPTY = {PROTOBUF: b"", JSON: b"{}"}
 pytestmark = pytest.mark.parametrize("encoding", ENCODINGS, ids=["protobuf", "json"])
@@ -76,15 +76,6 @@ def test_unknown_fields(http: HttpClient, signal: Signal, encoding: str) -> None
     taken_in_full(http, signal, later, encoding)
 
 
-@pytest.mark.may("OTLP/HTTP Response")
-def test_compressed_answer(http: HttpClient, encoding: str) -> None:
-    """Who accepts gzip may get the answer in it, and then it says so."""
-    answer = taken_in_full(http, METRICS, METRICS.body(encoding), encoding, accept_encoding="gzip")
-    if "content-encoding" not in answer.headers:
-        pytest.skip("answers are not compressed")
-    assert answer.headers["content-encoding"] == "gzip"
-
-
 @pytest.mark.should("All Other Responses; RFC 9110, 8.3.1")
 @pytest.mark.parametrize("spelling", ["parameter", "upper case"])
 def test_spelling_of_the_content_type(http: HttpClient, encoding: str, spelling: str) -> None:
@@ -100,10 +91,3 @@ def test_chunks(http: HttpClient, encoding: str) -> None:
     parts = iter([body[:10], body[10:11], body[11:]])
     answer = http.send("POST", METRICS.path, parts, content_type=encoding, transfer_encoding="chunked")
     assert answer.status == 200, answer
-
-
-@pytest.mark.should("OTLP/HTTP Response, OTLP/HTTP Request")
-def test_recommended_limit(http: HttpClient, encoding: str) -> None:
-    """A request of 32 MiB is under the recommended limit of 64 MiB, and is taken where nobody configured less."""
-    body = gzip.compress(too_large(encoding, 32 << 20), 1)
-    taken_in_full(http, METRICS, body, encoding, content_encoding="gzip")

@@ -192,7 +192,7 @@ FAULTS = (
 )
 
 
-def pair(fault: Fault | None, layer: int, seed: int = 0) -> tuple[TorchKernel, TorchKernel]:
+def pair(fault, layer, seed=0):
     """A training kernel, and an inference kernel with the fault in a layer."""
     model = Model(seed)
     other = copy.deepcopy(model)
@@ -208,7 +208,7 @@ def pair(fault: Fault | None, layer: int, seed: int = 0) -> tuple[TorchKernel, T
     )
 
 
-def conversations(count=10, seed=0) -> list[TokenSequence]:
+def conversations(count=10, seed=0):
     """Sequences of 24 to 40 tokens: a prompt and random tokens after it."""
     generator = torch.Generator().manual_seed(seed)
     found = []

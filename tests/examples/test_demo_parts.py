@@ -116,7 +116,7 @@ def test_receiver_takes_only_what_is_signed():
         http.client.HTTPConnection(host, int(port), timeout=5).connect()
 
 
-def _demo(weights: Path, *arguments: str) -> subprocess.Popen[str]:
+def _demo(weights, *arguments):
     ours = ("OTEL_", "KC_OTEL_", "COV")
     return subprocess.Popen(
         [sys.executable, "-u", "-m", "examples.demo", "--quick", "--weights", str(weights), *arguments],

@@ -15,7 +15,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.generate.links import RL_UID, SLICE_UID
 from kc_otel.judge.verdict import Status, Verdict
 from tests.tools.panel_store import Store, filled, rate_interval
-from tests.tools.panel_traffic import STEP
+from tests.tools.panel_traffic import STEP, TRAFFIC
 from tests.tools.panel_world import CELL, Labels, World, by
 
 pytestmark = pytest.mark.slow
@@ -290,7 +290,10 @@ def test_numbers_are_in_the_unit_of_the_clause_that_is_picked(panel_store: Store
 
 
 def test_worst_tokens_lead_to_their_traces(panel_store: Store, boards: dict) -> None:
-    """Each dot of the heatmap of |l| is the worst token that a recorder saw between two exports, and has its trace."""
+    """Each dot of the heatmap of |l| is the worst token that a recorder saw between two exports, and has its trace.
+
+    Those of an export that was refused are lost.
+    """
     (target,) = (target for panel, _, _, target in queries(boards["slice"]) if panel["id"] == 23)
     assert target["exemplar"] is True
     world = panel_store.world.but(picked=picks(boards["slice"], "at first", panel_store.world))
@@ -299,5 +302,6 @@ def test_worst_tokens_lead_to_their_traces(panel_store: Store, boards: dict) -> 
     answer = panel_store.client.get("/query_exemplars", params={"query": filled(target["expr"], world), **span}).json()
     found = [exemplar for series in answer["data"] for exemplar in series["exemplars"]]
     assert all(re.fullmatch(r"[0-9a-f]{32}", exemplar["labels"]["trace_id"]) for exemplar in found)
-    worst = [np.abs(batch.log_ratio).max() for batches in world.recorded.batches.values() for batch in batches]
+    arrived = [batches for name, batches in world.recorded.batches.items() if not TRAFFIC[name].refused]
+    worst = [np.abs(batch.log_ratio).max() for batches in arrived for batch in batches]
     assert sorted(float(exemplar["value"]) for exemplar in found) == pytest.approx(sorted(worst), rel=1e-9)

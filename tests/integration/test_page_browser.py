@@ -399,14 +399,14 @@ def test_a_lost_evaluator_is_said_and_found_again_with_its_past(
     since = browser.evaluate("document.querySelector('.incident time').dateTime")
     broken.kill()
     browser.wait("document.querySelector('main.stale')")
-    assert "The broken has not answered since" in browser.evaluate("document.querySelector('#notices').innerText")
+    assert "The evaluator has not answered since" in browser.evaluate("document.querySelector('#notices').innerText")
     assert browser.evaluate("document.querySelector('#live-text').textContent") == "No answer"
     assert browser.evaluate("document.title").startswith("! no answer")
     serve("--api-port", port)
     browser.wait("!document.querySelector('main.stale')", 40.0)
     assert browser.evaluate("document.querySelector('#notices').innerText") == ""
     said = browser.evaluate("document.querySelector('#announce').textContent")
-    assert said.startswith("The broken answers again.")
+    assert said.startswith("The evaluator answers again.")
     browser.wait("document.querySelector('.incident .actions-taken')")
     assert browser.evaluate("document.querySelector('.incident time').dateTime") == since
 
@@ -467,7 +467,7 @@ def test_input_that_cannot_be_measured_is_no_broken_promise(
     browser.open(evaluator.api)
     browser.wait("document.querySelector('.incident')")
     said = browser.evaluate("document.querySelector('main').innerText")
-    assert said.startswith("Sequences fail the input checks")
+    assert browser.evaluate("document.querySelector('#overview-title').innerText") == "Sequences fail the input checks"
     assert "8 temperature_mismatch" in said
     assert "Divide the training logits by the sampling temperature" in said
     assert "promise" not in said.split("Every promise")[0]
@@ -527,7 +527,8 @@ def test_what_is_not_of_now_is_not_green(
     )
     assert browser.evaluate("document.querySelector('#overview-title').className") == "fail"
     assert re.match(
-        r"At \d.*: Every promise holds\. ", browser.evaluate("document.querySelector('#overview-sub').textContent")
+        r"At \d.*: Nothing measured is broken; the evaluator fails\. ",
+        browser.evaluate("document.querySelector('#overview-sub').textContent"),
     )
     assert browser.evaluate("document.querySelector('#live-dot').className") == "dot lost"
     assert browser.evaluate("document.title") == "! nothing is judged · kc-otel"

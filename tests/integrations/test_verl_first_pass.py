@@ -158,6 +158,7 @@ def test_the_first_mini_batch_of_an_update_is_compared(workers, made, caplog):
     assert caplog.text.count("bypass mode") == 1
 
 
+@pytest.mark.slow
 def test_weights_that_have_moved_on_are_no_longer_those_that_were_sent(workers, made):
     """Another update before the next transfer begins one version later; unknown versions stay unknown."""
     worker = workers.ActorRolloutRefWorker()

@@ -120,15 +120,22 @@ def numbers_of(history: PaneHistory) -> list[int]:
     return sorted({*history._explicit, *(content.pane for content in history._exponential())})
 
 
+def streams_of(evaluator: Evaluator) -> dict[Any, Any]:
+    """Every stream, whether it is in a row or not."""
+    found: dict[Any, Any] = {}
+    for name, key, stream in evaluator.streams():
+        writers = [(last.start, last.time, said(last.histogram), said(last.doubted)) for last in stream.writers]
+        found[name, key] = (stream.heard, writers, stream.times, stream.forgotten)
+    return found
+
+
 def remembered(evaluator: Evaluator) -> Any:
     found: dict[Any, Any] = {
         "events": dict(evaluator.events),
         "counters": {k: v for k, v in evaluator.counters.items() if v},
     }
+    found |= streams_of(evaluator)
     for name, state in evaluator.states.items():
-        for key, stream in state.streams.items():
-            writers = [(last.start, last.time, said(last.histogram), said(last.doubted)) for last in stream.writers]
-            found[name, key] = (stream.heard, writers, stream.times, stream.forgotten)
         for key, series in state.series.items():
             panes = [
                 (index, said(history.pane(index))) for history in series.histories for index in numbers_of(history)
@@ -248,6 +255,11 @@ def run(steps: list[Any], seed: int) -> Twins:
                     store.save(evaluator, unit)
             again = Evaluator([contract])
             EvaluatorStore(files[0]).restore(again)
+            saved, held = (
+                {key: of[1:] for key, of in streams_of(evaluator).items() if any(of[1:3])}
+                for evaluator in (again, twins.fast)
+            )
+            assert saved == held
             if now >= newest:  # of what had aged out, clocks that go back find what nobody had looked for yet
                 assert kept(again) == kept(twins.slow)
     for file in files:
@@ -363,7 +375,7 @@ def test_histograms_of_any_shape_are_added_up_as_one_by_one(steps, seed):
 
 @pytest.mark.slow
 def test_what_is_usual_is_taken_from_columns():
-    """Of a stream only the first points are taken one by one, also with zeros, new buckets and several senders."""
+    """Of a series only the first points are taken one by one, also with zeros, new buckets and several senders."""
     plain = [([(number, 12, None) for number in (0, 1, 3, 4, 6)], 10.0, None, step % 3 == 0) for step in range(12)]
     twins = run(plain, 3)
     twins.agree()
@@ -382,7 +394,7 @@ def test_senders_on_both_sides_of_a_panes_end_share_no_slot():
             twins.take(body, now)
     assert twins.fast._columns._slots.used <= 3
     twins.agree()
-    assert twins.fast.taken_as_columns == 14
+    assert twins.fast.taken_as_columns == 15
 
 
 @pytest.mark.slow
@@ -398,6 +410,63 @@ def test_a_layout_is_compared_to_its_last_byte():
         twins.take(body, now)
     twins.agree()
     assert twins.fast.taken_as_columns > 3
+
+
+def both(contract: Contract, bodies: list[tuple[float, bytes]]) -> Twins:
+    """Twins after the same messages."""
+    twins = Twins(contract)
+    for now, body in bodies:
+        twins.take(body, now)
+    twins.agree()
+    return twins
+
+
+def test_processes_that_record_the_same_share_all_but_their_rows():
+    """Of a new process the first point is taken from columns too, and there are no objects for its streams."""
+    bodies = []
+    for step in range(3):
+        for instance in range(40):
+            now = NOW + 10.0 * step + 0.1 * instance
+            parts = [Sender(slice=name, instance=str(instance)) for name in ("all", "code")]
+            body = merge(*(part.request(now, [0.02, 0.3] * (step + 1)) for part in parts))
+            bodies.append((now, body.SerializeToString()))
+    fast = both(make_contract(), bodies).fast
+    assert fast.taken_as_columns == 3 * 40 * 2 - 2
+    assert fast.stream_count == 40 * 2
+    assert not fast.states["policy"].streams
+    assert len(fast._columns._layouts._layouts) == 1
+
+
+def test_counts_of_any_size_are_exact():
+    """Counts of 2^32 and more take two words each."""
+    sender, bodies = Sender(slice="all"), []
+    for step in range(8):
+        request = sender.request(NOW + 10.0 * step, [0.02, 0.3])
+        point = point_of(request)
+        point.count, point.sum = point.count << 30, point.sum * 2.0**30
+        point.positive.bucket_counts[:] = [count << 30 for count in point.positive.bucket_counts]
+        bodies.append((NOW + 10.0 * step, request.SerializeToString()))
+    fast = both(make_contract(), bodies).fast
+    assert fast.taken_as_columns == len(bodies) - 2  # the first, and the one that needs more room
+    assert fast._columns._memory.rows["wide"][0] == 1
+
+
+def test_a_row_of_a_forgotten_stream_is_for_another_and_its_message_is_known_no_more():
+    """Who comes back after it was forgotten counts for nobody else's stream."""
+    everyone = [Sender(instance=str(number)) for number in range(34)]
+    contract = make_contract(observability={"window": "1m", "long_window": "5m"})
+    twins = Twins(contract)
+    for step, senders in enumerate([everyone[:33]] * 3 + [everyone[:1]] * 50 + [everyone[33:]] * 3 + [everyone] * 3):
+        now = NOW + 10.0 * step
+        for sender in senders:
+            body = sender.request(now, [0.02, 0.3]).SerializeToString()
+            twins.take(body, now)
+        for evaluator in (twins.fast, twins.slow):
+            evaluator.evaluate(now)
+    assert twins.fast.events["streams_evicted"] == 32
+    assert twins.fast.stream_count == 34
+    assert len(twins.fast._columns._memory.names) == 64
+    twins.agree()
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ from tests.judge.conftest import NOW, Sender, counted
 from tests.serve.test_silent_recorders import STEP, TEXT, Fleet, closed_by_a_person, shut_down
 from tests.tools.api import client_of
 
+pytestmark = pytest.mark.slow
+
 VERSION = "b" * 12
 CLAUSE = "metric: tv_token, unit: token, limit: 0.02"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from kc_otel.stats import Buckets, ExponentialHistogram
 ZERO = 2.0**-30
 
 
-def _index(magnitude: np.ndarray, scale: int) -> np.ndarray:
+def _index(magnitude, scale):
     index = np.ceil(np.log2(magnitude) * 2.0**scale).astype(np.int64) - 1
     with np.errstate(over="ignore"):
         index += magnitude > np.exp2((index + 1) * 2.0**-scale)
@@ -21,14 +20,14 @@ def _index(magnitude: np.ndarray, scale: int) -> np.ndarray:
     return index
 
 
-def _buckets(magnitude: np.ndarray, scale: int) -> Buckets:
+def _buckets(magnitude, scale):
     if not magnitude.size:
         return Buckets.empty()
     index = _index(magnitude, scale)
     return Buckets(int(index.min()), np.bincount(index - index.min()).astype(np.int64))
 
 
-def _histogram(values, scale: int = 4, zero: float = ZERO) -> ExponentialHistogram:
+def _histogram(values, scale=4, zero=ZERO):
     x = np.asarray(values, dtype=np.float64).ravel()
     if not x.size:
         return ExponentialHistogram.empty(scale)
@@ -46,12 +45,12 @@ def _histogram(values, scale: int = 4, zero: float = ZERO) -> ExponentialHistogr
 
 
 @pytest.fixture(scope="session")
-def histogram_of() -> Callable[..., ExponentialHistogram]:
+def histogram_of():
     """Builds the exponential histogram of a sample, value by value's own definition."""
     return _histogram
 
 
 @pytest.fixture(scope="session")
-def three_sigma() -> Callable[[float, int], float]:
+def three_sigma():
     """Largest miss rate that Monte Carlo error explains: alpha plus three standard deviations over the runs."""
     return lambda alpha, runs: alpha + 3.0 * math.sqrt(alpha * (1.0 - alpha) / runs)

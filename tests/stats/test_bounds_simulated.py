@@ -183,7 +183,7 @@ def test_looking_again_and_again_breaks_an_interval_of_fixed_size():
     ones = np.cumsum(samples, axis=1)[:, at - 1].astype(int)
 
     @cache
-    def lower(size: int, count: int) -> float:
+    def lower(size, count):
         return chernoff(np.repeat([1.0, 0.0], [count, size - count]), alpha)[0]
 
     ever = sum(any(lower(*look) > mean for look in zip(at.tolist(), row.tolist(), strict=True)) for row in ones)

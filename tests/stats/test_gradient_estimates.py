@@ -54,7 +54,7 @@ def test_both_gram_matrices_say_the_same():
     assert (first.norm, first.lower, first.upper) == pytest.approx((second.norm, second.lower, second.upper))
 
 
-def grouped(seed: int, prompts: int = 40, rollouts: int = 16) -> tuple:
+def grouped(seed, prompts=40, rollouts=16):
     """Sequences whose g has a mean of its own for each prompt, and 0.05 e_1 overall: log ratios, advantages, scores."""
     rng = np.random.default_rng(seed)
     prompt = np.repeat(np.arange(prompts), rollouts)
@@ -63,7 +63,7 @@ def grouped(seed: int, prompts: int = 40, rollouts: int = 16) -> tuple:
     return np.full(prompt.size, -math.log(2.0)), np.full(prompt.size, 2.0), g, prompt  # (1 - W) A = 1
 
 
-def test_only_pairs_of_different_prompts_count() -> None:
+def test_only_pairs_of_different_prompts_count():
     """As if independent, rollouts put the lower limit above the truth in over half of the runs; by prompt in none."""
     wrong = {True: 0, False: 0}
     for seed in range(40):
@@ -76,7 +76,7 @@ def test_only_pairs_of_different_prompts_count() -> None:
     assert wrong[False] > 20
 
 
-def test_prompts_of_one_rollout_are_sequences() -> None:
+def test_prompts_of_one_rollout_are_sequences():
     """And those with equal rollouts are one of each."""
     log_ratio, advantage, scores, prompt = grouped(0)
     plain = estimated_gradient_bias(log_ratio, advantage, scores)
@@ -88,7 +88,7 @@ def test_prompts_of_one_rollout_are_sequences() -> None:
     assert (whole.norm, whole.lower, whole.upper) == pytest.approx((once.norm, once.lower, once.upper))
 
 
-def test_the_lower_limit_counts_that_the_mean_of_pairs_leans_upwards() -> None:
+def test_the_lower_limit_counts_that_the_mean_of_pairs_leans_upwards():
     """Where g has one dimension U is a chi-square of one degree of freedom less its mean, and its quantile is used."""
     rng = np.random.default_rng(4)
     g = rng.normal(0.2, 1.0, 4000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ sides = st.builds(
 )
 
 
-def histogram(scale: int, zeros: int, up: Buckets, down: Buckets, extremes: Any) -> ExponentialHistogram:
+def histogram(scale, zeros, up, down, extremes):
     count = zeros + 1 + int(up.counts.sum() + down.counts.sum())
     low, high, observed = extremes
     return ExponentialHistogram(scale, count, 0.5 * count, zeros + 1, up, down, low, high, 2.0**-20, observed)
@@ -37,14 +36,14 @@ histograms = st.builds(
 )
 
 
-def said(part: ExponentialHistogram) -> Any:
+def said(part):
     buckets = [(side.trimmed().offset, side.trimmed().counts.tolist()) for side in (part.positive, part.negative)]
     numbers = (part.scale, part.count, part.zero_count, part.zero_threshold, part.maximum_observed)
     return numbers, buckets, repr((part.minimum, part.maximum)), pytest.approx(part.sum)
 
 
 @given(st.lists(histograms, max_size=8))
-def test_columns_hold_what_they_are_made_of(parts: list[ExponentialHistogram]) -> None:
+def test_columns_hold_what_they_are_made_of(parts):
     """Each by itself, some of them, and those of two columns after each other."""
     columns = HistogramColumns.of(parts)
     assert [said(part) for part in columns.objects()] == [said(part) for part in parts]
@@ -54,7 +53,7 @@ def test_columns_hold_what_they_are_made_of(parts: list[ExponentialHistogram]) -
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), histograms), max_size=10))
-def test_merged_columns_are_unions(given: list[tuple[int, ExponentialHistogram]]) -> None:
+def test_merged_columns_are_unions(given):
     """Of one scale or several, of known and of unknown extremes, and so far apart that buckets have to be coarser."""
     rows, columns = merged(
         np.array([row for row, _ in given], np.int64), HistogramColumns.of([part for _, part in given])
@@ -65,7 +64,7 @@ def test_merged_columns_are_unions(given: list[tuple[int, ExponentialHistogram]]
 
 
 @pytest.mark.parametrize("wide", [[0], [1], [2], [0, 1], [1, 2], [0, 1, 2], []])
-def test_a_union_that_is_too_wide_is_made_beside_the_others(wide: list[int]) -> None:
+def test_a_union_that_is_too_wide_is_made_beside_the_others(wide):
     """Each of three rows has two parts; in some they are farther apart than a histogram has buckets."""
     low, far = (histogram(4, 0, Buckets(at, np.array([3])), Buckets.empty(), (-1.0, 2.0, True)) for at in (-2500, 2500))
     given = [(row, part) for row in range(3) for part in (low, far if row in wide else low)]
@@ -75,7 +74,7 @@ def test_a_union_that_is_too_wide_is_made_beside_the_others(wide: list[int]) -> 
     assert [said(whole) for whole in columns.objects()] == [said(whole) for whole in unions]
 
 
-def test_counts_take_as_few_bytes_as_they_need() -> None:
+def test_counts_take_as_few_bytes_as_they_need():
     """One byte for each bucket of small counts, eight for counts that need them."""
     widths = [SideColumns.of([Buckets(0, np.array([most]))]).counts.itemsize for most in (255, 256, 70_000, 2**40)]
     assert widths == [1, 2, 4, 8]

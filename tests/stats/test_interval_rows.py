@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from kc_otel.stats import (
-    Binned,
     Buckets,
     ExponentialHistogram,
     Interval,
@@ -55,7 +54,7 @@ AT_ONCE: dict[str, Callable[[HistogramRows], list[Interval | None]]] = {
 }
 
 
-def histogram(rng: np.random.Generator, *, scale: int = 4, signed: bool = False) -> ExponentialHistogram:
+def histogram(rng, *, scale=4, signed=False):
     """A histogram of 1 to 10^5 observations, as an SDK would send it or as the difference of two."""
     size = int(rng.integers(1, 40))
     up = rng.poisson(rng.choice([0.1, 5.0, 3000.0]), size)
@@ -80,7 +79,7 @@ def histogram(rng: np.random.Generator, *, scale: int = 4, signed: bool = False)
     )
 
 
-def samples(seed: int, count: int) -> list[list[ExponentialHistogram]]:
+def samples(seed, count):
     rng = np.random.default_rng(seed)
     unknown = {"minimum": math.nan, "maximum": math.nan, "maximum_observed": True}
     return [
@@ -94,11 +93,11 @@ def samples(seed: int, count: int) -> list[list[ExponentialHistogram]]:
     ]
 
 
-def binned(parts: list[ExponentialHistogram]) -> Binned:
+def binned(parts):
     return ExponentialHistogram.union(parts).binned()
 
 
-def same(interval: Interval | None, other: Interval) -> bool:
+def same(interval, other):
     """Up to rounding: the sides of a mean end where an iteration does."""
     assert interval is not None
     numbers: Any = [(interval.estimate, other.estimate), (interval.lower, other.lower), (interval.upper, other.upper)]
@@ -107,7 +106,7 @@ def same(interval: Interval | None, other: Interval) -> bool:
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
-def test_rows_have_the_intervals_that_each_has_alone(name: str) -> None:
+def test_rows_have_the_intervals_that_each_has_alone(name):
     """Of one part and of several, with values on both sides of 0, with extremes inside a bucket or unknown."""
     given = samples(list(ONE_BY_ONE).index(name), 400)
     seen = left = 0
@@ -126,7 +125,7 @@ def test_rows_have_the_intervals_that_each_has_alone(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_surely_above_is_that_of_each_alone() -> None:
+def test_what_is_surely_above_is_that_of_each_alone():
     """At the edges of buckets, beside them, and beyond all of them."""
     given = samples(6, 300)
     for rows in rows_of(given):
@@ -136,7 +135,7 @@ def test_what_is_surely_above_is_that_of_each_alone() -> None:
             assert rows.surely_above(threshold).tolist() == alone
 
 
-def test_what_does_not_fit_beside_others_is_left_out() -> None:
+def test_what_does_not_fit_beside_others_is_left_out():
     """Other scales in one sample, extremes that one part knows, edges that are not finite, and nothing at all."""
     rng = np.random.default_rng(0)
     fine = histogram(rng)
@@ -146,7 +145,7 @@ def test_what_does_not_fit_beside_others_is_left_out() -> None:
     assert [rows.places.tolist() for rows in rows_of([*other, [fine]])] == [[5]]
 
 
-def test_each_kind_of_histograms_has_rows_of_its_own() -> None:
+def test_each_kind_of_histograms_has_rows_of_its_own():
     """Another scale or zero bucket; what is empty, or has more observations than doubles count, has none."""
     rng = np.random.default_rng(4)
     alike = [replace(histogram(rng), zero_threshold=0.0) for _ in range(3)]

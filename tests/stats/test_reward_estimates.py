@@ -9,7 +9,7 @@ from kc_otel.stats import Binned, estimated_reward_drift, reward_sides
 from kc_otel.stats.reward_intervals import reward_drift_bounds
 
 
-def drawn(seed: int, prompts: int = 200, rollouts: int = 8) -> tuple:
+def drawn(seed, prompts=200, rollouts=8):
     """Prompts that are easier or harder, answers good or bad of which the good ones became a tenth likelier.
 
     Of a prompt with chance p of a good answer the training kernel has p (1 + 0.1 (1 - p)); the truth follows.
@@ -23,7 +23,7 @@ def drawn(seed: int, prompts: int = 200, rollouts: int = 8) -> tuple:
     return np.log(ratio), good.astype(float), prompt, 0.1 / 6.0  # E[p (1 - p)] = 1 / 6
 
 
-def test_its_limits_hold_the_truth_as_often_as_they_say() -> None:
+def test_its_limits_hold_the_truth_as_often_as_they_say():
     """At 90 %, in 60 runs; and the mean of the estimates is the truth."""
     held, found = 0, []
     for seed in range(60):
@@ -35,7 +35,7 @@ def test_its_limits_hold_the_truth_as_often_as_they_say() -> None:
     assert np.mean(found) == pytest.approx(truth, rel=0.05)
 
 
-def test_it_is_narrower_than_what_assumes_nothing() -> None:
+def test_it_is_narrower_than_what_assumes_nothing():
     """On the same sequences, at the same confidence."""
     log_ratio, reward, prompt, _ = drawn(1)
     estimate = estimated_reward_drift(log_ratio, reward, prompt)
@@ -45,7 +45,7 @@ def test_it_is_narrower_than_what_assumes_nothing() -> None:
     assert "large sample" in str(estimate)
 
 
-def test_a_baseline_does_not_depend_on_its_own_sequence() -> None:
+def test_a_baseline_does_not_depend_on_its_own_sequence():
     """The mean of the others, in numbers; a prompt with one rollout, and a reward that is missing, are left out."""
     log_ratio = np.log([1.5, 0.5, 1.0, 1.2, 1.0, 1.1, 0.9])
     reward = np.array([1.0, 0.0, 0.0, 1.0, 5.0, 1.0, np.nan])

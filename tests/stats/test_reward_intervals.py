@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +14,14 @@ from kc_otel.stats import Binned
 from kc_otel.stats.reward_intervals import reward_drift_bounds, reward_drift_interval, reward_sides
 
 
-def policies(rng: np.random.Generator, spread: float, size: int = 50) -> tuple[Any, Any]:
+def policies(rng, spread, size=50):
     """Two softmax policies over a few sequences, as (P, Q)."""
     logits = rng.normal(0.0, 1.5, size)
     p, q = np.exp(logits + rng.normal(0.0, spread, size)), np.exp(logits)
     return p / p.sum(), q / q.sum()
 
 
-def histogram(values: Any) -> Binned:
+def histogram(values):
     """The values after a histogram of the recorder's scale."""
     of = slots()
     counts = np.bincount(of.of_exact(values), minlength=of.size)
@@ -30,7 +29,7 @@ def histogram(values: Any) -> Binned:
 
 
 @given(st.integers(0, 10**6), st.floats(0.0, 3.0), st.sets(st.integers(0, 49), max_size=30))
-def test_the_sides_bound_the_drift_whatever_the_supports(seed: int, spread: float, lost: set[int]) -> None:
+def test_the_sides_bound_the_drift_whatever_the_supports(seed, spread, lost):
     """E_Q[above] >= E_P[u] - E_Q[u] >= -E_Q[below]; with common support both are equalities."""
     rng = np.random.default_rng(seed)
     p, q = policies(rng, spread)
@@ -50,7 +49,7 @@ def test_the_sides_bound_the_drift_whatever_the_supports(seed: int, spread: floa
 @pytest.mark.parametrize("spread", [0.1, 0.6, 1.5])
 @pytest.mark.parametrize("lost", [0, 20])
 @pytest.mark.parametrize("anytime", [False, True])
-def test_intervals_miss_no_more_often_than_they_say(spread: float, lost: int, anytime: bool) -> None:
+def test_intervals_miss_no_more_often_than_they_say(spread, lost, anytime):
     """Of 150 samples per pair of kernels at most 10 % and what chance adds miss on either side, from histograms."""
     rng = np.random.default_rng(round(100 * spread) + lost)
     p, q = policies(rng, spread)
@@ -68,7 +67,7 @@ def test_intervals_miss_no_more_often_than_they_say(spread: float, lost: int, an
 
 
 @given(st.lists(st.tuples(st.floats(-5, 3), st.floats(0, 1)), min_size=1, max_size=40))
-def test_a_histogram_is_never_bolder_than_its_values(sequences: list[tuple[float, float]]) -> None:
+def test_a_histogram_is_never_bolder_than_its_values(sequences):
     """What buckets leave open makes the bounds wider, never narrower."""
     sides = reward_sides(*map(np.array, zip(*sequences, strict=True)), (0.0, 1.0))
     exact = reward_drift_bounds(*map(Binned.of_samples, sides), alpha_lower=0.05, alpha_upper=0.05)
@@ -78,7 +77,7 @@ def test_a_histogram_is_never_bolder_than_its_values(sequences: list[tuple[float
 
 
 @given(st.floats(-8, 8), st.floats(0, 1))
-def test_an_unknown_reward_counts_for_the_worst(log_ratio: float, reward: float) -> None:
+def test_an_unknown_reward_counts_for_the_worst(log_ratio, reward):
     """A reward that is not known, or outside of its range, widens both sides at least as far as any reward would."""
     known = reward_sides([log_ratio], [reward], (0.0, 1.0))
     for unknown in (math.nan, 1.5, -0.1, math.inf):
@@ -86,7 +85,7 @@ def test_an_unknown_reward_counts_for_the_worst(log_ratio: float, reward: float)
 
 
 @pytest.mark.parametrize(("horizon", "times"), [(256, 7), (1024, 5), (4096, 3.5)])
-def test_it_is_sharper_than_the_bound_from_total_variation(horizon: int, times: float) -> None:
+def test_it_is_sharper_than_the_bound_from_total_variation(horizon, times):
     """At 4,000 sequences with 0.026 nat a token, as the handbook's table has it."""
     deviation = 0.026 * math.sqrt(horizon)
     rng = np.random.default_rng(horizon)
@@ -97,7 +96,7 @@ def test_it_is_sharper_than_the_bound_from_total_variation(horizon: int, times: 
     assert np.maximum(-np.expm1(drawn), 0.0).mean() > times * (high - low) / 2.0
 
 
-def test_the_interval_is_of_the_size_and_the_note_has_the_sign() -> None:
+def test_the_interval_is_of_the_size_and_the_note_has_the_sign():
     """In the unit of the rewards; above 0 from below only where one sign is excluded."""
     p, q = policies(np.random.default_rng(1), 1.5)
     u = (p > q).astype(np.float64)
@@ -115,7 +114,7 @@ def test_the_interval_is_of_the_size_and_the_note_has_the_sign() -> None:
     assert "is -" in worse.note
 
 
-def test_from_below_each_sign_has_half_of_the_error_probability() -> None:
+def test_from_below_each_sign_has_half_of_the_error_probability():
     """Either may be wrong: the lower side is the larger of the two at half of alpha, not at alpha."""
     rng = np.random.default_rng(3)
     log_ratio = rng.normal(-0.08, 0.4, 2000)

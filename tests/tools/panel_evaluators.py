@@ -71,7 +71,8 @@ def judge(contracts: Sequence[Contract], recorded: Recorded, begin: int, late: i
         endpoint = WebhookEndpoint("pager", pager, (Secret(bytes(range(32))),), allow_private=True)
         dispatcher = Dispatcher(core.outbox, {"pager": endpoint}, clock=lambda: core.clock)
         api = make_api(core, lambda: read(core, requests, dispatcher.attempts), Changes(), "0")
-        with TestClient(http_app(core, counts=requests)) as otlp, TestClient(api) as reader:
+        otlp = TestClient(http_app(core, counts=requests))  # it has no lifespan to enter
+        with TestClient(api) as reader:
             for now in range(begin, recorded.end + 1, TICK):
                 core.clock = now
                 _receive(otlp, recorded, now - late)

@@ -101,6 +101,7 @@ def contract(name: str) -> Contract:
         return loaded
     said = loaded.model_dump(mode="json", by_alias=True, exclude_unset=True)
     said["slices"] = {domain: {"where": {"task": domain}} for domain in _DOMAINS}
+    said["observability"]["max_series"] = 12_000  # streams of a thousand processes
     return Contract.model_validate(said)
 
 

@@ -79,23 +79,15 @@ def _notes(contract: Contract) -> tuple[str, ...]:
         "that alert on the evaluator's verdicts, not both: they raise the same alerts.",
         "",
         f"Error probabilities, per window and cell: {levels.upper:.4g} of a PASS that is none; of a FAIL that is none",
-        f"{levels.lower:.4g}, which is alpha split evenly over {split}.",
-        "That is about one evaluation of one window. Rules are evaluated again and again, and nothing is claimed of",
-        f"the time between false alarms, which is {apart} or more for all cells of the evaluator together: it follows",
-        "observations as they arrive. A FAIL of it may come sooner, stays until its evidence is gone, and ends on what",
-        "came after the fault, while here the fault has to leave the windows. Its intervals are narrower, too (it",
-        "inverts the tests that these bound), and may decide what is INCONCLUSIVE here.",
+        f"{levels.lower:.4g}, which is alpha split evenly over {split}. Nothing is claimed of",
+        f"the time between false alarms, which is {apart} or more for all cells of the evaluator together.",
         "",
-        "Left to the evaluator:",
+        "Left to the evaluator: a slice that was never seen, the first export of a new series, extremes finer than a",
+        "bucket, equal weights of senders that export at different intervals, and",
         *(
             f"- {clause.id}: {clause.metric} carries no contract, slice or kernels as labels;"
             for clause in left_out(contract)
         ),
-        "- a slice that was never seen: it has no series that could be NO_DATA; one that went silent has;",
-        "- the first export of a new series: the rules need a second one to compare it with;",
-        "- extremes finer than a bucket (4.4% or 9.1%): for `max` the edges of the highest bucket stand for it;",
-        "- equal weights of senders that export at different intervals: increase() extrapolates each by its own, so",
-        "  their shares of a slice are off by up to 2.2 / (exports in the window - 1).",
     )
 
 

@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from typing import Any, Final, Self
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.integrations.transformers import log_verdicts
+from kc_otel.integrations.transformers import log_verdicts, wrap
 from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, RolloutBatches, own_attributes
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.rollout_quarantine import Quarantine, judgeable, quarantine
@@ -114,19 +114,19 @@ class InstrumentedTrainer:
         trainer = self._trainer
         if self.recorder.log is not None:
             undo.callback(log_verdicts(trainer, self.recorder))
-        _wrap(undo, trainer, "compute_loss", self._around_loss)
+        undo.callback(wrap(trainer, "compute_loss", self._around_loss))
         if trainer.use_vllm:
-            _wrap(undo, trainer.vllm_generation, "sync_weights", self._after(self._sent))
+            undo.callback(wrap(trainer.vllm_generation, "sync_weights", self._after(self._sent)))
         if trainer.rollout_func is not None:
-            _wrap(undo, trainer, "rollout_func", self._after(self._rolled_out))
+            undo.callback(wrap(trainer, "rollout_func", self._after(self._rolled_out)))
         elif trainer.use_vllm:
-            _wrap(undo, trainer.vllm_generation, "generate", self._after(self._generated))
+            undo.callback(wrap(trainer.vllm_generation, "generate", self._after(self._generated)))
         functions = [i for i, reward in enumerate(trainer.reward_funcs) if not hasattr(reward, "parameters")]
         self._rewards = bool(functions) and self.recorder.contract.assumptions.reward_range is not None
         if self._rewards:
             for number, reward in enumerate(trainer.reward_funcs):
                 if number in functions:
-                    _wrap(undo, trainer.reward_funcs, number, functools.partial(self._around_reward, number))
+                    undo.callback(wrap(trainer.reward_funcs, number, functools.partial(self._around_reward, number)))
                 else:
                     hook = functools.partial(self._guarded, self._model_said, number)
                     undo.callback(reward.register_forward_hook(hook).remove)
@@ -136,7 +136,9 @@ class InstrumentedTrainer:
                     f"slices: the columns {', '.join(sorted(self._columns))} are only handed to reward functions, and "
                     "all of these are models; add a function to reward_funcs that returns None for every completion"
                 )
-            _wrap(undo, trainer.reward_funcs, functions[0], functools.partial(self._around_reward, functions[0]))
+            undo.callback(
+                wrap(trainer.reward_funcs, functions[0], functools.partial(self._around_reward, functions[0]))
+            )
 
     def _around_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def compute_loss(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -334,24 +336,6 @@ def _counted(inputs: Mapping[str, Any]) -> Any:
 def _is_async(function: Callable[..., Any]) -> bool:
     call = getattr(type(function), "__call__", None)  # noqa: B004 - a callable object's method may be the coroutine
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
-def _wrap(undo: ExitStack, owner: Any, name: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put a wrapper in the place of an attribute of an object, or of an item of a list, until `undo` is closed."""
-    items = isinstance(owner, list)
-    original = owner[name] if items else getattr(owner, name)
-    wrapper = functools.wraps(original)(around(original))
-    inherited = not items and name not in vars(owner)
-
-    def restore() -> None:
-        if items:
-            if owner[name] is wrapper:
-                owner[name] = original
-        elif vars(owner).get(name) is wrapper:
-            delattr(owner, name) if inherited else setattr(owner, name, original)
-
-    owner.__setitem__(name, wrapper) if items else setattr(owner, name, wrapper)
-    undo.callback(restore)
 
 
 def _processings(trainer: Any, inference: Processing | None) -> tuple[Processing, Processing] | None:

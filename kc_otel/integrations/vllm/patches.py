@@ -84,37 +84,29 @@ class Patches:
             self._put(module.WorkerBase, name, method)
 
     def _output_processor(self, module: Any) -> None:
-        engines, fail = self._engines, self._fail
+        engines, processor_class = self._engines, module.OutputProcessor
+        request = _argument(processor_class.add_request, "request")
 
-        def added(wrapped: Any) -> Any:
-            request = _argument(wrapped, "request")
+        def added(processor: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            engines.registered(processor, request(args, kwargs))
 
-            @functools.wraps(wrapped)
-            def add_request(processor: Any, *args: Any, **kwargs: Any) -> None:
-                wrapped(processor, *args, **kwargs)
-                if self._active:
-                    try:
-                        engines.registered(processor, request(args, kwargs))
-                    except Exception as error:  # noqa: BLE001 - the request goes on without being recorded
-                        fail(error)
+        def processed(processor: Any, result: Any, *_: Any) -> None:
+            engines.stepped(processor, result.reqs_to_abort)
 
-            return add_request
+        for name, then in (("add_request", added), ("process_outputs", processed)):
+            self._wrap(processor_class, name, functools.partial(self._after, then))
 
-        def processed(wrapped: Any) -> Any:
-            @functools.wraps(wrapped)
-            def process_outputs(processor: Any, *args: Any, **kwargs: Any) -> Any:
-                result = wrapped(processor, *args, **kwargs)
-                if self._active:
-                    try:
-                        engines.stepped(processor, result.reqs_to_abort)
-                    except Exception as error:  # noqa: BLE001
-                        fail(error)
-                return result
+    def _after(self, then: Callable[..., None], wrapped: Any) -> Any:
+        def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            result = wrapped(owner, *args, **kwargs)
+            if self._active:
+                try:
+                    then(owner, result, args, kwargs)
+                except Exception as error:  # noqa: BLE001 - the request goes on without being recorded
+                    self._fail(error)
+            return result
 
-            return process_outputs
-
-        self._wrap(module.OutputProcessor, "add_request", added)
-        self._wrap(module.OutputProcessor, "process_outputs", processed)
+        return call
 
     def _engine(self, engine_class: Any, register: Callable[[Any], None]) -> None:
         engines = self._engines
@@ -122,7 +114,6 @@ class Patches:
         def make(wrapped: Any) -> Any:
             trace_headers = _argument(wrapped, "trace_headers")
 
-            @functools.wraps(wrapped)
             def add_request(engine: Any, *args: Any, **kwargs: Any) -> Any:
                 if not self._active:
                     return wrapped(engine, *args, **kwargs)
@@ -130,7 +121,6 @@ class Patches:
                 with engines.request_context(trace_headers(args, kwargs)):
                     return wrapped(engine, *args, **kwargs)
 
-            @functools.wraps(wrapped)
             async def awaited(engine: Any, *args: Any, **kwargs: Any) -> Any:
                 if not self._active:
                     return await wrapped(engine, *args, **kwargs)
@@ -144,7 +134,6 @@ class Patches:
 
     def _server(self, module: Any) -> None:
         def make(wrapped: Any) -> Any:
-            @functools.wraps(wrapped)
             def init_entrypoints_middleware(args: Any, app: Any, *rest: Any, **kwargs: Any) -> Any:
                 result = wrapped(args, app, *rest, **kwargs)
                 if self._active:
@@ -170,7 +159,8 @@ class Patches:
         self._engines.delivery.drop("failed", error)
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        self._put(owner, name, make(owner.__dict__[name]))
+        wrapped = owner.__dict__[name]
+        self._put(owner, name, functools.wraps(wrapped)(make(wrapped)))
 
     def _put(self, owner: Any, name: str, ours: Any) -> None:
         setattr(owner, name, ours)

@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* These are what `fold.py`, `points` and `histograms` call so. */
-enum { UP, DOWN, SIDE = 160, SPAN = 256, COUNTED = 1, CLOSED = -2, LEAST_SCALE = -2, MOST_SCALE = 20 };
+enum { UP, DOWN, SIDE = 160, SPAN = 256, COUNTED = 1, CLOSED = -2, LOADED = 1, NEW = 2, LEAST_SCALE = -2, MOST_SCALE = 20 };
 #define MOST (INT64_C(1) << 44)
 #define LARGEST_SUM 0x1p565
 #define WIDEST_ZERO 0.5
@@ -22,7 +22,7 @@ enum { UP, DOWN, SIDE = 160, SPAN = 256, COUNTED = 1, CLOSED = -2, LEAST_SCALE =
 typedef struct {
     i64 start, time, scale, count, zero_count, series, pair, contract;
     i64 positive_size, positive_offset, negative_size, negative_offset;
-    i64 loaded, dirty, blocked;
+    i64 loaded, dirty, blocked, at, room, wide;
     double sum, min, max, zero_threshold, least, least_negative, magnitude;
     double heard;
 } Row;
@@ -41,8 +41,7 @@ typedef struct {
 /* What is known: arrays, and how many rows and slots they have. */
 typedef struct {
     Row *rows;
-    i64 *row_buckets; /* [2, most_rows, SIDE] */
-    i64 most_rows;
+    uint32_t *counts; /* of each row, from its `at` on: positive buckets, then negative ones; in two words each if `wide` */
     Slot *slots;
     i64 *slot_buckets; /* [2, most_slots, SPAN] */
     i64 most_slots;
@@ -54,7 +53,7 @@ typedef struct {
 /* One sign of a point: its counts, and what of them is more than in its row. The bucket numbers are -1 where nothing is. */
 typedef struct {
     i64 counts[SIDE + 8], more[SIDE];
-    i64 size, total, added, first, last, low, high;
+    i64 total, added, all, first, last, low, high;
 } Counts;
 
 /* Leave numbers of seven bits a byte as the bytes that they have, each in a word; false where one has more than eight.
@@ -110,24 +109,28 @@ static inline void used(const i64 *counts, i64 begin, i64 end, i64 *first, i64 *
 
 /* Read one sign's counts, and subtract those of the row, whose first bucket is `shift` before; false where a count went
    down, or is none. */
-static __attribute__((noinline)) bool subtract(const uint8_t *body, i64 at, i64 end, i64 size, const i64 *cells, i64 before, i64 shift, Counts *of) {
-    of->size = size;
-    of->total = of->added = 0;
+static __attribute__((noinline)) bool subtract(const uint8_t *body, i64 at, i64 end, i64 size, const uint32_t *cells, bool wide, i64 before, i64 shift, Counts *of) {
+    of->total = of->added = of->all = 0;
     of->first = of->last = of->low = of->high = -1;
     if (size == 0) return true;
     i64 *restrict counts = of->counts, *restrict more = of->more;
     if (!spread(body, at, end, counts)) return false;
     for (i64 bucket = 0; bucket < size; bucket++) more[bucket] = counts[bucket] = joined((uint64_t)counts[bucket]);
     i64 from = shift < 0 ? -shift : 0, until = before - shift < size ? before - shift : size;
-    for (i64 bucket = from; bucket < until; bucket++) more[bucket] -= cells[bucket + shift];
-    i64 total = 0, added = 0, wrong = 0;
+    const i64 *words = (const i64 *)(const void *)cells;
+    if (wide)
+        for (i64 bucket = from; bucket < until; bucket++) more[bucket] -= words[bucket + shift];
+    else
+        for (i64 bucket = from; bucket < until; bucket++) more[bucket] -= cells[bucket + shift];
+    i64 total = 0, added = 0, wrong = 0, all = 0;
     for (i64 bucket = 0; bucket < size; bucket++) {
         total += counts[bucket];
         added += more[bucket];
         wrong |= more[bucket] | (MOST - counts[bucket]);
+        all |= counts[bucket];
     }
     if (wrong < 0) return false;
-    of->total = total, of->added = added;
+    of->total = total, of->added = added, of->all = all;
     used(counts, 0, size, &of->first, &of->last);
     used(more, 0, size, &of->low, &of->high);
     return true;
@@ -179,6 +182,21 @@ static inline void add(const Counts *of, i64 offset, i64 *has, i64 *base, i64 *b
     for (i64 bucket = of->low; bucket <= of->high; bucket++) into[bucket] += of->more[bucket];
 }
 
+/* How many buckets there are from the first to the last that has observations. */
+static inline i64 width(const Counts *of) { return of->first < 0 ? 0 : of->last + 1 - of->first; }
+
+/* Keep those in a row, in two words each if `wide`; returns where the next ones begin. */
+static inline uint32_t *put(uint32_t *cells, bool wide, const Counts *of) {
+    i64 size = width(of);
+    if (size == 0) return cells;
+    if (wide) {
+        memcpy(cells, of->counts + of->first, (size_t)size * sizeof *of->counts);
+        return cells + 2 * size;
+    }
+    for (i64 bucket = 0; bucket < size; bucket++) cells[bucket] = (uint32_t)of->counts[of->first + bucket];
+    return cells + size;
+}
+
 /* Take the plain ones of points `first` to `last`, in their order; returns how many slots are in use.
 
    A stream's points that follow on one that is left are left as well: what becomes of them may depend on it. There has to
@@ -195,15 +213,20 @@ i64 kc_fold(const Known *known, const uint8_t *body, const Point *points, const 
         const Point *point = &points[number];
         Row *row = &known->rows[at];
         const Limits *limit = &known->limits[row->contract];
-        i64 *up_before = known->row_buckets + at * SIDE, *down_before = up_before + known->most_rows * SIDE;
-        bool usual = row->loaded == 1 && row->blocked != message && point->plain == 1 && point->has_sum == 1
+        uint32_t *up_before = known->counts + row->at, *down_before = up_before + (row->positive_size << row->wide);
+        bool new = row->loaded == NEW;
+        if (new) row->start = point->start, row->scale = point->scale, row->zero_threshold = point->zero_threshold;
+        bool usual = (new ? point->start >= limit->start && point->start <= point->time && point->zero_threshold >= 0.0
+                            && point->count > 0 && isfinite(point->min) && isfinite(point->max)
+                          : row->loaded == LOADED && row->time >= limit->start && row->count > 0)
+            && row->blocked != message && point->plain == 1 && point->has_sum == 1
             && point->start == row->start && row->time < point->time && point->time <= limit->future
-            && point->time >= limit->oldest && row->time >= limit->start
+            && point->time >= limit->oldest
             && point->scale == row->scale && LEAST_SCALE <= point->scale && point->scale <= MOST_SCALE
             && point->zero_threshold == row->zero_threshold && row->zero_threshold <= WIDEST_ZERO
             && point->positive_size <= SIDE && point->negative_size <= SIDE
             && row->zero_count <= point->zero_count && point->zero_count < MOST
-            && row->count > 0 && known->slot_of[row->series][0] != CLOSED
+            && known->slot_of[row->series][0] != CLOSED
             && isfinite(point->sum) && fabs(point->sum) < LARGEST_SUM;
         if (usual && point->scale != scale) {
             scale = point->scale;
@@ -213,9 +236,10 @@ i64 kc_fold(const Known *known, const uint8_t *body, const Point *points, const 
         i64 zero_added = point->zero_count - row->zero_count;
         usual = usual
             && subtract(body, point->positive, point->positive_end, point->positive_size, up_before,
-                        row->positive_size, point->positive_offset - row->positive_offset, &up)
+                        row->wide, row->positive_size, point->positive_offset - row->positive_offset, &up)
             && subtract(body, point->negative, point->negative_end, point->negative_size, down_before,
-                        row->negative_size, point->negative_offset - row->negative_offset, &down)
+                        row->wide, row->negative_size, point->negative_offset - row->negative_offset, &down)
+            && (width(&up) + width(&down)) << row->wide <= row->room && (row->wide || (up.all | down.all) >> 32 == 0)
             && up.total + down.total + point->zero_count == point->count && point->count < MOST
             /* Also buckets of the value before that are not in this one would have gone down. */
             && up.added + down.added + zero_added == point->count - row->count
@@ -289,28 +313,30 @@ i64 kc_fold(const Known *known, const uint8_t *body, const Point *points, const 
             add(&down, point->negative_offset, &slot->has_negative, &slot->negative_base, buckets + known->most_slots * SPAN);
         }
         outcomes[number] = COUNTED;
-        if (point->time - row->time > limit->gap) gaps[row->contract]++;
+        if (!new && point->time - row->time > limit->gap) gaps[row->contract]++;
+        row->loaded = LOADED;
         heard[row->pair] = 1;
         row->time = point->time, row->count = point->count, row->zero_count = point->zero_count, row->sum = point->sum;
         row->min = either(point->min), row->max = either(point->max);
-        row->positive_offset = point->positive_offset, row->positive_size = point->positive_size;
-        row->negative_offset = point->negative_offset, row->negative_size = point->negative_size;
-        memcpy(up_before, up.counts, (size_t)up.size * sizeof *up_before);
-        memcpy(down_before, down.counts, (size_t)down.size * sizeof *down_before);
+        row->positive_offset = up.first < 0 ? 0 : point->positive_offset + up.first, row->positive_size = width(&up);
+        row->negative_offset = down.first < 0 ? 0 : point->negative_offset + down.first, row->negative_size = width(&down);
+        put(put(up_before, row->wide, &up), row->wide, &down);
         row->least = least, row->least_negative = least_negative, row->magnitude = size;
         row->heard = now, row->dirty = 1;
     }
     return in_use;
 }
 
-/* Where what has observations begins and ends, within begins[n] to ends[n] of some rows of counts [*, width]; found [n, 2]
-   is 0 and 0 where nothing has. */
-void kc_used_ends(const i64 *counts, i64 width, const i64 *rows, const i64 *begins, const i64 *ends, i64 size, i64 (*found)[2]) {
-    for (i64 number = 0; number < size; number++) {
-        i64 low, high;
-        used(counts + rows[number] * width, begins[number], ends[number], &low, &high);
-        found[number][0] = low < 0 ? 0 : low;
-        found[number][1] = high + 1;
+/* Counts of the buckets of some rows [n], positive and then negative ones, one row after the other. */
+void kc_counts_of(const Known *known, const i64 *rows, i64 n, i64 *counts) {
+    for (i64 number = 0; number < n; number++) {
+        const Row *row = &known->rows[rows[number]];
+        const uint32_t *cells = known->counts + row->at;
+        i64 size = row->positive_size + row->negative_size;
+        if (row->wide && size) memcpy(counts, cells, (size_t)size * sizeof *counts);
+        else
+            for (i64 bucket = 0; bucket < size; bucket++) counts[bucket] = cells[bucket];
+        counts += size;
     }
 }
 

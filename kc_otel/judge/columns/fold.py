@@ -27,7 +27,7 @@ SPAN: Final = 256
 ROW: Final = np.dtype(
     [(name, np.int64) for name in ("start", "time", "scale", "count", "zero_count", "series", "pair", "contract")]
     + [(name, np.int64) for name in ("positive_size", "positive_offset", "negative_size", "negative_offset")]
-    + [(name, np.int64) for name in ("loaded", "dirty", "blocked")]
+    + [(name, np.int64) for name in ("loaded", "dirty", "blocked", "at", "room", "wide")]
     + [(name, np.float64) for name in ("sum", "min", "max", "zero_threshold", "least", "least_negative", "magnitude")]
     + [("heard", np.float64)]
 )
@@ -39,6 +39,8 @@ SLOT: Final = np.dtype(
 LIMITS: Final = np.dtype(
     [(name, np.int64) for name in ("future", "start", "oldest", "gap")] + [("short", np.float64), ("long", np.float64)]
 )
+NOT_LOADED, LOADED, NEW = 0, 1, 2
+"""Of a row whose stream takes points by itself, of one that takes them, and of one that waits for its first point."""
 NONE, CLOSED = -1, -2
 """Of a series that has no slot, and of one that takes nothing from columns."""
 _LEAST_SCALE: Final = -2
@@ -63,14 +65,14 @@ _fold: Final = function(
 _used_parts: Final = function(
     "kc_used_parts", *(ADDRESS, ADDRESS, ADDRESS, NUMBER, NUMBER, ADDRESS, ADDRESS, ADDRESS, ADDRESS), result=NUMBER
 )
-_used_ends: Final = function("kc_used_ends", ADDRESS, NUMBER, ADDRESS, ADDRESS, ADDRESS, NUMBER, ADDRESS)
+_counts_of: Final = function("kc_counts_of", ADDRESS, ADDRESS, NUMBER, ADDRESS)
 
 
 class _Known(Structure):
     """State of the fold, in the layout of `fold.c`."""
 
     _fields_ = (
-        *(("rows", ADDRESS), ("row_buckets", ADDRESS), ("most_rows", NUMBER)),
+        *(("rows", ADDRESS), ("counts", ADDRESS)),
         *(("slots", ADDRESS), ("slot_buckets", ADDRESS), ("most_slots", NUMBER)),
         *(("slot_of", ADDRESS), ("limits", ADDRESS), ("powers", ADDRESS)),
     )
@@ -81,7 +83,7 @@ class Known:
 
     Args:
         rows: ROW [r].
-        row_buckets: int64 [2, r, SIDE].
+        counts: Words of the rows' buckets, uint32 [w].
         slots: SLOT [s].
         slot_buckets: int64 [2, s, SPAN].
         slot_of: Slots of each series, int64 [series, 2].
@@ -89,11 +91,11 @@ class Known:
     """
 
     def __init__(
-        self, rows: Array, row_buckets: Array, slots: Array, slot_buckets: Array, slot_of: Array, limits: Array
+        self, rows: Array, counts: Array, slots: Array, slot_buckets: Array, slot_of: Array, limits: Array
     ) -> None:
-        self.arrays = (rows, row_buckets, slots, slot_buckets, slot_of, limits)
-        row, buckets, slot, more_buckets, of, limit = (array.ctypes.data for array in self.arrays)
-        self._known = _Known(row, buckets, rows.size, slot, more_buckets, slots.size, of, limit, _POWERS.ctypes.data)
+        self.arrays = (rows, counts, slots, slot_buckets, slot_of, limits)
+        row, words, slot, buckets, of, limit = (array.ctypes.data for array in self.arrays)
+        self._known = _Known(row, words, slot, buckets, slots.size, of, limit, _POWERS.ctypes.data)
         self._address = addressof(self._known)
 
     def fold(
@@ -147,24 +149,15 @@ def used_parts(slots: Array, buckets: Array, which: NDArray[np.int64], side: int
     return SideColumns.packed(found[:size], found[size:-1], counts[:total], int(found[-1]))
 
 
-def used_ends(cells: Array, rows: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
-    """Return the first and last used buckets of some rows of counts, within `begins` to `ends`.
+def counts_of(rows: Array, counts: Array, which: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the counts of the buckets of some rows: positive and then negative ones, one row after the other.
 
     Args:
-        cells: Counts, int64 [*, buckets].
-        rows: Which rows of it, int64 [n].
-        begins: First bucket that is looked at in each [n].
-        ends: The one after the last [n].
-
-    Returns:
-        int64 [n, 2], 0 and 0 where there is nothing.
+        rows: ROW [r].
+        counts: Words of the rows' buckets, uint32 [w].
+        which: Which rows, int64 [n].
     """
-    found = np.empty((rows.size, 2), np.int64)
-    _used_ends(
-        address(cells),
-        cells.shape[1],
-        *(address(array) for array in (rows, begins, ends)),
-        rows.size,
-        address(found),
-    )
+    known = _Known(rows.ctypes.data, counts.ctypes.data)
+    found = np.empty(int(rows["positive_size"][which].sum() + rows["negative_size"][which].sum()), np.int64)
+    _counts_of(addressof(known), which.ctypes.data, which.size, found.ctypes.data)
     return found

@@ -1,4 +1,4 @@
-/* What identifies the streams of a message, copied, and compared with that of the next one. */
+/* What identifies the streams of a message besides their resources, copied, and compared with that of another one. */
 
 #include "../otlp/wire_columns.h"
 
@@ -7,8 +7,9 @@
 
 enum { OTHER, SAME, PLAIN };
 
-/* What a metric says besides its bytes: how many of resource, scope and head are its own, -1 for those of the metric
-   before, which are not compared once more; its temporality, whether it is exponential, and its points. */
+/* What a metric says besides its bytes: whether its resource is another one than that of the metric before; how many bytes
+   of scope and head are its own, -1 for the scope of the metric before, which is not compared once more; its temporality,
+   whether it is exponential, and its points. */
 typedef struct {
     i64 resource, scope, head, temporality, exponential, first, last;
 } Said;
@@ -17,7 +18,7 @@ static Said describe(const Metric *of, const Metric *before) {
     bool resource = before == NULL || of->resource_begin != before->resource_begin;
     bool scope = before == NULL || of->scope_begin != before->scope_begin;
     return (Said){
-        resource ? of->resource_end - of->resource_begin : -1,
+        resource,
         scope ? of->scope_end - of->scope_begin : -1,
         of->head_end - of->begin, of->temporality, of->exponential, of->first, of->last,
     };
@@ -36,7 +37,6 @@ i64 kc_copy_identities(const uint8_t *body, const Point *points, i64 found, cons
     for (i64 number = 0; number < kinds; number++) {
         const Metric *of = &metrics[number];
         Said here = said[number] = describe(of, number ? of - 1 : NULL);
-        into = copy(into, body + of->resource_begin, here.resource);
         into = copy(into, body + of->scope_begin, here.scope);
         into = copy(into, body + of->begin, here.head);
     }
@@ -63,7 +63,6 @@ i64 kc_is_same(const uint8_t *body, const Point *points, i64 found, const Metric
         const Metric *of = &metrics[number];
         Said here = describe(of, number ? of - 1 : NULL);
         if (memcmp(&here, &said[number], sizeof here)) return OTHER;
-        if (differ(body + of->resource_begin, &identities, here.resource)) return OTHER;
         if (differ(body + of->scope_begin, &identities, here.scope)) return OTHER;
         if (differ(body + of->begin, &identities, here.head)) return OTHER;
         plain &= of->exponential == 1;

@@ -9,8 +9,8 @@ points one by one. That code decides all other cases, and remains the only one t
                    |                                                       |
                    '--> what is not plain: point by point                  '--> panes, before anything reads them
 
-A row mirrors one writer of a `PointStream`: the one that was heard last. Code that takes a point of the stream by
-itself has to `release` it first; `settle` brings streams and series up to date.
+Of a stream that is in a row there is no `PointStream`. Code that takes a point of it by itself has to `release` it
+first; `settle` brings series up to date.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from kc_otel.judge.column_message import ColumnMessage, WireColumns
 from kc_otel.judge.columns.fold import CLOSED, LIMITS, NONE, SLOT, SPAN, Known, used_parts
 from kc_otel.judge.columns.message_layouts import MessageLayouts
-from kc_otel.judge.columns.stream_rows import StreamRows
+from kc_otel.judge.columns.stream_rows import ContractRows, RowContent, RowMemory
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.otlp.signals import METRICS
 from kc_otel.judge.otlp.wire_columns import read_columns
 from kc_otel.judge.point_streams import Horizon
-from kc_otel.judge.points import DRIFT_NAMES, Point, PointKind, walk
+from kc_otel.judge.points import DRIFT_NAMES, Point, PointKind, digest_of, origin_of, walk
 from kc_otel.judge.refused_points import sender_of
 from kc_otel.judge.series import LONG, SHORT, Heard, SeriesKey
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-_MAX_ROWS: Final = 32_768
-_MAX_KEYS: Final = 2 * _MAX_ROWS
-"""Spellings of streams that are known: their attributes may be listed in any order."""
+_MAX_SPELLINGS: Final = 65_536
+"""Spellings of attributes that are known; processes that record the same share them."""
+_MAX_PAIRS: Final = 4096
+"""Pairs of kernels, of all contracts, that are known by a number."""
+_MOST_COUNT: Final = 2**44
+"""Observations that a point may say of."""
+_NOT_YET: Final = -1
+"""Generation of a message whose new streams have no rows yet."""
 _POINTS_PER_CHUNK: Final = 1024
 """Points that are folded at once; they may need a slot each."""
-_NO_KEYS: Final[dict[bytes, int]] = {}
 Numbers = NDArray[np.int64]
 _SLOT_COUNT: Final = 4096
 
@@ -70,13 +74,15 @@ class StreamColumns:
         self.forget()
 
     def forget(self) -> None:
-        """Forget every stream; counts must be settled before."""
+        """Forget the numbers of series and pairs; rows have none then, and counts must be settled before."""
         self._generation += 1
-        self._keys: dict[tuple[bytes, bytes, bytes, int], dict[bytes, int]] = {}
-        self._key_count = 0
+        self._spellings: dict[tuple[bytes, bytes, int], dict[bytes, _Spelling]] = {}
         self._pairs: dict[tuple[int, str, str], int] = {}
         self._pair_names: list[tuple[int, str, str]] = []
-        self._rows = StreamRows(self._states)
+        self._memory = RowMemory()
+        self._rows = [ContractRows(self._memory, number, state) for number, state in enumerate(self._states)]
+        for state, rows in zip(self._states, self._rows, strict=True):
+            state.rows = rows
         self._layouts = MessageLayouts()
         self._slots.forget()
 
@@ -93,26 +99,39 @@ class StreamColumns:
         wire = read_columns(body, most)
         if wire is None or wire.items > most:
             return None
-        if (known := self._layouts.rows_of(wire)) is not None:  # it is all ours, and of one layout of buckets
-            rows, plain = known
-            message = ColumnMessage(wire, rows, self._generation, plain)
-            if plain:
-                return message
-        else:
-            if not all(wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in range(wire.metrics.size)):
-                return None
-            message = ColumnMessage(wire, self._rows_of(wire), self._generation)
-        left = (message.rows < 0) | (wire.points["plain"] == 0)
+        known = self._layouts.rows_of(wire)
+        if known is None and not all(
+            wire.name(metric).startswith((b"kc.", b"gen_ai.")) for metric in range(wire.metrics.size)
+        ):
+            return None
         try:
-            if known is None and (4 * np.count_nonzero(left) > left.size or _has_other_layouts(wire)):
-                message.request = ExportMetricsServiceRequest.FromString(body)
-                return message if sum(METRICS.items(message.request)) <= most else None
-            for metric, numbers in wire.without(~left):
-                wire.request_of(metric, numbers)
+            return self._read(wire, most) if known is None else self._read_known(wire, *known)
         except DecodeError:
             return None
-        if known is None and not (message.rows < 0).any():
-            self._layouts.learn(wire, message.rows)
+
+    def _read_known(self, wire: WireColumns, rows: Numbers, plain: bool) -> ColumnMessage:
+        """A message of a known layout: it is all ours, and of one layout of buckets."""
+        message = ColumnMessage(wire, rows, self._generation, plain)
+        if not plain:
+            for metric, numbers in wire.without(wire.points["plain"] != 0):
+                wire.request_of(metric, numbers)
+        return message
+
+    def _read(self, wire: WireColumns, most: int) -> ColumnMessage | None:
+        """A message of a layout that is not known."""
+        rows, new = self._rows_of(wire)
+        message = ColumnMessage(wire, rows, _NOT_YET if new else self._generation)
+        left = rows < 0
+        left[[first.point for first in new]] = False
+        left |= wire.points["plain"] == 0
+        message.new = int(np.count_nonzero((rows < 0) & ~left))
+        if 4 * np.count_nonzero(left) > left.size or _has_other_layouts(wire):
+            message.request = ExportMetricsServiceRequest.FromString(wire.body)
+            return message if sum(METRICS.items(message.request)) <= most else None
+        for metric, numbers in wire.without(~left):
+            wire.request_of(metric, numbers)
+        if not (rows < 0).any():
+            self._layouts.learn(wire, rows)
         return message
 
     def fold(self, message: ColumnMessage, horizons: Mapping[str, Horizon], now: float) -> tuple[int, int]:
@@ -130,8 +149,11 @@ class StreamColumns:
             return 0, 0
         wire = message.wire
         self._message += 1
+        begun: Sequence[tuple[int, int]] = ()
         if message.known != self._generation:
-            message.rows, message.known, message.plain = self._rows_of(wire), self._generation, False
+            message.rows, new = self._rows_of(wire)
+            message.known, message.plain = self._generation, False
+            begun = self._begin(message, new, now)
         if not message.plain and (message.rows < 0).any():
             self._block_unknown(message)
         for number, horizon in enumerate(horizons.values()):
@@ -146,6 +168,8 @@ class StreamColumns:
             self._slots.used = self._known().fold(
                 wire, message.rows, (first, last), self._slots.used, now, self._message, message.taken, heard, gaps
             )
+        for contract, row in begun:
+            self._rows[contract].end_begin(row)
         for number in np.flatnonzero(heard).tolist():
             contract, train, inference = self._pair_names[number]
             state = self._states[contract]
@@ -163,11 +187,11 @@ class StreamColumns:
         if not ages.size or ages.max() <= min(state.timely for state in self._states):
             return 0
         taken = np.flatnonzero(message.taken)
-        contracts, found = self._rows.rows["contract"][message.rows[taken]], 0
+        contracts, found = self._memory.rows["contract"][message.rows[taken]], 0
         for number in np.unique(contracts).tolist():
             state, old = self._states[number], taken[contracts == number]
             old = old[ages[old] > state.timely]
-            for place in {self._rows.names[message.rows[number]][1].pair: number for number in old}.values():
+            for place in {self._memory.rows["pair"][message.rows[number]]: number for number in old}.values():
                 self._refuse(state, message, place, float(ages[place]), now)
             found += old.size
         return found
@@ -177,49 +201,94 @@ class StreamColumns:
         metrics = message.wire.metrics
         metric = int(np.flatnonzero((metrics["first"] <= number) & (number < metrics["last"]))[0])
         for point in walk(message.wire.request_of(metric, [number]), (), lambda *_: None):
-            pair = self._rows.names[message.rows[number]][1].pair
-            state.refused.add("behind", pair, sender_of(point.resource), age, now)
+            _, *pair = self._pair_names[self._memory.rows["pair"][message.rows[number]]]
+            state.refused.add("behind", (pair[0], pair[1]), sender_of(point.resource), age, now)
 
     def _known(self) -> Known:
         """Rows and slots as they are now."""
-        rows, slots = self._rows, self._slots
-        arrays = (rows.rows, rows.buckets, slots.slots, slots.buckets, slots.of, self._limits)
+        rows, slots = self._memory, self._slots
+        arrays = (rows.rows, rows.counts, slots.slots, slots.buckets, slots.of, self._limits)
         if self._held is None or any(a is not b for a, b in zip(arrays, self._held.arrays, strict=True)):
             self._held = Known(*arrays)
         return self._held
 
-    def _rows_of(self, wire: WireColumns) -> NDArray[np.int64]:
-        """The row of each of a message's points; -1 where it is not known."""
+    def _begin(self, message: ColumnMessage, new: Sequence[_FirstPoint], now: float) -> list[tuple[int, int]]:
+        """Give rows to new streams. Returns the numbers of their contracts, and the rows."""
+        points, begun = message.wire.points, []
+        for contract in {first.spelling.contract for first in new}:
+            of = [first for first in new if first.spelling.contract == contract]
+            counts = points["count"][[first.point for first in of]].clip(0, _MOST_COUNT)
+            if not self._states[contract].has_room_for(len(of), int(counts.sum()), now):
+                continue
+            for point, spelling, name in of:
+                size = int(points["positive_size"][point] + points["negative_size"][point])
+                row = self._rows[contract].begin(name, spelling.series, spelling.pair, size)
+                message.rows[point] = row
+                if row >= 0:
+                    begun.append((contract, row))
+        return begun
+
+    def _rows_of(self, wire: WireColumns) -> tuple[Numbers, list[_FirstPoint]]:
+        """The row of each of a message's points, and those of new streams.
+
+        Returns:
+            Rows, -1 where there is none [points], and points of streams that are new, with attributes that are known.
+
+        Raises:
+            DecodeError: If a resource is none.
+        """
         found: list[int] = []
+        new: list[_FirstPoint] = []
+        origins: dict[tuple[bytes, bytes], bytes] = {}
         body = wire.body
         begins, ends = wire.points["key_begin"].tolist(), wire.points["key_end"].tolist()
         for number, metric in enumerate(wire.metrics):
-            keys = self._keys.get(wire.origin(number), _NO_KEYS)
-            part = slice(int(metric["first"]), int(metric["last"]))
-            found += [keys.get(body[begin:end], -1) for begin, end in zip(begins[part], ends[part], strict=True)]
-        return np.array(found, np.int64)
+            first, last = int(metric["first"]), int(metric["last"])
+            resource, scope, head, temporality = wire.origin(number)
+            spellings = self._spellings.get((scope, head, temporality))
+            if spellings is None:
+                found += [-1] * (last - first)
+                continue
+            origin = origins.get((resource, scope))
+            if origin is None:
+                origin = origins[resource, scope] = origin_of(resource, scope)
+            for point in range(first, last):
+                known = spellings.get(body[begins[point] : ends[point]])
+                if known is None:
+                    found.append(-1)
+                    continue
+                name = digest_of(origin, known.tail)
+                found.append(self._rows[known.contract].find(name))
+                if found[-1] < 0 and name not in self._states[known.contract].streams:
+                    new.append(_FirstPoint(point, known, name))
+        return np.array(found, np.int64), new
 
     def _block_unknown(self, message: ColumnMessage) -> None:
         """Leave the points of streams that are known, but not in this spelling, to be taken in their order."""
         for metric, numbers in message.wire.without(message.rows >= 0):
             if numbers:
                 for point in walk(message.wire.request_of(metric, numbers), (), lambda *_: None):
-                    row = self._rows.find(point)
-                    if row is not None:
-                        self._rows.rows[row]["blocked"] = self._message
+                    rows = self._of(point)
+                    row = -1 if rows is None else rows.find(point.stream)
+                    if row >= 0:
+                        self._memory.rows[row]["blocked"] = self._message
+
+    def _of(self, point: Point) -> ContractRows | None:
+        """The rows of the contract that a point names."""
+        number = self._contract.get(str(point.attributes.get("kc.contract")))
+        return None if number is None else self._rows[number]
 
     def release(self, point: Point) -> None:
-        """Bring a point's stream up to date, and leave it alone until it is `learn`t again.
+        """Have a point's stream take points by itself until it is `learn`t again.
 
         One of other buckets may clear what its series holds; all that was counted before is there first.
         """
         explicit = point.kind is PointKind.HISTOGRAM and isinstance(point.histogram, ExplicitHistogram)
         if self._slots.used and explicit:
             self._slots.settle()
-        row = self._rows.find(point)
-        if row is not None and self._rows.rows[row]["loaded"]:
-            self._rows.write_back(row)
-            self._rows.rows[row]["loaded"] = 0
+        rows = self._of(point)
+        if rows is not None:
+            rows.release(point.stream)
 
     def close(self, series: str) -> None:
         """Take nothing from columns for a name's series until one is `learn`t: their layout changed."""
@@ -235,44 +304,98 @@ class StreamColumns:
             contract: Name of the contract that it is about.
             key: The series that it counted for.
         """
-        state = self._states[self._contract[contract]]
-        stream = state.streams.get(point.stream)
-        if stream is None or not stream.writers or key not in state.series:
+        of = self._contract[contract]
+        stream = self._states[of].streams.get(point.stream)
+        if stream is None or not stream.writers or key not in self._states[of].series:
             return
-        if self._key_count >= _MAX_KEYS or len(self._rows.names) >= _MAX_ROWS:
-            self.settle()
-            self.forget()
-        row, plain = self._rows.load(point.stream, key, stream)
-        into = self._rows.rows[row]
-        into["contract"] = self._contract[contract]
-        if plain:
-            into["series"] = self._slots.number_of(self._contract[contract], key)
-            pair = (self._contract[contract], *key.pair)
-            if (pair_number := self._pairs.setdefault(pair, len(self._pair_names))) == len(self._pair_names):
-                self._pair_names.append(pair)
-            into["pair"] = pair_number
+        if len(self._pairs) >= _MAX_PAIRS or len(self._slots) >= _MAX_SPELLINGS:
+            self._release_all()
+        series, pair = self._slots.number_of(of, key), self._pair_number(of, key)
+        self._rows[of].load(point.stream, stream, series, pair)
+        if sum(map(len, self._spellings.values())) >= _MAX_SPELLINGS:
+            self._spellings.clear()
         where = message.wire.points[number]
-        keys = self._keys.setdefault(message.wire.origin(int(where["metric"])), {})
-        before = len(keys)
-        keys[message.wire.body[where["key_begin"] : where["key_end"]]] = row
-        self._key_count += len(keys) - before
+        spellings = self._spellings.setdefault(message.wire.origin(int(where["metric"]))[1:], {})
+        spellings[message.wire.body[where["key_begin"] : where["key_end"]]] = _Spelling(point.tail, of, series, pair)
+
+    def _pair_number(self, contract: int, key: SeriesKey) -> int:
+        number = self._pairs.setdefault((contract, *key.pair), len(self._pair_names))
+        if number == len(self._pair_names):
+            self._pair_names.append((contract, *key.pair))
+        return number
+
+    def _release_all(self) -> None:
+        """Have all streams take points by themselves, and begin anew."""
+        self.settle()
+        for state, rows in zip(self._states, self._rows, strict=True):
+            for name in list(rows.row_of):
+                rows.release(name)
+            for stream in state.streams.values():
+                stream.row = -1
+        self.forget()
+
+    def series_of(self, numbers: Sequence[int]) -> list[SeriesKey]:
+        """The series that rows have these numbers of."""
+        return [self._slots.key(number) for number in numbers]
+
+    def restore(self, contract: str, block: int, content: RowContent, keys: Sequence[SeriesKey]) -> bool:
+        """Streams that were saved in a block of rows; False where there is no room for them.
+
+        Args:
+            contract: Name of the contract.
+            block: Number of the block.
+            content: Of its rows [n].
+            keys: The series of each [n].
+        """
+        of = self._contract[contract]
+        content.records["series"] = [self._slots.number_of(of, key) for key in keys]
+        content.records["pair"] = [self._pair_number(of, key) for key in keys]
+        return self._rows[of].restore(block, content)
 
     def forget_gone(self, contract: str) -> None:
         """Leave streams alone that are not remembered any more, or whose series is not."""
-        self._rows.unload(self._contract[contract])
+        number = self._contract[contract]
+        rows = self._rows[number]
+        if gone := self._slots.gone(number):
+            rows.release_series(gone)
+            self._spellings.clear()
+        if freed := rows.reuse():
+            self._generation += 1
+            self._layouts.forget(freed)
 
-    def settle_series(self) -> None:
+    def settle(self) -> None:
         """Bring all series up to date."""
         self._slots.settle()
 
-    def tell_heard(self) -> None:
-        """Say of all streams when they were heard of."""
-        self._rows.tell_heard()
 
-    def settle(self) -> None:
-        """Bring all streams and series up to date."""
-        self._slots.settle()
-        self._rows.write_back()
+class _Spelling(NamedTuple):
+    """Attributes of points as a sender lists them.
+
+    Attributes:
+        tail: What `points.digest_of` needs of them.
+        contract: Number of the contract.
+        series: Number of the series.
+        pair: Number of the pair of kernels.
+    """
+
+    tail: bytes
+    contract: int
+    series: int
+    pair: int
+
+
+class _FirstPoint(NamedTuple):
+    """A point of a stream that is not known, with attributes that are.
+
+    Attributes:
+        point: Number in its message.
+        spelling: Its attributes.
+        name: Digest of the stream.
+    """
+
+    point: int
+    spelling: _Spelling
+    name: bytes
 
 
 def _has_other_layouts(wire: WireColumns) -> bool:
@@ -324,6 +447,18 @@ class SeriesSlots:
         self._keys: list[tuple[int, SeriesKey]] = []
         self._settled, self._counted = np.zeros(0, np.int64), list[_Counted]()
         self.of = np.full((64, 2), NONE)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def key(self, number: int) -> SeriesKey:
+        """The series of a number."""
+        return self._keys[number][1]
+
+    def gone(self, contract: int) -> list[int]:
+        """The numbers of a contract's series that are no more."""
+        series = self._states[contract].series
+        return [number for number, (of, key) in enumerate(self._keys) if of == contract and key not in series]
 
     def number_of(self, contract: int, key: SeriesKey) -> int:
         """The number of a series, which is open from now on."""

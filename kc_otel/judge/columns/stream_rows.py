@@ -1,146 +1,391 @@
 """Rows of streams: the newest value of each, as the fold needs it.
 
-A row mirrors one writer of a `PointStream`: the one that was heard last. While it is ahead of the stream it is `dirty`;
-`write_back` brings streams up to date.
+Of a stream whose next point may be plain a row is all there is, in arrays of fixed size: some 600 bytes instead of
+several Python objects. Code that takes a point of it by itself `release`s it first, which makes a `PointStream` of it;
+`load` moves that back. Its row stays its own meanwhile, because layouts of messages name it.
+
+Rows are given to contracts in blocks, which are what the store writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kc_otel.judge.columns.fold import ROW, SIDE, used_ends
-from kc_otel.judge.contract_state import ContractState
+from kc_otel.judge.columns.fold import LOADED, NEW, NOT_LOADED, ROW, SIDE, counts_of
 from kc_otel.judge.histograms import magnitude
-from kc_otel.judge.point_streams import PointStream
-from kc_otel.judge.points import Point
-from kc_otel.judge.series import SeriesKey
+from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.stats import Buckets, ExponentialHistogram
 
-_FIELDS_FOR_FINDINGS: Final = (
-    *("contract", "time", "heard", "scale", "count", "sum", "zero_count", "min", "max", "zero_threshold"),
-    *("positive_offset", "negative_offset"),
-)
+if TYPE_CHECKING:
+    from kc_otel.judge.contract_state import ContractState
+
+Numbers = NDArray[np.int64]
+MAX_ROWS: Final = 262_144
+"""Streams that may have a row; memory that nobody has written to costs nothing."""
+_MAX_WORDS: Final = 192 * MAX_ROWS
+BLOCK: Final = 32
+"""Rows that a contract is given at a time."""
+_SPARE_WORDS: Final = 24
+"""Words that a row has room for beyond what its buckets need now."""
+_WORDS: Final = 16
+"""Words that room is given in."""
+_NARROW: Final = 2**32
+"""Counts from which on a bucket needs two words."""
 
 
-class StreamRows:
-    """The rows, and whose they are.
-
-    Args:
-        states: Where the streams are, by the number of their contract.
+class RowContent(NamedTuple):
+    """What is in some rows.
 
     Attributes:
-        rows: The points without their buckets: ROW [n].
-        buckets: Counts of the positive and of the negative buckets of each [2, n, SIDE].
-        names: Digest and series of the stream of each row.
+        records: ROW [n].
+        places: Places in their blocks [n].
+        names: Digests of the streams.
+        counts: Counts of their buckets, positive and then negative ones, one row after the other.
     """
 
-    def __init__(self, states: Sequence[ContractState]) -> None:
-        self._states = states
-        self._row_of: dict[bytes, int] = {}
-        self.rows = np.zeros(64, ROW)
-        self.buckets = np.zeros((2, 64, SIDE), np.int64)
-        self.names: list[tuple[bytes, SeriesKey]] = []
+    records: NDArray[Any]
+    places: Numbers
+    names: Sequence[bytes]
+    counts: Numbers
 
-    def _grow(self) -> None:
-        """Make room for twice as many; buckets that nobody has cost no memory as long as they are not written."""
-        size = self.rows.size
-        rows, buckets = np.zeros(2 * size, ROW), np.zeros((2, 2 * size, SIDE), np.int64)
-        rows[:size] = self.rows
-        for side, name in enumerate(("positive_size", "negative_size")):
-            if self.rows[name].any():
-                buckets[side, :size] = self.buckets[side]
-        self.rows, self.buckets = rows, buckets
+    def streams(self) -> Iterator[tuple[bytes, PointStream]]:
+        """Yield the digest of each stream, and the stream."""
+        ends = np.cumsum(self.records["positive_size"] + self.records["negative_size"])[:-1]
+        for name, record, part in zip(self.names, self.records, np.split(self.counts, ends), strict=True):
+            yield name, _stream_of(record, part)
 
-    def find(self, point: Point) -> int | None:
-        """The row of a point's stream; None where it has none."""
-        return self._row_of.get(point.stream)
 
-    def load(self, name: bytes, key: SeriesKey, stream: PointStream) -> tuple[int, bool]:
-        """A stream's row, with its newest value, and whether it may be folded into."""
-        row = self._row_of.get(name)
+_NEW_ROW: Final = np.zeros((), ROW)
+for _field, _value in {"loaded": NEW, "time": -1, "min": np.inf, "max": -np.inf}.items():
+    _NEW_ROW[_field] = _value
+
+
+class RowMemory:
+    """The rows and the counts of their buckets, of all contracts.
+
+    Attributes:
+        rows: ROW [n].
+        counts: Words of the rows' buckets, uint32 [w].
+        names: Digest of the stream of each row; empty where there is none.
+    """
+
+    def __init__(self) -> None:
+        self.rows = np.zeros(MAX_ROWS, ROW)
+        self.counts = np.zeros(_MAX_WORDS, np.uint32)
+        self.names: list[bytes] = []
+        self._free_blocks: list[int] = []
+        self._free_words: dict[int, list[int]] = {}
+        self._used_words = 0
+
+    def block(self) -> int | None:
+        """Return a block that nobody has; None for none."""
+        if self._free_blocks:
+            return self._free_blocks.pop()
+        block = len(self.names) // BLOCK
+        return block if self.claim(block) else None
+
+    def claim(self, block: int) -> bool:
+        """Take the block of a number beyond those that were given; False where there is no such block."""
+        if not 0 <= len(self.names) <= block * BLOCK < MAX_ROWS:
+            return False
+        self._free_blocks += range(len(self.names) // BLOCK, block)
+        self.names += [b""] * ((block + 1) * BLOCK - len(self.names))
+        return True
+
+    def make_room(self, row: int, words: int) -> bool:
+        """See to it that a row has room for so many words; what is in it may be lost. False where there is none."""
+        of = self.rows[row]
+        if words <= of["room"]:
+            return True
+        self.give_back(row)
+        room = _room_for(words)
+        free = self._free_words.get(room)
+        if free:
+            of["at"] = free.pop()
+        elif self._used_words + room > _MAX_WORDS:
+            return False
+        else:
+            of["at"] = self._used_words
+            self._used_words += room
+        of["room"] = room
+        return True
+
+    def give_back(self, row: int) -> None:
+        """Take a row's room away."""
+        of = self.rows[row]
+        if of["room"]:
+            self._free_words.setdefault(int(of["room"]), []).append(int(of["at"]))
+        of["room"] = 0
+
+    def fit(self, row: int) -> None:
+        """Leave a row no more room than it needs; its counts take a word each."""
+        of = self.rows[row]
+        size, at = int(of["positive_size"] + of["negative_size"]), int(of["at"])
+        if of["room"] > _room_for(size):
+            words = self.counts[at : at + size].copy()
+            self.give_back(row)
+            if self.make_room(row, size):
+                self.counts[of["at"] : of["at"] + size] = words
+
+    def put(self, row: int, counts: Numbers) -> bool:
+        """Keep the counts of a row's buckets, positive and then negative ones; False where there is no room."""
+        wide = bool(counts.size and counts.max() >= _NARROW)
+        words = counts.view(np.uint32) if wide else counts
+        if not self.make_room(row, words.size):
+            return False
+        of = self.rows[row]
+        of["wide"] = wide
+        self.counts[of["at"] : of["at"] + words.size] = words
+        return True
+
+
+class ContractRows:
+    """Rows of a contract's streams.
+
+    Args:
+        memory: Where they are.
+        contract: Number of the contract.
+        state: The streams that have none.
+
+    Attributes:
+        row_of: Row of each stream that is in one, by its digest.
+        blocks: Numbers of its blocks.
+        others: What else is known of a stream in a row: all writers but the one heard last, times, and so on.
+    """
+
+    def __init__(self, memory: RowMemory, contract: int, state: ContractState) -> None:
+        self._memory, self._contract, self._state = memory, contract, state
+        self.row_of: dict[bytes, int] = {}
+        self.others: dict[int, PointStream] = {}
+        self.blocks: set[int] = set()
+        self._free: list[int] = []
+        self._freed: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.row_of)
+
+    def find(self, name: bytes) -> int:
+        """The row that a stream is in, or that waits for it; -1 for none."""
+        row = self.row_of.get(name)
         if row is None:
-            row = self._row_of[name] = len(self.names)
-            self.names.append((name, key))
-            if row == self.rows.size:
-                self._grow()
-        into, value = self.rows[row], stream.writers[-1]
-        histogram = value.histogram
-        into["loaded"] = into["dirty"] = 0
-        into["heard"] = stream.heard
-        if any(other.start == value.start for other in stream.writers[:-1]):
-            return row, False
-        if not isinstance(histogram, ExponentialHistogram) or not histogram.maximum_observed or value.doubted:
-            return row, False
+            stream = self._state.streams.get(name)
+            return -1 if stream is None else stream.row
+        return row
+
+    def load(self, name: bytes, stream: PointStream, series: int, pair: int) -> bool:
+        """Move a stream into a row, with the numbers of its series and pair; False where its points are not plain."""
+        value = stream.writers[-1]
+        histogram, before = value.histogram, stream.writers[:-1]
+        if value.doubted is not None or any(other.start == value.start for other in before):
+            return False
+        if not isinstance(histogram, ExponentialHistogram) or not histogram.maximum_observed:
+            return False
         positive, negative = histogram.positive, histogram.negative
         if max(positive.counts.size, negative.counts.size) > SIDE:
-            return row, False
-        into["start"], into["time"], into["scale"] = value.start, value.time, histogram.scale
+            return False
+        row = stream.row if stream.row >= 0 else self._begin(name)
+        if row < 0:
+            return False
+        stream.row = row
+        if not self._memory.put(row, np.concatenate([positive.counts, negative.counts])):
+            return False
+        into = self._memory.rows[row]
+        into["heard"], into["start"], into["time"] = stream.heard, value.start, value.time
         into["count"], into["zero_count"], into["sum"] = histogram.count, histogram.zero_count, histogram.sum
-        into["min"], into["max"] = histogram.minimum, histogram.maximum
-        into["zero_threshold"] = histogram.zero_threshold
+        into["min"], into["max"], into["scale"] = histogram.minimum, histogram.maximum, histogram.scale
+        into["zero_threshold"], into["magnitude"] = histogram.zero_threshold, magnitude(histogram)
         into["positive_offset"], into["positive_size"] = positive.offset, positive.counts.size
         into["negative_offset"], into["negative_size"] = negative.offset, negative.counts.size
-        self.buckets[0, row, : positive.counts.size] = positive.counts
-        self.buckets[1, row, : negative.counts.size] = negative.counts
         into["least"], into["least_negative"] = _least(positive, histogram.scale), _least(negative, histogram.scale)
-        into["magnitude"] = magnitude(histogram)
-        into["loaded"] = 1
-        return row, True
+        into["series"], into["pair"], into["contract"] = series, pair, self._contract
+        into["loaded"], into["dirty"] = LOADED, 1
+        if before or stream.times or stream.forgotten >= 0:
+            self.others[row] = PointStream(0.0, before, stream.times, stream.forgotten)
+        del self._state.streams[name]
+        self.row_of[self._memory.names[row]] = row
+        self._state.changed_streams.add(name)
+        return True
 
-    def unload(self, contract: int) -> None:
-        """Fold no more into the rows of a contract whose streams or series are gone."""
-        state = self._states[contract]
-        for row in np.flatnonzero((self.rows["contract"] == contract) & (self.rows["loaded"] == 1)).tolist():
-            stream, key = self.names[row]
-            if stream not in state.streams:
-                self.rows[row]["loaded"] = self.rows[row]["dirty"] = 0
-            elif key not in state.series:
-                self.write_back(row)
-                self.rows[row]["loaded"] = 0
+    def begin(self, name: bytes, series: int, pair: int, size: int) -> int:
+        """A row for the first point of a stream, with so many buckets; -1 where there is no room."""
+        if name in self.row_of:
+            return self.row_of[name]
+        row = self._begin(name)
+        if row < 0:
+            return -1
+        self.row_of[name] = row
+        if not self._memory.make_room(row, min(size, 2 * SIDE)):
+            self.free(row)
+            return -1
+        into = self._memory.rows[row]
+        at, room = int(into["at"]), int(into["room"])
+        self._memory.rows[row] = _NEW_ROW
+        into["at"], into["room"] = at, room
+        into["series"], into["pair"], into["contract"] = series, pair, self._contract
+        return row
 
-    def tell_heard(self) -> None:
-        """Say in the streams when they were heard of last."""
-        dirty = np.flatnonzero(self.rows["dirty"])
-        for row, contract, heard in zip(
-            dirty.tolist(), self.rows["contract"][dirty].tolist(), self.rows["heard"][dirty].tolist(), strict=True
-        ):
-            self._states[contract].streams[self.names[row][0]].heard = heard
+    def end_begin(self, row: int) -> None:
+        """Fit the room of a new stream's row, or forget the stream if its first point was not plain."""
+        if self._memory.rows["loaded"][row] == LOADED:
+            self._memory.fit(row)
+        elif self._memory.rows["loaded"][row] == NEW:
+            self.free(row)
+            self._free.append(self._freed.pop())  # no layout names it yet
 
-    def write_back(self, only: int | None = None) -> None:
-        """Bring streams up to date: all, or that of one row."""
-        rows = np.flatnonzero(self.rows["dirty"]) if only is None else np.array([only])
-        rows = rows[self.rows["dirty"][rows] == 1]
-        self.rows["dirty"][rows] = 0
-        said = {name: self.rows[name][rows].tolist() for name in _FIELDS_FOR_FINDINGS}
-        zero = np.zeros_like(rows)
-        above = used_ends(self.buckets[0], rows, zero, self.rows["positive_size"][rows]).tolist()
-        below = used_ends(self.buckets[1], rows, zero, self.rows["negative_size"][rows]).tolist()
-        for at, row in enumerate(rows.tolist()):
-            contract, time, heard, scale, count, sum, zeros, low, high, threshold, up, down = [
-                said[name][at] for name in _FIELDS_FOR_FINDINGS
-            ]
-            (first, end), (first_below, end_below) = above[at], below[at]
-            positive, negative = self.buckets[0, row, first:end], self.buckets[1, row, first_below:end_below]
-            name, _ = self.names[row]
-            state = self._states[contract]
-            stream = state.streams[name]
-            latest = stream.writers[-1]
-            latest.time, stream.heard = time, heard
-            latest.histogram = ExponentialHistogram(
-                scale=scale,
-                count=count,
-                sum=sum,
-                zero_count=zeros,
-                positive=Buckets(up + first if end else 0, positive.copy()),
-                negative=Buckets(down + first_below if end_below else 0, negative.copy()),
-                minimum=low,
-                maximum=high,
-                zero_threshold=threshold,
-            )
-            state.changed_streams.add(name)
+    def release(self, name: bytes) -> None:
+        """Make a stream that takes points by itself of one that is in a row."""
+        row = self.row_of.pop(name, None)
+        if row is None:
+            return
+        stream = self._stream(row)
+        stream.row = row
+        self.others.pop(row, None)
+        into = self._memory.rows[row]
+        into["loaded"], into["dirty"] = NOT_LOADED, 1
+        self._state.streams[name] = stream
+        self._state.changed_streams.add(name)
+
+    def release_series(self, series: Sequence[int]) -> None:
+        """`release` the streams of some series, by their numbers."""
+        rows = self._loaded()
+        for row in rows[np.isin(self._memory.rows["series"][rows], series)].tolist():
+            self.release(self._memory.names[row])
+
+    def free(self, row: int) -> None:
+        """Forget the stream of a row; the row is free once nothing names it, see `reuse`."""
+        name = self._memory.names[row]
+        self.row_of.pop(name, None)
+        self.others.pop(row, None)
+        self._memory.give_back(row)
+        self._memory.names[row] = b""
+        into = self._memory.rows[row]
+        into["loaded"], into["dirty"] = NOT_LOADED, 1
+        self._state.changed_streams.add(name)
+        self._freed.append(row)
+
+    def reuse(self) -> list[int]:
+        """Give the rows that are free since the last call to other streams from now on; returns which."""
+        freed, self._freed = self._freed, []
+        self._free += freed
+        return freed
+
+    def forget_silent(self, since: float) -> int:
+        """Forget the streams that were heard of last before a Unix time in seconds. Returns how many."""
+        rows = self._loaded()
+        silent = rows[self._memory.rows["heard"][rows] < since].tolist()
+        for row in silent:
+            self.free(row)
+        return len(silent)
+
+    def heard_first(self, now: float) -> float:
+        """Unix time in seconds at which the stream that is silent for longest was heard of; `now` for none."""
+        return float(self._memory.rows["heard"][self._loaded()].min(initial=now))
+
+    def turn_back(self, now: float) -> None:
+        """The clock went back: none was heard of later than now."""
+        rows = self._loaded()
+        self._memory.rows["heard"][rows] = np.minimum(self._memory.rows["heard"][rows], now)
+        self._memory.rows["dirty"][rows] = 1
+
+    def streams(self) -> Iterator[tuple[bytes, PointStream]]:
+        """Yield the digest of each stream that is in a row, and a copy of the stream."""
+        for name, row in self.row_of.items():
+            yield name, self._stream(row)
+
+    def unsaved(self) -> tuple[Numbers, Numbers]:
+        """The blocks that differ from what was saved, and the rows in them that streams are in, both ascending."""
+        blocks = np.array(sorted(self.blocks), np.int64)
+        of_blocks = blocks[:, None] * BLOCK + np.arange(BLOCK)
+        dirty = (self._memory.rows["dirty"][of_blocks] != 0).any(axis=1)
+        rows = of_blocks[dirty].reshape(-1)
+        return blocks[dirty], rows[self._memory.rows["loaded"][rows] == LOADED]
+
+    def content(self, rows: Numbers) -> RowContent:
+        """Return what is in some rows."""
+        names = [self._memory.names[row] for row in rows.tolist()]
+        counts = counts_of(self._memory.rows, self._memory.counts, rows)
+        return RowContent(self._memory.rows[rows], rows % BLOCK, names, counts)
+
+    def saved(self) -> Callable[[], None]:
+        """Mark everything as saved; returns the function that takes this back."""
+        rows = (np.array(sorted(self.blocks), np.int64)[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
+        rows = rows[self._memory.rows["dirty"][rows] != 0]
+        self._memory.rows["dirty"][rows] = 0
+
+        def unsaved() -> None:
+            self._memory.rows["dirty"][rows] = 1
+
+        return unsaved
+
+    def restore(self, block: int, content: RowContent) -> bool:
+        """Streams that were saved, in the rows that they had; False where a block is no more to be had, or no room.
+
+        Args:
+            block: Its number.
+            content: Of its rows, with the numbers that series and pairs have now.
+        """
+        memory, records = self._memory, content.records
+        if not memory.claim(block):
+            return False
+        self.blocks.add(block)
+        rows = block * BLOCK + content.places
+        self._free += sorted(set(range(block * BLOCK, (block + 1) * BLOCK)) - set(rows.tolist()), reverse=True)
+        records["contract"], records["loaded"], records["dirty"], records["room"] = self._contract, LOADED, 0, 0
+        memory.rows[rows] = records
+        sizes, end = records["positive_size"] + records["negative_size"], 0
+        for row, name, size in zip(rows.tolist(), content.names, sizes.tolist(), strict=True):
+            begin, end = end, end + size
+            memory.names[row] = name
+            self.row_of[name] = row
+            memory.put(row, content.counts[begin:end])
+        return True
+
+    def _begin(self, name: bytes) -> int:
+        """A row for a stream; -1 where there is no room."""
+        if not self._free:
+            block = self._memory.block()
+            if block is None:
+                return -1
+            self.blocks.add(block)
+            self._free += range((block + 1) * BLOCK - 1, block * BLOCK - 1, -1)
+        row = self._free.pop()
+        self._memory.names[row] = name
+        return row
+
+    def _loaded(self) -> Numbers:
+        return np.fromiter(self.row_of.values(), np.int64, len(self.row_of))
+
+    def _stream(self, row: int) -> PointStream:
+        """The stream that is in a row."""
+        others = self.others.get(row, PointStream())
+        [(_, stream)] = self.content(np.array([row])).streams()
+        return PointStream(stream.heard, [*others.writers, *stream.writers], list(others.times), others.forgotten)
+
+
+def _stream_of(record: Any, counts: Numbers) -> PointStream:
+    """The stream that a row is of, from its record and the counts of its buckets."""
+    of, size = {name: record[name].item() for name in ROW.names or ()}, int(record["positive_size"])
+    histogram = ExponentialHistogram(
+        scale=of["scale"],
+        count=of["count"],
+        sum=of["sum"],
+        zero_count=of["zero_count"],
+        positive=Buckets(of["positive_offset"], counts[:size].copy()).trimmed(),
+        negative=Buckets(of["negative_offset"], counts[size:].copy()).trimmed(),
+        minimum=of["min"],
+        maximum=of["max"],
+        zero_threshold=of["zero_threshold"],
+    )
+    return PointStream(of["heard"], [LatestValue(of["start"], of["time"], histogram)])
+
+
+def _room_for(words: int) -> int:
+    """Words that a row is given where it needs so many."""
+    return -(-(words + _SPARE_WORDS) // _WORDS) * _WORDS
 
 
 def _least(side: Buckets, scale: int) -> float:

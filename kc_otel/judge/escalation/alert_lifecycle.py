@@ -228,26 +228,15 @@ def _next(
     alert = replace(alert, seen=now, verdict=verdict or alert.verdict)
     if verdict is not None and verdict.status in _HOLDS.get(step.on, ()) and not (step.on == "fail" and verdict.ended):
         return replace(alert, counting=False), None
-    matches = verdict is not None and verdict.status is _MATCHES[step.on]
-    if alert.phase is Phase.PENDING:
-        return _pending(alert, matches=matches, held=alert.held + passed, needed=step.after)
-    return _firing(alert, matches=matches, held=alert.held + passed, needed=step.clear_for)
-
-
-def _pending(alert: Alert, *, matches: bool, held: float, needed: float) -> tuple[Alert | None, What | None]:
-    if not matches:
-        return None, None
-    if held + _TOLERANCE_SECONDS >= needed:
+    matches, held = verdict is not None and verdict.status is _MATCHES[step.on], alert.held + passed
+    pending = alert.phase is Phase.PENDING
+    if matches is not pending:  # it stops waiting, or goes on firing
+        return (None if pending else replace(alert, held=0.0, counting=False)), None
+    if held + _TOLERANCE_SECONDS < (step.after if pending else step.clear_for):
+        return replace(alert, held=held, counting=True), None
+    if pending:
         return replace(alert, phase=Phase.FIRING, started_at=alert.seen, held=0.0, counting=False), What.FIRING
-    return replace(alert, held=held, counting=True), None
-
-
-def _firing(alert: Alert, *, matches: bool, held: float, needed: float) -> tuple[Alert | None, What | None]:
-    if matches:
-        return replace(alert, held=0.0, counting=False), None
-    if held + _TOLERANCE_SECONDS >= needed:
-        return None, What.RESOLVED
-    return replace(alert, held=held, counting=True), None
+    return None, What.RESOLVED
 
 
 def edge(alert: Alert, what: What, now: float, verdict: Verdict | None = None, *, end: str = "") -> Transition:

@@ -114,7 +114,7 @@ def escalate(
 
     policy, transitions = advance(contract, policy, evaluation.verdicts, invalid, now, kept_away)
     policies = {**before.policies, name: policy}
-    people, ended = _people(before.people, policies, name, now)
+    people, ended = current(before.people, name, {alert.fingerprint for alert in policy.firing}, now)
     log = before.notifications.get(name, NotificationLog(name))
     decisions = apply(before.decisions, () if dry_run else transitions, contract, now)
     dry_run_decisions, said = before.dry_run_decisions, tuple[Notice, ...]()
@@ -255,22 +255,6 @@ def _worst(incident: Incident, verdicts: Iterable[Verdict]) -> Verdict | None:
 
 def _fingerprint(incident: str, kind: str) -> str:
     return hashlib.sha256(f"{incident}\0{kind}".encode()).hexdigest()[:16]
-
-
-def _people(
-    before: People, policies: Mapping[str, PolicyState], contract: str, now: float
-) -> tuple[People, tuple[Silence, ...]]:
-    """Return people's decisions still in force, and this contract's ended silences; other contracts' stay unchanged."""
-    firing = {alert.fingerprint for alert in policies[contract].firing}
-    own = People(
-        tuple(silence for silence in before.silences if silence.contract == contract),
-        tuple(ack for ack in before.acknowledgements if ack.contract == contract),
-    )
-    after, ended = current(own, firing, now)
-    return People(
-        tuple(silence for silence in before.silences if silence.contract != contract or silence in after.silences),
-        tuple(ack for ack in before.acknowledgements if ack.contract != contract or ack in after.acknowledgements),
-    ), ended
 
 
 def ended_silence(silence: Silence) -> dict[str, object]:

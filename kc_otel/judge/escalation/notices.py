@@ -17,7 +17,7 @@ reminder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -142,8 +142,5 @@ def notices(
         for transition in transitions
         if (transition.fingerprint in fresh if transition.what is What.FIRING else transition.fingerprint in known)
     ]
-    return NotificationLog(contract.name, _sorted(notified)), (*first, *late)
-
-
-def _sorted(alerts: Iterable[NotifiedAlert]) -> tuple[NotifiedAlert, ...]:
-    return tuple(sorted(alerts, key=lambda alert: alert.fingerprint))
+    notified.sort(key=lambda alert: alert.fingerprint)
+    return NotificationLog(contract.name, tuple(notified)), (*first, *late)

@@ -142,15 +142,16 @@ def acknowledge(people: People, alerts: Sequence[Alert], by: str, why: str, now:
     return replace(people, acknowledgements=(*people.acknowledgements, *new))
 
 
-def current(people: People, firing: Collection[str], now: float) -> tuple[People, tuple[Silence, ...]]:
-    """Return the decisions still in force, and the silences that have ended.
+def current(people: People, contract: str, firing: Collection[str], now: float) -> tuple[People, tuple[Silence, ...]]:
+    """Return the decisions still in force, and a contract's silences that have ended.
 
     Args:
-        people: Decisions that were in force.
-        firing: Fingerprints of the alerts that fire.
+        people: Decisions that were in force, about any contract.
+        contract: metadata.name.
+        firing: Fingerprints of its alerts that fire.
         now: Unix time, seconds.
     """
-    ended = tuple(muting for muting in people.silences if now >= muting.until)
-    silences = tuple(muting for muting in people.silences if now < muting.until)
-    acknowledgements = tuple(ack for ack in people.acknowledgements if ack.fingerprint in firing)
-    return People(silences, acknowledgements), ended
+    ended = tuple(muting for muting in people.silences if muting.contract == contract and now >= muting.until)
+    silences = tuple(muting for muting in people.silences if muting not in ended)
+    kept = (ack for ack in people.acknowledgements if ack.contract != contract or ack.fingerprint in firing)
+    return People(silences, tuple(kept)), ended

@@ -176,8 +176,6 @@ def overheard(promotion: Promotion, newest: float, contract: Contract, now: floa
         contract: The contract in force. Within its heartbeat what was under way at the roll-back is measured.
         now: Unix time, seconds.
     """
-    if promotion.status is not PromotionStatus.ROLLED_BACK:
-        return promotion
     serves = newest > promotion.entered + contract.observability.heartbeat
     return replace(promotion, seen_serving=now) if serves and promotion.seen_serving is None else promotion
 

@@ -6,6 +6,8 @@ A missing completion leaves no verdict: failures are not random, and the answere
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import tempfile
 import time
 from collections import Counter
@@ -107,7 +109,7 @@ async def _collected(
         sampled, trained = await sampler.model(pair.inference_model), await scorer.model(pair.train_model)
         for client, wanted in ((scorer, pair.versions[0]), (sampler, pair.versions[1])):
             await _same_version(client, wanted, say)
-        if sampled == trained and pair.inference.root == pair.train.root:
+        if sampled == trained and _one_place(pair.inference.root, pair.train.root):
             say(
                 f"{trained} both samples and scores: this compares its decoding with its prefill, the floor of such "
                 "comparisons, and not two kernels"
@@ -124,6 +126,17 @@ async def _collected(
             looks=looks(),
             progress=_progress(len(prompts) * pair.samples, say),
         )
+
+
+def _one_place(*roots: str) -> bool:
+    """Return whether URLs lead to one server, by whatever names."""
+    places = []
+    for url in map(httpx.URL, roots):
+        port = url.port or (443 if url.scheme == "https" else 80)
+        with contextlib.suppress(OSError):
+            found = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+            places.append({(*address[:2], url.path.rstrip("/")) for *_, address in found})
+    return len(set(roots)) == 1 or (len(places) == len(roots) and bool(set.intersection(*places)))
 
 
 async def _same_version(client: CompletionClient, wanted: str | None, say: _Say) -> None:

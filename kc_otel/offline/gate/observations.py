@@ -26,14 +26,6 @@ _Values = tuple[NDArray[np.float64], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecordingSlice:
-    """A slice of a recording: its sequences, None where there are none."""
-
-    name: str
-    recording: Recording | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class RecordingObservations:
     """The values of every quantity of the registry that a recording has, computed when asked for.
 

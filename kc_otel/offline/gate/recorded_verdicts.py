@@ -19,7 +19,7 @@ from kc_otel.judge.causes import TOKENS, split_by_cause
 from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
 from kc_otel.judge.verdicts import Evidence, Window, decide
-from kc_otel.offline.gate.observations import RecordingObservations, RecordingSlice
+from kc_otel.offline.gate.observations import RecordingObservations
 from kc_otel.record.measure.places import Places
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
@@ -81,8 +81,8 @@ class RecordingVerdicts:
         return replace(self, verdicts=tuple(verdict for verdict in self.verdicts if verdict.cell.slice in slices))
 
 
-def by_contract(recording: Recording, contract: Contract) -> list[RecordingSlice]:
-    """`all` and the contract's slices; those over its cap on series are together in `other`.
+def by_contract(recording: Recording, contract: Contract) -> dict[str, Recording | None]:
+    """`all` and the contract's slices by name, None where empty; those over its cap on series are together in `other`.
 
     Where older weights than the training kernel's sampled some of it, it has slices of `OLDER`, too, and what is there
     is in no other slice but those that select by lag: its drift is not the kernels' alone.
@@ -91,16 +91,16 @@ def by_contract(recording: Recording, contract: Contract) -> list[RecordingSlice
     measured, masked = (
         table.of_batch(rows, range(len(rows)), len(rows)) for rows in (recording.attributes, recording.masked)
     )
-    of_tokens, parts = _tokens(recording, table), []
+    of_tokens = _tokens(recording, table)
+    parts: dict[str, Recording | None] = {}
     for column, name in enumerate(table.names):
-        inside, found = measured[:, column], None
-        if name in OLDER and not inside.any():
-            continue
+        inside = measured[:, column]
         if column in of_tokens:
-            found = recording.of_tokens(of_tokens[column] | np.repeat(inside, recording.lengths))
+            parts[name] = recording.of_tokens(of_tokens[column] | np.repeat(inside, recording.lengths))
         elif inside.any():
-            found = recording.only(inside, masked[:, column])
-        parts.append(RecordingSlice(name, found))
+            parts[name] = recording.only(inside, masked[:, column])
+        elif name not in OLDER:
+            parts[name] = None
     return parts
 
 
@@ -127,7 +127,7 @@ def _tokens(recording: Recording, table: SliceTable) -> dict[int, NDArray[np.boo
 
 def judge(
     contract: Contract,
-    parts: Sequence[RecordingSlice],
+    parts: Mapping[str, Recording | None],
     now: float,
     kernels: tuple[str, str] = ("", ""),
     *,
@@ -144,17 +144,13 @@ def judge(
         ValueError: If a clause needs an assumption that the contract does not state.
     """
     observed = {
-        part.name: RecordingObservations(part.recording, contract.assumptions.reward_range)
-        for part in parts
-        if part.recording is not None
+        name: RecordingObservations(part, contract.assumptions.reward_range)
+        for name, part in parts.items()
+        if part is not None
     }
     known = observed.get(ALL) or observed[STALE]
     older = _OLDER_ONLY_TEXT if STALE in observed else ""
-    absent = {
-        part.name: _nobody_in(contract, part.name, known.recording) + older
-        for part in parts
-        if part.name not in observed
-    }
+    absent = {name: _nobody_in(contract, name, known.recording) + older for name in parts if name not in observed}
     evidence, left_out = [], []
     causes: list[Causes] = []
     for clause in contract.clauses:
@@ -167,22 +163,22 @@ def judge(
         )
         if split is not None:
             causes.append(split)
-        for part in parts:
-            if part.name in OLDER:
+        for name in parts:
+            if name in OLDER:
                 continue
-            sample, samples = None, observed.get(part.name)
+            sample, samples = None, observed.get(name)
             if samples is not None:
                 of_mean = clause.parsed_statistic.kind == "mean"
                 sample = samples.for_mean(quantity.key) if of_mean else samples.of(quantity.key)
                 if clause.opposite is not None and sample is not None:
                     sample = replace(sample, opposite=samples.for_mean(clause.opposite.key))
-            cell = Cell(contract.name, clause.id, part.name, *kernels)
-            absence = "" if sample is not None else absent.get(part.name, _EMPTY_SLICE_TEXT.format(part.name))
+            cell = Cell(contract.name, clause.id, name, *kernels)
+            absence = "" if sample is not None else absent.get(name, _EMPTY_SLICE_TEXT.format(name))
             broken = "" if samples is None else samples.broken_assumption(clause, contract.assumptions)
             evidence.append(
                 Evidence(cell, clause, partial(on_either_window, sample), absence, anytime=anytime, broken=broken)
             )
-    unknown = {part.name for part in parts if part.recording is not None and part.recording.age_unknown.any()}
+    unknown = {name for name, part in parts.items() if part is not None and part.age_unknown.any()}
     verdicts = tuple(
         replace(verdict, status=Status.INCONCLUSIVE, reason=f"{verdict.reason}; {_TOGETHER_TEXT}")
         if verdict.status is Status.FAIL and verdict.cell.slice in unknown

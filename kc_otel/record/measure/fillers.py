@@ -381,12 +381,13 @@ def _blurred_floors(block: Block, known: Mask) -> Found:
         count = np.count_nonzero(far)
         if count < _BLURRED_FLOOR[1] or lowest > -0.5 or 2 * np.count_nonzero(low) > side.size:
             continue
+        values, often = np.unique(side[far], return_counts=True)
         off = np.maximum(other[far], SENTINEL).astype(np.float64)
         off -= off.mean()
         if (
             np.count_nonzero(far & low) < _BLURRED_FLOOR[3] * count
             or abs(float(off @ side[far])) >= _BLURRED_FLOOR[4] * float(off @ off)
-            or (_uniform(lowest) and 2 * np.count_nonzero(side[far] == lowest) > count)
+            or (2 * often.max() > count and _uniform(float(values[np.argmax(often)])))
             or shifted(block)  # smoothed labels leave such a floor as well, and show where a side is sure
         ):
             continue

@@ -1,4 +1,4 @@
-/* Full logits, a row at a time: one read of them, then two arrays that stay in cache. `logit_rows.py` has the mathematics.
+/* Full logits, a row at a time: one read of them, then two arrays that stay in cache. `logits.py` has the mathematics.
 
    Loops are written to become vectors: no branches, few reductions, and those named. Contraction is allowed here (a
    product and a sum rounded once), another order of terms only in the sums that say so. */

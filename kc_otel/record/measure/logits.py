@@ -1,6 +1,6 @@
 """Drift from full logits: every quantity of a next-token distribution, a few rows at a time.
 
-Written naively this makes a dozen arrays as large as the logits. `logit_rows` goes through them a row at a time in C,
+Written naively this makes a dozen arrays as large as the logits. `logit_rows.c` goes through them a row at a time,
 where the package was installed with a compiler; `guarded` has the same formulas in float64, every product and logarithm
 guarded, so that -inf and differences of any size come out as they should. Tensors on a GPU stay there: `logit_device`.
 
@@ -11,6 +11,14 @@ KL(Q||P) = A - sum(q d), KL(P||Q) = sum(p d) - A, JS = (sum(p d) - sum((p + q) l
 
 Tokens whose logit is -inf on both sides are outside of both distributions. On one side only, the half range and one of
 the divergences are infinite; they are returned, and recorded, as `SATURATION`, as is whatever else exceeds it.
+
+In C, with q = exp(z' - max z') and g = (z - z') - (max z - max z'), a first loop leaves q and w = expm1(g), whose sums
+say what P is short of Q: log(sum p / sum q) = log1p(sum q w / sum q) =: c. Then d = log p - log q = g - c and
+expm1(d) = w exp(-c) + expm1(-c), so that three transcendental functions a logit are enough. They are polynomials that a
+compiler turns into vectors: exp and log after Cephes (expf.c, logf.c), 2 ulp.
+
+Sums are of float32 within 4,096 logits and of float64 beyond. A row that float32 cannot hold like this, with -inf on
+one side only, d above 60 or maxima far apart, is left to `guarded`.
 """
 
 from __future__ import annotations
@@ -23,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel import machine_code
+from kc_otel.machine_code import ADDRESS, NUMBER, function
 from kc_otel.record.measure.arrays import HostRows, as_host, host_rows, largest, on_gpu
-from kc_otel.record.measure.logit_rows import LEFT, measure_rows
 from kc_otel.record.measure.sampled import LOWEST
 
 LOGITS: Final = (
@@ -40,6 +48,11 @@ LOGITS: Final = (
 SATURATION: Final = -LOWEST
 """Largest half range or divergence that is told apart from larger ones."""
 
+_LEFT: Final = 2
+"""State of a row that is left to `guarded`."""
+_ARGUMENTS: Final = (ADDRESS, ADDRESS, NUMBER, ADDRESS, ADDRESS, NUMBER, ADDRESS, ADDRESS, ADDRESS, ADDRESS)
+_float32_rows: Final = function("kc_float32_rows", *_ARGUMENTS, long=True)
+_bfloat16_rows: Final = function("kc_bfloat16_rows", *_ARGUMENTS, long=True)
 _BLOCK: Final = 32_768
 """Logits per block and side, of which a dozen arrays of float64 exist."""
 
@@ -117,20 +130,46 @@ def _by_machine_code(
     plain = not (left.bfloat16 or right.bfloat16) and all(array.dtype == np.float32 for array in arrays)
     if rows and whole and (plain or (left.bfloat16 and right.bfloat16)):
         flat = np.ravel_multi_index(at, left.shape[:-1])
-        measure_rows(left.data.reshape(-1, vocab), right.data.reshape(-1, vocab), flat, wanted, out, logprobs, state)
+        _measure_rows(left.data.reshape(-1, vocab), right.data.reshape(-1, vocab), flat, wanted, out, logprobs, state)
     else:
         step = max(1, _BLOCK // vocab)
         for first in range(0, rows, step):
             part, here = tuple(axis[first : first + step] for axis in at), slice(first, first + step)
             z_p, z_q = (np.require(side.read(part), np.float32, ("C", "A")) for side in (left, right))
             every = np.arange(part[0].size)
-            measure_rows(z_p, z_q, every, wanted[here], out[here], logprobs[here], state[here])
-    rest = np.flatnonzero(state == LEFT)
+            _measure_rows(z_p, z_q, every, wanted[here], out[here], logprobs[here], state[here])
+    rest = np.flatnonzero(state == _LEFT)
     if rest.size:
         some = None if tokens is None else tokens[rest]
         out[rest], of_targets = _in_blocks(left, right, tuple(axis[rest] for axis in at), some)
         logprobs[rest] = of_targets.T
     return out, logprobs.T
+
+
+def _measure_rows(
+    z_p: NDArray[np.float32 | np.uint16],
+    z_q: NDArray[np.float32 | np.uint16],
+    at: NDArray[np.intp],
+    targets: NDArray[np.intp],
+    values: NDArray[np.float64],
+    logprobs: NDArray[np.float64],
+    state: NDArray[np.int8],
+) -> None:
+    """Measure rows of logits; all arrays are C-contiguous, aligned, and of this machine's byte order.
+
+    Args:
+        z_p: Logits of the training kernel, float32 or the bits of bfloat16, uint16 [rows, vocab].
+        z_q: Logits of the inference kernel, the same.
+        at: Which rows [n].
+        targets: A token of each, [n]; -1 for none.
+        values: Filled: [n, 7], as `LOGITS` has them.
+        logprobs: Filled where there is a target: [n, 2].
+        state: Filled: [n], _LEFT where a row was not measured.
+    """
+    half, vocab = z_p.dtype == np.uint16, z_p.shape[1]
+    memory = np.empty((4 if half else 2) * vocab, np.float32)
+    before = (z_p.ctypes.data, z_q.ctypes.data, vocab, at.ctypes.data, targets.ctypes.data, at.size)
+    (_bfloat16_rows if half else _float32_rows)(*before, *(a.ctypes.data for a in (memory, values, logprobs, state)))
 
 
 def _in_blocks(

@@ -134,7 +134,6 @@ class Accumulator:
         recorded: Quantities that are recorded, keys of `QUANTITIES`; None for all. Those that a program observes by
             itself (`add_values`) always are.
         averaged: Means over sequences, prompts or steps that are recorded too; keys of the quantities of `AVERAGED`.
-            Those of logits are recorded where the logits have an axis of tokens.
         sampling: Recorded sampling quantities; keys of `SAMPLING`.
         reward_range: Smallest and largest reward; without it rewards are not looked at.
         patience: Seconds for which a prompt is waited for whose rollouts come in several batches.
@@ -226,13 +225,13 @@ class Accumulator:
             prompts = "" if token_ids is None else _first_tokens(reduced, inference, mask, token_ids, rollouts.prompts)
             reduced = self._held(reduced, _penalty(reduced, train, inference, mask, token_ids), prompts)
         found = self._sampled_batch(reduced, member, train, inference, mask, token_ids)
-        means, outside = self._record_sampled(reduced, member, mask, train_kept, rewards, rollouts)
-        of_parts = []
+        within = []
         for part in parts:
             only = self._only(part.column, sequences)
             # What the checks of whole sequences let pass is not checked again in parts of them.
-            within = reduce(part.mask, reduced.codes, only, density=True)
-            of_parts.append(self._record_sampled(within, only, part.mask, train_kept, rewards, rollouts)[0])
+            within.append((reduce(part.mask, reduced.codes, only, density=True), only, part.mask))
+        means, outside = self._record_sampled(reduced, member, mask, train_kept, rewards, rollouts)
+        of_parts = [self._record_sampled(*part, train_kept, rewards, rollouts)[0] for part in within]
         self._add_means(means, rollouts, of_parts)
         self._places.add(reduced, member[:, 0], rollouts)
         if "advantage_abs" in self._sampling and advantages is not None and reduced.rows.size:
@@ -264,9 +263,12 @@ class Accumulator:
         Raises:
             ValueError: If an argument's shape does not fit, or the numbers are not real.
         """
-        if not same_shape(train, inference):
-            return _nothing(train.shape[0], InvalidReason.SHAPE_MISMATCH)
-        shape = tuple(train.shape[:2])
+        shape = tuple(train.shape[:-1])
+        if len(shape) != 2:
+            msg = f"train: shape {tuple(train.shape)} is not [sequences, tokens, vocab]"
+            raise ValueError(msg)
+        if not same_shape(train, inference) or not same_shape(np.empty(shape, dtype=np.bool_), mask, targets):
+            return _nothing(shape[0], InvalidReason.SHAPE_MISMATCH)
         kept = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask)
         tokens = None if targets is None else as_host(targets)
         member = self._membership(membership, shape[0])

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import uuid
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from opentelemetry.sdk.metrics.export import MetricExporter
@@ -49,6 +51,11 @@ def process_resource(taken: Container[str] = (), own: Mapping[str, str] | None =
     if not instance or str(instance) in taken:
         resource = resource.merge(Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())}))
     return resource
+
+
+def instance_of(source: Path) -> dict[str, str]:
+    """Return the identity of whoever reads a file that has one reader: one that starts again is the same recorder."""
+    return {SERVICE_INSTANCE_ID: f"{socket.gethostname()}{source.resolve()}"}
 
 
 def export_interval(default: float) -> float:

@@ -16,7 +16,7 @@ from kc_otel.contract.registry.clause_metrics import RECORDED
 from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.telemetry.accumulate import Accumulator, WorstToken
-from kc_otel.record.telemetry.operator_histograms import MOST_OPERATORS, OperatorAccumulator
+from kc_otel.record.telemetry.moments import MOST_OPERATORS, OperatorAccumulator
 from kc_otel.record.telemetry.sdk_points import gauge, histogram, histogram_point
 from kc_otel.stats.histogram import ExponentialHistogram
 

@@ -21,8 +21,7 @@ from kc_otel._extras import extra
 from kc_otel.judge.otlp.sink import RequestCounts
 from kc_otel.serve.access.access_file import AccessFile, Caller, Role, digest_of
 from kc_otel.serve.api.documented import PUBLIC, problem
-from kc_otel.serve.api.people_input import SIGNER
-from kc_otel.serve.api.routes_worst import MAY_READ_PROMPTS
+from kc_otel.serve.api.people_input import MAY_READ_PROMPTS, SIGNER
 
 with extra("serve", "the evaluator"):
     from fastapi import Response
@@ -97,7 +96,11 @@ class GuardedSite:
         reading = scope["method"] in _READ_METHODS
         if caller is None:
             self._counts.add("api", "unauthenticated")
-            await (_to_login() if scope["path"] == "/" and reading else _unknown())(scope, receive, send)
+            said = "authentication required: send Authorization: Bearer and a token (kc-otel: KC_OTEL_TOKEN), or /login"
+            unknown: Response = problem(401, said, {"WWW-Authenticate": "Bearer"})
+            if scope["path"] == "/" and reading:
+                unknown = RedirectResponse("/login", 303, headers=_HEADERS)
+            await unknown(scope, receive, send)
             return
         role = Role.READ if reading else Role.ACT
         enough = {role, Role.DIAGNOSE} if not reading and _DIAGNOSES.fullmatch(scope["path"]) else {role}
@@ -181,15 +184,6 @@ def _token_of(body: bytes) -> str:
         return parse_qs(body.decode("ascii"), max_num_fields=4).get("token", [""])[0].strip()
     except ValueError:
         return ""
-
-
-def _to_login() -> Response:
-    return RedirectResponse("/login", 303, headers=_HEADERS)
-
-
-def _unknown() -> Response:
-    said = "authentication required: send Authorization: Bearer and a token (kc-otel: KC_OTEL_TOKEN), or /login"
-    return problem(401, said, {"WWW-Authenticate": "Bearer"})
 
 
 def _form(caller: Caller | None, said: str = "", status: int = 200) -> Response:

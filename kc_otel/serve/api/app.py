@@ -26,7 +26,6 @@ from kc_otel.serve.api.routes_overview import overview_routes
 from kc_otel.serve.api.routes_people import people_routes
 from kc_otel.serve.api.routes_promotion import promotion_routes
 from kc_otel.serve.api.routes_verdicts import verdict_routes
-from kc_otel.serve.api.routes_worst import worst_routes
 from kc_otel.serve.core import Core
 from kc_otel.serve.handbook_site import handbook_routes
 from kc_otel.serve.otlp_out import SelfMetrics
@@ -79,7 +78,6 @@ def make_api(core: Core, self_metrics: Callable[[], SelfMetrics], decided: Chang
         decision_routes(core, decided),
         people_routes(core, decided),
         promotion_routes(core),
-        worst_routes(core),
         shard_routes(core),
         page_routes(),
         handbook_routes(),

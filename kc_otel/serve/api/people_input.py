@@ -35,6 +35,8 @@ def _printable(text: str) -> str:
 
 SIGNER: Final[ContextVar[str | None]] = ContextVar("SIGNER", default=None)
 """Holder of the current request's token; None if tokens are not required."""
+MAY_READ_PROMPTS: Final[ContextVar[bool]] = ContextVar("may_read_prompts", default=True)
+"""True if the caller may read prompts: always, where callers are not authenticated."""
 
 
 def _signed(said: str) -> str:

@@ -14,17 +14,13 @@ from kc_otel.judge.plain_json import to_plain
 from kc_otel.serve import people_orders as people
 from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.api.people_input import ContractName, Name, SignedOrder, Until, View, ordered, served_or_all
+from kc_otel.serve.api.views import CellKey
 from kc_otel.serve.core import Core
 
 
-class AlertView(View):
+class AlertView(CellKey):
     """A step of an escalation policy that waits or fires for a cell."""
 
-    contract: str
-    clause: str
-    slice: str
-    kernel_train: str
-    kernel_inference: str
     on: str
     """Condition of the step: fail, no-data, inconclusive or invalid-input."""
     severity: str

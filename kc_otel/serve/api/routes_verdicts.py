@@ -1,10 +1,11 @@
-"""Routes for contracts, verdicts, cells and events."""
+"""Routes for contracts, verdicts, cells, events, and the worst sequences of a cell."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import logging
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, HTTPException, Query, Response
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.sentences import assurances, promise
@@ -13,11 +14,14 @@ from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
 from kc_otel.judge.escalation.alerts import Alert
 from kc_otel.judge.facts import kernel_names, stand_in, unlike_declared
 from kc_otel.judge.verdict import Cell, Status
-from kc_otel.serve.api.people_input import ContractName, View, served_or_all
+from kc_otel.recordings.worst_sequences import WorstSequence, read_worst
+from kc_otel.serve.api.people_input import MAY_READ_PROMPTS, SIGNER, ContractName, View, find_clause, served_or_all
 from kc_otel.serve.api.views import VerdictView, kept_away, view_of
 from kc_otel.serve.core import Core
 from kc_otel.serve.history import GLANCES
 from kc_otel.serve.store.policy_store import Event
+
+_log: Final = logging.getLogger(__name__)
 
 
 class VerdictList(View):
@@ -118,8 +122,14 @@ class EventList(View):
     events: list[Event]
 
 
+class WorstList(View):
+    """The worst sequences of a cell, the worst first."""
+
+    sequences: list[WorstSequence]
+
+
 def verdict_routes(core: Core) -> APIRouter:
-    """`/api/v1/contracts`, `verdicts`, `cells` and `events`."""
+    """`/api/v1/contracts`, `verdicts`, `cells`, `events` and `worst`."""
     router = APIRouter(prefix="/api/v1")
 
     @router.get("/contracts", tags=["contracts"])
@@ -169,7 +179,38 @@ def verdict_routes(core: Core) -> APIRouter:
             found = core.events.events(contract, after, limit)
         return EventList(events=list(found))
 
+    @router.get("/worst", tags=["worst sequences"])
+    def worst(
+        response: Response,
+        contract: str,
+        clause: str,
+        slice: str = ALL,
+        kernel_inference: Annotated[str, Query(description="Fingerprint; any when left out.")] = "",
+    ) -> WorstList:
+        """Return the sequences of a cell that the rescorer stored, the worst first."""
+        find_clause(core, contract, clause, slice)
+        if not MAY_READ_PROMPTS.get():
+            raise HTTPException(403, "prompts and completions are shown to tokens with may: [read, prompts]")
+        if not core.worst:
+            raise HTTPException(
+                404, "none are kept: run `kc-otel rescore --worst FILE` and `kc-otel serve --worst FILE`"
+            )
+        found = _worst(core, contract, clause, slice, kernel_inference)
+        _log.info("%s reads the worst sequences of %s on %s of %s", SIGNER.get() or "somebody", clause, slice, contract)
+        response.headers["cache-control"] = "no-store"
+        return WorstList(sequences=sorted(found, key=lambda sequence: -sequence.value))
+
     return router
+
+
+def _worst(core: Core, contract: str, clause: str, slice: str, kernel: str) -> list[WorstSequence]:
+    found: list[WorstSequence] = []
+    for path in core.worst:
+        try:
+            found += read_worst(path, contract, clause, slice, kernel)
+        except (OSError, ValueError) as error:
+            _log.warning("%s", error)
+    return found
 
 
 def _cells(core: Core, contract: str | None, clause: str | None, slice: str | None, most: int) -> list[CellView]:

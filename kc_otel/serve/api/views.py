@@ -59,8 +59,8 @@ class CausesView(View):
     """The larger of the two causes, as a phrase."""
 
 
-class VerdictView(View):
-    """A verdict and everything that decided it."""
+class CellKey(View):
+    """A clause on a slice for one pair of kernels."""
 
     contract: str
     clause: str
@@ -69,6 +69,11 @@ class VerdictView(View):
     """Short fingerprint of the training kernel; empty before any has reported."""
     kernel_inference: str
     """Short fingerprint of the inference kernel; empty before any has reported."""
+
+
+class VerdictView(CellKey):
+    """A verdict and everything that decided it."""
+
     status: Status
     at: float
     """Unix time of the evaluation, seconds."""

@@ -34,7 +34,7 @@ _QUICK_POINTS: Final = 50
 """Points that are taken one by one at once, and in the smallest chunk: some ten milliseconds."""
 _CHUNK_SECONDS: Final = 0.02
 _REPEATED_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of resources and scopes that chunks may repeat."""
+"""Bytes of resources, scopes and descriptions that chunks may repeat."""
 _SLOW_WAIT_SECONDS: Final = 5.0
 """Time a request waits for the slow lane; exporters time out after ten seconds."""
 _LONGEST_PAUSE_SECONDS: Final = 0.05
@@ -77,21 +77,28 @@ class RequestTaker:
         Raises:
             ReceiveError: If it is refused.
         """
-        most = _QUICK_JSON_BYTES if json else _QUICK_BYTES
-        if (plain := self._inflated_at_once(body, encoding, most)) is not None:
-            request = self._decoded(signal, plain, json=json)
-            if _one_by_one(request, signal) <= _QUICK_POINTS:
-                return _answered(signal, [await deliver(self._sink, signal, request, transport)])
-            del request, plain  # while it waits there are only its bytes
-        try:
-            async with asyncio.timeout(_SLOW_WAIT_SECONDS):
-                await self._slow.acquire()
-        except TimeoutError:
-            raise self.budget.busy("other long requests are still being processed; send again") from None
-        try:
-            return await self._take_slowly(signal, body, encoding, transport, json=json)
-        finally:
-            self._slow.release()
+        request = self._quickly_read(signal, body, encoding, json=json)
+        if request is None:  # while it waits there are only its bytes
+            try:
+                async with asyncio.timeout(_SLOW_WAIT_SECONDS):
+                    await self._slow.acquire()
+            except TimeoutError:
+                raise self.budget.busy("other long requests are still being processed; send again") from None
+            try:
+                request = self._quickly_read(signal, body, encoding, json=json)  # its streams may be known by now
+                if request is None:
+                    return await self._take_slowly(signal, body, encoding, transport, json=json)
+            finally:
+                self._slow.release()
+        return _answered(signal, [await deliver(self._sink, signal, request, transport)])
+
+    def _quickly_read(self, signal: Signal, body: bytes, encoding: str, *, json: bool) -> Any | None:
+        """A request that is short and quick to take; None for others."""
+        plain = self._inflated_at_once(body, encoding, _QUICK_JSON_BYTES if json else _QUICK_BYTES)
+        if plain is None:
+            return None
+        request = self._decoded(signal, plain, json=json)
+        return request if _one_by_one(request, signal) <= _QUICK_POINTS else None
 
     def _inflated_at_once(self, body: bytes, encoding: str, most: int) -> bytes | None:
         """A request's body where it is short, also inflated; None where it is not."""
@@ -156,7 +163,7 @@ def _one_by_one(request: Any, signal: Signal) -> int:
             return 0
         if request.request is not None:
             return int(request.rows.size)
-        return int(np.count_nonzero((request.rows < 0) | (request.wire.points["plain"] == 0)))
+        return int(np.count_nonzero((request.rows < 0) | (request.wire.points["plain"] == 0))) - request.new
     if signal is not METRICS or not isinstance(request, ExportMetricsServiceRequest):  # or shards take the points
         return 0
     return sum(
@@ -180,7 +187,9 @@ def parts_of(request: Any, signal: Signal, most: Callable[[], int]) -> Iterator[
         copied += resource.resource.ByteSize()
         for scope in resource.scope_metrics:
             copied += scope.scope.ByteSize()
-            points += sum(len(_points(metric)) for metric in scope.metrics)
+            for metric in scope.metrics:
+                points += len(_points(metric))
+                copied += len(metric.name) + len(metric.description) + len(metric.unit)
     least = points * copied // _REPEATED_BYTES
     yield from _cut(request, lambda: max(most(), least))
 
@@ -210,7 +219,7 @@ def _cut(whole: Any, most: Callable[[], int]) -> Iterator[Any]:
 
 def _add(scope: Any, metric: Any, points: Any) -> None:
     kind = metric.WhichOneof("data")
-    made = scope.metrics.add(name=metric.name, unit=metric.unit)
+    made = scope.metrics.add(name=metric.name, description=metric.description, unit=metric.unit)
     data, own = getattr(made, kind), getattr(metric, kind)
     for said in ("aggregation_temporality", "is_monotonic"):
         if said in own.DESCRIPTOR.fields_by_name:

@@ -144,12 +144,7 @@ class Shard:
 
     def streams(self) -> list[Stream]:
         """Return all streams, to move them elsewhere."""
-        self.evaluator.settle()
-        return [
-            (name, key, encode_stream(stream))
-            for name, state in self.evaluator.states.items()
-            for key, stream in state.streams.items()
-        ]
+        return [(name, key, encode_stream(stream)) for name, key, stream in self.evaluator.streams()]
 
     async def adopt(self, streams: Iterable[Stream], settled: int) -> None:
         """Remember streams, unless something later is known of them here; it is on disk when this returns.
@@ -164,12 +159,8 @@ class Shard:
         """
         if self._batch.number > settled:
             raise ValueError("the judge has to write what this shard told it before streams are moved here")
-        self.evaluator.relearn()
         for name, key, data in streams:
-            state, stream = self.evaluator.states.get(name), decode_stream(data)
-            if state is not None and (key not in state.streams or state.streams[key].heard < stream.heard):
-                state.streams[key] = stream
-                state.changed_streams.add(key)
+            self.evaluator.adopt(name, key, decode_stream(data))
         await self._save_batch(settled + 1)
 
     def close(self) -> None:

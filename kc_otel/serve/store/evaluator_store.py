@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Final
+
+import numpy as np
 
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED
 from kc_otel.judge.contract_state import ContractState
@@ -29,21 +32,24 @@ from kc_otel.serve.store.histogram_codec import check_observed, decode_histogram
 from kc_otel.serve.store.stream_codec import (
     check_stream,
     decode_evidence,
+    decode_rows,
     decode_stream,
     encode_evidence,
-    encode_streams,
+    encode_rows,
+    encode_stream,
 )
 from kc_otel.serve.store.unit_of_work import StateError, UnitOfWork
 from kc_otel.stats import ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
 
-SCHEMA_VERSION: Final = 9
+SCHEMA_VERSION: Final = 10
 
 _TABLES: Final = {
     "evaluator_meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
     "evaluator_streams": "contract TEXT, stream BLOB, data BLOB NOT NULL, PRIMARY KEY (contract, stream)",
-    "evaluator_series": """id INTEGER PRIMARY KEY, contract TEXT NOT NULL, metric TEXT NOT NULL, slice TEXT NOT NULL,
-        kernel_train TEXT NOT NULL, kernel_inference TEXT NOT NULL, newest REAL NOT NULL,
+    "evaluator_rows": "contract TEXT, block INTEGER, data BLOB NOT NULL, PRIMARY KEY (contract, block)",
+    "evaluator_series": """id INTEGER PRIMARY KEY AUTOINCREMENT, contract TEXT NOT NULL, metric TEXT NOT NULL,
+        slice TEXT NOT NULL, kernel_train TEXT NOT NULL, kernel_inference TEXT NOT NULL, newest REAL NOT NULL,
         UNIQUE (contract, metric, slice, kernel_train, kernel_inference)""",
     "evaluator_panes": """series INTEGER, length INTEGER, pane INTEGER, width REAL NOT NULL, data BLOB NOT NULL,
         PRIMARY KEY (series, length, pane)""",
@@ -67,6 +73,8 @@ class EvaluatorStore:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._ids: dict[tuple[str, SeriesKey], int] = {}
+        self._saved_streams: set[tuple[str, bytes]] = set()
+        self._saved_blocks: dict[str, set[int]] = defaultdict(set)
         self._heads: dict[tuple[str, int], int] = {}
         self._facts: dict[str, str] = {}
         self._judged_at = -math.inf
@@ -111,6 +119,7 @@ class EvaluatorStore:
         for name, state in evaluator.states.items():
             with alone(name) if alone is not None else nullcontext():
                 unit.on_rollback(self._rolled_back)
+                self._save_rows(name, state, evaluator)
                 self._save_streams(name, state)
                 self._save_panes(name, state)
                 self._forget_panes(name, state)
@@ -124,6 +133,10 @@ class EvaluatorStore:
             "SELECT id, contract, metric, slice, kernel_train, kernel_inference FROM evaluator_series"
         )
         self._ids = {(name, SeriesKey(*key)): id for id, name, *key in rows}
+        self._saved_streams = set(self._connection.execute("SELECT contract, stream FROM evaluator_streams"))
+        self._saved_blocks.clear()
+        for name, block in self._connection.execute("SELECT contract, block FROM evaluator_rows"):
+            self._saved_blocks[name].add(block)
         self._heads.clear()
         self._facts.clear()
         self._judged_at = -math.inf
@@ -138,9 +151,10 @@ class EvaluatorStore:
         """
         row = self._connection.execute("SELECT value FROM evaluator_meta WHERE key = 'judged_at'").fetchone()
         evaluator.listened(float(row[0]) if row else -math.inf)
-        self._restore_streams(evaluator)
         redefined, changed = self._restore_facts(evaluator)
         self._restore_series(evaluator, redefined)
+        self._restore_rows(evaluator)
+        self._restore_streams(evaluator)
         self._restore_evidence(evaluator, redefined, changed)
 
     def _save_judged_at(self, at: float) -> None:
@@ -149,17 +163,39 @@ class EvaluatorStore:
             self._judged_at = at
 
     def _save_streams(self, name: str, state: ContractState) -> None:
-        changed = state.changed_streams
-        kept = [key for key in changed if key in state.streams]
-        encoded = encode_streams([state.streams[key] for key in kept])
+        kept: list[tuple[str, bytes, bytes]] = []
+        gone: list[tuple[str, bytes]] = []
+        for key in state.changed_streams:
+            stream = state.streams.get(key)
+            if stream is None and state.rows is not None:
+                stream = state.rows.others.get(state.rows.row_of.get(key, -1))
+            if stream is not None:
+                kept.append((name, key, encode_stream(stream)))
+            elif (name, key) in self._saved_streams:
+                gone.append((name, key))
+        self._connection.executemany("INSERT OR REPLACE INTO evaluator_streams VALUES (?, ?, ?)", kept)
+        self._connection.executemany("DELETE FROM evaluator_streams WHERE contract = ? AND stream = ?", gone)
+        self._saved_streams.update((name, key) for _, key, _ in kept)
+        self._saved_streams.difference_update(gone)
+
+    def _save_rows(self, name: str, state: ContractState, evaluator: Evaluator) -> None:
+        saved, data = self._saved_blocks[name], dict[int, bytes]()
+        if state.rows is not None:
+            blocks, rows = state.rows.unsaved()
+            content = state.rows.content(rows)
+            numbers, of = np.unique(content.records["series"], return_inverse=True)
+            ids = [self._id(name, key) for key in evaluator.series_of_rows(numbers.tolist())]
+            content.records["series"] = np.array(ids, np.int64)[of]
+            data = dict(zip(blocks.tolist(), encode_rows(blocks, rows, content), strict=True))
+        kept = {block for block in data if data[block]}
+        gone = (saved & data.keys()) - kept | (saved - (state.rows.blocks if state.rows is not None else set()))
         self._connection.executemany(
-            "INSERT OR REPLACE INTO evaluator_streams VALUES (?, ?, ?)",
-            [(name, key, data) for key, data in zip(kept, encoded, strict=True)],
+            "INSERT OR REPLACE INTO evaluator_rows VALUES (?, ?, ?)", [(name, block, data[block]) for block in kept]
         )
         self._connection.executemany(
-            "DELETE FROM evaluator_streams WHERE contract = ? AND stream = ?",
-            [(name, key) for key in changed if key not in state.streams],
+            "DELETE FROM evaluator_rows WHERE contract = ? AND block = ?", [(name, block) for block in gone]
         )
+        self._saved_blocks[name] = saved - gone | kept
 
     def _save_panes(self, name: str, state: ContractState) -> None:
         rows: list[tuple[int, int, int, float, bytes]] = []
@@ -239,11 +275,31 @@ class EvaluatorStore:
         names = set()
         for name, key, data in self._connection.execute("SELECT contract, stream, data FROM evaluator_streams"):
             names.add(name)
-            if name in evaluator.states:
-                evaluator.states[name].streams[key] = check_stream(decode_stream(data))
+            if name not in evaluator.states:
+                continue
+            self._saved_streams.add((name, key))
+            state, stream = evaluator.states[name], check_stream(decode_stream(data))
+            row = -1 if state.rows is None else state.rows.row_of.get(key, -1)
+            if row >= 0 and state.rows is not None:
+                state.rows.others[row] = stream
+            elif (known := state.streams.get(key)) is not None:  # it was in a row, and has none now
+                known.writers[:0], known.times, known.forgotten = stream.writers, stream.times, stream.forgotten
+            else:
+                state.streams[key] = stream
         for name in names - evaluator.states.keys():
             self._connection.execute("DELETE FROM evaluator_streams WHERE contract = ?", (name,))
             self._connection.execute("DELETE FROM evaluator_facts WHERE contract = ?", (name,))
+
+    def _restore_rows(self, evaluator: Evaluator) -> None:
+        keys = {id: key for (_, key), id in self._ids.items()}
+        for name, block, data in self._connection.execute("SELECT * FROM evaluator_rows ORDER BY block").fetchall():
+            if name in evaluator.states:
+                content = decode_rows(data)
+                series = [keys.get(id) for id in content.records["series"].tolist()]
+                evaluator.restore_rows(name, block, content, series)
+                self._saved_blocks[name].add(block)
+            else:
+                self._connection.execute("DELETE FROM evaluator_rows WHERE contract = ? AND block = ?", (name, block))
 
     def _restore_series(self, evaluator: Evaluator, redefined: Collection[tuple[str, str]]) -> None:
         found: dict[int, tuple[str, SeriesKey]] = {}

@@ -34,14 +34,14 @@ _EXPLICIT: Final = struct.Struct("<BB3dI")
 _RUN: Final = struct.Struct("<cqI")
 _RUN_DTYPE: Final = np.dtype([("width", "S1"), ("offset", "<i8"), ("size", "<u4")])
 """`_RUN`, of many."""
-_WIDTHS: Final[dict[bytes, np.dtype[Any]]] = {
+WIDTHS: Final[dict[bytes, np.dtype[Any]]] = {
     b"1": np.dtype("<u1"),
     b"2": np.dtype("<u2"),
     b"4": np.dtype("<u4"),
     b"8": np.dtype("<i8"),
 }
-_WIDTH_CODES: Final = np.array([*_WIDTHS])
-_WIDTH_DTYPES: Final = [*_WIDTHS.values()]
+_WIDTH_CODES: Final = np.array([*WIDTHS])
+_WIDTH_DTYPES: Final = [*WIDTHS.values()]
 _WIDTH_LIMITS: Final = np.array([2**8, 2**16, 2**32])
 """Counts from which on the next width is needed."""
 
@@ -112,11 +112,17 @@ def check_observed(histogram: Histogram) -> None:
     """
     if not isinstance(histogram, ExponentialHistogram):
         return
-    base = 2.0**-histogram.scale
     for side in (histogram.positive, histogram.negative):
-        within = _LEAST_EXPONENT - base <= side.offset * base <= side.end * base <= _MOST_EXPONENT + base
-        if histogram.scale not in _SCALES or (side.counts.size and not within):
+        if not can_be_observed(*(np.array(number) for number in (histogram.scale, side.offset, side.counts.size))):
             raise CodecError(f"not a histogram: bucket {side.offset} at scale {histogram.scale}")
+
+
+def can_be_observed(scale: NDArray[np.int64], offset: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return whether something can be in so many buckets from an offset on, of each."""
+    base = 2.0**-scale
+    within = (_LEAST_EXPONENT - base <= offset * base) & ((offset + size) * base <= _MOST_EXPONENT + base)
+    found: NDArray[np.bool_] = (_SCALES.start <= scale) & (scale < _SCALES.stop) & ((size == 0) | within)
+    return found
 
 
 def _exponential(data: bytes) -> ExponentialHistogram:
@@ -147,7 +153,7 @@ def _explicit(data: bytes) -> ExplicitHistogram:
 def _encode_run(offset: int, counts: NDArray[np.int64]) -> bytes:
     largest = int(counts.max()) if counts.size else 0
     width = b"1" if largest < 2**8 else b"2" if largest < 2**16 else b"4" if largest < 2**32 else b"8"
-    return _RUN.pack(width, offset, counts.size) + counts.astype(_WIDTHS[width]).tobytes()
+    return _RUN.pack(width, offset, counts.size) + counts.astype(WIDTHS[width]).tobytes()
 
 
 def _encode_runs(side: SideColumns) -> list[bytes]:
@@ -174,7 +180,7 @@ def _rows(records: NDArray[Any]) -> list[bytes]:
 
 def _decode_run(data: bytes, at: int) -> tuple[Buckets, int]:
     width, offset, size = _RUN.unpack_from(data, at)
-    dtype = _WIDTHS[width]
+    dtype = WIDTHS[width]
     start = at + _RUN.size
     counts = np.frombuffer(data, dtype, size, start).astype(np.int64)
     return Buckets(offset, counts), start + size * dtype.itemsize

@@ -1,28 +1,29 @@
-"""Streams and evidence as bytes, for the store; histograms in them as `histogram_codec` has them."""
+"""Streams, rows of streams and evidence as bytes, for the store; histograms as `histogram_codec` has them."""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kc_otel.judge.columns.fold import ROW, SIDE
+from kc_otel.judge.columns.stream_rows import BLOCK, RowContent
 from kc_otel.judge.fail_evidence import HeldEvidence
 from kc_otel.judge.fault_end import Fault, Recovery
 from kc_otel.judge.mean_test import MeanTest
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.serve.store.histogram_codec import (
+    WIDTHS,
     CodecError,
+    can_be_observed,
     check_observed,
     decode_histogram,
     encode_histogram,
-    encode_histograms,
 )
-from kc_otel.stats import ExponentialHistogram
-from kc_otel.stats.histogram_columns import HistogramColumns
 
 _STREAM: Final = struct.Struct("<dqBH")
 _TEST: Final = struct.Struct("<5d")
@@ -30,30 +31,28 @@ _HELD_EVIDENCE: Final = struct.Struct("<dqB??II")
 _FAULT: Final = struct.Struct("<I4d?BIII")
 _LAST_POINT: Final = struct.Struct("<qqI")
 _DOUBTED_INPUT: Final = struct.Struct("<BI")
+_BLOCK: Final = struct.Struct("<cH")
+_NUMBERS: Final = ("start", "time", "count", "zero_count", "series", "positive_offset", "negative_offset")
+_SIZES: Final = ("positive_size", "negative_size")
+_REALS: Final = (
+    *("sum", "min", "max", "zero_threshold", "least", "least_negative", "magnitude"),
+    "heard",
+)
+_ROW: Final = np.dtype(
+    [("place", "u1"), ("name", "u1", 16), ("scale", "i1")]
+    + [(name, "<u2") for name in _SIZES]
+    + [(name, "<i8") for name in _NUMBERS]
+    + [(name, "<f8") for name in _REALS]
+)
+"""What is kept of a row."""
 
 
 def encode_stream(stream: PointStream) -> bytes:
     """A stream as bytes."""
-    return _stream(stream, [encode_histogram(last.histogram) for last in stream.writers])
-
-
-def encode_streams(streams: Sequence[PointStream]) -> list[bytes]:
-    """Many streams as bytes, those of `encode_stream`."""
-    latest = [last.histogram for stream in streams for last in stream.writers]
-    many = iter(
-        encode_histograms(HistogramColumns.of([last for last in latest if isinstance(last, ExponentialHistogram)]))
-    )
-    contents = iter(
-        [next(many) if isinstance(last, ExponentialHistogram) else encode_histogram(last) for last in latest]
-    )
-    return [_stream(stream, [next(contents) for _ in stream.writers]) for stream in streams]
-
-
-def _stream(stream: PointStream, contents: Sequence[bytes]) -> bytes:
-    """A stream whose writers' latest values are bytes already."""
     parts = [_STREAM.pack(stream.heard, stream.forgotten, len(stream.writers), len(stream.times))]
     parts.append(np.array(stream.times, dtype="<i8").tobytes())
-    for last, content in zip(stream.writers, contents, strict=True):
+    for last in stream.writers:
+        content = encode_histogram(last.histogram)
         parts += [_LAST_POINT.pack(last.start, last.time, len(content)), content]
     for number, last in enumerate(stream.writers):
         if last.doubted is not None:
@@ -96,6 +95,62 @@ def check_stream(stream: PointStream) -> PointStream:
             if histogram is not None:
                 check_observed(histogram)
     return stream
+
+
+def encode_rows(blocks: NDArray[np.int64], rows: NDArray[np.int64], content: RowContent) -> list[bytes]:
+    """Blocks of rows as bytes, empty for those without a row.
+
+    Args:
+        blocks: Numbers of the blocks, ascending [b].
+        rows: Numbers of the rows, ascending [n]; all of them are in the blocks.
+        content: Of the rows of all blocks together; `series` is the id that the store gives the series.
+    """
+    kept = np.zeros(rows.size, _ROW)
+    kept["place"] = content.places
+    kept["name"] = np.frombuffer(b"".join(content.names), np.uint8).reshape(-1, 16)
+    for name in ("scale", *_SIZES, *_NUMBERS, *_REALS):
+        kept[name] = content.records[name]
+    sizes = content.records["positive_size"] + content.records["negative_size"]
+    begins = np.searchsorted(rows, np.append(blocks, blocks[-1:] + 1) * BLOCK).tolist()
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    found = []
+    for first, last in pairwise(begins):
+        counts = content.counts[ends[first] : ends[last]]
+        largest = int(counts.max(initial=0))
+        code = next(code for code, width in WIDTHS.items() if largest <= np.iinfo(width).max)
+        parts = _BLOCK.pack(code, last - first), kept[first:last].tobytes(), counts.astype(WIDTHS[code]).tobytes()
+        found.append(b"".join(parts) if first < last else b"")
+    return found
+
+
+def decode_rows(data: bytes) -> RowContent:
+    """A block of rows from its bytes.
+
+    Raises:
+        CodecError: If they are not those of rows, or hold what nobody can have observed.
+    """
+    try:
+        code, size = _BLOCK.unpack_from(data)
+        kept = np.frombuffer(data, _ROW, size, _BLOCK.size)
+        counts = np.frombuffer(data, WIDTHS[code], offset=_BLOCK.size + kept.nbytes).astype(np.int64)
+    except (struct.error, ValueError, KeyError) as error:
+        raise CodecError(f"not rows of streams: {error}") from None
+    records, places = np.zeros(size, ROW), kept["place"].astype(np.int64)
+    for name in ("scale", *_SIZES, *_NUMBERS, *_REALS):
+        records[name] = kept[name]
+    sizes = np.column_stack([records[name] for name in _SIZES])
+    begins = np.cumsum(sizes) - sizes.reshape(-1)
+    fits = size and sizes.sum() == counts.size and sizes.max() <= SIDE and places[-1] < BLOCK
+    if not fits or (np.diff(places) <= 0).any() or counts.min(initial=0) < 0 or (records["zero_count"] < 0).any():
+        raise CodecError("not rows of streams: their numbers do not fit together")
+    totals = np.add.reduceat(np.append(counts, 0), begins).reshape(-1, 2) * (sizes > 0)
+    if (totals.sum(axis=1) + records["zero_count"] != records["count"]).any():
+        raise CodecError("not rows of streams: their counts do not add up")
+    for side in ("positive", "negative"):
+        offset, number = records[f"{side}_offset"], records[f"{side}_size"]
+        if not can_be_observed(records["scale"], offset, number).all():
+            raise CodecError("not rows of streams: buckets are where nothing can be observed")
+    return RowContent(records, places, [name.tobytes() for name in kept["name"]], counts)
 
 
 def encode_evidence(held: HeldEvidence) -> bytes:

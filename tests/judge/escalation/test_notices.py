@@ -118,7 +118,7 @@ def test_a_receiver_hears_a_story_that_makes_sense(make_contract, make_verdict, 
                 assert counted - due >= {"1m": 60, "10m": 600}[repeat]
             open_, due = what == "firing", counted
         assert open_ == bool(firing) or (muted and not open_), "everything that fires is said, unless it is silenced"
-        pager.people, _ = current(pager.people, {alert.fingerprint for alert in firing}, pager.now)
+        pager.people, _ = current(pager.people, pager.contract.name, {alert.fingerprint for alert in firing}, pager.now)
 
 
 def test_what_grew_over_minutes_is_one_reminder(make_contract, make_verdict):

@@ -46,7 +46,7 @@ def test_a_silence_ends_by_its_time_or_by_a_person():
     cell = Cell("policy-7b", "token-tv", "all")
     assert [entry.id for entry in people.silencing(cell, 99.9)] == ["one", "two"]
     assert [entry.id for entry in people.silencing(cell, 100.0)] == ["two"]
-    left, ended = current(people, (), 100.0)
+    left, ended = current(people, "policy-7b", (), 100.0)
     assert ([entry.id for entry in left.silences], [entry.id for entry in ended]) == (["two"], ["one"])
     left, taken = unsilence(people, "one")
     assert ([entry.id for entry in left.silences], taken.id) == (["two"], "one")
@@ -64,6 +64,6 @@ def test_an_acknowledgement_ends_with_its_alert(firing):
         acknowledge(people, (), "eve", "late", 40.0)
     with pytest.raises(LookupError, match="acknowledged already, by ada, bob"):
         acknowledge(people, firing, "eve", "late", 40.0)
-    left, _ = current(people, {firing[1].fingerprint}, 50.0)
+    left, _ = current(people, "policy-7b", {firing[1].fingerprint}, 50.0)
     assert left.acknowledged(firing[0].fingerprint) is None
     assert left.acknowledged(firing[1].fingerprint).by == "bob"

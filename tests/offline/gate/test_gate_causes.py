@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import typer
@@ -26,7 +24,7 @@ observability: {{min_samples: 100}}
 """
 
 
-def gate(folder: Path, seed: int, drift: float, aging: float, **known: object) -> tuple[int, str]:
+def gate(folder, seed, drift, aging, **known):
     """Exit code and output of `gate run` on a simulated recording, whose sequences have these columns, too."""
     train, inference, lags = sampled(seed, drift, aging)
     attributes = tuple({"task": "code" if row.any() else "prose", "train_weights": 20, **known} for row in lags)
@@ -42,7 +40,7 @@ def gate(folder: Path, seed: int, drift: float, aging: float, **known: object) -
 
 
 @pytest.mark.parametrize("said", PLANTED)
-def test_stale_tokens_are_held_against_no_kernel(tmp_path: Path, said: str) -> None:
+def test_stale_tokens_are_held_against_no_kernel(tmp_path, said):
     """Ten of ten recordings: the version is refused for planted drift alone, and the cause is named."""
     for seed in range(10):
         code, output = gate(tmp_path, seed, *PLANTED[said])
@@ -50,7 +48,7 @@ def test_stale_tokens_are_held_against_no_kernel(tmp_path: Path, said: str) -> N
         assert f"token-tv: 25 % was sampled by older weights and is not held against the kernels; {said}: " in output
 
 
-def test_a_recording_of_nothing_but_older_weights_decides_nothing(tmp_path: Path) -> None:
+def test_a_recording_of_nothing_but_older_weights_decides_nothing(tmp_path):
     """By a version for each sequence; the gate waits, however large the drift is, and says why."""
     code, output = gate(tmp_path, 0, 0.5, 0.4, inference_weights=17)
     assert code == 3, output
@@ -59,7 +57,7 @@ def test_a_recording_of_nothing_but_older_weights_decides_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize("known", [{"inference_weights": 20}, {"inference_weights": "a"}])
-def test_a_recording_without_older_weights_is_judged_as_a_whole(tmp_path: Path, known: dict[str, object]) -> None:
+def test_a_recording_without_older_weights_is_judged_as_a_whole(tmp_path, known):
     """The trainer's own, and such as are no steps."""
     code, output = gate(tmp_path, 0, 0.25, 0.01, **known)
     assert code == 1, output

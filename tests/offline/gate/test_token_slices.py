@@ -100,7 +100,7 @@ def test_a_file_with_a_mask_says_the_same(tmp_path):
     counts = places.counts[:60, :100]
     assert np.array_equal(recording.positions, places.positions[:60, :100][counts])
     contract = load_text(CONTRACT)
-    parts = {part.name: part.recording for part in by_contract(recording, contract)}
+    parts = by_contract(recording, contract)
     turn = places.turns[:60, :100][counts]
     assert parts["second"].train.size == np.count_nonzero(turn == 2)
     assert parts["first"].train.size == np.count_nonzero(turn == 1)
@@ -116,7 +116,7 @@ def test_a_recording_without_gaps_needs_no_positions():
     rng = np.random.default_rng(0)
     inference = -rng.exponential(size=100) - 0.2
     recording = Recording(inference, inference, np.array([70, 30]), ({}, {}))
-    parts = {part.name: part.recording for part in by_contract(recording, contract)}
+    parts = by_contract(recording, contract)
     assert parts["early"].train.size == 94
     assert parts["late"].train.size == 6
     assert parts["second"] is None

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.contract.load import load_text
-from kc_otel.contract.model import Contract
 from kc_otel.judge.otlp.traffic_entries import TrafficEntry
 
 START = 1_800_000_000.0
@@ -38,14 +34,7 @@ escalation:
 ACTIONS = "[{route: train-kernel}, {webhook: pager}, halt]"
 
 
-def contract_text(
-    limit: float = 0.02,
-    after: str = "20s",
-    do: str = ACTIONS,
-    name: str = "policy",
-    version: int = 1,
-    task: str = "code",
-) -> str:
+def contract_text(limit=0.02, after="20s", do=ACTIONS, name="policy", version=1, task="code"):
     """A contract with one clause on `all` and one slice."""
     return CONTRACT.format(limit=limit, after=after, do=do, name=name, version=version, task=task)
 
@@ -53,11 +42,11 @@ def contract_text(
 class Traffic:
     """One recorder: cumulative streams of the total variation on `all` and on `code`."""
 
-    def __init__(self, contract: str = "policy", inference: str = "bbbbbbbbbbbb") -> None:
+    def __init__(self, contract="policy", inference="bbbbbbbbbbbb"):
         self._contract, self._inference = contract, inference
         self._counts: dict[str, dict[int, int]] = {"all": {}, "code": {}}
 
-    def request(self, at: float, drift: float) -> ExportMetricsServiceRequest:
+    def request(self, at, drift):
         """What the recorder says at a time, after SAMPLES more tokens of this drift on each slice."""
         message = ExportMetricsServiceRequest()
         resource = message.resource_metrics.add()
@@ -85,14 +74,12 @@ class Traffic:
         return message
 
 
-def ramp(minutes: float) -> float:
+def ramp(minutes):
     """Drift that is small for five minutes, grows for five, and is small again after ten."""
     return 0.004 if minutes < 5 or minutes > 10 else 0.004 + 0.02 * (minutes - 5)
 
 
-def arrivals(
-    drift: Callable[[float], float] = ramp, minutes: float = 20, every: float = 10.0, contract: str = "policy"
-) -> Iterator[tuple[float, ExportMetricsServiceRequest]]:
+def arrivals(drift=ramp, minutes=20, every=10.0, contract="policy"):
     """(time, request) of a recorder that reports every few seconds."""
     traffic = Traffic(contract)
     for index in range(1, round(minutes * 60 / every) + 1):
@@ -100,32 +87,32 @@ def arrivals(
         yield at, traffic.request(at, drift(index * every / 60))
 
 
-def as_written(requests: Sequence[ExportMetricsServiceRequest]) -> bytes:
+def as_written(requests):
     """Each behind its length, as the Collector's file exporter writes with `format: proto`."""
     messages = [request.SerializeToString() for request in requests]
     return b"".join(struct.pack(">I", len(message)) + message for message in messages)
 
 
 @pytest.fixture
-def make_contract() -> Callable[..., Contract]:
+def make_contract():
     """Makes contracts."""
     return lambda **changes: load_text(contract_text(**changes), "policy.yaml")
 
 
 @pytest.fixture
-def traffic() -> Callable[..., Any]:
+def traffic():
     """Requests with their times."""
     return arrivals
 
 
 @pytest.fixture
-def entries() -> Callable[..., list[TrafficEntry]]:
+def entries():
     """A recording in memory, without evaluations."""
     return lambda **options: [TrafficEntry(at, request) for at, request in arrivals(**options)]
 
 
 @pytest.fixture
-def collector_file(tmp_path: Path) -> Path:
+def collector_file(tmp_path):
     """Twenty minutes as the Collector's file exporter has them."""
     path = tmp_path / "metrics.proto"
     path.write_bytes(as_written([request for _, request in arrivals()]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from kc_otel import machine_code
@@ -19,7 +17,7 @@ START = 1_800_000_000.0
 
 @pytest.mark.slow
 @pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
-def test_columns_change_nothing_of_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_change_nothing_of_a_replay(tmp_path, monkeypatch):
     """Five minutes of what a real recorder exports."""
     path, judged = tmp_path / "day.otlp", contract("rl-rollouts")
     sender = Sender(messages(Case("rl-rollouts", 1_000), exports=30), 0, START)
@@ -27,7 +25,7 @@ def test_columns_change_nothing_of_a_replay(tmp_path: Path, monkeypatch: pytest.
     used: list[bool] = []
     columns_of = Evaluator.columns_of
 
-    def noted(self: Evaluator, body: bytes, most: int) -> object:
+    def noted(self, body, most):
         used.append((found := columns_of(self, body, most)) is not None)
         return found
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kc_otel.offline.replay.timeline import AlertSpan, DecisionSpan, ReplayTimeline, SentWebhook, differences
+from kc_otel.offline.replay.timeline import AlertSpan, ReplayTimeline, SentWebhook, differences
 
 EMPTY = ReplayTimeline("policy", 1, "0" * 64, 0.0, 100.0, 10, 10, {}, 1, (), (), (), ())
 ALERT = AlertSpan(
@@ -17,27 +17,25 @@ ALERT = AlertSpan(
 )
 
 
-def timeline(
-    *alerts: AlertSpan, decisions: tuple[DecisionSpan, ...] = (), messages: tuple[SentWebhook, ...] = ()
-) -> ReplayTimeline:
+def timeline(*alerts, decisions=(), messages=()):
     return replace(EMPTY, alerts=alerts, decisions=decisions, messages=messages)
 
 
-def test_an_alert_on_another_slice_or_kernel_is_another_alert() -> None:
+def test_an_alert_on_another_slice_or_kernel_is_another_alert():
     """It is not moved there."""
     for other in (replace(ALERT, slice="all"), replace(ALERT, kernel_inference="c"), replace(ALERT, clause="kl")):
         found = differences(timeline(ALERT), timeline(other), apart=1e9)
         assert (found.alerts_dropped, found.alerts_added, found.alerts_moved) == ((ALERT,), (other,), ())
 
 
-def test_alerts_further_apart_than_a_window_are_two() -> None:
+def test_alerts_further_apart_than_a_window_are_two():
     """The second is a breach of its own."""
     later = replace(ALERT, start=80.0, end=90.0)
     assert differences(timeline(ALERT), timeline(later), apart=60.0).alerts_moved != ()
     assert differences(timeline(ALERT), timeline(later), apart=59.0).alerts_moved == ()
 
 
-def test_the_nearest_of_several_is_the_same() -> None:
+def test_the_nearest_of_several_is_the_same():
     """Three short alerts under the old contract are one under the new one, and two of them are gone."""
     three = [replace(ALERT, start=start, end=start + 5) for start in (10.0, 20.0, 30.0)]
     near = replace(ALERT, start=21.0, end=40.0)
@@ -47,7 +45,7 @@ def test_the_nearest_of_several_is_the_same() -> None:
     assert (pair.old, pair.later, pair.ends_later) == (three[1], 1.0, 15.0)
 
 
-def test_the_step_that_does_the_same_goes_before_one_of_the_same_severity() -> None:
+def test_the_step_that_does_the_same_goes_before_one_of_the_same_severity():
     """Even where the other one fired at the very same time."""
     paging = replace(ALERT, step="fail/critical/webhook:pager/*", actions=("webhook:pager",))
     late = replace(ALERT, start=15.0)
@@ -55,7 +53,7 @@ def test_the_step_that_does_the_same_goes_before_one_of_the_same_severity() -> N
     assert {(pair.old.step, pair.later) for pair in found.alerts_moved} == {(ALERT.step, 5.0), (paging.step, 2.0)}
 
 
-def test_a_severity_that_changes_is_a_difference_and_an_end_that_is_missing_too() -> None:
+def test_a_severity_that_changes_is_a_difference_and_an_end_that_is_missing_too():
     """What never resolves any more is later by more than can be said."""
     milder = replace(ALERT, severity="warning", step="fail/warning/halt/*")
     assert differences(timeline(ALERT), timeline(milder), apart=0.0).alerts_moved[0].new == milder
@@ -64,7 +62,7 @@ def test_a_severity_that_changes_is_a_difference_and_an_end_that_is_missing_too(
         assert [pair.ends_later for pair in found.alerts_moved] == ([said] if said else [])
 
 
-def test_webhooks_are_compared_by_number() -> None:
+def test_webhooks_are_compared_by_number():
     """Those that are as many are not mentioned."""
     old = (SentWebhook(1.0, "pager", "firing", 2), SentWebhook(2.0, "pager", "resolved", 2))
     found = differences(timeline(messages=old), timeline(messages=(old[0], old[0], old[1])), apart=0.0)
@@ -88,9 +86,7 @@ spans = st.lists(
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(spans, spans, st.integers(0, 50).map(float))
-def test_each_alert_is_told_of_once_and_pairs_belong_together(
-    old: list[AlertSpan], new: list[AlertSpan], apart: float
-) -> None:
+def test_each_alert_is_told_of_once_and_pairs_belong_together(old, new, apart):
     """As dropped or added, as moved, or because it is the same in both; nothing is left over that could be paired."""
     found = differences(timeline(*old), timeline(*new), apart)
     same = len(old) - len(found.alerts_dropped) - len(found.alerts_moved)
@@ -106,11 +102,11 @@ def test_each_alert_is_told_of_once_and_pairs_belong_together(
 
 
 @given(spans)
-def test_a_timeline_does_not_differ_from_itself(alerts: list[AlertSpan]) -> None:
+def test_a_timeline_does_not_differ_from_itself(alerts):
     """Whatever is in it."""
     assert not differences(timeline(*alerts), timeline(*alerts), apart=0.0)
 
 
-def together(alert: AlertSpan, other: AlertSpan, apart: float) -> bool:
+def together(alert, other, apart):
     ends = [math.inf if span.end is None else span.end for span in (alert, other)]
     return max(alert.start, other.start) - min(ends) <= apart

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gzip
 import struct
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, RECEIVED, entry_of, judged_metrics, marked_frame
@@ -24,15 +21,15 @@ from tests.tools.verdicts import verdicts_of
 START = 1_800_000_000.0
 
 
-def times(path: Path, damage: list[str] | None = None) -> list[float]:
+def times(path, damage=None):
     return [entry.at for entry in read_recordings([path], [] if damage is None else damage)]
 
 
-def framed(*messages: bytes) -> bytes:
+def framed(*messages):
     return b"".join(struct.pack(">I", len(message)) + message for message in messages)
 
 
-def test_what_the_collector_wrote_is_read(traffic: Callable, collector_file: Path) -> None:
+def test_what_the_collector_wrote_is_read(traffic, collector_file):
     """A request without an arrival is as old as its newest point."""
     damage: list[str] = []
     found = list(read_recordings([collector_file], damage))
@@ -40,7 +37,7 @@ def test_what_the_collector_wrote_is_read(traffic: Callable, collector_file: Pat
     assert damage == []
 
 
-def test_any_reader_of_otlp_reads_what_an_evaluator_recorded(traffic: Callable) -> None:
+def test_any_reader_of_otlp_reads_what_an_evaluator_recorded(traffic):
     """Length and message, again and again; a message has the request and a resource that only says the arrival."""
     (at, request), *_ = traffic(minutes=1)
     content = marked_frame(request.SerializeToString(), at)
@@ -53,7 +50,7 @@ def test_any_reader_of_otlp_reads_what_an_evaluator_recorded(traffic: Callable) 
     assert [(attribute.key, attribute.value.double_value) for attribute in mark.resource.attributes] == [(RECEIVED, at)]
 
 
-def test_arrivals_and_evaluations_are_read_as_they_were_written(traffic: Callable, tmp_path: Path) -> None:
+def test_arrivals_and_evaluations_are_read_as_they_were_written(traffic, tmp_path):
     """To the last bit: a replay sees the clock that the evaluator saw."""
     moments = [START + 0.1234567, START + 10 + 1 / 3, START + 20 + 2**-22]
     frames = [marked_frame(b"", START, EVALUATED)]
@@ -68,9 +65,7 @@ def test_arrivals_and_evaluations_are_read_as_they_were_written(traffic: Callabl
     assert evaluations_recorded([path])
 
 
-def test_what_says_the_arrival_changes_nothing_that_is_judged(
-    traffic: Callable, make_contract: Callable[..., Contract], tmp_path: Path
-) -> None:
+def test_what_says_the_arrival_changes_nothing_that_is_judged(traffic, make_contract, tmp_path):
     """An evaluator takes the recorded request as it took the first one."""
     path, plain, replayed = tmp_path / "recording", Evaluator([make_contract()]), Evaluator([make_contract()])
     with path.open("wb") as file:
@@ -83,7 +78,7 @@ def test_what_says_the_arrival_changes_nothing_that_is_judged(
     assert verdicts_of(replayed, START + 120) == verdicts_of(plain, START + 120)
 
 
-def test_metrics_of_others_are_not_recorded(traffic: Callable) -> None:
+def test_metrics_of_others_are_not_recorded(traffic):
     """A Collector may send all that it has; a request of nothing but that leaves no trace."""
     _, request = next(iter(traffic(minutes=1)))
     own = request.SerializeToString()
@@ -99,9 +94,7 @@ def test_metrics_of_others_are_not_recorded(traffic: Callable) -> None:
     assert judged_metrics(request).SerializeToString() == b""
 
 
-def test_a_marked_message_that_is_no_request_is_named(
-    traffic: Callable, make_contract: Callable, tmp_path: Path
-) -> None:
+def test_a_marked_message_that_is_no_request_is_named(traffic, make_contract, tmp_path):
     """Whoever wrote it knew how to mark: it is read when it is judged, and named as any other."""
     (at, request), *_ = traffic(minutes=1)
     path = tmp_path / "recording"
@@ -112,7 +105,7 @@ def test_a_marked_message_that_is_no_request_is_named(
     assert [sentence.split(": ")[1] for sentence in damage] == ["message 2"]
 
 
-def test_a_message_cut_short_at_the_end_is_named(traffic: Callable, tmp_path: Path) -> None:
+def test_a_message_cut_short_at_the_end_is_named(traffic, tmp_path):
     """As a process that is killed while it writes leaves it."""
     path = tmp_path / "recording"
     whole = [marked_frame(request.SerializeToString(), at) for at, request in traffic(minutes=1)]
@@ -123,9 +116,7 @@ def test_a_message_cut_short_at_the_end_is_named(traffic: Callable, tmp_path: Pa
         assert damage == [f"{path}: message {len(whole)}: the file ends in the middle of it"]
 
 
-def test_a_message_that_is_none_is_named_and_a_length_that_is_none_ends_the_file(
-    traffic: Callable, tmp_path: Path
-) -> None:
+def test_a_message_that_is_none_is_named_and_a_length_that_is_none_ends_the_file(traffic, tmp_path):
     """The lengths of the others still say where they begin; after a wrong length nothing does."""
     path = tmp_path / "recording"
     whole = [marked_frame(request.SerializeToString(), at) for at, request in traffic(minutes=1)]
@@ -137,7 +128,7 @@ def test_a_message_that_is_none_is_named_and_a_length_that_is_none_ends_the_file
     assert damage[1] == f"{path}: message 5: a length of 4,294,967,295 bytes is none; what follows is lost"
 
 
-def test_messages_of_other_signals_are_passed_over(collector_file: Path) -> None:
+def test_messages_of_other_signals_are_passed_over(collector_file):
     """A resource is field 1 of each; what is in it is another thing, and has no metrics with a time."""
     spans = ExportTraceServiceRequest()
     spans.resource_spans.add().scope_spans.add().spans.add(trace_id=bytes(16), name="kc.compare")
@@ -146,7 +137,7 @@ def test_messages_of_other_signals_are_passed_over(collector_file: Path) -> None
     assert len(times(collector_file, damage)) == 120
 
 
-def test_several_files_are_one_recording(traffic: Callable, tmp_path: Path) -> None:
+def test_several_files_are_one_recording(traffic, tmp_path):
     """In the order of time, whatever the order in which they are given."""
     sent = list(traffic(minutes=3))
     for name, part in (("a", sent[9:]), ("b", sent[:9])):
@@ -165,7 +156,7 @@ def test_several_files_are_one_recording(traffic: Callable, tmp_path: Path) -> N
         (gzip.compress(b"any", mtime=0), "is no recording; give what"),
     ],
 )
-def test_another_file_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+def test_another_file_is_refused(content, said, tmp_path):
     """With what to give instead."""
     path = tmp_path / "file"
     path.write_bytes(content)
@@ -173,7 +164,7 @@ def test_another_file_is_refused(content: bytes, said: str, tmp_path: Path) -> N
         times(path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(tmp_path):
     """With the system's reason."""
     with pytest.raises(TrafficFileError, match=r"nowhere: cannot be read \(No such file"):
         times(tmp_path / "nowhere")
@@ -181,7 +172,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @given(content=st.binary(max_size=400), head=st.sampled_from([b"", b"{", b"\0\0\0", b"\x1f\x8b"]))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_content_is_more_than_damage(content: bytes, head: bytes, tmp_path: Path) -> None:
+def test_no_content_is_more_than_damage(content, head, tmp_path):
     """Whatever a file holds, it is read, named as damaged, or refused."""
     path = tmp_path / "file"
     path.write_bytes(head + content)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kc_otel.contract.model import Contract
 from kc_otel.judge.escalation.message_groups import GroupTiming
 from kc_otel.judge.otlp.traffic_entries import EVALUATED, TrafficEntry, marked_frame
 from kc_otel.offline.replay.replay_files import replay, replay_recordings
@@ -24,18 +21,12 @@ pytestmark = pytest.mark.slow
 START = 1_800_000_000.0
 
 
-def live(
-    contract: Contract,
-    path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    traffic: Callable,
-    silence: tuple[float, float] = (0.0, 0.0),
-) -> Core:
+def live(contract, path, monkeypatch, traffic, silence=(0.0, 0.0)):
     """The evaluator's core at a clock that is told to it, and what `kc-otel serve --record` keeps of it."""
     core = Core([contract], open_state(None), external_url="http://evaluator", now=START)
     frames, tick = [], START + 0.3
 
-    def judge() -> None:
+    def judge():
         core.tick(tick)
         frames.append(marked_frame(b"", tick, EVALUATED))
 
@@ -52,9 +43,7 @@ def live(
     return core
 
 
-def test_the_same_contract_does_what_the_live_evaluator_did(
-    make_contract: Callable[..., Contract], traffic: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_contract_does_what_the_live_evaluator_did(make_contract, traffic, tmp_path, monkeypatch):
     """Every firing and resolve at the same instant for the same reason, the same table, as many webhooks."""
     contract, path = make_contract(), tmp_path / "recording"
     core = live(contract, path, monkeypatch, traffic, silence=(80.0, 300.0))
@@ -91,26 +80,21 @@ def test_the_same_contract_does_what_the_live_evaluator_did(
     core._connection.close()
 
 
-def test_a_tighter_limit_fires_earlier_and_a_longer_for_later(
-    make_contract: Callable[..., Contract], collector_file: Path
-) -> None:
+def test_a_tighter_limit_fires_earlier_and_a_longer_for_later(make_contract, collector_file):
     """By how much is what the durations and the drift's course say."""
     old = make_contract()
     tighter = replay_recordings([collector_file], make_contract(limit=0.01, version=2), old)
     later = replay_recordings([collector_file], make_contract(after="1m", version=2), old)
-    assert tighter.changed is not None
-    assert later.changed is not None
     assert {pair.later for pair in later.changed.alerts_moved} == {40.0}
     assert len(later.changed.alerts_moved) == 2
     assert all(-120 < pair.later < 0 for pair in tighter.changed.alerts_moved)
     assert len(tighter.changed.alerts_moved) == 2
     for found in (tighter, later):
-        assert found.changed is not None
         assert found.changed.alerts_added == found.changed.alerts_dropped == ()
         assert found.not_recorded == ()
 
 
-def test_the_same_contract_differs_in_nothing(make_contract: Callable[..., Contract], collector_file: Path) -> None:
+def test_the_same_contract_differs_in_nothing(make_contract, collector_file):
     """And a replay gives the same answer each time."""
     found = replay_recordings([collector_file], make_contract(), make_contract())
     assert not found.changed
@@ -118,24 +102,20 @@ def test_the_same_contract_differs_in_nothing(make_contract: Callable[..., Contr
     assert len(found.new.alerts) == 2
 
 
-def test_a_limit_that_nothing_reaches_takes_the_alerts_away(
-    make_contract: Callable[..., Contract], collector_file: Path
-) -> None:
+def test_a_limit_that_nothing_reaches_takes_the_alerts_away(make_contract, collector_file):
     """With their routes, directives and webhooks."""
     found = replay_recordings([collector_file], make_contract(limit=0.5, version=2), make_contract())
-    assert found.changed is not None
     assert len(found.changed.alerts_dropped) == 2
     assert {span.what for span in found.changed.decisions_dropped} == {"route:train-kernel", "halt"}
     assert found.changed.messages == {("pager", "firing"): (1, 0), ("pager", "resolved"): (1, 0)}
     assert found.new.alerts == ()
 
 
-def test_an_action_that_changes_is_the_same_alert(make_contract: Callable[..., Contract], collector_file: Path) -> None:
+def test_an_action_that_changes_is_the_same_alert(make_contract, collector_file):
     """It is said to do something else, not to be gone and to have come."""
     found = replay_recordings(
         [collector_file], make_contract(do="[{webhook: pager}, sample-more]", version=2), make_contract()
     )
-    assert found.changed is not None
     assert found.changed.alerts_added == found.changed.alerts_dropped == ()
     (first, _) = found.changed.alerts_moved
     assert (first.later, first.ends_later) == (0, 0)
@@ -143,7 +123,7 @@ def test_an_action_that_changes_is_the_same_alert(make_contract: Callable[..., C
     assert {span.what for span in found.changed.decisions_added} == {"sample-more"}
 
 
-def test_silence_is_judged_without_anything_arriving(make_contract: Callable[..., Contract], traffic: Callable) -> None:
+def test_silence_is_judged_without_anything_arriving(make_contract, traffic):
     """The clock of a replay goes on between two entries, and stops at the last one."""
     entries = [TrafficEntry(at, request) for at, request in traffic(lambda _: 0.004) if not 300 <= at - START < 900]
     timeline = replay(make_contract(), entries, 10.0, GroupTiming())
@@ -156,9 +136,7 @@ def test_silence_is_judged_without_anything_arriving(make_contract: Callable[...
     assert timeline.evaluations == 120
 
 
-def test_evaluations_fall_on_multiples_of_their_interval(
-    make_contract: Callable[..., Contract], entries: Callable
-) -> None:
+def test_evaluations_fall_on_multiples_of_their_interval(make_contract, entries):
     """So that two recordings of the same time are judged at the same instants; what arrives at one is in the next."""
     timeline = replay(make_contract(), entries(minutes=2), 7.0, GroupTiming())
     assert timeline.evaluations == 17
@@ -166,9 +144,7 @@ def test_evaluations_fall_on_multiples_of_their_interval(
     assert timeline.end % 7.0 == 0
 
 
-def test_sequences_that_failed_input_checks_are_escalated(
-    make_contract: Callable[..., Contract], traffic: Callable
-) -> None:
+def test_sequences_that_failed_input_checks_are_escalated(make_contract, traffic):
     """As the evaluator would: their count within the window is what the step waits for."""
     contract = make_contract()
     step = contract.escalation[0].model_copy(update={"on": "invalid-input", "after": 0.0})
@@ -189,15 +165,13 @@ def test_sequences_that_failed_input_checks_are_escalated(
 
 
 @pytest.mark.parametrize("every", [0.0, -1.0, float("nan"), float("inf")])
-def test_an_interval_that_is_none_is_refused(
-    every: float, make_contract: Callable[..., Contract], entries: Callable
-) -> None:
+def test_an_interval_that_is_none_is_refused(every, make_contract, entries):
     """With its value."""
     with pytest.raises(ValueError, match=f"every: {every!r} is not a number of seconds above 0"):
         replay(make_contract(), entries(minutes=1), every, GroupTiming())
 
 
-def test_what_the_recording_cannot_tell_is_named(make_contract: Callable[..., Contract], collector_file: Path) -> None:
+def test_what_the_recording_cannot_tell_is_named(make_contract, collector_file):
     """A quantity nobody sent, a slice nobody cut, and what acts on recorders only."""
     old = make_contract()
     new = old.model_copy(
@@ -217,13 +191,10 @@ def test_what_the_recording_cannot_tell_is_named(make_contract: Callable[..., Co
         "slice code: is defined anew, and the recording has what the contract of the time put into it",
         "sampling: 0.5 instead of 1 acts on recorders; the recording has the samples of the time",
     )
-    assert found.changed is not None
     assert {alert.clause for alert in found.changed.alerts_added} == {"kl", "token-tv"}
 
 
-def test_a_recording_of_another_contract_is_refused(
-    make_contract: Callable[..., Contract], collector_file: Path
-) -> None:
+def test_a_recording_of_another_contract_is_refused(make_contract, collector_file):
     """Streams carry their contract's name."""
     with pytest.raises(TrafficFileError, match="is a recording of policy, not of moe; streams carry the name"):
         replay_recordings([collector_file], make_contract(name="moe"))
@@ -231,7 +202,7 @@ def test_a_recording_of_another_contract_is_refused(
         replay_recordings([collector_file], make_contract(name="moe"), make_contract())
 
 
-def test_a_recording_without_metrics_is_refused(make_contract: Callable[..., Contract], tmp_path: Path) -> None:
+def test_a_recording_without_metrics_is_refused(make_contract, tmp_path):
     """An empty file, or one of other signals."""
     path = tmp_path / "metrics.proto"
     spans = ExportTraceServiceRequest()
@@ -245,7 +216,7 @@ def test_a_recording_without_metrics_is_refused(make_contract: Callable[..., Con
             replay_recordings([path], make_contract())
 
 
-def test_a_clock_that_steps_back_is_followed(make_contract: Callable[..., Contract], traffic: Callable) -> None:
+def test_a_clock_that_steps_back_is_followed(make_contract, traffic):
     """Recorded evaluations keep their order, and what fired resolves once."""
     entries: list[TrafficEntry] = []
     for at, request in traffic():

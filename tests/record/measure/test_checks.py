@@ -173,11 +173,17 @@ def distributions(temperature: float = 1.0, keep: float = 1.0, seed: int = 0, sh
     return (np.take_along_axis(side, token, -1)[..., 0] for side in (train, inference))
 
 
-@pytest.mark.parametrize("temperature", [0.6, 0.8, 1.25, 1.5])
+@pytest.mark.parametrize(
+    ("temperature", "shape"),
+    [
+        *((temperature, (6, 160)) for temperature in (0.6, 0.8, 1.25, 1.5)),
+        *((temperature, (1200 // tokens, tokens)) for temperature in (0.7, 1.4) for tokens in (4, 20, 63)),
+    ],
+)
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_temperature_on_one_side_is_noticed(temperature: float, turned: bool) -> None:
-    """Nobody has to say so: the two sides' numbers do, whichever side has the temperature, under kernel noise too."""
-    train, inference = distributions(temperature)
+def test_a_temperature_on_one_side_is_noticed(temperature: float, shape: tuple[int, int], turned: bool) -> None:
+    """Nobody has to say so: the sides' numbers do, under kernel noise too, those of many short sequences together."""
+    train, inference = distributions(temperature, shape=shape)
     train = np.minimum(train + 0.01 * np.random.default_rng(1).standard_normal(train.shape), 0)
     codes = check(inference, train) if turned else check(train, inference)
     assert set(codes) == {InvalidReason.TEMPERATURE_MISMATCH}
@@ -212,17 +218,6 @@ def test_short_or_close_sequences_are_given_no_processing() -> None:
     assert not check(train, inference).any()
     train, inference = distributions(0.99)
     assert not check(train, inference).any()
-
-
-@pytest.mark.parametrize("tokens", [4, 20, 63])
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("temperature", [0.7, 1.4])
-def test_a_temperature_is_noticed_over_many_short_sequences(tokens: int, turned: bool, temperature: float) -> None:
-    """What no sequence of a few tokens can show by itself, many of them show together, and all of them have it."""
-    train, inference = distributions(temperature, shape=(1200 // tokens, tokens))
-    train = np.minimum(train + 0.01 * np.random.default_rng(1).standard_normal(train.shape), 0)
-    codes = check(inference, train) if turned else check(train, inference)
-    assert set(codes) == {InvalidReason.TEMPERATURE_MISMATCH}
 
 
 def uneven(change, seed: int = 0, shape: tuple[int, int] = (100, 16)):
@@ -333,12 +328,13 @@ def test_no_drift_of_a_kernel_is_taken_for_a_setting(
 
 @pytest.mark.parametrize("filler", [0.0, -1.0, -100.0])
 @pytest.mark.parametrize("side", [0, 1])
-def test_padding_that_counts_is_noticed(filler: float, side: int) -> None:
-    """A run of one and the same number at the end of a sequence is a filler; masked it is nothing."""
-    pair = logprobs(shape=(6, 80))
-    pair[side][2, 60:] = filler
-    mask = np.ones((6, 80), dtype=bool)
-    mask[2, 60:] = False
+@pytest.mark.parametrize(("tokens", "end"), [(80, 60), (18, 10)])
+def test_padding_that_counts_is_noticed(filler: float, side: int, tokens: int, end: int) -> None:
+    """A run of one number at the end of a sequence, also of a short one, is a filler; masked it is nothing."""
+    pair = logprobs(shape=(6, tokens))
+    pair[side][2, end:] = filler
+    mask = np.ones((6, tokens), dtype=bool)
+    mask[2, end:] = False
     assert check(*pair).tolist() == only(2, InvalidReason.PLACEHOLDER)
     assert not check(*pair, mask=mask).any()
 
@@ -349,13 +345,6 @@ def test_padding_that_training_scores_is_not_taken_for_means_over_tokens() -> No
     for row, end in enumerate(np.linspace(40, 72, 12).astype(int)):
         train[row, end:], inference[row, end:] = -9.0 - 0.01 * np.arange(96 - end), 0.0
     assert (check(train, inference) == InvalidReason.PLACEHOLDER).all()
-
-
-def test_padding_of_short_sequences_is_noticed_too() -> None:
-    """A filler needs fewer tokens than a temperature does."""
-    train, inference = logprobs(shape=(6, 18))
-    inference[4, 10:] = 0.0
-    assert check(train, inference).tolist() == only(4, InvalidReason.PLACEHOLDER)
 
 
 @pytest.mark.parametrize("side", [0, 1, None])

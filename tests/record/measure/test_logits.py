@@ -209,26 +209,23 @@ def test_extra_memory_is_a_few_rows() -> None:
         assert peak < 0.1 * left.nbytes
 
 
-def test_shapes_that_differ_are_refused() -> None:
-    """The message names the argument and both shapes."""
-    with pytest.raises(ValueError, match=r"inference: shape \(5, 299\)"):
-        logit_drift(np.zeros((5, 300)), np.zeros((5, 299)))
-
-
 @PATHS
-@pytest.mark.parametrize("targets", [[0, 1, 2], [[0, 1, 2, 3, 4]], []])
-def test_targets_are_one_for_each_row(path, targets) -> None:
-    """Too few would have been read beyond their end."""
-    with pytest.raises(ValueError, match="is not one token for each of 5 rows"):
-        compared(path, *(torch.from_numpy(side) for side in pair(0.1)), targets=targets)
-
-
-@pytest.mark.parametrize("token", [-100, 300])
-def test_a_target_outside_of_the_vocabulary_is_refused(token) -> None:
-    """An ignored label does not score whatever lies there."""
-    train, inference = pair(0.1)
-    with pytest.raises(ValueError, match=f"targets: {token} is not a token of a vocabulary of 300"):
-        logit_drift(train, inference, targets=[0, 1, token, 2, 3])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"inference": torch.zeros(5, 299)}, r"inference: shape \(5, 299\)"),
+        ({"targets": [0, 1, 2]}, "is not one token for each of 5 rows"),
+        ({"targets": [[0, 1, 2, 3, 4]]}, "is not one token for each of 5 rows"),
+        ({"targets": []}, "is not one token for each of 5 rows"),
+        ({"targets": [0, 1, -100, 2, 3]}, "targets: -100 is not a token of a vocabulary of 300"),
+        ({"targets": [0, 1, 300, 2, 3]}, "targets: 300 is not a token of a vocabulary of 300"),
+    ],
+)
+def test_what_does_not_fit_is_refused(path, changes, said) -> None:
+    """Shapes, and targets that would have been read beyond their end, or scored as whatever lies there."""
+    train, inference = (torch.from_numpy(side) for side in pair(0.1))
+    with pytest.raises(ValueError, match=said):
+        compared(path, **{"train": train, "inference": inference, **changes})
 
 
 @CODE

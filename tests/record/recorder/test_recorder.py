@@ -66,6 +66,13 @@ def test_kernel_info_spells_out_the_fingerprints(recorders, memory):
     assert {point.value for point in memory.points("kc.kernel.info")} == {0}
 
 
+def test_a_program_that_measures_what_another_serves_does_not_say_that_the_kernels_end(recorders, memory):
+    """They serve on when it shuts down: nothing is known of them then."""
+    recorder = recorders(serves=False)
+    assert recorder.shutdown()
+    assert {point.value for point in memory.points("kc.kernel.info")} == {1}
+
+
 def test_the_trainers_step_is_that_of_the_newest_weights(recorders, memory, logprobs):
     """A gauge of the pair, as new as the last batch whose training weights are counted; names of weights are none."""
     recorder = recorders()
@@ -132,8 +139,8 @@ def test_rows_of_different_lengths_are_invalid_and_the_others_count(recorders, m
     assert (memory.count(), memory.count("long"), memory.count("code")) == (40, 20, 0)
 
 
-def test_invalid_input_is_counted_on_its_slices(recorders, memory, logprobs):
-    """On `all` and on each slice of the sequence; without one where the caller does not say of which it is."""
+def test_invalid_input_is_counted_on_its_slices_and_kernels(recorders, memory, logprobs):
+    """On `all` and on each slice of the sequence, where the caller says of which it is; after a roll-out apart."""
     train, inference = logprobs(3, 10)
     train[0, 3] = np.nan
     recorder = recorders()
@@ -143,8 +150,14 @@ def test_invalid_input_is_counted_on_its_slices(recorders, memory, logprobs):
     recorder.sampled("a", token_ids=[1, 2], logprobs=[-1.0, -1.0], attributes={"task": "code"})
     recorder.scored("a", token_ids=[1, 3], logprobs=[-1.0, -1.0])
     recorder.refuse("greedy", "sampled without a temperature", 3)
+    before = recorder._process.pair.inference.fingerprint
+    recorder.rollout(inference=Kernel("vllm", version="99"))
+    recorder.refuse("greedy", "sampled without a temperature", 4)
     recorder.force_flush()
     points = memory.points("kc.input.invalid")
+    after = [point for point in points if point.attributes["kc.kernel.inference"] != before]
+    assert [(point.attributes["kc.reason"], point.value) for point in after] == [("greedy", 4)]
+    points = [point for point in points if point not in after]
     assert {(p.attributes["kc.reason"], p.attributes.get("kc.slice")): p.value for p in points} == {
         ("nan_logprob", "all"): 1,
         ("nan_logprob", "code"): 1,
@@ -153,27 +166,6 @@ def test_invalid_input_is_counted_on_its_slices(recorders, memory, logprobs):
         ("token_mismatch", "all"): 1,
         ("token_mismatch", "code"): 1,
         ("greedy", None): 3,
-    }
-
-
-def test_invalid_input_names_the_pair_of_kernels_that_it_came_from(recorders, memory, logprobs):
-    """Also after a roll-out: what failed of the old version stays its own."""
-    train, inference = logprobs(1, 10)
-    recorder = recorders()
-    before = recorder._process.pair
-    recorder.compare(np.full_like(train, np.nan), inference)
-    recorder.rollout(inference=Kernel("vllm", version="99"))
-    after = recorder._process.pair
-    recorder.compare(np.full_like(train, np.nan), inference)
-    recorder.refuse("greedy", "sampled without a temperature", 3)
-    recorder.force_flush()
-    assert {
-        (p.attributes["kc.reason"], p.attributes["kc.kernel.train"], p.attributes["kc.kernel.inference"]): p.value
-        for p in memory.points("kc.input.invalid")
-    } == {
-        ("nan_logprob", before.train.fingerprint, before.inference.fingerprint): 1,
-        ("nan_logprob", before.train.fingerprint, after.inference.fingerprint): 1,
-        ("greedy", before.train.fingerprint, after.inference.fingerprint): 3,
     }
 
 

@@ -82,12 +82,14 @@ def test_numpy_against_torch_and_single_rows_are_compared(recorders, memory):
 
 
 def test_an_error_without_end_is_the_largest_float32(recorders, memory):
-    """Of a row that is zero in the first output alone; a sum must stay a number."""
+    """Of a row that is zero in the first output alone; a sum must stay a number, and a norm beyond float64 is none."""
     recorder = recorders()
+    recorder.compare_operator("a", np.full(8, 1e300), np.full(8, -1e300))
     recorder.compare_operator("a", np.zeros(8, np.float32), np.ones(8, np.float32))
     assert recorder.force_flush()
     (point,) = memory.points("kc.drift.operator_relative", kc_slice="all")
-    assert point.sum == np.finfo(np.float32).max
+    assert (point.count, point.sum) == (1, np.finfo(np.float32).max)
+    assert recorder.stats().dropped == {"measure-failed": 1}
 
 
 def test_nothing_is_raised_and_everything_is_counted(recorders, memory):

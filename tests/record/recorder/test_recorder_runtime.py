@@ -28,6 +28,7 @@ def test_an_observation_is_recorded_on_its_slices(recorders, memory):
         ("weight_mismatch", 0.1, "unknown-metric"),
         ("weights_mismatch", float("nan"), "measure-failed"),
         ("weights_mismatch", 1.5, "measure-failed"),
+        ("score_norm", float("inf"), "measure-failed"),
         ("weights_mismatch", "many", "measure-failed"),
     ],
 )

@@ -77,10 +77,11 @@ def test_overload_is_bounded_by_bytes_until_they_are_handled(workers):
     assert (held.taken, worker.depth()) == (["a", "b", "c"], (0, 0))
 
 
-def test_overload_is_bounded_by_number_too(workers):
+def test_overload_is_bounded_by_number_too(workers, monkeypatch):
     """Small items cannot pile up without end; a message of no bytes always gets through."""
     held = Held()
-    worker, counts = workers(held, max_items=2)
+    monkeypatch.setattr("kc_otel.record.worker._MAX_ITEMS", 2)
+    worker, counts = workers(held)
     assert [worker.put(lambda: "x", 1) for _ in range(4)] == [True, True, False, False]
     assert worker.put(lambda: "message", 0)
     held.release.set()

@@ -328,7 +328,9 @@ def test_a_nan_in_logits_makes_its_sequence_invalid() -> None:
         assert {h.count for (key, slice), h in accumulator.snapshot().items() if slice == "all" and key in LOGITS} == {
             mask[[0, 2, 3]].sum()
         }
-    assert accumulator.add_logits(train, inference[:, :, 1:]).invalid == {"shape_mismatch": 4}
+    for changes in ({"inference": inference[:, :, 1:]}, {"mask": mask[:, 1:]}, {"targets": targets[1:]}):
+        given_arrays = {"train": train, "inference": inference, **changes}
+        assert accumulator.add_logits(**given_arrays).invalid == {"shape_mismatch": 4}
 
 
 def test_other_values_are_recorded_as_they_are() -> None:

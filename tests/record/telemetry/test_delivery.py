@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 
+import grpc
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import add_MetricsServiceServicer_to_server
+
+from tests.tools.servers import sink
 
 CONTRACT = {
     "apiVersion": "kernel-contract/v1",
@@ -31,12 +43,12 @@ def compare(tokens):
 """
 
 
-def run(code, endpoint, protocol, **environment):
+def run(code, receiver, **environment):
     """Run a program with a recorder called `recorder` that exports to an endpoint."""
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith("OTEL_")},
-        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
-        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": receiver.protocol,
         "OTEL_SERVICE_NAME": "trainer",
         **environment,
     }
@@ -52,14 +64,56 @@ def run(code, endpoint, protocol, **environment):
     return done
 
 
+@dataclass
+class Receiver:
+    """What an endpoint got, one parsed request per export."""
+
+    endpoint: str
+    protocol: str
+    requests: list = field(default_factory=list)
+
+    def points(self, name, request=-1):
+        """Data points of a metric in one request."""
+        return [
+            point
+            for resource in self.requests[request].resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+            for point in getattr(metric, metric.WhichOneof("data")).data_points
+        ]
+
+
 @pytest.fixture
-def receiver(request, grpc_receiver, http_receiver):
-    return grpc_receiver if request.param == "grpc" else http_receiver
+def grpc_receiver():
+    server = grpc.server(ThreadPoolExecutor(max_workers=2))
+    found = Receiver(f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", "grpc")
+    service = SimpleNamespace(
+        Export=lambda request, _: found.requests.append(request) or ExportMetricsServiceResponse()
+    )
+    add_MetricsServiceServicer_to_server(service, server)
+    server.start()
+    yield found
+    server.stop(None).wait()
 
 
-both = pytest.mark.parametrize(
-    ("receiver", "protocol"), [("grpc", "grpc"), ("http", "http/protobuf")], indirect=["receiver"]
-)
+@pytest.fixture
+def http_receiver():
+    found = Receiver("", "http/protobuf")
+
+    def take(body, headers):
+        named = {name.lower(): value for name, value in headers.items()}
+        body = gzip.decompress(body) if named.get("content-encoding") == "gzip" else body
+        found.requests.append(ExportMetricsServiceRequest.FromString(body))
+        return 200
+
+    with sink(take) as found.endpoint:
+        yield found
+
+
+@pytest.fixture(params=["grpc", "http"])
+def receiver(request):
+    return request.getfixturevalue(f"{request.param}_receiver")
 
 
 def resource(request):
@@ -67,16 +121,14 @@ def resource(request):
 
 
 @pytest.mark.slow
-@both
-def test_a_program_that_just_ends_loses_nothing(receiver, protocol):
+def test_a_program_that_just_ends_loses_nothing(receiver):
     """At the exit of the interpreter what was handed over is measured and exported, without a call to shutdown."""
-    run("for _ in range(10): compare(100)", receiver.endpoint, protocol)
+    run("for _ in range(10): compare(100)", receiver)
     assert receiver.points("kc.drift.ratio")[0].count == 1000
 
 
 @pytest.mark.slow
-@both
-def test_a_forked_child_is_a_writer_of_its_own(receiver, protocol):
+def test_a_forked_child_is_a_writer_of_its_own(receiver):
     """A child's streams start anew, later, under its own instance id; the parent's go on undisturbed."""
     out = run(
         """
@@ -93,8 +145,7 @@ def test_a_forked_child_is_a_writer_of_its_own(receiver, protocol):
         compare(10)
         assert recorder.force_flush()
         """,
-        receiver.endpoint,
-        protocol,
+        receiver,
         OTEL_RESOURCE_ATTRIBUTES="service.instance.id=worker-0",
     )
     assert "Traceback" not in out.stderr
@@ -125,8 +176,7 @@ def test_a_child_that_records_nothing_exports_nothing(http_receiver):
         assert os.waitpid(pid, 0)[1] == 0
         recorder.shutdown()
         """,
-        http_receiver.endpoint,
-        "http/protobuf",
+        http_receiver,
     )
     assert len(http_receiver.requests) == 1
 
@@ -135,5 +185,5 @@ def test_a_child_that_records_nothing_exports_nothing(http_receiver):
 def test_a_program_with_a_dead_endpoint_ends_in_time():
     """A dead endpoint delays the end of a program by the exporter's timeout at most, and is no error of the program."""
     began = time.perf_counter()
-    run("compare(10)", "http://127.0.0.1:9", "grpc", OTEL_EXPORTER_OTLP_TIMEOUT="1")
+    run("compare(10)", Receiver("http://127.0.0.1:9", "grpc"), OTEL_EXPORTER_OTLP_TIMEOUT="1")
     assert time.perf_counter() - began < 20

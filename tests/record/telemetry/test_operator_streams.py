@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kc_otel.contract.registry.clause_metrics import OPERATORS
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.telemetry.operator_histograms import OperatorAccumulator
+from kc_otel.record.telemetry.moments import OperatorAccumulator
 from kc_otel.record.telemetry.pair_streams import KernelPair, PairStreams, drift_metrics
 from kc_otel.stats.histogram import ExponentialHistogram
 

@@ -15,6 +15,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from kc_otel import machine_code
+from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.otlp.decode import to_json
 from kc_otel.judge.otlp.request_limits import Limits
 from kc_otel.judge.otlp.signals import METRICS, TRACES
@@ -22,6 +24,7 @@ from kc_otel.judge.otlp.sink import ColumnSink, ExportResult, RequestCounts
 from kc_otel.judge.points import walk
 from kc_otel.serve.access.access_file import Senders
 from kc_otel.serve.core import Core
+from kc_otel.serve.durable_sink import DurableSink
 from kc_otel.serve.receivers import request_taker
 from kc_otel.serve.receivers.byte_budget import BusyError, ByteBudget
 from kc_otel.serve.receivers.request_taker import RequestTaker, parts_of
@@ -146,6 +149,40 @@ def test_a_request_of_many_points_holds_nobody_up(make_core: Callable[..., Core]
     assert len(waits) > 10
     *_, long, longest = sorted(waits)  # once a busy machine may have had something else to do
     assert long < took / 5, (long, longest, took)
+
+
+@pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
+def test_who_records_what_another_does_waits_for_nobody(make_core: Callable[..., Core]) -> None:
+    """A message of many new streams is read in chunks once; after that, other processes' are taken at once."""
+    core, lengths, waiting = make_core(), list[int](), [0]
+    core.evaluator.use_columns()
+
+    class Taken(DurableSink):
+        async def metrics(self, request: Any, at: float | None = None) -> ExportResult:
+            lengths.append(request.rows.size if isinstance(request, ColumnMessage) else 0)
+            waiting.append(waiting[-1] + 1)
+            result = await super().metrics(request, at)
+            waiting.append(waiting[-1] - 1)
+            return result
+
+    def sent(instance: str) -> bytes:
+        request = ExportMetricsServiceRequest.FromString(message([f"v{number}" for number in range(60)], began, 1000))
+        (resource,) = request.resource_metrics
+        resource.resource.attributes.add(key="service.instance.id").value.string_value = instance
+        resource.scope_metrics[0].metrics[0].description = "Total variation of a token."
+        for point in resource.scope_metrics[0].metrics[0].exponential_histogram.data_points:
+            point.min, point.max = 0.3, 0.9
+        return request.SerializeToString()
+
+    async def scenario() -> None:
+        taker = RequestTaker(Taken(core), Limits(), Senders(), ByteBudget(Limits()))
+        await asyncio.gather(*(taker.take(METRICS, sent(instance), "", "http") for instance in "abc"))
+
+    began = time.time_ns() - 10**9
+    asyncio.run(scenario())
+    assert lengths == [50, 10, 60, 60]
+    assert max(waiting) == 2
+    assert core.evaluator.taken_as_columns == 120
 
 
 def test_what_takes_long_is_told_to_come_back_where_others_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kc_otel import machine_code
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.histograms import ExplicitHistogram
 from kc_otel.judge.point_streams import LatestValue, PointStream
 from kc_otel.serve.store.evaluator_store import SCHEMA_VERSION, EvaluatorStore
 from kc_otel.serve.store.histogram_codec import CodecError, decode_histogram, encode_histogram, encode_histograms
 from kc_otel.serve.store.state_file import DamagedStateError, StateError, reading_state
-from kc_otel.serve.store.stream_codec import check_stream, decode_stream, encode_stream, encode_streams
+from kc_otel.serve.store.stream_codec import check_stream, decode_rows, decode_stream, encode_stream
 from kc_otel.serve.store.unit_of_work import UnitOfWork, unit_of_work
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_columns import HistogramColumns
@@ -36,16 +37,18 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 
 def script(sender: Any, merged: Any, now: float) -> list[tuple[float, Any]]:
-    """Requests of two processes with a restart, a duplicate and a late one."""
+    """Requests of some processes with a restart, a duplicate and a late one."""
     rng = np.random.default_rng(1)
-    first, second, delta = sender(), sender(instance="1", slice="code"), sender(instance="2", cumulative=False)
+    first, second = sender(scale=3), sender(instance="1", slice="code", scale=3)
+    delta = sender(instance="2", cumulative=False)
+    others = [sender(instance=str(number), slice="code", scale=3) for number in range(3, 6)]
     requests = []
     for step in range(1, 30):
         time = now + 20.0 * step
         if step == 12:
             second.restart(time - 5)
         request = merged(
-            *[s.request(time, rng.beta(1, 150 if step > 20 else 800, 300)) for s in (first, second, delta)]
+            *[s.request(time, rng.beta(1, 150 if step > 20 else 800, 300)) for s in (first, second, delta, *others)]
         )
         requests.append((time, request))
         if step % 7 == 0:
@@ -72,24 +75,144 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
+def take(evaluator: Evaluator, request: Any, now: float) -> None:
+    """Take a request, as columns where the evaluator uses them."""
+    columns = evaluator.columns_of(request.SerializeToString(), 1000)
+    evaluator.ingest_metrics(request if columns is None else columns, now)
+
+
+needs_machine_code = pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("columns", [False, pytest.param(True, marks=needs_machine_code)])
 @pytest.mark.parametrize("every", [1, 3, 8])
-def test_restart_at_any_point_equals_no_restart(contract, sender, merged, now, connection, every):
+def test_restart_at_any_point_equals_no_restart(contract, sender, merged, now, connection, every, columns):
     """An evaluator that is saved and restored again and again says what one that never stopped says."""
     made = contract()
     steady = restarted = Evaluator([made])
     restarted = Evaluator([made])
     store = EvaluatorStore(connection)
+    taken = 0
     for step, (time, request) in enumerate(script(sender, merged, now)):
+        if columns:
+            restarted.use_columns()
         for evaluator in (steady, restarted):
-            evaluator.ingest_metrics(request, time)
+            take(evaluator, request, time)
         assert same(verdicts_of(restarted, time), verdicts_of(steady, time))
         written(store, restarted, connection)
         if step % every == 0:
+            taken += restarted.taken_as_columns
             restarted, store = Evaluator([made]), EvaluatorStore(connection)
             store.restore(restarted)
             assert same(verdicts_of(restarted, time), verdicts_of(steady, time))
     assert restarted.series() == steady.series()
+    assert (taken > 0) == (columns and every > 1)
+
+
+def in_rows(contract: Any, sender: Any, now: float, count: int = 40) -> tuple[Evaluator, list[Any]]:
+    """An evaluator with a stream of each of so many processes in a row, and the processes."""
+    evaluator, senders = Evaluator([contract]), [sender(instance=str(number), slice="code") for number in range(count)]
+    evaluator.use_columns()
+    for step in range(2):
+        for source in senders:
+            take(evaluator, source.request(now + step, [0.5] * 3), now + step)
+    assert not evaluator.states["policy"].streams
+    return evaluator, senders
+
+
+@needs_machine_code
+def test_rows_of_streams_are_saved_in_blocks_that_changed(contract, sender, now, connection):
+    """One process's message writes the block with its row; a block whose streams are gone is deleted."""
+    evaluator, senders = in_rows(contract(), sender, now)
+    store = EvaluatorStore(connection)
+    written(store, evaluator, connection)
+    blocks = dict(connection.execute("SELECT block, data FROM evaluator_rows"))
+    assert [*blocks] == [0, 1]
+    assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (0,)
+    take(evaluator, senders[39].request(now + 2, [0.5]), now + 2)
+    written(store, evaluator, connection)
+    after = dict(connection.execute("SELECT block, data FROM evaluator_rows"))
+    assert [after[block] == blocks[block] for block in (0, 1)] == [True, False]
+    evaluator.evaluate(now + 10**5)
+    assert evaluator.stream_count == 0
+    written(store, evaluator, connection)
+    assert connection.execute("SELECT count(*) FROM evaluator_rows").fetchone() == (0,)
+
+
+@needs_machine_code
+def test_a_stream_that_leaves_its_row_is_saved_once(contract, sender, now, connection):
+    """While it takes points by itself it is not in the block; with an earlier writer it is in both, and is one."""
+    evaluator, senders = in_rows(contract(), sender, now, 2)
+    store = EvaluatorStore(connection)
+    written(store, evaluator, connection)
+    evaluator.ingest_metrics(senders[0].request(now + 2, [0.5]), now + 2)  # not as columns
+    assert len(evaluator.states["policy"].streams) == 1
+    senders[1].restart(now + 2)
+    for step in (2, 3):
+        take(evaluator, senders[1].request(now + step, [0.5]), now + step)
+    written(store, evaluator, connection)
+    assert connection.execute("SELECT count(*) FROM evaluator_streams").fetchone() == (2,)
+    again = Evaluator([contract()])
+    EvaluatorStore(connection).restore(again)
+    assert again.stream_count == 2
+    found, expected = ({key: encode_stream(of) for _, key, of in either.streams()} for either in (again, evaluator))
+    assert found == expected
+    assert sorted(len(of.writers) for _, _, of in again.streams()) == [1, 2]
+
+
+@needs_machine_code
+def test_a_row_without_a_series_is_a_stream_that_takes_points_by_itself(contract, sender, now, connection):
+    """A slice that was redefined has no series any more: its senders' next points count from where they were."""
+    evaluator, senders = in_rows(contract(), sender, now)
+    written(EvaluatorStore(connection), evaluator, connection)
+    changed = contract(slices={"code": {"where": {"task": "another"}}})
+    again, store = Evaluator([changed]), EvaluatorStore(connection)
+    store.restore(again)
+    assert len(again.states["policy"].streams) == again.stream_count == 40
+    written(store, again, connection)
+    assert connection.execute("SELECT count(*) FROM evaluator_rows").fetchone() == (0,)
+    for source in senders:
+        again.ingest_metrics(source.request(now + 2, [0.5]), now + 2)
+    assert again.distribution(*again.series(), 300, now + 2).total == 40
+
+
+@needs_machine_code
+def test_a_series_that_is_new_is_not_taken_for_one_that_is_gone(contract, sender, now, connection):
+    """Rows that are in a block since before name a series that no other is called like."""
+    evaluator, _ = in_rows(contract(), sender, now)
+    store = EvaluatorStore(connection)
+    written(store, evaluator, connection)
+    (key,) = evaluator.states["policy"].series
+    evaluator.states["policy"]._forget([key])
+    written(store, evaluator, connection)
+    evaluator.ingest_metrics(sender(slice="all", instance="new").request(now + 2, [0.5]), now + 2)
+    written(store, evaluator, connection)
+    again = Evaluator([contract()])
+    EvaluatorStore(connection).restore(again)
+    assert again.stream_count == 41
+    assert not again.states["policy"].rows
+
+
+@pytest.mark.slow
+@needs_machine_code
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_blocks_of_rows_are_refused_or_rows(contract, sender, now, data):
+    """Whatever is changed, cut or added, nothing else comes of it."""
+    evaluator, _ = in_rows(contract(), sender, now, 3)
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    written(EvaluatorStore(database), evaluator, database)
+    (content,) = database.execute("SELECT data FROM evaluator_rows").fetchone()
+    database.close()
+    at = data.draw(st.integers(0, len(content)))
+    damaged = content[:at] + data.draw(st.binary(max_size=8)) + content[at + data.draw(st.integers(0, 8)) :]
+    try:
+        rows = decode_rows(damaged)
+    except CodecError:
+        return
+    for _, stream in rows.streams():
+        check_stream(stream)
 
 
 def test_who_was_silent_before_a_restart_still_is(contract, sender, now, connection):
@@ -257,11 +380,13 @@ def test_another_schema_version_is_refused(connection: sqlite3.Connection, versi
         EvaluatorStore(connection)
 
 
-@pytest.mark.parametrize("table", ["streams", "panes", "facts"])
+@pytest.mark.parametrize("table", ["streams", "panes", "facts", pytest.param("rows", marks=needs_machine_code)])
 def test_damaged_rows_are_refused(contract, sender, now, connection, table):
     """Bytes that no encoder wrote give an error that says what to do, and no half-read evaluator goes unnoticed."""
     evaluator, store = Evaluator([contract()]), EvaluatorStore(connection)
-    evaluator.ingest_metrics(sender().request(now, [0.5]), now)
+    if table == "rows":
+        evaluator.use_columns()
+    take(evaluator, sender().request(now, [0.5]), now)
     store.save(evaluator, UnitOfWork())
     connection.execute(f"UPDATE evaluator_{table} SET data = ?", (b"\x00\x01" if table != "facts" else "{",))
     with pytest.raises(DamagedStateError, match="damaged"), reading_state(connection):
@@ -324,22 +449,13 @@ def test_many_histograms_are_encoded_as_each_of_them(values: list[ExponentialHis
     """Columns give the same bytes, whatever widths their buckets need and whichever have none."""
     columns = HistogramColumns.of(values)
     assert encode_histograms(columns) == [encode_histogram(histogram) for histogram in columns.objects()]
-    explicit = ExplicitHistogram((1.0, 2.0), np.array([1, 2, 3]), 5.0, -1.0, 9.0)
-    writers = [LatestValue(number, 4, histogram) for number, histogram in enumerate(values)]
-    kinds = [LatestValue(1, 2, explicit), *writers[:2]], writers[2:], []
-    streams = [PointStream(1.5, kind, [number], 9) for number, kind in enumerate(kinds)]
-    assert [decode_stream(encoded).times for encoded in encode_streams(streams)] == [[0], [1], [2]]
-    for encoded, stream in zip(encode_streams(streams), streams, strict=True):
-        assert encode_stream(decode_stream(encoded)) == encoded
-        latest = [encode_histogram(last.histogram) for last in decode_stream(encoded).writers]
-        assert [decode_histogram(raw).sum for raw in latest] == [last.histogram.sum for last in stream.writers]
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_no_state(data: bytes) -> None:
     """Bytes are decoded or refused, never anything else."""
-    for decode in (decode_histogram, decode_stream):
+    for decode in (decode_histogram, decode_stream, decode_rows):
         try:
             decode(data)
         except CodecError:
