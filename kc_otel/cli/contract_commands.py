@@ -100,7 +100,7 @@ def _rates(given: Sequence[str]) -> dict[str, float]:
 def _undecided(contract: Contract, rates: Mapping[str, float]) -> Sequence[LintFinding]:
     if not rates:
         return ()
-    from kc_otel.judge.traffic_lint import undecided_by_traffic  # noqa: PLC0415 - SciPy
+    from kc_otel.judge.sample_sizes import undecided_by_traffic  # noqa: PLC0415 - SciPy
 
     return undecided_by_traffic(contract, rates)
 

@@ -118,7 +118,7 @@ def plan(
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.contract.slices import ALL  # noqa: PLC0415
     from kc_otel.judge.promotion.plan import Traffic, plan_gate, shares_of  # noqa: PLC0415
-    from kc_otel.judge.typical_sizes import typical_sizes  # noqa: PLC0415
+    from kc_otel.judge.sample_sizes import typical_sizes  # noqa: PLC0415
 
     with unusable():
         loaded = load(contract)

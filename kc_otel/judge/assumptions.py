@@ -17,24 +17,18 @@ from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.series import LONG, Pair
 from kc_otel.stats import Binned
 
-MEASURED: Final = {
-    "horizon": "sequence_tokens",
-    "advantage_max": "advantage_abs",
-    "score_norm_max": "score_norm",
+_MEASURED: Final = {
+    "horizon": ("sequence_tokens", "a sequence had {seen:,.0f} tokens or more"),
+    "advantage_max": ("advantage_abs", "an advantage of {seen:.3g} or more occurred"),
+    "score_norm_max": ("score_norm", "a token's score had a norm of {seen:.3g} or more"),
 }
-"""Assumption -> key in `SAMPLING` of what is measured of it."""
-_SENTENCES: Final = {
-    "horizon": "a sequence had {seen:,.0f} tokens or more",
-    "advantage_max": "an advantage of {seen:.3g} or more occurred",
-    "score_norm_max": "a token's score had a norm of {seen:.3g} or more",
-}
-assert set(MEASURED.values()) <= set(SAMPLING)
+"""Assumption -> key in `SAMPLING` of what is measured of it, and what breaks it."""
 
 
 def measurable(clause: Clause) -> tuple[str, ...]:
     """Assumptions that a clause rests on and that can be compared with what arrives."""
     needs = DERIVED[clause.metric].needs if clause.metric in DERIVED else ()
-    return tuple(name for name in needs if name in MEASURED or name == "reward_range")
+    return tuple(name for name in needs if name in _MEASURED or name == "reward_range")
 
 
 def broken_assumption(
@@ -55,12 +49,13 @@ def broken_assumption(
                 what = "a reward is" if count == 1 else f"{count:,} rewards are"
                 return f"assumptions.reward_range is [{low:g}, {high:g}], but {what} outside of it"
             continue
-        assumed, sample = getattr(assumptions, name), observed(MEASURED[name])
+        quantity, breach = _MEASURED[name]
+        assumed, sample = getattr(assumptions, name), observed(quantity)
         if assumed is None or sample is None or not sample.total:
             continue
         seen = float(sample.lower[-1])  # no observation of the last bucket is below its lower edge
         if seen > assumed:
-            return f"assumptions.{name} is {assumed:g}, but {_SENTENCES[name].format(seen=seen)}"
+            return f"assumptions.{name} is {assumed:g}, but {breach.format(seen=seen)}"
     return ""
 
 

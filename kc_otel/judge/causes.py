@@ -1,4 +1,4 @@
-"""Two causes of one difference: the kernels, and the age of the weights that sampled.
+"""Where a difference comes from: the kernels or the age of the weights that sampled, and where in the responses.
 
 Tokens that the training kernel's own weights sampled show the kernels' drift, and slice `all` has them alone; those of
 older weights, slice `stale`, show it and the change of the policy since then together. With a share s of stale
@@ -8,6 +8,9 @@ that the window saw. The means by lag each have bounds of that level.
 
 A prompt whose rollouts are of several ages is an observation at each of them. The shares of a clause by prompt are
 therefore those of tokens.
+
+Along the responses the unit is the prompt, too: an observation is the mean over a prompt's tokens in a bin of positions
+or turns. The same prompts are in several bins: each interval holds by itself.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ from typing import Final
 
 from kc_otel.contract.clause import Clause
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry.clause_metrics import QUANTITIES, Unit
-from kc_otel.contract.slices import ALL, STALE, STALE_BY_LAG
+from kc_otel.contract.registry.clause_metrics import QUANTITIES, TV_PLACE, Unit
+from kc_otel.contract.slices import ALL, PLACES, STALE, STALE_BY_LAG
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.series import LONG, SHORT, Pair
 from kc_otel.judge.statistics import clause_interval, metric_name
 from kc_otel.judge.verdict import Causes, Cell, OfLag, Part
-from kc_otel.stats import Binned, Interval
+from kc_otel.stats import Binned, Interval, mean_interval
 
 TOKENS: Final = "tv_token"
 """Key of the quantity that has an observation for each token, whatever a contract limits."""
@@ -137,3 +140,20 @@ def _additive(clause: Clause) -> bool:
     if of is None or clause.opposite is not None or clause.metric == "support_deficit":
         return False
     return clause.parsed_statistic.kind == "mean" and of.per in _UNITS
+
+
+def drift_by_place(state: ContractState, pair: Pair, now: float) -> dict[str, Interval]:
+    """The drift in each of PLACES that was observed, in the short window, and where that is empty in the long one."""
+    alpha = (1.0 - state.contract.observability.confidence) / 2.0
+    of = {place: state.pairs(TV_PLACE.name, place).get(pair) for place in PLACES}
+    for window in (SHORT, LONG):
+        found = {
+            place: mean_interval(
+                series.histories[window].binned(now), low=0.0, high=1.0, alpha_lower=alpha, alpha_upper=alpha
+            )
+            for place, series in of.items()
+            if series is not None
+        }
+        if any(interval.samples for interval in found.values()):
+            return {place: interval for place, interval in found.items() if interval.samples}
+    return {}

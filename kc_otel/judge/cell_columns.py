@@ -9,27 +9,24 @@ what a verdict is, and tests hold the columns against them. Bounds of rows that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.clause import Clause
-from kc_otel.contract.units import format_duration
 from kc_otel.judge.assumptions import measurable
-from kc_otel.judge.cell_evidence import Alarm, Evidence, JudgedWindow, Terms, Window
 from kc_otel.judge.cells import Current, Place, SilentPairs, assumption_broken, current, places
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import SHARE_DIGITS
-from kc_otel.judge.histograms import Histogram, union
+from kc_otel.judge.histograms import union
 from kc_otel.judge.panes import WindowContent
 from kc_otel.judge.series import LONG, SHORT, Listening
 from kc_otel.judge.statistics import intervals_of_rows
-from kc_otel.judge.verdict import Status, Verdict
-from kc_otel.judge.verdict_reasons import kept
-from kc_otel.judge.verdicts import verdict_of
+from kc_otel.judge.verdict import Cell, Status, Verdict
+from kc_otel.judge.verdicts import Alarm, Evidence, JudgedWindow, Terms, Window, verdict_of
 from kc_otel.judge.window_rows import WindowState
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
@@ -83,30 +80,10 @@ class ClauseColumns:
         place, share, window = int(self.which[number]), float(self.shares[number]), _WINDOWS[self.window[number]]
         estimate, lower, upper, samples = self.bounds[:, number].tolist()
         interval = Interval(estimate, lower, upper, int(samples), self.method, self.notes[number])
-        terms, contract = self.group.terms[place], self.state.contract
-        if not self.passes[number] or terms.allows_none:
-            status = Status.PASS if self.passes[number] else Status.INCONCLUSIVE
-            evidence = self.group.evidence(place, self.held, share)
-            case = JudgedWindow(evidence, window, terms, self.level, interval, status)
-            return verdict_of(contract, case, self.alpha, self.at)
-        # The same for what mostly is, without what only the other sentences are made of.
-        return Verdict(
-            self.group.places[place].cell,
-            Status.PASS,
-            self.at,
-            terms.limit,
-            estimate,
-            lower,
-            upper,
-            interval.samples,
-            window,
-            self.method,
-            kept(interval, terms.limit, terms.what, self.group.spans[window]),
-            contract.metadata.version,
-            contract.hash,
-            terms.about,
-            round(share, SHARE_DIGITS),
-        )
+        status = Status.PASS if self.passes[number] else Status.INCONCLUSIVE
+        evidence = self.group.evidence(place, self.held, share)
+        case = JudgedWindow(evidence, window, self.group.terms[place], self.level, interval, status)
+        return verdict_of(self.state.contract, case, self.alpha, self.at)
 
 
 class Judged(NamedTuple):
@@ -138,12 +115,7 @@ class CellColumns:
         self._alpha = (1.0 - state.contract.observability.confidence) / 2.0
 
     def judge(self, now: float, listening: Listening) -> Judged:
-        """Judge what can be judged at once.
-
-        Args:
-            now: Unix time in seconds.
-            listening: When silence counts.
-        """
+        """Judge what can be judged at once, at a Unix time in seconds."""
         state = self._state
         for window in state.windows:
             window.move(now)
@@ -226,22 +198,12 @@ class _ClauseCells:
 
 
 class _Group:
-    """Cells of a clause that are judged alike.
-
-    Args:
-        state: State of the contract.
-        places: The cells of the clause.
-        numbers: Of those that are meant.
-        detected: Whether something can be held against their limits.
+    """Cells of a clause that are judged alike, by their numbers among its cells.
 
     Attributes:
-        numbers: Their numbers among the clause's cells.
-        size: How many they are.
-        clause: Their clause.
-        places: The cells.
+        detected: Whether something can be held against their limits.
         rows: Their rows in the panes.
         terms: The clause's terms for each.
-        spans: The windows' lengths, in words.
     """
 
     def __init__(self, state: ContractState, places: Sequence[Place], numbers: list[int], *, detected: bool) -> None:
@@ -252,8 +214,6 @@ class _Group:
         slices = {place.cell.slice for place in self.places}
         terms = {slice: Terms.of(state.contract, self.clause, slice) for slice in slices}
         self.terms = [terms[place.cell.slice] for place in self.places]
-        seen = state.contract.observability
-        self.spans = {"short": format_duration(seen.window), "long": format_duration(seen.long_window)}
         self._limits = np.array([term.limit for term in self.terms])
         self._none = np.array([term.allows_none for term in self.terms])
         self._rows = np.array([-1 if place.series is None else place.series.row for place in self.places])
@@ -303,11 +263,8 @@ class _Group:
     def evidence(self, number: int, held: tuple[WindowContent, WindowContent], share: float) -> Evidence:
         """Return the evidence on a cell at a time when it was not judged by an alarm."""
 
-        def parts(window: Window) -> tuple[Histogram, ...]:
-            return tuple(held[_WINDOWS.index(window)].parts(int(self.rows[number])))
-
         def sample(window: Window) -> Binned:
-            known = parts(window)
+            known = held[_WINDOWS.index(window)].parts(int(self.rows[number]))
             return (union(known) if known else ExponentialHistogram.empty(0)).binned()
 
         place = self.places[number]
@@ -410,3 +367,75 @@ class _Bounds:
         else:
             values[:, cells] = (found.estimate, found.lower, found.upper, found.samples)
             odd[cells], notes[cells], self.method = found.odd, found.note, found.method
+
+
+class Verdicts(Sequence[Verdict]):
+    """Verdicts of all cells of a contract, made of columns when they are asked for.
+
+    Args:
+        judged: Result for all cells.
+        made: Those that were made one by one, by their numbers.
+    """
+
+    def __init__(self, judged: Judged, made: Mapping[int, Verdict]) -> None:
+        self._places, size = judged.places, len(judged.places)
+        self._made: list[Verdict | None] = [None] * size
+        self._status = np.zeros(size, np.int8)
+        self._where = np.zeros((2, size), np.int64)
+        self._columns: list[ClauseColumns] = []
+        self._numbers: dict[Cell, int] = {}
+        for number, verdict in made.items():
+            self._made[number], self._status[number] = verdict, verdict.status.code
+        for numbers, found in judged.columns:
+            self._where[0, numbers], self._where[1, numbers] = len(self._columns), np.arange(numbers.size)
+            self._status[numbers] = np.where(found.passes, Status.PASS.code, Status.INCONCLUSIVE.code)
+            self._columns.append(found)
+
+    def selected(self, statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
+        """Those that have one of some statuses, and those of some cells, in their order; no other is made."""
+        wanted = np.zeros(self._status.size, np.bool_)
+        for status in statuses:
+            wanted |= self._status == status.code
+        for cell in cells:
+            if not self._numbers:
+                self._numbers = {place.cell: number for number, place in enumerate(self._places)}
+            if cell in self._numbers:
+                wanted[self._numbers[cell]] = True
+        return [self[number] for number in np.flatnonzero(wanted).tolist()]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells, in the order of their verdicts."""
+        return [place.cell for place in self._places]
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return (self[number] for number in range(len(self._made)))
+
+    @overload
+    def __getitem__(self, number: int) -> Verdict: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Verdict]: ...
+    def __getitem__(self, number: int | slice) -> Verdict | Sequence[Verdict]:
+        if isinstance(number, slice):
+            return [self[at] for at in range(*number.indices(len(self)))]
+        verdict = self._made[number]
+        if verdict is None:
+            column, place = self._where[:, number].tolist()
+            verdict = self._made[number] = self._columns[column].verdict(place)
+        return verdict
+
+
+def selected(verdicts: Iterable[Verdict], statuses: Collection[Status], cells: Iterable[Cell] = ()) -> list[Verdict]:
+    """Verdicts that have one of some statuses, and those of some cells, in their order."""
+    if isinstance(verdicts, Verdicts):
+        return verdicts.selected(statuses, cells)
+    also = {*cells}
+    return [verdict for verdict in verdicts if verdict.status in statuses or verdict.cell in also]
+
+
+def cells_of(verdicts: Iterable[Verdict]) -> list[Cell]:
+    """The cells that verdicts are about, in their order."""
+    return verdicts.cells if isinstance(verdicts, Verdicts) else [verdict.cell for verdict in verdicts]

@@ -24,16 +24,15 @@ from kc_otel.contract.slices import ALL, STALE
 from kc_otel.contract.units import format_duration
 from kc_otel.contract.words import NO_REPORT, RUN_ENDED
 from kc_otel.judge.assumptions import broken_assumption, measurable
-from kc_otel.judge.cell_evidence import Alarm, Evidence, Window
 from kc_otel.judge.contract_state import ContractState
 from kc_otel.judge.fail_evidence import other_side
-from kc_otel.judge.histograms import Histogram
 from kc_otel.judge.input_faults import of_sequences, speaks_of
 from kc_otel.judge.points import INVALID, invalid_on, metric_of, series_name
 from kc_otel.judge.refused_points import OF_CLOCKS
 from kc_otel.judge.series import LONG, PAIRS, SHORT, Heard, Listening, Pair, Series
 from kc_otel.judge.statistics import opposite_name
 from kc_otel.judge.verdict import Cell
+from kc_otel.judge.verdicts import Alarm, Evidence, Window
 from kc_otel.stats import Binned, ExponentialHistogram
 
 _NO_PAIR: Final[Pair] = ("", "")
@@ -123,19 +122,17 @@ class SilentPairs:
         self.oldest = grid.window(now)[0] * grid.width
         ratios = state.series_of(QUANTITIES["ratio"].name)
         self.not_sampled = state.input_faults.not_sampled(ratios, state.panes, now)
-        self.otherwise = {
-            (slice, version): f"a recorder applies version {report.version} of the contract, where slice {slice} is "
-            f"defined differently or missing; the evaluator has version {state.contract.metadata.version}"
-            for version, report in state.recorders.otherwise(now)
-            for slice in report.otherwise
-        }
-        self.unmeasured = {
-            (id, version): f"a recorder applies version {report.version} of the contract, where clause {id} measures "
-            f"something else or is missing; the evaluator has version {state.contract.metadata.version}; restart the "
-            "recorder with the contract that is served"
-            for version, report in state.recorders.otherwise(now)
-            for id in report.unmeasured
-        }
+        self.otherwise: dict[tuple[str, str], str] = {}
+        self.unmeasured: dict[tuple[str, str], str] = {}
+        here = f"the evaluator has version {state.contract.metadata.version}"
+        for version, report in state.recorders.otherwise(now):
+            applies = f"a recorder applies version {report.version} of the contract, where"
+            for slice in report.otherwise:
+                said = f"{applies} slice {slice} is defined differently or missing; {here}"
+                self.otherwise[slice, version] = said
+            for id in report.unmeasured:
+                said = f"{applies} clause {id} measures something else or is missing; {here}; restart the recorder with"
+                self.unmeasured[id, version] = f"{said} the contract that is served"
 
     def of(self, pair: Pair) -> float | None:
         """Return the seconds of a pair's silence; None while that means nothing yet."""
@@ -145,20 +142,6 @@ class SilentPairs:
             patience = heard.patience(self._state.contract.observability.heartbeat)
             self._known[pair] = None if quiet <= patience else quiet
         return self._known[pair]
-
-
-def evidence(state: ContractState, now: float, listening: Listening) -> Iterator[Evidence]:
-    """Every cell of a contract, by clause, slice and pair.
-
-    Args:
-        state: State of the contract.
-        now: Unix time in seconds.
-        listening: When silence counts.
-    """
-    silence = SilentPairs(state, now, listening)
-    for clause in state.contract.clauses:
-        for place in places(state, clause, current(state, clause, silence)):
-            yield evidence_of(state, place, now)
 
 
 def current(state: ContractState, clause: Clause, silence: SilentPairs) -> Current:
@@ -220,10 +203,8 @@ def evidence_of(state: ContractState, place: Place, now: float) -> Evidence:
     alarm = _alarm(state, cell, series, now, opposite)
     if absence or series is None:
         return Evidence(cell, clause, _nothing, absence, alarm, observed=observed)
-    windows = _Windows(series, now, opposite)
-    parts = windows.parts if opposite is None else None
-    broken = assumption_broken(state, place, now)
-    return Evidence(cell, clause, windows.sample, alarm=alarm, parts=parts, broken=broken)
+    sample, broken = partial(_sample, series, now, opposite), assumption_broken(state, place, now)
+    return Evidence(cell, clause, sample, alarm=alarm, broken=broken)
 
 
 def assumption_broken(state: ContractState, place: Place, now: float) -> str:
@@ -389,24 +370,11 @@ def _opposite(state: ContractState, clause: Clause, slice: str, pair: Pair) -> S
     return None if name is None else state.pairs(name, slice).get(pair) or state.empty_series()
 
 
-class _Windows:
-    """Window contents by which a cell is judged."""
-
-    __slots__ = ("_histories", "_now", "_opposite")
-
-    def __init__(self, series: Series, now: float, opposite: Series | None) -> None:
-        self._histories, self._now, self._opposite = series.histories, now, opposite
-
-    def sample(self, window: Window) -> Binned:
-        own = self._histories[SHORT if window == "short" else LONG].binned(self._now)
-        return (
-            own
-            if self._opposite is None
-            else replace(own, opposite=_Windows(self._opposite, self._now, None).sample(window))
-        )
-
-    def parts(self, window: Window) -> tuple[Histogram, ...]:
-        return self._histories[SHORT if window == "short" else LONG].parts(self._now)
+def _sample(series: Series, now: float, opposite: Series | None, window: Window) -> Binned:
+    """Return what a window holds of a series, and of its opposite."""
+    number = SHORT if window == "short" else LONG
+    own = series.histories[number].binned(now)
+    return own if opposite is None else replace(own, opposite=opposite.histories[number].binned(now))
 
 
 def _alarm(
@@ -433,7 +401,7 @@ def _sample_since(
     seen, held = state.contract.observability, state.evidence.cells[cell]
     length = seen.window if window == "short" else max(seen.window, seen.long_window)
     if now - held.peak >= length:
-        return _Windows(series, now, opposite).sample(window)
+        return _sample(series, now, opposite, window)
     if opposite is None:
         return held.binned_after()
     other = state.evidence.cells.get(other_side(cell))

@@ -18,15 +18,13 @@ from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL, PLACES, UNJUDGED, Scalar
 from kc_otel.contract.words import FAILS_CHECKS, listed
 from kc_otel.judge.assumptions import sampling_notes
-from kc_otel.judge.causes import causes_of
-from kc_otel.judge.cell_columns import CellColumns
-from kc_otel.judge.cell_evidence import Evidence
+from kc_otel.judge.causes import causes_of, drift_by_place
+from kc_otel.judge.cell_columns import CellColumns, Verdicts
 from kc_otel.judge.cells import Place, evidence_of
 from kc_otel.judge.column_message import ColumnMessage
 from kc_otel.judge.columns.stream_columns import StreamColumns
 from kc_otel.judge.columns.stream_rows import RowContent
 from kc_otel.judge.contract_state import ContractState
-from kc_otel.judge.drift_by_place import drift_by_place
 from kc_otel.judge.facts import KernelInfo, KernelVersions, WorstBatch, WorstBatches, examples_in
 from kc_otel.judge.faults import Faults, decide_apart, unjudged
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
@@ -51,8 +49,7 @@ from kc_otel.judge.refused_points import OUTCOME_SENTENCES, Missing, missing, se
 from kc_otel.judge.series import Listening, Pair, Series, SeriesKey
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Causes, Cell, Evaluation, Status, Verdict
-from kc_otel.judge.verdict_sequence import Verdicts
-from kc_otel.judge.verdicts import Memo, decide
+from kc_otel.judge.verdicts import Evidence, Memo, decide
 from kc_otel.stats import Binned, ExponentialHistogram, Interval
 
 _REJECTED: Final = frozenset(

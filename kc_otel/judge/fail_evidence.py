@@ -17,7 +17,7 @@ rests on all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -317,9 +317,7 @@ class FailEvidence:
         gains[unmoved] = 0.0
         whole: dict[Cell, list[Histogram]] = {}
         if apart:
-            of = self._parts_of(
-                {cells[place] for place in apart}, zip(found.cells, found.parts.tolist(), strict=True), columns, more
-            )
+            of = self._parts_of({cells[place] for place in apart}, found, columns, more)
             for place in apart:
                 whole[cells[place]] = self._of_all_recorders(cells[place], gains[place], of[cells[place]], now, shared)
         rows = self._rows[numbers]
@@ -333,9 +331,7 @@ class FailEvidence:
         self._rows[numbers] = rows
         alarms = {cells[row]: held[row] for row in np.flatnonzero(reached).tolist()}
         if self.alarmed or alarms:
-            parts = self._parts_of(
-                self.alarmed.keys() | alarms, zip(found.cells, found.parts.tolist(), strict=True), columns, more
-            )
+            parts = self._parts_of(self.alarmed.keys() | alarms, found, columns, more)
             whole |= {cells[place]: [] for place in unmoved}
             parts = {cell: taken for cell, those in parts.items() if (taken := whole.get(cell, those))}
             self._follow_peaks(parts, now)
@@ -373,15 +369,7 @@ class FailEvidence:
         columns: HistogramColumns,
         more: Sequence[tuple[Cell, Sequence[Histogram]]],
     ) -> Floats:
-        """Return the gain of each bet on the new observations [cells, bets].
-
-        Args:
-            cells: The cells.
-            numbers: Of their rows [cells].
-            found: The first of them, which have columns.
-            columns: Those.
-            more: Histograms by themselves, by cell.
-        """
+        """Return the gain of each bet on the new observations [cells, bets]; the first cells are those of `found`."""
         gains = np.zeros((numbers.size, BETS.size))
         gains[: found.parts.size] = math.nan
         some = columns if found.plain else columns.taken(found.parts)
@@ -410,13 +398,13 @@ class FailEvidence:
     def _parts_of(
         self,
         wanted: Collection[Cell],
-        found: Iterable[tuple[Cell, int]],
+        found: _Arrivals,
         columns: HistogramColumns | None,
         more: Sequence[tuple[Cell, Sequence[Histogram]]],
     ) -> dict[Cell, list[Histogram]]:
         """Return the new observations of some cells."""
         new: dict[Cell, list[Histogram]] = {}
-        for cell, part in found:
+        for cell, part in zip(found.cells, found.parts.tolist(), strict=True):
             if cell in wanted and columns is not None:
                 new.setdefault(cell, []).append(columns[part])
         for cell, parts in more:

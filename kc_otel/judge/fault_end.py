@@ -93,7 +93,7 @@ class Fault:
         self.run = _both(self.run, new)
         if self.recovery is not None:
             wealth, level, cap = self.recovery
-            values, counts = test.at_most(new.binned())
+            values, counts = test.in_limits(new.binned(), most=True)
             wealth = wealth + counts @ np.log1p(_BETS / (cap - level) * (level - np.minimum(values, cap))[:, None])
             self.recovery, self.recent = Recovery(wealth, level, cap), _both(self.recent, new)
             won = self.recovery.won
@@ -131,7 +131,7 @@ class Fault:
 def _mean(sample: Histogram, test: MeanTest) -> float:
     """Mean in limits: halfway between the least and the most that the observations can count for."""
     binned = sample.binned()
-    sides = (test.in_limits(binned), test.at_most(binned))
+    sides = (test.in_limits(binned), test.in_limits(binned, most=True))
     return float(sum(values @ counts / counts.sum() for values, counts in sides)) / 2.0
 
 

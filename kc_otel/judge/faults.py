@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import Final
 
 from kc_otel.contract.model import Contract
-from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.verdict import Cell, Verdict
-from kc_otel.judge.verdicts import Memo, decide
+from kc_otel.judge.verdicts import Evidence, Memo, decide
 
 _log: Final = logging.getLogger(__name__)
 _MAX_QUOTED_CHARACTERS: Final = 200

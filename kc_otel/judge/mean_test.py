@@ -47,27 +47,18 @@ class MeanTest:
     cap: float = math.inf
     top: float | None = None
 
-    def in_limits(self, sample: Binned) -> tuple[Floats, Floats]:
-        """The least that observations can count for, in units of the limit, and how many there are of each [k], [k]."""
+    def in_limits(self, sample: Binned, *, most: bool = False) -> tuple[Floats, Floats]:
+        """The least that observations count for, or the most, in limits, and how many there are of each [k], [k]."""
         if self.above is not None:
-            surely = surely_above(sample, self.above)
-            return np.array([0.0, 1.0 / self.limit]), np.array([sample.total - surely, surely], dtype=np.float64)
-        if self.top is not None:
-            values = self.top - np.minimum(sample.upper, self.top)
-        else:
-            values = np.clip(sample.lower, self.low, self.cap) - self.low
-        return values / self.limit, sample.count.astype(np.float64)
+            over = sample.count[sample.upper > self.above].sum() if most else surely_above(sample, self.above)
+            return np.array([0.0, 1.0 / self.limit]), np.array([sample.total - over, over], dtype=np.float64)
+        edges = sample.upper if most == (self.top is None) else sample.lower
+        return self._of_edges(edges), sample.count.astype(np.float64)
 
-    def at_most(self, sample: Binned) -> tuple[Floats, Floats]:
-        """The most that observations can count for, in units of the limit, and how many there are of each [k], [k]."""
-        if self.above is not None:
-            possibly = float(sample.count[sample.upper > self.above].sum())
-            return np.array([0.0, 1.0 / self.limit]), np.array([sample.total - possibly, possibly])
+    def _of_edges(self, edges: Floats) -> Floats:
         if self.top is not None:
-            values = self.top - np.minimum(sample.lower, self.top)
-        else:
-            values = np.clip(sample.upper, self.low, self.cap) - self.low
-        return values / self.limit, sample.count.astype(np.float64)
+            return (self.top - np.minimum(edges, self.top)) / self.limit
+        return (np.minimum(np.maximum(edges, self.low), self.cap) - self.low) / self.limit
 
     @property
     def top_in_limits(self) -> float:
@@ -98,9 +89,7 @@ class MeanTest:
         return self._gain_at(shared[int(self.top is not None)])
 
     def _gain_at(self, edges: Floats) -> Floats:
-        if self.top is not None:
-            return _gain((self.top - np.minimum(edges, self.top)) / self.limit)
-        return _gain((np.minimum(np.maximum(edges, self.low), self.cap) - self.low) / self.limit)
+        return _gain(self._of_edges(edges))
 
 
 def _gain(values: Floats) -> Floats:
@@ -138,13 +127,9 @@ def mean_test(clause: Clause, assumptions: Assumptions, slice: str = ALL) -> Mea
         return _share((at - low) / (high - low), (low + high) / 2.0)
     if scale < 0.0:
         top = min(high, clause.cap or math.inf)
-        return _mean(top - at, MeanTest(math.nan, top=top)) if math.isfinite(top) else None
-    return _mean(at - low, MeanTest(math.nan, low=low, cap=min(high, cap))) if math.isfinite(low) else None
+        return MeanTest(top - at, top=top) if 0.0 < top - at < math.inf else None
+    return MeanTest(at - low, low=low, cap=min(high, cap)) if 0.0 < at - low < math.inf else None
 
 
 def _share(limit: float, above: float) -> MeanTest | None:
     return MeanTest(limit, above=above) if 0.0 < limit < 1.0 else None
-
-
-def _mean(limit: float, test: MeanTest) -> MeanTest | None:
-    return MeanTest(limit, low=test.low, cap=test.cap, top=test.top) if 0.0 < limit < math.inf else None

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
 
 import pydantic_core
 from pydantic import TypeAdapter
 
 Value = TypeVar("Value")
-_ADAPTERS: Final[dict[Any, TypeAdapter[Any]]] = {}
-"""Made when they are first asked for, and never again: they are slow to make."""
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""Adapters are slow to make."""
 
 
 def to_json(value: Any) -> str:
@@ -60,9 +62,3 @@ def read_plain(kind: type[Value], plain: Any) -> Value:
 def finite_or_none(value: float) -> float | None:
     """The number, or None for nan and infinities, which JSON for other people cannot carry."""
     return value if math.isfinite(value) else None
-
-
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]

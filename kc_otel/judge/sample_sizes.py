@@ -1,23 +1,38 @@
-"""Minimum observations for a clause to PASS at all, with two identical kernels.
+"""How many observations clauses take: to PASS at all, until an early stop typically, and what a slice's traffic has.
 
-Real kernels need more. The number comes from the evaluator's own interval, asked with equal log-probabilities.
+Nothing is simulated: the evaluator's bounds are asked about samples. The fewest for a PASS are those of two identical
+kernels; real ones need more. A typical sample varies as much as it is large (an exponential law: a coefficient of
+variation of 1), and has the expected shares; half of all gates take more.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from kc_otel.contract.clause import Clause
+from kc_otel.contract.errors import LintFinding
+from kc_otel.contract.limits import factors
 from kc_otel.contract.model import Contract
-from kc_otel.contract.registry.clause_metrics import Unit
+from kc_otel.contract.registry.clause_metrics import DERIVED, Unit
+from kc_otel.contract.slices import ALL
+from kc_otel.contract.units import format_duration
+from kc_otel.judge.mean_test import mean_test
 from kc_otel.judge.statistics import clause_interval, samples_needed
 from kc_otel.stats import Binned
 
-_MAX_OBSERVATIONS: Final = 10**12
+TRUTHS: Final = (0.5, 0.8, 2.0)
+"""Truth in limits for which sizes are said: what to expect, the worst that one should plan for, and a fault."""
+_MOST_TO_PASS: Final = 10**12
+_MOST_TYPICAL: Final = 10**8
+_TYPICAL_PRECISION: Final = 100
+"""A typical number is exact to one part in so many."""
+_LAW_POINTS: Final = 1000
+"""Points of the law that stand for more observations than that."""
 _ONE_AT_BEST: Final = frozenset({"ratio", "geometric_ratio", "support_deficit"})
 """Metrics that are computed from values which are 1, and not 0, where the kernels are identical."""
 
@@ -47,9 +62,11 @@ def observations_to_pass(contract: Contract, clause: Clause, slice: str) -> Need
     """The fewest observations with which a clause can PASS on a slice."""
     minimum = samples_needed(clause, contract.observability)
     name = contract.observability.minimum(clause)[0] if minimum > 1 else ""
-    quantity = clause.quantity
-    unit = "request" if quantity is None else str(quantity.per)
-    return Needed(clause.id, slice, _fewest(contract, clause, slice), unit, minimum, name)
+    return Needed(clause.id, slice, _fewest(contract, clause, slice), _unit(clause), minimum, name)
+
+
+def _unit(clause: Clause) -> str:
+    return "request" if clause.quantity is None else str(clause.quantity.per)
 
 
 def _fewest(contract: Contract, clause: Clause, slice: str) -> int | None:
@@ -58,7 +75,7 @@ def _fewest(contract: Contract, clause: Clause, slice: str) -> int | None:
     value = 1.0 if clause.metric in _ONE_AT_BEST else 0.0
 
     def passes(count: int) -> bool:
-        sample = _identical(value, count)
+        sample = _binned(np.array([value]), np.array([count]))
         interval = clause_interval(clause, contract.assumptions, sample, alpha_lower=alpha, alpha_upper=alpha)
         return interval.upper <= limit
 
@@ -66,29 +83,20 @@ def _fewest(contract: Contract, clause: Clause, slice: str) -> int | None:
         return 1 if value <= clause.parsed_statistic.argument else None
     if clause.parsed_statistic.kind == "max" or (clause.quantity is not None and clause.quantity.per is Unit.BATCH):
         return 1 if value <= limit else None
-    high = 2
-    while not passes(high):
-        high *= 2
-        if high > _MAX_OBSERVATIONS:
+    return _least(passes, 2, _MOST_TO_PASS, _MOST_TO_PASS)
+
+
+def _least(decided: Callable[[int], bool], first: int, most: int, precision: int) -> int | None:
+    """Return the least number from `first` on that decides, to one part in `precision`; None where `most` does not."""
+    low = high = first
+    while not decided(high):
+        low, high = high, 2 * high
+        if high > most:
             return None
-    low = high // 2
-    while high - low > 1:
+    while high - low > max(1, low // precision):
         middle = (low + high) // 2
-        low, high = (low, middle) if passes(middle) else (middle, high)
+        low, high = (low, middle) if decided(middle) else (middle, high)
     return high
-
-
-def _identical(value: float, count: int) -> Binned:
-    edge = np.array([value])
-    return Binned(
-        lower=edge,
-        upper=edge,
-        count=np.array([count], dtype=np.int64),
-        total=count,
-        sum=value * count,
-        minimum=value,
-        maximum=value,
-    )
 
 
 def rounded(number: int) -> int:
@@ -101,3 +109,174 @@ def rounded(number: int) -> int:
         return 0
     unit = int(10 ** max(0, math.floor(math.log10(number)) - 1))
     return -(-number // unit) * unit
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalSizes:
+    """Typical observations for one cell of a gate.
+
+    Attributes:
+        clause: Its id.
+        slice: The slice.
+        unit: Unit of an observation.
+        sizes: Observations for each of `TRUTHS`; None where no such number is known.
+    """
+
+    clause: str
+    slice: str
+    unit: str
+    sizes: tuple[int | None, ...]
+
+
+def typical_sizes(contract: Contract) -> tuple[TypicalSizes, ...]:
+    """Return the typical observations of each clause on each slice."""
+    found = []
+    for clause in contract.clauses:
+        known: dict[float, tuple[int | None, ...]] = {}
+        for slice in contract.slices_for(clause):
+            limit = clause.limit_for(slice)
+            if limit not in known:
+                known[limit] = tuple(typical_size(contract, clause, slice, truth) for truth in TRUTHS)
+            found.append(TypicalSizes(clause.id, slice, _unit(clause), known[limit]))
+    return tuple(found)
+
+
+def typical_size(contract: Contract, clause: Clause, slice: str, truth: float) -> int | None:
+    """Observations after which a clause is typically decided; None where its statistic says nothing of that.
+
+    Args:
+        contract: The contract: its confidence, its minima, and the number of its cells.
+        clause: One of its clauses.
+        slice: The slice whose limit counts.
+        truth: True value of the statistic, in limits: below 1 the clause is to PASS, above 1 to FAIL.
+    """
+    sample = _typical(contract, clause, slice, truth)
+    if sample is None:
+        return None
+    alpha = (1.0 - contract.observability.confidence) / 2.0
+    cells = len(contract.clauses) * (1 + len(contract.slices))
+    limit, assumptions = clause.limit_for(slice), contract.assumptions
+
+    def decided(count: int) -> bool:
+        bounds = clause_interval(
+            clause, assumptions, sample(count), alpha_lower=alpha / cells, alpha_upper=alpha, anytime=True
+        )
+        return bounds.upper <= limit if truth < 1.0 else bounds.lower > limit
+
+    first = max(samples_needed(clause, contract.observability), 2)
+    return _least(decided, first, _MOST_TYPICAL, _TYPICAL_PRECISION)
+
+
+def _typical(contract: Contract, clause: Clause, slice: str, truth: float) -> Callable[[int], Binned] | None:
+    """A typical sample of each size, where the statistic is `truth` limits."""
+    statistic, limit, quantity = clause.parsed_statistic, clause.limit_for(slice), clause.quantity
+    per = None if quantity is None else quantity.per
+    if statistic.kind == "max" or per is Unit.BATCH or limit <= 0.0 or clause.metric == "support_deficit":
+        return None
+    if statistic.kind == "fraction":
+        return _with_share(truth * limit, statistic.argument, statistic.argument + 1.0)
+    if statistic.kind == "quantile":
+        return _with_share((1.0 - statistic.argument) ** (1.0 / truth), limit / 2.0, 2.0 * limit)
+    scale, offset = factors(clause.metric, contract.assumptions) if clause.metric in DERIVED else (1.0, 0.0)
+    mean = (truth * limit - offset) / scale
+    if quantity is not None and quantity.two_valued:
+        return _with_share((mean - quantity.low) / (quantity.high - quantity.low), quantity.low, quantity.high)
+    if quantity is not None and quantity.low < 0.0:
+        return None
+    return _exponential(mean, math.inf if quantity is None else quantity.high) if mean > 0.0 else None
+
+
+def _with_share(share: float, low: float, high: float) -> Callable[[int], Binned] | None:
+    """Samples of two values, the higher one with a share."""
+    if not 0.0 < share < 1.0:
+        return None
+
+    def sample(count: int) -> Binned:
+        above = round(share * count)
+        return _binned(np.array([low, high]), np.array([count - above, above]))
+
+    return sample
+
+
+def _exponential(mean: float, high: float) -> Callable[[int], Binned]:
+    """Samples of an exponential law, cut at the largest value that there is."""
+
+    def sample(count: int) -> Binned:
+        points = min(count, _LAW_POINTS)
+        values = -np.log1p(-(np.arange(points) + 0.5) / points)
+        ends = np.linspace(0, count, points + 1).astype(np.int64)
+        return _binned(np.minimum(values * (mean / values.mean()), high), np.diff(ends))
+
+    return sample
+
+
+def _binned(values: np.ndarray, counts: np.ndarray) -> Binned:
+    there = counts > 0
+    values, counts = values[there], counts[there]
+    return Binned(
+        lower=values,
+        upper=values,
+        count=counts.astype(np.int64),
+        total=int(counts.sum()),
+        sum=float(values @ counts),
+        minimum=float(values[0]),
+        maximum=float(values[-1]),
+    )
+
+
+def undecided_by_traffic(contract: Contract, traffic: Mapping[str, float]) -> tuple[LintFinding, ...]:
+    """Warnings about clauses that a slice's traffic cannot decide, even where the kernels are identical.
+
+    Args:
+        contract: The contract.
+        traffic: Sequences an hour, each of a prompt of its own, by slice.
+
+    Raises:
+        ValueError: If the contract has no such slice, or a rate is not above 0.
+    """
+    for slice, rate in traffic.items():
+        if slice not in {ALL, *contract.slices}:
+            raise ValueError(
+                f"traffic: the contract has no slice {slice!r}; there are {', '.join((ALL, *contract.slices))}"
+            )
+        if not rate > 0.0:
+            raise ValueError(f"traffic: {rate:g} sequences an hour on {slice} decide nothing; leave the slice out")
+    sections = (("numerical", contract.numerical), ("statistical", contract.statistical), ("runtime", contract.runtime))
+    return tuple(
+        finding
+        for section, clauses in sections
+        for number, clause in enumerate(clauses)
+        for finding in _findings(contract, clause, (section, number), traffic)
+    )
+
+
+def _findings(
+    contract: Contract, clause: Clause, here: tuple[str, int], traffic: Mapping[str, float]
+) -> Iterator[LintFinding]:
+    span = max(contract.observability.long_window, contract.observability.window)
+    for slice, rate in traffic.items():
+        held = _in_window(contract, clause, rate * span / 3600.0)
+        if held is None:
+            continue
+        needed = observations_to_pass(contract, clause, slice)
+        takes = None if needed.observations is None else max(needed.observations, needed.minimum)
+        if takes is not None and takes <= held:
+            continue
+        most = "no number of observations is enough" if takes is None else f"it takes {rounded(takes):,} {needed.unit}s"
+        where = f"on {slice} no PASS is possible: {most}, and {format_duration(span)} has {held:,.0f}"
+        if mean_test(clause, contract.assumptions, slice) is None:
+            said = f"{where}; and a FAIL stays forever, because only a PASS ends it for this statistic"
+        else:
+            said = f"{where}; an incident still ends once its fault is refuted, but a promotion waits forever"
+        yield LintFinding(
+            (*here, "limit"), f"{said}; loosen the limit, cap the mean, or lengthen long_window", "warning"
+        )
+
+
+def _in_window(contract: Contract, clause: Clause, sequences: float) -> float | None:
+    """Observations among so many sequences; None where that cannot be told."""
+    per = None if clause.quantity is None else clause.quantity.per
+    if per is Unit.SEQUENCE or per is Unit.PROMPT:
+        return sequences
+    horizon = contract.assumptions.horizon
+    return sequences * horizon if per is Unit.TOKEN and horizon is not None else None

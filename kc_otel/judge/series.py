@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import UNJUDGED
 from kc_otel.judge.histograms import Histogram
-from kc_otel.judge.pane_history import PaneHistory
-from kc_otel.judge.panes import PaneColumns, PaneGrid
+from kc_otel.judge.panes import PaneColumns, PaneGrid, PaneHistory
 from kc_otel.judge.window_rows import WindowRows
 
 SHORT: Final = 0

@@ -7,28 +7,148 @@ pass. Where observations are followed as they arrive, a FAIL rests on what they 
 passes, or until it is refuted that the fault is as it was (`fault_end`). Where they are judged once, as in a gate, or
 nothing of the kind can be held, it rests on an interval too, and Holm's procedure over all such cells keeps the chance
 of any false FAIL within alpha.
+
+A reason names the observations that an undecided cell lacks. A PASS on the mean of what may be far above its limit
+needs many: one that was not seen may be as far off as the quantity allows. A cap bounds that, and the reason says what
+a cap would give.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Final, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
 
+from kc_otel.contract.clause import About, Clause
 from kc_otel.contract.model import Contract
-from kc_otel.judge.cell_evidence import Evidence, JudgedWindow, Terms, Window
+from kc_otel.contract.registry.clause_metrics import QUANTITIES, Unit
+from kc_otel.contract.units import format_duration
 from kc_otel.judge.input_faults import INVALID_INPUT
-from kc_otel.judge.statistics import clause_interval, intervals_of_rows
+from kc_otel.judge.sample_sizes import rounded
+from kc_otel.judge.statistics import clause_interval, samples_needed
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.judge.verdict_reasons import reason_of
-from kc_otel.stats import Binned, ExponentialHistogram, Interval, holm
-from kc_otel.stats.histogram_rows import rows_of
+from kc_otel.stats import Binned, Interval, holm
 
-_MIN_CELLS_TOGETHER: Final = 8
-"""Cells of a clause from which on their intervals are computed together."""
+Window = Literal["short", "long"]
+_NAMED_UNITS: Final = frozenset({Unit.SEQUENCE, Unit.PROMPT, Unit.STEP})
+"""Units that sentences name; other observations are samples."""
 _MEMO_INTERVALS: Final = 4
 """Intervals per cell that a memo keeps: two windows, and as many of cells that are gone."""
+_DISTANCES: Final = frozenset(
+    key for key, quantity in QUANTITIES.items() if quantity.low == 0.0 and key not in {"ratio", "geometric_ratio"}
+) - {"weights_lag", "updates_rounded_away"}
+"""Metrics that are 0 where the two kernels agree, and above 0 where they differ."""
+_SIZE_FACTOR: Final = 4
+"""Times as many observations for which an interval is computed to see how it narrows."""
+_SLOW_NARROWING: Final = 0.75
+"""Part of its width that an interval keeps with four times as many, above which it may not narrow to a point."""
+_CAP_IN_LIMITS: Final = 5.0
+"""The cap that is advised, in limits: a tenth of the observations decide such a mean."""
+_WORTH_A_CAP: Final = 0.5
+"""Part of the distance from the estimate to its upper bound that a cap has to leave at most to be advised."""
+_FAR_POWER: Final = 10
+"""Power of `_SIZE_FACTOR` that stands for as many observations as one likes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Evidence against a cell's limit, where its observations are followed over time.
+
+    Attributes:
+        share: In 0..1, of what an alarm takes; nan where nothing can be held.
+        failing: Whether it was 1, and nothing has cleared the cell since.
+        since: Content of a window after it was last 1; None where a window cannot reach back to that.
+        ended: Whether what it was 1 for has ended: "still as it was" is refuted, and what came since keeps the limit.
+        improved: Mean of a fault that has not ended before and after it improved last, in limits.
+    """
+
+    share: float
+    failing: bool
+    since: Callable[[Window], Binned] | None = None
+    ended: bool = False
+    improved: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything known about a cell at the time it is judged.
+
+    Attributes:
+        cell: The cell.
+        clause: Its clause.
+        sample: The observations in a window, the same object until they change; asked for only where they are needed.
+        absence: Why there is nothing to judge, as a sentence; empty when there is something.
+        alarm: Evidence against the limit; None where samples are judged once.
+        observed: Whether any observation is remembered, of the windows or from before them.
+        anytime: Whether the sample is looked at as it grows, so that its bounds have to hold at all sizes at once.
+        broken: Which assumption of the clause the data breaks, in words: it does not PASS then.
+    """
+
+    cell: Cell
+    clause: Clause
+    sample: Callable[[Window], Binned]
+    absence: str = ""
+    alarm: Alarm | None = None
+    observed: bool = True
+    anytime: bool = False
+    broken: str = ""
+
+    @property
+    def detected(self) -> bool:
+        """True if a FAIL rests on the evidence held against the limit."""
+        return self.alarm is not None and not math.isnan(self.alarm.share)
+
+    @property
+    def failing(self) -> bool:
+        """True if the evidence against the limit was enough for an alarm and nothing has cleared the cell since."""
+        return self.detected and self.alarm is not None and self.alarm.failing
+
+
+class Terms(NamedTuple):
+    """Terms of a clause on a slice.
+
+    Attributes:
+        limit: In the unit of its metric.
+        needed: Observations without which it cannot pass.
+        allows_none: Whether one observation breaks the promise, and while none does it holds: no sample bounds a share
+            by 0.
+        fails_at_once: Whether too few observations to pass may be enough to fail: what was observed above a maximum is
+            a fact, while a few below it say nothing of the next.
+        what: Name of the observations, in the plural.
+        about: Subject of the verdict's sentence.
+    """
+
+    limit: float
+    needed: int
+    allows_none: bool
+    fails_at_once: bool
+    what: str
+    about: About
+
+    @classmethod
+    def of(cls, contract: Contract, clause: Clause, slice: str) -> Terms:
+        """The terms of a clause on a slice."""
+        none, quantity = clause.allows_none(slice), clause.quantity
+        return cls(
+            limit=clause.limit_for(slice),
+            needed=samples_needed(clause, contract.observability),
+            allows_none=none,
+            fails_at_once=none or clause.parsed_statistic.kind == "max",
+            what=f"{quantity.per}s" if quantity is not None and quantity.per in _NAMED_UNITS else "samples",
+            about=clause.about,
+        )
+
+
+class JudgedWindow(NamedTuple):
+    """A cell on one window."""
+
+    evidence: Evidence
+    window: Window
+    terms: Terms
+    level: float
+    interval: Interval
+    status: Status
 
 
 def _status(item: Evidence, terms: Terms, interval: Interval) -> Status:
@@ -43,7 +163,7 @@ class Memo:
     """Intervals of samples that have not changed since they were computed, and what the clauses of one contract say."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Cell, Window], tuple[object, float, float, Interval]] = {}
+        self._kept: dict[tuple[Cell, Window], tuple[Binned, float, float, Interval]] = {}
         self._terms: dict[tuple[str, str], Terms] = {}
 
     def terms(self, contract: Contract, item: Evidence) -> Terms:
@@ -58,43 +178,20 @@ class Memo:
         self, contract: Contract, item: Evidence, window: Window, alpha_lower: float, alpha_upper: float
     ) -> Interval:
         """A cell's interval on a window."""
-        sample = item.sample(window) if item.parts is None else item.parts(window)
+        sample = item.sample(window)
         kept = self._kept.get((item.cell, window))
         if kept is not None and _same(kept[0], sample) and kept[1] == alpha_lower and kept[2] == alpha_upper:
             return kept[3]
         interval = clause_interval(
             item.clause,
             contract.assumptions,
-            sample if isinstance(sample, Binned) else item.sample(window),
+            sample,
             alpha_lower=alpha_lower,
             alpha_upper=alpha_upper,
             anytime=item.anytime,
         )
         self._kept[item.cell, window] = (sample, alpha_lower, alpha_upper, interval)
         return interval
-
-    def compute(
-        self, contract: Contract, items: Iterable[Evidence], window: Window, alpha_lower: float, alpha_upper: float
-    ) -> None:
-        """Compute the intervals of many cells at once, where they are of exponential histograms and not yet known."""
-        by_clause: dict[str, list[tuple[Evidence, tuple[ExponentialHistogram, ...]]]] = {}
-        for item in items:
-            if item.parts is None or item.anytime:
-                continue
-            parts, kept = item.parts(window), self._kept.get((item.cell, window))
-            known = kept is not None and kept[0] is parts and kept[1] == alpha_lower and kept[2] == alpha_upper
-            if parts and not known and isinstance(parts[0], ExponentialHistogram):  # and with it the others
-                exponential = cast("tuple[ExponentialHistogram, ...]", parts)
-                by_clause.setdefault(item.clause.id, []).append((item, exponential))
-        for asked in by_clause.values():
-            for rows in rows_of([parts for _, parts in asked]) if len(asked) >= _MIN_CELLS_TOGETHER else ():
-                found = intervals_of_rows(
-                    asked[0][0].clause, contract.assumptions, rows, alpha_lower=alpha_lower, alpha_upper=alpha_upper
-                )
-                for place, interval in zip(rows.places.tolist(), found or (), strict=found is not None):
-                    if interval is not None:
-                        item, parts = asked[place]
-                        self._kept[item.cell, window] = (parts, alpha_lower, alpha_upper, interval)
 
     def clear(self) -> None:
         """Start over."""
@@ -126,7 +223,6 @@ def decide(
     decided = {case.evidence.cell: case for case in _judged(contract, once, "short", alpha, len(once), memo)}
     open_ = [item for item in once if decided[item.cell].status is Status.INCONCLUSIVE]
     decided.update({case.evidence.cell: case for case in _judged(contract, open_, "long", alpha, len(once), memo)})
-    memo.compute(contract, followed, "short", alpha, alpha)
     decided.update({item.cell: _followed(contract, item, alpha, memo) for item in followed})
     return tuple(
         _silence(contract, item, now, memo) if item.absence else verdict_of(contract, decided[item.cell], alpha, now)
@@ -137,7 +233,7 @@ def decide(
 def _followed(contract: Contract, item: Evidence, alpha: float, memo: Memo) -> JudgedWindow:
     """A cell whose observations are followed: windows that begin after the last alarm, or why it still fails."""
     assert item.alarm is not None
-    recent = item if item.alarm.since is None else replace(item, sample=item.alarm.since, parts=None)
+    recent = item if item.alarm.since is None else replace(item, sample=item.alarm.since)
     case = _case(contract, recent, "short", alpha, alpha, memo)
     # The longer window does not take back a breach in this one.
     above = case.interval.lower > case.terms.limit and case.interval.samples >= case.terms.needed
@@ -157,7 +253,6 @@ def _judged(
     if not evidence:
         return []
     strictest = alpha / family
-    memo.compute(contract, evidence, window, strictest, alpha)
     cases = [_case(contract, item, window, strictest, alpha, memo) for item in evidence]
 
     def fails(case: JudgedWindow) -> Callable[[float], bool]:
@@ -244,9 +339,190 @@ def _silence(contract: Contract, item: Evidence, now: float, memo: Memo) -> Verd
     )
 
 
-def _same(sample: object, other: object) -> bool:
+def _same(sample: Binned, other: Binned) -> bool:
     """Return True if two samples are the same object, or are composed of the same objects."""
-    if sample is other or not (isinstance(sample, Binned) and isinstance(other, Binned)):
-        return sample is other
     together = sample.opposite is not None and sample.opposite is other.opposite
-    return together and sample.count is other.count and sample.lower is other.lower
+    return sample is other or (together and sample.count is other.count and sample.lower is other.lower)
+
+
+def reason_of(contract: Contract, case: JudgedWindow, alpha: float) -> str:
+    """Return the reason for a cell's verdict, in a sentence with its numbers, and what an undecided cell lacks."""
+    interval, limit = case.interval, case.terms.limit
+    seconds = contract.observability.window if case.window == "short" else contract.observability.long_window
+    span = format_duration(seconds)
+    note = f" ({interval.note})" if interval.note else ""
+    what = case.terms.what
+    if case.terms.allows_none and interval.samples and not interval.note:
+        return _counted(contract, case, span)
+    if case.status is Status.FAIL and case.evidence.detected:
+        return _alarmed(contract, case, f"with {interval.samples:,} {what} in {span}{note}")
+    if case.status is Status.FAIL:
+        once = "" if case.evidence.alarm is None or case.terms.fails_at_once else ", in this evaluation alone"
+        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
+        return said + once
+    if case.status is Status.PASS:
+        return pass_reason(interval, limit, what, span)
+    return _undecided(contract, case, alpha, what, span) if interval.samples else f"no {what} in {span}"
+
+
+def pass_reason(interval: Interval, limit: float, what: str, span: str) -> str:
+    """Return the reason for a PASS whose upper bound is within the limit."""
+    note = f" ({interval.note})" if interval.note else ""
+    return f"upper bound {interval.upper:.4g} <= limit {limit:.4g} with {interval.samples:,} {what} in {span}{note}"
+
+
+def _undecided(contract: Contract, case: JudgedWindow, alpha: float, what: str, span: str) -> str:
+    """Return what a cell lacks that is neither within its limit nor beyond it."""
+    interval, limit, needed = case.interval, case.terms.limit, case.terms.needed
+    if case.evidence.broken and interval.upper <= limit:
+        kept_all_the_same = pass_reason(interval, limit, what, span)
+        return f"no PASS, because an assumption does not hold: {case.evidence.broken}; otherwise {kept_all_the_same}"
+    if interval.lower > limit:
+        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g}"
+    elif interval.upper <= limit:
+        said = f"upper bound {interval.upper:.4g} <= limit {limit:.4g}"
+    elif math.isfinite(interval.upper):
+        said = f"upper bound {interval.upper:.4g} > limit {limit:.4g}"
+    else:
+        said = f"no upper bound below limit {limit:.4g}"
+    count = (
+        f"{interval.samples:,} of {needed:,} {what}" if interval.samples < needed else f"{interval.samples:,} {what}"
+    )
+    alarm = case.evidence.alarm
+    since = (
+        "; the fault has ended, but a PASS takes more observations"
+        if alarm is not None and alarm.ended
+        else _improved(case)
+    )
+    if interval.lower > limit and alarm is not None and case.evidence.detected:
+        return f"{said} with {count} in {span}: {100.0 * alarm.share:.0f} % of the evidence for an alarm{since}"
+    parts = (_missing(contract, case, alpha) + since, _with_a_cap(contract, case, alpha))
+    return f"{said} with {count} in {span}: {'; '.join(filter(None, parts))}"
+
+
+def _with_a_cap(contract: Contract, case: JudgedWindow, alpha: float) -> str:
+    """Suggest a cap and the observations that it takes; empty if none is possible or it saves little."""
+    clause, quantity, now = case.evidence.clause, case.evidence.clause.quantity, case.interval
+    cap = _CAP_IN_LIMITS * case.terms.limit
+    if not (
+        quantity is not None
+        and clause.cap is None
+        and clause.parsed_statistic.kind == "mean"
+        and not quantity.two_valued
+        and clause.opposite is None
+        and clause.metric != "support_deficit"
+        and 0.0 < cap < quantity.high
+        and now.estimate <= case.terms.limit < now.upper
+    ):
+        return ""
+    evidence = replace(case.evidence, clause=clause.model_copy(update={"cap": cap}))
+    interval = clause_interval(
+        evidence.clause,
+        contract.assumptions,
+        evidence.sample(case.window),
+        alpha_lower=case.level,
+        alpha_upper=alpha,
+        anytime=evidence.anytime,
+    )
+    if not interval.upper - interval.estimate <= _WORTH_A_CAP * (now.upper - now.estimate):
+        return ""
+    said = f"with `cap: {cap:.4g}` the upper bound is {interval.upper:.4g}"
+    missing = _missing(contract, case._replace(evidence=evidence, interval=interval), alpha)
+    if missing:
+        return f"{said}: {missing}"
+    return said if evidence.broken else f"{said}, a PASS"
+
+
+def _improved(case: JudgedWindow) -> str:
+    """Say how far a fault that continues has improved."""
+    alarm = case.evidence.alarm
+    if alarm is None or alarm.improved is None:
+        return ""
+    before, after = alarm.improved
+    return f"; improved from {before:.3g} to {after:.3g} times the allowed amount, but not ended"
+
+
+def _alarmed(contract: Contract, case: JudgedWindow, samples: str) -> str:
+    """Return the reason for a FAIL of followed observations, and the rate of false alarms."""
+    interval, limit = case.interval, case.terms.limit
+    alarm = case.evidence.alarm
+    assert alarm is not None
+    if interval.lower > limit:
+        said = f"lower bound {interval.lower:.4g} > limit {limit:.4g} {samples}"
+    elif interval.estimate > limit:
+        said = f"estimate {interval.estimate:.4g} > limit {limit:.4g} {samples}"
+    elif interval.samples:
+        said = f"recent observations are above limit {limit:.4g}; estimate {interval.estimate:.4g} {samples}"
+    else:
+        said = f"limit {limit:.4g} was exceeded"
+    apart = f"false alarms are expected {format_duration(contract.observability.false_alarms)} apart or more"
+    return f"{said}; {apart}" + (_improved(case) or ("" if alarm.share >= 1.0 else "; not cleared yet"))
+
+
+def _counted(contract: Contract, case: JudgedWindow, span: str) -> str:
+    """Return the number of breaches of a promise that allows none, and their upper bound if none was seen.
+
+    With none seen the exact bound 1 - alpha^(1/n) holds for the mean of the conditional probabilities, whatever depends
+    on what: 1{x = 0} / (1 - p) multiplied up is a martingale, so that P(none seen and prod (1 - p) <= alpha) <= alpha.
+    """
+    interval, clause = case.interval, case.evidence.clause
+    quantity, statistic = clause.quantity, clause.parsed_statistic
+    what = f"{quantity.per}s" if quantity is not None else "observations"
+    distance = statistic.kind == "mean" or (statistic.argument == 0.0 and clause.metric in _DISTANCES)
+    do = "differ" if distance else f"are above {statistic.argument:g}"
+    said = f"{round(interval.estimate * interval.samples):,} of {interval.samples:,} {what} {do} in {span}"
+    if case.status is Status.FAIL:
+        return f"{said}, and none is allowed to"
+    most = f"at most {interval.upper:.3g} at {100 * contract.observability.confidence:.10g} %"
+    more = f": {case.terms.needed - interval.samples:,} more needed" if case.status is Status.INCONCLUSIVE else ""
+    return f"{said}; {most}{more}"
+
+
+def _missing(contract: Contract, case: JudgedWindow, alpha: float) -> str:
+    """Return what would decide the cell, in words."""
+    few = case.terms.needed - case.interval.samples
+    at_least = f"{few:,} more needed" if few > 0 else ""
+    if case.interval.lower > case.terms.limit or case.interval.upper <= case.terms.limit:
+        return at_least
+    more = _samples_to_decide(contract, case, alpha)
+    if more == math.inf:
+        return "; ".join(filter(None, ("more such observations would not decide it", case.interval.note)))
+    if more is None:
+        return at_least or case.interval.note or "too close to the limit to say how many more are needed"
+    return at_least if more <= few else f"about {rounded(math.ceil(more)):,} more needed"
+
+
+def _samples_to_decide(contract: Contract, case: JudgedWindow, alpha: float) -> float | None:
+    """Observations that are missing for the nearer bound to reach the limit, if what comes is like what came.
+
+    Intervals narrow as a/sqrt(n) + b/n; a and b come from the present one and the one that _SIZE_FACTOR times as many
+    of them would give. Infinity where no number suffices: unknown values, such as missing rewards, keep
+    an interval wide.
+    """
+    now, n = case.interval, case.interval.samples
+    above = now.estimate > case.terms.limit
+    gap = abs(now.estimate - case.terms.limit)
+
+    def half_width(times: int) -> float:
+        found = clause_interval(
+            case.evidence.clause,
+            contract.assumptions,
+            case.evidence.sample(case.window).times(times),
+            alpha_lower=case.level,
+            alpha_upper=alpha,
+            anytime=case.evidence.anytime,
+        )
+        return found.estimate - found.lower if above else found.upper - found.estimate
+
+    half = now.estimate - now.lower if above else now.upper - now.estimate
+    later = half_width(_SIZE_FACTOR)
+    if later > half * _SLOW_NARROWING and half_width(_SIZE_FACTOR**_FAR_POWER) >= gap > 0:
+        return math.inf
+    if not (gap > 0 and math.isfinite(half) and math.isfinite(later) and 0 <= later < half):
+        return None
+    b = max((half - later * math.sqrt(_SIZE_FACTOR)) / (1.0 - 1.0 / math.sqrt(_SIZE_FACTOR)), 0.0)
+    a = max(half - b, 0.0)
+    # gap = a / x + b / x^2 for x = sqrt(n'/n)
+    x = (a + math.sqrt(a * a + 4.0 * b * gap)) / (2.0 * gap)
+    more = n * (x * x - 1.0)
+    return more if 0 < more < 1e12 else None

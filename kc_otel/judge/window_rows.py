@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.judge.pane_history import PaneHistory
-from kc_otel.judge.panes import PaneColumns, PaneContent, PaneGrid
+from kc_otel.judge.panes import PaneColumns, PaneContent, PaneGrid, PaneHistory
 from kc_otel.stats.histogram_columns import HistogramColumns
 from kc_otel.stats.histogram_rows import Bins, HistogramRows
 

@@ -13,9 +13,9 @@ import numpy as np
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.integrations.operators import CaseReport, OperatorPair
-from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.plain_json import for_others
 from kc_otel.judge.verdict import Cell, Verdict
+from kc_otel.judge.verdicts import Evidence
 from kc_otel.offline.gate.recorded_verdicts import on_either_window, verdict_for_others, without_windows
 from kc_otel.offline.python_names import python_name
 from kc_otel.stats import Binned

@@ -42,11 +42,10 @@ from kc_otel.judge.escalation.notices import Notice, NoticeReason
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.webhook_body import alert_body, encode
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.facts import KernelInfo, kernel_names
 from kc_otel.judge.incidents.actions_taken import actions_taken, lifting_commands
 from kc_otel.judge.incidents.incident import Diagnosis, Incident
 from kc_otel.judge.incidents.incident_lifecycle import TrafficSeen, by_urgency, with_diagnosis, with_word
-from kc_otel.judge.kernel_names import kernel_names
 from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, unchecked_offline
 from kc_otel.judge.refused_points import Missing

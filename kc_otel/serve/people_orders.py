@@ -47,8 +47,7 @@ def acknowledge(
     words: dict[str, dict[str, Any]] = {}
     if closed:
         ids = [incident.id for incident in closed]
-        message = f"{by} closed {listed([f'incident {id}' for id in ids])}: {why}"
-        words["closed"] = {"incidents": ids, "by": by, "why": why, "message": message}
+        words["closed"] = _word(by, f"closed {listed([f'incident {id}' for id in ids])}", why, incidents=ids)
         if all(alert.fingerprint in known for alert in meant):
             core.amend(contract, words, now)
             return (), closed
@@ -56,10 +55,8 @@ def acknowledge(
     new = {ack.fingerprint for ack in after.acknowledgements} - known
     taken = tuple(alert for alert in meant if alert.fingerprint in new)
     places = dict.fromkeys(f"{alert.cell.clause} on {place(alert.cell.slice)}" for alert in taken)
-    words["acknowledged"] = {
-        "clause": clause, "slice": slice, "fingerprints": sorted(new), "by": by, "why": why,
-        "message": f"{by} acknowledged {listed(list(places))}: {why}",
-    }  # fmt: skip
+    done = f"acknowledged {listed(list(places))}"
+    words["acknowledged"] = _word(by, done, why, clause=clause, slice=slice, fingerprints=sorted(new))
     core.amend(contract, words, now, people=after)
     return taken, closed
 
@@ -71,10 +68,8 @@ def silence(
     _known(core, contract, clause, slice)
     made = Silence(secrets.token_hex(4), contract, clause, slice, by, why, now, until)
     after = desk.silence(core.people, made)
-    said = {
-        "id": made.id, "clause": clause, "slice": slice, "until": until, "by": by, "why": why,
-        "message": f"{by} silenced {made.where} until {moment(until)}: {why}",
-    }  # fmt: skip
+    done = f"silenced {made.where} until {moment(until)}"
+    said = _word(by, done, why, id=made.id, clause=clause, slice=slice, until=until)
     core.amend(contract, {"silenced": said}, now, people=after)
     return made
 
@@ -82,10 +77,8 @@ def silence(
 def unsilence(core: Core, id: str, by: str, why: str, now: float) -> Silence:
     """End a silence before its time; alerts that still fire are reported with the next evaluation. Returns it."""
     after, ended = desk.unsilence(core.people, id)
-    said = {
-        "id": id, "clause": ended.clause, "slice": ended.slice, "by": by, "why": why,
-        "message": f"{by} ended the silence of {ended.where} by {ended.by}: {why}",
-    }  # fmt: skip
+    done = f"ended the silence of {ended.where} by {ended.by}"
+    said = _word(by, done, why, id=id, clause=ended.clause, slice=ended.slice)
     core.amend(ended.contract, {"unsilenced": said}, now, people=after)
     return ended
 
@@ -96,10 +89,7 @@ def pin(core: Core, contract: str, slice: str, kernel: str, until: float | None,
     made = Pin(contract, slice, kernel, by, why, now, until)
     after = tables.pin(core.decisions, made)
     end = f" until {moment(until)}" if until is not None else ""
-    said = {
-        "slice": slice, "kernel": kernel, "until": until, "by": by, "why": why,
-        "message": f"{by} pinned {place(slice)} to {kernel}{end}: {why}",
-    }  # fmt: skip
+    said = _word(by, f"pinned {place(slice)} to {kernel}{end}", why, slice=slice, kernel=kernel, until=until)
     core.amend(contract, {"pinned": said}, now, decisions=after)
     return made
 
@@ -109,7 +99,7 @@ def unpin(core: Core, contract: str, slice: str | None, by: str, why: str, now: 
     before = core.decisions
     after = tables.unpin(before, contract, slice, now)
     where = "every slice" if slice is None else place(slice)
-    said = {"slice": slice, "by": by, "why": why, "message": f"{by} ended the pin of {where}: {why}"}
+    said = _word(by, f"ended the pin of {where}", why, slice=slice)
     core.amend(contract, {"unpinned": said}, now, decisions=after)
     return len(before.pins) - len(after.pins)
 
@@ -122,7 +112,7 @@ def enable(core: Core, contract: str, endpoint: str, by: str, why: str, now: flo
         raise LookupError(f"contract {contract} has sent nothing to an endpoint {endpoint!r}; {names}")
     if not known[endpoint].disabled:
         raise ValueError(f"{endpoint} is not disabled: its waiting messages are being sent")
-    said = {"endpoint": endpoint, "by": by, "why": why, "message": f"{by} enabled {endpoint} again: {why}"}
+    said = _word(by, f"enabled {endpoint} again", why, endpoint=endpoint)
     core.amend(contract, {"enabled": said}, now, endpoint=endpoint)
     return known[endpoint].waiting
 
@@ -151,6 +141,11 @@ def diagnose(
     found = Diagnosis(now, kind, slice, text, by, hashlib.sha256(content.encode()).hexdigest())
     core.diagnose(incident, found, content, now)
     return found
+
+
+def _word(by: str, done: str, why: str, **fields: Any) -> dict[str, Any]:
+    """Return the data of a person's event."""
+    return {**fields, "by": by, "why": why, "message": f"{by} {done}: {why}"}
 
 
 def _known(core: Core, contract: str, clause: str | None, slice: str | None) -> None:

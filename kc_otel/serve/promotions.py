@@ -17,9 +17,8 @@ from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import Canary, DecisionTable, DirectiveKind, Promoted
 from kc_otel.judge.decisions.table import changed
 from kc_otel.judge.evaluator import Evaluator
-from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.facts import KernelInfo, unlike_declared
 from kc_otel.judge.incidents.incident import Incident, IncidentState
-from kc_otel.judge.kernel_names import unlike_declared
 from kc_otel.judge.promotion import machine, orders
 from kc_otel.judge.promotion.gate_evidence import SectionProblems, of_other_contracts, step_evidence
 from kc_otel.judge.promotion.machine import Moved, share_of
@@ -210,15 +209,7 @@ class Promotions:
     def admit(
         self, contract: str, version: str, record: Mapping[str, Any], by: str, now: float, *, start: bool = False
     ) -> list[Announcement]:
-        """Take the evidence of the offline stage in.
-
-        Args:
-            contract: metadata.name.
-            version: Short fingerprint of the inference kernel version.
-            record: What `kc-otel gate run ... --evidence` wrote.
-            by: Who.
-            now: Unix time, seconds.
-            start: Whether a version that is not known is started, in the same transaction.
+        """Take the evidence of the offline stage in, a record that `kc-otel gate run ... --evidence` wrote; see `tell`.
 
         Raises:
             LookupError: If the version is not on its way.
@@ -418,16 +409,13 @@ def unproven_of(version: str, incidents: Iterable[Incident], silent: str) -> lis
         silent: Sentence about its recorders that fell silent without having shut down; empty for none.
     """
     reasons = [
-        f"incident {incident.id} of it is not over: {incident.headline}; {_lower(incident.state_text)}"
+        f"incident {incident.id} of it is not over: {incident.headline}; {incident.state_text[:1].lower()}"
+        f"{incident.state_text[1:]}"
         for incident in incidents
         if incident.kernel_inference == version and incident.on in {"fail", "invalid-input"}
         if incident.state in {IncidentState.BROKEN, IncidentState.UNPROVEN}
     ]
     return reasons + [silent] * bool(silent)
-
-
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
 
 
 def _announced(promotion: Promotion, severity: str, message: str) -> Announcement:

@@ -14,7 +14,7 @@ from kc_otel.serve.config import ServeConfig, StreamEngine
 from kc_otel.serve.core import Core
 from kc_otel.serve.durable_sink import DurableSink, recover
 from kc_otel.serve.shards.sharded_sink import ShardedSink
-from kc_otel.serve.traffic_recording import TrafficRecording, recording_folder
+from kc_otel.serve.traffic_recording import TrafficRecording
 
 _log: Final = logging.getLogger(__name__)
 
@@ -85,7 +85,8 @@ async def sink_of(core: Core, config: ServeConfig, limits: Limits) -> AsyncItera
     if not config.record:
         yield DurableSink(core)
         return
-    with contextlib.closing(TrafficRecording(recording_folder(state), config.record_limit)) as recording:
+    folder = state.with_name(f"{state.name}-recording")
+    with contextlib.closing(TrafficRecording(folder, config.record_limit)) as recording:
         core.recording = recording
         yield DurableSink(core, recording.received)
 

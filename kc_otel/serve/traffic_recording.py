@@ -24,11 +24,6 @@ _MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 _MAX_BATCH: Final = 256
 
 
-def recording_folder(state: Path) -> Path:
-    """The folder of the recording that belongs to a state file."""
-    return state.with_name(f"{state.name}-recording")
-
-
 class TrafficRecordingError(Exception):
     """The recording cannot be written; the message says what to do."""
 

@@ -12,6 +12,8 @@ from opentelemetry.exporter.otlp.proto.common._internal import _encode_instrumen
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.contract.model import Contract
+from kc_otel.judge.evaluator import Evaluator
+from kc_otel.judge.otlp.sink import ExportResult
 from kc_otel.record.telemetry.export import scope_of
 from tests.tools.contracts import contract_of
 
@@ -119,6 +121,48 @@ def info_request(now: float, value: int, instance: str = "0", version: str = "b"
     said = list(metric.exponential_histogram.data_points[0].attributes)
     metric.gauge.data_points.add(time_unix_nano=ns(now), as_int=value).attributes.extend(said)
     return request
+
+
+def counted(
+    reason: str,
+    count: int,
+    start: float,
+    now: float,
+    pair: tuple[str, str] | None = None,
+    slice: str = "",
+    *,
+    metric: str = "kc.input.invalid",
+    instance: str = "",
+) -> ExportMetricsServiceRequest:
+    """An export of what failed an input check, or was dropped, since `start`."""
+    message = ExportMetricsServiceRequest()
+    resource = message.resource_metrics.add()
+    if instance:
+        resource.resource.attributes.add(key="service.instance.id").value.string_value = instance
+    data = resource.scope_metrics.add().metrics.add(name=metric).sum
+    data.aggregation_temporality, data.is_monotonic = 2, True
+    point = data.data_points.add(start_time_unix_nano=ns(start), time_unix_nano=ns(now), as_int=count)
+    attributes = {"kc.contract": "policy", "kc.reason": reason, **({"kc.slice": slice} if slice else {})}
+    attributes |= zip(("kc.kernel.train", "kc.kernel.inference"), pair or (), strict=False)
+    for name, value in attributes.items():
+        point.attributes.add(key=name).value.string_value = value
+    return message
+
+
+def evaluator_of(*contracts: Contract, columns: bool) -> Evaluator:
+    """An evaluator of contracts, which takes messages as columns where it is asked to and there is machine code."""
+    evaluator = Evaluator(contracts)
+    if columns:
+        evaluator.use_columns()
+    return evaluator
+
+
+def take(evaluator: Evaluator, at: float, *requests: ExportMetricsServiceRequest) -> ExportResult:
+    """Give an evaluator requests, as columns where it uses them; return its answer to the last one."""
+    for request in requests:
+        message = evaluator.columns_of(request.SerializeToString(), 1000)
+        answer = evaluator.ingest_metrics(request if message is None else message, at)
+    return answer
 
 
 def applying(contract: Contract, request: ExportMetricsServiceRequest) -> ExportMetricsServiceRequest:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.judge.cells import evidence
+from kc_otel.judge.cells import SilentPairs, current, evidence_of, places
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.series import Listening
 from kc_otel.judge.verdict import Status, Verdict
@@ -62,7 +62,10 @@ def test_verdicts_at_once_are_those_of_each_cell(seed: int, contract: Any, sende
                 }[metric]
                 evaluator.ingest_metrics(source.request(now, values), now)
         verdicts = evaluator.evaluate(now)[made.name].verdicts
-        cells = list(evidence(evaluator.states[made.name], now, Listening(START)))
+        state = evaluator.states[made.name]
+        silence = SilentPairs(state, now, Listening(START))
+        by_clause = [places(state, clause, current(state, clause, silence)) for clause in made.clauses]
+        cells = [evidence_of(state, place, now) for of_clause in by_clause for place in of_clause]
         seen.append(([*verdicts], decide(made, cells, now)))
     for verdicts, others in seen:
         for verdict, other in zip(verdicts, others, strict=True):

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.judge.escalation.alert_lifecycle import advance
 from kc_otel.judge.escalation.alerts import PolicyState, What
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.verdict import Status
 from kc_otel.stats.surplus import is_surplus
-from tests.judge.conftest import NOW, Sender, make_contract, merge
+from tests.judge.conftest import NOW, Sender, counted, make_contract, merge
 from tests.tools.verdicts import verdicts_of
 
 LADDER = [{"on": "fail", "do": ["notify"]}, {"on": "invalid-input", "do": ["halt"]}]
@@ -38,28 +37,6 @@ class Kernels:
             w = ratios(surplus.get(slice, 0.0), size, rng)
             request = merge(ratio.request(now, w), variation.request(now, np.maximum(1.0 - w, 0.0)))
             evaluator.ingest_metrics(request, now)
-
-
-def counted(
-    contract: str,
-    reason: str,
-    sequences: int,
-    start: float,
-    now: float,
-    pair: tuple[str, str] | None = None,
-    slice: str = "",
-) -> Any:
-    """An export of sequences that failed an input check."""
-    message = ExportMetricsServiceRequest()
-    metric = message.resource_metrics.add().scope_metrics.add().metrics.add(name="kc.input.invalid")
-    metric.sum.aggregation_temporality, metric.sum.is_monotonic = 2, True
-    point = metric.sum.data_points.add(start_time_unix_nano=int(start * 1e9), time_unix_nano=int(now * 1e9))
-    point.as_int = sequences
-    said = [("kc.contract", contract), ("kc.reason", reason)]
-    said += zip(("kc.kernel.train", "kc.kernel.inference"), pair or (), strict=False)
-    for name, value in [*said, *([("kc.slice", slice)] if slice else [])]:
-        point.attributes.add(key=name).value.string_value = value
-    return message
 
 
 def judged(evaluator: Evaluator, now: float) -> dict[str, Any]:
@@ -131,7 +108,7 @@ def test_where_all_that_comes_fails_the_checks_the_cell_is_invalid_input() -> No
     for step in range(40):
         now = NOW + 10.0 * step
         kernels.send(evaluator, now, {}, rng, 400 if step < 20 or step > 35 else 0)
-        evaluator.ingest_metrics(counted("policy", "placeholder", step, NOW, now), now)
+        evaluator.ingest_metrics(counted("placeholder", step, NOW, now), now)
         statuses.append(judged(evaluator, now)["all"].status)
     assert Status.INVALID_INPUT not in statuses[1:20]
     assert {*statuses[27:36]} == {Status.INVALID_INPUT}
@@ -142,7 +119,7 @@ def test_where_all_that_comes_fails_the_checks_the_cell_is_invalid_input() -> No
 def test_a_contract_of_which_nothing_was_ever_measured_says_which_check_fails() -> None:
     """Of a kernel that only sends invalid sequences the cell is INVALID INPUT from the start."""
     evaluator = Evaluator([make_contract(slices={})])
-    evaluator.ingest_metrics(counted("policy", "not_same_tokens", 40, NOW - 10, NOW), NOW)
+    evaluator.ingest_metrics(counted("not_same_tokens", 40, NOW - 10, NOW), NOW)
     verdict = judged(evaluator, NOW + 1)["all"]
     assert verdict.status is Status.INVALID_INPUT
     assert verdict.reason.startswith("INVALID INPUT, not_same_tokens: 40 sequences were not measured. The two sides do")
@@ -152,7 +129,7 @@ def test_what_fails_one_check_on_several_kernels_is_added_up() -> None:
     """The reason counts all that came, whichever pair it is of."""
     evaluator = Evaluator([make_contract(slices={})])
     for name, sequences in (("b", 40), ("c", 2)):
-        message = counted("policy", "not_same_tokens", sequences, NOW - 10, NOW, ("a" * 12, name * 12))
+        message = counted("not_same_tokens", sequences, NOW - 10, NOW, ("a" * 12, name * 12))
         evaluator.ingest_metrics(message, NOW)
     assert "not_same_tokens: 42 sequences were not measured" in judged(evaluator, NOW + 1)["all"].reason
 
@@ -169,7 +146,7 @@ def test_a_kernel_of_which_nothing_is_valid_keeps_its_cells_and_its_alerts_besid
     for step in range(240):
         now = NOW + 10.0 * step
         if step >= 40:
-            evaluator.ingest_metrics(counted("policy", "placeholder", step, NOW, now, ("a" * 12, "b" * 12)), now)
+            evaluator.ingest_metrics(counted("placeholder", step, NOW, now, ("a" * 12, "b" * 12)), now)
         for sender in (*broken, *sound) if step < 40 else sound:
             scale = 0.5 if sender in broken else 0.001
             evaluator.ingest_metrics(sender.request(now, rng.exponential(scale, 400).clip(0, 1)), now)
@@ -196,7 +173,7 @@ def test_a_cell_is_invalid_only_by_its_own_sequences() -> None:
                 evaluator.ingest_metrics(sender.request(now, rng.exponential(0.001, 400).clip(0, 1)), now)
         if step:
             for slice in ("all", "chat"):
-                message = counted("policy", "placeholder", step, NOW, now, pair, slice)
+                message = counted("placeholder", step, NOW, now, pair, slice)
                 evaluator.ingest_metrics(message, now)
     found = judged(evaluator, NOW + 400.0)
     assert {slice: found[slice].status for slice in slices} == {
@@ -221,7 +198,7 @@ def test_sequences_whose_slices_nobody_knows_are_of_every_cell() -> None:
     """A sender that names no slice says it of all of them."""
     evaluator, kernels, rng = Evaluator([make_contract()]), Kernels(), np.random.default_rng(0)
     kernels.send(evaluator, NOW, {}, rng)
-    message = counted("policy", "placeholder", 7, NOW, NOW + 200.0, ("a" * 12, "b" * 12))
+    message = counted("placeholder", 7, NOW, NOW + 200.0, ("a" * 12, "b" * 12))
     evaluator.ingest_metrics(message, NOW + 200.0)
     assert {verdict.status for verdict in judged(evaluator, NOW + 201.0).values()} == {Status.INVALID_INPUT}
 
@@ -245,7 +222,7 @@ def test_too_many_sequences_that_fail_the_checks_are_told(
     evaluator, pair = Evaluator([make_contract(slices={})]), ("a" * 12, "b" * 12)
     for metric, count in measured.items():
         evaluator.ingest_metrics(Sender(metric, start=NOW - 5).request(NOW, np.full(count, 0.5)), NOW)
-    evaluator.ingest_metrics(counted("policy", reason, failed, NOW - 5, NOW, pair), NOW)
+    evaluator.ingest_metrics(counted(reason, failed, NOW - 5, NOW, pair), NOW)
     evaluator.evaluate(NOW + 1)
     found = evaluator.missing("policy", NOW + 1)
     assert [(row.pair, row.outcome) for row in found] == ([(pair, "invalid")] if said else [])
@@ -260,7 +237,7 @@ def test_too_many_sequences_of_a_slice_are_told_though_few_of_all_fail() -> None
     for slice, count in (("all", 995), ("code", 40)):
         lengths = Sender("kc.sampling.tokens", slice=slice, start=NOW - 5)
         evaluator.ingest_metrics(lengths.request(NOW, np.full(count, 20.0)), NOW)
-        evaluator.ingest_metrics(counted("policy", "nan_logprob", 10, NOW - 5, NOW, pair, slice=slice), NOW)
+        evaluator.ingest_metrics(counted("nan_logprob", 10, NOW - 5, NOW, pair, slice=slice), NOW)
     evaluator.evaluate(NOW + 1)
     (row,) = evaluator.missing("policy", NOW + 1)
     assert (row.pair, row.outcome) == (pair, "invalid")

@@ -25,13 +25,9 @@ def of(sender):
     """A sender of one operator's ULPs."""
 
     def make(operator, slice="all", metric=METRIC):
-        attributes = {
-            "kc.contract": "policy",
-            "kc.slice": slice,
-            "kc.kernel.train": "aaaaaaaaaaaa",
-            "kc.kernel.inference": "bbbbbbbbbbbb",
-        }
-        return sender(metric, attributes=attributes | ({} if operator is None else {"kc.operator": operator}))
+        made = sender(metric, slice=slice)
+        made.attributes |= {} if operator is None else {"kc.operator": operator}
+        return made
 
     return make
 

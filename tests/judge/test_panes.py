@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
-from kc_otel.judge.pane_history import PaneHistory
-from kc_otel.judge.panes import PaneColumns, PaneGrid
+from kc_otel.judge.panes import PaneColumns, PaneGrid, PaneHistory
 from kc_otel.stats import Buckets, ExponentialHistogram
 
 WIDTH, SIZE = 30.0, 10

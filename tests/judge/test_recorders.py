@@ -12,7 +12,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.recorders import LastReport, Recorders
 from kc_otel.judge.verdict import Status
-from tests.judge.conftest import NOW, Sender, applying, info_request, make_contract, merge
+from tests.judge.conftest import NOW, Sender, applying, evaluator_of, info_request, make_contract, merge, take
 from tests.tools.verdicts import verdicts_of
 
 SERVED = make_contract()
@@ -41,19 +41,10 @@ def judged(evaluator: Evaluator, at: float) -> dict[str, tuple[Status, str]]:
     return {verdict.cell.slice: (verdict.status, verdict.reason) for verdict in verdicts_of(evaluator, at)}
 
 
-def take(evaluator: Evaluator, at: float, *requests: Any) -> None:
-    """As columns, where the evaluator uses them."""
-    for request in requests:
-        message = evaluator.columns_of(request.SerializeToString(), 1000)
-        evaluator.ingest_metrics(request if message is None else message, at)
-
-
 @pytest.mark.parametrize("columns", [False, True])
 def test_a_slice_that_every_recorder_defines_otherwise_has_no_verdict(columns: bool) -> None:
     """Also where a recorder of the same identity measured the slice that is meant; other slices are judged."""
-    evaluator = Evaluator([SERVED])
-    if columns:
-        evaluator.use_columns()
+    evaluator = evaluator_of(SERVED, columns=columns)
     right, wrong = Reporting(SERVED), Reporting(OTHER)
     for step in range(6):
         take(evaluator, NOW + 10.0 * step, right.request(NOW + 10.0 * step))
@@ -85,9 +76,7 @@ def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool
 
     Recorders whose long names differ in one place are told apart.
     """
-    evaluator = Evaluator([SERVED])
-    if columns:
-        evaluator.use_columns()
+    evaluator = evaluator_of(SERVED, columns=columns)
     senders = [Sender(instance=name, start=NOW - 1.0, cumulative=cumulative) for name in instances]
 
     def report(at: float, *values: float) -> None:
@@ -115,9 +104,7 @@ def test_a_recorder_is_heard_by_what_it_observes(columns: bool, cumulative: bool
 def test_a_slice_that_some_recorders_define_otherwise_does_not_pass(columns: bool, applied: Contract) -> None:
     """What the others measure of it is judged, and may fail; it passes once all that report apply the contract."""
     for value, status in ((1e-4, Status.INCONCLUSIVE), (0.5, Status.FAIL)):
-        evaluator = Evaluator([SERVED])
-        if columns:
-            evaluator.use_columns()
+        evaluator = evaluator_of(SERVED, columns=columns)
         right, wrong = Reporting(SERVED), Reporting(applied, "1")
         for step in range(6):
             at = NOW + 10.0 * step
@@ -145,9 +132,7 @@ def test_a_clause_for_which_some_recorders_measure_something_else_does_not_pass(
     served = make_contract(statistical=[CLAUSE, other])
     applied = make_contract(version=2, statistical=[{**CLAUSE, **change}, other])
     for value, status in ((1e-4, Status.INCONCLUSIVE), (0.5, Status.FAIL)):
-        evaluator = Evaluator([served])
-        if columns:
-            evaluator.use_columns()
+        evaluator = evaluator_of(served, columns=columns)
         right, wrong = Reporting(served), Reporting(applied, "1")
         ratios = Sender("kc.drift.ratio", start=NOW - 1.0)
         for step in range(6):

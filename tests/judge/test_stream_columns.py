@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel import machine_code
+from kc_otel.contract.model import Contract
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.otlp.wire_columns import read_columns
+from kc_otel.judge.panes import PaneHistory
 from kc_otel.serve.store.evaluator_store import EvaluatorStore
 from kc_otel.serve.store.unit_of_work import unit_of_work
 from tests.judge.conftest import NOW, ZERO, Sender, make_contract, merge, ns
@@ -113,6 +115,11 @@ def said(histogram: Any) -> Any:
     )
 
 
+def numbers_of(history: PaneHistory) -> list[int]:
+    """Panes in which anything is held, ascending."""
+    return sorted({*history._explicit, *(content.pane for content in history._exponential())})
+
+
 def streams_of(evaluator: Evaluator) -> dict[Any, Any]:
     """Every stream, whether it is in a row or not."""
     found: dict[Any, Any] = {}
@@ -130,7 +137,9 @@ def remembered(evaluator: Evaluator) -> Any:
     found |= streams_of(evaluator)
     for name, state in evaluator.states.items():
         for key, series in state.series.items():
-            panes = [(index, said(history.pane(index))) for history in series.histories for index in history.numbers]
+            panes = [
+                (index, said(history.pane(index))) for history in series.histories for index in numbers_of(history)
+            ]
             found[name, key] = (series.newest, panes)
         found[name] = ({k: (h.last, h.gaps) for k, h in state.heard.items()}, state.newest)
     return found
@@ -145,7 +154,7 @@ def kept(evaluator: Evaluator) -> Any:
             found[name, key] = [
                 (number, said(history.pane(number)))
                 for history, oldest in grids
-                for number in history.numbers
+                for number in numbers_of(history)
                 if number >= oldest
             ]
         for cell, held in state.evidence.cells.items():
@@ -158,6 +167,23 @@ def judged(evaluator: Evaluator, now: float) -> list[Any]:
         ((row.cell, row.status, row.samples, row.window), (row.estimate, row.lower, row.upper, row.evidence))
         for row in evaluator.evaluate(now)["policy"].verdicts
     ]
+
+
+class Twins:
+    """An evaluator that takes messages as columns, and one that takes their points one by one."""
+
+    def __init__(self, contract: Contract) -> None:
+        self.fast, self.slow = Evaluator([contract]), Evaluator([contract])
+        self.fast.use_columns()
+
+    def take(self, body: bytes, now: float) -> None:
+        """Both answer the same."""
+        assert take(self.fast, body, now, columns=True) == take(self.slow, body, now, columns=False)
+
+    def agree(self) -> None:
+        """Both remember the same."""
+        self.fast.settle()
+        assert remembered(self.fast) == remembered(self.slow)
 
 
 STEP = st.tuples(
@@ -190,8 +216,8 @@ def changed(request: Any, mutation: str) -> Any:
     return copy
 
 
-def run(steps: list[Any], seed: int) -> tuple[Evaluator, Evaluator, int]:
-    """Both evaluators after the same messages, and how many points were taken from columns."""
+def run(steps: list[Any], seed: int) -> Twins:
+    """Both evaluators after the same messages."""
     rng = random.Random(seed)
     contract = make_contract(
         statistical=[
@@ -200,8 +226,7 @@ def run(steps: list[Any], seed: int) -> tuple[Evaluator, Evaluator, int]:
         ],
         observability={"window": "5m", "long_window": "1h", "min_samples": 10, "max_series": 5},
     )
-    fast, slow = Evaluator([contract]), Evaluator([contract])
-    fast.use_columns()
+    twins = Twins(contract)
     files = [sqlite3.connect(":memory:", isolation_level=None) for _ in range(2)]
     stores = [EvaluatorStore(file) for file in files]
     everyone, before, now, newest = senders(), {}, NOW, NOW
@@ -220,27 +245,26 @@ def run(steps: list[Any], seed: int) -> tuple[Evaluator, Evaluator, int]:
             requests.append(changed(before[number], mutation) if mutation in MUTATIONS else before[number])
         body = merge(*requests).SerializeToString()
         body = BYTES[harm](body) if harm else body
-        assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
+        twins.take(body, now)
         if evaluate:
-            for row, other in zip(judged(fast, now), judged(slow, now), strict=True):
+            for row, other in zip(judged(twins.fast, now), judged(twins.slow, now), strict=True):
                 assert row[0] == other[0]
                 assert row[1] == pytest.approx(other[1], rel=1e-7, nan_ok=True)
-            for evaluator, store, file in zip((fast, slow), stores, files, strict=True):
+            for evaluator, store, file in zip((twins.fast, twins.slow), stores, files, strict=True):
                 with unit_of_work(file) as unit:
                     store.save(evaluator, unit)
             again = Evaluator([contract])
             EvaluatorStore(files[0]).restore(again)
             saved, held = (
                 {key: of[1:] for key, of in streams_of(evaluator).items() if any(of[1:3])}
-                for evaluator in (again, fast)
+                for evaluator in (again, twins.fast)
             )
             assert saved == held
             if now >= newest:  # of what had aged out, clocks that go back find what nobody had looked for yet
-                assert kept(again) == kept(slow)
+                assert kept(again) == kept(twins.slow)
     for file in files:
         file.close()
-    fast._columns.settle()
-    return fast, slow, fast._columns.taken
+    return twins
 
 
 @pytest.mark.slow
@@ -248,8 +272,7 @@ def run(steps: list[Any], seed: int) -> tuple[Evaluator, Evaluator, int]:
 @given(st.lists(STEP, min_size=1, max_size=25), st.integers(0, 2**32))
 def test_columns_say_what_single_points_say(steps, seed):
     """Streams, panes, counts, answers and verdicts are the same, whatever hostile or mistaken senders send."""
-    fast, slow, _ = run(steps, seed)
-    assert remembered(fast) == remembered(slow)
+    run(steps, seed).agree()
 
 
 SHAPES = [(4, ZERO, 1.0), (4, ZERO, 1e-6), (3, ZERO, 1.0), (4, 2.0**-25, 1.0), (4, 0.0, -1.0), (5, ZERO, 1e-2)]
@@ -326,8 +349,7 @@ def test_histograms_of_any_shape_are_added_up_as_one_by_one(steps, seed):
     """Of one series, in scales, zero buckets and places of their own; tampered with by who knows the rules."""
     rng = np.random.default_rng(seed)
     contract = make_contract(observability={"window": "1m", "long_window": "5m", "min_samples": 10})
-    fast, slow = Evaluator([contract]), Evaluator([contract])
-    fast.use_columns()
+    twins = Twins(contract)
     everyone = [
         Sender("kc.drift.log_ratio", instance=str(number), scale=scale, zero=zero)
         for number, (scale, zero, _) in enumerate(SHAPES)
@@ -336,7 +358,7 @@ def test_histograms_of_any_shape_are_added_up_as_one_by_one(steps, seed):
     for who, pause, tampered, settled in steps:
         now += pause
         if pause > 10.0:  # evaluations come at least as often: nothing waits until its pane has left the window
-            fast.settle()
+            twins.fast.settle()
         requests = []
         for number in who:
             size = SHAPES[number][2]
@@ -345,66 +367,58 @@ def test_histograms_of_any_shape_are_added_up_as_one_by_one(steps, seed):
         for request in requests[: 1 if tampered else 0]:
             TAMPERED[tampered](point_of(request))
         body = merge(*requests).SerializeToString()
-        assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
+        twins.take(body, now)
         if settled:
-            fast.settle()
-            assert remembered(fast) == remembered(slow)
-    fast.settle()
-    assert remembered(fast) == remembered(slow)
+            twins.agree()
+    twins.agree()
 
 
 @pytest.mark.slow
 def test_what_is_usual_is_taken_from_columns():
     """Of a series only the first points are taken one by one, also with zeros, new buckets and several senders."""
     plain = [([(number, 12, None) for number in (0, 1, 3, 4, 6)], 10.0, None, step % 3 == 0) for step in range(12)]
-    fast, slow, taken = run(plain, 3)
-    assert remembered(fast) == remembered(slow)
-    assert taken >= 5 * 10
+    twins = run(plain, 3)
+    twins.agree()
+    assert twins.fast.taken_as_columns >= 5 * 10
 
 
 @pytest.mark.slow
 def test_senders_on_both_sides_of_a_panes_end_share_no_slot():
     """Where a pane ends, reports of before and after alternate: each keeps its slot, and nothing is settled early."""
-    contract = make_contract()
-    fast, slow = Evaluator([contract]), Evaluator([contract])
-    fast.use_columns()
+    twins = Twins(make_contract())
     begin, both = NOW - NOW % 30.0 + 20.0, ((Sender(instance="0"), 0.0), (Sender(instance="1"), 12.0))
     for step in range(8):
         for sender, behind in both:
             now = begin + 2.0 * step
             body = sender.request(now - behind, [0.02, 0.3]).SerializeToString()
-            assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
-    assert fast._columns._slots.used <= 3
-    fast.settle()
-    assert fast._columns.taken == 15
-    assert remembered(fast) == remembered(slow)
+            twins.take(body, now)
+    assert twins.fast._columns._slots.used <= 3
+    twins.agree()
+    assert twins.fast.taken_as_columns == 15
 
 
 @pytest.mark.slow
 def test_a_layout_is_compared_to_its_last_byte():
     """A message that begins like a known one and has the same lengths, but one other name, is another one."""
     contract = make_contract(slices={"code": {"where": {"task": "code"}}, "core": {"where": {"task": "core"}}})
-    fast, slow = Evaluator([contract]), Evaluator([contract])
-    fast.use_columns()
+    twins = Twins(contract)
     parts = {name: [Sender(), Sender(slice=name)] for name in ("code", "core")}
     for step, name in enumerate(("code", "code", "code", "core", "code", "core", "core")):
         now = NOW + 10.0 * step
         values = [0.02, 0.3] * (20 if name == "core" else 1)  # more of each, as if they continued those of the other
         body = merge(*(sender.request(now, values) for sender in parts[name])).SerializeToString()
-        assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
-    fast.settle()
-    assert fast._columns.taken > 3
-    assert remembered(fast) == remembered(slow)
+        twins.take(body, now)
+    twins.agree()
+    assert twins.fast.taken_as_columns > 3
 
 
-def both(contract: Any, bodies: list[tuple[float, bytes]]) -> tuple[Evaluator, Evaluator]:
-    """An evaluator that takes columns, and one that takes single points, after the same messages."""
-    fast, slow = Evaluator([contract]), Evaluator([contract])
-    fast.use_columns()
+def both(contract: Contract, bodies: list[tuple[float, bytes]]) -> Twins:
+    """Twins after the same messages."""
+    twins = Twins(contract)
     for now, body in bodies:
-        assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
-    fast.settle()
-    return fast, slow
+        twins.take(body, now)
+    twins.agree()
+    return twins
 
 
 def test_processes_that_record_the_same_share_all_but_their_rows():
@@ -416,12 +430,11 @@ def test_processes_that_record_the_same_share_all_but_their_rows():
             parts = [Sender(slice=name, instance=str(instance)) for name in ("all", "code")]
             body = merge(*(part.request(now, [0.02, 0.3] * (step + 1)) for part in parts))
             bodies.append((now, body.SerializeToString()))
-    fast, slow = both(make_contract(), bodies)
+    fast = both(make_contract(), bodies).fast
     assert fast.taken_as_columns == 3 * 40 * 2 - 2
     assert fast.stream_count == 40 * 2
     assert not fast.states["policy"].streams
     assert len(fast._columns._layouts._layouts) == 1
-    assert remembered(fast) == remembered(slow)
 
 
 def test_counts_of_any_size_are_exact():
@@ -433,29 +446,27 @@ def test_counts_of_any_size_are_exact():
         point.count, point.sum = point.count << 30, point.sum * 2.0**30
         point.positive.bucket_counts[:] = [count << 30 for count in point.positive.bucket_counts]
         bodies.append((NOW + 10.0 * step, request.SerializeToString()))
-    fast, slow = both(make_contract(), bodies)
+    fast = both(make_contract(), bodies).fast
     assert fast.taken_as_columns == len(bodies) - 2  # the first, and the one that needs more room
     assert fast._columns._memory.rows["wide"][0] == 1
-    assert remembered(fast) == remembered(slow)
 
 
 def test_a_row_of_a_forgotten_stream_is_for_another_and_its_message_is_known_no_more():
     """Who comes back after it was forgotten counts for nobody else's stream."""
     everyone = [Sender(instance=str(number)) for number in range(34)]
     contract = make_contract(observability={"window": "1m", "long_window": "5m"})
-    fast, slow = Evaluator([contract]), Evaluator([contract])
-    fast.use_columns()
+    twins = Twins(contract)
     for step, senders in enumerate([everyone[:33]] * 3 + [everyone[:1]] * 50 + [everyone[33:]] * 3 + [everyone] * 3):
         now = NOW + 10.0 * step
         for sender in senders:
             body = sender.request(now, [0.02, 0.3]).SerializeToString()
-            assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
-        for evaluator in (fast, slow):
+            twins.take(body, now)
+        for evaluator in (twins.fast, twins.slow):
             evaluator.evaluate(now)
-    assert fast.events["streams_evicted"] == 32
-    assert fast.stream_count == 34
-    assert len(fast._columns._memory.names) == 64
-    assert remembered(fast) == remembered(slow)
+    assert twins.fast.events["streams_evicted"] == 32
+    assert twins.fast.stream_count == 34
+    assert len(twins.fast._columns._memory.names) == 64
+    twins.agree()
 
 
 @pytest.mark.slow
@@ -463,18 +474,15 @@ def test_a_row_of_a_forgotten_stream_is_for_another_and_its_message_is_known_no_
 @given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 20))
 def test_bytes_that_are_no_message_are_for_protobuf_to_refuse(noise, at, cut):
     """Wherever a message is damaged, what columns say of it is what protobuf says, or nothing."""
-    contract = make_contract()
     sender = Sender()
     bodies = [sender.request(NOW + 10.0 * step, [0.02, 0.3]).SerializeToString() for step in range(3)]
     at %= len(bodies[2])
     bodies.append(bodies[2][:at] + noise + bodies[2][at + cut :])
-    fast, slow = Evaluator([contract]), Evaluator([contract])
-    fast.use_columns()
+    twins = Twins(make_contract())
     for step, body in enumerate(bodies):
         now = NOW + 10.0 * step
-        assert take(fast, body, now, columns=True) == take(slow, body, now, columns=False)
-    fast._columns.settle()
-    assert remembered(fast) == remembered(slow)
+        twins.take(body, now)
+    twins.agree()
 
 
 NUMBER = st.sampled_from([0, 1, 127, 128, 300, 2**21, 2**28, 2**35, 2**56 - 1, 2**63 - 1, 2**63, 2**64 - 1])
@@ -512,9 +520,7 @@ def test_long_messages_are_read_as_columns():
 @pytest.mark.parametrize("temporality", [128, 300, 2**31 - 1])
 def test_a_temporality_that_nobody_knows_is_for_protobuf_to_read(temporality):
     """It takes more than a byte; beside streams that are known and one that is not."""
-    contract = make_contract()
-    fast, slow = Evaluator([contract]), Evaluator([contract])
-    fast.use_columns()
+    twins = Twins(make_contract())
     known = [Sender(instance=str(number)) for number in range(8)]
     for step in range(3):
         requests = [sender.request(NOW + 10.0 * step, [0.02]) for sender in known]
@@ -523,6 +529,5 @@ def test_a_temporality_that_nobody_knows_is_for_protobuf_to_read(temporality):
             metric = requests[-1].resource_metrics[0].scope_metrics[0].metrics[0]
             metric.exponential_histogram.aggregation_temporality = temporality
         body = merge(*requests).SerializeToString()
-        assert take(fast, body, NOW + 10.0 * step, columns=True) == take(slow, body, NOW + 10.0 * step, columns=False)
-    fast.settle()
-    assert remembered(fast) == remembered(slow)
+        twins.take(body, NOW + 10.0 * step)
+    twins.agree()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kc_otel.judge.traffic_lint import undecided_by_traffic
+from kc_otel.judge.sample_sizes import undecided_by_traffic
 from tests.judge.conftest import make_contract
 
 CLAUSES = [

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.sample_sizes import observations_to_pass
 from kc_otel.judge.statistics import clause_interval
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.judge.verdicts import Memo, decide
+from kc_otel.judge.verdicts import Evidence, Memo, decide
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats import Binned
 

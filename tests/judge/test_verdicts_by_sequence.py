@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kc_otel.judge.cell_evidence import Evidence
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.judge.statistics import samples_needed
 from kc_otel.judge.verdict import Cell, Status
-from kc_otel.judge.verdicts import decide
+from kc_otel.judge.verdicts import Evidence, decide
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats import Binned
 from tests.tools.verdicts import verdicts_of

@@ -10,8 +10,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from kc_otel.judge.histograms import ExplicitHistogram, Histogram
-from kc_otel.judge.pane_history import PaneHistory
-from kc_otel.judge.panes import PaneColumns, PaneGrid
+from kc_otel.judge.panes import PaneColumns, PaneGrid, PaneHistory
 from kc_otel.judge.window_rows import WindowRows
 from kc_otel.stats import Buckets, ExponentialHistogram
 from kc_otel.stats.histogram_rows import rows_of
@@ -97,9 +96,3 @@ def compare(windows: WindowRows, histories: list[PaneHistory], now: float) -> No
 def is_usual(part: Histogram) -> bool:
     """Whether it can be in a row at all."""
     return isinstance(part, ExponentialHistogram)
-
-
-def kind(part: Histogram) -> Any:
-    """What histograms have in common that fit beside each other."""
-    assert isinstance(part, ExponentialHistogram)
-    return part.scale, part.zero_threshold

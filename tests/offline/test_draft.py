@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from kc_otel.contract.diff import diff
 from kc_otel.contract.load import check_text
 from kc_otel.contract.measuring_paths import MeasuringPath
-from kc_otel.judge.sample_sizes import observations_to_pass
-from kc_otel.judge.typical_sizes import typical_size
+from kc_otel.judge.sample_sizes import observations_to_pass, typical_size
 from kc_otel.offline.draft.draft import Draft, clauses_of, exact
 from kc_otel.offline.draft.draft_yaml import write
 from kc_otel.recordings.recording import Recording

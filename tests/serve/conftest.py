@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from starlette.testclient import TestClient
 
 import kc_otel
 from kc_otel.contract.load import load_text
@@ -17,6 +19,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.serve.core import Core
 from kc_otel.serve.store.state_connection import StateConnection
 from kc_otel.serve.store.state_file import open_state
+from tests.tools.api import client_of
 from tests.tools.memory import Memory
 
 POLICY = """\
@@ -79,3 +82,18 @@ def drift() -> Callable[..., ExportMetricsServiceRequest]:
         return encode_metrics(exporter.exports[-1])
 
     return make
+
+
+@pytest.fixture
+def core(make_core: Callable[..., Core], drift: Callable[..., ExportMetricsServiceRequest]) -> Core:
+    """A core that has just said that its contract is broken, on both slices."""
+    made = make_core()
+    made.metrics(drift(0.3))
+    made.tick(time.time())
+    return made
+
+
+@pytest.fixture
+def client(core: Core) -> TestClient:
+    """A client of that core's API."""
+    return client_of(core)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -23,14 +21,6 @@ from kc_otel.serve.api.changes import Changes
 from kc_otel.serve.core import Core
 from kc_otel.serve.self_metrics import read
 from tests.tools.api import route_kept
-
-
-@pytest.fixture
-def core(make_core: Callable[..., Core], drift: Callable) -> Core:
-    core = make_core()
-    core.metrics(drift(0.3))
-    core.tick(time.time())
-    return core
 
 
 @pytest.fixture

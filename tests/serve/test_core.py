@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import struct
@@ -246,6 +247,26 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         open_state(blocked / "state.sqlite")
 
 
+def tick_five_times(core: Core, told: Changes, ticked: Callable[[], None]) -> None:
+    """Run the evaluator's ticks, each followed by a call."""
+    numbers = itertools.count(1)
+
+    async def some() -> None:
+        done = asyncio.Event()
+
+        def after() -> None:
+            if next(numbers) == 5:
+                done.set()
+            ticked()
+
+        ticks = _tick_forever(core, ServeConfig(tick=0.01), tick_of(core, core), told, after, StatePlace(None))
+        ticking = asyncio.create_task(ticks)
+        await asyncio.wait([ticking, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
+        ticking.cancel()
+
+    asyncio.run(some())
+
+
 @pytest.mark.slow
 def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(make_core, drift, monkeypatch):
     """Ticks go on after an error that nobody foresaw; metrics, readiness and API say what fails until it ends."""
@@ -268,17 +289,8 @@ def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(make_cor
         seen.append((client.get("/metrics").text, client.get("/readyz").text, health["failures"]))
         if len(seen) == 2:
             raise RuntimeError("no such endpoint")
-        if len(seen) == 5:
-            done.set()
 
-    async def some() -> None:
-        config = ServeConfig(tick=0.01)
-        ticking = asyncio.create_task(_tick_forever(core, config, tick_of(core, core), told, ticked, StatePlace(None)))
-        await asyncio.wait([ticking, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
-        ticking.cancel()
-
-    done = asyncio.Event()
-    asyncio.run(some())
+    tick_five_times(core, told, ticked)
     sentence = "the evaluation fails for all contracts: OverflowError: intermediate overflow in fsum"
     assert 'kc_evaluator_failures_total{kc_contract=""} 1.0' in seen[0][0]
     assert 'kc_evaluator_failures_total{kc_contract="policy"} 0.0' in seen[0][0]
@@ -290,23 +302,15 @@ def test_what_fails_is_in_metrics_and_health_and_does_not_end_the_ticks(make_cor
 
 def test_a_state_that_cannot_be_written_is_said_at_once(make_core, open_file):
     """The last evaluation is of now, and yet nothing is ready: incoming data are rejected."""
-    connection, told, seen, done = open_file(), Changes(), [], asyncio.Event()
+    connection, told, seen = open_file(), Changes(), []
     core = make_core(connection)
     client = TestClient(api_of(core, changes=told))
 
     def ticked() -> None:
         seen.append((client.get("/readyz"), client.get("/api/v1/health").json()["failures"]))
         {1: refuse_commits, 3: relieve}.get(len(seen), lambda _: None)(connection)
-        if len(seen) == 5:
-            done.set()
 
-    async def some() -> None:
-        config = ServeConfig(tick=0.01)
-        ticking = asyncio.create_task(_tick_forever(core, config, tick_of(core, core), told, ticked, StatePlace(None)))
-        await asyncio.wait([ticking, asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
-        ticking.cancel()
-
-    asyncio.run(some())
+    tick_five_times(core, told, ticked)
     assert [answer.status_code for answer, _ in seen] == [200, 503, 503, 200, 200]
     assert seen[1][0].text.startswith("incoming data are rejected\nall: writing the state fails for all contracts: ")
     assert [len(failures) for _, failures in seen] == [0, 1, 1, 0, 0]

@@ -26,14 +26,6 @@ FOUND = {
 }
 
 
-@pytest.fixture
-def failing(make_core, drift):
-    core = make_core()
-    core.metrics(drift(0.3))
-    core.tick(time.time())
-    return core
-
-
 def attached(core, **changed):
     (incident,) = core.incidents()
     return client_of(core).post(f"/api/v1/incidents/{incident.id}/diagnoses", json=FOUND | changed)
@@ -43,11 +35,11 @@ def last_body(core):
     return json.loads(core.outbox.messages()[0].body)
 
 
-def test_what_was_found_is_on_the_incident_with_its_evidence(failing):
+def test_what_was_found_is_on_the_incident_with_its_evidence(core):
     """The evidence is what its digest says; the list of incidents and the overview have the sentence too."""
-    answer = attached(failing)
+    answer = attached(core)
     assert answer.status_code == 200
-    client, (incident,) = client_of(failing), failing.incidents()
+    client, (incident,) = client_of(core), core.incidents()
     for path in (f"/api/v1/incidents/{incident.id}", "/api/v1/incidents", "/api/v1/overview"):
         got = client.get(path).json()
         (found,) = got.get("incidents", [got])[0]["diagnoses"]
@@ -55,25 +47,25 @@ def test_what_was_found_is_on_the_incident_with_its_evidence(failing):
     evidence = client.get(f"/api/v1/incidents/{incident.id}/diagnoses/{found['evidence']}")
     assert evidence.json() == FOUND["evidence"]
     assert hashlib.sha256(evidence.content).hexdigest() == found["evidence"]
-    (event,) = [candidate for candidate in failing.events.newest(limit=100) if candidate.kind == "locate"]
+    (event,) = [candidate for candidate in core.events.newest(limit=100) if candidate.kind == "locate"]
     assert event.message == f"ada on incident {incident.id}: {FOUND['text']}"
 
 
 @pytest.mark.slow
-def test_the_picture_of_what_was_located_is_drawn_from_its_evidence(failing):
+def test_the_picture_of_what_was_located_is_drawn_from_its_evidence(core):
     """The culprit is marked; evidence of another shape has no picture, and what is unknown is not found."""
-    client, (incident,) = client_of(failing), failing.incidents()
+    client, (incident,) = client_of(core), core.incidents()
 
     def depth(digest):
         return client.get("/api/v1/charts/depth", params={"incident": incident.id, "evidence": digest})
 
-    chart = depth(attached(failing, evidence=located_evidence()).json()["evidence"]).json()
+    chart = depth(attached(core, evidence=located_evidence()).json()["evidence"]).json()
     assert chart["text"] == "7 boundaries in the order of execution. Marked: layer 1, o_proj."
     assert chart["rows"][5][1][1] == "0.08"
     broken = located_evidence()
     broken["boundaries"][0]["precision"] = 10**400
     for other in (FOUND["evidence"], {"boundaries": 3}, {**located_evidence(), "culprit": [1]}, broken):
-        assert depth(attached(failing, evidence=other).json()["evidence"]).json() is None
+        assert depth(attached(core, evidence=other).json()["evidence"]).json() is None
     assert depth("0" * 64).status_code == 404
 
 
@@ -104,15 +96,15 @@ def test_it_survives_a_restart_and_the_end_of_the_incident(make_core, drift, ope
 
 
 @pytest.mark.slow
-def test_the_next_message_says_it(failing):
+def test_the_next_message_says_it(core):
     """In our own body with a link, in Slack's with its control characters escaped, in all that others read."""
-    digest = attached(failing).json()["evidence"]
-    (incident,) = failing.incidents()
-    before = len(failing.outbox.messages())
+    digest = attached(core).json()["evidence"]
+    (incident,) = core.incidents()
+    before = len(core.outbox.messages())
     for minutes in range(1, 251):
-        failing.tick(time.time() + 60 * minutes)
-    assert len(failing.outbox.messages()) == before + 1
-    body = last_body(failing)
+        core.tick(time.time() + 60 * minutes)
+    assert len(core.outbox.messages()) == before + 1
+    body = last_body(core)
     (found,) = body["kernelContract"]["incident"]["diagnoses"]
     assert found["url"] == f"http://evaluator/api/v1/incidents/{incident.id}/diagnoses/{digest}"
     assert "&lt;!channel&gt;" in json.dumps(slack_message(body))
@@ -123,7 +115,7 @@ def test_the_next_message_says_it(failing):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_kept_is_refused(failing):
+def test_what_cannot_be_kept_is_refused(core):
     """Of an unknown slice or kind, with numbers that JSON has not, without words; nothing is written."""
     for changed, status in (
         ({"slice": "elsewhere"}, 404),
@@ -131,30 +123,30 @@ def test_what_cannot_be_kept_is_refused(failing):
         ({"text": " "}, 422),
         ({"by": ""}, 422),
     ):
-        assert attached(failing, **changed).status_code == status, changed
-    (incident,) = failing.incidents()
+        assert attached(core, **changed).status_code == status, changed
+    (incident,) = core.incidents()
     body = json.dumps(FOUND).replace('"inf"', "Infinity")
-    client = client_of(failing)
+    client = client_of(core)
     said = client.post(
         f"/api/v1/incidents/{incident.id}/diagnoses", content=body, headers={"content-type": "application/json"}
     )
     assert said.status_code == 422
-    assert incident.diagnoses == failing.incidents()[0].diagnoses == ()
+    assert incident.diagnoses == core.incidents()[0].diagnoses == ()
 
 
 @pytest.mark.slow
-def test_only_the_newest_are_kept_and_the_same_is_kept_once(failing):
+def test_only_the_newest_are_kept_and_the_same_is_kept_once(core):
     """A worker that repeats itself fills neither the page nor the disk; evidence goes with what it was of."""
     for number in range(12):
-        attached(failing, evidence={"number": number})
-        attached(failing, evidence={"number": number})
-    (incident,) = failing.incidents()
+        attached(core, evidence={"number": number})
+        attached(core, evidence={"number": number})
+    (incident,) = core.incidents()
     assert len(incident.diagnoses) == 10
-    kept = failing._connection.execute("SELECT evidence FROM diagnoses").fetchall()
+    kept = core._connection.execute("SELECT evidence FROM diagnoses").fetchall()
     assert sorted(json.loads(text)["number"] for (text,) in kept) == list(range(2, 12))
 
 
-def test_a_token_for_diagnoses_is_good_for_nothing_else(failing, tmp_path):
+def test_a_token_for_diagnoses_is_good_for_nothing_else(core, tmp_path):
     """May attach to incidents, and pins nothing."""
     tokens = {name: f"kc_{name}_" + "r4nd0m" * 7 for name in ("worker", "reader")}
     entries = [
@@ -163,8 +155,8 @@ def test_a_token_for_diagnoses_is_good_for_nothing_else(failing, tmp_path):
     ]
     path = tmp_path / "access.yaml"
     path.write_text(yaml.safe_dump({"tokens": entries}))
-    site = GuardedSite(AccessFile(path), api_of(failing), RequestCounts(), secure=False)
-    client, (incident,) = TestClient(site), failing.incidents()
+    site = GuardedSite(AccessFile(path), api_of(core), RequestCounts(), secure=False)
+    client, (incident,) = TestClient(site), core.incidents()
 
     def ask(who, where, body):
         return client.post(where, json=body, headers={"authorization": f"Bearer {tokens[who]}"}).status_code
@@ -173,7 +165,7 @@ def test_a_token_for_diagnoses_is_good_for_nothing_else(failing, tmp_path):
     pinned = {"contract": "policy", "slice": "code", "kernel": "train-kernel", "by": "ada", "why": "why"}
     assert [ask(who, attach, FOUND) for who in ("worker", "reader")] == [200, 403]
     assert ask("worker", pin, pinned) == 403
-    (found,) = failing.incidents()[0].diagnoses
+    (found,) = core.incidents()[0].diagnoses
     assert found.by == "worker (as ada)"
     headers = {"authorization": f"Bearer {tokens['reader']}"}
     assert client.get(f"{attach}/{found.evidence}", headers=headers).status_code == 200

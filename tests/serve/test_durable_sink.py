@@ -207,20 +207,12 @@ def test_nobody_was_silent_while_nobody_listened(make_core, open_file, drift, tm
     assert {verdict.status for verdict, _, _ in again.history.cells()} == {Status.FAIL}
 
 
-@pytest.mark.parametrize("over", ["http", "grpc"])
-def test_a_full_disk_is_said_to_the_sender_who_may_try_again(make_core, open_file, drift, tmp_path, over):
-    """503 or UNAVAILABLE, and when to try again; counted as `not_kept`, nothing judged; taken once there is room."""
+def test_a_full_disk_is_said_to_the_sender_who_may_try_again(make_core, open_file, drift, tmp_path):
+    """UNAVAILABLE over gRPC; counted as `not_kept`, nothing judged; taken once there is room."""
     connection = open_file(tmp_path / "state")
     core, counts, request = make_core(connection), RequestCounts(), drift(0.3)
 
-    async def over_http() -> tuple[str, str]:
-        transport = httpx.ASGITransport(http_app(DurableSink(core), None, counts))
-        async with httpx.AsyncClient(transport=transport, base_url="http://evaluator") as client:
-            headers = {"content-type": "application/x-protobuf"}
-            answer = await client.post("/v1/metrics", content=request.SerializeToString(), headers=headers)
-        return str(answer.status_code), answer.headers.get("retry-after", "") + answer.text
-
-    async def over_grpc() -> tuple[str, str]:
+    async def send() -> tuple[str, str]:
         server = await start_grpc(DurableSink(core), port=0, counts=counts)
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -231,17 +223,16 @@ def test_a_full_disk_is_said_to_the_sender_who_may_try_again(make_core, open_fil
             await server.stop()
         return "OK", ""
 
-    send, no, yes = (over_http, "503", "200") if over == "http" else (over_grpc, "UNAVAILABLE", "OK")
     fill_disk(connection)
     taken, (status, said) = 0, asyncio.run(send())
-    while status == yes:  # the inbox's own page has room for some
+    while status == "OK":  # the inbox's own page has room for some
         taken, (status, said) = taken + 1, asyncio.run(send())
-    assert (status, "database or disk is full" in said) == (no, True)
+    assert (status, "database or disk is full" in said) == ("UNAVAILABLE", True)
     assert len(core.inbox) == taken
     assert core.inbox.bytes == taken * request.ByteSize()
     relieve(connection)
-    assert asyncio.run(send())[0] == yes
-    assert counts.snapshot() == {(over, "not_kept"): 1, (over, "accepted"): taken + 1}
+    assert asyncio.run(send())[0] == "OK"
+    assert counts.snapshot() == {("grpc", "not_kept"): 1, ("grpc", "accepted"): taken + 1}
     assert core.evaluator.series_count > 0
     assert len(core.inbox) == taken + 1
 

@@ -16,6 +16,7 @@ from kc_otel.cli.terminal import refuse
 from kc_otel.contract.plain_text import plain
 from kc_otel.judge.evaluator import Evaluator
 from kc_otel.serve.log_format import JsonFormatter, PlainFormatter
+from tests.judge.conftest import Sender, make_contract
 
 HOSTILE = {
     "newline": "a\n12:00:00 I all is well",
@@ -121,10 +122,9 @@ def test_a_refusal_shows_what_it_was_told(text, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "attribute", ["kc.kernel.inference", "kc.kernel.train", "kc.slice", "kc.contract", "kc.made.up"]
 )
-def test_a_name_that_cannot_stand_on_a_line_is_refused(text, attribute, contract_of_tests, sender_of_tests):
+def test_a_name_that_cannot_stand_on_a_line_is_refused(text, attribute):
     """It would be in every verdict, event, metric and webhook; the refusal does not repeat it as it is."""
-    evaluator = Evaluator([contract_of_tests()])
-    source = sender_of_tests()
+    evaluator, source = Evaluator([make_contract()]), Sender()
     source.attributes[attribute] = text.replace("\ud800", "\x00")  # protobuf itself takes no surrogates
     outcome = evaluator.ingest_metrics(source.request(1_800_000_000.0, [0.5]), 1_800_000_000.0)
     assert outcome.rejected == 1
@@ -138,17 +138,3 @@ def test_what_is_plain_stays_and_the_rest_can_be_read(text):
     assert plain("\u00fcber \u03b1 \u5185\u6838") == "\u00fcber \u03b1 \u5185\u6838"
     assert plain(text).isprintable()
     assert plain(text).startswith("a\\") or "\\" in plain(text)
-
-
-@pytest.fixture
-def contract_of_tests():
-    from tests.judge.conftest import make_contract
-
-    return make_contract
-
-
-@pytest.fixture
-def sender_of_tests():
-    from tests.judge.conftest import Sender
-
-    return Sender

@@ -25,19 +25,6 @@ pytestmark = pytest.mark.slow
 START = 1_000_000_000.0
 
 
-@pytest.fixture
-def core(make_core: Callable[..., Core], drift: Callable) -> Core:
-    core = make_core()
-    core.metrics(drift(0.3))
-    core.tick(time.time())
-    return core
-
-
-@pytest.fixture
-def client(core: Core) -> TestClient:
-    return client_of(core)
-
-
 def test_the_decision_table_keeps_its_own_tag(client: TestClient, core: Core) -> None:
     """A router that names the tag it was given waits for the next table, and is answered that its own is in force."""
     tag = client.get("/api/v1/decisions").headers["etag"].strip('"')

@@ -307,14 +307,40 @@ def test_a_version_with_an_unproven_breach_waits(driven: Driven) -> None:
     assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
 
 
-def test_a_version_of_which_a_recorder_is_silent_waits(driven: Driven) -> None:
-    """What the others measure is not all of it."""
+REFUSED = Missing("future", ("trainA", "v2"), 1, 0.0, "points are from the future")
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "later", "said"),
+    [
+        (
+            "kernels",
+            (KernelInfo("inference", "v2", {"dtype": "float16"}, 0.0),),
+            None,
+            "dtype bfloat16 is declared, and",
+        ),
+        ("kernels", (), None, "it has not reported its fields"),
+        ("missing", [REFUSED], [replace(REFUSED, pair=("trainA", "v1"))], "points of it are not judged: points are"),
+        ("silent_recorders", (1, "1 of 2 recorders is silent"), None, "1 of 2 recorders is silent"),
+    ],
+)
+def test_a_version_waits_while_what_passes_may_not_be_all_of_it(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch, asked: str, answer: Any, later: Any, said: str
+) -> None:
+    """A forgotten flag, the kernel that it is to replace, points that nobody judges, a recorder that died."""
+    evaluator = driven.core.evaluator
     driven.core.promotions.start("policy", "v2", "ada", 0.0)
-    driven.core.evaluator.silent_recorders = lambda *_: (1, "1 of 2 recorders is silent")  # type: ignore[method-assign]
-    for now in (1, 62, 123):
-        driven.tick(now, v2="PASS")
-    promotion = driven.core.promotions.of("policy", "v2")
-    assert (promotion.position.stage, promotion.missing) == (Stage.SHADOW, ("held: 1 of 2 recorders is silent",))
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluator, asked, lambda *_: answer)
+        for now in (1, 61, 122):
+            driven.tick(now, v2="PASS")
+        waiting = driven.core.promotions.of("policy", "v2")
+        assert waiting.position.stage is Stage.SHADOW
+        assert waiting.missing[0].startswith(f"held: {said}")
+    if later is not None:
+        monkeypatch.setattr(evaluator, asked, lambda *_: later)
+    driven.tick(123, v2="PASS")
+    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
 
 
 def test_api_starts_shows_and_takes_orders(driven: Driven, client: TestClient) -> None:
@@ -544,50 +570,6 @@ def test_a_version_that_never_was_promoted_is_rolled_back_as_often_as_it_serves(
     assert slow.events()[-1]["message"] == "ada rolls v2 back again: still there"
     for record in core.promotions.evidence("policy", "v2"):
         verify_evidence(record.record)
-
-
-def test_a_version_that_is_not_what_was_declared_is_not_promoted(driven: Driven) -> None:
-    """Whatever its verdicts are: the flag was forgotten, and what passes is the old kernel."""
-    reported = {"dtype": "float16"}
-    driven.core.evaluator.kernels = lambda _: (KernelInfo("inference", "v2", reported, 0.0),)  # type: ignore[method-assign]
-    driven.core.promotions.start("policy", "v2", "ada", 0.0)
-    driven.tick(1, v2="PASS")
-    driven.tick(61, v2="PASS")
-    waiting = driven.core.promotions.of("policy", "v2")
-    assert waiting.position.stage is Stage.SHADOW
-    assert waiting.missing[0] == "held: dtype bfloat16 is declared, and float16 reported"
-    reported["dtype"] = "bfloat16"
-    driven.tick(62, v2="PASS")
-    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
-
-
-def test_a_version_that_does_not_say_what_it_is_is_not_promoted(driven: Driven) -> None:
-    """Its verdicts may be those of the kernel that it is to replace."""
-    said, driven.core.evaluator.kernels = driven.core.evaluator.kernels, lambda _: ()  # type: ignore[method-assign]
-    driven.core.promotions.start("policy", "v2", "ada", 0.0)
-    driven.tick(1, v2="PASS")
-    driven.tick(61, v2="PASS")
-    waiting = driven.core.promotions.of("policy", "v2")
-    assert waiting.position.stage is Stage.SHADOW
-    assert waiting.missing[0].startswith("held: it has not reported its fields")
-    driven.core.evaluator.kernels = said  # type: ignore[method-assign]
-    driven.tick(62, v2="PASS")
-    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
-
-
-def test_a_version_of_which_points_are_not_judged_is_not_promoted(driven: Driven) -> None:
-    """What the refused part of its fleet measures may be the breach."""
-    row = Missing("future", ("trainA", "v2"), 1, 0.0, "points are from the future")
-    driven.core.evaluator.missing = lambda *_: [row]  # type: ignore[method-assign]
-    driven.core.promotions.start("policy", "v2", "ada", 0.0)
-    driven.tick(1, v2="PASS")
-    driven.tick(61, v2="PASS")
-    waiting = driven.core.promotions.of("policy", "v2")
-    assert waiting.position.stage is Stage.SHADOW
-    assert waiting.missing[0] == "held: points of it are not judged: points are from the future"
-    driven.core.evaluator.missing = lambda *_: [replace(row, pair=("trainA", "v1"))]  # type: ignore[method-assign]
-    driven.tick(62, v2="PASS")
-    assert driven.core.promotions.of("policy", "v2").position.stage is Stage.CANARY
 
 
 def test_a_version_that_serves_after_a_person_rolled_it_back_is_told_though_it_breaks_nothing(slow: Driven) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.incidents.incident import IncidentState
@@ -51,14 +52,24 @@ class Fleet:
         self.connection = open_state(self.path)
         self.core = Core([self.contract], self.connection, external_url="", now=self.now)
 
-    def run(self, seconds: float, **means: float | None) -> None:
-        """Recorders of these names report observations of about this size, or none at all, and the others nothing."""
+    def feed(self, seconds: float, requests: Callable[[], Iterable[ExportMetricsServiceRequest]]) -> None:
+        """Take what is sent at each step, and judge it."""
         for _ in range(round(seconds / STEP)):
             self.now += STEP
-            for name, mean in means.items():
-                observed = self.senders[name].request(self.now, np.full(0 if mean is None else 2000, mean or 0.0))
-                self.core.metrics(merge(observed, info_request(self.now, 1, name)), self.now)
+            for request in requests():
+                self.core.metrics(request, self.now)
             self.core.tick(self.now)
+
+    def report(
+        self, sender: Sender, mean: float | None, age: float = 0.0, version: str = "b" * 12
+    ) -> ExportMetricsServiceRequest:
+        """An export of a recorder with observations of about this size, or none at all."""
+        observed = sender.request(self.now - age, np.full(0 if mean is None else 2000, mean or 0.0))
+        return merge(observed, info_request(self.now, 1, sender.instance, version))
+
+    def run(self, seconds: float, **means: float | None) -> None:
+        """Recorders of these names report observations of about this size, or none at all, and the others nothing."""
+        self.feed(seconds, lambda: [self.report(self.senders[name], mean) for name, mean in means.items()])
 
     def ends(self) -> list[str]:
         """First lines of the webhooks that told of an end."""
@@ -153,21 +164,17 @@ def test_a_breach_is_not_over_because_its_recorder_measures_another_version(tmp_
     fleet.run(60, broken=0.001)
     fleet.run(30, broken=0.4)
 
-    def run(seconds: float) -> None:
-        for _ in range(round(seconds / STEP)):
-            fleet.now += STEP
-            infos = info_request(fleet.now, 0, "broken"), info_request(fleet.now, 1, "broken", "c" * 12)
-            fleet.core.metrics(merge(other.request(fleet.now, np.full(2000, 0.001)), *infos), fleet.now)
-            fleet.core.tick(fleet.now)
+    def moved() -> list[ExportMetricsServiceRequest]:
+        return [merge(info_request(fleet.now, 0, "broken"), fleet.report(other, 0.001, version="c" * 12))]
 
-    run(250)
+    fleet.feed(250, moved)
     assert [incident.state for incident in fleet.core.incidents()] == [IncidentState.UNPROVEN]
     if shuts_down:
         infos = info_request(fleet.now, 0, "broken"), info_request(fleet.now, 0, "broken", "c" * 12)
         fleet.core.metrics(merge(*infos), fleet.now)
         fleet.core.tick(fleet.now)
     else:
-        run(100)
+        fleet.feed(100, moved)
     assert [incident for incident in fleet.core.incidents() if incident.on == "fail"] == []
     fleet.connection.close()
 
@@ -355,8 +362,7 @@ def test_a_version_whose_recorders_are_all_silent_is_told_while_another_reports(
     fleet, other = Fleet(tmp_path / "state.sqlite"), Sender(instance="other", inference="c" * 12, start=NOW - 1.0)
     for _ in range(12):
         fleet.run(STEP, healthy=0.001)
-        observed = other.request(fleet.now, np.full(2000, 0.001))
-        fleet.core.metrics(merge(observed, info_request(fleet.now, 1, "other", "c" * 12)), fleet.now)
+        fleet.core.metrics(fleet.report(other, 0.001, version="c" * 12), fleet.now)
     assert fleet.core.silent_recorders("policy", "c" * 12) == (0, "")
     fleet.run(100, healthy=0.001)
     assert fleet.core.silent_recorders("policy", "c" * 12) == (

@@ -17,9 +17,8 @@ from kc_otel.judge.verdict import Status
 from kc_otel.serve.people_orders import acknowledge
 from kc_otel.serve.webhooks.formats import alertmanager_alerts, pagerduty_event, slack_message
 from kc_otel.serve.webhooks.outbox import DeliveryState
-from tests.judge.conftest import NOW, Sender, info_request, merge
-from tests.judge.test_input_faults import counted
-from tests.serve.test_silent_recorders import STEP, TEXT, Fleet
+from tests.judge.conftest import NOW, Sender, counted
+from tests.serve.test_silent_recorders import STEP, TEXT, Fleet, closed_by_a_person, shut_down
 from tests.tools.api import client_of
 
 pytestmark = pytest.mark.slow
@@ -38,13 +37,11 @@ class Delayed(Fleet):
 
     def late(self, seconds: float, age: float, **means: float) -> None:
         """`run`, where what `broken` sends is as old as that."""
-        for _ in range(round(seconds / STEP)):
-            self.now += STEP
-            for name, mean in means.items():
-                time = self.now - age * (name == "broken")
-                observed = self.senders[name].request(time, np.full(2000, mean))
-                self.core.metrics(merge(observed, info_request(self.now, 1, name)), self.now)
-            self.core.tick(self.now)
+        ages = {"broken": age}
+        self.feed(
+            seconds,
+            lambda: [self.report(self.senders[name], mean, ages.get(name, 0.0)) for name, mean in means.items()],
+        )
 
     @property
     def status(self) -> Status:
@@ -104,7 +101,7 @@ def test_a_version_of_which_many_sequences_fail_the_input_checks_is_not_proven(t
         for _ in range(round(seconds / STEP)):
             fleet.core.metrics(lengths.request(fleet.now + STEP, np.full(100, 20.0)), fleet.now + STEP)
             failed.append(failed[-1] + failing)
-            message = counted("policy", "nan_logprob", failed[-1], NOW - 1.0, fleet.now + STEP, ("a" * 12, VERSION))
+            message = counted("nan_logprob", failed[-1], NOW - 1.0, fleet.now + STEP, ("a" * 12, VERSION))
             fleet.core.metrics(message, fleet.now + STEP)
             fleet.run(STEP, broken=mean)
 
@@ -172,21 +169,8 @@ def test_whoever_was_told_of_a_breach_is_told_that_it_went_away_without_proof(fl
 
 def other_version(fleet: Fleet, seconds: float) -> None:
     """Another kernel version is measured instead, whose sequences are valid."""
-    other = "c" * 12
-    sender = Sender(inference=other, instance="other", start=fleet.now)
-    for _ in range(round(seconds / STEP)):
-        fleet.now += STEP
-        observed = sender.request(fleet.now, np.full(2000, 0.001))
-        fleet.core.metrics(merge(observed, info_request(fleet.now, 1, "other", other)), fleet.now)
-        fleet.core.tick(fleet.now)
-
-
-def shut_down(fleet: Fleet) -> None:
-    fleet.core.metrics(info_request(fleet.now, 0, "broken"), fleet.now)
-
-
-def closed_by_a_person(fleet: Fleet) -> None:
-    acknowledge(fleet.core, "policy", None, None, "ada", "it was replaced", fleet.now)
+    sender = Sender(inference="c" * 12, instance="other", start=fleet.now)
+    fleet.feed(seconds, lambda: [fleet.report(sender, 0.001, version="c" * 12)])
 
 
 def rolled_back(fleet: Fleet) -> None:
@@ -206,7 +190,7 @@ def test_invalid_input_that_only_went_away_stays_until_proof_a_rollback_or_a_per
     """As a FAIL does: another version's valid sequences prove nothing of it."""
     fleet = Fleet(tmp_path / "state.sqlite", "do: [{webhook: pager}]}\n  - {on: invalid-input, do: [{webhook: pager}]")
     fleet.run(60, broken=0.001)
-    invalid = counted("policy", "nan_logprob", 3, NOW, fleet.now + STEP, ("a" * 12, VERSION))
+    invalid = counted("nan_logprob", 3, NOW, fleet.now + STEP, ("a" * 12, VERSION))
     fleet.core.metrics(invalid, fleet.now + STEP)
     fleet.run(10, broken=0.001)
     (incident,) = fleet.core.incidents()
@@ -253,11 +237,7 @@ def test_a_clause_of_the_same_name_that_measures_something_else_ends_no_breach(
     drift = 0.4 if said == "Closed by a changed limit" else 0.001
 
     def report(seconds: float, value: float) -> None:
-        for _ in range(round(seconds / STEP)):
-            fleet.now += STEP
-            observed = sender.request(fleet.now, np.full(2000, value))
-            fleet.core.metrics(merge(observed, info_request(fleet.now, 1, "healthy")), fleet.now)
-            fleet.core.tick(fleet.now)
+        fleet.feed(seconds, lambda: [fleet.report(sender, value)])
 
     report(400, drift)
     ((verdict, _, _),) = fleet.core.history.cells()

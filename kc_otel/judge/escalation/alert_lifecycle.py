@@ -38,10 +38,10 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.policy import EscalationStep
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import RUN_ENDED
+from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.escalation.alerts import Alert, Phase, PolicyState, Transition, What
 from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Cell, Status, Verdict
-from kc_otel.judge.verdict_sequence import selected
 
 __all__ = ["INPUT_CLAUSE", "advance", "edge", "retire", "step_keys"]
 

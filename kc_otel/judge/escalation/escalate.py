@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kc_otel.contract.model import Contract
+from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions.entries import DecisionTable, Pin
 from kc_otel.judge.decisions.table import apply, kept_since
 from kc_otel.judge.escalation.alert_lifecycle import advance
@@ -30,7 +31,6 @@ from kc_otel.judge.incidents.incident_lifecycle import (
 from kc_otel.judge.promotion.promotion_state import Promotion
 from kc_otel.judge.series import Pair
 from kc_otel.judge.verdict import Evaluation, Status, Verdict
-from kc_otel.judge.verdict_sequence import selected
 
 __all__ = ["Escalation", "EscalationState", "ended_silence", "escalate", "with_roll_backs_told"]
 

@@ -34,6 +34,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from kc_otel.contract.slices import ALL
+from kc_otel.judge.cell_columns import selected
 from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.decisions.table import kept_since
 from kc_otel.judge.escalation.alert_lifecycle import INPUT_CLAUSE
@@ -52,7 +53,6 @@ from kc_otel.judge.incidents.incident import (
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.promotion.promotion_state import Promotion
 from kc_otel.judge.verdict import Causes, Cell, Status, Verdict
-from kc_otel.judge.verdict_sequence import selected
 
 _BREAKING_STATUSES: Final = {Status.FAIL: "fail", Status.NO_DATA: "no-data"}
 _BY_ALERT: Final = {

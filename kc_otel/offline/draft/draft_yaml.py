@@ -18,8 +18,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import Unit
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import rounded
-from kc_otel.judge.sample_sizes import Needed, observations_to_pass
-from kc_otel.judge.typical_sizes import typical_size
+from kc_otel.judge.sample_sizes import Needed, observations_to_pass, typical_size
 from kc_otel.offline.draft.draft import CAP_IN_LIMITS, Draft, DraftClause, NoiseFloor, clauses_of, cut, exact, floors
 from kc_otel.recordings.recording import Recording
 

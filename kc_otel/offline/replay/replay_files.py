@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kc_otel.contract.model import Contract
+from kc_otel.judge.cell_columns import cells_of, selected
 from kc_otel.judge.decisions.entries import DecisionTable
 from kc_otel.judge.decisions.table import apply, kept_since
 from kc_otel.judge.escalation.alert_lifecycle import advance
@@ -30,7 +31,6 @@ from kc_otel.judge.otlp.traffic_entries import TrafficEntry
 from kc_otel.judge.plain_json import finite_or_none
 from kc_otel.judge.statistics import metric_name
 from kc_otel.judge.verdict import Status
-from kc_otel.judge.verdict_sequence import cells_of, selected
 from kc_otel.offline.replay.timeline import ReplayTimeline, SentWebhook, SpanCollector, TimelineDifferences, differences
 from kc_otel.offline.replay.traffic_reading import TrafficFileError, evaluations_recorded, read_recordings
 

@@ -12,9 +12,8 @@ from kc_otel.judge.escalation.message_groups import AT_ONCE, MessageGroup, group
 from kc_otel.judge.escalation.notices import Notice, NoticeReason
 from kc_otel.judge.escalation.people import People
 from kc_otel.judge.escalation.webhook_body import ALERT_NAMES, alert_body, encode, rfc3339, summary
-from kc_otel.judge.facts import KernelInfo
+from kc_otel.judge.facts import KernelInfo, kernel_names
 from kc_otel.judge.incidents.incident import BrokenCell, Incident, IncidentState
-from kc_otel.judge.kernel_names import kernel_names
 from kc_otel.judge.verdict import Status
 
 AT = 1_700_000_000.0

@@ -9,8 +9,8 @@ import pytest
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.promotion.stages import GateOutcome
+from kc_otel.judge.sample_sizes import typical_size
 from kc_otel.judge.statistics import clause_interval
-from kc_otel.judge.typical_sizes import typical_size
 from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, decides, gate_recordings, looks
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
