@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -48,8 +48,8 @@ def diff(old: Contract, new: Contract) -> list[ContractChange]:
     """Every difference, in the order of a contract's sections; empty when nothing but spelling differs."""
     return [
         *_metadata(old, new),
-        *_plain("kernels.train", old.kernels.train, new.kernels.train),
-        *_plain("kernels.inference", old.kernels.inference, new.kernels.inference),
+        *_declared("kernels.train", old.kernels.train, new.kernels.train),
+        *_declared("kernels.inference", old.kernels.inference, new.kernels.inference),
         *_assumptions(old, new),
         *_slices(old, new),
         *_clauses(old, new),
@@ -83,6 +83,17 @@ def _plain(path: str, old: Any, new: Any, only: str = "") -> Iterator[ContractCh
         if not only or name == only:
             sentence = f"{_shown(before)} becomes {_shown(after)}"
             yield ContractChange("changes", f"{path}.{name}", before, after, sentence)
+
+
+def _declared(path: str, old: Any, new: Any) -> Iterator[ContractChange]:
+    """Compare the fields of a declared kernel; one that is not declared may be anything."""
+    for change in _plain(path, old, new):
+        if change.new is None:
+            yield replace(change, kind="loosens", sentence=f"a kernel is no longer held to {_shown(change.old)}")
+        elif change.old is None:
+            yield replace(change, kind="tightens", sentence=f"a kernel is held to {_shown(change.new)}")
+        else:
+            yield change
 
 
 def _assumptions(old: Contract, new: Contract) -> Iterator[ContractChange]:

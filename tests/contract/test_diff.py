@@ -116,6 +116,7 @@ _OLD = load_text(_TEXT)
         # what is only said
         ("owner: o", "owner: p", ["changes metadata.owner"]),
         ("engine: vllm", "engine: sglang", ["changes kernels.inference.engine"]),
+        ("engine: vllm", "engine: vllm, dtype: fp8", ["tightens kernels.inference.dtype"]),
     ],
 )
 def test_each_change_is_named_and_judged(old, new, expected):
@@ -135,6 +136,13 @@ def test_a_new_version_number_is_a_change_and_no_complaint():
     assert diff(_OLD, after)[0].sentence == "1 becomes 2"
     stale = load_text(_TEXT.replace("limit: 0.15", "limit: 0.2"))
     assert diff(_OLD, stale)[0].sentence == "the content differs, but version is still 1"
+
+
+def test_a_field_that_is_no_longer_declared_is_a_loosening():
+    """A kernel in any number format may be promoted then."""
+    declared = load_text(_TEXT.replace("engine: vllm", "engine: vllm, dtype: fp8"))
+    (change,) = [change for change in diff(declared, _OLD) if change.loosening]
+    assert (change.field, change.sentence) == ("kernels.inference.dtype", "a kernel is no longer held to 'fp8'")
 
 
 def test_a_dropped_promise_is_a_loosening():
