@@ -25,10 +25,8 @@ from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
-
-from starlette.types import ASGIApp
 
 from kc_otel._extras import MissingExtraError
 from kc_otel.contract.model import Contract
@@ -65,6 +63,9 @@ from kc_otel.serve.traffic_recording import TrafficRecordingError
 from kc_otel.serve.webhooks.deliver import Dispatcher
 from kc_otel.serve.webhooks.endpoints import Rotation, WebhookEndpoint, WebhookEndpointError, endpoints_from_env
 from kc_otel.serve.webhooks.formats import Format
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 _log: Final = logging.getLogger(__name__)
 _GRACE_SECONDS: Final = 3.0
