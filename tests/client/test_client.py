@@ -360,7 +360,6 @@ def test_what_a_router_begins_to_keep_is_told_before_the_evaluator_answers(evalu
         assert len(evaluator.asked) == asked + 1
 
 
-@pytest.mark.slow
 def test_a_router_with_contracts_says_that_it_routes_before_its_first_request(evaluator, contract):
     """It counts for an order from then on: where it is cut off, its first request goes by the table of before."""
     with Router(evaluator.url, contracts=[contract], refresh=0.01, wait=0.05) as router:
@@ -368,6 +367,7 @@ def test_a_router_with_contracts_says_that_it_routes_before_its_first_request(ev
         assert evaluator.obeys == ["policy-7b/route"]
 
 
+@pytest.mark.slow
 def test_a_router_says_by_which_slices_it_routes_and_what_it_keeps_from_a_version_that_it_served(
     evaluator, contract, routed
 ):

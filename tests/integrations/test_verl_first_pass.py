@@ -173,6 +173,7 @@ def test_weights_that_have_moved_on_are_no_longer_those_that_were_sent(workers, 
     assert [given["weights"] for *_, given in made[0].calls[::2]] == [(7, 5), (8, 5), (8, None)]
 
 
+@pytest.mark.slow
 def test_a_run_whose_trainer_scores_is_left_to_the_trainer(workers, made):
     """Other old log-probabilities than the engine's, the same with entropies beside them, or none of the engine's."""
     worker, data = workers.ActorRolloutRefWorker(), batch()

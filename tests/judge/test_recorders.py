@@ -122,6 +122,7 @@ def test_a_slice_that_some_recorders_define_otherwise_does_not_pass(columns: boo
         assert judged(evaluator, at + 10.0)["code"][0] is Status.PASS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("change", [{"unit": "prompt"}, {"unit": "sequence"}, {"cap": 0.5}, {"metric": "k3"}])
 def test_a_clause_for_which_some_recorders_measure_something_else_does_not_pass(

@@ -107,6 +107,7 @@ def test_an_order_is_answered_and_holds_once_it_is_on_the_disk(core: Core, disk:
     asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_decisions_are_told_once_they_are_on_the_disk(core: Core, disk: Disk, contract: Contract) -> None:
     """A version that a crash takes back would be given to another table; routers that wait for one wait until then."""
     before = core.decisions.version

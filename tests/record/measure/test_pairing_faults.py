@@ -52,6 +52,7 @@ def test_honest_drift_is_never_accused(kind, rows, tokens, sure, batches):
         assert not check(train, inference).any(), seed
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_broken_is_measured():
     """At some tokens, in some rows, or with one number for all of a vocabulary, whose few others may lie below it."""
     for seed in range(10):
@@ -118,6 +119,7 @@ def begun_otherwise(rng, tokens, share, scatter):
     return np.minimum(train, 0.0), inference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("tokens", [1, 2, 4, 8])
 def test_weights_that_begin_answers_otherwise_are_measured(tokens, share):
@@ -130,6 +132,7 @@ def test_weights_that_begin_answers_otherwise_are_measured(tokens, share):
             assert "not checked whether the prompts are the same: the first 8 tokens differ by" in why["valid"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("part", [0.1, 0.4, 1.0])
 def test_weights_that_end_answers_otherwise_are_measured(part, share):

@@ -36,6 +36,7 @@ def test_drift_that_looks_like_a_temperature_is_remarked(temperature, side, nois
         assert f"the {side} side is surer of" in found, seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*HONEST, "garbage"])
 def test_drift_of_kernels_does_not_look_like_a_temperature(kind):
     """Nor does a kernel that computes something else at some positions, or at all."""
