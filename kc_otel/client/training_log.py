@@ -248,7 +248,7 @@ def _badness(verdict: Verdict) -> tuple[int, bool, float]:
 
 
 def _with_nan(plain: Any) -> Any:
-    """What the API says, with NaN where null stands for a number that is not finite."""
+    """The API's answer, with NaN in the place of null, which stands for a number that is not finite."""
     if isinstance(plain, list):
         return [_with_nan(item) for item in plain]
     if not isinstance(plain, dict):

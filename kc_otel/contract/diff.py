@@ -222,7 +222,7 @@ _EFFECTS: Final = {
     "windows": (1, "each step asks for this many windows of PASS"),
     "failure_limit": (-1, "a version is rolled back after this many failing windows"),
 }
-"""What a field decides, and whether a larger value is tighter (1), looser (-1) or neither (0)."""
+"""Effect of a field, and the direction of a larger value: tighter (1), looser (-1) or neither (0)."""
 _DURATIONS: Final = frozenset({"window", "long_window", "false_alarms", "heartbeat", "after", "clear_for", "repeat"})
 _SEVERITY: Final = {"info": 0, "warning": 1, "critical": 2}
 
@@ -325,7 +325,7 @@ def _promotion(before: PromotionTerms, after: PromotionTerms) -> Iterator[Contra
 
 
 def _fewer(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether no value may be used that might not be before, and as much has to be said.
+    """Return True if no new value is permitted, and no less has to be stated.
 
     A parameter that was not listed might not be used at all, so that listing it loosens too, whatever its values.
     """

@@ -1,4 +1,4 @@
-"""Where a difference comes from: the kernels or the age of the weights that sampled, and where in the responses.
+"""Origins of a difference: the kernels or the age of the weights that sampled, and the place in the responses.
 
 Tokens that the training kernel's own weights sampled show the kernels' drift, and slice `all` has them alone; those of
 older weights, slice `stale`, show it and the change of the policy since then together. With a share s of stale

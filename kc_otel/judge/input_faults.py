@@ -37,6 +37,8 @@ _NOTHING_SAMPLED: Final = "no_tokens"
 _OF_ROWS: Final = "operator_not_finite"
 """Reason of rows of operators, not of sequences."""
 _NO_PAIR: Final[Pair] = ("", "")
+_Measured = dict[tuple[Pair, bool], dict[str, int]]
+"""Observations by metric, of a kernel pair's sequences or of its operators' rows."""
 Where = tuple[str, Pair]
 """Slice and pair of kernels."""
 
@@ -128,26 +130,25 @@ def too_many(
         every: Series of the contract.
         now: Unix time in seconds.
     """
+    failing: dict[str, dict[Pair, Counter[str]]] = {}
+    for slice, of_slice in invalid.items():
+        for key, series in of_slice.items():
+            if key.slice not in {_MEASURED_ALL_THE_SAME, _NOTHING_SAMPLED} and (count := _count(series, now)):
+                failing.setdefault(slice, {}).setdefault(key.pair, Counter())[key.slice] += count
+    if not failing:
+        return {}
+    measured: dict[str, _Measured] = {slice: {} for slice in failing}
+    for key, series in every.items():
+        if key.slice in failing:
+            on = measured[key.slice].setdefault((key.pair, "[" in key.metric), {})
+            on[key.metric] = _count(series, now)
     found: dict[Pair, str] = {}
-    for slice, failed in invalid.items():
-        if failed:
-            found = _failing_on(slice, failed, every, now) | found
+    for slice, failed in failing.items():
+        found = _failing_on(slice, failed, measured[slice]) | found
     return found
 
 
-def _failing_on(
-    slice: str, invalid: Mapping[SeriesKey, Series], every: Mapping[SeriesKey, Series], now: float
-) -> dict[Pair, str]:
-    failed: dict[Pair, Counter[str]] = {}
-    for key, series in invalid.items():
-        if key.slice not in {_MEASURED_ALL_THE_SAME, _NOTHING_SAMPLED} and (count := _count(series, now)):
-            failed.setdefault(key.pair, Counter())[key.slice] += count
-    if not failed:
-        return {}
-    measured: dict[tuple[Pair, bool], dict[str, int]] = {}
-    for key, series in every.items():
-        if key.slice == slice:
-            measured.setdefault((key.pair, "[" in key.metric), {})[key.metric] = _count(series, now)
+def _failing_on(slice: str, failed: dict[Pair, Counter[str]], measured: _Measured) -> dict[Pair, str]:
     unnamed = failed.pop(_NO_PAIR, Counter())
     pairs = failed.keys() | ({pair for pair, _ in measured} if unnamed else set())
     found: dict[Pair, str] = {}

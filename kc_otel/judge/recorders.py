@@ -75,7 +75,8 @@ class Recorders:
         moved: Recorders that measure another version since then and have not shut down: Unix times in seconds, by
             the version that they left and sender.
         watched: Slices on which something is broken; what recorders measure on them is told apart from all else.
-        measured_on: Unix times in seconds of the newest observations on these, by version, sender and slice.
+        measured_on: Observations on these so far, and Unix time in seconds of the newest that were seen to come, 0 for
+            none, by version, sender and slice.
     """
 
     def __init__(self, heartbeat: float, window: float) -> None:
@@ -83,9 +84,8 @@ class Recorders:
         self.ended: dict[str, float] = {}
         self.moved: dict[str, dict[str, float]] = {}
         self.watched: frozenset[str] = frozenset()
-        self.measured_on: dict[str, dict[str, dict[str, float]]] = {}
+        self.measured_on: dict[str, dict[str, dict[str, tuple[int, float]]]] = {}
         self._counts: dict[str, dict[str, int]] = {}
-        self._counts_on: dict[tuple[str, str, str], int] = {}
         self._patience = _HEARTBEATS * heartbeat
         self._window = window
 
@@ -153,22 +153,20 @@ class Recorders:
         if self.watched == slices:
             return
         self.watched = frozenset(slices)
-        self._counts_on = {key: count for key, count in self._counts_on.items() if key[2] in self.watched}
         self.measured_on = {
             version: {
-                sender: {slice: at for slice, at in of.items() if slice in slices} for sender, of in senders.items()
+                sender: {slice: seen for slice, seen in on.items() if slice in slices} for sender, on in senders.items()
             }
             for version, senders in (self.measured_on.items() if slices else ())
         }
 
     def observe_on(self, version: str, sender: str, slice: str, total: int, new: int, now: float) -> None:
         """`observe` on one watched slice. What was counted before the first look at it is no news."""
-        if sender not in self.by_version.get(version, {}):
+        if not (total or new) or sender not in self.by_version.get(version, {}):
             return
-        known = self._counts_on.get((version, sender, slice), total)
-        self._counts_on[version, sender, slice] = total
-        if new or total > (0 if total < known else known):
-            self.measured_on.setdefault(version, {}).setdefault(sender, {})[slice] = now
+        seen = self.measured_on.setdefault(version, {}).setdefault(sender, {})
+        known, at = seen.get(slice, (total, 0.0))
+        seen[slice] = total, (now if new or total > (0 if total < known else known) else at)
 
     def merge(self, version: str, sender: str, report: LastReport, *, done: bool, moved: bool) -> None:
         """Note what another process has heard: one that begins tells all that it remembers, also what is over."""
@@ -261,7 +259,7 @@ class Recorders:
         """
         silent, seen = self.silent(version, silence), self.measured_on.get(version, {})
         return any(
-            span[0] <= seen.get(sender, {}).get(slice, -math.inf) <= span[1]
+            span[0] <= seen.get(sender, {}).get(slice, (0, 0.0))[1] <= span[1]
             or min(report.at, report.measured or report.at) <= span[1]
             or sender in silent
             or now - max(report.back, report.resumed) < self._window

@@ -1,4 +1,4 @@
-"""How many observations clauses take: to PASS at all, until an early stop typically, and what a slice's traffic has.
+"""Numbers of observations: the fewest for a PASS, the typical ones until an early stop, and those of a slice's traffic.
 
 Nothing is simulated: the evaluator's bounds are asked about samples. The fewest for a PASS are those of two identical
 kernels; real ones need more. A typical sample varies as much as it is large (an exponential law: a coefficient of

@@ -57,7 +57,7 @@ class RouterReport(NamedTuple):
 
 
 class Listeners:
-    """When programs last reported to read directives, and what each router last said.
+    """The times at which programs last reported to read directives, and the last report of each router.
 
     Args:
         now: Unix time of the start, seconds: nobody was silent before it.

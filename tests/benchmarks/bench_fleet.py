@@ -86,9 +86,15 @@ class Fleet:
             while due < end:
                 await asyncio.sleep(max(due - time.monotonic(), 0.0))
                 body, due = sender.export(), due + INTERVAL
-                began = time.monotonic()
-                self.answers[await export(body)] += 1
+                began, lost = time.monotonic(), False
+                try:
+                    answer = await export(body)
+                except (OSError, asyncio.IncompleteReadError):
+                    answer, lost = "connection lost", True
+                self.answers[answer] += 1
                 self.waits.append(time.monotonic() - began)
+                if lost:
+                    return
 
 
 @asynccontextmanager

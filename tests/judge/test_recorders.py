@@ -182,6 +182,23 @@ def test_recorders_that_restart_for_ever_or_are_forged_are_bounded_and_new_ones_
     assert (count, said.isprintable(), "others for" in said) == (1, True, True)
 
 
+def test_what_recorders_measure_on_broken_slices_is_bounded() -> None:
+    """Nothing is kept of those that are forged, forgotten or done, nor of slices on which nothing is broken."""
+    recorders = Recorders(heartbeat=60.0, window=300.0)
+    recorders.watch({"code", "prose"})
+    for number in range(6000):
+        recorders.hear("b" * 12, f"r{number}", LastReport(NOW + number), done=False)
+        for slice, total in (("code", 5), ("code", 6), ("prose", 0)):
+            recorders.observe_on("b" * 12, f"r{number}", slice, total, 0, NOW + number)
+    (kept,) = recorders.measured_on.values()
+    assert len(kept) <= 4096
+    assert kept["r5999"] == {"code": (6, NOW + 5999)}
+    recorders.hear("b" * 12, "r5999", LastReport(NOW + 6000.0), done=True)
+    assert "r5999" not in kept
+    recorders.watch(set())
+    assert recorders.measured_on == {}
+
+
 def test_recorders_that_move_are_bounded_and_none_of_them_is_taken_for_ended() -> None:
     """Forged ones too: of versions that are forgotten nothing is kept, and those beyond the bound stand for others."""
     recorders = Recorders(heartbeat=60.0, window=300.0)

@@ -124,7 +124,7 @@ class MessageLayouts:
 
 
 def _key(wire: WireColumns) -> _Key:
-    """What a message begins with, and all of its resources."""
+    """The beginning of a message, and all of its resources."""
     if not wire.points.size:
         return (), b"", b"", 0
     body = wire.body

@@ -38,7 +38,7 @@ _NARROW: Final = 2**32
 
 
 class RowContent(NamedTuple):
-    """What is in some rows.
+    """Content of some rows.
 
     Attributes:
         records: ROW [n].

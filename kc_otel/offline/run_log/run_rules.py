@@ -58,7 +58,7 @@ _WORDS: Final[Mapping[Role, tuple[tuple[str, ...], ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunFinding:
-    """Whether a rule says so of a log, None where the log cannot tell, and a sentence; of None, what is missing."""
+    """Result of a rule on a log, None where the log cannot tell, and a sentence; of None, what is missing."""
 
     rule: str
     found: bool | None

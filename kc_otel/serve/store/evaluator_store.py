@@ -387,10 +387,12 @@ class EvaluatorStore:
             state.heard = {(train, inference): Heard(*said) for train, inference, *said in content["heard"]}
             state.recorders.ended = content["ended"]
             state.recorders.moved = content["moved"]
-            state.recorders.measured_on = content["measured_on"]
-            state.recorders.watched = frozenset(
-                slice for senders in content["measured_on"].values() for of in senders.values() for slice in of
-            )
+            state.recorders.measured_on = {
+                version: {
+                    sender: {slice: (total, at) for slice, (total, at) in on.items()} for sender, on in senders.items()
+                }
+                for version, senders in content["measured_on"].items()
+            }
             state.recorders.by_version = {
                 version: {sender: LastReport.of(said) for sender, said in senders.items()}
                 for version, senders in content["recorders"].items()

@@ -44,7 +44,7 @@ _ROW: Final = np.dtype(
     + [(name, "<i8") for name in _NUMBERS]
     + [(name, "<f8") for name in _REALS]
 )
-"""What is kept of a row."""
+"""Fields of a row that are saved."""
 
 
 def encode_stream(stream: PointStream) -> bytes:

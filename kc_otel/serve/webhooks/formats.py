@@ -213,7 +213,7 @@ def slack_message(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_incident(contract: Mapping[str, Any], incident: Mapping[str, Any]) -> list[str]:
-    """Where an incident is and since when, what was done, and what to do now."""
+    """An incident in a few lines: its slices, onset, actions taken and next step."""
     since = int(datetime.fromisoformat(incident["since"]).timestamp())
     onset = f"Since <!date^{since}^{{time}} on {{date_short}}|{incident['since']}>"
     onset += f"; it grew: {_escaped(incident['grew'])}" if incident["grew"] else ""
