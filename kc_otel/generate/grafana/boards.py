@@ -52,9 +52,7 @@ def board_file(uid: str, about: str, variables: Iterable[Json], contents: Iterab
         "graphTooltip": 1,  # a crosshair on all panels
         "time": {"from": "now-6h", "to": "now"},
         "refresh": "30s",
-        "links": [
-            link(title, f"/d/{other}", "dashboard", keep=True) for other, title in _TITLES.items() if other != uid
-        ],
+        "links": [link(title, f"/d/{other}", keep=True) for other, title in _TITLES.items() if other != uid],
         "templating": {"list": [datasource, *variables]},
         "annotations": {"list": [_incidents(), *_kernel_changes()]},
         "panels": shown,

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
-from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.contract.registry.sent_metrics import Instrument
+from kc_otel.contract.registry.own_metrics import METRICS, Instrument
 from kc_otel.contract.slices import OTHER
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries

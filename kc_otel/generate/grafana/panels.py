@@ -85,10 +85,10 @@ def legend(*attributes: str) -> str:
     return " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
 
 
-def link(title: str, url: str, icon: str = "", *, keep: bool = False) -> Json:
+def link(title: str, url: str, *, keep: bool = False) -> Json:
     """A link of a board or of a panel's values, which may keep variables and time."""
     return {
-        "title": title, "type": "link", "icon": icon, "url": url, "includeVars": keep, "keepTime": keep,
+        "title": title, "type": "link", "icon": "dashboard" * keep, "url": url, "includeVars": keep, "keepTime": keep,
         "asDropdown": False, "targetBlank": False, "tags": [], "tooltip": "",
     }  # fmt: skip
 
