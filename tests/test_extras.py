@@ -103,11 +103,11 @@ def test_every_extra_that_is_asked_for_exists():
     text = "\n".join(path.read_text() for path in (REPOSITORY / "kc_otel").rglob("*.py"))
     named = set(re.findall(r'\bextra\("(\w+)"', text)) | set(re.findall(r"kc-otel\[(\w+)\]", text))
     assert named <= set(PROJECT["optional-dependencies"])
-    assert {"cli", "serve", "stats", "torch", "vllm", "grafana", "openfeature", "parquet"} <= named
+    assert {"cli", "serve", "stats", "torch", "vllm", "openfeature", "parquet"} <= named
 
 
 LIBRARIES = {
-    "fastapi", "grafana_foundation_sdk", "httpx",
+    "fastapi", "httpx",
     "openfeature", "opentelemetry.instrumentation", "prometheus_client", "pyarrow", "ray", "rich", "scipy", "sglang",
     "starlette", "torch", "transformers", "triton", "trl", "typer", "uvicorn", "verl", "vllm", "wrapt",
 }  # fmt: skip
@@ -170,7 +170,7 @@ def test_every_module_without_any_extra_works_or_says_what_to_install(tmp_path):
         ("kc_otel.serve.server", "serve"), ("kc_otel.offline.run_log.run_rules", "stats"),
         ("kc_otel.offline.gate.endpoint_recording", "cli"), ("kc_otel.record.telemetry.reduce_device", "torch"),
         ("kc_otel.cli.serve_command", "cli"), ("kc_otel.recordings.endpoints.endpoint_client", "cli"),
-        ("kc_otel.client.openfeature", "openfeature"), ("kc_otel.generate.grafana.sdk", "grafana"),
+        ("kc_otel.client.openfeature", "openfeature"),
         ("kc_otel.integrations.torch", "torch"), ("kc_otel.integrations.vllm.instrumentor", "vllm"),
         ("kc_otel.serve.receivers", "serve"), ("kc_otel.serve.api", "serve"),
     ):  # fmt: skip

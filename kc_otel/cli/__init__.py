@@ -47,7 +47,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "replay": "replay_command:replay",
     },
     "Roll out a kernel": {"gate": "gate_command:run live plan verify", "promote": "promote_command:promote"},
-    "Grafana and Prometheus": {"generate": "generate_command:grafana prometheus kubernetes collector"},
+    "Grafana and Prometheus": {"generate": "generate_command:grafana prometheus kubernetes"},
 }
 """Subjects and commands in the order of the help, each with its file and functions: a command imports no other's."""
 

@@ -88,37 +88,6 @@ def kubernetes(
     _generate(contracts, out, lambda loaded: kubernetes_files(loaded, Sites(grafana_url, evaluator_url)), check=check)
 
 
-def collector(
-    contracts: _Contracts,
-    out: _Out,
-    evaluator: Annotated[
-        list[str],
-        typer.Option(help="HOST:PORT where an evaluator listens for OTLP over gRPC; repeatable.", metavar="HOST:PORT"),
-    ],
-    check: _Check = False,
-) -> None:
-    """Generate the configuration of an OpenTelemetry Collector in front of several evaluators, each with its contracts.
-
-    Examples:
-      kc-otel generate collector contracts --out collector --evaluator a:4317 --evaluator b:4317
-    """
-    from kc_otel.contract.load import check_all  # noqa: PLC0415 - a quick --help
-    from kc_otel.generate.collector import collector_files  # noqa: PLC0415
-
-    def made(loaded: Sequence[Contract]) -> Sequence[GeneratedFile]:
-        known = ((checked.contract, checked.source) for checked in check_all(contracts))
-        texts = {contract.name: Path(source).read_text("utf-8") for contract, source in known if contract is not None}
-        files = collector_files(loaded, texts, evaluator)
-        left = sorted({*(out / "collector" / "evaluators").glob("*/*.yaml")} - {out / file.path for file in files})
-        if left:
-            raise ValueError(
-                "\n".join(f"{path}: is now judged elsewhere, or not at all; remove the file" for path in left)
-            )
-        return files
-
-    _generate(contracts, out, made, check=check)
-
-
 def _generate(
     paths: Sequence[Path], out: Path, make: Callable[[Sequence[Contract]], Sequence[GeneratedFile]], *, check: bool
 ) -> None:

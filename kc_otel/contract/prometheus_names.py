@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kc_otel.contract.registry.clause_metrics import Quantity
-from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
-from kc_otel.contract.registry.sent_metrics import Instrument, Metric
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS, Instrument, Metric
 from kc_otel.contract.slices import ALL
 
 _SUFFIXES: Final[dict[str, str]] = {"s": "_seconds", "ms": "_milliseconds", "By": "_bytes", "%": "_percent"}

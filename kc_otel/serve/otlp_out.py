@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.contract.registry.sent_metrics import Instrument
+from kc_otel.contract.registry.own_metrics import METRICS, Instrument
 from kc_otel.judge.otlp.sink import DURATION_BOUNDS, Durations
 from kc_otel.record.telemetry.environment import checking_answers
 from kc_otel.serve.announcements import Announcement

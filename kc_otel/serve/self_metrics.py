@@ -14,8 +14,7 @@ from kc_otel.contract.limits import scale_of
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label_name, prometheus_name
 from kc_otel.contract.registry.clause_metrics import DERIVED
-from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.contract.registry.sent_metrics import Instrument
+from kc_otel.contract.registry.own_metrics import METRICS, Instrument
 from kc_otel.contract.sentences import limitation
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.decisions.entries import INFERENCE_KERNEL, TRAIN_KERNEL

@@ -14,8 +14,7 @@ from kc_otel.contract.load import load_all
 from kc_otel.contract.model import Contract
 from kc_otel.contract.prometheus_names import label_name, prometheus_name
 from kc_otel.contract.registry.clause_metrics import RECORDED
-from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
-from kc_otel.contract.registry.sent_metrics import Instrument
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS, Instrument
 from kc_otel.generate.grafana import grafana_files
 
 NAMES = ("overview", "slice", "rl", "promotion", "health")

@@ -72,17 +72,3 @@ def test_what_cannot_be_done_is_said_in_one_line(policy_path: Path, tmp_path: Pa
     assert run("prometheus", policy_path, "--out", broken)[0] == 2
     code, said = run("prometheus", policy_path, "--out", tmp_path, "--grafana-url", "/grafana")
     assert (code, "--grafana-url: '/grafana' is not a URL" in said) == (2, True)
-
-
-def test_a_missing_sdk_is_named(policy_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dashboards need an extra; the message says how to get it, and rules work without."""
-    import sys
-
-    for name in list(sys.modules):
-        if name.startswith(("grafana_foundation_sdk", "kc_otel.generate.grafana.")):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "grafana_foundation_sdk", None)
-    code, said = run("grafana", policy_path, "--out", tmp_path)
-    assert (code, "pip install 'kc-otel[grafana]'" in said) == (2, True)
-    assert not list(tmp_path.iterdir())
-    assert run("prometheus", policy_path, "--out", tmp_path)[0] == 0

@@ -6,8 +6,7 @@ import pytest
 
 from kc_otel.contract.prometheus_names import label, metric, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import RECORDED
-from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
-from kc_otel.contract.registry.sent_metrics import Instrument, Metric
+from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS, Instrument, Metric
 
 
 @pytest.mark.parametrize(

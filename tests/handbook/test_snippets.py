@@ -49,6 +49,7 @@ READERS_PROGRAMS = {
     "docker",
     "git",
     "kubectl",
+    "otelcol-contrib",
     "mimirtool",
     "openssl",
     "cp",

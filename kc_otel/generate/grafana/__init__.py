@@ -1,4 +1,4 @@
-"""Grafana dashboards, which fit every contract, and alerts made from contracts. Needs the extra `grafana`."""
+"""Grafana dashboards, which fit every contract, and alerts made from contracts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from kc_otel.contract.model import Contract
 from kc_otel.generate.alert_steps import unique_names
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana.alerting import DATASOURCE_UID, alerting_file, evaluator_alerting_file
+from kc_otel.generate.grafana.health_board import health_file
+from kc_otel.generate.grafana.overview_board import overview_file
+from kc_otel.generate.grafana.promotion_board import promotion_file
+from kc_otel.generate.grafana.rl_board import rl_file
+from kc_otel.generate.grafana.slice_board import slice_file
 from kc_otel.generate.links import NOWHERE, Sites
 
 
@@ -16,16 +21,8 @@ def grafana_files(
 ) -> tuple[GeneratedFile, ...]:
     """The dashboards, and files of alerts: one that an evaluator lives and one for each contract.
 
-    Alerts query the data source. Raises ValueError if two contracts have the same name, ModuleNotFoundError if the SDK
-    is not installed.
+    Alerts query the data source. Raises ValueError if two contracts have the same name.
     """
-    # The SDK is an extra: imported when dashboards are asked for.
-    from kc_otel.generate.grafana.health_board import health_file  # noqa: PLC0415
-    from kc_otel.generate.grafana.overview_board import overview_file  # noqa: PLC0415
-    from kc_otel.generate.grafana.promotion_board import promotion_file  # noqa: PLC0415
-    from kc_otel.generate.grafana.rl_board import rl_file  # noqa: PLC0415
-    from kc_otel.generate.grafana.slice_board import slice_file  # noqa: PLC0415
-
     ordered = unique_names(contracts)
     return (
         overview_file(),

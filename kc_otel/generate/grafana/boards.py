@@ -11,9 +11,8 @@ from kc_otel.contract.prometheus_names import label, metric, selector
 from kc_otel.contract.registry.own_metrics import METRICS
 from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
-from kc_otel.generate.grafana.panels import legend, reference
+from kc_otel.generate.grafana.panels import Json, legend, link, reference
 from kc_otel.generate.grafana.queries import by, minimum_step, picked
-from kc_otel.generate.grafana.sdk import JSONEncoder, dashboard, models, prometheus
 from kc_otel.generate.links import HEALTH_UID, OVERVIEW_UID, PROMOTION_UID, RL_UID, SLICE_UID
 
 STEP: Final = "${step}s"
@@ -28,42 +27,49 @@ _TITLES: Final = {
     HEALTH_UID: "Health",
 }
 _LINE_CHARACTERS: Final = 120
+_COLUMNS: Final = 24
 _FIELDS: Final = ("engine", "engine.version", "dtype", "quantization", "kv_cache_dtype", "attention", "hardware")
 
 
-def board_file(uid: str, description: str, variables: Iterable[Any], contents: Iterable[Any]) -> GeneratedFile:
-    """A dashboard that links to all others and marks incidents and where kernel versions change.
-
-    The SDK puts links and marks into the controls menu; without a placement they stand above the panels.
-    """
-    made = (
-        dashboard.Dashboard(f"Kernel contracts: {_TITLES[uid].lower() if uid != RL_UID else _TITLES[uid]}")
-        .uid(uid)
-        .description(f"{description} {_NOTICE}")
-        .tags(["kernel-contract"])
-        .timezone("browser")
-        .tooltip(models.DashboardCursorSync.CROSSHAIR)
-        .time("now-6h", "now")
-        .refresh("30s")
-        .readonly()
+def board_file(uid: str, about: str, variables: Iterable[Json], contents: Iterable[Json]) -> GeneratedFile:
+    """A dashboard that links to all others and marks incidents and where kernel versions change."""
+    shown = list(contents)
+    _place(inner for outer in shown for inner in (outer, *outer.get("panels", ())))
+    datasource = source(
+        "datasource",
+        "Data source",
+        "prometheus",
+        "The Prometheus that scrapes the evaluator and takes the recorders' metrics from the Collector.",
     )
-    datasource = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
-    about = "The Prometheus that scrapes the evaluator and takes the recorders' metrics from the Collector."
-    for variable in (datasource.description(about), *variables):
-        made = made.with_variable(variable)
-    for other, title in _TITLES.items():
-        if other != uid:
-            link = dashboard.DashboardLink(title).type(models.DashboardLinkType.LINK).url(f"/d/{other}")
-            made = made.link(link.icon("dashboard").include_vars(True).keep_time(True).as_dropdown(False))
-    for annotation in (_incidents(), *kernel_changes()):
-        made = made.annotation(annotation)
-    for content in contents:
-        made = made.with_row(content) if isinstance(content, dashboard.Row) else made.with_panel(content)
-    plain = json.loads(json.dumps(made.build(), cls=JSONEncoder))
-    for shown in (*plain.get("links", []), *plain["annotations"].get("list", [])):
-        shown.pop("placement", None)
+    board = {
+        "schemaVersion": 42,
+        "uid": uid,
+        "title": f"Kernel contracts: {_TITLES[uid].lower() if uid != RL_UID else _TITLES[uid]}",
+        "description": f"{about} {_NOTICE}",
+        "tags": ["kernel-contract"],
+        "timezone": "browser",
+        "editable": False,
+        "graphTooltip": 1,  # a crosshair on all panels
+        "time": {"from": "now-6h", "to": "now"},
+        "refresh": "30s",
+        "links": [link(title, f"/d/{other}", keep=True) for other, title in _TITLES.items() if other != uid],
+        "templating": {"list": [datasource, *variables]},
+        "annotations": {"list": [_incidents(), *_kernel_changes()]},
+        "panels": shown,
+    }
     name = uid.removeprefix("kc-")
-    return GeneratedFile(PurePosixPath("grafana", "dashboards", f"{name}.json"), f"{_json(plain)}\n")
+    return GeneratedFile(PurePosixPath("grafana", "dashboards", f"{name}.json"), f"{_json(board)}\n")
+
+
+def _place(panels: Iterable[Json]) -> None:
+    """Place panels from left to right, line by line, on the grid of 24 columns."""
+    x = y = height = 0
+    for shown in panels:
+        place = shown["gridPos"]
+        if x + place["w"] > _COLUMNS:
+            x, y, height = 0, y + height, 0
+        place |= {"x": x, "y": y}
+        x, height = x + place["w"], max(height, place["h"])
 
 
 def _json(value: Any, indent: int = 0) -> str:
@@ -87,31 +93,39 @@ def _json(value: Any, indent: int = 0) -> str:
     return f"{opened}\n{inner}{body}\n{' ' * indent}{closed}"
 
 
-def choice(
-    name: str, title: str, description: str, query: str, *, regex: str = "", single: bool = False, first: str = ""
-) -> Any:
-    """A variable whose values a query finds, cut out by `regex`; a single one starts with `first`, many with all."""
-    variable = (
-        dashboard.QueryVariable(name)
-        .label(title)
-        .description(description)
-        .datasource(reference())
-        .query({"query": query, "refId": f"{name}-values"})
-        .definition(query)
-        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .sort(models.VariableSort.ALPHABETICAL_ASC)
-    )
-    if regex:
-        variable = variable.regex(regex)
-    if single:
-        variable = variable.multi(False).include_all(False)
-        return variable.current(models.VariableOption(True, first, first)) if first else variable
-    every = models.VariableOption(selected=True, text=["All"], value=["$__all"])
-    # Some clauses are about no pair of kernel versions, so "all" has to match the missing label too.
-    return variable.multi(True).include_all(True).all_value(".*").current(every)
+def source(name: str, title: str, kind: str, about: str) -> Json:
+    """A variable that picks a data source."""
+    return {
+        "type": "datasource", "name": name, "label": title, "description": about, "query": kind, "multi": False,
+        "includeAll": False,
+    }  # fmt: skip
 
 
-def scope(*, slices: bool = True, single: Sequence[str] = ()) -> list[Any]:
+def choice(name: str, title: str, about: str, query: str, *, single: bool = False, first: str = "") -> Json:
+    """A variable whose values a query finds; a single one starts with `first`, one of many values with all."""
+    variable = {
+        "type": "query",
+        "name": name,
+        "label": title,
+        "description": about,
+        "datasource": reference(),
+        "query": {"query": query, "refId": f"{name}-values"},
+        "definition": query,
+        "allowCustomValue": True,
+        "refresh": 2,  # when the time range changes
+        "sort": 1,  # by the alphabet
+        "multi": not single,
+        "includeAll": not single,
+    }
+    if not single:
+        # Some clauses are about no pair of kernel versions, so "all" has to match the missing label too.
+        variable |= {"allValue": ".*", "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
+    elif first:
+        variable["current"] = {"selected": True, "text": first, "value": first}
+    return variable
+
+
+def scope(*, slices: bool = True, single: Sequence[str] = ()) -> list[Json]:
     """The variables that pick contracts, slices and kernel versions; `single` names those that hold one value."""
     of_contract = f'{label("kc.contract")}=~"$contract"'
     verdict = metric("kc.verdict")
@@ -129,21 +143,14 @@ def scope(*, slices: bool = True, single: Sequence[str] = ()) -> list[Any]:
     ]
 
 
-def step() -> Any:
+def step() -> Json:
     """The hidden variable of the smallest step of rates of what recorders send, seconds."""
-    found = choice(
-        "step",
-        "Smallest step",
-        "Seconds; a rate is over four of them, which hold three exports of the picked contracts' recorders.",
-        f"query_result({minimum_step()})",
-        regex="/ ([0-9]+) /",
-        single=True,
-        first="30",
-    )
-    return found.hide(models.VariableHide.HIDE_VARIABLE)
+    about = "Seconds; a rate is over four of them, which hold three exports of the picked contracts' recorders."
+    found = choice("step", "Smallest step", about, f"query_result({minimum_step()})", single=True, first="30")
+    return found | {"regex": "/ ([0-9]+) /", "hide": 2}
 
 
-def kernel_changes() -> list[Any]:
+def _kernel_changes() -> list[Json]:
     """Marks on every graph: a pair of kernel versions that is judged for the first time, and a kernel that reports.
 
     One comes from the evaluator, the other from the recorders, so that one is there when the other is not.
@@ -169,7 +176,7 @@ def kernel_changes() -> list[Any]:
     ]
 
 
-def _incidents() -> Any:
+def _incidents() -> Json:
     of = METRICS["kc.incident"].attributes
     contract, id, on, train, inference = map(legend, of)
     lasting = by(of, selector("kc.incident", None, *picked(("kc.contract",))))
@@ -177,18 +184,16 @@ def _incidents() -> Any:
     return _mark("Incidents", lasting, text, "red")
 
 
-def _mark(name: str, expression: str, text: str, colour: str) -> Any:
+def _mark(name: str, expression: str, text: str, colour: str) -> Json:
     """Marks wherever an expression finds something; Grafana joins those that follow each other into one range."""
-    query = prometheus.Dataquery().ref_id("Anno").expr(expression).range()
-    return (
-        dashboard.AnnotationQuery()
-        .name(name)
-        .datasource(reference())
-        .enable(True)
-        .icon_color(colour)
-        .expr(expression)
-        .step("60s")
-        .title_format(name)
-        .text_format(text)
-        .target(query)
-    )
+    return {
+        "name": name,
+        "enable": True,
+        "iconColor": colour,
+        "datasource": reference(),
+        "target": {"expr": expression, "instant": False, "range": True, "refId": "Anno"},
+        "expr": expression,
+        "step": "60s",
+        "titleFormat": name,
+        "textFormat": text,
+    }

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label, prometheus_name, selector
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
-from kc_otel.contract.registry.own_metrics import METRICS
+from kc_otel.contract.registry.own_metrics import METRICS, Instrument
 from kc_otel.contract.slices import OTHER
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
 from kc_otel.generate.grafana.panels import (
-    Query,
+    Json,
     graph_panel,
     legend,
     limit_line,
+    row,
     stat_panel,
     state_panel,
     table_panel,
+    target,
     thresholds,
 )
-from kc_otel.generate.grafana.sdk import dashboard
 from kc_otel.generate.links import EVALUATED_ID, HEALTH_UID, INVALID_INPUT_ID, MISSING_ID
 from kc_otel.generate.state_alerts import AGE, FRESH_SECONDS
 
@@ -42,39 +43,40 @@ def health_file() -> GeneratedFile:
         HEALTH_UID,
         "Whether what the other dashboards show can be trusted: received, dropped, refused, late, waiting.",
         (scope(slices=False)[0], step()),
-        (*_counts(), *(part for id, title, panels in rows for part in (dashboard.Row(title).id(id), *panels))),
+        (*_counts(), *(part for id, title, panels in rows for part in (row(id, title), *panels))),
     )
 
 
-def evaluator_panel(id: int) -> Any:
+def evaluator_panel(id: int) -> Json:
     """The first thing to look at: how old what the evaluator says is, and whether there is one."""
     about = (
         "Time since the last evaluation. Without a running evaluator, everything on these boards is unknown: restart "
         "it (handbook, On call)."
     )
     colours = thresholds("green", (30.0, "orange"), (FRESH_SECONDS, "red"))
-    return state_panel(id, "Evaluated", about, AGE, legend="ago", unit="s", colours=colours).decimals(0)
+    return state_panel(id, "Evaluated", about, AGE, legend="ago", unit="s", colours=colours, decimals=0)
 
 
-def points_panel(id: int) -> Any:
+def points_panel(id: int, **defaults: Any) -> Json:
     """Data points that count; none means that nothing is measured."""
     accepted = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES)))
     about = "Data points per second that the evaluator counts. At zero nothing is measured: do not trust green panels."
-    return state_panel(id, "Points used", about, accepted, unit="cps", colours=thresholds("red", (1e-9, "green")))
+    colours = thresholds("red", (1e-9, "green"))
+    return state_panel(id, "Points used", about, accepted, unit="cps", colours=colours, **defaults)
 
 
-def invalid_panel(id: int) -> Any:
+def invalid_panel(id: int, **more: Any) -> Json:
     """Sequences that failed an input check."""
     about = f"Sequences in the range whose two sides cannot be compared; they do not count as drift. {_RECORDERS}"
-    return stat_panel(id, "Invalid input", about, queries.increase("kc.input.invalid"), "orange")
+    return stat_panel(id, "Invalid input", about, queries.increase("kc.input.invalid"), "orange", **more)
 
 
-def _counts() -> Iterator[Any]:
+def _counts() -> Iterator[Json]:
     yield evaluator_panel(EVALUATED_ID)
     yield points_panel(1)
     refused = queries.now(queries.rate("kc.evaluator.points", (), _outcome(_USED_OUTCOMES, no=True)))
     about = f"Ignored, duplicate, late, rejected. {_EVALUATOR}"
-    yield stat_panel(2, "Points not used", about, refused, "orange").unit("cps").decimals(2)
+    yield stat_panel(2, "Points not used", about, refused, "orange", unit="cps", decimals=2)
     waiting, about = queries.now(queries.health("kc.outbox.pending")), METRICS["kc.outbox.pending"].meaning
     yield stat_panel(3, "Webhooks waiting", about, waiting, "orange", span=2)
     tick = queries.now(queries.health("kc.evaluator.tick.duration", how="max"))
@@ -92,54 +94,45 @@ def _counts() -> Iterator[Any]:
     yield state_panel(8, "Measured share", about, share, unit="percentunit")
 
 
-def _evaluator() -> Iterator[Any]:
-    yield _rates(20, "Points received", "kc.evaluator.points", ("kc.outcome",), "cps", _EVALUATOR).span(6)
-    of = METRICS["kc.evaluator.missing"].attributes
-    yield _gauge(MISSING_ID, "Senders not judged", "kc.evaluator.missing", of, "short", _EVALUATOR, "max").span(6)
-    of = METRICS["kc.evaluator.silent"].attributes
-    yield _gauge(47, "Silent recorders", "kc.evaluator.silent", of, "short", _EVALUATOR, "max").span(6)
-    yield _rates(
-        21, "OTLP requests", "kc.evaluator.requests", ("kc.transport", "kc.outcome"), "reqps", _EVALUATOR
-    ).span(6)
+def _evaluator() -> Iterator[Json]:
+    yield _graph(20, 6, "Points received", "kc.evaluator.points", "cps")
+    yield _graph(MISSING_ID, 6, "Senders not judged", "kc.evaluator.missing", "short", "max")
+    yield _graph(47, 6, "Silent recorders", "kc.evaluator.silent", "short", "max")
+    yield _graph(21, 6, "OTLP requests", "kc.evaluator.requests", "reqps")
     kept, allowed = "kc.evaluator.series", "kc.evaluator.series.limit"
     about = f"{METRICS[kept].meaning} The dashed line: {METRICS[allowed].meaning.lower()} {_EVALUATOR}"
-    series = (Query(queries.health(kept), "streams"), Query(queries.health(allowed), "limit"))
-    yield limit_line(graph_panel(22, "Streams", about, series, "short"), "/^limit$/").span(8)
-    yield _gauge(23, "Duration of an evaluation", "kc.evaluator.tick.duration", (), "s", _EVALUATOR, "max").span(8)
-    yield _rates(35, "Failures to judge", "kc.evaluator.failures", ("kc.contract",), "cps", _EVALUATOR).span(8)
-    free = f"Empty without a state file. {_EVALUATOR}"
-    yield _gauge(37, "Not in the snapshot yet", "kc.evaluator.inbox.size", (), "bytes", free).span(12)
+    series = (target(queries.health(kept), "streams"), target(queries.health(allowed), "limit"))
+    yield limit_line(graph_panel(22, "Streams", about, series, "short"), "/^limit$/")
+    yield _graph(23, 8, "Duration of an evaluation", "kc.evaluator.tick.duration", "s", "max")
+    yield _graph(35, 8, "Failures to judge", "kc.evaluator.failures", "cps")
+    free = "Empty without a state file. "
+    yield _graph(37, 12, "Not in the snapshot yet", "kc.evaluator.inbox.size", "bytes", note=free)
     took, by = "kc.evaluator.request.duration", ("kc.transport", "kc.outcome")
     ranks = [
-        Query(queries.duration(rank, took, by), f"{legend(*by)} · {said}")
+        target(queries.duration(rank, took, by), f"{legend(*by)} · {said}")
         for rank, said in ((0.5, "median"), (0.99, "p99"))
     ]
     about = f"{METRICS[took].meaning} To the width of its buckets. {_EVALUATOR}"
-    yield graph_panel(40, "Time to an answer", about, ranks, "s").span(12)
-    yield _gauge(41, "Requests in flight", "kc.evaluator.in_flight", (), "bytes", _EVALUATOR).span(8)
-    yield _gauge(42, "Left on the disk", "kc.evaluator.disk.free", (), "bytes", free, "min").span(8)
-    yield _gauge(43, "The disk takes for the state", "kc.evaluator.sync.duration", (), "s", free, "max").span(8)
-    shards = "Empty where streams are in the evaluator's process."
-    behind, streams = "kc.evaluator.shard.lag", "kc.evaluator.shard.streams"
-    of = ("kc.shard",)
-    yield _gauge(38, "Shards: bytes behind", behind, of, "bytes", f"{shards} {_EVALUATOR}", "max").span(12)
-    yield _gauge(39, "Shards: streams", streams, of, "short", f"{shards} {_EVALUATOR}", "max").span(12)
+    yield graph_panel(40, "Time to an answer", about, ranks, "s", span=12)
+    yield _graph(41, 8, "Requests in flight", "kc.evaluator.in_flight", "bytes")
+    yield _graph(42, 8, "Left on the disk", "kc.evaluator.disk.free", "bytes", "min", note=free)
+    yield _graph(43, 8, "The disk takes for the state", "kc.evaluator.sync.duration", "s", "max", note=free)
+    shards = "Empty where streams are in the evaluator's process. "
+    yield _graph(38, 12, "Shards: bytes behind", "kc.evaluator.shard.lag", "bytes", "max", note=shards)
+    yield _graph(39, 12, "Shards: streams", "kc.evaluator.shard.streams", "short", "max", note=shards)
 
 
-def _webhooks() -> Iterator[Any]:
-    unit = "suffix: message"
-    outcome = ("kc.endpoint", "kc.outcome")
-    yield _gauge(24, "Webhooks waiting, by endpoint", "kc.outbox.pending", outcome[:1], unit, _EVALUATOR).span(8)
-    name = "kc.outbox.disabled"
-    disabled = Query(f"time() - {queries.health(name, outcome[:1], 'max')}", legend(*outcome[:1]))
-    yield graph_panel(48, "Endpoints disabled for", f"{METRICS[name].meaning} {_EVALUATOR}", (disabled,), "s").span(8)
-    yield _rates(25, "Webhook deliveries", "kc.outbox.attempts", outcome, "cps", _EVALUATOR).span(8)
+def _webhooks() -> Iterator[Json]:
+    yield _graph(24, 8, "Webhooks waiting, by endpoint", "kc.outbox.pending", "suffix: message")
+    name, of = "kc.outbox.disabled", ("kc.endpoint",)
+    disabled = target(f"time() - {queries.health(name, of, 'max')}", legend(*of))
+    yield graph_panel(48, "Endpoints disabled for", f"{METRICS[name].meaning} {_EVALUATOR}", (disabled,), "s")
+    yield _graph(25, 8, "Webhook deliveries", "kc.outbox.attempts", "cps")
 
 
-def _recorders() -> Iterator[Any]:
-    of, why = ("kc.contract",), ("kc.contract", "kc.reason")
-    tokens = "suffix: tokens/s"
-    yield _rates(26, "Tokens measured", "kc.recorder.tokens", of, tokens, _RECORDERS, STEP).span(8)
+def _recorders() -> Iterator[Json]:
+    of, tokens = ("kc.contract",), "suffix: tokens/s"
+    yield _graph(26, 8, "Tokens measured", "kc.recorder.tokens", tokens)
     matchers = ", ".join((*queries.picked(of), f'{label("kc.slice")}="{OTHER}"'))
     over = f"rate({prometheus_name(QUANTITIES['tv_token'])}{{{matchers}}}[$__rate_interval])"
     yield graph_panel(
@@ -147,44 +140,42 @@ def _recorders() -> Iterator[Any]:
         "Tokens counted as `other`",
         "Tokens per second on slices over the contract's cap: they are counted together as `other`, and no clause is "
         f"judged on it. Anything here means that the cap hides what you asked to see. {_RECORDERS}",
-        (Query(f"histogram_count({queries.by(of, over, 'sum')})", legend(*of), step=STEP),),
+        (target(f"histogram_count({queries.by(of, over, 'sum')})", legend(*of), step=STEP),),
         tokens,
-    ).span(8)
-    yield _gauge(29, "Share of batches measured", "kc.recorder.sampling", of, "percentunit", _RECORDERS, "min").span(8)
-    yield _rates(
-        INVALID_INPUT_ID, "Invalid sequences, by reason", "kc.input.invalid", why, "cps", _RECORDERS, STEP
-    ).span(12)
-    outcome = ("kc.contract", "kc.outcome")
-    yield _rates(45, "Prompts that counted", "kc.recorder.prompts", outcome, "cps", _RECORDERS, STEP).span(12)
-    yield _rates(27, "Batches dropped, by reason", "kc.recorder.dropped", why, "cps", _RECORDERS, STEP).span(12)
-    yield _rates(28, "Exports refused, per second", "kc.recorder.export.failures", of, "cps", _RECORDERS, STEP).span(12)
-    yield _rates(33, "Requests captured in engines", "kc.capture.recorded", of, "reqps", _RECORDERS, STEP).span(12)
-    yield _rates(34, "Requests not captured, by reason", "kc.capture.dropped", why, "reqps", _RECORDERS, STEP).span(12)
+    )
+    yield _graph(29, 8, "Share of batches measured", "kc.recorder.sampling", "percentunit", "min")
+    why = ("kc.contract", "kc.reason")
+    yield _graph(INVALID_INPUT_ID, 12, "Invalid sequences, by reason", "kc.input.invalid", "cps", of=why)
+    yield _graph(45, 12, "Prompts that counted", "kc.recorder.prompts", "cps")
+    yield _graph(27, 12, "Batches dropped, by reason", "kc.recorder.dropped", "cps")
+    yield _graph(28, 12, "Exports refused, per second", "kc.recorder.export.failures", "cps")
+    yield _graph(33, 12, "Requests captured in engines", "kc.capture.recorded", "reqps")
+    yield _graph(34, 12, "Requests not captured, by reason", "kc.capture.dropped", "reqps")
     titles = {"kc.contract": "Contract", "kc.kernel.role": "Role", "kc.kernel.version": "Version"}
-    yield (
-        table_panel(
-            30,
-            "Kernel versions",
-            f"{METRICS['kc.kernel.info'].meaning} Other panels show the short fingerprint only. {_RECORDERS}",
-            {"Info": f"{selector('kc.kernel.info', None, *queries.picked(of))} == 1"},
-            {label(name): title for name, title in titles.items()},
-            {},
-            hide=("Value", "__name__", "job", "instance"),
-            height=8,
-        )
+    yield table_panel(
+        30,
+        "Kernel versions",
+        f"{METRICS['kc.kernel.info'].meaning} Other panels show the short fingerprint only. {_RECORDERS}",
+        {"Info": f"{selector('kc.kernel.info', None, *queries.picked(of))} == 1"},
+        {label(name): title for name, title in titles.items()},
+        {},
+        hide=("Value", "__name__", "job", "instance"),
+        height=8,
     )
 
 
-def _rates(id: int, title: str, name: str, attributes: tuple[str, ...], unit: str, source: str, least: str = "") -> Any:
-    query = Query(queries.rate(name, attributes), legend(*attributes), step=least)
-    return graph_panel(id, title, f"{METRICS[name].meaning} Per second. {source}", (query,), unit)
-
-
-def _gauge(
-    id: int, title: str, name: str, attributes: tuple[str, ...], unit: str, source: str, how: str = "sum"
-) -> Any:
-    query = Query(queries.health(name, attributes, how), legend(*attributes) or title.lower())
-    return graph_panel(id, title, f"{METRICS[name].meaning} {source}", (query,), unit)
+def _graph(
+    id: int, span: int, title: str, name: str, unit: str, how: str = "sum", *, of: Sequence[str] = (), note: str = ""
+) -> Json:
+    """A metric by its attributes: a counter as a rate, any other as it is."""
+    metric = METRICS[name]
+    of, recorders = of or metric.attributes, not name.startswith(("kc.evaluator.", "kc.outbox."))
+    if metric.instrument is Instrument.COUNTER:
+        shown, note = target(queries.rate(name, of), legend(*of), step=STEP if recorders else ""), "Per second. "
+    else:
+        shown = target(queries.health(name, of, how), legend(*of) or title.lower())
+    about = f"{metric.meaning} {note}{_RECORDERS if recorders else _EVALUATOR}"
+    return graph_panel(id, title, about, (shown,), unit, span=span)
 
 
 def _outcome(pattern: str, *, no: bool = False) -> str:

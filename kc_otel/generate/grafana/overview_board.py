@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from kc_otel.contract.prometheus_names import label
 from kc_otel.contract.slices import ALL
@@ -17,19 +17,21 @@ from kc_otel.generate.grafana.panels import (
     MARGIN,
     SAME_TIME,
     STATUS_COLOURS,
-    Query,
+    Json,
     graph_panel,
     legend,
+    link,
     mapping,
+    row,
     stat_panel,
     status_mapping,
     table_panel,
+    target,
     thresholds,
     timeline_panel,
     value_field,
     verdict_panel,
 )
-from kc_otel.generate.grafana.sdk import dashboard
 from kc_otel.generate.links import HEALTH_UID, NOT_HOLDING_ID, OVERVIEW_UID, PROMOTION_UID, slice_link
 from kc_otel.judge.verdict import Status
 
@@ -39,14 +41,14 @@ _NAMES: Final = legend(*queries.CELL[:3])
 def overview_file() -> GeneratedFile:
     """The dashboard; it is the same for all contracts."""
     rows = (
-        dashboard.Row("Every cell, with its numbers").id(98).with_panel(every_cell(11)),
-        dashboard.Row("How near each contract is to its limits").id(99).with_panel(_margins()),
+        row(98, "Every cell, with its numbers", every_cell(11)),
+        row(99, "How near each contract is to its limits", _margins()),
     )
     about = "What is broken, since when, for whom, and what was done about it."
     return board_file(OVERVIEW_UID, about, scope(), (*_counts(), not_holding(NOT_HOLDING_ID), *_over_time(), *rows))
 
 
-def _counts() -> Iterator[Any]:
+def _counts() -> Iterator[Json]:
     yield evaluator_panel(15)
     stats = (
         (Status.FAIL, "Broken", "Cells (clause, slice, pair of kernel versions) whose lower bound is above the limit."),
@@ -74,62 +76,62 @@ def _counts() -> Iterator[Any]:
         "Slices that the decision table sends to the training kernel instead of the inference kernel.",
         queries.count(queries.to_train(queries.ROUTE[:2])),
         "blue",
-    ).data_links([dashboard.DashboardLink("Promotion and routing").url(f"/d/{PROMOTION_UID}")])
-    health = [dashboard.DashboardLink("Health").url(f"/d/{HEALTH_UID}")]
-    yield invalid_panel(12).span(2).data_links(health)
-    yield points_panel(13).data_links(health)
+        links=[link("Promotion and routing", f"/d/{PROMOTION_UID}")],
+    )
+    health = [link("Health", f"/d/{HEALTH_UID}")]
+    yield invalid_panel(12, span=2, links=health)
+    yield points_panel(13, links=health)
 
 
-def _over_time() -> Iterator[Any]:
+def _over_time() -> Iterator[Json]:
     yield verdict_panel(
         8,
         "Verdicts over time",
         "Verdict of every clause on every slice, first of those that were broken at any time in the range; where "
         "several pairs of kernel versions report, the worst. A gap is a time in which no evaluator was scraped.",
-        (Query(queries.ever_broken(), _NAMES), Query(queries.never_broken(), _NAMES)),
+        (target(queries.ever_broken(), _NAMES), target(queries.never_broken(), _NAMES)),
     )
     yield timeline_panel(
         9,
         "Alerts over time",
         "When each step of the escalation policy fired, by clause, slice and severity. Empty means quiet.",
-        (Query(queries.alerts(), legend(*queries.CELL[:3], "kc.severity")),),
+        (target(queries.alerts(), legend(*queries.CELL[:3], "kc.severity")),),
         mapping({"1": ("firing", STATUS_COLOURS[Status.FAIL])}),
         STATUS_COLOURS[Status.FAIL],
         height=7,
         span=12,
-    ).no_value("No step fired in this range")
+        noValue="No step fired in this range",
+    )
     yield timeline_panel(
         10,
         "What was done",
         "The actions of the steps that fired, for as long as they did. A route stays after its alert has resolved, "
         "until a person resumes the slice: see Promotion and routing.",
-        (Query(queries.actions(), legend(*queries.CELL[:3], "kc.action")),),
+        (target(queries.actions(), legend(*queries.CELL[:3], "kc.action")),),
         mapping({"1": ("in force", "blue")}),
         "blue",
         height=7,
         span=12,
-    ).no_value("Nothing had to be done in this range")
+        noValue="Nothing had to be done in this range",
+    )
 
 
-def _margins() -> Any:
+def _margins() -> Json:
     """One graph per contract. Shares of limits need no unit, so that clauses on different metrics fit into one."""
     contract, clause = (f"${{__field.labels.{label(name)}}}" for name in ("kc.contract", "kc.clause"))
-    into = dashboard.DashboardLink("Look into this clause").url(f"{slice_link(contract, clause, ALL)}&{SAME_TIME}")
-    return (
-        graph_panel(
-            14,
-            "$contract: margin of each clause",
-            "Distance from the bound that decides to the limit, as a share of the limit, of the slice and the pair of "
-            "kernel versions that have least of it. At zero a clause is at its limit, below it is broken. Click a line "
-            "for the clause's bounds, limit and distribution.",
-            (Query(queries.by(queries.CELL[:2], queries.margin_share(), "min"), legend("kc.clause")),),
-            "percentunit",
-        )
-        .thresholds(thresholds("red", (0.0, "green")))
-        .repeat("contract")
-        .max_per_row(3)
-        .data_links([into])
+    into = link("Look into this clause", f"{slice_link(contract, clause, ALL)}&{SAME_TIME}")
+    graph = graph_panel(
+        14,
+        "$contract: margin of each clause",
+        "Distance from the bound that decides to the limit, as a share of the limit, of the slice and the pair of "
+        "kernel versions that have least of it. At zero a clause is at its limit, below it is broken. Click a line "
+        "for the clause's bounds, limit and distribution.",
+        (target(queries.by(queries.CELL[:2], queries.margin_share(), "min"), legend("kc.clause")),),
+        "percentunit",
+        thresholds=thresholds("red", (0.0, "green")),
+        links=[into],
     )
+    return graph | {"repeat": "contract", "repeatDirection": "h", "maxPerRow": 3}
 
 
 _TITLES: Final = dict(
@@ -144,7 +146,7 @@ _SEVERITIES: Final = mapping(
 )
 
 
-def not_holding(id: int) -> Any:
+def not_holding(id: int) -> Json:
     """Table of the cells that are not PASS: clause, slice, onset, distance from the limit, and actions taken."""
     columns = {
         "State": queries.cells("kc.verdict"),
@@ -154,7 +156,7 @@ def not_holding(id: int) -> Any:
         "Alert": queries.severity(),
         "": queries.promises(),
     }
-    panel = table_panel(
+    return table_panel(
         id,
         "What does not hold: since when, for whom, and what was done about it",
         "Every clause on a slice that is not PASS, the worst first; empty when everything holds. FAIL: the limit is "
@@ -186,11 +188,11 @@ def not_holding(id: int) -> Any:
             "Training kernel",
             "Inference kernel",
         ),
+        noValue="Every judged promise holds, if the first tile shows a running evaluator",
     )
-    return panel.no_value("Every judged promise holds, if the first tile shows a running evaluator")
 
 
-def every_cell(id: int) -> Any:
+def every_cell(id: int) -> Json:
     """Every cell with its numbers."""
     columns = {
         "State": queries.cells("kc.verdict"),
@@ -234,7 +236,7 @@ def _columns() -> dict[str, dict[str, object]]:
     }
 
 
-def _action_mapping() -> Any:
+def _action_mapping() -> Json:
     """Every combination of actions in words, the gravest first."""
     words = [text for _, _, text in queries.ACTION_BITS]
     combinations = itertools.product((0, 1), repeat=len(words))

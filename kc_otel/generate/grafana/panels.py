@@ -1,26 +1,17 @@
-"""Panels as the dashboards use them: one function per kind, with the choices that all of its panels share."""
+"""Panels as JSON of Grafana's classic dashboards: one function per kind, with the choices that all of its panels share.
+
+Further keywords of a panel are defaults of its fields, such as `decimals` or `mappings`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from kc_otel.contract.prometheus_names import label
-from kc_otel.generate.grafana.sdk import (
-    common,
-    common_models,
-    dashboard,
-    models,
-    prometheus,
-    stat,
-    statetimeline,
-    table,
-    timeseries,
-    xychart,
-    xychart_models,
-)
 from kc_otel.judge.verdict import Status
+
+Json = dict[str, Any]
 
 DATASOURCE: Final = "${datasource}"
 SAME_TIME: Final = "${__url_time_range}"
@@ -41,53 +32,49 @@ STATUS_SHAPES: Final = {
     Status.INVALID_INPUT: "⊘",
 }
 """Those of the evaluator's page: a state is never told by its colour alone."""
+LEGEND: Final = {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+def target(expression: str, legend: str = "", *, exemplar: bool = False, step: str = "") -> Json:
     """One query of a panel; `step` is the smallest where data comes seldom, `exemplar` shows observations."""
-
-    expression: str
-    legend: str = ""
-    exemplar: bool = False
-    step: str = ""
+    optional = {"legendFormat": legend, "exemplar": exemplar, "interval": step}
+    return {"expr": expression, **{name: value for name, value in optional.items() if value}}
 
 
-def mapping(options: Mapping[str, tuple[str, str]]) -> Any:
+def mapping(options: Mapping[str, tuple[str, str]]) -> Json:
     """A value mapping from value to text and colour."""
-    return models.ValueMap(
-        {
-            value: models.ValueMappingResult(text=text, color=colour, index=index)
-            for index, (value, (text, colour)) in enumerate(options.items())
-        }
-    )
+    results = {
+        value: {"text": text, "color": colour, "index": index}
+        for index, (value, (text, colour)) in enumerate(options.items())
+    }
+    return {"type": "value", "options": results}
 
 
-def status_mapping() -> Any:
+def status_mapping() -> Json:
     """Codes of the metric `kc.verdict` to shapes, names and colours."""
     return mapping(
         {str(status.code): (f"{STATUS_SHAPES[status]} {status}", STATUS_COLOURS[status]) for status in Status}
     )
 
 
-def thresholds(base: str, *steps: tuple[float, str]) -> Any:
+def thresholds(base: str, *steps: tuple[float, str]) -> Json:
     """Colours from `base` upwards: each step is the value at which its colour begins."""
-    return (
-        dashboard.ThresholdsConfig()
-        .mode(models.ThresholdsMode.ABSOLUTE)
-        .steps([models.Threshold(None, base), *(models.Threshold(value, colour) for value, colour in steps)])
-    )
+    return {
+        "mode": "absolute",
+        "steps": [{"value": value, "color": colour} for value, colour in ((None, base), *steps)],
+    }
 
 
-def properties(values: Mapping[str, object]) -> list[Any]:
-    """The properties of a field override."""
-    return [models.DynamicConfigValue(name, value) for name, value in values.items()]
+def override(panel: Json, name: str, values: Mapping[str, object], matcher: str = "byName") -> None:
+    """Set properties of the fields of one name, or of those that match a regular expression."""
+    properties = [{"id": id, "value": value} for id, value in values.items()]
+    panel["fieldConfig"]["overrides"].append({"matcher": {"id": matcher, "options": name}, "properties": properties})
 
 
 MARGIN: Final[Mapping[str, object]] = {
     "unit": "percentunit",
     "decimals": 1,
-    "thresholds": thresholds("red", (0.0, "yellow"), (0.2, "green")).build(),
+    "thresholds": thresholds("red", (0.0, "yellow"), (0.2, "green")),
     "custom.cellOptions": {"type": "color-text"},
 }
 """Column of a table with margins as shares of limits: red beyond the limit, yellow near it."""
@@ -98,65 +85,78 @@ def legend(*attributes: str) -> str:
     return " · ".join(f"{{{{{label(name)}}}}}" for name in attributes)
 
 
-def reference(kind: str = "prometheus", uid: str = DATASOURCE) -> Any:
+def link(title: str, url: str, *, keep: bool = False) -> Json:
+    """A link of a board or of a panel's values, which may keep variables and time."""
+    return {
+        "title": title, "type": "link", "icon": "dashboard" * keep, "url": url, "includeVars": keep, "keepTime": keep,
+        "asDropdown": False, "targetBlank": False, "tags": [], "tooltip": "",
+    }  # fmt: skip
+
+
+def reference(kind: str = "prometheus", uid: str = DATASOURCE) -> Json:
     """A data source that a variable picks."""
-    return common_models.DataSourceRef(kind, uid)
+    return {"type": kind, "uid": uid}
 
 
 def stat_panel(
-    id: int, title: str, description: str, query: str, colour: str, base: str = "green", span: int = 3
-) -> Any:
+    id: int, title: str, about: str, query: str, colour: str, base: str = "green", span: int = 3, **defaults: Any
+) -> Json:
     """A count: `base` is the colour of zero, `colour` that of anything above it."""
-    colours = thresholds(base, (1e-9, colour))
-    return state_panel(id, title, description, query, span=span, colours=colours).decimals(0)
+    defaults = {"decimals": 0, **defaults}
+    return state_panel(id, title, about, query, span=span, colours=thresholds(base, (1e-9, colour)), **defaults)
 
 
 def state_panel(
     id: int,
     title: str,
-    description: str,
+    about: str,
     query: str,
     *,
     legend: str = "",
     span: int = 3,
     unit: str = "none",
-    colours: Any = None,
-) -> Any:
+    colours: Json | None = None,
+    coloured: bool = True,
+    text: str = "value",
+    **defaults: Any,
+) -> Json:
     """One value, large, on the colour of its threshold or mapping; where several series match, the largest."""
-    panel = common_panel(stat.Panel(), id, title, description, (Query(query, legend),), instant=True)
-    return (
-        panel.height(4)
-        .span(span)
-        .unit(unit)
-        .thresholds(colours or thresholds("text"))
-        .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
-        .color_mode(common_models.BigValueColorMode.BACKGROUND)
-        .graph_mode(common_models.BigValueGraphMode.NONE)
-        .text_mode(common_models.BigValueTextMode.VALUE)
-        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-        .no_value("unknown")
-    )
+    options = {
+        "graphMode": "none",
+        "colorMode": "background" if coloured else "none",
+        "justifyMode": "auto",
+        "textMode": text,
+        "wideLayout": True,
+        "showPercentChange": False,
+        "percentChangeColorMode": "standard",
+        "orientation": "auto",
+        "reduceOptions": {"calcs": ["lastNotNull"]},
+    }
+    defaults = {"unit": unit, "thresholds": colours or thresholds("text"), "noValue": "unknown", **defaults}
+    defaults |= {"color": {"mode": "thresholds"}}
+    return panel("stat", id, title, about, [target(query, legend)], 4, span, options, instant=True, **defaults)
 
 
 def table_panel(
     id: int,
     title: str,
-    description: str,
+    about: str,
     columns: Mapping[str, str],
     labels: Mapping[str, str],
     overrides: Mapping[str, Mapping[str, object]],
+    *,
     sort: Sequence[tuple[str, bool]] = (),
     hide: Sequence[str] = (),
     order: Sequence[str] = (),
     height: int = 10,
-) -> Any:
+    **defaults: Any,
+) -> Json:
     """A table with a row per set of labels.
 
     Value columns, by title, are PromQL joined on the labels; `labels` are the titles of their columns, and `overrides`
     properties by column title. Rows are sorted by titles, and by whether the largest come first; fields of `hide` are
     left out. The first value column stands left of the labels, unless `order` says otherwise.
     """
-    queries = tuple(Query(expression) for expression in columns.values())
     values = {value_field(index) if len(columns) > 1 else "Value": name for index, name in enumerate(columns)}
     values = {field: name for field, name in values.items() if field not in hide}
     titles = {**values, **labels}
@@ -168,17 +168,31 @@ def table_panel(
         "indexByName": {name: index for index, name in enumerate(places)},
         "renameByName": titles,
     }
-    panel = common_panel(table.Panel(), id, title, description, queries, instant=True, format=True)
-    panel = (
-        panel.height(height)
-        .span(24)
-        .with_transformation(models.DataTransformerConfig("merge", options={}))
-        .with_transformation(models.DataTransformerConfig("organize", options=shown))
-        .filterable(True)
-    )
-    for name, values_of in overrides.items():
-        panel = panel.override_by_name(name, properties(values_of))
-    return panel.sort_by([common.TableSortByFieldState().display_name(title).desc(down) for title, down in sort])
+    made = panel(
+        "table", id, title, about, map(target, columns.values()), height, 24, table_options(sort), instant=True,
+        custom=FILTERABLE, **defaults,
+    )  # fmt: skip
+    for asked in made["targets"]:
+        asked["format"] = "table"
+    made["transformations"] = [{"id": "merge", "options": {}}, {"id": "organize", "options": shown}]
+    for name, properties in overrides.items():
+        override(made, name, properties)
+    return made
+
+
+FILTERABLE: Final = {"align": "auto", "inspect": False, "filterable": True}
+"""Fields of a table whose columns can be filtered."""
+
+
+def table_options(sort: Sequence[tuple[str, bool]]) -> Json:
+    """Options of a table, sorted by titles, and by whether the largest come first."""
+    return {
+        "frameIndex": 0,
+        "showHeader": True,
+        "showTypeIcons": False,
+        "cellHeight": "sm",
+        "sortBy": [{"displayName": title, "desc": down} for title, down in sort],
+    }
 
 
 def value_field(index: int) -> str:
@@ -189,127 +203,106 @@ def value_field(index: int) -> str:
 def timeline_panel(
     id: int,
     title: str,
-    description: str,
-    queries: Iterable[Query],
-    mappings: Any,
+    about: str,
+    targets: Iterable[Json],
+    mappings: Json,
     base: str,
     height: int = 9,
     span: int = 24,
-) -> Any:
+    **defaults: Any,
+) -> Json:
     """A band per series that changes colour with its state, and says it in words wherever there is room."""
-    return (
-        common_panel(statetimeline.Panel(), id, title, description, queries)
-        .height(height)
-        .span(span)
-        .mappings([mappings])
-        .thresholds(thresholds(base))
-        .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
-        .merge_values(True)
-        .show_value(common_models.VisibilityMode.AUTO)
-        .row_height(0.85)
-        .per_page(20)
-        .fill_opacity(80)
-        .line_width(0)
-        .legend(_legend())
-    )
+    options = {
+        "mergeValues": True,
+        "alignValue": "left",
+        "showValue": "auto",
+        "rowHeight": 0.85,
+        "perPage": 20,
+        "legend": LEGEND,
+        "tooltip": {"mode": "single", "sort": "asc"},
+    }
+    defaults |= {"mappings": [mappings], "thresholds": thresholds(base), "color": {"mode": "thresholds"}}
+    custom = {"lineWidth": 0, "fillOpacity": 80}
+    return panel("state-timeline", id, title, about, targets, height, span, options, custom=custom, **defaults)
 
 
-def verdict_panel(
-    id: int, title: str, description: str, queries: Iterable[Query], height: int = 9, span: int = 24
-) -> Any:
+def verdict_panel(id: int, title: str, about: str, targets: Iterable[Json], height: int = 9, span: int = 24) -> Json:
     """A timeline of verdicts, by the codes of `kc.verdict`."""
-    return timeline_panel(id, title, description, queries, status_mapping(), STATUS_COLOURS[Status.PASS], height, span)
+    return timeline_panel(id, title, about, targets, status_mapping(), STATUS_COLOURS[Status.PASS], height, span)
 
 
 def graph_panel(
-    id: int, title: str, description: str, queries: Iterable[Query], unit: str, height: int = 8, span: int = 8
-) -> Any:
-    """Lines over time. A zero axis is not forced: drift is read against its limit."""
-    return (
-        common_panel(timeseries.Panel(), id, title, description, queries)
-        .height(height)
-        .span(span)
-        .unit(unit)
-        .line_width(1)
-        .fill_opacity(0)
-        .show_points(common_models.VisibilityMode.NEVER)
-        .span_nulls(False)
-        .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC))
-        .thresholds(thresholds("green"))
-        .tooltip(
-            common.VizTooltipOptions()
-            .mode(common_models.TooltipDisplayMode.MULTI)
-            .sort(common_models.SortOrder.DESCENDING)
-        )
-        .legend(_legend())
-    )
-
-
-def xy_panel(id: int, title: str, description: str, x: Query, y: Query, unit: str) -> Any:
-    """Lines over what `x` is at the same time, in the place of time. `x` is one series, and has a legend."""
-    over = xychart.XychartXYSeriesConfigX().matcher(xychart.MatcherConfig().id("byName").options(x.legend))
-    return (
-        common_panel(xychart.Panel(), id, title, description, (x, y))
-        .with_transformation(models.DataTransformerConfig("joinByField", options={"byField": "Time", "mode": "outer"}))
-        .height(8)
-        .span(24)
-        .unit(unit)
-        .mapping(xychart_models.SeriesMapping.AUTO)
-        .series([xychart.XYSeriesConfig().x(over)])
-        .show(xychart_models.XYShowMode.POINTS_AND_LINES)
-        .thresholds(thresholds("green"))
-        .override_by_name(x.legend, properties({"unit": "none", "custom.axisLabel": x.legend}))
-        .tooltip(
-            common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.SINGLE).sort(common_models.SortOrder.NONE)
-        )
-        .legend(_legend())
-    )
-
-
-def _legend() -> Any:
-    legend = common.VizLegendOptions().display_mode(common_models.LegendDisplayMode.LIST)
-    return legend.placement(common_models.LegendPlacement.BOTTOM).show_legend(True)
-
-
-def limit_line(panel: Any, pattern: str = "/ limit$/") -> Any:
-    """A graph whose series of these names are drawn as limits: dashed and red."""
-    red = {"color": {"mode": "fixed", "fixedColor": "red"}}
-    return panel.override_by_regexp(pattern, properties({**red, "custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}))
-
-
-def in_unit(panel: Any, units: str) -> Any:
-    """A panel whose numbers are in the unit that a query finds, under the label `kc_clause_unit`."""
-    target = prometheus.Dataquery().ref_id("Unit").expr(units).instant().format("table")
-    mapped = {"fieldName": label("kc.clause.unit"), "handlerKey": "unit"}
-    found = {"configRefId": "Unit", "mappings": [mapped]}
-    return panel.with_target(target).with_transformation(models.DataTransformerConfig("configFromData", options=found))
-
-
-def common_panel(
-    panel: Any,
     id: int,
     title: str,
-    description: str,
-    queries: Iterable[Query],
+    about: str,
+    targets: Iterable[Json],
+    unit: str,
+    height: int = 8,
+    span: int = 8,
+    **defaults: Any,
+) -> Json:
+    """Lines over time. A zero axis is not forced: drift is read against its limit."""
+    options = {"legend": LEGEND, "tooltip": {"mode": "multi", "sort": "desc"}}
+    defaults = {"unit": unit, "thresholds": thresholds("green"), "color": {"mode": "palette-classic"}, **defaults}
+    custom = {"lineWidth": 1, "fillOpacity": 0, "showPoints": "never", "spanNulls": False}
+    return panel("timeseries", id, title, about, targets, height, span, options, custom=custom, **defaults)
+
+
+def limit_line(graph: Json, pattern: str = "/ limit$/") -> Json:
+    """A graph whose series of these names are drawn as limits: dashed and red."""
+    red = {"color": {"mode": "fixed", "fixedColor": "red"}}
+    override(graph, pattern, {**red, "custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}, "byRegexp")
+    return graph
+
+
+def in_unit(shown: Json, units: str) -> Json:
+    """A panel whose numbers are in the unit that a query finds, under the label `kc_clause_unit`."""
+    asked = {**target(units), "instant": True, "range": False, "format": "table", "refId": "Unit"}
+    shown["targets"].append(asked)
+    mapped = {"fieldName": label("kc.clause.unit"), "handlerKey": "unit"}
+    found = {"configRefId": "Unit", "mappings": [mapped]}
+    shown["transformations"].append({"id": "configFromData", "options": found})
+    return shown
+
+
+def panel(
+    kind: str,
+    id: int,
+    title: str,
+    about: str,
+    targets: Iterable[Json],
+    height: int,
+    span: int,
+    options: Json,
     *,
     instant: bool = False,
-    format: bool = False,
-) -> Any:
-    """Set the properties that panels of every kind share: identity, words, data source and queries."""
-    panel = panel.id(id).title(title).description(description).datasource(reference())
-    for index, query in enumerate(queries):
-        target = prometheus.Dataquery().ref_id(_ref(index)).expr(query.expression)
-        target = target.instant() if instant else target.range()
-        if format:
-            target = target.format("table")
-        if query.legend:
-            target = target.legend_format(query.legend)
-        if query.exemplar:
-            target = target.exemplar(True)
-        if query.step:
-            target = target.interval(query.step)
-        panel = panel.with_target(target)
-    return panel
+    **defaults: Any,
+) -> Json:
+    """A panel of any kind; its board places it."""
+    asked = [
+        {**target, "instant": instant, "range": not instant, "refId": _ref(index)}
+        for index, target in enumerate(targets)
+    ]
+    return {
+        "type": kind,
+        "id": id,
+        "title": title,
+        "description": about,
+        "datasource": reference(),
+        "gridPos": {"h": height, "w": span},
+        "targets": asked,
+        "transformations": [],
+        "options": options,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+    }
+
+
+def row(id: int, title: str, *panels: Json) -> Json:
+    """A heading; panels of its own are folded away."""
+    shape = {"h": 1, "w": 24}
+    return {
+        "type": "row", "id": id, "title": title, "collapsed": bool(panels), "panels": [*panels], "gridPos": shape,
+    }  # fmt: skip
 
 
 def _ref(index: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from kc_otel.contract.prometheus_names import label
 from kc_otel.contract.registry.own_metrics import METRICS
@@ -12,12 +12,13 @@ from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import board_file, scope
 from kc_otel.generate.grafana.panels import (
     MARGIN,
-    Query,
+    Json,
     graph_panel,
     legend,
     mapping,
     status_mapping,
     table_panel,
+    target,
     thresholds,
     timeline_panel,
     verdict_panel,
@@ -40,13 +41,13 @@ def promotion_file() -> GeneratedFile:
     return board_file(PROMOTION_UID, about, scope(), _panels())
 
 
-def _panels() -> Iterator[Any]:
+def _panels() -> Iterator[Json]:
     yield timeline_panel(
         10,
         "Routes over time",
         "Which kernel the decision table sends each slice to instead of a version. A route stays after its alert "
         "has resolved, until a person resumes the slice.",
-        (Query(queries.routes(), legend(*queries.ROUTE)),),
+        (target(queries.routes(), legend(*queries.ROUTE)),),
         mapping({"0": ("inference kernel", "blue"), "1": ("training kernel", "purple")}),
         "blue",
         height=8,
@@ -75,7 +76,7 @@ def _panels() -> Iterator[Any]:
         "Worst verdict of each kernel version over time",
         "All picked clauses and slices together, for each contract, training kernel and inference kernel: green "
         "throughout is what opens a gate.",
-        (Query(evidence["Worst verdict"], pair),),
+        (target(evidence["Worst verdict"], pair),),
         height=8,
     )
     yield graph_panel(
@@ -83,13 +84,14 @@ def _panels() -> Iterator[Any]:
         "Smallest margin of each kernel version",
         "Distance from the bound that decides to the limit, as a share of the limit, of the clause and slice that "
         "has least of it. Below zero something is broken.",
-        (Query(evidence["Smallest margin"], pair),),
+        (target(evidence["Smallest margin"], pair),),
         "percentunit",
         span=24,
-    ).thresholds(thresholds("red", (0.0, "green")))
+        thresholds=thresholds("red", (0.0, "green")),
+    )
 
 
-def _stages() -> Iterator[Any]:
+def _stages() -> Iterator[Json]:
     attributes = ("kc.contract", "kc.kernel.inference")
     version = legend(*attributes)
     yield timeline_panel(
@@ -97,7 +99,7 @@ def _stages() -> Iterator[Any]:
         "Stage of each kernel version",
         "Where an inference kernel's version is on its way to full traffic: offline CI, shadow, canary, full, or "
         "rolled back, and then whether it was measured after that. Empty where the evaluator keeps no promotion.",
-        (Query(queries.cells("kc.promotion.stage", attributes=attributes), version),),
+        (target(queries.cells("kc.promotion.stage", attributes=attributes), version),),
         mapping(_PLACES),
         "text",
         height=8,
@@ -107,5 +109,5 @@ def _stages() -> Iterator[Any]:
         (17, "Share of requests it may serve", "kc.promotion.share", "percentunit", "It grows step by step in canary."),
         (18, "Windows of PASS in a row", "kc.promotion.windows", "none", "Towards what the next gate asks for."),
     ):
-        shown = Query(queries.cells(name, attributes=attributes), version)
+        shown = target(queries.cells(name, attributes=attributes), version)
         yield graph_panel(id, title, f"{METRICS[name].meaning} {about}", (shown,), unit)

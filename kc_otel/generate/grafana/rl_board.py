@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from kc_otel.contract.prometheus_names import selector
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
@@ -12,8 +12,18 @@ from kc_otel.contract.slices import ALL
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
 from kc_otel.generate.grafana.boards import STEP, board_file, scope, step
-from kc_otel.generate.grafana.panels import Query, graph_panel, legend, limit_line, verdict_panel, xy_panel
-from kc_otel.generate.grafana.sdk import models
+from kc_otel.generate.grafana.panels import (
+    LEGEND,
+    Json,
+    graph_panel,
+    legend,
+    limit_line,
+    override,
+    panel,
+    target,
+    thresholds,
+    verdict_panel,
+)
 from kc_otel.generate.links import RL_UID
 
 _CELL: Final = legend("kc.contract", "kc.slice")
@@ -34,7 +44,7 @@ def rl_file() -> GeneratedFile:
     """The dashboard; it is the same for all contracts."""
     variables = scope()
     # Slices overlap with the whole of the traffic, which is where RL training looks first.
-    variables[1].current(models.VariableOption(selected=True, text=[ALL], value=[ALL]))
+    variables[1]["current"] = {"selected": True, "text": [ALL], "value": [ALL]}
     about = (
         "What the difference between trainer and rollout engine does to training: how much of the clip range, the "
         "sample and the gradient it costs."
@@ -42,27 +52,18 @@ def rl_file() -> GeneratedFile:
     return board_file(RL_UID, about, (*variables, step()), _panels())
 
 
-def _panels() -> Iterator[Any]:
+def _panels() -> Iterator[Json]:
     names = legend(*queries.CELL[:3])
     verdict = selector("kc.verdict", None, *queries.picked(queries.CELL))
     yield verdict_panel(
         13,
         "Verdicts on what is shown below",
         "The clauses of the picked contracts on these metrics, over time: with confidence, from the evaluator.",
-        (Query(queries.by(queries.CELL[:3], queries.of_metrics(verdict, *_METRICS)), names),),
+        (target(queries.by(queries.CELL[:3], queries.of_metrics(verdict, *_METRICS)), names),),
     )
     bound, limit = (selector(f"kc.bound.{part}", None, *queries.picked(queries.CELL)) for part in ("estimate", "limit"))
     share = queries.by(queries.CELL[:3], queries.of_metrics(f"{bound} / ({limit} > 0)", *_METRICS))
-    yield xy_panel(
-        16,
-        "Drift by training step",
-        "What the clauses of the picked contracts on these metrics are estimated at, as a share of their limit, over "
-        "the trainer's steps in the place of time; of several runs together, over the furthest step. Empty where no "
-        "trainer tells its steps (weights= of the recorder).",
-        Query(f"max({selector('kc.train.step', None, *queries.picked(queries.PAIR))})", "step"),
-        Query(share, names),
-        "percentunit",
-    )
+    yield _by_step(share, names)
     ratio = queries.histogram("ratio")
     yield _graph(
         1,
@@ -139,7 +140,35 @@ def _panels() -> Iterator[Any]:
     yield from _quarantine()
 
 
-def _quarantine() -> Iterator[Any]:
+def _by_step(share: str, names: str) -> Json:
+    """Lines over the trainer's steps, which are a series of the same panel, in the place of time."""
+    step = f"max({selector('kc.train.step', None, *queries.picked(queries.PAIR))})"
+    made = panel(
+        "xychart",
+        16,
+        "Drift by training step",
+        "What the clauses of the picked contracts on these metrics are estimated at, as a share of their limit, over "
+        "the trainer's steps in the place of time; of several runs together, over the furthest step. Empty where no "
+        "trainer tells its steps (weights= of the recorder).",
+        (target(step, "step"), target(share, names)),
+        8,
+        24,
+        {
+            "mapping": "auto",
+            "series": [{"x": {"matcher": {"id": "byName", "options": "step"}}}],
+            "legend": LEGEND,
+            "tooltip": {"mode": "single", "sort": "none"},
+        },
+        unit="percentunit",
+        thresholds=thresholds("green"),
+        custom={"show": "points+lines", "fillOpacity": 50},
+    )
+    made["transformations"] = [{"id": "joinByField", "options": {"byField": "Time", "mode": "outer"}}]
+    override(made, "step", {"unit": "none", "custom.axisLabel": "step"})
+    return made
+
+
+def _quarantine() -> Iterator[Json]:
     """Yield the panels of rollouts kept out of training; without slices, as the trainer counts them."""
     attributes = ("kc.contract", "kc.outcome")
     names = legend(*attributes)
@@ -152,22 +181,22 @@ def _quarantine() -> Iterator[Any]:
         "Drift of kept and of quarantined rollouts",
         "Total variation per token of the sequences that were kept and of those that were not: what quarantine spares "
         f"the update. {source}",
-        (Query(f"{tv} / {tokens}", names, step=STEP),),
+        (target(f"{tv} / {tokens}", names, step=STEP),),
         "short",
     )
     yield graph_panel(
         15,
         "Sequences kept and quarantined",
         f"{METRICS['kc.quarantine.sequences'].meaning} Per second. {source}",
-        (Query(sequences, names, step=STEP),),
+        (target(sequences, names, step=STEP),),
         "cps",
     )
 
 
-def _graph(id: int, title: str, about: str, series: Iterable[tuple[str, str]], limit: str, unit: str = "short") -> Any:
-    shown = [Query(expression, name, step=STEP) for expression, name in series]
+def _graph(id: int, title: str, about: str, series: Iterable[tuple[str, str]], limit: str, unit: str = "short") -> Json:
+    shown = [target(expression, name, step=STEP) for expression, name in series]
     if limit:
-        shown.append(Query(limit, f"{_CELL} limit"))
+        shown.append(target(limit, f"{_CELL} limit"))
     return limit_line(graph_panel(id, title, f"{about} {_SOURCE}", shown, unit))
 
 

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from kc_otel.contract.prometheus_names import label, selector
 from kc_otel.generate.files import GeneratedFile
 from kc_otel.generate.grafana import queries
-from kc_otel.generate.grafana.boards import STEP, board_file, choice, scope, step
+from kc_otel.generate.grafana.boards import STEP, board_file, choice, scope, source, step
 from kc_otel.generate.grafana.panels import (
-    Query,
-    common_panel,
+    FILTERABLE,
+    Json,
     graph_panel,
     in_unit,
     legend,
     limit_line,
     mapping,
-    properties,
+    override,
+    panel,
     reference,
     state_panel,
     status_mapping,
+    table_options,
     table_panel,
+    target,
     thresholds,
     verdict_panel,
-)
-from kc_otel.generate.grafana.sdk import (
-    common,
-    common_models,
-    dashboard,
-    heatmap,
-    heatmap_models,
-    models,
-    table,
-    tempo,
-    tempo_models,
 )
 from kc_otel.generate.links import SLICE_UID
 
@@ -42,7 +34,6 @@ _OF_CONTRACT: Final = f'{label("kc.contract")}=~"$contract"'
 _CLAUSE: Final = f'{label("kc.clause")}="$clause"'
 _UNIT: Final = queries.in_units(_OF_CONTRACT, _CLAUSE)
 _PAIR: Final = f"{legend('kc.kernel.train')} → {legend('kc.kernel.inference')}"
-_NO_COLOR: Final = common_models.BigValueColorMode.NONE
 
 
 def slice_file() -> GeneratedFile:
@@ -53,7 +44,6 @@ def slice_file() -> GeneratedFile:
     quantity = f"label_values({info}, {label('kc.clause.histogram')})"
     any_other = "The drift histogram behind the clause. Any other can be typed."
     operators = f'label_values({{__name__="$quantity", {_OF_CONTRACT}}}, {label("kc.operator")})'
-    traces = dashboard.DatasourceVariable("traces").label("Traces").type("tempo")
     variables = [
         contract,
         choice("clause", "Clause", "The promise that is looked at.", clauses, single=True),
@@ -61,7 +51,7 @@ def slice_file() -> GeneratedFile:
         *kernels,
         choice("quantity", "Quantity", any_other, quantity, single=True),
         choice("operator", "Operator", "Of a quantity that is observed of single operators, the operator.", operators),
-        traces.description("The Tempo that keeps the recorders' spans."),
+        source("traces", "Traces", "tempo", "The Tempo that keeps the recorders' spans."),
         step(),
     ]
     panels = (*_now(), *_bands(), *distribution_panels(), example_panel(), *_around(), _places())
@@ -69,17 +59,17 @@ def slice_file() -> GeneratedFile:
     return board_file(SLICE_UID, about, variables, panels)
 
 
-def _now() -> Iterator[Any]:
+def _now() -> Iterator[Json]:
     worst = "Verdict now, the worst of the picked kernel versions."
-    yield state_panel(1, "State", worst, _cells("kc.verdict"), span=6).mappings([status_mapping()])
+    yield state_panel(1, "State", worst, _cells("kc.verdict"), span=6, mappings=[status_mapping()])
     about = "When it got this verdict; the latest of the picked kernel versions."
     since = f"max({queries.since(_CLAUSE)})"
-    yield state_panel(2, "Since", about, since, unit="dateTimeFromNow").color_mode(_NO_COLOR)
+    yield state_panel(2, "Since", about, since, unit="dateTimeFromNow", coloured=False)
     for id, title, name, about in (
         (3, "Estimate", "kc.bound.estimate", "The statistic that the clause limits, in the clause's unit."),
         (4, "Limit", "kc.bound.limit", "The most that the contract allows on this slice, in the clause's unit."),
     ):
-        yield in_unit(state_panel(id, title, about, _cells(name)).color_mode(_NO_COLOR).decimals(4), _UNIT)
+        yield in_unit(state_panel(id, title, about, _cells(name), coloured=False, decimals=4), _UNIT)
     yield state_panel(
         5,
         "Margin",
@@ -87,24 +77,33 @@ def _now() -> Iterator[Any]:
         f"min({queries.margin_share(_CLAUSE)})",
         unit="percentunit",
         colours=thresholds("red", (0.0, "yellow"), (0.2, "green")),
-    ).decimals(1)
+        decimals=1,
+    )
     about = "Observations that the verdict rests on: tokens, sequences, batches or rows, as the clause counts."
-    yield state_panel(6, "Samples", about, _cells("kc.bound.samples"), unit="short").color_mode(_NO_COLOR)
+    yield state_panel(6, "Samples", about, _cells("kc.bound.samples"), unit="short", coloured=False)
     about = "Where the decision table sends this slice's requests instead of each version of the inference kernel."
     of = legend("kc.kernel.inference")
-    panel = state_panel(7, "Kernel that serves it", about, queries.routes(), colours=thresholds("blue"), legend=of)
-    panel.mappings([mapping({"0": ("inference", "blue"), "1": ("training", "purple")})])
-    yield panel.text_mode(common_models.BigValueTextMode.VALUE_AND_NAME)
+    names = [mapping({"0": ("inference", "blue"), "1": ("training", "purple")})]
+    yield state_panel(
+        7,
+        "Kernel that serves it",
+        about,
+        queries.routes(),
+        colours=thresholds("blue"),
+        legend=of,
+        text="value_and_name",
+        mappings=names,
+    )
     said = "kc.clause.promise"
     promise = queries.by((said,), selector("kc.clause.info", None, _OF_CONTRACT, _CLAUSE))
-    panel = state_panel(8, "What it promises", "What the clause allows.", promise, legend=legend(said), span=24)
-    yield panel.color_mode(_NO_COLOR).text_mode(common_models.BigValueTextMode.NAME)
+    about = "What the clause allows."
+    yield state_panel(8, "What it promises", about, promise, legend=legend(said), span=24, coloured=False, text="name")
 
 
-def _bands() -> Iterator[Any]:
+def _bands() -> Iterator[Json]:
     matchers = (*queries.picked(queries.CELL), _CLAUSE)
     series = tuple(
-        Query(f"{how}({selector(f'kc.bound.{name}', None, *matchers)})", name)
+        target(f"{how}({selector(f'kc.bound.{name}', None, *matchers)})", name)
         for name, how in (("upper", "max"), ("lower", "min"), ("estimate", "max"), ("limit", "max"))
     )
     band = graph_panel(
@@ -116,24 +115,27 @@ def _bands() -> Iterator[Any]:
         "version came.",
         series,
         "short",
+        height=10,
+        span=16,
     )
     colour: dict[str, object] = {"color": {"mode": "fixed", "fixedColor": "#5794F2"}}
     edge = {**colour, "custom.lineWidth": 0}
     fill = {"custom.fillBelowTo": "lower", "custom.fillOpacity": 25}
     for name, values in (("upper", {**edge, **fill}), ("lower", edge), ("estimate", {**colour, "custom.lineWidth": 2})):
-        band = band.override_by_name(name, properties(values))
-    yield in_unit(limit_line(band, "/^limit$/"), _UNIT).height(10).span(16)
+        override(band, name, values)
+    yield in_unit(limit_line(band, "/^limit$/"), _UNIT)
     versions = graph_panel(
         11,
         "By kernel version",
         "The same estimate for each pair of kernel versions, training → inference: which version brought the drift.",
         (
-            Query(queries.cells("kc.bound.estimate", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
-            Query(_cells("kc.bound.limit"), "limit"),
+            target(queries.cells("kc.bound.estimate", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
+            target(_cells("kc.bound.limit"), "limit"),
         ),
         "short",
+        height=10,
     )
-    yield in_unit(limit_line(versions, "/^limit$/"), _UNIT).height(10).span(8)
+    yield in_unit(limit_line(versions, "/^limit$/"), _UNIT)
     evidence = graph_panel(
         12,
         "Evidence against the limit",
@@ -142,15 +144,18 @@ def _bands() -> Iterator[Any]:
         "than once per false_alarms of the contract. It grows while the limit is exceeded, slowly where it is only "
         "just so, and falls again once what is observed is within it.",
         (
-            Query(queries.cells("kc.verdict.evidence", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
-            Query("vector(1)", "limit"),
+            target(queries.cells("kc.verdict.evidence", _CLAUSE, attributes=queries.CELL[3:]), _PAIR),
+            target("vector(1)", "limit"),
         ),
         "percentunit",
+        height=7,
+        span=24,
+        min=0.0,
     )
-    yield limit_line(evidence, "/^limit$/").min(0.0).height(7).span(24)
+    yield limit_line(evidence, "/^limit$/")
 
 
-def _around() -> Iterator[Any]:
+def _around() -> Iterator[Json]:
     others = queries.by(("kc.slice",), selector("kc.verdict", None, _OF_CONTRACT, _CLAUSE))
     yield _verdicts(40, "This clause on every slice", "Is it this slice alone?", others, "kc.slice")
     clauses = queries.cells("kc.verdict", attributes=("kc.clause",))
@@ -160,12 +165,12 @@ def _around() -> Iterator[Any]:
         42,
         "Samples behind the verdict",
         "Observations within the window, by pair of kernel versions. Few samples make a wide band.",
-        (Query(samples, _PAIR),),
+        (target(samples, _PAIR),),
         "short",
     )
 
 
-def _places() -> Any:
+def _places() -> Json:
     kernels = queries.picked(("kc.contract", *queries.CELL[3:]))
     columns = {
         title: queries.by(("kc.slice",), selector(f"kc.place.{name}", None, *kernels))
@@ -183,9 +188,9 @@ def _places() -> Any:
     )
 
 
-def _verdicts(id: int, title: str, about: str, query: str, name: str) -> Any:
+def _verdicts(id: int, title: str, about: str, query: str, name: str) -> Json:
     about = f"{about} Verdicts over time, the worst where several pairs of kernel versions report."
-    return verdict_panel(id, title, about, (Query(query, legend(name)),), height=8, span=8)
+    return verdict_panel(id, title, about, (target(query, legend(name)),), height=8, span=8)
 
 
 def _cells(name: str, how: str = "max") -> str:
@@ -200,7 +205,7 @@ _SOURCE: Final = (
 )
 
 
-def distribution_panels() -> Iterator[Any]:
+def distribution_panels() -> Iterator[Json]:
     """Heatmaps and quantiles of the picked quantity and of the log ratio, from the recorders' histograms."""
     chosen = queries.chosen_histogram()
     yield _heatmap_panel(
@@ -209,7 +214,7 @@ def distribution_panels() -> Iterator[Any]:
         "How many observations fell into each bucket, over time: a shift moves the bright band, a new failure mode "
         f"draws a second one, outliers show at the edge. Dots are single tokens; click one for its trace. Grafana "
         f"draws the buckets on a logarithmic axis: of a signed quantity look at the quantiles beside it. {_SOURCE}",
-        Query(chosen, exemplar=True, step=STEP),
+        target(chosen, exemplar=True, step=STEP),
     )
     ranks = ((0.5, "median"), (0.99, "99th percentile"), (0.999, "99.9th percentile"))
     yield graph_panel(
@@ -217,8 +222,8 @@ def distribution_panels() -> Iterator[Any]:
         "$quantity: mean and quantiles",
         f"Of everything recorded within the interval, without confidence bounds. {_SOURCE}",
         (
-            Query(f"histogram_avg({chosen})", "mean", exemplar=True, step=STEP),
-            *(Query(queries.quantile(rank, chosen), name, step=STEP) for rank, name in ranks),
+            target(f"histogram_avg({chosen})", "mean", exemplar=True, step=STEP),
+            *(target(queries.quantile(rank, chosen), name, step=STEP) for rank, name in ranks),
         ),
         "short",
         height=9,
@@ -231,76 +236,59 @@ def distribution_panels() -> Iterator[Any]:
         "Quantiles of l = log P(y) - log Q(y) of the sampled tokens, nats. A fan that is symmetric around zero is "
         "noise, a lopsided one is bias; a far lowest line is a kind of token that the inference kernel samples far "
         f"too often. {_SOURCE}",
-        [Query(queries.quantile(rank, signed), f"p{rank * 100:g}", step=STEP) for rank in _FAN_QUANTILES],
+        [target(queries.quantile(rank, signed), f"p{rank * 100:g}", step=STEP) for rank in _FAN_QUANTILES],
         "suffix: nat",
         height=9,
         span=12,
-    ).no_value("Recorders send it where a clause is on log_ratio or k1")
+        noValue="Recorders send it where a clause is on log_ratio or k1",
+    )
     yield _heatmap_panel(
         23,
         "Absolute log ratio, with the worst tokens",
         "|l| of the sampled tokens, nats. Each dot is the worst token of a slice since the export before; click it to "
         f"open the span of its batch. {_SOURCE}",
-        Query(queries.histogram("abs_log_ratio", ()), exemplar=True, step=STEP),
+        target(queries.histogram("abs_log_ratio", ()), exemplar=True, step=STEP),
     )
 
 
-def _heatmap_panel(id: int, title: str, description: str, query: Query) -> Any:
+def _heatmap_panel(id: int, title: str, about: str, query: Json) -> Json:
     """A native histogram over time: each column is an interval, each row a bucket, the colour how many fell in."""
-    panel = common_panel(heatmap.Panel(), id, title, description, (query,))
-    return (
-        panel.height(9)
-        .span(12)
-        .calculate(False)
-        .color(
-            heatmap.HeatmapColorOptions()
-            .mode(heatmap_models.HeatmapColorMode.SCHEME)
-            .scheme("Turbo")
-            .scale(heatmap_models.HeatmapColorScale.EXPONENTIAL)
-            .exponent(0.5)
-            .fill("dark-orange")
-            .steps(64)
-        )
-        .y_axis(heatmap.YAxisConfig().unit("short").axis_placement(common_models.AxisPlacement.LEFT))
-        .cell_gap(0)
-        .show_value(common_models.VisibilityMode.NEVER)
-        .exemplars_color("rgba(255,0,255,0.9)")
-        .tooltip(heatmap.HeatmapTooltip().mode(common_models.TooltipDisplayMode.SINGLE).show_color_scale(True))
-        .show_legend()
-    )
+    options = {
+        "calculate": False,
+        "cellGap": 0,
+        "color": {
+            "mode": "scheme",
+            "scheme": "Turbo",
+            "scale": "exponential",
+            "exponent": 0.5,
+            "fill": "dark-orange",
+            "steps": 64,
+            "reverse": False,
+        },
+        "yAxis": {"unit": "short", "axisPlacement": "left"},
+        "showValue": "never",
+        "exemplars": {"color": "rgba(255,0,255,0.9)"},
+        "filterValues": {"le": 1e-9},
+        "legend": {"show": True},
+        "tooltip": {"mode": "single", "showColorScale": True},
+    }
+    return panel("heatmap", id, title, about, (query,), 9, 12, options, custom={})
 
 
-def example_panel() -> Any:
+def example_panel() -> Json:
     """The spans of the worst batches, which lead to requests and training steps; ids in the table open the trace."""
     shown = ("abs_log_ratio", "sequence", "position", "token_id")
     fields = ", ".join((*(f"span.kc.compare.worst.{name}" for name in shown), "span.kc.compare.tokens"))
-    target = (
-        tempo.Dataquery()
-        .ref_id("A")
-        .query_type("traceql")
-        .query(
-            '{ name = "kc.compare" && span.kc.contract = "$contract" && span.kc.compare.slices = "$slice" } '
-            f"| select({fields})"
-        )
-        .filters([])
-        .limit(100)
-        .table_type(tempo_models.SearchTableType.SPANS)
-        .datasource(reference("tempo", _TRACES))
+    spans = '{ name = "kc.compare" && span.kc.contract = "$contract" && span.kc.compare.slices = "$slice" }'
+    about = (
+        "Measured batches that touched the slice, the one with the largest |l| first, with the token's position and "
+        "id. Open a trace for the request or training step that it belongs to. From the spans that the recorders send "
+        "to Tempo by way of the Collector."
     )
-    return (
-        table.Panel()
-        .id(30)
-        .title("Worst examples")
-        .description(
-            "Measured batches that touched the slice, the one with the largest |l| first, with the token's position "
-            "and id. Open a trace for the request or training step that it belongs to. From the spans that the "
-            "recorders send to Tempo by way of the Collector."
-        )
-        .datasource(reference("tempo", _TRACES))
-        .with_target(target)
-        .height(9)
-        .span(24)
-        .filterable(True)
-        .sort_by([common.TableSortByFieldState().display_name("kc.compare.worst.abs_log_ratio").desc(True)])
-        .with_override(models.MatcherConfig("byRegexp", "/trace(ID|Id)|Trace ID/"), properties({"custom.width": 260}))
-    )
+    options = table_options([("kc.compare.worst.abs_log_ratio", True)])
+    made = panel("table", 30, "Worst examples", about, (), 9, 24, options, custom=FILTERABLE)
+    traces = made["datasource"] = reference("tempo", _TRACES)
+    asked = {"refId": "A", "queryType": "traceql", "query": f"{spans} | select({fields})", "datasource": traces}
+    made["targets"] = [{**asked, "filters": [], "limit": 100, "tableType": "spans"}]
+    override(made, "/trace(ID|Id)|Trace ID/", {"custom.width": 260}, "byRegexp")
+    return made

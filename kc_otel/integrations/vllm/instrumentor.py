@@ -11,7 +11,7 @@ from typing import Any, Final
 from opentelemetry import metrics
 
 from kc_otel._extras import extra
-from kc_otel.contract.registry.sent_metrics import SENT_METRICS
+from kc_otel.contract.registry.own_metrics import SENT_METRICS
 from kc_otel.integrations.vllm.delivery import CaptureStats, RequestDelivery
 from kc_otel.integrations.vllm.engine_log import EngineLog
 from kc_otel.integrations.vllm.engines import Engines
