@@ -26,27 +26,25 @@ from kc_otel.contract.bucket_layouts import bucket_layouts
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
-from kc_otel.record import capture
-from kc_otel.record.measure.arrays import as_bool, is_tensor
-from kc_otel.record.measure.packing import SampledBatch
+from kc_otel.record.kernel import KernelPair
+from kc_otel.record.measure.arrays import SampledBatch, as_bool, is_tensor
 from kc_otel.record.measure.places import Places
-from kc_otel.record.measure.storage_grid import coarse_side
-from kc_otel.record.operator_rows import observed, observed_routes
+from kc_otel.record.measure.rounding import coarse_side
+from kc_otel.record.operator_drift import observed, observed_routes
 from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, prompt_names, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import SliceTable, each_row
 from kc_otel.record.telemetry.accumulate import Batch
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.pair_streams import (
-    KernelPair,
     PairStreams,
     TokenExemplar,
     drift_metrics,
+    gauge,
     kernel_info,
     train_step,
 )
 from kc_otel.record.telemetry.prompt_means import Rollouts
-from kc_otel.record.telemetry.sdk_points import gauge
 from kc_otel.record.weight_versions import BatchVersions, Parts, batch_versions, parts_by_lag
 from kc_otel.record.work import (
     BatchOrigin,
@@ -54,10 +52,16 @@ from kc_otel.record.work import (
     LogitsComparison,
     OperatorComparison,
     RouteComparison,
+    Rows,
     RuntimeValue,
     SampledComparison,
     Weights,
     Work,
+    laid_out,
+    measuring,
+    on_host,
+    one_shape,
+    per_sequence,
 )
 
 _MAX_RETIRED: Final = 8
@@ -132,7 +136,7 @@ class Measurer:
         """
         if isinstance(work, KernelPair):
             return self._change_pair(work)
-        with capture.measuring(work.ready):
+        with measuring(work.ready):
             match work:
                 case SampledComparison() | LogitsComparison():
                     self._measure(work)
@@ -212,14 +216,14 @@ class Measurer:
         logits = isinstance(work, LogitsComparison)
         if work.train is None or work.inference is None:
             raise ValueError("train or inference: is None; give what both kernels say of the tokens")
-        rows = capture.laid_out(work.per_token, like="train", trailing=int(logits))
+        rows = laid_out(work.per_token, like="train", trailing=int(logits))
         self._count_ragged(work, rows)
         given = rows.given
         if not rows.kept:
             return
         arrays = dict(rows.arrays)
         if isinstance(work, SampledComparison) and work.rewards is not None:
-            arrays["rewards"] = capture.per_sequence("rewards", work.rewards, given)[rows.kept]
+            arrays["rewards"] = per_sequence("rewards", work.rewards, given)[rows.kept]
         train, inference = work.weights
         shape, per_token = arrays["train"].shape[:2], arrays.pop("versions", None)
         places = self._places(arrays, arrays.pop("positions", None), shape)
@@ -287,7 +291,7 @@ class Measurer:
         if not (self._table.places or self._table.by_token) or (mask is not None and tuple(mask.shape) != tuple(shape)):
             return None
         counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask)
-        return Places(counts, None if positions is None else capture.on_host(positions))
+        return Places(counts, None if positions is None else on_host(positions))
 
     def _rollouts(
         self, work: SampledComparison | LogitsComparison, kept: Sequence[int], given: int, parts: Parts | None
@@ -356,7 +360,7 @@ class Measurer:
             self._counters.measured(0, 0)
 
     def _observe(self, work: RuntimeValue) -> None:
-        values = np.atleast_1d(capture.on_host(work.value)).astype(np.float64)
+        values = np.atleast_1d(on_host(work.value)).astype(np.float64)
         members = self._table.of_batch(work.origin.attributes, range(values.size), values.size)
         known = RECORDED[work.quantity]
         inside = (values >= known.low) & (values <= known.high) & np.isfinite(values)
@@ -372,7 +376,7 @@ class Measurer:
         self,
         work: SampledComparison | LogitsComparison,
         batch: Batch,
-        rows: capture.Rows,
+        rows: Rows,
         versions: BatchVersions | None,
     ) -> None:
         """A span for the batch, and its worst token as an exemplar that points to the span."""
@@ -416,9 +420,9 @@ class Measurer:
                 self._streams_of(work.origin.pair).explain(TokenExemplar(worst, span, end, weights))
 
     def _pair_up(self, work: KernelSide, now: float) -> None:
-        rows = capture.laid_out(work.per_token, like="logprobs")
+        rows = laid_out(work.per_token, like="logprobs")
         self._count_ragged(work, rows)
-        if not capture.one_shape(rows.arrays):
+        if not one_shape(rows.arrays):
             self._count_invalid("shape_mismatch", work.origin, rows.kept, rows.given, _shapes(rows.arrays))
             return
         groups: defaultdict[Hashable, list[Pair]] = defaultdict(list)
@@ -436,7 +440,7 @@ class Measurer:
         for pairs in groups.values():
             self._measure(paired_batch(work, pairs))
 
-    def _count_ragged(self, work: SampledComparison | LogitsComparison | KernelSide, rows: capture.Rows) -> None:
+    def _count_ragged(self, work: SampledComparison | LogitsComparison | KernelSide, rows: Rows) -> None:
         """Count the sequences whose arrays differ in length."""
         if left_out := sorted({*range(rows.given)}.difference(rows.kept)):
             self._count_invalid("shape_mismatch", work.origin, left_out, rows.given, _lengths(work.per_token))
@@ -486,7 +490,7 @@ class Measurer:
             )
 
 
-def _in_parts(parts: Parts, rows: capture.Rows, arrays: dict[str, Any]) -> tuple[capture.Rows, dict[str, Any]]:
+def _in_parts(parts: Parts, rows: Rows, arrays: dict[str, Any]) -> tuple[Rows, dict[str, Any]]:
     """A batch with a row for each part of its sequences, and which tokens that is."""
     if parts.mask is None:
         return rows, arrays
@@ -518,7 +522,7 @@ def _lengths(arrays: Mapping[str, Any]) -> str:
     """The reason's words for lists, and the first sequence whose arrays differ in length."""
     lists = {name: tree for name, tree in arrays.items() if isinstance(tree, list) and name != "advantages"}
     for row, row_arrays in enumerate(zip(*lists.values(), strict=False)):
-        lengths = [capture.on_host(array).size for array in row_arrays]
+        lengths = [on_host(array).size for array in row_arrays]
         if len(set(lengths)) > 1:
             given = ", ".join(f"{name} {length}" for name, length in zip(lists, lengths, strict=True))
             return f"sequence {row} has {given} tokens. {remedy('shape_mismatch')}"

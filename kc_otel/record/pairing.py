@@ -18,11 +18,20 @@ from numpy.typing import ArrayLike, NDArray
 from opentelemetry.trace import SpanContext
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.record import capture
-from kc_otel.record.kernel import Kernel
+from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.measure.arrays import as_bool, is_tensor
-from kc_otel.record.telemetry.pair_streams import KernelPair
-from kc_otel.record.work import KernelSide, Processing, Role, SampledComparison, Weights
+from kc_otel.record.work import (
+    KernelSide,
+    Processing,
+    Role,
+    Rows,
+    SampledComparison,
+    Tree,
+    Weights,
+    on_host,
+    per_sequence,
+    row_of,
+)
 
 
 def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:
@@ -152,20 +161,20 @@ class PairingBuffer:
         return gone
 
 
-def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, Side]]:
+def sides_of(work: KernelSide, rows: Rows) -> Iterator[tuple[Hashable, Side]]:
     """The valid tokens of each sequence, with its key; sequences without any are left out.
 
     Raises:
         ValueError: If there are keys or attributes for another number of sequences.
     """
-    arrays = {name: capture.on_host(data) for name, data in rows.arrays.items() if data is not None}
+    arrays = {name: on_host(data) for name, data in rows.arrays.items() if data is not None}
     total = rows.given
     attributes, pair, named = work.origin.attributes or {}, work.origin.pair, prompt_names(work.groups, None)
     for name, given in (("key", work.key), ("attributes", attributes), ("group", named)):
         if isinstance(given, list) and len(given) != total:
             raise ValueError(f"{name}: {len(given)} for {total} sequences; give one for each")
     spans = work.origin.spans
-    rewards = None if work.rewards is None else capture.per_sequence("rewards", work.rewards, total)
+    rewards = None if work.rewards is None else per_sequence("rewards", work.rewards, total)
     for row, index in enumerate(rows.kept):
         inside = as_bool(arrays["mask"][row]) if "mask" in arrays else slice(None)
         ids = arrays["token_ids"][row][inside]
@@ -271,18 +280,18 @@ def _group(work: KernelSide, named: Any, index: int) -> Hashable:
     if named is not None:
         name: Hashable = named[index] if isinstance(named, list) else named
         return name
-    prompt = capture.row_of(work.prompts, index)
+    prompt = row_of(work.prompts, index)
     return content_key((), prompt) if np.size(prompt) else None
 
 
-def prompt_names(groups: Any, prompts: capture.Tree) -> Any:
+def prompt_names(groups: Any, prompts: Tree) -> Any:
     """Names of prompts, one for each sequence, or one for all of them; None where nobody knows them."""
     if groups is not None:
         return groups.tolist() if is_tensor(groups) else groups
     if prompts is None:
         return None
-    rows = capture.on_host(prompts) if is_tensor(prompts) else prompts
-    return [content_key((), capture.on_host(prompt)) for prompt in rows]
+    rows = on_host(prompts) if is_tensor(prompts) else prompts
+    return [content_key((), on_host(prompt)) for prompt in rows]
 
 
 def _key(work: KernelSide, ids: NDArray[Any], index: int, total: int) -> Hashable:
@@ -290,4 +299,4 @@ def _key(work: KernelSide, ids: NDArray[Any], index: int, total: int) -> Hashabl
         return work.key[index]
     if work.key is not None:
         return work.key if total == 1 else (work.key, index)
-    return content_key(ids, capture.row_of(work.prompts, index))
+    return content_key(ids, row_of(work.prompts, index))

@@ -19,14 +19,13 @@ from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
 
 from kc_otel.contract.model import Contract
-from kc_otel.record.kernel import Kernel
+from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.measurer import Measurer
 from kc_otel.record.pairing import PairingBuffer
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.telemetry import environment
 from kc_otel.record.telemetry.counters import Counters, RecorderStats
 from kc_otel.record.telemetry.export import VERSION, ExportLoop, scope_of
-from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.work import BatchWork, Work
 from kc_otel.record.worker import BoundedWorker, PerProcess
 

@@ -20,15 +20,13 @@ from kc_otel.contract.fields import operator_name
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin
-from kc_otel.record.directives import Directives, GuidedLoop
-from kc_otel.record.kernel import Kernel
+from kc_otel.record.guided_loop import Directives, GuidedLoop, Quarantine
+from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.measure.arrays import is_tensor
 from kc_otel.record.process import DriftLog, Engine, ProcessEngine
-from kc_otel.record.rollout_quarantine import Quarantine
 from kc_otel.record.sampling import Sampler
-from kc_otel.record.sequence_attributes import Attributes
+from kc_otel.record.slice_table import Attributes
 from kc_otel.record.telemetry.counters import RecorderStats
-from kc_otel.record.telemetry.pair_streams import KernelPair
 from kc_otel.record.weight_versions import as_version, split
 from kc_otel.record.work import (
     BatchOrigin,

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record import capture
 from kc_otel.record.measure.arrays import as_bool, on_gpu
+from kc_otel.record.work import on_host
 
 _MAX_NAMED_VERSIONS = 8
 """Versions that are spelled out; more are counted."""
@@ -84,8 +84,8 @@ def batch_versions(
     if per_token is None:
         known = isinstance(version, int)
         return BatchVersions(np.array([version]), membership.any(axis=0, keepdims=True), 0) if known else None
-    given = np.asarray(capture.on_host(per_token))
-    counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(capture.on_host(mask))
+    given = np.asarray(on_host(per_token))
+    counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(on_host(mask))
     if given.dtype.kind not in "iu" or counts.shape != given.shape:
         msg = f"weights: versions of tokens are {given.dtype} {given.shape}; give an integer step for each token"
         raise ValueError(msg)
@@ -137,8 +137,8 @@ def parts_by_lag(
         return None
     if per_token is None:
         return Parts(rows, [max(train - version, 0)] * rows.size) if isinstance(version, int) else None
-    counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(capture.on_host(mask))
-    lag = np.where(counts, np.maximum(train - np.asarray(capture.on_host(per_token)).astype(np.int64), 0), 0)
+    counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(on_host(mask))
+    lag = np.where(counts, np.maximum(train - np.asarray(on_host(per_token)).astype(np.int64), 0), 0)
     oldest, stale = lag.max(axis=1, initial=0), lag > 0
     both = np.logical_and(stale.any(axis=1), (counts & ~stale).any(axis=1))
     if not both.any():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from kc_otel._extras import extra
 
 if TYPE_CHECKING:
-    from kc_otel.record.measure.weight_digest import TensorDigest
+    from kc_otel.record.measure.weight_digests import TensorDigest
 
 _MAX_LISTED_TENSORS: Final = 10
 
@@ -39,7 +39,7 @@ class EngineWeights:
         Raises:
             ValueError: If it is not that.
         """
-        from kc_otel.record.measure.weight_digest import TensorDigest  # noqa: PLC0415 - it needs torch
+        from kc_otel.record.measure.weight_digests import TensorDigest  # noqa: PLC0415 - it needs torch
 
         try:
             workers = tuple(
@@ -136,7 +136,7 @@ def compare_weights(
     with extra("torch", "the comparison of weights"):
         import torch  # noqa: PLC0415 - only where weights are compared
 
-    from kc_otel.record.measure.weight_digest import digest_of  # noqa: PLC0415
+    from kc_otel.record.measure.weight_digests import digest_of  # noqa: PLC0415
 
     unequal, digests, not_compared, elements = [], {}, {}, 0
     for name, tensor in trainer:

@@ -8,9 +8,8 @@ import math
 import pytest
 import torch
 
-from kc_otel.record.measure.module_digests import module_digests, tail_of
 from kc_otel.record.measure.rounded_updates import UpdateWatch
-from kc_otel.record.measure.weight_digest import TensorDigest, digest_of
+from kc_otel.record.measure.weight_digests import TensorDigest, digest_of, module_digests, tail_of
 from kc_otel.record.weights_arrived import EngineWeights, compare_weights
 
 NAMES = {
@@ -161,7 +160,7 @@ def test_digests_of_many_blocks_are_those_of_one(monkeypatch):
     """Whatever the block, the same digest, which passes through JSON; -0.0 is not 0.0."""
     tensor = torch.randn(1000, generator=torch.Generator().manual_seed(2))
     whole = digest_of(tensor)
-    monkeypatch.setattr("kc_otel.record.measure.weight_digest._BLOCK", 61)
+    monkeypatch.setattr("kc_otel.record.measure.weight_digests._BLOCK", 61)
     cut = digest_of(tensor)
     assert (cut.places, cut.values) == (whole.places, whole.values)
     assert cut.sketch == pytest.approx(whole.sketch)

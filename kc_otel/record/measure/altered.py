@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.packing import Block
+from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.pairing_faults import (
     CHANCE,
     FLOOR_NATS,

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.altered import left_out, looks_altered, never_sure, no_logprobs, shifted
-from kc_otel.record.measure.arrays import as_host, is_tensor
+from kc_otel.record.measure.arrays import Block, SampledBatch, as_host, is_tensor
 from kc_otel.record.measure.fillers import agree_in_runs, constants
-from kc_otel.record.measure.packing import Block, SampledBatch
 from kc_otel.record.measure.pairing_faults import PairingFault, without
 from kc_otel.record.measure.processing import (
     looks_processed,
@@ -30,7 +29,7 @@ from kc_otel.record.measure.processing import (
     together_temperature_like,
     truncation_like,
 )
-from kc_otel.record.measure.rounded_copies import looks_rounded
+from kc_otel.record.measure.rounding import looks_rounded
 from kc_otel.record.measure.same_tokens import likeliest, looks_unlike, not_told, other_places, other_tokens
 from kc_otel.record.measure.sampled import saturated
 

@@ -23,7 +23,7 @@ from kc_otel.record.measure.altered import (
     repeated_in_rows,
     shifted,
 )
-from kc_otel.record.measure.packing import Block
+from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.pairing_faults import (
     FLOOR_NATS,
     NUCLEUS,
@@ -46,7 +46,7 @@ from kc_otel.record.measure.pairing_faults import (
     surely_more,
     trailing,
 )
-from kc_otel.record.measure.rounded_copies import rounded_rows
+from kc_otel.record.measure.rounding import rounded_rows
 
 _SURE_NATS: Final = 0.02
 """Nats up to which a side is sure of a token, exactly 0 or not."""

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.packing import Block
+from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.sampled import saturated
 
 _DRIFT: Final = 0.03

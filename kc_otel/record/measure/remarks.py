@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.rounded_copies import rounded_column
+from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.rounding import rounded_column
 from kc_otel.record.measure.same_tokens import not_told
 from kc_otel.record.measure.sampled import saturated
 

@@ -16,15 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, RECORDED, TV_PLACE, Unit
-from kc_otel.record.measure.arrays import as_bool, as_host, host_rows, is_tensor, on_gpu
+from kc_otel.record.measure.arrays import SampledBatch, as_bool, as_host, host_rows, is_tensor, on_gpu
 from kc_otel.record.measure.checks import InvalidReason, check_declared, difference, failed, held_together, same_shape
 from kc_otel.record.measure.logits import LOGITS, logit_drift
-from kc_otel.record.measure.packing import SampledBatch
-from kc_otel.record.measure.penalties import DRIFT, LOOK, penalised
 from kc_otel.record.measure.places import Places, TokenSlice
-from kc_otel.record.measure.same_prompt import TOO_SURE, more_than_all
-from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, saturated
-from kc_otel.record.measure.truncation import outside_mass, renormalised
+from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, outside_mass, renormalised, saturated
+from kc_otel.record.measure.token_checks import DRIFT, LOOK, TOO_SURE, more_than_all, penalised
 from kc_otel.record.telemetry.buckets import cells
 from kc_otel.record.telemetry.moments import QuantityStream, TokenStreams
 from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts

@@ -12,8 +12,8 @@ from opentelemetry.sdk.metrics.export import Metric
 
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.slices import Scalar
-from kc_otel.record.telemetry.pair_streams import KernelPair
-from kc_otel.record.telemetry.sdk_points import counter
+from kc_otel.record.kernel import KernelPair
+from kc_otel.record.telemetry.pair_streams import counter
 from kc_otel.record.worker import ReasonCounts
 
 _PROMPTS_UNKNOWN_WARNING: Final = (

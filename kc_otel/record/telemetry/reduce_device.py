@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.record.measure.arrays import as_host
+from kc_otel.record.measure.arrays import BLOCK, SampledBatch, as_host
 from kc_otel.record.measure.checks import LOWEST_LOGPROB, InvalidReason, check_block, difference, doubtful
 from kc_otel.record.measure.fillers import EDGE_ROWS, SENTINEL
-from kc_otel.record.measure.packing import BLOCK, SampledBatch
 from kc_otel.record.measure.pairing_faults import RUN
 from kc_otel.record.measure.processing import looks_processed_together
 from kc_otel.record.measure.sampled import TOKEN, advantage_drift, saturated

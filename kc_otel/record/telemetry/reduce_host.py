@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import PLACES
-from kc_otel.record.measure.arrays import HostRows
+from kc_otel.record.measure.arrays import Block, HostRows, SampledBatch
 from kc_otel.record.measure.checks import InvalidReason, check_block, difference
-from kc_otel.record.measure.packing import Block, SampledBatch
 from kc_otel.record.measure.places import BETWEEN
 from kc_otel.record.measure.sampled import TOKEN, saturated
 from kc_otel.record.telemetry.buckets import LogRatioCells

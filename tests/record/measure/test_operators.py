@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kc_otel.record.measure.operator_drift import batch_outputs, compare_outputs
+from kc_otel.record.operator_drift import batch_outputs, compare_outputs
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -86,7 +86,7 @@ def test_large_outputs_are_worked_on_in_blocks(monkeypatch):
     rng = np.random.default_rng(0)
     train, inference = rng.normal(size=(2, 50, 8))
     whole = compare_outputs(train, inference)
-    monkeypatch.setattr("kc_otel.record.measure.operator_drift._BLOCK", 40)
+    monkeypatch.setattr("kc_otel.record.operator_drift._BLOCK", 40)
     assert np.array_equal(compare_outputs(train, inference).relative, whole.relative)
 
 

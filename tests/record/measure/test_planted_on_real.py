@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from kc_otel.offline.gate.recorded_gate import read_input
+from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.checks import check_block, difference
-from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.same_prompt import more_than_all
+from kc_otel.record.measure.token_checks import more_than_all
 from kc_otel.record.telemetry.accumulate import Accumulator, Rollouts
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.recording_files import load_recording

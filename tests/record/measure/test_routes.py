@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.record import operator_rows
-from kc_otel.record.operator_rows import as_unrelated, route_disagreement
+from kc_otel.record import operator_drift as operator_rows
+from kc_otel.record.operator_drift import as_unrelated, route_disagreement
 
 
 def test_it_is_the_share_of_experts_that_the_other_did_not_choose(monkeypatch):

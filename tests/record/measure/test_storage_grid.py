@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kc_otel.record.measure.storage_grid import coarse_side
+from kc_otel.record.measure.rounding import coarse_side
 
 
 def bfloat16(values):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.record.rollout_quarantine import quarantine
+from kc_otel.record.guided_loop import quarantine
 from tests.tools.contracts import contract_of
 
 CLAUSES = [

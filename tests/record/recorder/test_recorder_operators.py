@@ -9,7 +9,7 @@ import torch
 from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES, SAMPLING
 from kc_otel.contract.slices import PLACES
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.measure.operator_drift import compare_outputs
+from kc_otel.record.operator_drift import compare_outputs
 from kc_otel.record.slice_table import SliceTable
 
 ULP = {"id": "u", "metric": "operator_ulp", "operator": "attention", "limit": 4}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kc_otel.record import capture
+from kc_otel.record import work
 from kc_otel.record.worker import BoundedWorker, ReasonCounts
 
 NOT_HUNG = 30.0
@@ -279,11 +279,11 @@ def test_a_thread_that_measures_on_a_gpu_leaves_captures_alone(monkeypatch):
     """It asks the driver for relaxed mode, once, so that what it allocates does not break another thread's capture."""
     modes = []
     driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda mode: modes.append(mode._obj.value))
-    monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: driver)
-    monkeypatch.setattr(capture, "_thread", SimpleNamespace())
+    monkeypatch.setattr(work.ctypes, "CDLL", lambda _: driver)
+    monkeypatch.setattr(work, "_thread", SimpleNamespace())
     for _ in range(2):
-        capture._allow_captures()
+        work._allow_captures()
     assert modes == [2]
-    monkeypatch.setattr(capture, "_thread", SimpleNamespace())
-    monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: SimpleNamespace())
-    capture._allow_captures()
+    monkeypatch.setattr(work, "_thread", SimpleNamespace())
+    monkeypatch.setattr(work.ctypes, "CDLL", lambda _: SimpleNamespace())
+    work._allow_captures()

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kc_otel.contract.registry.clause_metrics import OPERATORS
-from kc_otel.record.kernel import Kernel
+from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.telemetry.moments import OperatorAccumulator
-from kc_otel.record.telemetry.pair_streams import KernelPair, PairStreams, drift_metrics
+from kc_otel.record.telemetry.pair_streams import PairStreams, drift_metrics
 from kc_otel.stats.histogram import ExponentialHistogram
 
 SLICES = ("all", "code", "long")

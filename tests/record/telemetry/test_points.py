@@ -8,7 +8,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.contract.registry.own_metrics import METRICS
-from kc_otel.record.telemetry import sdk_points as points
+from kc_otel.record.telemetry import pair_streams as points
 from kc_otel.stats.histogram import Buckets, ExponentialHistogram
 
 VALUE = ExponentialHistogram(
