@@ -35,38 +35,25 @@ _Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Measurements on some sequences of a batch.
+    """Measurements on some sequences of a batch."""
 
-    Attributes:
-        sequences: How many, of those with tokens that count.
-        tokens: Their tokens that count.
-        tv_sum: Sum of (1-w)+ over those tokens that can be measured.
-        statistics: Estimate of each clause's statistic, by clause, over those sequences that can be measured; NaN where
-            there are none.
-    """
-
-    sequences: int
-    tokens: int
-    tv_sum: float
-    statistics: Mapping[str, float]
+    sequences: int  # with tokens that count
+    tokens: int  # that count
+    tv_sum: float  # of (1-w)+ over those tokens that can be measured
+    statistics: Mapping[str, float]  # by clause, of what can be measured; NaN for nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quarantine:
     """Remainder of a batch after quarantine, and the measurements before and after.
 
-    Attributes:
-        keep: Which sequences may be trained on, bool [sequences]; an array or tensor as the log-probabilities were.
-        mask: Which tokens count, bool [sequences, tokens]; none of a sequence that is kept out.
-        reasons: Why each sequence is kept out: the clause that it breaks by most, or the input check that it fails;
-            empty for those that stay.
-        before: Measurements on all sequences.
-        after: Measurements on the sequences that stay.
+    `reasons` says of each sequence why it is kept out: the clause that it breaks by most, or the input check that it
+    fails.
     """
 
-    keep: Any
-    mask: Any
-    reasons: tuple[str, ...]
+    keep: Any  # which sequences may be trained on, bool [sequences], NumPy or torch as the log-probabilities were
+    mask: Any  # which tokens count, bool [sequences, tokens]; none of a sequence that is kept out
+    reasons: tuple[str, ...]  # empty for those that stay
     before: Share
     after: Share
 
@@ -86,7 +73,8 @@ def quarantine(
 
     A sequence's own value is the clause's statistic of its tokens alone (their mean, maximum, quantile or fraction), or
     for a metric of sequences that metric; with `unit: sequence` the mean over its tokens. Everything is from before any
-    clipping.
+    clipping. Arguments are those of `Recorder.compare`, [sequences, tokens]. Of `slices`, those in quarantine, and ids
+    of `clauses`, None is for all; a clause that single sequences have no value for is a ValueError.
 
     >>> from kc_otel.contract.load import load
     >>> contract = load("contracts/rl-rollouts-bf16-fp8.yaml")
@@ -95,20 +83,6 @@ def quarantine(
     >>> found = quarantine(shifted, sequences, contract, clauses=["token-tv"])
     >>> found.reasons, found.before.statistics, found.after.statistics
     (('', 'token-tv'), {'token-tv': 0.1648...}, {'token-tv': 0.0})
-
-    Args:
-        train: log P(y) of the sampled tokens, nats, [sequences, tokens], NumPy or torch on any device.
-        inference: log Q(y) of the same tokens.
-        contract: The contract.
-        mask: Which tokens count, bool or int, same shape; all where it is None.
-        attributes: Attributes that decide the slices: of each sequence, or of all alike.
-        slices: Slices in quarantine; sequences of no other are judged. None for every sequence.
-        clauses: Ids of the clauses that count; None for every clause that a sequence can be judged by.
-        kept: As in `Recorder.compare`.
-
-    Raises:
-        ValueError: If shapes differ, there are attributes for another number of sequences, a clause does not exist, or
-            none is about the log-probabilities of single sequences.
     """
     judged = _named(contract, clauses)
     p, q = (
@@ -290,10 +264,9 @@ class GuidedLoop:
     ) -> Any:
         """Compare as `Recorder.compare` does, whose arguments these are, and say which tokens to train on.
 
-        Returns:
-            `mask` as it is while nothing is in quarantine. Else the same without the sequences of the slices in
-            quarantine that break the contract by themselves, or fail an input check; counted in `kc.quarantine.*`.
-            Arrays that cannot be looked at row by row are kept whole, and counted as dropped.
+        While nothing is in quarantine that is `mask` as it is. Else it lacks the sequences of the slices in quarantine
+        that break the contract by themselves, or fail an input check; they are counted in `kc.quarantine.*`. Arrays
+        that cannot be looked at row by row are kept whole, and counted as dropped.
         """
         self._recorder.compare(train_logprobs, inference_logprobs, mask=mask, attributes=attributes, **more)
         contract = self._recorder.contract

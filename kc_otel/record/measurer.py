@@ -131,8 +131,7 @@ class Measurer:
     def handle(self, work: Work, now: float) -> bool:
         """Measure one batch; `now` is monotonic seconds. True when streams ended and should be exported soon.
 
-        Raises:
-            ValueError: If the arrays cannot be compared.
+        ValueError if the arrays cannot be compared.
         """
         if isinstance(work, KernelPair):
             return self._change_pair(work)
@@ -296,11 +295,7 @@ class Measurer:
     def _rollouts(
         self, work: SampledComparison | LogitsComparison, kept: Sequence[int], given: int, parts: Parts | None
     ) -> Rollouts:
-        """Group the sequences of a batch that answer one prompt.
-
-        Raises:
-            ValueError: If prompts are named for another number of sequences.
-        """
+        """Group the sequences of a batch that answer one prompt."""
         train, at = work.weights[0], time.monotonic()
         names = prompt_names(work.groups, work.prompts) if isinstance(work, SampledComparison) else None
         again, whole = (parts.again, parts.whole) if parts is not None and parts.mask is not None else (None, None)

@@ -27,27 +27,19 @@ _DEVICE_BLOCK: Final = 1 << 22
 class OperatorDrift:
     """Difference of two outputs, one number per row, float64 [rows] in host memory.
 
-    Attributes:
-        max_abs: Largest |a - b| of the row, in the output's own unit.
-        relative: ||a - b|| / ||a||, Euclidean; 0 where both are zero, inf where only a is.
-        ulp: Largest |a - b| of the row in units in the last place of the row's largest |a|, in the dtype asked for:
-            0.5 is what rounding alone costs. inf where a is zero throughout and b is not.
-        cosine: 1 - cos(a, b), in [0, 2]; 0 where both are zero, 1 where one of them is.
-        not_finite: Rows where one output is NaN or infinite and the other is not the same; they are left out of the
-            numbers, which have fewer rows then.
-        rows: Which row of the output, all axes but the last flattened, each number is about, int64 [rows].
+    A unit in the last place is that of the row's largest |a|, in the dtype asked for: 0.5 is what rounding alone costs.
     """
 
-    max_abs: NDArray[np.float64]
-    relative: NDArray[np.float64]
-    ulp: NDArray[np.float64]
-    cosine: NDArray[np.float64]
-    not_finite: int
-    rows: NDArray[np.intp]
+    max_abs: NDArray[np.float64]  # largest |a - b| of the row, in the output's own unit
+    relative: NDArray[np.float64]  # ||a - b|| / ||a||, Euclidean; 0 where both are zero, inf where only a is
+    ulp: NDArray[np.float64]  # largest |a - b| in units in the last place; inf where a is zero throughout and b is not
+    cosine: NDArray[np.float64]  # 1 - cos(a, b), in [0, 2]; 0 where both are zero, 1 where one of them is
+    not_finite: int  # rows left out, as one output is NaN or infinite and the other is not the same
+    rows: NDArray[np.intp]  # which row of the output each number is about, all axes but the last flattened
 
 
 def compare_outputs(train: Any, inference: Any, *, mask: Any = None, ulp_of: Any = None) -> OperatorDrift:
-    """Compare two outputs of one operator.
+    """Compare two outputs of one operator, [..., features].
 
     >>> import numpy as np
     >>> output = np.float32([[1.0, 2.0], [3.0, 4.0]])
@@ -57,16 +49,9 @@ def compare_outputs(train: Any, inference: Any, *, mask: Any = None, ulp_of: Any
     Units in the last place: Goldberg 1991, "What Every Computer Scientist Should Know About Floating-Point Arithmetic",
     1.2; norms and normwise errors: Higham 2002, "Accuracy and Stability of Numerical Algorithms", chapter 6.
 
-    Args:
-        train: The training kernel's output, [..., features].
-        inference: The inference kernel's, of the same shape.
-        mask: Which rows count, bool or int, of the output's first axes: [batch, tokens] for an output
-            [batch, tokens, heads, features]; None for all. The padded never counts.
-        ulp_of: dtype whose units in the last place count; None for that of `inference`.
-
-    Raises:
-        ValueError: If the shapes differ, there is nothing to compare, the mask does not fit, or the outputs do not
-            hold floating numbers.
+    `mask` says which rows count, of the output's first axes: [batch, tokens] for an output [batch, tokens, heads,
+    features]. `ulp_of` is the dtype whose units in the last place count; None for that of `inference`. ValueError if
+    the outputs cannot be compared.
     """
     if tuple(train.shape) != tuple(inference.shape):
         raise ValueError(f"inference: shape {tuple(inference.shape)} is not that of train, {tuple(train.shape)}")
@@ -98,16 +83,9 @@ def compare_outputs(train: Any, inference: Any, *, mask: Any = None, ulp_of: Any
 def batch_outputs(operator: Callable[..., Any], inputs: Sequence[Any], *, rows: int | None = None) -> tuple[Any, Any]:
     """An operator's output for members of a batch, computed alone and in the batch, [rows, ...] each.
 
-    The operator is called on the whole batch and on each of its first `rows` members alone; a kernel whose reductions
-    are laid out by batch size gives different numbers. The call alone takes the place of the training kernel.
-
-    Args:
-        operator: Called with one positional argument per input; returns an array with the batch as its first axis.
-        inputs: Arrays with the batch as their first axis, all of the same length there.
-        rows: Members called alone; None for all.
-
-    Raises:
-        ValueError: If there is no input or batch, or their lengths differ.
+    The operator, which returns the batch as its first axis, is called on the whole `inputs` and on each of their first
+    `rows` members alone; a kernel whose reductions are laid out by batch size gives different numbers. The call alone
+    takes the place of the training kernel.
     """
     sizes = {len(batch) for batch in inputs}
     if len(sizes) != 1 or not (size := sizes.pop()):
@@ -211,25 +189,18 @@ _ALMOST_CHANCE: Final = 0.8
 class Observed:
     """Observations of operators in one batch.
 
-    Attributes:
-        members: Members of the outputs' first axis: sequences, as a rule.
-        operators: Of each operator its name, the member that each observation is of, [n], and the observations by the
-            registry's key, float64 [n] each.
-        invalid: Failed input checks: the reason, members and how many there are of them, one where nobody knows which
-            they are, and the finding in words.
+    Of each operator there are its name, the member that each observation is of, [n], and the observations by the
+    registry's key, float64 [n] each. Of each failed input check the reason, members, how many of them there are (one
+    where nobody knows which they are), and the finding in words.
     """
 
-    members: int
+    members: int  # of the outputs' first axis: sequences, as a rule
     operators: Sequence[tuple[str, NDArray[np.intp], Mapping[str, NDArray[np.float64]]]]
     invalid: list[tuple[str, Sequence[int], int, str | None]]
 
 
 def observed(work: OperatorComparison) -> Observed:
-    """Compare the rows of two outputs, [..., features]; one axis alone is one row.
-
-    Raises:
-        ValueError: If they cannot be compared.
-    """
+    """Compare the rows of two outputs, [..., features]; one axis alone is one row."""
     train, inference = work.train, work.inference
     members = train.shape[0] if train.ndim > 1 else 1
     if train.shape != inference.shape:
@@ -247,11 +218,7 @@ def observed(work: OperatorComparison) -> Observed:
 
 
 def observed_routes(work: RouteComparison) -> Observed:
-    """Compare the routes of a batch's tokens, of all layers' routers together and of each.
-
-    Raises:
-        ValueError: If they cannot be compared.
-    """
+    """Compare the routes of a batch's tokens, of all layers' routers together and of each."""
     train, inference = on_host(work.train), on_host(work.inference)
     if train.shape != inference.shape or train.ndim not in (3, 4):
         raise ValueError(f"routes {train.shape} and {inference.shape} are not both [sequences, tokens, layers, k]")
@@ -283,11 +250,8 @@ def observed_routes(work: RouteComparison) -> Observed:
 def values_of(drift: OperatorDrift, *, of_batches: bool = False) -> dict[str, NDArray[np.float64]]:
     """Observations by the registry's key, float64 [rows] each.
 
-    An error without end, of a row where only the second output is not zero, is the largest float32.
-
-    Args:
-        drift: Two outputs, row by row.
-        of_batches: Whether they are of one kernel, alone and in a batch.
+    An error without end, of a row where only the second output is not zero, is the largest float32. With `of_batches`
+    the outputs are of one kernel, alone and in a batch.
     """
     relative = np.minimum(drift.relative, _MAX_FLOAT32)
     if of_batches:
@@ -301,11 +265,7 @@ def values_of(drift: OperatorDrift, *, of_batches: bool = False) -> dict[str, ND
 
 
 def output_of(returned: Any) -> Any:
-    """The array of what an operator or module returned: itself, or the first of a tuple, a list or a model's output.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """The array of what an operator or module returned: itself, or the first of a tuple, a list or a model's output."""
     if isinstance(returned, Mapping):
         returned = tuple(returned.values())
     if isinstance(returned, tuple | list):
@@ -320,21 +280,14 @@ def _is_array(data: Any) -> bool:
 
 
 def route_disagreement(train: Any, inference: Any) -> NDArray[np.float64]:
-    """Share of a token's experts that the other kernel did not choose, by token and layer.
+    """Share of a token's experts that the other kernel did not choose, [tokens, layers]; nan where one chose nothing.
 
     >>> route_disagreement([[[0, 3]], [[1, 2]]], [[[3, 0]], [[1, 5]]])
     array([[0. ],
            [0.5]])
 
-    Args:
-        train: Ids of the experts that the training kernel chose, integers [tokens, layers, k], in any order.
-        inference: Those of the inference kernel, same shape. A negative id is a place where nothing was chosen.
-
-    Returns:
-        float64 [tokens, layers]; nan where either kernel chose nothing.
-
-    Raises:
-        ValueError: If they are not such arrays; one that says of each expert whether it was chosen is none.
+    Ids of the experts are integers [tokens, layers, k], in any order; a negative one is a place where nothing was
+    chosen. ValueError for others, such as an array that says of each expert whether it was chosen.
     """
     ours, theirs = np.asarray(train), np.asarray(inference)
     for name, ids in (("train", ours), ("inference", theirs)):
@@ -358,19 +311,11 @@ def route_disagreement(train: Any, inference: Any) -> NDArray[np.float64]:
 
 
 def as_unrelated(train: Any, inference: Any, disagreement: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return the layers whose routes differ as often as those of unrelated tokens or layers.
+    """Return the layers whose routes differ as often as those of unrelated tokens or layers, bool [layers].
 
     The chance of it comes from how busy each expert is: of k draws without regard to the other side, expert e is among
     them as often as it is chosen at all, so that two sides share sum_e f_e g_e of their k experts, k/E where all are
-    equally busy.
-
-    Args:
-        train: Ids of the experts that the training kernel chose, integers [tokens, layers, k].
-        inference: Those of the inference kernel.
-        disagreement: Their `route_disagreement`, [tokens, layers].
-
-    Returns:
-        bool [layers].
+    equally busy. `disagreement` is their `route_disagreement`.
     """
     ours, theirs = np.asarray(train), np.asarray(inference)
     found = np.zeros(ours.shape[1], dtype=np.bool_)

@@ -45,15 +45,10 @@ def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """One sequence as one kernel saw it; fields without a word here are those of `KernelSide`.
+    """One sequence as one kernel saw it; other fields are those of `KernelSide`.
 
-    Attributes:
-        arrays: Of the tokens that count, [tokens] each: `token_ids` and `logprobs`, and what was given of `advantages`,
-            `versions` and `kept`; `positions` in the response, where something between the tokens is left out.
-        kernel: The kernel.
-        spans: Contexts of the spans that it belongs to.
-        reward: Of the sequence; NaN where it is not known.
-        group: Name of its prompt; None where it is not known.
+    `arrays` are of the tokens that count, [tokens] each: `token_ids` and `logprobs`, and what was given of
+    `advantages`, `versions` and `kept`; `positions` in the response, where something between the tokens is left out.
     """
 
     arrays: Mapping[str, NDArray[Any]]
@@ -63,7 +58,7 @@ class Side:
     attributes: Mapping[str, Scalar] = field(default_factory=dict)
     spans: tuple[SpanContext, ...] = ()
     reward: float = math.nan
-    group: Hashable = None
+    group: Hashable = None  # name of its prompt; None where it is not known
     group_size: int | None = None
 
     @property
@@ -162,11 +157,7 @@ class PairingBuffer:
 
 
 def sides_of(work: KernelSide, rows: Rows) -> Iterator[tuple[Hashable, Side]]:
-    """The valid tokens of each sequence, with its key; sequences without any are left out.
-
-    Raises:
-        ValueError: If there are keys or attributes for another number of sequences.
-    """
+    """The valid tokens of each sequence, with its key; sequences without any are left out."""
     arrays = {name: on_host(data) for name, data in rows.arrays.items() if data is not None}
     total = rows.given
     attributes, pair, named = work.origin.attributes or {}, work.origin.pair, prompt_names(work.groups, None)

@@ -39,11 +39,7 @@ OwnAttributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
 
 
 def own_attributes(given: Attributes) -> OwnAttributes:
-    """A copy that the caller cannot change any more, with columns as a mapping for each sequence.
-
-    Raises:
-        ValueError: If it is neither, or columns differ in length.
-    """
+    """A copy that the caller cannot change any more, with columns as a mapping for each sequence."""
     if given is None:
         return None
     if not isinstance(given, Mapping):
@@ -78,20 +74,15 @@ _MAX_REMEMBERED = 4096
 class SliceTable:
     """The slices of a contract within its cap on series.
 
-    Attributes:
-        contract: Whose slices.
-        names: Slices with streams of their own: `all`, as declared, `other` where some are over the cap, and those of
-            what older weights sampled.
-        over: Declared slices that the cap leaves no room for; their sequences count as `other`.
-        more_operators: Operators that the cap leaves room for besides those that the contract names.
-        places: Whether the cap leaves room for drift by position and turn.
+    `names` have streams of their own: `all`, as declared, `other` where some are over the cap, and those of what older
+    weights sampled.
     """
 
     contract: Contract
     names: tuple[str, ...]
-    over: tuple[str, ...]
-    more_operators: int = 0
-    places: bool = False
+    over: tuple[str, ...]  # declared slices that the cap leaves no room for; their sequences count as `other`
+    more_operators: int = 0  # that the cap leaves room for besides those that the contract names
+    places: bool = False  # whether the cap leaves room for drift by position and turn
     _known: dict[tuple[tuple[str, Scalar], ...], NDArray[np.bool_]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -153,17 +144,10 @@ class SliceTable:
         lengths: Sequence[int] | None = None,
         lags: Sequence[int] | None = None,
     ) -> NDArray[np.bool_]:
-        """Membership of the given rows of a batch, [rows, slices].
+        """Membership of the given rows of a batch, [rows, slices]; `given` are all its sequences.
 
-        Args:
-            attributes: Of every sequence alike, or of each, or none.
-            rows: Which sequences are kept.
-            given: How many sequences the batch had.
-            lengths: Tokens of each of `rows` that count; sequences whose attributes do not say theirs have these.
-            lags: Versions that the weights of each of `rows` are behind the training kernel's; None for not known.
-
-        Raises:
-            ValueError: If there are attributes for another number of sequences.
+        Sequences whose attributes do not say their length have `lengths`, of tokens that count; `lags` are the versions
+        that the weights of each row are behind the training kernel's, None for not known.
         """
         if (attributes is None or isinstance(attributes, Mapping)) and lengths is None and lags is None:
             return np.tile(self.of_sequence(attributes or {}), (len(rows), 1))
@@ -175,9 +159,8 @@ class SliceTable:
     def of_tokens(self, places: Places | None, sequences: Sequence[Mapping[str, Scalar]]) -> list[TokenSlice]:
         """The tokens of a batch that count in slices which select tokens, apart from what `of_batch` has as a whole.
 
-        Args:
-            places: Of the rows; what a sequence has as an attribute of its own is that of all its tokens.
-            sequences: Attributes of each row, as `each_row` gives them.
+        What a sequence has as an attribute of its own, of `sequences` as `each_row` gives them, is that of all its
+        tokens.
         """
         specs = self.contract.slices
         chosen = [(column, specs[name]) for column, name in enumerate(self.names) if name in specs]

@@ -70,8 +70,7 @@ def taken(data: Tree) -> Tree:
 def device_ready(*data: Tree) -> DeviceEvent:
     """An event on the caller's CUDA stream after which the copies are complete; None when all of them are on the CPU.
 
-    Raises:
-        RuntimeError: If the stream is being captured into a CUDA graph, where nothing else may be enqueued.
+    RuntimeError if the stream is being captured into a CUDA graph, where nothing else may be enqueued.
     """
     device = next((item.device for tree in data for item in _leaves(tree) if is_tensor(item) and item.is_cuda), None)
     if device is None:
@@ -99,32 +98,19 @@ def measuring(ready: DeviceEvent) -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Arrays of a batch with one row per sequence.
-
-    Attributes:
-        arrays: By name, [sequences, tokens, ...]; None for those not given.
-        kept: Index of each row in what the caller gave; others are left out, because their arrays differ in length.
-        given: Sequences that the caller gave.
-    """
+    """Arrays of a batch with one row per sequence, [sequences, tokens, ...]; None for those not given."""
 
     arrays: dict[str, Any]
-    kept: list[int]
-    given: int
+    kept: list[int]  # index of each row in what the caller gave; others' arrays differ in length
+    given: int  # sequences that the caller gave
 
 
 def laid_out(arrays: dict[str, Tree], *, like: str, trailing: int = 0) -> Rows:
     """Rows from what was taken: one sequence becomes a batch of one, lists are padded and the padding masked.
 
     Arrays that do not fit each other are left to the input checks, except in lists, where rows of different lengths
-    have to be left out before the others can be stacked.
-
-    Args:
-        arrays: By name; `mask` is made where padding needs one, and `advantages` may have one value per sequence.
-        like: The array that says how many sequences there are.
-        trailing: Axes that it has after [sequences, tokens]: 1 for logits.
-
-    Raises:
-        ValueError: If lists have different numbers of sequences.
+    have to be left out before the others can be stacked. The array `like` says how many sequences there are, and has so
+    many `trailing` axes after [sequences, tokens]: 1 for logits.
     """
     if any(isinstance(tree, list) for tree in arrays.values()):
         return _padded(arrays, like)
@@ -151,11 +137,7 @@ def row_of(data: Tree, row: int) -> Any:
 
 
 def per_sequence(name: str, data: Tree, sequences: int) -> NDArray[np.float64]:
-    """Return a number for each sequence, float64 [sequences]; NaN for None.
-
-    Raises:
-        ValueError: If there are others than one number for each.
-    """
+    """Return a number for each sequence, float64 [sequences]; NaN for None."""
     if isinstance(data, list):
         data = [np.nan if value is None else on_host(value) for value in data]
         if any(np.size(value) != 1 for value in data):
@@ -262,21 +244,13 @@ Role = Literal["sampled", "scored"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchOrigin:
-    """Origin of a batch.
+    """Origin of a batch."""
 
-    Attributes:
-        pair: The kernel pair that was current.
-        attributes: Attributes of the sequences, as they were given; once taken, `OwnAttributes`.
-        parent: Trace context of the caller.
-        links: Further spans that the batch belongs to.
-        at: When it was given to the recorder, unix nanoseconds.
-    """
-
-    pair: KernelPair
-    attributes: Any = None
-    parent: Context | None = None
-    links: Sequence[trace.SpanContext] = ()
-    at: int = 0
+    pair: KernelPair  # the kernel pair that was current
+    attributes: Any = None  # of the sequences, as they were given; once taken, `OwnAttributes`
+    parent: Context | None = None  # trace context of the caller
+    links: Sequence[trace.SpanContext] = ()  # further spans that the batch belongs to
+    at: int = 0  # when it was given to the recorder, unix nanoseconds
 
     @property
     def spans(self) -> tuple[trace.SpanContext, ...]:
@@ -293,15 +267,10 @@ class BatchOrigin:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class QueuedBatch:
-    """Arrays, NumPy or torch, and where they come from.
-
-    Attributes:
-        origin: Where it comes from.
-        ready: CUDA event after which the copies are complete; None where none of them is on a device.
-    """
+    """Arrays, NumPy or torch, and where they come from."""
 
     origin: BatchOrigin
-    ready: DeviceEvent = None
+    ready: DeviceEvent = None  # after it the copies are complete; None where none of them is on a device
 
     @property
     def nbytes(self) -> int:
@@ -327,13 +296,7 @@ class QueuedBatch:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SampledComparison(QueuedBatch):
-    """Both kernels' log-probabilities of sampled tokens; arguments as in `Recorder.compare`.
-
-    Attributes:
-        versions: Instead of the inference kernel's one weight version, the step of each token, [sequences, tokens].
-        positions: Position of each token in its response, [sequences, tokens], where what a mask left out is gone.
-        prompts: Prompt tokens of each sequence, where `groups` does not name the prompts.
-    """
+    """Both kernels' log-probabilities of sampled tokens; arguments as in `Recorder.compare`."""
 
     train: Tree
     inference: Tree
@@ -344,10 +307,10 @@ class SampledComparison(QueuedBatch):
     train_kept: Tree = None
     inference_kept: Tree = None
     rewards: Tree = None
-    versions: Tree = None
-    positions: Tree = None
+    versions: Tree = None  # instead of one weight version, the step of each token
+    positions: Tree = None  # in the response, where what a mask left out is gone
     groups: Any = None
-    prompts: Tree = None
+    prompts: Tree = None  # tokens of each sequence's prompt, where `groups` does not name it
     group_size: int | Sequence[int] | None = None
     processing: tuple[Processing, Processing] | None = None
     weights: tuple[Weights, Weights] = (None, None)
@@ -399,10 +362,7 @@ class RuntimeValue(QueuedBatch):
 class KernelSide(QueuedBatch):
     """One kernel's log-probabilities of sampled tokens, to be compared with the other's when they come.
 
-    Attributes:
-        role: Which side it is; arguments as in `Recorder.sampled` and `Recorder.scored`.
-        prompts: Prompt tokens, [sequences, prompt tokens] or a list of them; they are part of a sequence's own name.
-        versions: Instead of the one weight version, the step that sampled each token.
+    Arguments are those of `Recorder.sampled` and `Recorder.scored`.
     """
 
     role: Role
@@ -411,9 +371,9 @@ class KernelSide(QueuedBatch):
     kept: Tree = None
     mask: Tree = None
     advantages: Tree = None
-    prompts: Tree = None
+    prompts: Tree = None  # [sequences, prompt tokens] or a list of them; part of a sequence's own name
     rewards: Tree = None
-    versions: Tree = None
+    versions: Tree = None  # instead of the one weight version, the step that sampled each token
     key: Hashable | list[Hashable] = None
     processing: Processing | None = None
     weights: Weights = None

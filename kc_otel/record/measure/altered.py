@@ -102,10 +102,7 @@ _DRIFTING_ROWS: Final = 4
 def looks_altered(block: Block, log_w: Floats, edges: tuple[Floats, ...]) -> bool:
     """Return True if numbers look changed enough for the checks here and in `fillers`, however small the drift.
 
-    Args:
-        block: The rows.
-        log_w: l = log P - log Q of each token.
-        edges: Largest log P and log Q of each row, and smallest ones.
+    `log_w` is l of each token; `edges` are the largest log P and log Q of each row, and the smallest ones.
     """
     some = slice(0, _LOOK_TOKENS)
     for number, (side, other, _) in enumerate(block.sides):
@@ -135,10 +132,7 @@ def looks_altered(block: Block, log_w: Floats, edges: tuple[Floats, ...]) -> boo
 def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> list[PairingFault]:
     """Sides whose numbers are sums or means over tokens, or went through a softmax twice.
 
-    Args:
-        block: The rows.
-        edges: As in `looks_altered`.
-        apart: Whether the sides differ by nats, so that the inference side may be sound where the other is not.
+    `apart` says that the sides differ by nats, so that the inference side may be sound where the other is not.
     """
     if found := offset_by_row(block):
         return found

@@ -33,11 +33,7 @@ def largest(values: Any) -> Any:
 
 
 def as_host(data: Any) -> NDArray[Any]:
-    """A NumPy view of an array of numbers that NumPy has a dtype for; a copy only from another device.
-
-    Args:
-        data: Anything but a bfloat16 tensor; see `host_rows` for those.
-    """
+    """A NumPy view of an array of numbers that NumPy has a dtype for, not bfloat16; a copy only from another device."""
     if on_gpu(data):
         return _read_back(data.detach())
     if is_tensor(data):
@@ -60,9 +56,7 @@ def _read_back(data: Any) -> NDArray[Any]:
 def as_bool(data: Any) -> NDArray[np.bool_]:
     """A mask as bool: values above 0 count.
 
-    Raises:
-        ValueError: If it holds anything else than truth values or numbers, or such as no mask has: labels say -100 and
-            additive masks -inf where a token does not count.
+    ValueError for what no mask has: labels say -100 and additive masks -inf where a token does not count.
     """
     mask = as_host(data)
     if mask.dtype == np.bool_:
@@ -80,14 +74,9 @@ def as_bool(data: Any) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRows:
-    """A floating array in host memory whose rows are read as float32, or float64 where they are float64.
+    """A floating array in host memory whose rows are read as float32, or float64 where they are float64."""
 
-    Attributes:
-        data: The array, [rows, ...]; bfloat16 as its bits, uint16.
-        bfloat16: Whether `data` holds bits of bfloat16.
-    """
-
-    data: NDArray[Any]
+    data: NDArray[Any]  # [rows, ...]; bfloat16 as its bits, uint16
     bfloat16: bool
 
     @property
@@ -106,11 +95,7 @@ class HostRows:
 
 
 def host_rows(data: Any) -> HostRows:
-    """Rows of a NumPy array, a tensor on any device or nested lists, without a copy where there is one on the host.
-
-    Raises:
-        ValueError: If it does not hold real numbers.
-    """
+    """Rows of a NumPy array, a tensor on any device or nested lists, without a copy where there is one on the host."""
     if is_tensor(data):
         data = data.detach().cpu()
         if str(data.dtype) == "torch.bfloat16":
@@ -139,21 +124,13 @@ BLOCK: Final = 32_768
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Some rows of a batch, their unmasked tokens packed one row after the other.
+    """Some rows of a batch, their unmasked tokens packed one row after the other."""
 
-    Attributes:
-        rows: Index of each row in the batch, [n]; none of them is empty.
-        starts: Where each row begins in the packed arrays, [n].
-        lengths: Tokens of each row, [n].
-        train: log P(y), float32 or float64 [tokens].
-        inference: log Q(y), float32 or float64 [tokens].
-    """
-
-    rows: NDArray[np.intp]
-    starts: NDArray[np.intp]
-    lengths: NDArray[np.intp]
-    train: Floats
-    inference: Floats
+    rows: NDArray[np.intp]  # index of each row in the batch, [n]; none of them is empty
+    starts: NDArray[np.intp]  # where each row begins in the packed arrays, [n]
+    lengths: NDArray[np.intp]  # tokens of each row, [n]
+    train: Floats  # log P(y), float32 or float64 [tokens]
+    inference: Floats  # log Q(y)
 
     @property
     def sides(self) -> tuple[tuple[Floats, Floats, str], ...]:
@@ -169,27 +146,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledBatch:
-    """Log-probabilities of sampled tokens from both kernels, in host memory.
-
-    Attributes:
-        train: log P(y), [sequences, tokens].
-        inference: log Q(y), [sequences, tokens].
-        mask: Which tokens count; None when all do.
-        lengths: Tokens of each sequence that count, [sequences].
-    """
+    """Log-probabilities of sampled tokens from both kernels, [sequences, tokens], in host memory."""
 
     train: HostRows
     inference: HostRows
-    mask: NDArray[np.bool_] | None
-    lengths: NDArray[np.intp]
+    mask: NDArray[np.bool_] | None  # which tokens count; None when all do
+    lengths: NDArray[np.intp]  # tokens of each sequence that count
 
     @classmethod
     def of(cls, train: Any, inference: Any, mask: Any = None) -> SampledBatch:
-        """Pack arrays of one shape [sequences, tokens].
-
-        Raises:
-            ValueError: If the shapes differ or are not two-dimensional, or the numbers are not real.
-        """
+        """Pack arrays of one shape [sequences, tokens]."""
         left, right = host_rows(train), host_rows(inference)
         kept = None if mask is None else as_bool(mask)
         for name, shape in (("inference", right.shape), ("mask", left.shape if kept is None else kept.shape)):

@@ -66,15 +66,10 @@ _MIN_SEQUENCES: Final = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedRows:
-    """Result of the checks on some rows.
+    """Result of the checks on some rows."""
 
-    Attributes:
-        codes: An `InvalidReason` for each, int8 [rows].
-        why: Findings in words, by reason; only where they add to the reason. Under `VALID`, what could not be checked.
-    """
-
-    codes: NDArray[np.int8]
-    why: dict[InvalidReason, str]
+    codes: NDArray[np.int8]  # an `InvalidReason` for each, int8 [rows]
+    why: dict[InvalidReason, str]  # findings, where they add to the reason; under `VALID`, what could not be checked
 
 
 def check(
@@ -88,25 +83,12 @@ def check(
     prompt_ids: tuple[Sequence[Any], Sequence[Any]] | None = None,
     density: bool = False,
 ) -> NDArray[np.int8]:
-    """Check a batch of sampled log-probabilities.
+    """An `InvalidReason` for each sequence of a batch of sampled log-probabilities, int8 [sequences].
 
-    Args:
-        train: log P(y), [sequences, tokens], NumPy or torch.
-        inference: log Q(y) of the same tokens.
-        mask: Which tokens count, bool or int, same shape; the others may hold anything.
-        train_token_ids: Tokens that `train` scores, same shape.
-        inference_token_ids: Tokens that `inference` scores, same shape. Compared when both are given.
-        processing: The caller's declaration of each side's sampling processing, (train, inference).
-        prompt_ids: The prompts that each side saw, (train, inference), integers [prompt] for each sequence: nothing in
-            the log-probabilities tells one that was decoded and encoded again from drift.
-        density: As in `check_block`.
-
-    Returns:
-        An `InvalidReason` per sequence, int8 [sequences].
-
-    Raises:
-        ValueError: If `train` is not two-dimensional or does not hold real numbers, or there is not one prompt for each
-            sequence on both sides.
+    Arrays are [sequences, tokens], NumPy or torch; where `mask` is 0 they may hold anything. Token ids are compared
+    when both sides' are given, `processing` is what the caller declares of each side, and `prompt_ids` are the prompts
+    that each side saw, integers [prompt] for each sequence: nothing in the log-probabilities tells one that was decoded
+    and encoded again from drift. For `density` see `check_block`.
     """
     if not same_shape(train, inference, mask, train_token_ids, inference_token_ids):
         return np.full(len(train), InvalidReason.SHAPE_MISMATCH, dtype=np.int8)
@@ -171,12 +153,8 @@ def difference(block: Block) -> NDArray[Any]:
 def check_block(block: Block, log_w: NDArray[Any], *, sample: bool = True, density: bool = False) -> CheckedRows:
     """Check a block's rows, from their log-probabilities and their `difference`.
 
-    Args:
-        block: The rows.
-        log_w: Their `difference`.
-        sample: Whether to look for what a program does to all rows (`measure.altered`).
-        density: Whether they are log-densities, which may be any finite number, whatever else they look like; one of
-            the training kernel may be -inf.
+    `sample` is to look for what a program does to all rows (`measure.altered`). With `density` they are log-densities,
+    which may be any finite number, whatever else they look like; one of the training kernel may be -inf.
     """
     if density:
         return CheckedRows(_single_densities(block), {})

@@ -89,9 +89,7 @@ def eroded(mask: Mask, times: int) -> Mask:
 def runs_of(same: Mask, *, opening: bool = True) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """First token and length of each run of `RUN` tokens or more.
 
-    Args:
-        same: Whether a token belongs to a run: with the one before it (`opening`), or by itself.
-        opening: Whether the token before the first one that is set belongs to the run.
+    A token that is set belongs to a run with the one before it (`opening`), or by itself.
     """
     if not eroded(same, RUN - opening).any():
         return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
@@ -182,15 +180,9 @@ def fine(side: Floats) -> Mask:
 def improbable(
     block: Block, equal: Mask, begin: NDArray[np.intp], length: NDArray[np.intp], *, sure: bool
 ) -> Mask | None:
-    """Tokens of the runs that are too long for how often such tokens come elsewhere, and next to the runs.
+    """Tokens of the runs that are too long for how often such tokens (`equal`) come elsewhere, and next to the runs.
 
-    Args:
-        block: The rows.
-        equal: Tokens with what the runs repeat.
-        begin: First token of each run.
-        length: Its tokens.
-        sure: Whether both kernels may be sure of these tokens, which come in stretches then: how often they come is
-            taken to be far more than it is on average.
+    Of tokens that both kernels may be `sure` of, which come in stretches, that is taken to be far more than on average.
     """
     inside = spread(begin, length, equal.size)
     outside = ~inside

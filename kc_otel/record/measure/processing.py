@@ -93,23 +93,14 @@ _COMPANY_ROWS: Final = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pattern:
-    """Joint pattern of log P and log Q in some rows, float64 [rows].
+    """Joint pattern of log P and log Q in some rows, float64 [rows]."""
 
-    Attributes:
-        slope: Of the least-squares line of log P on log Q.
-        fit: Share of the variance of l = log P - log Q that the line in log Q explains, 0 to 1.
-        upward: Share of sum |l| that positive l have, each |l| at most what a truncation can do.
-        far: Share of tokens with |l| above that.
-        spread: Deviation of l in shares of mean |l|.
-        effective: Tokens that sum |l| is made of, in effect: (sum |l|)^2 / sum l^2.
-    """
-
-    slope: NDArray[np.float64]
-    fit: NDArray[np.float64]
-    upward: NDArray[np.float64]
-    far: NDArray[np.float64]
-    spread: NDArray[np.float64]
-    effective: NDArray[np.float64]
+    slope: NDArray[np.float64]  # of the least-squares line of log P on log Q
+    fit: NDArray[np.float64]  # share of the variance of l = log P - log Q that the line in log Q explains, 0 to 1
+    upward: NDArray[np.float64]  # share of sum |l| that positive l have, each |l| at most what a truncation can do
+    far: NDArray[np.float64]  # share of tokens with |l| above that
+    spread: NDArray[np.float64]  # deviation of l in shares of mean |l|
+    effective: NDArray[np.float64]  # tokens that sum |l| is made of, in effect: (sum |l|)^2 / sum l^2
 
 
 def looks_processed(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -229,11 +220,9 @@ def _one_line(train: NDArray[np.floating], inference: NDArray[np.floating]) -> b
 
 
 def patterns(block: Block, look: int = _LOOK_TOKENS) -> Pattern:
-    """Patterns of a block's rows; NaN, which matches nothing, in short rows and where something is infinite or NaN.
+    """Patterns of a block's rows, of `look` tokens of each.
 
-    Args:
-        block: The rows.
-        look: Tokens of each row that are looked at, from its first one.
+    NaN, which matches nothing, for few tokens or infinite ones.
     """
     n = np.minimum(block.lengths, look)
     starts = np.cumsum(n) - n
@@ -260,13 +249,7 @@ def patterns(block: Block, look: int = _LOOK_TOKENS) -> Pattern:
 
 
 def temperature_like(block: Block, found: Pattern, look: int = _LOOK_TOKENS) -> NDArray[np.bool_]:
-    """Rows in which one side is the other at another temperature.
-
-    Args:
-        block: The rows.
-        found: Their `patterns`.
-        look: As there.
-    """
+    """Rows in which one side is the other at another temperature, of their `patterns` over `look` tokens."""
     with np.errstate(invalid="ignore"):
         bent = (np.abs(found.slope - 1.0) > _SLOPE) & (found.spread > _RELATIVE_DEVIATION)
         bent &= (found.slope > 1.0 / _MAX_SLOPE) & (found.slope < _MAX_SLOPE) & (found.fit > _FIT_IN_COMPANY)

@@ -38,17 +38,11 @@ _MIN_ASKED_NATS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class CoarseSide:
-    """The side whose numbers lie on a coarser grid than the other's.
-
-    Attributes:
-        side: train or inference.
-        grid: The format whose grid it is, float16 or bfloat16.
-        rounding: Mean |error| that rounding to this grid makes, nats.
-    """
+    """The side whose numbers lie on a coarser grid than the other's."""
 
     side: Literal["train", "inference"]
-    grid: str
-    rounding: float
+    grid: str  # the format whose grid it is, float16 or bfloat16
+    rounding: float  # mean |error| that rounding to this grid makes, nats
 
     def __str__(self) -> str:
         return (
@@ -61,9 +55,7 @@ class CoarseSide:
 def coarse_side(train: Floats, inference: Floats) -> CoarseSide | None:
     """The side that was rounded to half precision where the other was not; None where none was, or both alike.
 
-    Args:
-        train: log P(y), nats, float32 or float64 [tokens], those that count; a thousand of them are read.
-        inference: log Q(y) of the same tokens.
+    Of the tokens that count, [tokens], a thousand are read.
 
     >>> rng = np.random.default_rng(0)
     >>> inference = -rng.exponential(2.0, 500)

@@ -172,9 +172,7 @@ def _windows(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 def _correlation(sums: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.float64]:
     """Correlation of log P and log Q over groups of windows that start there; NaN where a side does not vary.
 
-    Args:
-        sums: Of each window, pp, qq and pq about its own means, [3, windows].
-        starts: First window of each group.
+    `sums` are pp, qq and pq of each window, about its own means, [3, windows].
     """
     pp, qq, pq = np.add.reduceat(sums, starts, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):

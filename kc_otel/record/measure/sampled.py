@@ -34,14 +34,9 @@ HIGHEST: Final = 16.0
 
 
 def log_ratio(train: Any, inference: Any) -> Any:
-    """Log ratio l = log P(y) - log Q(y), rounded to float32, within [LOWEST, HIGHEST].
+    """Log ratio l = log P(y) - log Q(y), rounded to float32, within [LOWEST, HIGHEST]; float64.
 
-    Args:
-        train: log P(y) of sampled tokens, nats, any shape and floating dtype.
-        inference: log Q(y) of the same tokens.
-
-    Returns:
-        float64 of the same shape; NaN where either is NaN or both are infinite.
+    NaN where either is NaN or both are infinite.
     """
     if is_tensor(train):
         import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
@@ -114,12 +109,7 @@ REWARD: Final = ("reward_above", "reward_below")
 
 
 def advantage_drift(log_w: Any, advantage: Any) -> Any:
-    """(w-1) A: the kernels' mismatch, added to the push of a token with advantage A.
-
-    Args:
-        log_w: Log ratios l, any shape.
-        advantage: Advantages, broadcastable to it. The registry keeps A > 0 and A < 0 apart.
-    """
+    """(w-1) A: the kernels' mismatch, added to the push of a token with advantage A."""
     return _of(log_w).expm1(log_w) * advantage
 
 
@@ -136,15 +126,10 @@ _TOLERANCE = 1e-3
 
 
 def renormalised(logprobs: Any, kept: Any) -> Any:
-    """Log-probabilities given that a token is among those that were kept: log P(y) - log P(K).
+    """Log-probabilities given that a token is among those that were kept: log P(y) - log P(K), K of each token its own.
 
-    Args:
-        logprobs: log P(y) of sampled tokens before truncation, nats, any shape, NumPy or torch.
-        kept: log P(K), nats, same shape, of the set that each token was sampled from; None to leave `logprobs` alone.
-
-    Returns:
-        Float32, or float64 where either is; +inf, which no input check lets pass, where the mass is above 1; NaN where
-        P has no mass on the set.
+    Float32, or float64 where either is; +inf, which no input check lets pass, where the mass is above 1; NaN where P
+    has no mass on the set. Without `kept` they are left alone.
     """
     if kept is None:
         return logprobs
@@ -160,13 +145,7 @@ def renormalised(logprobs: Any, kept: Any) -> Any:
 
 
 def outside_mass(kept: Any, rows: NDArray[np.intp], mask: Any) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """1 - P(K) of the tokens of some rows that count, [tokens], row after row, and how many each row has, [rows].
-
-    Args:
-        kept: log P(K), nats, [sequences, tokens].
-        rows: Which sequences.
-        mask: Which tokens count, [sequences, tokens]; None for all.
-    """
+    """1 - P(K) of the tokens of some rows that count, [tokens], row after row, and how many each row has, [rows]."""
     mass = host_rows(kept).read(rows)
     counts = np.ones(mass.shape, dtype=np.bool_) if mask is None else as_bool(mask)[rows]
     return -np.expm1(np.minimum(mass[counts].astype(np.float64), 0.0)) + 0.0, np.count_nonzero(counts, axis=1)

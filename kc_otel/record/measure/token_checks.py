@@ -49,11 +49,7 @@ def penalised(
 ) -> str:
     """Return the reason where one side penalises earlier tokens; empty where neither does.
 
-    Args:
-        train: Log P of its tokens, row after row, [tokens].
-        inference: Log Q of them.
-        token_ids: Which tokens they are.
-        lengths: Tokens of each row, [rows].
+    Tokens, [tokens], come row after row of these `lengths`.
     """
     log_w = saturated(train.astype(np.float64) - inference)
     if not log_w.size or not float(np.abs(log_w).mean()) > DRIFT:
@@ -98,16 +94,11 @@ _PROMPTS: Final = 3
 
 
 def more_than_all(logprobs: NDArray[np.floating], token_ids: NDArray[np.integer], prompts: Sequence[Hashable]) -> str:
-    """Return the reason where first tokens of prompts have more mass than there is; empty where they have not.
+    """Return the reason where first tokens of prompts, [sequences], have more mass than there is; else empty.
 
     Only prompts count of which a token came more than once and had one log-probability each time: turns of one
     conversation, and rollouts of other weights, come after other tokens. Where many tokens that came again had several,
     rows of one prompt do not begin at the same place, and none counts.
-
-    Args:
-        logprobs: log Q of each sequence's first token, nats [sequences].
-        token_ids: Which token it is.
-        prompts: Name of each sequence's prompt.
     """
     names: dict[Hashable, int] = {}
     prompt = np.array([names.setdefault(name, len(names)) for name in prompts], dtype=np.int64)

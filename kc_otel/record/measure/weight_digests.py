@@ -39,23 +39,14 @@ _SECOND_MULTIPLIER: Final = -7723592293110705685
 
 @dataclass(frozen=True, slots=True)
 class TensorDigest:
-    """Digest of a tensor.
-
-    Attributes:
-        shape: Its shape.
-        dtype: Number format of its elements, without `torch.`.
-        places: Digest of its elements and their places, a signed integer of 64 bits.
-        values: Digest of its elements, wherever they are; zeros do not count.
-        squares: Sum of the elements' squares.
-        sketch: Signed sums, 61 of them.
-    """
+    """Digest of a tensor."""
 
     shape: tuple[int, ...]
-    dtype: str
-    places: int
-    values: int
-    squares: float
-    sketch: tuple[float, ...]
+    dtype: str  # number format of its elements, without `torch.`
+    places: int  # digest of its elements and their places, a signed integer of 64 bits
+    values: int  # of its elements, wherever they are; zeros do not count
+    squares: float  # sum of the elements' squares
+    sketch: tuple[float, ...]  # signed sums, 61 of them
 
     @property
     def norm(self) -> float:
@@ -78,30 +69,21 @@ class TensorDigest:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """Return the digest that `to_plain` encoded.
-
-        Raises:
-            TypeError: If it is not that.
-        """
+        """Return the digest that `to_plain` encoded; TypeError if it is none."""
         return cls(**{**plain, "shape": tuple(plain["shape"]), "sketch": tuple(plain["sketch"])})
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def digest_of(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> TensorDigest:
-    """The digest of a tensor.
+    """The digest of a tensor of any shape, on any device, rounded to a `dtype` first where there is one.
+
+    ValueError if it has no elements to look at: a meta tensor, or one that is split over processes.
 
     >>> weights = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> digest_of(weights) == digest_of(weights.clone()), digest_of(weights).places == digest_of(weights.T).places
     (True, False)
     >>> digest_of(weights).values == digest_of(weights.T).values
     True
-
-    Args:
-        tensor: Of any shape, on any device.
-        dtype: Number format that it is rounded to first; None for its own.
-
-    Raises:
-        ValueError: If it has no elements to look at: a meta tensor, or one that is split over processes.
     """
     if tensor.is_meta:
         raise ValueError("the tensor is on the meta device: it has no values")
@@ -183,15 +165,10 @@ def tail_of(name: str) -> str:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def module_digests(model: torch.nn.Module, shapes: Shapes) -> dict[str, Any]:
-    """Digests of a module's tensors under a trainer's names.
+    """Digests of an engine's tensors under a trainer's names, whose `shapes` are given.
 
-    Args:
-        model: The engine's.
-        shapes: Shape of each of the trainer's tensors, by its name.
-
-    Returns:
-        `tensors`, digest by the trainer's name as `TensorDigest.to_plain` gives it; `absent`, why there is none of the
-        others, by name. Lists, numbers and texts only, which pass through any remote call.
+    `tensors` has `TensorDigest.to_plain` by name; `absent` why there is none of the others. Lists, numbers and texts
+    only, which pass through any remote call.
     """
     held = _Held(model)
     packed = {**_PACKED_MODULES, **dict(getattr(model, "packed_modules_mapping", None) or {})}

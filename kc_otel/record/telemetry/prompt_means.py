@@ -37,21 +37,16 @@ _MAX_REMEMBERED_PROMPTS: Final = 16_384
 class Rollouts:
     """Grouping of a batch's sequences by prompt.
 
-    Attributes:
-        prompts: Name of the prompt of each sequence [sequences]; None where nobody knows it.
-        size: Rollouts that each prompt has, or that of each sequence has [sequences]; None where a batch holds all.
-        step: The training step of the batch; None where it is not known, and each batch is one.
-        at: When the batch was measured, monotonic seconds.
-        again: Which rows are a further part of a sequence that has a row already, bool [sequences]; None for none.
-        whole: Row that the whole sequence of each row counts at, [sequences]; None where each row is a sequence.
+    Each prompt, or that of each sequence, has `size` rollouts; where it is None a batch holds all. Where the `step` is
+    not known each batch is one. A row that is a further part of a sequence that has a row already is there `again`.
     """
 
-    prompts: Sequence[Hashable] | None = None
+    prompts: Sequence[Hashable] | None = None  # name of the prompt of each sequence; None where nobody knows it
     size: int | Sequence[int] | None = None
     step: Hashable = None
-    at: float = 0.0
+    at: float = 0.0  # when the batch was measured, monotonic seconds
     again: NDArray[np.bool_] | None = None
-    whole: NDArray[np.intp] | None = None
+    whole: NDArray[np.intp] | None = None  # row that each row's whole sequence counts at; None where each is one
 
     def repeated(self, times: int, sequences: int) -> Rollouts:
         """Append, so many times, a further part of each sequence."""
@@ -65,16 +60,12 @@ class Rollouts:
 class Finished(NamedTuple):
     """Prompts and steps that are complete and counted.
 
-    Attributes:
-        prompts: Mean of each quantity over each prompt's rollouts in a slice [quantities, prompts, slices]; NaN where
-            it has none there. None where nobody knows the prompts.
-        steps: The same over each step's prompts [quantities, steps, slices].
-        rollouts: Rollouts of each prompt, in any slice [prompts].
+    Each has the mean of each quantity over a prompt's rollouts, or a step's prompts, in a slice; NaN where it has none.
     """
 
-    prompts: Floats | None
-    steps: Floats
-    rollouts: Floats
+    prompts: Floats | None  # [quantities, prompts, slices]; None where nobody knows the prompts
+    steps: Floats  # [quantities, steps, slices]
+    rollouts: Floats  # of each prompt, in any slice [prompts]
 
 
 @dataclass(slots=True, eq=False)
@@ -132,16 +123,10 @@ class _Variance:
 
 
 class PromptMeans:
-    """Counts prompts and steps once. Not thread-safe.
+    """Counts prompts and steps once, each waited for at most `patience` seconds. Not thread-safe.
 
-    Args:
-        quantities: Keys of what is averaged.
-        slices: Number of slices.
-        patience: Seconds for which a prompt, or a step, is waited for.
-
-    Attributes:
-        outcomes: Prompts that counted, by how: `whole`; `part` where some rollouts did not come in time, or came after
-            it had counted; `assumed`, sequences that were taken for prompts of their own.
+    `outcomes` counts prompts by how they counted: `whole`; `part` where some rollouts did not come in time, or came
+    after it had counted; `assumed`, sequences that were taken for prompts of their own.
     """
 
     def __init__(self, quantities: Sequence[str], slices: int, *, patience: float = 900.0) -> None:
@@ -165,12 +150,9 @@ class PromptMeans:
         return len(self._open) + (self._step is not None)
 
     def add(self, values: Mapping[str, Floats], membership: NDArray[np.bool_], of: Rollouts) -> Finished:
-        """Take a batch.
+        """Take a batch: of each quantity its value in each sequence [n], NaN where it has none.
 
-        Args:
-            values: Of each quantity, its value in each sequence [n]; NaN where it has none.
-            membership: Slices of each sequence, bool [n, slices].
-            of: Its prompts.
+        And slices, bool [n, slices].
         """
         given = np.stack([values[key] for key in self.quantities])
         if of.prompts is None:
@@ -272,12 +254,7 @@ class PromptMeans:
 
 
 class PlaceMeans:
-    """Drift by position and turn: a histogram of prompts' means of (1-w)+ there for each of PLACES. Not thread-safe.
-
-    Args:
-        slots: Buckets of the histograms.
-        patience: Seconds for which a prompt is waited for whose rollouts come in several batches.
-    """
+    """Drift by position and turn: a histogram of prompts' means of (1-w)+ there for each of PLACES. Not thread-safe."""
 
     def __init__(self, slots: Slots, patience: float) -> None:
         self._prompts: Final = PromptMeans(PLACES, 1, patience=patience)

@@ -33,21 +33,13 @@ _TOKENS_PER_CHUNK: Final = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Rows on the device; masked values may be anything, NaN too.
+    """Rows on the device; masked values may be anything, NaN too."""
 
-    Attributes:
-        index: Which rows of the batch they are, on the host.
-        kept: Which tokens count.
-        inference: log Q.
-        log_w: l, float64, saturated and rounded to float32.
-        advantage: Advantages, [rows, tokens] or [rows, 1].
-    """
-
-    index: NDArray[np.intp]
-    kept: Any
-    inference: Any
-    log_w: Any
-    advantage: Any
+    index: NDArray[np.intp]  # which rows of the batch they are, on the host
+    kept: Any  # which tokens count
+    inference: Any  # log Q
+    log_w: Any  # l, float64, saturated and rounded to float32
+    advantage: Any  # [rows, tokens] or [rows, 1]
 
 
 def reduce_device(

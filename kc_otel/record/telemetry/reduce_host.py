@@ -32,34 +32,22 @@ ADVANTAGE: Final = ("advantage_drift_positive", "advantage_drift_negative")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduced:
-    """Reduction of a batch of sampled log-probabilities.
+    """Reduction of a batch of sampled log-probabilities, of which n sequences were measured.
 
-    Attributes:
-        codes: An `InvalidReason` per sequence, int8 [sequences].
-        rows: Sequences that were measured, [n].
-        tokens: Tokens of each, [n].
-        totals: Sum over each one's tokens of every quantity of `TOKEN`, in its order, float64 [n, 6].
-        low: Smallest value of each, float64 [n, 6].
-        high: Largest value of each, float64 [n, 6].
-        cells: Counts per slice and cell, int64 [slices, cells].
-        drift: The same of the quantities of `ADVANTAGE`; None without advantages.
-        why: Findings of the checks, in words, by reason.
-        bets: Evidence that the measured tokens were not sampled from Q, [2, bets]; see `surplus` and `sureness`.
-        places: Sum of (1-w)+ over each one's tokens in each of PLACES, and how many these are, float64 [2, n, places];
-            None where nobody asked.
+    Totals, low and high are of every quantity of `TOKEN`, in its order, over each one's tokens, float64 [n, 6].
     """
 
-    codes: NDArray[np.int8]
-    rows: NDArray[np.intp]
-    tokens: NDArray[np.intp]
+    codes: NDArray[np.int8]  # an `InvalidReason` per sequence, int8 [sequences]
+    rows: NDArray[np.intp]  # sequences that were measured, [n]
+    tokens: NDArray[np.intp]  # of each, [n]
     totals: NDArray[np.float64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
-    cells: NDArray[np.int64]
-    drift: AdvantageDrift | None
-    why: dict[InvalidReason, str]
-    bets: NDArray[np.float64]
-    places: NDArray[np.float64] | None = None
+    cells: NDArray[np.int64]  # counts per slice and cell, int64 [slices, cells]
+    drift: AdvantageDrift | None  # the same of the quantities of `ADVANTAGE`; None without advantages
+    why: dict[InvalidReason, str]  # findings of the checks, in words
+    bets: NDArray[np.float64]  # evidence that the tokens were not sampled from Q, [2, bets]: `surplus`, `sureness`
+    places: NDArray[np.float64] | None = None  # sum of (1-w)+ in each of PLACES, and tokens [2, n, places]
 
     @property
     def mean_ratio(self) -> float:
@@ -76,21 +64,13 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdvantageDrift:
-    """Advantage-weighted drift, positive advantages first, then negative ones.
-
-    Attributes:
-        totals: Sums over each sequence's tokens, float64 [n, 2].
-        low: Smallest values; inf where there is none, float64 [n, 2].
-        high: Largest values; -inf where there is none, float64 [n, 2].
-        slots: Counts per slice and bucket, int64 [slices, 2, slots].
-        tokens: Tokens of each sequence with such an advantage, [n, 2].
-    """
+    """Advantage-weighted drift of each sequence, [n, 2]: positive advantages first, then negative ones."""
 
     totals: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    slots: NDArray[np.int64]
-    tokens: NDArray[np.intp]
+    low: NDArray[np.float64]  # inf where there is none
+    high: NDArray[np.float64]  # -inf where there is none
+    slots: NDArray[np.int64]  # counts per slice and bucket, int64 [slices, 2, slots]
+    tokens: NDArray[np.intp]  # with such an advantage
 
 
 _NO_SIDES: Final = np.zeros((0, 2), dtype=np.intp)
@@ -145,16 +125,10 @@ def reduce_host(
     density: bool = False,
     bounds: NDArray[np.intp] | None = None,
 ) -> Reduced:
-    """Check, measure and count a batch.
+    """Check, measure and count a batch of sequences, of which some are known to be invalid (`codes`, int8 [sequences]).
 
-    Args:
-        batch: Log-probabilities of [sequences, tokens].
-        codes: Known invalid sequences, int8 [sequences]; the result adds the findings on log-probabilities.
-        membership: Slices of each sequence, bool [sequences, slices].
-        cells: The partition that tokens are counted in.
-        advantages: [sequences] or [sequences, tokens].
-        density: Whether these are log-densities, which may exceed 0.
-        bounds: `Places.bounds` of the batch, where its places are asked for.
+    The result's codes add the findings on log-probabilities. `membership` is bool [sequences, slices], `bounds` the
+    batch's `Places.bounds`, where its places are asked for; with `density` they are log-densities, which may exceed 0.
     """
     codes = codes.copy()
     codes[(codes == InvalidReason.VALID) & (batch.lengths == 0)] = InvalidReason.NO_TOKENS
@@ -216,10 +190,7 @@ def bets_of(
 ) -> NDArray[np.float64]:
     """Evidence against E_Q[P/Q] <= 1, [bets]: from sums over rows, and from tokens only where those give cause.
 
-    Args:
-        totals: Sums over each row's tokens of the quantities of `TOKEN`, [rows, 6].
-        tokens: Tokens of each, [rows].
-        changes: Returns P/Q - 1 of the tokens.
+    `totals` are of the quantities of `TOKEN`, [rows, 6]; `changes` returns P/Q - 1 of the tokens.
     """
     count = int(tokens.sum())
     over = float(totals[:, _RATIO].sum()) - count
