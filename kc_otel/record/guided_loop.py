@@ -45,15 +45,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quarantine:
-    """Remainder of a batch after quarantine, and the measurements before and after.
-
-    `reasons` says of each sequence why it is kept out: the clause that it breaks by most, or the input check that it
-    fails.
-    """
+    """Remainder of a batch after quarantine, and the measurements before and after."""
 
     keep: Any  # which sequences may be trained on, bool [sequences], NumPy or torch as the log-probabilities were
     mask: Any  # which tokens count, bool [sequences, tokens]; none of a sequence that is kept out
-    reasons: tuple[str, ...]  # empty for those that stay
+    reasons: tuple[str, ...]  # the clause broken by most, or the check failed; empty for those that stay
     before: Share
     after: Share
 

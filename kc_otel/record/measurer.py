@@ -34,7 +34,7 @@ from kc_otel.record.operator_drift import observed, observed_routes
 from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, prompt_names, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import SliceTable, each_row
-from kc_otel.record.telemetry.accumulate import Batch
+from kc_otel.record.telemetry.accumulate import Accumulator, Batch
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.pair_streams import (
     PairStreams,
@@ -91,7 +91,6 @@ class Measurer:
         self._contract = contract
         self._serves = serves
         self._table = SliceTable.of(contract)
-        self._layouts = bucket_layouts(contract)
         self._counters = counters
         self._sampler = sampler
         self._tracer = tracer
@@ -102,12 +101,22 @@ class Measurer:
         self._closed = False
         self._looks_left = _STORAGE_LOOKS
         # Of several ranks the first alone makes the observations of a step: those of the others depend on them.
-        first = os.environ.get("RANK", "0") == "0"
-        self._averaged = [key for key in contract.averaged if first or RECORDED[key].per is not Unit.STEP]
-        assumed = contract.assumptions
-        # The evaluator holds the sequences that fail an input check against the number of those that are measured.
-        self._sampling = ["sequence_tokens", *(["advantage_abs"] if assumed.advantage_max is not None else [])]
-        self._of_all = ["sequence_tokens"] if assumed.horizon is None else []
+        first, assumed = os.environ.get("RANK", "0") == "0", contract.assumptions
+        self._new_streams = partial(
+            PairStreams,
+            contract.name,
+            slices=self._table.names,
+            averaged=[key for key in contract.averaged if first or RECORDED[key].per is not Unit.STEP],
+            # The evaluator holds the sequences that fail an input check against the number of those that are measured.
+            sampling=["sequence_tokens", *(["advantage_abs"] if assumed.advantage_max is not None else [])],
+            of_all=["sequence_tokens"] if assumed.horizon is None else [],
+            patience=pairing.max_age,
+            layouts=bucket_layouts(contract),
+            recorded=contract.recorded,
+            reward_range=assumed.reward_range,
+            operators=contract.operators,
+            more_operators=self._table.more_operators,
+        )
         self._streams: dict[KernelPair, PairStreams] = {}
         self._left, self._left_sent = set[KernelPair](), frozenset[KernelPair]()  # not said yet that they are left
         self._sent: list[tuple[PairStreams, int]] = []
@@ -241,8 +250,7 @@ class Measurer:
         rollouts = self._rollouts(work, rows.kept, given, parts)
         with self._lock:
             streams = self._streams_of(work.origin.pair)
-            add = streams.accumulator.add_logits if logits else self._add_sampled(work, streams)
-            batch = add(
+            batch = self._add(streams.accumulator, work)(
                 **arrays,
                 membership=membership,
                 processing=work.processing,
@@ -253,7 +261,7 @@ class Measurer:
             streams.batches += 1
             self._counters.prompts(streams.accumulator.take_outcomes())
             self._add_step(streams, train if batch.tokens else None, versions)
-        self._count_failed(work, batch, arrays, membership)
+        self._count_failed(work.origin.pair, batch, arrays, membership)
         if batch.tokens:
             self._counters.measured(batch.sequences, batch.tokens)
             if (unchecked := batch.why.get("valid")) is not None:
@@ -265,24 +273,21 @@ class Measurer:
             except Exception as error:  # noqa: BLE001 - span processors are foreign code, and the batch is measured
                 self._counters.untraced(error)
 
-    def _add_sampled(self, work: SampledComparison | LogitsComparison, streams: PairStreams) -> Callable[..., Batch]:
-        density = getattr(work, "density", None)
-        density = self._contract.assumptions.density if density is None else density
-        return partial(streams.accumulator.add_sampled, density=density)
+    def _add(self, accumulator: Accumulator, work: SampledComparison | LogitsComparison) -> Callable[..., Batch]:
+        if isinstance(work, LogitsComparison):
+            return accumulator.add_logits
+        density = self._contract.assumptions.density if work.density is None else work.density
+        return partial(accumulator.add_sampled, density=density)
 
     def _count_failed(
-        self,
-        work: SampledComparison | LogitsComparison,
-        batch: Batch,
-        arrays: Mapping[str, Any],
-        membership: NDArray[np.bool_],
+        self, pair: KernelPair, batch: Batch, arrays: Mapping[str, Any], membership: NDArray[np.bool_]
     ) -> None:
         """Count the sequences that failed a check, on their slices where these are known."""
         for reason, failed in batch.failed.items():
             why = _shapes(arrays) if reason == "shape_mismatch" else _found(reason, batch.why)
             unknown = self._table.by_length and _counted(arrays) is None
             on = None if unknown else self._table.counted(membership[failed])
-            self._counters.invalid(reason, failed.size, work.origin.pair, why, on)
+            self._counters.invalid(reason, failed.size, pair, why, on)
 
     def _places(self, arrays: Mapping[str, Any], positions: Any, shape: tuple[int, ...]) -> Places | None:
         """Return the places of tokens, where they are asked for and the mask fits."""
@@ -453,36 +458,18 @@ class Measurer:
     def _streams_of(self, pair: KernelPair) -> PairStreams:
         streams = self._streams.get(pair)
         if streams is None:
-            streams = PairStreams(
-                self._contract.name,
-                pair,
-                self._table.names,
-                time.time_ns(),
-                averaged=self._averaged,
-                sampling=self._sampling,
-                of_all=self._of_all,
-                patience=self._pairing.max_age,
-                layouts=self._layouts,
-                recorded=self._contract.recorded,
-                reward_range=self._contract.assumptions.reward_range,
-                operators=self._contract.operators,
-                more_operators=self._table.more_operators,
-            )
+            streams = self._new_streams(pair=pair, start=time.time_ns())
             # A pair of which one side was sampled before a roll-out and the other scored after it still counts, and
             # its stream ends with the next export.
             streams.retired = pair != self._current
             self._streams[pair] = streams
-            self._forget_oldest()
+            # A dead endpoint and many roll-outs must not make us keep them all.
+            retired = [stream for stream in self._streams.values() if stream.retired]
+            for stream in retired[: max(len(retired) - _MAX_RETIRED, 0)]:
+                del self._streams[stream.pair]
+                why = "a retired kernel pair could not be exported in time"
+                self._counters.dropped("never-exported", why, stream.batches)
         return streams
-
-    def _forget_oldest(self) -> None:
-        """Bound what a dead endpoint and many roll-outs can make us keep."""
-        retired = [stream for stream in self._streams.values() if stream.retired]
-        for stream in retired[: max(len(retired) - _MAX_RETIRED, 0)]:
-            del self._streams[stream.pair]
-            self._counters.dropped(
-                "never-exported", "a retired kernel pair could not be exported in time", stream.batches
-            )
 
 
 def _in_parts(parts: Parts, rows: Rows, arrays: dict[str, Any]) -> tuple[Rows, dict[str, Any]]:

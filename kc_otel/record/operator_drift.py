@@ -25,10 +25,7 @@ _DEVICE_BLOCK: Final = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorDrift:
-    """Difference of two outputs, one number per row, float64 [rows] in host memory.
-
-    A unit in the last place is that of the row's largest |a|, in the dtype asked for: 0.5 is what rounding alone costs.
-    """
+    """Difference of two outputs, one number per row, float64 [rows] in host memory; rounding alone costs 0.5 ulp."""
 
     max_abs: NDArray[np.float64]  # largest |a - b| of the row, in the output's own unit
     relative: NDArray[np.float64]  # ||a - b|| / ||a||, Euclidean; 0 where both are zero, inf where only a is

@@ -69,8 +69,9 @@ def batch_versions(
     given = np.asarray(on_host(per_token))
     counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(on_host(mask))
     if given.dtype.kind not in "iu" or counts.shape != given.shape:
-        msg = f"weights: versions of tokens are {given.dtype} {given.shape}; give an integer step for each token"
-        raise ValueError(msg)
+        raise ValueError(
+            f"weights: versions of tokens are {given.dtype} {given.shape}; give an integer step for each token"
+        )
     rows, places = np.nonzero(counts)
     steps, which = np.unique(given[rows, places].astype(np.int64), return_inverse=True)
     held = np.unique(rows * steps.size + which)  # one for each step of each sequence
@@ -82,10 +83,7 @@ def batch_versions(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """Sequences of a batch by the age of the weights that sampled them.
-
-    The first part of each sequence comes in their order, then the others.
-    """
+    """Sequences of a batch by the age of the weights that sampled them: the first part of each, then the others."""
 
     row: NDArray[np.int64]  # sequence that each part is of [parts]
     lag: list[int]  # versions that its weights are behind the training kernel's, those of its oldest token

@@ -29,10 +29,7 @@ class EngineWeights:
 
     @classmethod
     def of(cls, answers: Sequence[Mapping[str, Any]]) -> Self:
-        """Join the results of `module_digests` of all workers, as they are or through JSON.
-
-        ValueError if they are none.
-        """
+        """Join what `module_digests` of all workers answered, as it is or through JSON; else ValueError."""
         from kc_otel.record.measure.weight_digests import TensorDigest  # noqa: PLC0415 - it needs torch
 
         try:

@@ -360,10 +360,7 @@ class RuntimeValue(QueuedBatch):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KernelSide(QueuedBatch):
-    """One kernel's log-probabilities of sampled tokens, to be compared with the other's when they come.
-
-    Arguments are those of `Recorder.sampled` and `Recorder.scored`.
-    """
+    """One kernel's side of a comparison, until the other's comes; arguments as in `Recorder.sampled` and `scored`."""
 
     role: Role
     token_ids: Tree

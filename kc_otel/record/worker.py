@@ -53,10 +53,7 @@ T = TypeVar("T")
 
 
 class ReasonCounts(PerProcess):
-    """Counts by reason, of this process and from any thread; the first of a reason is logged with its cause.
-
-    `message` comes before the cause, with %s for the reason.
-    """
+    """Counts by reason, of this process and any thread; the first of each is logged as `message`, %s the reason."""
 
     def __init__(self, message: str) -> None:
         self._message = message

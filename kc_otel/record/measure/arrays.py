@@ -62,12 +62,12 @@ def as_bool(data: Any) -> NDArray[np.bool_]:
     if mask.dtype == np.bool_:
         return mask
     if mask.dtype.kind not in "fiu":
-        msg = f"mask: is of dtype {mask.dtype}; pass truth values, or 0 and 1"
-        raise ValueError(msg)
+        raise ValueError(f"mask: is of dtype {mask.dtype}; pass truth values, or 0 and 1")
     wrong = ~((mask >= 0) & (mask < np.inf))
     if wrong.any():
-        msg = f"mask: holds {mask[wrong][0]:g}; pass truth values, or 1 where a token counts and 0 where it does not"
-        raise ValueError(msg)
+        raise ValueError(
+            f"mask: holds {mask[wrong][0]:g}; pass truth values, or 1 where a token counts and 0 where it does not"
+        )
     counts: NDArray[np.bool_] = mask != 0
     return counts
 
@@ -113,8 +113,9 @@ def host_rows(data: Any) -> HostRows:
     if array.dtype.name == "bfloat16":
         return HostRows(array.view(np.uint16), bfloat16=True)
     if array.dtype.kind not in "fiu":
-        msg = f"dtype: {array.dtype} does not hold real numbers; pass floating-point log-probabilities or logits"
-        raise ValueError(msg)
+        raise ValueError(
+            f"dtype: {array.dtype} does not hold real numbers; pass floating-point log-probabilities or logits"
+        )
     return HostRows(array, bfloat16=False)
 
 
@@ -160,11 +161,9 @@ class SampledBatch:
         kept = None if mask is None else as_bool(mask)
         for name, shape in (("inference", right.shape), ("mask", left.shape if kept is None else kept.shape)):
             if shape != left.shape:
-                msg = f"{name}: shape {shape} differs from train's {left.shape}"
-                raise ValueError(msg)
+                raise ValueError(f"{name}: shape {shape} differs from train's {left.shape}")
         if len(left.shape) != 2:
-            msg = f"train: shape {left.shape} is not [sequences, tokens]"
-            raise ValueError(msg)
+            raise ValueError(f"train: shape {left.shape} is not [sequences, tokens]")
         sequences, width = left.shape
         if kept is not None and not kept.all():
             return cls(left, right, kept, np.count_nonzero(kept, axis=1).astype(np.intp))

@@ -82,18 +82,17 @@ def logit_drift(
     `targets` a token of each of these.
     """
     if tuple(train.shape) != tuple(inference.shape) or len(train.shape) < 2 or not train.shape[-1]:
-        msg = f"inference: shape {tuple(inference.shape)} is not train's {tuple(train.shape)}, or not [..., vocab]"
-        raise ValueError(msg)
+        raise ValueError(
+            f"inference: shape {tuple(inference.shape)} is not train's {tuple(train.shape)}, or not [..., vocab]"
+        )
     tokens = None if targets is None else as_host(targets).astype(np.intp)
     if tokens is not None:
         rows = math.prod(train.shape[:-1]) if at is None else at[0].size
         if tokens.shape != (rows,):
-            msg = f"targets: shape {tokens.shape} is not one token for each of {rows} rows"
-            raise ValueError(msg)
+            raise ValueError(f"targets: shape {tokens.shape} is not one token for each of {rows} rows")
         if rows and not 0 <= tokens.min() <= tokens.max() < train.shape[-1]:
             wrong = int(tokens.min() if tokens.min() < 0 else tokens.max())
-            msg = f"targets: {wrong} is not a token of a vocabulary of {train.shape[-1]}"
-            raise ValueError(msg)
+            raise ValueError(f"targets: {wrong} is not a token of a vocabulary of {train.shape[-1]}")
     if at is None:
         at = tuple(axis.reshape(-1) for axis in np.indices(train.shape[:-1]))
     if on_gpu(train) if _tensors is None else _tensors:
@@ -202,10 +201,7 @@ def _result(values: NDArray[np.float64], logprobs: NDArray[np.float64] | None) -
 
 
 def guarded(z_train: Any, z_inference: Any, library: Any) -> Any:
-    """Quantities of `LOGITS` for float64 logits [rows, vocab] of a library, NumPy or torch.
-
-    NaN in rows that are not valid.
-    """
+    """Quantities of `LOGITS` for float64 logits [rows, vocab] of NumPy or torch; NaN in rows that are not valid."""
     top_train, top_inference = largest(z_train)[:, None], largest(z_inference)[:, None]
     valid = library.isfinite(top_train[:, 0]) & library.isfinite(top_inference[:, 0])
     absent = (z_train == -math.inf) & (z_inference == -math.inf)

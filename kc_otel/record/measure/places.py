@@ -24,13 +24,10 @@ class TokenSlice(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Positions and turns of a batch.
-
-    Positions that are `given` rise in a sequence; where there are none the first token that counts is at 0.
-    """
+    """Positions and turns of a batch."""
 
     counts: NDArray[np.bool_]  # which tokens count, bool [sequences, tokens]
-    given: NDArray[np.integer] | None = None
+    given: NDArray[np.integer] | None = None  # positions, rising; None where the first token that counts is at 0
 
     def of_parts(self, rows: NDArray[np.integer], counts: NDArray[np.bool_]) -> Places:
         """The places of some of the rows again, where fewer tokens count, bool [parts, tokens]."""

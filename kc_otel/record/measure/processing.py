@@ -22,7 +22,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.faults import Fault, Found
+from kc_otel.record.measure.same_tokens import looks_unlike
 from kc_otel.record.measure.sampled import saturated
 
 _DRIFT: Final = 0.03
@@ -115,6 +118,33 @@ def looks_processed_together(drift: NDArray[np.float64], lengths: NDArray[np.int
     with np.errstate(invalid="ignore"):
         many = tokens.sum() >= _MIN_DIFFERENT_VALUES and bool((drift[short] * tokens).sum() > _DRIFT * tokens.sum())
     return short if many else np.zeros_like(short)
+
+
+def processing_faults(block: Block, drift: NDArray[np.float64], valid: NDArray[np.bool_]) -> Found:
+    """Faults of sampling processing in rows that are `valid` so far, from many tokens together."""
+    found: Found = []
+
+    def add(reason: InvalidReason, rows: NDArray[np.intp]) -> None:
+        valid[rows] = False
+        found.append(Fault(reason, rows))
+
+    if (look := looks_processed(drift, block.lengths) & valid).any():
+        part, rows = block if look.all() else block.only(look), np.flatnonzero(look)
+        pattern = patterns(part)
+        colder = temperature_like(part, pattern)
+        add(InvalidReason.TEMPERATURE_MISMATCH, rows[colder])
+        add(InvalidReason.TRUNCATED_SAMPLING, rows[truncation_like(pattern) & ~colder])
+    short = looks_processed_together(drift, block.lengths) & valid
+    if short.any() and together_temperature_like(block.only(short)):
+        add(InvalidReason.TEMPERATURE_MISMATCH, np.flatnonzero(short))
+    if (left := doubtful(drift, block.lengths) & valid).any():
+        add(InvalidReason.TEMPERATURE_MISMATCH, np.flatnonzero(left)[surer_rows(block.only(left))])
+    return found
+
+
+def doubtful(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Rows that drift by enough for a fault of the pairing, or of the sampler, to be looked for."""
+    return looks_unlike(drift) | looks_processed(drift, lengths)
 
 
 def together_temperature_like(block: Block) -> bool:
@@ -220,10 +250,7 @@ def _one_line(train: NDArray[np.floating], inference: NDArray[np.floating]) -> b
 
 
 def patterns(block: Block, look: int = _LOOK_TOKENS) -> Pattern:
-    """Patterns of a block's rows, of `look` tokens of each.
-
-    NaN, which matches nothing, for few tokens or infinite ones.
-    """
+    """Patterns of a block's rows, over `look` tokens of each; NaN, which matches nothing, where these are too few."""
     n = np.minimum(block.lengths, look)
     starts = np.cumsum(n) - n
     looked = np.repeat(block.starts - starts, n) + np.arange(int(n.sum()))

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.record.measure.arrays import Block, Floats
-from kc_otel.record.measure.pairing_faults import CHANCE, RUN, UNSURE, Found, Mask, placeholder_at
+from kc_otel.record.measure.faults import CHANCE, RUN, UNSURE, Found, Mask, fault_at
 
 _SIGNIFICAND: Final = {"bfloat16": 8, "float16": 11}
 """Bits of significand, the leading one included; the coarser format first."""
@@ -171,7 +171,7 @@ def rounded_rows(block: Block, known: Mask) -> Found:
             if copies.any():
                 said = f"the {side} side is the other one rounded {name} in every token, and has more digits in other "
                 said += "sequences: it is a copy there"
-                return [placeholder_at(block, np.repeat(copies, block.lengths), said)]
+                return [fault_at(block, np.repeat(copies, block.lengths), said)]
     return []
 
 

@@ -34,9 +34,9 @@ HIGHEST: Final = 16.0
 
 
 def log_ratio(train: Any, inference: Any) -> Any:
-    """Log ratio l = log P(y) - log Q(y), rounded to float32, within [LOWEST, HIGHEST]; float64.
+    """Log P(y) - log Q(y), rounded to float32, as float64 within [LOWEST, HIGHEST].
 
-    NaN where either is NaN or both are infinite.
+    NaN where there is no difference.
     """
     if is_tensor(train):
         import torch  # noqa: PLC0415 - a caller with a tensor has loaded it

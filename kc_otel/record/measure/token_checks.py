@@ -47,10 +47,7 @@ def penalised(
     token_ids: NDArray[np.integer],
     lengths: NDArray[np.integer],
 ) -> str:
-    """Return the reason where one side penalises earlier tokens; empty where neither does.
-
-    Tokens, [tokens], come row after row of these `lengths`.
-    """
+    """Return the reason where one side penalises earlier tokens of rows of these lengths; empty where neither does."""
     log_w = saturated(train.astype(np.float64) - inference)
     if not log_w.size or not float(np.abs(log_w).mean()) > DRIFT:
         return ""

@@ -164,15 +164,16 @@ class Accumulator:
         if not same_shape(train, inference, mask, token_ids, inference_token_ids, train_kept, inference_kept):
             return _nothing(train.shape[0], InvalidReason.SHAPE_MISMATCH)
         if len(train.shape) != 2:
-            msg = f"train: shape {tuple(train.shape)} is not [sequences, tokens]"
-            raise ValueError(msg)
+            raise ValueError(f"train: shape {tuple(train.shape)} is not [sequences, tokens]")
         sequences = train.shape[0]
         if advantages is not None and tuple(np.shape(advantages)) not in {(sequences,), tuple(train.shape)}:
-            msg = f"advantages: shape {tuple(np.shape(advantages))} is neither [sequences] nor {tuple(train.shape)}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"advantages: shape {tuple(np.shape(advantages))} is neither [sequences] nor {tuple(train.shape)}"
+            )
         if rewards is not None and tuple(np.shape(rewards)) != (sequences,):
-            msg = f"rewards: shape {tuple(np.shape(rewards))} is not [sequences], ({sequences},); give one for each"
-            raise ValueError(msg)
+            raise ValueError(
+                f"rewards: shape {tuple(np.shape(rewards))} is not [sequences], ({sequences},); give one for each"
+            )
         train, inference = renormalised(train, train_kept), renormalised(inference, inference_kept)
         member = self._membership(membership, sequences)
         codes = check_declared(sequences, mask, token_ids, inference_token_ids, processing)
@@ -223,8 +224,7 @@ class Accumulator:
         """
         shape = tuple(train.shape[:-1])
         if len(shape) != 2:
-            msg = f"train: shape {tuple(train.shape)} is not [sequences, tokens, vocab]"
-            raise ValueError(msg)
+            raise ValueError(f"train: shape {tuple(train.shape)} is not [sequences, tokens, vocab]")
         if not same_shape(train, inference) or not same_shape(np.empty(shape, dtype=np.bool_), mask, targets):
             return _nothing(shape[0], InvalidReason.SHAPE_MISMATCH)
         kept = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask)
@@ -381,12 +381,12 @@ class Accumulator:
             self._record_whole(means, quantity, of(log_w, tokens), whole_rows)
         for column, quantity in enumerate(TOKEN):
             self._note_means(means, quantity, reduced.totals[:, column], reduced.tokens, rows)
-        if reduced.drift is not None:
-            for column, quantity in enumerate(ADVANTAGE):
-                of_side = [sums[:, column] for sums in (reduced.drift.totals, reduced.drift.low, reduced.drift.high)]
+        if reduced.slots is not None:
+            for side, quantity in enumerate(ADVANTAGE):
+                ends = [sums[:, len(TOKEN) + side] for sums in (reduced.totals, reduced.low, reduced.high)]
                 if quantity in self._recorded:
-                    self._stream(quantity).add_counted(reduced.drift.slots[:, column], membership, *of_side)
-                self._note_means(means, quantity, of_side[0], reduced.drift.tokens[:, column], rows)
+                    self._stream(quantity).add_counted(reduced.slots[:, side], membership, *ends)
+                self._note_means(means, quantity, ends[0], reduced.sides[:, side], rows)
 
     def _add_rewards(self, reduced: Reduced, rewards: Any, means: _Noted) -> NDArray[np.intp]:
         """Record what the measured sequences' rewards say. Returns whose are outside of their range, [n]."""
@@ -416,10 +416,7 @@ class Accumulator:
         tokens: NDArray[np.intp],
         rows: NDArray[np.intp],
     ) -> None:
-        """Note a token quantity's mean over each sequence that has such tokens, if it is asked for.
-
-        Of sequences `rows` [n], `totals` are its sums over their tokens, and `tokens` their numbers.
-        """
+        """Note a token quantity's mean over each sequence, from sums and numbers of tokens, if it is asked for."""
         if quantity not in self._units:
             return
         known = QUANTITIES[quantity]

@@ -65,7 +65,8 @@ class TokenStreams:
     def add(self, reduced: Reduced, membership: NDArray[np.bool_]) -> None:
         """Add a batch whose measured rows belong to slices as `membership` [rows, slices] says."""
         self._counts += reduced.cells
-        self._moments.add(membership, reduced.totals, reduced.low, reduced.high)
+        of_tokens = (ends[:, : len(TOKEN)] for ends in (reduced.totals, reduced.low, reduced.high))
+        self._moments.add(membership, *of_tokens)
 
     def histograms(self, slice: int, quantities: Collection[str]) -> dict[str, ExponentialHistogram]:
         """Histogram of each of the quantities that is one of tokens; empty when nothing was counted."""

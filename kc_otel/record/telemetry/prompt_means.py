@@ -150,10 +150,7 @@ class PromptMeans:
         return len(self._open) + (self._step is not None)
 
     def add(self, values: Mapping[str, Floats], membership: NDArray[np.bool_], of: Rollouts) -> Finished:
-        """Take a batch: of each quantity its value in each sequence [n], NaN where it has none.
-
-        And slices, bool [n, slices].
-        """
+        """Take a batch: of each quantity its value in each sequence [n], NaN for none; and their slices [n, slices]."""
         given = np.stack([values[key] for key in self.quantities])
         if of.prompts is None:
             found = np.where(membership, given[..., None], np.nan)
@@ -167,14 +164,28 @@ class PromptMeans:
         expected = np.zeros(len(number), np.int64)
         if of.size is not None:
             np.maximum.at(expected, prompt, of.size)
-        keys = [(of.step, name) for name in number]
         whole = prompt if of.again is None else prompt[~of.again]
-        arrived = np.bincount(whole, minlength=len(number))
-        parts = [
-            _Sums(totals[:, place], counts[:, place], of.at, count, float(squares[0, place, 0]))
-            for place, count in enumerate(arrived.tolist())
-        ]
-        return self._counting(keys, parts, expected.tolist(), of)
+        arrived = np.bincount(whole, minlength=len(number)).tolist()
+        ready: list[tuple[_Key, _Sums, bool]] = []
+        for place, (name, size) in enumerate(zip(number, expected.tolist(), strict=True)):
+            key, square = (of.step, name), float(squares[0, place, 0])
+            part = _Sums(totals[:, place], counts[:, place], of.at, arrived[place], square)
+            if key in self._counted:
+                ready.append((key, part, False))
+                continue
+            if (known := self._open.pop(key, None)) is not None:
+                part.add(known)
+            if part.arrived < size:
+                self._open[key] = part
+                continue
+            ready.append((key, part, True))
+            if of.size is None and of.step is not None:
+                self._remember(key)
+        while len(self._open) > _MAX_OPEN_PROMPTS:
+            ready.append((*self._open.popitem(last=False), False))
+        found = self._done(ready)
+        assert found.prompts is not None
+        return found._replace(steps=self._in_steps(found.prompts, of))
 
     def expire(self, now: float) -> Finished:
         """Count incomplete prompts that waited long enough."""
@@ -187,29 +198,6 @@ class PromptMeans:
         if self._step is not None and now - self._step[1].since > self._patience:
             steps.append(self._end_step())
         return found._replace(steps=np.concatenate(steps, axis=1))
-
-    def _counting(
-        self, keys: Sequence[_Key], parts: Sequence[_Sums], expected: Sequence[int], of: Rollouts
-    ) -> Finished:
-        """Return the prompts that these parts complete, and those evicted for lack of room."""
-        ready: list[tuple[_Key, _Sums, bool]] = []
-        for key, part, size in zip(keys, parts, expected, strict=True):
-            if key in self._counted:
-                ready.append((key, part, False))
-                continue
-            if (known := self._open.pop(key, None)) is not None:
-                part.add(known)
-            if part.arrived >= size:
-                ready.append((key, part, True))
-                if of.size is None and of.step is not None:
-                    self._remember(key)
-            else:
-                self._open[key] = part
-        while len(self._open) > _MAX_OPEN_PROMPTS:
-            ready.append((*self._open.popitem(last=False), False))
-        found = self._done(ready)
-        assert found.prompts is not None
-        return found._replace(steps=self._in_steps(found.prompts, of))
 
     def _done(self, ready: Sequence[tuple[_Key, _Sums, bool]]) -> Finished:
         """Count these prompts as finished, and return their means."""

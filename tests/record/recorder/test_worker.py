@@ -44,7 +44,6 @@ class Held:
 
 
 def test_items_are_handled_in_order_on_a_thread_of_its_own(workers):
-    """First in, first out, on a daemon thread that is started with the first item."""
     seen = []
     threads = threading.active_count()
     worker, counts = workers(lambda items: seen.extend((item, threading.current_thread()) for item in items))
@@ -148,7 +147,6 @@ def test_flush_waits_for_what_was_there_and_not_for_what_comes(workers):
 
 
 def test_closing_keeps_its_deadline_and_counts_what_it_lost(workers):
-    """What is not handled in time is dropped, is not handled later, and is counted once however often it is closed."""
     held = Held()
     worker, counts = workers(held)
     for item in "abc":
@@ -166,7 +164,6 @@ def test_closing_keeps_its_deadline_and_counts_what_it_lost(workers):
 
 
 def test_nothing_is_lost_or_counted_twice_when_many_put_while_one_closes(workers):
-    """Every item of every thread is either handled or dropped, wherever closing falls between them."""
     for _ in range(20):
         seen = []
         worker, counts = workers(seen.extend, max_bytes=1_000)
@@ -190,7 +187,6 @@ def test_nothing_is_lost_or_counted_twice_when_many_put_while_one_closes(workers
 
 
 def test_an_item_that_is_being_made_while_it_closes_is_still_handled(workers):
-    """Its room was reserved before, so closing waits for it."""
     seen, making, go = [], threading.Event(), threading.Event()
     worker, counts = workers(seen.extend)
 
@@ -250,8 +246,6 @@ def test_a_forked_child_begins_with_an_empty_queue_and_a_thread_of_its_own(worke
 
 
 def test_a_thread_that_cannot_be_started_is_a_drop(workers, monkeypatch):
-    """At the interpreter's exit there are no new threads; that raises nothing, and leaves nothing behind."""
-
     def refuse(_):
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
