@@ -38,7 +38,7 @@ from kc_otel.client.router import Router
 from kc_otel.client.webhooks import new_secret
 from kc_otel.integrations.transformers import StopWhenHalted
 from kc_otel.integrations.trl import InstrumentedTrainer, ResyncWeights, instrument
-from kc_otel.record.rollout_quarantine import Quarantine
+from kc_otel.record.guided_loop import Quarantine
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
 STEPS = 18

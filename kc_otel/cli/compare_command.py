@@ -77,7 +77,7 @@ def compare(
     from kc_otel.contract.load import load  # noqa: PLC0415
     from kc_otel.offline.gate.recorded_verdicts import by_contract, judge  # noqa: PLC0415
     from kc_otel.offline.log_comparison import LogComparison, as_data, by_attributes, report  # noqa: PLC0415
-    from kc_otel.record.measure.storage_grid import coarse_side  # noqa: PLC0415
+    from kc_otel.record.measure.rounding import coarse_side  # noqa: PLC0415
     from kc_otel.recordings.recording_files import load_recording  # noqa: PLC0415
 
     with unusable():

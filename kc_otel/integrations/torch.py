@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Self
 from kc_otel._extras import extra
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.sampling import Sampler
-from kc_otel.record.sequence_attributes import Attributes
+from kc_otel.record.slice_table import Attributes
 from kc_otel.recordings.scoring import sampled_logprobs
 
 with extra("torch", "watching a module"):

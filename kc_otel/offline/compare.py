@@ -22,8 +22,8 @@ with extra("stats", "kc_otel.compare"):
     from kc_otel.judge.plain_json import finite_or_none
     from kc_otel.judge.verdict import Status, Verdict
     from kc_otel.offline.gate.recorded_verdicts import UnjudgedClause, by_contract, judge
-    from kc_otel.record.capture import on_host, taken
-    from kc_otel.record.measure.storage_grid import CoarseSide, coarse_side
+    from kc_otel.record.measure.rounding import CoarseSide, coarse_side
+    from kc_otel.record.work import on_host, taken
     from kc_otel.recordings.assemble import assembled
     from kc_otel.recordings.recording import DENSITY, RecordingError
     from kc_otel.recordings.rows import Ragged, RaggedTable

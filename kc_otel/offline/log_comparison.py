@@ -21,7 +21,7 @@ from kc_otel.judge.plain_json import for_others
 from kc_otel.offline.gate.observations import ADVANTAGE, RecordingObservations
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, verdict_for_others
 from kc_otel.record.measure.logits import LOGITS
-from kc_otel.record.measure.storage_grid import CoarseSide
+from kc_otel.record.measure.rounding import CoarseSide
 from kc_otel.recordings.recording import Recording
 from kc_otel.stats import Interval, affine, capped_mean_interval, maximum_interval, quantile_interval, support_deficit
 

@@ -137,6 +137,14 @@ class Kernel:
         return hash(self.fingerprint)
 
 
+@dataclass(frozen=True, slots=True)
+class KernelPair:
+    """The two kernel versions that a stream compares."""
+
+    train: Kernel
+    inference: Kernel
+
+
 def _plain(value: object) -> Scalar | None:
     if value is None or value == "":
         return None

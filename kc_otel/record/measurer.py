@@ -26,27 +26,25 @@ from kc_otel.contract.bucket_layouts import bucket_layouts
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import RECORDED, Unit
-from kc_otel.record import capture
-from kc_otel.record.measure.arrays import as_bool, is_tensor
-from kc_otel.record.measure.packing import SampledBatch
+from kc_otel.record.kernel import KernelPair
+from kc_otel.record.measure.arrays import SampledBatch, as_bool, is_tensor
 from kc_otel.record.measure.places import Places
-from kc_otel.record.measure.storage_grid import coarse_side
-from kc_otel.record.operator_rows import observed, observed_routes
+from kc_otel.record.measure.rounding import coarse_side
+from kc_otel.record.operator_drift import observed, observed_routes
 from kc_otel.record.pairing import Pair, PairingBuffer, paired_batch, prompt_names, sides_of, versions_of
 from kc_otel.record.sampling import Sampler
 from kc_otel.record.slice_table import SliceTable, each_row
-from kc_otel.record.telemetry.accumulate import Batch
+from kc_otel.record.telemetry.accumulate import Accumulator, Batch
 from kc_otel.record.telemetry.counters import Counters
 from kc_otel.record.telemetry.pair_streams import (
-    KernelPair,
     PairStreams,
     TokenExemplar,
     drift_metrics,
+    gauge,
     kernel_info,
     train_step,
 )
 from kc_otel.record.telemetry.prompt_means import Rollouts
-from kc_otel.record.telemetry.sdk_points import gauge
 from kc_otel.record.weight_versions import BatchVersions, Parts, batch_versions, parts_by_lag
 from kc_otel.record.work import (
     BatchOrigin,
@@ -54,10 +52,16 @@ from kc_otel.record.work import (
     LogitsComparison,
     OperatorComparison,
     RouteComparison,
+    Rows,
     RuntimeValue,
     SampledComparison,
     Weights,
     Work,
+    laid_out,
+    measuring,
+    on_host,
+    one_shape,
+    per_sequence,
 )
 
 _MAX_RETIRED: Final = 8
@@ -87,7 +91,6 @@ class Measurer:
         self._contract = contract
         self._serves = serves
         self._table = SliceTable.of(contract)
-        self._layouts = bucket_layouts(contract)
         self._counters = counters
         self._sampler = sampler
         self._tracer = tracer
@@ -98,12 +101,22 @@ class Measurer:
         self._closed = False
         self._looks_left = _STORAGE_LOOKS
         # Of several ranks the first alone makes the observations of a step: those of the others depend on them.
-        first = os.environ.get("RANK", "0") == "0"
-        self._averaged = [key for key in contract.averaged if first or RECORDED[key].per is not Unit.STEP]
-        assumed = contract.assumptions
-        # The evaluator holds the sequences that fail an input check against the number of those that are measured.
-        self._sampling = ["sequence_tokens", *(["advantage_abs"] if assumed.advantage_max is not None else [])]
-        self._of_all = ["sequence_tokens"] if assumed.horizon is None else []
+        first, assumed = os.environ.get("RANK", "0") == "0", contract.assumptions
+        self._new_streams = partial(
+            PairStreams,
+            contract.name,
+            slices=self._table.names,
+            averaged=[key for key in contract.averaged if first or RECORDED[key].per is not Unit.STEP],
+            # The evaluator holds the sequences that fail an input check against the number of those that are measured.
+            sampling=["sequence_tokens", *(["advantage_abs"] if assumed.advantage_max is not None else [])],
+            of_all=["sequence_tokens"] if assumed.horizon is None else [],
+            patience=pairing.max_age,
+            layouts=bucket_layouts(contract),
+            recorded=contract.recorded,
+            reward_range=assumed.reward_range,
+            operators=contract.operators,
+            more_operators=self._table.more_operators,
+        )
         self._streams: dict[KernelPair, PairStreams] = {}
         self._left, self._left_sent = set[KernelPair](), frozenset[KernelPair]()  # not said yet that they are left
         self._sent: list[tuple[PairStreams, int]] = []
@@ -127,12 +140,11 @@ class Measurer:
     def handle(self, work: Work, now: float) -> bool:
         """Measure one batch; `now` is monotonic seconds. True when streams ended and should be exported soon.
 
-        Raises:
-            ValueError: If the arrays cannot be compared.
+        ValueError if the arrays cannot be compared.
         """
         if isinstance(work, KernelPair):
             return self._change_pair(work)
-        with capture.measuring(work.ready):
+        with measuring(work.ready):
             match work:
                 case SampledComparison() | LogitsComparison():
                     self._measure(work)
@@ -212,14 +224,14 @@ class Measurer:
         logits = isinstance(work, LogitsComparison)
         if work.train is None or work.inference is None:
             raise ValueError("train or inference: is None; give what both kernels say of the tokens")
-        rows = capture.laid_out(work.per_token, like="train", trailing=int(logits))
+        rows = laid_out(work.per_token, like="train", trailing=int(logits))
         self._count_ragged(work, rows)
         given = rows.given
         if not rows.kept:
             return
         arrays = dict(rows.arrays)
         if isinstance(work, SampledComparison) and work.rewards is not None:
-            arrays["rewards"] = capture.per_sequence("rewards", work.rewards, given)[rows.kept]
+            arrays["rewards"] = per_sequence("rewards", work.rewards, given)[rows.kept]
         train, inference = work.weights
         shape, per_token = arrays["train"].shape[:2], arrays.pop("versions", None)
         places = self._places(arrays, arrays.pop("positions", None), shape)
@@ -238,8 +250,7 @@ class Measurer:
         rollouts = self._rollouts(work, rows.kept, given, parts)
         with self._lock:
             streams = self._streams_of(work.origin.pair)
-            add = streams.accumulator.add_logits if logits else self._add_sampled(work, streams)
-            batch = add(
+            batch = self._add(streams.accumulator, work)(
                 **arrays,
                 membership=membership,
                 processing=work.processing,
@@ -250,7 +261,7 @@ class Measurer:
             streams.batches += 1
             self._counters.prompts(streams.accumulator.take_outcomes())
             self._add_step(streams, train if batch.tokens else None, versions)
-        self._count_failed(work, batch, arrays, membership)
+        self._count_failed(work.origin.pair, batch, arrays, membership)
         if batch.tokens:
             self._counters.measured(batch.sequences, batch.tokens)
             if (unchecked := batch.why.get("valid")) is not None:
@@ -262,24 +273,21 @@ class Measurer:
             except Exception as error:  # noqa: BLE001 - span processors are foreign code, and the batch is measured
                 self._counters.untraced(error)
 
-    def _add_sampled(self, work: SampledComparison | LogitsComparison, streams: PairStreams) -> Callable[..., Batch]:
-        density = getattr(work, "density", None)
-        density = self._contract.assumptions.density if density is None else density
-        return partial(streams.accumulator.add_sampled, density=density)
+    def _add(self, accumulator: Accumulator, work: SampledComparison | LogitsComparison) -> Callable[..., Batch]:
+        if isinstance(work, LogitsComparison):
+            return accumulator.add_logits
+        density = self._contract.assumptions.density if work.density is None else work.density
+        return partial(accumulator.add_sampled, density=density)
 
     def _count_failed(
-        self,
-        work: SampledComparison | LogitsComparison,
-        batch: Batch,
-        arrays: Mapping[str, Any],
-        membership: NDArray[np.bool_],
+        self, pair: KernelPair, batch: Batch, arrays: Mapping[str, Any], membership: NDArray[np.bool_]
     ) -> None:
         """Count the sequences that failed a check, on their slices where these are known."""
         for reason, failed in batch.failed.items():
             why = _shapes(arrays) if reason == "shape_mismatch" else _found(reason, batch.why)
             unknown = self._table.by_length and _counted(arrays) is None
             on = None if unknown else self._table.counted(membership[failed])
-            self._counters.invalid(reason, failed.size, work.origin.pair, why, on)
+            self._counters.invalid(reason, failed.size, pair, why, on)
 
     def _places(self, arrays: Mapping[str, Any], positions: Any, shape: tuple[int, ...]) -> Places | None:
         """Return the places of tokens, where they are asked for and the mask fits."""
@@ -287,16 +295,12 @@ class Measurer:
         if not (self._table.places or self._table.by_token) or (mask is not None and tuple(mask.shape) != tuple(shape)):
             return None
         counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask)
-        return Places(counts, None if positions is None else capture.on_host(positions))
+        return Places(counts, None if positions is None else on_host(positions))
 
     def _rollouts(
         self, work: SampledComparison | LogitsComparison, kept: Sequence[int], given: int, parts: Parts | None
     ) -> Rollouts:
-        """Group the sequences of a batch that answer one prompt.
-
-        Raises:
-            ValueError: If prompts are named for another number of sequences.
-        """
+        """Group the sequences of a batch that answer one prompt."""
         train, at = work.weights[0], time.monotonic()
         names = prompt_names(work.groups, work.prompts) if isinstance(work, SampledComparison) else None
         again, whole = (parts.again, parts.whole) if parts is not None and parts.mask is not None else (None, None)
@@ -356,7 +360,7 @@ class Measurer:
             self._counters.measured(0, 0)
 
     def _observe(self, work: RuntimeValue) -> None:
-        values = np.atleast_1d(capture.on_host(work.value)).astype(np.float64)
+        values = np.atleast_1d(on_host(work.value)).astype(np.float64)
         members = self._table.of_batch(work.origin.attributes, range(values.size), values.size)
         known = RECORDED[work.quantity]
         inside = (values >= known.low) & (values <= known.high) & np.isfinite(values)
@@ -372,7 +376,7 @@ class Measurer:
         self,
         work: SampledComparison | LogitsComparison,
         batch: Batch,
-        rows: capture.Rows,
+        rows: Rows,
         versions: BatchVersions | None,
     ) -> None:
         """A span for the batch, and its worst token as an exemplar that points to the span."""
@@ -416,9 +420,9 @@ class Measurer:
                 self._streams_of(work.origin.pair).explain(TokenExemplar(worst, span, end, weights))
 
     def _pair_up(self, work: KernelSide, now: float) -> None:
-        rows = capture.laid_out(work.per_token, like="logprobs")
+        rows = laid_out(work.per_token, like="logprobs")
         self._count_ragged(work, rows)
-        if not capture.one_shape(rows.arrays):
+        if not one_shape(rows.arrays):
             self._count_invalid("shape_mismatch", work.origin, rows.kept, rows.given, _shapes(rows.arrays))
             return
         groups: defaultdict[Hashable, list[Pair]] = defaultdict(list)
@@ -436,7 +440,7 @@ class Measurer:
         for pairs in groups.values():
             self._measure(paired_batch(work, pairs))
 
-    def _count_ragged(self, work: SampledComparison | LogitsComparison | KernelSide, rows: capture.Rows) -> None:
+    def _count_ragged(self, work: SampledComparison | LogitsComparison | KernelSide, rows: Rows) -> None:
         """Count the sequences whose arrays differ in length."""
         if left_out := sorted({*range(rows.given)}.difference(rows.kept)):
             self._count_invalid("shape_mismatch", work.origin, left_out, rows.given, _lengths(work.per_token))
@@ -454,39 +458,21 @@ class Measurer:
     def _streams_of(self, pair: KernelPair) -> PairStreams:
         streams = self._streams.get(pair)
         if streams is None:
-            streams = PairStreams(
-                self._contract.name,
-                pair,
-                self._table.names,
-                time.time_ns(),
-                averaged=self._averaged,
-                sampling=self._sampling,
-                of_all=self._of_all,
-                patience=self._pairing.max_age,
-                layouts=self._layouts,
-                recorded=self._contract.recorded,
-                reward_range=self._contract.assumptions.reward_range,
-                operators=self._contract.operators,
-                more_operators=self._table.more_operators,
-            )
+            streams = self._new_streams(pair=pair, start=time.time_ns())
             # A pair of which one side was sampled before a roll-out and the other scored after it still counts, and
             # its stream ends with the next export.
             streams.retired = pair != self._current
             self._streams[pair] = streams
-            self._forget_oldest()
+            # A dead endpoint and many roll-outs must not make us keep them all.
+            retired = [stream for stream in self._streams.values() if stream.retired]
+            for stream in retired[: max(len(retired) - _MAX_RETIRED, 0)]:
+                del self._streams[stream.pair]
+                why = "a retired kernel pair could not be exported in time"
+                self._counters.dropped("never-exported", why, stream.batches)
         return streams
 
-    def _forget_oldest(self) -> None:
-        """Bound what a dead endpoint and many roll-outs can make us keep."""
-        retired = [stream for stream in self._streams.values() if stream.retired]
-        for stream in retired[: max(len(retired) - _MAX_RETIRED, 0)]:
-            del self._streams[stream.pair]
-            self._counters.dropped(
-                "never-exported", "a retired kernel pair could not be exported in time", stream.batches
-            )
 
-
-def _in_parts(parts: Parts, rows: capture.Rows, arrays: dict[str, Any]) -> tuple[capture.Rows, dict[str, Any]]:
+def _in_parts(parts: Parts, rows: Rows, arrays: dict[str, Any]) -> tuple[Rows, dict[str, Any]]:
     """A batch with a row for each part of its sequences, and which tokens that is."""
     if parts.mask is None:
         return rows, arrays
@@ -518,7 +504,7 @@ def _lengths(arrays: Mapping[str, Any]) -> str:
     """The reason's words for lists, and the first sequence whose arrays differ in length."""
     lists = {name: tree for name, tree in arrays.items() if isinstance(tree, list) and name != "advantages"}
     for row, row_arrays in enumerate(zip(*lists.values(), strict=False)):
-        lengths = [capture.on_host(array).size for array in row_arrays]
+        lengths = [on_host(array).size for array in row_arrays]
         if len(set(lengths)) > 1:
             given = ", ".join(f"{name} {length}" for name, length in zip(lists, lengths, strict=True))
             return f"sequence {row} has {given} tokens. {remedy('shape_mismatch')}"

@@ -18,11 +18,20 @@ from numpy.typing import ArrayLike, NDArray
 from opentelemetry.trace import SpanContext
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.record import capture
-from kc_otel.record.kernel import Kernel
+from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.measure.arrays import as_bool, is_tensor
-from kc_otel.record.telemetry.pair_streams import KernelPair
-from kc_otel.record.work import KernelSide, Processing, Role, SampledComparison, Weights
+from kc_otel.record.work import (
+    KernelSide,
+    Processing,
+    Role,
+    Rows,
+    SampledComparison,
+    Tree,
+    Weights,
+    on_host,
+    per_sequence,
+    row_of,
+)
 
 
 def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:
@@ -36,15 +45,10 @@ def content_key(token_ids: ArrayLike, prompt_ids: ArrayLike = ()) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """One sequence as one kernel saw it; fields without a word here are those of `KernelSide`.
+    """One sequence as one kernel saw it; other fields are those of `KernelSide`.
 
-    Attributes:
-        arrays: Of the tokens that count, [tokens] each: `token_ids` and `logprobs`, and what was given of `advantages`,
-            `versions` and `kept`; `positions` in the response, where something between the tokens is left out.
-        kernel: The kernel.
-        spans: Contexts of the spans that it belongs to.
-        reward: Of the sequence; NaN where it is not known.
-        group: Name of its prompt; None where it is not known.
+    `arrays` are of the tokens that count, [tokens] each: `token_ids` and `logprobs`, and what was given of
+    `advantages`, `versions` and `kept`; `positions` in the response, where something between the tokens is left out.
     """
 
     arrays: Mapping[str, NDArray[Any]]
@@ -54,7 +58,7 @@ class Side:
     attributes: Mapping[str, Scalar] = field(default_factory=dict)
     spans: tuple[SpanContext, ...] = ()
     reward: float = math.nan
-    group: Hashable = None
+    group: Hashable = None  # name of its prompt; None where it is not known
     group_size: int | None = None
 
     @property
@@ -75,6 +79,11 @@ class Pair:
     def comparable(self) -> bool:
         """True if both sides are about the same tokens."""
         return bool(np.array_equal(self.sampled.arrays["token_ids"], self.scored.arrays["token_ids"]))
+
+    def either(self, name: str) -> Any:
+        """What the scored side says, or else the sampled one."""
+        said = getattr(self.scored, name)
+        return getattr(self.sampled, name) if said is None else said
 
 
 @dataclass(slots=True)
@@ -152,20 +161,16 @@ class PairingBuffer:
         return gone
 
 
-def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, Side]]:
-    """The valid tokens of each sequence, with its key; sequences without any are left out.
-
-    Raises:
-        ValueError: If there are keys or attributes for another number of sequences.
-    """
-    arrays = {name: capture.on_host(data) for name, data in rows.arrays.items() if data is not None}
+def sides_of(work: KernelSide, rows: Rows) -> Iterator[tuple[Hashable, Side]]:
+    """The valid tokens of each sequence, with its key; sequences without any are left out."""
+    arrays = {name: on_host(data) for name, data in rows.arrays.items() if data is not None}
     total = rows.given
     attributes, pair, named = work.origin.attributes or {}, work.origin.pair, prompt_names(work.groups, None)
     for name, given in (("key", work.key), ("attributes", attributes), ("group", named)):
         if isinstance(given, list) and len(given) != total:
             raise ValueError(f"{name}: {len(given)} for {total} sequences; give one for each")
     spans = work.origin.spans
-    rewards = None if work.rewards is None else capture.per_sequence("rewards", work.rewards, total)
+    rewards = None if work.rewards is None else per_sequence("rewards", work.rewards, total)
     for row, index in enumerate(rows.kept):
         inside = as_bool(arrays["mask"][row]) if "mask" in arrays else slice(None)
         ids = arrays["token_ids"][row][inside]
@@ -177,27 +182,33 @@ def sides_of(work: KernelSide, rows: capture.Rows) -> Iterator[tuple[Hashable, S
             for name, data in arrays.items()
             if name != "mask"
         }
-        if (positions := _positions(arrays["mask"][row]) if "mask" in arrays else None) is not None:
-            own["positions"] = positions
+        if "mask" in arrays and np.ptp(at := np.flatnonzero(inside)) + 1 != at.size:
+            own["positions"] = at - at[0]
+        prompt = row_of(work.prompts, index)
         side = Side(
             own,
             pair.inference if work.role == "sampled" else pair.train,
             work.weights,
             work.processing,
-            attributes if isinstance(attributes, Mapping) else attributes[index],
+            _one_of(attributes, index),
             spans,
             math.nan if rewards is None else float(rewards[index]),
-            _group(work, named, index),
+            _one_of(named, index) if named is not None else content_key((), prompt) if np.size(prompt) else None,
             work.group_size,
         )
-        yield _key(work, ids, index, total), side
+        key = _one_of(work.key, index)
+        if key is None:
+            key = content_key(ids, prompt)
+        elif total > 1 and not isinstance(work.key, list):
+            key = (key, index)
+        yield key, side
 
 
 def versions_of(pair: Pair) -> Hashable:
     """Return the key shared by pairs of one batch: kernels, weight versions, processings, and the arrays present."""
     sides = (pair.scored, pair.sampled)
     processing = [None if side.processing is None else tuple(sorted(side.processing.items())) for side in sides]
-    given = "versions" in pair.sampled.arrays, _size(pair), *("kept" in side.arrays for side in sides)
+    given = "versions" in pair.sampled.arrays, pair.either("group_size"), *("kept" in side.arrays for side in sides)
     return *(side.kernel for side in sides), *(side.weights for side in sides), *given, *processing
 
 
@@ -218,6 +229,10 @@ def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
     spans = (*last.origin.links, *(span for side in waited for span in side.spans))
     links = {(span.trace_id, span.span_id): span for span in spans}
     declared = scored.processing, sampled.processing
+    of_each = (
+        {"positions": np.arange(pair.sampled.tokens), **pair.scored.arrays, **pair.sampled.arrays} for pair in pairs
+    )
+    positions = [arrays["positions"] for arrays in of_each]
     return SampledComparison(
         origin=replace(
             last.origin,
@@ -235,59 +250,30 @@ def paired_batch(last: KernelSide, pairs: Sequence[Pair]) -> SampledComparison:
         rewards=None if np.isnan(rewards).all() else rewards,
         processing=None if declared[0] is None or declared[1] is None else (declared[0], declared[1]),
         weights=(scored.weights, sampled.weights),
-        positions=_all_positions(pairs),
+        positions=positions if any("positions" in side.arrays for side in (*every_scored, *every_sampled)) else None,
         groups=_groups(pairs),
-        group_size=_size(pairs[0]),
+        group_size=pairs[0].either("group_size"),
     )
-
-
-def _positions(mask: NDArray[Any]) -> NDArray[np.integer] | None:
-    """Positions of the tokens that count, from 0; None where they follow each other."""
-    at = np.flatnonzero(mask)
-    return None if at[-1] - at[0] + 1 == at.size else at - at[0]
-
-
-def _all_positions(pairs: Sequence[Pair]) -> list[NDArray[np.integer]] | None:
-    known = [{**pair.scored.arrays, **pair.sampled.arrays}.get("positions") for pair in pairs]
-    if all(positions is None for positions in known):
-        return None
-    return [np.arange(pair.sampled.tokens) if of is None else of for of, pair in zip(known, pairs, strict=True)]
 
 
 def _groups(pairs: Sequence[Pair]) -> list[Hashable] | None:
     """Names of the pairs' prompts; a sequence whose prompt nobody knows is its own where others' are known."""
-    known = [pair.sampled.group if pair.scored.group is None else pair.scored.group for pair in pairs]
+    known = [pair.either("group") for pair in pairs]
     if all(name is None for name in known):
         return None
     return [("sequence", pair.key) if name is None else name for name, pair in zip(known, pairs, strict=True)]
 
 
-def _size(pair: Pair) -> int | None:
-    return pair.sampled.group_size if pair.scored.group_size is None else pair.scored.group_size
-
-
-def _group(work: KernelSide, named: Any, index: int) -> Hashable:
-    """Name of a sequence's prompt: the one that was given, or its tokens."""
-    if named is not None:
-        name: Hashable = named[index] if isinstance(named, list) else named
-        return name
-    prompt = capture.row_of(work.prompts, index)
-    return content_key((), prompt) if np.size(prompt) else None
-
-
-def prompt_names(groups: Any, prompts: capture.Tree) -> Any:
+def prompt_names(groups: Any, prompts: Tree) -> Any:
     """Names of prompts, one for each sequence, or one for all of them; None where nobody knows them."""
     if groups is not None:
         return groups.tolist() if is_tensor(groups) else groups
     if prompts is None:
         return None
-    rows = capture.on_host(prompts) if is_tensor(prompts) else prompts
-    return [content_key((), capture.on_host(prompt)) for prompt in rows]
+    rows = on_host(prompts) if is_tensor(prompts) else prompts
+    return [content_key((), on_host(prompt)) for prompt in rows]
 
 
-def _key(work: KernelSide, ids: NDArray[Any], index: int, total: int) -> Hashable:
-    if isinstance(work.key, list):
-        return work.key[index]
-    if work.key is not None:
-        return work.key if total == 1 else (work.key, index)
-    return content_key(ids, capture.row_of(work.prompts, index))
+def _one_of(given: Any, index: int) -> Any:
+    """What was given for a sequence: its own of a list, or what all have."""
+    return given[index] if isinstance(given, list) else given

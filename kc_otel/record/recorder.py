@@ -2,33 +2,42 @@
 
 It never raises into the program and never waits for it: a call copies its arrays into a bounded queue and returns;
 a thread of its own measures them, another exports. Whatever is left out is counted, exported and logged once.
+
+A stream has one writer, so each process has an engine of its own. A forked child's streams start when it first records,
+under a `service.instance.id` of its own; a child that records nothing starts no thread and exports nothing.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
 from opentelemetry import context, trace
 from opentelemetry.sdk.metrics.export import MetricExporter
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
 
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, SAMPLING, Origin
-from kc_otel.record.directives import Directives, GuidedLoop
-from kc_otel.record.kernel import Kernel
+from kc_otel.record.engine import DriftLog, Engine, export_interval_of
+from kc_otel.record.guided_loop import Directives, GuidedLoop, Quarantine
+from kc_otel.record.kernel import Kernel, KernelPair
 from kc_otel.record.measure.arrays import is_tensor
-from kc_otel.record.process import DriftLog, Engine, ProcessEngine
-from kc_otel.record.rollout_quarantine import Quarantine
+from kc_otel.record.measurer import Measurer
+from kc_otel.record.pairing import PairingBuffer
 from kc_otel.record.sampling import Sampler
-from kc_otel.record.sequence_attributes import Attributes
-from kc_otel.record.telemetry.counters import RecorderStats
-from kc_otel.record.telemetry.pair_streams import KernelPair
+from kc_otel.record.slice_table import Attributes
+from kc_otel.record.telemetry import environment
+from kc_otel.record.telemetry.counters import Counters, RecorderStats
+from kc_otel.record.telemetry.export import VERSION, ExportLoop, scope_of
 from kc_otel.record.weight_versions import as_version, split
 from kc_otel.record.work import (
     BatchOrigin,
@@ -44,11 +53,15 @@ from kc_otel.record.work import (
     TokenWeights,
     Weights,
 )
+from kc_otel.record.worker import PerProcess
 
 _OBSERVABLE: Final = [key for key, known in (QUANTITIES | SAMPLING).items() if known.source is Origin.RUNTIME]
 
+_log: Final = logging.getLogger("kc_otel")
+_alive: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
 
-class Recorder:
+
+class Recorder(PerProcess):
     """Measures how far two kernels of one policy are apart and exports it as OpenTelemetry metrics and spans.
 
     >>> import numpy as np
@@ -109,23 +122,25 @@ class Recorder:
         for name, value in (("queue_bytes", queue_bytes), ("pairing_tokens", pairing_tokens)):
             if value < 1:
                 raise ValueError(f"{name}: {value!r} leaves no room for anything; leave it out for the default")
-        kernels = self.contract.kernels
-        self._sampler = Sampler(self.contract.observability.sampling if sampling is None else sampling)
-        self._process = ProcessEngine(
-            self.contract,
-            KernelPair(train or Kernel.declared(kernels.train), inference or Kernel.declared(kernels.inference)),
-            sampler=self._sampler,
-            metric_exporter=metric_exporter,
-            tracer_provider=tracer_provider,
-            queue_bytes=queue_bytes,
-            pairing=(pairing_tokens, pairing_seconds),
-            export_interval=export_interval,
-            log=log,
-            resource=resource,
-            serves=serves,
-        )
         self.log: Final = log
-        self._process.running()
+        kernels = self.contract.kernels
+        self._known: set[Kernel] = set()
+        self._pair = self._met(
+            KernelPair(train or Kernel.declared(kernels.train), inference or Kernel.declared(kernels.inference))
+        )
+        self._sampler = Sampler(self.contract.observability.sampling if sampling is None else sampling)
+        self._metric_exporter = metric_exporter
+        self._tracer_provider = tracer_provider
+        self._queue_bytes = queue_bytes
+        self._pairing = {"max_tokens": pairing_tokens, "max_age": pairing_seconds}
+        self._interval = export_interval_of(export_interval, self.contract.observability.heartbeat)
+        self._resource = resource
+        self._serves = serves
+        self._stopped = environment.sdk_disabled()
+        self._instance = ""
+        super().__init__()
+        _alive.add(self)
+        self._running()
         atexit.register(self.shutdown)
 
     def compare(
@@ -328,7 +343,7 @@ class Recorder:
         if metric not in _OBSERVABLE:
             self.drop("unknown-metric", f"{metric!r} is not one of {', '.join(_OBSERVABLE)}")
             return
-        self._submit(RuntimeValue, self._process.running(), attributes, quantity=metric, value=value)
+        self._submit(RuntimeValue, self._running(), attributes, quantity=metric, value=value)
 
     def sampled(
         self,
@@ -420,22 +435,22 @@ class Recorder:
 
     def drop(self, reason: str, why: object) -> None:
         """For instrumentation: count a comparison that could not be recorded; `why` is logged the first time."""
-        engine = self._process.running()
+        engine = self._running()
         if engine is not None:
             engine.counters.dropped(reason, why)
 
     def refuse(self, reason: str, why: object, sequences: int = 1) -> None:
         """Count sequences that the caller knows to be incomparable as invalid input; `why` is logged the first time."""
-        engine = self._process.running()
+        engine = self._running()
         if engine is not None:
-            engine.counters.invalid(reason, sequences, self._process.pair, why)
+            engine.counters.invalid(reason, sequences, self._pair, why)
 
     def quarantined(self, found: Quarantine) -> None:
         """Count the sequences that `quarantine` kept and removed, with their drift. Never raises.
 
         Drift metrics cover everything that was sampled, so give the whole batch to `compare`.
         """
-        engine = self._process.running()
+        engine = self._running()
         if engine is not None:
             before, after = found.before, found.after
             engine.counters.rollouts("kept", after.sequences, after.tokens, after.tv_sum)
@@ -448,7 +463,10 @@ class Recorder:
 
     def rollout(self, *, train: Kernel | None = None, inference: Kernel | None = None) -> None:
         """Switch to another kernel version: later batches are recorded for the new pair."""
-        self._process.rollout(train, inference)
+        with self._lock:
+            self._pair = self._met(KernelPair(train or self._pair.train, inference or self._pair.inference))
+            if self._engine is not None:
+                self._engine.rollout(self._pair)
 
     def follow(
         self, directives: Directives, *, send_weights: Callable[[], object] | None = None, pause: int = 20
@@ -476,7 +494,7 @@ class Recorder:
         They are as recent as the last export; this call requests the next one without waiting for it. Empty without a
         `log`, and before the first verdict. Never raises.
         """
-        engine = self._process.running()
+        engine = self._running()
         if engine is None or self.log is None:
             return {}
         engine.request_export()
@@ -488,8 +506,7 @@ class Recorder:
 
     def force_flush(self, timeout: float = 10.0) -> bool:
         """Measure and export everything recorded; return True if that was done within `timeout` seconds."""
-        engine = self._process.engine
-        return engine is None or engine.force_flush(timeout)
+        return self._engine is None or self._engine.force_flush(timeout)
 
     def shutdown(self, timeout: float = 10.0) -> bool:
         """Measure and export everything recorded, then stop; return True if that was done within `timeout` seconds.
@@ -497,12 +514,13 @@ class Recorder:
         Calling it again does nothing. It is called at the exit of the interpreter.
         """
         atexit.unregister(self.shutdown)
-        return self._process.shutdown(timeout)
+        with self._lock:
+            first, self._stopped = not self._stopped, True
+        return not first or self._engine is None or self._engine.shutdown(timeout)
 
     def stats(self) -> RecorderStats:
         """Return the counts of sequences measured in this process, and of those that were not, by reason."""
-        engine = self._process.engine
-        return RecorderStats() if engine is None else engine.stats()
+        return RecorderStats() if self._engine is None else self._engine.stats()
 
     def __enter__(self) -> Self:
         return self
@@ -520,12 +538,12 @@ class Recorder:
     ) -> None:
         """Queue a batch of a kind of work, which has these fields, where there is an engine to take it."""
         if engine is not None:
-            origin = BatchOrigin(self._process.pair, attributes, context.get_current(), links, time.time_ns())
+            origin = BatchOrigin(self._pair, attributes, context.get_current(), links, time.time_ns())
             engine.submit(kind(origin=origin, **given))
 
     def _admitted(self, key: Any, presampled: bool) -> Engine | None:
         """The engine, if there is one and what has this key is in its sample."""
-        engine = self._process.running()
+        engine = self._running()
         if engine is None or presampled:
             return engine
         try:
@@ -536,6 +554,64 @@ class Recorder:
         else:
             engine.counters.unsampled()
         return None
+
+    def _running(self) -> Engine | None:
+        """Return this process's engine, started if necessary; None if recording is off. Never raises."""
+        if self._engine is None and not self._stopped:
+            with self._lock:
+                if self._engine is None and not self._stopped:
+                    try:
+                        self._engine = self._start()
+                    except Exception:  # noqa: BLE001 - the program must run, watched or not
+                        _log.exception("contract %s: recording could not be started and is off", self.contract.name)
+                        self._stopped = True
+        return self._engine
+
+    def _start(self) -> Engine:
+        counters = Counters(self.contract.name)
+        measurer = Measurer(
+            self.contract,
+            self._pair,
+            counters=counters,
+            sampler=self._sampler,
+            tracer=trace.get_tracer("kc_otel", VERSION, self._tracer_provider),
+            pairing=PairingBuffer(**self._pairing),
+            start=time.time_ns(),
+            serves=self._serves,
+        )
+        return Engine(measurer, counters, self._queue_bytes, self._export_loop(measurer, counters))
+
+    def _export_loop(self, measurer: Measurer, counters: Counters) -> ExportLoop | None:
+        # In front of the others, which are foreign and may fail.
+        watching = () if self.log is None else tuple(self.log.attach(self.contract))
+        given = None if self._metric_exporter is None else (self._metric_exporter,)
+        if not watching and given is None and not environment.exporter_names():
+            return None
+        same = (other for other in _alive if other.contract.name == self.contract.name)
+        taken = {other._instance for other in same if other is self or not other._stopped}  # noqa: SLF001
+        resource = environment.process_resource(taken, self._resource)
+        self._instance = str(resource.attributes[SERVICE_INSTANCE_ID])
+        return ExportLoop(
+            measurer,
+            exporters=lambda: (*watching, *(given or environment.metric_exporters(counters.export_rejected))),
+            resource=resource,
+            interval=self._interval,
+            timeout=environment.export_timeout(),
+            scope=scope_of(self.contract),
+        )
+
+    def _met(self, pair: KernelPair) -> KernelPair:
+        """Say of a kernel that is new here where it is not what the contract declares."""
+        kernels = self.contract.kernels
+        for kernel, spec in ((pair.train, kernels.train), (pair.inference, kernels.inference)):
+            if kernel not in self._known:
+                self._known.add(kernel)
+                kernel.log_otherwise(self.contract.name, spec, _log)
+        return pair
+
+    def _begin(self) -> None:
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
 
 
 def _own(groups: Any) -> Any:

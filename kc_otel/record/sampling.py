@@ -39,12 +39,7 @@ def _plain(key: Any) -> Any:
 class Sampler:
     """Takes a share of comparisons: by hash where a comparison has a key, else at random.
 
-    Args:
-        rate: The share in [0, 1], or what returns it; a function is asked anew for every comparison, so that the
-            share can follow what the evaluator asks for.
-
-    Raises:
-        ValueError: If a plain share is outside [0, 1].
+    A `rate` that is a function is asked anew for every comparison, so that it can follow what the evaluator asks for.
     """
 
     def __init__(self, rate: float | Callable[[], float]) -> None:
@@ -56,11 +51,7 @@ class Sampler:
         self._random = random.Random()  # noqa: S311 - a share, not a secret
 
     def share(self) -> float:
-        """The share now.
-
-        Raises:
-            ValueError: If the function returned something that is not a share.
-        """
+        """The share now; ValueError if the function returned something that is none."""
         share = float(self._rate() if callable(self._rate) else self._rate)
         if 0.0 <= share <= 1.0 and self._asked is not None:
             share = float(self._asked(share))

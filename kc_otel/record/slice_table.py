@@ -1,9 +1,10 @@
-"""Slices that get streams of their own, and the sequences that count in each."""
+"""Attributes of sequences, the slices that get streams of their own, and the sequences that count in each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,28 +32,57 @@ from kc_otel.contract.slices import (
 from kc_otel.record.measure.places import Places, TokenSlice
 from kc_otel.record.telemetry.moments import MOST_OPERATORS
 
+Attributes = Mapping[str, Scalar | Sequence[Scalar]] | Sequence[Mapping[str, Scalar]] | None
+"""One mapping for each sequence, or one for all, in which a list has a value for each sequence."""
+OwnAttributes = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
+"""One mapping for each sequence, or one for all alike."""
+
+
+def own_attributes(given: Attributes) -> OwnAttributes:
+    """A copy that the caller cannot change any more, with columns as a mapping for each sequence."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        rows = list(given)
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise ValueError(f"attributes: {type(given).__name__} is no mapping, nor a list with one for each sequence")
+        return [dict(row) for row in rows]
+    columns = {name: _values(value) for name, value in given.items()}
+    lengths = {name: len(values) for name, values in columns.items() if values is not None}
+    if not lengths:
+        return dict(given)  # type: ignore[arg-type]  # no value is a list
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{name} has {many}" for name, many in lengths.items())
+        raise ValueError(f"attributes: {said} values; give as many as there are sequences")
+    return [
+        {name: given[name] if values is None else values[row] for name, values in columns.items()}  # type: ignore[misc]
+        for row in range(next(iter(lengths.values())))
+    ]
+
+
+def _values(value: Any) -> list[Any] | None:
+    """The values of a column; None where there is one value for all."""
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        return list(value.tolist())
+    return list(value) if isinstance(value, list | tuple) else None
+
+
 _MAX_REMEMBERED = 4096
-_Own = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceTable:
     """The slices of a contract within its cap on series.
 
-    Attributes:
-        contract: Whose slices.
-        names: Slices with streams of their own: `all`, as declared, `other` where some are over the cap, and those of
-            what older weights sampled.
-        over: Declared slices that the cap leaves no room for; their sequences count as `other`.
-        more_operators: Operators that the cap leaves room for besides those that the contract names.
-        places: Whether the cap leaves room for drift by position and turn.
+    `names` have streams of their own: `all`, as declared, `other` where some are over the cap, and those of what older
+    weights sampled.
     """
 
     contract: Contract
     names: tuple[str, ...]
-    over: tuple[str, ...]
-    more_operators: int = 0
-    places: bool = False
+    over: tuple[str, ...]  # declared slices that the cap leaves no room for; their sequences count as `other`
+    more_operators: int = 0  # that the cap leaves room for besides those that the contract names
+    places: bool = False  # whether the cap leaves room for drift by position and turn
     _known: dict[tuple[tuple[str, Scalar], ...], NDArray[np.bool_]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -108,23 +138,16 @@ class SliceTable:
 
     def of_batch(
         self,
-        attributes: _Own,
+        attributes: OwnAttributes,
         rows: Sequence[int],
         given: int,
         lengths: Sequence[int] | None = None,
         lags: Sequence[int] | None = None,
     ) -> NDArray[np.bool_]:
-        """Membership of the given rows of a batch, [rows, slices].
+        """Membership of the given rows of a batch, [rows, slices]; `given` are all its sequences.
 
-        Args:
-            attributes: Of every sequence alike, or of each, or none.
-            rows: Which sequences are kept.
-            given: How many sequences the batch had.
-            lengths: Tokens of each of `rows` that count; sequences whose attributes do not say theirs have these.
-            lags: Versions that the weights of each of `rows` are behind the training kernel's; None for not known.
-
-        Raises:
-            ValueError: If there are attributes for another number of sequences.
+        Sequences whose attributes do not say their length have `lengths`, of tokens that count; `lags` are the versions
+        that the weights of each row are behind the training kernel's, None for not known.
         """
         if (attributes is None or isinstance(attributes, Mapping)) and lengths is None and lags is None:
             return np.tile(self.of_sequence(attributes or {}), (len(rows), 1))
@@ -136,9 +159,8 @@ class SliceTable:
     def of_tokens(self, places: Places | None, sequences: Sequence[Mapping[str, Scalar]]) -> list[TokenSlice]:
         """The tokens of a batch that count in slices which select tokens, apart from what `of_batch` has as a whole.
 
-        Args:
-            places: Of the rows; what a sequence has as an attribute of its own is that of all its tokens.
-            sequences: Attributes of each row, as `each_row` gives them.
+        What a sequence has as an attribute of its own, of `sequences` as `each_row` gives them, is that of all its
+        tokens.
         """
         specs = self.contract.slices
         chosen = [(column, specs[name]) for column, name in enumerate(self.names) if name in specs]
@@ -196,7 +218,7 @@ def _stale(attributes: Mapping[str, Scalar]) -> float:
 
 
 def each_row(
-    attributes: _Own,
+    attributes: OwnAttributes,
     rows: Sequence[int],
     given: int,
     lengths: Sequence[int] | None = None,

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record import capture
 from kc_otel.record.measure.arrays import as_bool, on_gpu
+from kc_otel.record.work import on_host
 
 _MAX_NAMED_VERSIONS = 8
 """Versions that are spelled out; more are counted."""
@@ -24,17 +24,11 @@ _MAX_NAMED_VERSIONS = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchVersions:
-    """Training steps that sampled a batch, and the sequences of each.
+    """Training steps that sampled a batch, and the sequences of each."""
 
-    Attributes:
-        steps: The steps, rising, int64 [steps].
-        members: Slices of the sequences that hold tokens of each step, bool array [steps, slices].
-        straddling: Sequences that hold tokens of several.
-    """
-
-    steps: NDArray[np.int64]
-    members: Any
-    straddling: int
+    steps: NDArray[np.int64]  # rising
+    members: Any  # slices of the sequences that hold tokens of each step, bool [steps, slices]
+    straddling: int  # sequences that hold tokens of several
 
     def __str__(self) -> str:
         named = ",".join(str(step) for step in self.steps[-_MAX_NAMED_VERSIONS:].tolist())
@@ -44,8 +38,7 @@ class BatchVersions:
 def as_version(weights: Any) -> int | str | None:
     """A weight version as it was given, or as a number of NumPy or torch.
 
-    Raises:
-        ValueError: If it is neither a whole number nor a name, or lies on a device, from where it would be waited for.
+    ValueError if it is neither a whole number nor a name, or lies on a device, from where it would be waited for.
     """
     given = weights.item() if getattr(weights, "ndim", None) == 0 and not on_gpu(weights) else weights
     if isinstance(given, float) and given.is_integer():
@@ -56,11 +49,7 @@ def as_version(weights: Any) -> int | str | None:
 
 
 def split(weights: Any) -> tuple[int | str | None, Any]:
-    """Return the version of all tokens, or the versions of each; the other is None.
-
-    Raises:
-        ValueError: If there is one version, and it is neither a whole number nor a name.
-    """
+    """Return the version of all tokens, or the versions of each; the other is None."""
     if weights is None or isinstance(weights, str | int | float) or getattr(weights, "ndim", None) == 0:
         return as_version(weights), None
     return None, weights
@@ -69,26 +58,20 @@ def split(weights: Any) -> tuple[int | str | None, Any]:
 def batch_versions(
     version: int | str | None, per_token: Any, mask: Any, shape: tuple[int, ...], membership: NDArray[np.bool_]
 ) -> BatchVersions | None:
-    """The versions of a batch; None where they are not known as steps.
+    """The versions of a batch, of a `shape` [sequences, tokens]; None where they are not known as steps.
 
-    Args:
-        version: That of all tokens, where they have one.
-        per_token: The step that sampled each token, integers [sequences, tokens]; None where one sampled all.
-        mask: Mask of the tokens that count; None for all.
-        shape: Sequences and tokens.
-        membership: Slices of each sequence, bool [sequences, slices].
-
-    Raises:
-        ValueError: If they are not integers, or not one for each token.
+    All tokens have one `version`, or `per_token` has the step that sampled each. ValueError if these are not integers,
+    or not one for each token.
     """
     if per_token is None:
         known = isinstance(version, int)
         return BatchVersions(np.array([version]), membership.any(axis=0, keepdims=True), 0) if known else None
-    given = np.asarray(capture.on_host(per_token))
-    counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(capture.on_host(mask))
+    given = np.asarray(on_host(per_token))
+    counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(on_host(mask))
     if given.dtype.kind not in "iu" or counts.shape != given.shape:
-        msg = f"weights: versions of tokens are {given.dtype} {given.shape}; give an integer step for each token"
-        raise ValueError(msg)
+        raise ValueError(
+            f"weights: versions of tokens are {given.dtype} {given.shape}; give an integer step for each token"
+        )
     rows, places = np.nonzero(counts)
     steps, which = np.unique(given[rows, places].astype(np.int64), return_inverse=True)
     held = np.unique(rows * steps.size + which)  # one for each step of each sequence
@@ -100,17 +83,11 @@ def batch_versions(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """Sequences of a batch by the age of the weights that sampled them.
+    """Sequences of a batch by the age of the weights that sampled them: the first part of each, then the others."""
 
-    Attributes:
-        row: Sequence that each part is of [parts]; the first part of each sequence in their order, then the others.
-        lag: Versions that its weights are behind the training kernel's, those of its oldest token [parts].
-        mask: Which tokens each part holds, bool [parts, tokens]; None where no sequence has two parts.
-    """
-
-    row: NDArray[np.int64]
-    lag: list[int]
-    mask: NDArray[np.bool_] | None = None
+    row: NDArray[np.int64]  # sequence that each part is of [parts]
+    lag: list[int]  # versions that its weights are behind the training kernel's, those of its oldest token
+    mask: NDArray[np.bool_] | None = None  # which tokens each part holds, bool [parts, tokens]; None for all
 
     @property
     def again(self) -> NDArray[np.bool_]:
@@ -137,8 +114,8 @@ def parts_by_lag(
         return None
     if per_token is None:
         return Parts(rows, [max(train - version, 0)] * rows.size) if isinstance(version, int) else None
-    counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(capture.on_host(mask))
-    lag = np.where(counts, np.maximum(train - np.asarray(capture.on_host(per_token)).astype(np.int64), 0), 0)
+    counts = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(on_host(mask))
+    lag = np.where(counts, np.maximum(train - np.asarray(on_host(per_token)).astype(np.int64), 0), 0)
     oldest, stale = lag.max(axis=1, initial=0), lag > 0
     both = np.logical_and(stale.any(axis=1), (counts & ~stale).any(axis=1))
     if not both.any():

@@ -15,31 +15,22 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from kc_otel._extras import extra
 
 if TYPE_CHECKING:
-    from kc_otel.record.measure.weight_digest import TensorDigest
+    from kc_otel.record.measure.weight_digests import TensorDigest
 
 _MAX_LISTED_TENSORS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class EngineWeights:
-    """An engine's weights, under the trainer's names.
+    """An engine's weights, under the trainer's names."""
 
-    Attributes:
-        workers: Of each worker, digests by name.
-        absent: Why there is no digest of a tensor, by name.
-    """
-
-    workers: tuple[Mapping[str, TensorDigest], ...]
-    absent: Mapping[str, str]
+    workers: tuple[Mapping[str, TensorDigest], ...]  # of each worker, digests by name
+    absent: Mapping[str, str]  # why there is no digest of a tensor, by name
 
     @classmethod
     def of(cls, answers: Sequence[Mapping[str, Any]]) -> Self:
-        """Join the results of `module_digests` of all workers, as they are or through JSON.
-
-        Raises:
-            ValueError: If it is not that.
-        """
-        from kc_otel.record.measure.weight_digest import TensorDigest  # noqa: PLC0415 - it needs torch
+        """Join what `module_digests` of all workers answered, as it is or through JSON; else ValueError."""
+        from kc_otel.record.measure.weight_digests import TensorDigest  # noqa: PLC0415 - it needs torch
 
         try:
             workers = tuple(
@@ -55,23 +46,14 @@ class EngineWeights:
 
 @dataclass(frozen=True, slots=True)
 class UnequalTensor:
-    """A tensor that the engine has otherwise.
-
-    Attributes:
-        name: The trainer's.
-        trainer: Digest of the trainer's, in the engine's number format.
-        norm: Norm of the engine's.
-        apart: ||a - b|| / ||a||, estimated; nan where the engine has it in parts, on several workers.
-        stale: Whether it is what the trainer had at an earlier comparison.
-        reordered: Whether it has the same values in another order, such as rows of another layout.
-    """
+    """A tensor that the engine has otherwise."""
 
     name: str
-    trainer: TensorDigest
-    norm: float
-    apart: float
-    stale: bool
-    reordered: bool = False
+    trainer: TensorDigest  # digest of the trainer's, in the engine's number format
+    norm: float  # of the engine's
+    apart: float  # ||a - b|| / ||a||, estimated; nan where the engine has it in parts, on several workers
+    stale: bool  # whether it is what the trainer had at an earlier comparison
+    reordered: bool = False  # whether it has the same values in another order, such as rows of another layout
 
     def __str__(self) -> str:
         apart = "" if math.isnan(self.apart) else f", relative difference {self.apart:.2g}"
@@ -82,20 +64,12 @@ class UnequalTensor:
 
 @dataclass(frozen=True, slots=True)
 class WeightReport:
-    """Result of the check; its text names the first tensors that differ.
+    """Result of the check; its text names the first tensors that differ."""
 
-    Attributes:
-        unequal: Tensors that the engine has otherwise, in the trainer's order.
-        compared: How many were compared.
-        elements: Elements of those.
-        not_compared: Why the others were not, by name.
-        digests: Digests of the trainer's tensors, for the next comparison.
-    """
-
-    unequal: tuple[UnequalTensor, ...]
-    compared: int
-    elements: int
-    not_compared: Mapping[str, str]
+    unequal: tuple[UnequalTensor, ...]  # in the trainer's order
+    compared: int  # tensors
+    elements: int  # of those
+    not_compared: Mapping[str, str]  # why the others were not, by name
     digests: Mapping[str, TensorDigest] = field(repr=False)
 
     @property
@@ -123,20 +97,15 @@ class WeightReport:
 def compare_weights(
     trainer: Iterable[tuple[str, Any]], engine: EngineWeights, *, before: WeightReport | None = None
 ) -> WeightReport:
-    """Compare a trainer's tensors with an engine's digests, one after the other.
+    """Compare a trainer's whole tensors, such as `named_parameters()`, with an engine's digests, one after the other.
 
-    Args:
-        trainer: (name, whole tensor) pairs, as `named_parameters()` gives them; they may be made one by one.
-        engine: The engine's weights, requested with the shapes of these tensors.
-        before: The report of an earlier sync: a tensor that the engine still has from then is said to be so.
-
-    Raises:
-        ValueError: If a tensor has no values, or is split over processes.
+    A tensor that the engine still has from `before`, the report of an earlier sync, is said to be so. ValueError if a
+    tensor has no values, or is split over processes.
     """
     with extra("torch", "the comparison of weights"):
         import torch  # noqa: PLC0415 - only where weights are compared
 
-    from kc_otel.record.measure.weight_digest import digest_of  # noqa: PLC0415
+    from kc_otel.record.measure.weight_digests import digest_of  # noqa: PLC0415
 
     unequal, digests, not_compared, elements = [], {}, {}, 0
     for name, tensor in trainer:

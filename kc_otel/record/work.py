@@ -8,22 +8,229 @@
     Recorder.sampled, scored  -> KernelSide          |
     Recorder.rollout          -> KernelPair        --'
 
-Every kind of batch is made with the caller's own arrays, and copied by `taken` once there is room for it.
+Every kind of batch is made with the caller's own arrays, NumPy, torch or plain numbers. Once there is room for it,
+`taken` copies them on the caller's thread, on the device where they are and without waiting for it; the measuring
+thread lays them out.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import threading
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from opentelemetry import trace
 from opentelemetry.context import Context
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.record import capture
-from kc_otel.record.sequence_attributes import own_attributes
-from kc_otel.record.telemetry.pair_streams import KernelPair
+from kc_otel.record.kernel import KernelPair
+from kc_otel.record.measure.arrays import as_bool, is_tensor
+from kc_otel.record.slice_table import own_attributes
+
+Tree = Any
+"""An array of NumPy or torch, a list of them, one per sequence, or None."""
+DeviceEvent = Any
+"""A `torch.cuda.Event`, or None."""
+
+_RELAXED_CAPTURE: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_thread = threading.local()
+_NUMBER: Final = (int, float, np.generic)
+
+
+def size_of(data: Tree) -> int:
+    """Bytes that a copy of `data` takes."""
+    if data is None:
+        return 0
+    if isinstance(data, list | tuple):
+        return sum(8 if isinstance(item, _NUMBER) else size_of(item) for item in data)
+    if is_tensor(data):
+        return int(data.numel() * data.element_size())
+    return int(np.asarray(data).nbytes)
+
+
+def taken(data: Tree) -> Tree:
+    """A copy that the caller cannot reach, without its autograd graph."""
+    if data is None:
+        return None
+    if isinstance(data, list | tuple):
+        if all(isinstance(item, _NUMBER) for item in data):
+            return np.array(data)
+        return [taken(item) for item in data]
+    if is_tensor(data):
+        return data.detach().clone()
+    return np.array(data)
+
+
+def device_ready(*data: Tree) -> DeviceEvent:
+    """An event on the caller's CUDA stream after which the copies are complete; None when all of them are on the CPU.
+
+    RuntimeError if the stream is being captured into a CUDA graph, where nothing else may be enqueued.
+    """
+    device = next((item.device for tree in data for item in _leaves(tree) if is_tensor(item) and item.is_cuda), None)
+    if device is None:
+        return None
+    torch = sys.modules["torch"]
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a CUDA graph is being captured; compare outside of it")
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def measuring(ready: DeviceEvent) -> AbstractContextManager[Any]:
+    """The context in which a thread measures: no autograd, and on CUDA a stream of its own that waits for `ready`.
+
+    On a stream of its own, reading results back waits for the measuring alone and not for the caller's kernels.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return nullcontext()
+    if ready is None:
+        return torch.no_grad()  # type: ignore[no-any-return]
+    return _on_side_stream(torch, ready)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Arrays of a batch with one row per sequence, [sequences, tokens, ...]; None for those not given."""
+
+    arrays: dict[str, Any]
+    kept: list[int]  # index of each row in what the caller gave; others' arrays differ in length
+    given: int  # sequences that the caller gave
+
+
+def laid_out(arrays: dict[str, Tree], *, like: str, trailing: int = 0) -> Rows:
+    """Rows from what was taken: one sequence becomes a batch of one, lists are padded and the padding masked.
+
+    Arrays that do not fit each other are left to the input checks, except in lists, where rows of different lengths
+    have to be left out before the others can be stacked. The array `like` says how many sequences there are, and has so
+    many `trailing` axes after [sequences, tokens]: 1 for logits.
+    """
+    if any(isinstance(tree, list) for tree in arrays.values()):
+        return _padded(arrays, like)
+    if np.ndim(arrays[like]) == 0:
+        raise ValueError(f"{like}: is one number; give those of a sequence, [tokens]")
+    given = {name: tree for name, tree in arrays.items() if tree is not None}
+    if not all(is_tensor(tree) for tree in given.values()):
+        given = {name: on_host(tree) for name, tree in given.items()}
+    if given[like].ndim == 1 + trailing:
+        given = {
+            name: tree if name == "advantages" and tree.shape == (1,) else tree[None] for name, tree in given.items()
+        }
+    sequences = given[like].shape[0]
+    return Rows({name: given.get(name) for name in arrays}, list(range(sequences)), sequences)
+
+
+def row_of(data: Tree, row: int) -> Any:
+    """Return a row of a list or array, on the host; a single row belongs to all sequences, None to none."""
+    if data is None:
+        return ()
+    if isinstance(data, list) or data.ndim > 1:
+        return on_host(data[row])
+    return on_host(data)
+
+
+def per_sequence(name: str, data: Tree, sequences: int) -> NDArray[np.float64]:
+    """Return a number for each sequence, float64 [sequences]; NaN for None."""
+    if isinstance(data, list):
+        data = [np.nan if value is None else on_host(value) for value in data]
+        if any(np.size(value) != 1 for value in data):
+            raise ValueError(f"{name}: not one number for each sequence; one has {max(map(np.size, data))}")
+        found = np.array([np.reshape(value, ()) for value in data], dtype=np.float64)
+    else:
+        found = np.atleast_1d(on_host(data)).astype(np.float64)
+    if found.shape != (sequences,):
+        raise ValueError(f"{name}: shape {found.shape} for {sequences} sequences; give one number for each")
+    return found
+
+
+def one_shape(arrays: dict[str, Any]) -> bool:
+    """Return True if the arrays of a batch fit each other; `advantages` may have one value per sequence."""
+    shapes = {name: tuple(data.shape) for name, data in arrays.items() if data is not None}
+    if len(shapes.get("advantages", ())) == 1:
+        del shapes["advantages"]
+    return len(set(shapes.values())) == 1
+
+
+def on_host(data: Any) -> Any:
+    """A NumPy array of what was taken; half precision becomes float32, which holds it exactly."""
+    if not is_tensor(data):
+        return np.asarray(data)
+    torch = sys.modules["torch"]
+    if data.dtype in (torch.bfloat16, torch.float16):
+        data = data.float()
+    return data.cpu().numpy()
+
+
+def _padded(arrays: dict[str, Tree], like: str) -> Rows:
+    lists: dict[str, Any] = {name: _as_list(tree) for name, tree in arrays.items() if tree is not None}
+    sequences = len(lists[like])
+    for name, rows in lists.items():
+        if len(rows) != sequences:
+            raise ValueError(f"{name}: {len(rows)} sequences, but {like} has {sequences}")
+    lists["advantages"] = _spread(lists.get("advantages"), lists[like])
+    lists = {name: rows for name, rows in lists.items() if rows is not None}
+    kept = [i for i in range(sequences) if len({rows[i].shape[0] for rows in lists.values()}) == 1]
+    lengths = np.array([lists[like][i].shape[0] for i in kept], dtype=np.int64)
+    width = int(lengths.max(initial=0))
+    out = {name: _stacked([rows[i] for i in kept], width) for name, rows in lists.items() if kept}
+    inside = np.arange(width) < lengths[:, None]
+    if "mask" in out:
+        inside = inside & as_bool(out["mask"])
+    out["mask"] = inside
+    return Rows({name: out.get(name) for name in {*arrays, "mask"}}, kept, sequences)
+
+
+def _as_list(tree: Tree) -> list[Any]:
+    rows = [on_host(item) for item in tree]
+    return [row if row.ndim else row[None] for row in rows]
+
+
+def _spread(advantages: list[Any] | None, like: list[Any]) -> list[Any] | None:
+    if advantages is None:
+        return None
+    return [np.full(row.shape[0], a[0]) if a.shape == (1,) else a for a, row in zip(advantages, like, strict=True)]
+
+
+def _stacked(rows: Sequence[Any], width: int) -> Any:
+    out = np.zeros((len(rows), width, *rows[0].shape[1:]), dtype=np.result_type(*rows))
+    for row, into in zip(rows, out, strict=True):
+        into[: row.shape[0]] = row
+    return out
+
+
+def _leaves(tree: Tree) -> Sequence[Any]:
+    return tree if isinstance(tree, list) else (tree,)
+
+
+def _allow_captures() -> None:
+    """Let this thread allocate and wait while another one captures a CUDA graph, which would otherwise be invalid.
+
+    Source: CUDA driver API, cuThreadExchangeStreamCaptureMode: a thread in relaxed mode may call what is unsafe in a
+    capture, and this thread captures nothing.
+    """
+    if getattr(_thread, "relaxed", False):
+        return
+    _thread.relaxed = True
+    with suppress(OSError, AttributeError):  # no driver of NVIDIA's, or one from before such modes
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED_CAPTURE)))
+
+
+def _on_side_stream(torch: Any, ready: Any) -> AbstractContextManager[Any]:
+    _allow_captures()
+    stack = ExitStack()
+    stream = torch.cuda.Stream(device=ready.device)
+    stream.wait_event(ready)
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(torch.cuda.stream(stream))
+    return stack
+
 
 Processing = Mapping[str, Scalar]
 """Temperature, top-p and the like, by name."""
@@ -37,21 +244,13 @@ Role = Literal["sampled", "scored"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchOrigin:
-    """Origin of a batch.
+    """Origin of a batch."""
 
-    Attributes:
-        pair: The kernel pair that was current.
-        attributes: Attributes of the sequences, as they were given; once taken, `OwnAttributes`.
-        parent: Trace context of the caller.
-        links: Further spans that the batch belongs to.
-        at: When it was given to the recorder, unix nanoseconds.
-    """
-
-    pair: KernelPair
-    attributes: Any = None
-    parent: Context | None = None
-    links: Sequence[trace.SpanContext] = ()
-    at: int = 0
+    pair: KernelPair  # the kernel pair that was current
+    attributes: Any = None  # of the sequences, as they were given; once taken, `OwnAttributes`
+    parent: Context | None = None  # trace context of the caller
+    links: Sequence[trace.SpanContext] = ()  # further spans that the batch belongs to
+    at: int = 0  # when it was given to the recorder, unix nanoseconds
 
     @property
     def spans(self) -> tuple[trace.SpanContext, ...]:
@@ -68,61 +267,50 @@ class BatchOrigin:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class QueuedBatch:
-    """Arrays, NumPy or torch, and where they come from.
-
-    Attributes:
-        origin: Where it comes from.
-        ready: CUDA event after which the copies are complete; None where none of them is on a device.
-    """
+    """Arrays, NumPy or torch, and where they come from."""
 
     origin: BatchOrigin
-    ready: capture.DeviceEvent = None
+    ready: DeviceEvent = None  # after it the copies are complete; None where none of them is on a device
 
     @property
     def nbytes(self) -> int:
         """Bytes that a copy of the arrays takes."""
-        return sum(capture.size_of(data) for data in self.arrays.values())
+        return sum(size_of(data) for data in self.arrays.values())
 
     @property
-    def arrays(self) -> dict[str, capture.Tree]:
-        """The arrays by name: what is declared as a `capture.Tree`."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.type == "capture.Tree"}
+    def arrays(self) -> dict[str, Tree]:
+        """The arrays by name: what is declared as a `Tree`."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.type == "Tree"}
 
     @property
-    def per_token(self) -> dict[str, capture.Tree]:
+    def per_token(self) -> dict[str, Tree]:
         """The arrays with one value, or one row of logits, per sampled token."""
         return {name: data for name, data in self.arrays.items() if name not in {"prompts", "rewards"}}
 
     def taken(self) -> Self:
         """The same with copies of the arrays, on the device where they are."""
         given = ((name, data) for name, data in self.arrays.items() if data is not None)
-        copies: dict[str, Any] = {name: capture.taken(data) for name, data in given}
-        return replace(self, origin=self.origin.taken(), ready=capture.device_ready(*copies.values()), **copies)
+        copies: dict[str, Any] = {name: taken(data) for name, data in given}
+        return replace(self, origin=self.origin.taken(), ready=device_ready(*copies.values()), **copies)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SampledComparison(QueuedBatch):
-    """Both kernels' log-probabilities of sampled tokens; arguments as in `Recorder.compare`.
+    """Both kernels' log-probabilities of sampled tokens; arguments as in `Recorder.compare`."""
 
-    Attributes:
-        versions: Instead of the inference kernel's one weight version, the step of each token, [sequences, tokens].
-        positions: Position of each token in its response, [sequences, tokens], where what a mask left out is gone.
-        prompts: Prompt tokens of each sequence, where `groups` does not name the prompts.
-    """
-
-    train: capture.Tree
-    inference: capture.Tree
-    mask: capture.Tree = None
-    advantages: capture.Tree = None
-    token_ids: capture.Tree = None
-    inference_token_ids: capture.Tree = None
-    train_kept: capture.Tree = None
-    inference_kept: capture.Tree = None
-    rewards: capture.Tree = None
-    versions: capture.Tree = None
-    positions: capture.Tree = None
+    train: Tree
+    inference: Tree
+    mask: Tree = None
+    advantages: Tree = None
+    token_ids: Tree = None
+    inference_token_ids: Tree = None
+    train_kept: Tree = None
+    inference_kept: Tree = None
+    rewards: Tree = None
+    versions: Tree = None  # instead of one weight version, the step of each token
+    positions: Tree = None  # in the response, where what a mask left out is gone
     groups: Any = None
-    prompts: capture.Tree = None
+    prompts: Tree = None  # tokens of each sequence's prompt, where `groups` does not name it
     group_size: int | Sequence[int] | None = None
     processing: tuple[Processing, Processing] | None = None
     weights: tuple[Weights, Weights] = (None, None)
@@ -133,10 +321,10 @@ class SampledComparison(QueuedBatch):
 class LogitsComparison(QueuedBatch):
     """Both kernels' logits; arguments as in `Recorder.compare_logits`, `targets` the tokens that were sampled."""
 
-    train: capture.Tree
-    inference: capture.Tree
-    mask: capture.Tree = None
-    targets: capture.Tree = None
+    train: Tree
+    inference: Tree
+    mask: Tree = None
+    targets: Tree = None
     processing: tuple[Processing, Processing] | None = None
     weights: tuple[Weights, Weights] = (None, None)
 
@@ -146,9 +334,9 @@ class OperatorComparison(QueuedBatch):
     """Two outputs of one operator; arguments as in `Recorder.compare_operator`."""
 
     operator: str
-    train: capture.Tree
-    inference: capture.Tree
-    mask: capture.Tree = None
+    train: Tree
+    inference: Tree
+    mask: Tree = None
     ulp_of: Any = None
     of_batches: bool = False
 
@@ -157,9 +345,9 @@ class OperatorComparison(QueuedBatch):
 class RouteComparison(QueuedBatch):
     """Two kernels' routes; arguments as in `Recorder.compare_routes`."""
 
-    train: capture.Tree
-    inference: capture.Tree
-    mask: capture.Tree = None
+    train: Tree
+    inference: Tree
+    mask: Tree = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -167,28 +355,22 @@ class RuntimeValue(QueuedBatch):
     """An observation of a runtime quantity; arguments as in `Recorder.observe`."""
 
     quantity: str
-    value: capture.Tree
+    value: Tree
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KernelSide(QueuedBatch):
-    """One kernel's log-probabilities of sampled tokens, to be compared with the other's when they come.
-
-    Attributes:
-        role: Which side it is; arguments as in `Recorder.sampled` and `Recorder.scored`.
-        prompts: Prompt tokens, [sequences, prompt tokens] or a list of them; they are part of a sequence's own name.
-        versions: Instead of the one weight version, the step that sampled each token.
-    """
+    """One kernel's side of a comparison, until the other's comes; arguments as in `Recorder.sampled` and `scored`."""
 
     role: Role
-    token_ids: capture.Tree
-    logprobs: capture.Tree
-    kept: capture.Tree = None
-    mask: capture.Tree = None
-    advantages: capture.Tree = None
-    prompts: capture.Tree = None
-    rewards: capture.Tree = None
-    versions: capture.Tree = None
+    token_ids: Tree
+    logprobs: Tree
+    kept: Tree = None
+    mask: Tree = None
+    advantages: Tree = None
+    prompts: Tree = None  # [sequences, prompt tokens] or a list of them; part of a sequence's own name
+    rewards: Tree = None
+    versions: Tree = None  # instead of the one weight version, the step that sampled each token
     key: Hashable | list[Hashable] = None
     processing: Processing | None = None
     weights: Weights = None

@@ -53,11 +53,7 @@ T = TypeVar("T")
 
 
 class ReasonCounts(PerProcess):
-    """Counts by reason, of this process and from any thread; the first of a reason is logged with its cause.
-
-    Args:
-        message: Log message before the cause, with %s for the reason.
-    """
+    """Counts by reason, of this process and any thread; the first of each is logged as `message`, %s the reason."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -101,17 +97,11 @@ class BoundedWorker(PerProcess, Generic[T]):
     starts with the first item. A forked child begins with an empty queue and a thread of its own. When the interpreter
     exits, what waits has 5 s.
 
-    What is left out is given to `drop`, by reason: `queue-full`; `too-large`, an item larger than the queue;
-    `closed`, put after closing or not handled before; `capture-failed`, it could not be made; `failed`, the handler
-    raised, which ends nothing.
-
-    Args:
-        handle: Called with the oldest items, one as a rule and at most `batch`, or with none when `wake` asks for it.
-        drop: Called with a reason, why, and how many items; from any thread.
-        name: Of the thread.
-        max_bytes: Most bytes, by the sizes given to `put`.
-        batch: Most items that are handled at once.
-        wake: Seconds after which the handler is called although nothing came, asked before each wait; None for never.
+    `handle` gets the oldest items, one as a rule and at most `batch`, or none when `wake` asks for it: the seconds
+    after which it is called although nothing came, asked before each wait; None for never. `drop` gets a reason, why,
+    and how many items, from any thread: `queue-full`; `too-large`, an item larger than the queue; `closed`, put after
+    closing or not handled before; `capture-failed`, it could not be made; `failed`, the handler raised, which ends
+    nothing.
     """
 
     _waiting: deque[tuple[T, int]]

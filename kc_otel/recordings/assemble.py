@@ -11,14 +11,11 @@ from numpy.typing import NDArray
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.slices import LENGTH
 from kc_otel.record.measure.altered import offset_by_row
-from kc_otel.record.measure.arrays import as_bool
+from kc_otel.record.measure.arrays import Block, as_bool
 from kc_otel.record.measure.checks import InvalidReason, check_block, difference
-from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.penalties import LOOK, penalised
 from kc_otel.record.measure.remarks import swapped
-from kc_otel.record.measure.same_prompt import TOO_SURE, more_than_all
-from kc_otel.record.measure.sampled import saturated
-from kc_otel.record.measure.truncation import renormalised
+from kc_otel.record.measure.sampled import renormalised, saturated
+from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
 from kc_otel.recordings.columns import FLOATS, LOGITS, MASK
 from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of
 from kc_otel.recordings.rows import Problems, Ragged, RaggedTable

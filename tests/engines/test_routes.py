@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.record.operator_rows import route_disagreement
+from kc_otel.record.operator_drift import route_disagreement
 from tests.engines._routes_run import CHOSEN, LAYERS, mixture
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from kc_otel.integrations.operators import Case, OperatorPair, cases_over, compare_callables
-from kc_otel.record.measure.operator_drift import compare_outputs
+from kc_otel.record.operator_drift import compare_outputs
 
 
 @torch.library.custom_op("kc_otel_tests::scale", mutates_args=())

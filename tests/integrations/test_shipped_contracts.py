@@ -13,8 +13,8 @@ from kc_otel.integrations.slime import slime_hooks
 from kc_otel.integrations.trl.rollouts import own_attributes
 from kc_otel.integrations.verl.logged_batch import LoggedBatch
 from kc_otel.integrations.vllm.completion import _automatic
+from kc_otel.record.guided_loop import quarantine
 from kc_otel.record.recorder import Recorder
-from kc_otel.record.rollout_quarantine import quarantine
 
 SHIPPED = sorted((Path(__file__).parents[2] / "contracts").glob("*.yaml"))
 YOURS = {"task", "language", "turns", "batch_size", "chunked_prefill"}

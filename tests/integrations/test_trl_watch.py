@@ -265,7 +265,7 @@ def test_what_cannot_be_watched_is_refused_with_a_remedy(contract, recorders):
         instrument(trainer, recorders(contract=contract()))
     assert "compute_loss" not in vars(trainer)
     with pytest.raises(TypeError, match="the recorder has its own"):
-        instrument(Trainer(reward), recorders(), inference=recorders()._process.pair.inference)
+        instrument(Trainer(reward), recorders(), inference=recorders()._pair.inference)
 
 
 def test_from_a_contract_it_makes_and_shuts_down_its_own_recorder(contract, monkeypatch):
@@ -273,7 +273,7 @@ def test_from_a_contract_it_makes_and_shuts_down_its_own_recorder(contract, monk
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     trainer = Trainer(reward)
     with instrument(trainer, contract(), attributes={"model": "7b"}) as watch:
-        kernel = watch.recorder._process.pair.train
+        kernel = watch.recorder._pair.train
         assert (kernel.engine, kernel.dtype, kernel.hardware) == ("torch", "float32", "cpu")
         trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS))
         watch.recorder.force_flush()

@@ -8,9 +8,8 @@ import math
 import pytest
 import torch
 
-from kc_otel.record.measure.module_digests import module_digests, tail_of
 from kc_otel.record.measure.rounded_updates import UpdateWatch
-from kc_otel.record.measure.weight_digest import TensorDigest, digest_of
+from kc_otel.record.measure.weight_digests import TensorDigest, digest_of, module_digests, tail_of
 from kc_otel.record.weights_arrived import EngineWeights, compare_weights
 
 NAMES = {
@@ -37,7 +36,6 @@ def trainer():
 
 
 def engine_of(tensors, dtype=torch.bfloat16):
-    """A module with these tensors under vLLM's names."""
     root = torch.nn.Module()
 
     def put(path, tensor):
@@ -64,7 +62,6 @@ def engine_of(tensors, dtype=torch.bfloat16):
 
 
 def asked(*engines):
-    """What engines answer, through JSON."""
     shapes = {name: list(shape) for name, shape in NAMES.items()}
     return EngineWeights.of([json.loads(json.dumps(module_digests(engine, shapes))) for engine in engines])
 
@@ -78,7 +75,6 @@ def test_everything_arrived_in_an_engine_that_fuses_and_pads(trainer):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_tensor_that_is_late_is_the_one_that_is_named(trainer, name):
-    """One element of one tensor is enough, and the share of elements is that of the tensor."""
     engine = engine_of(trainer)
     sent = {**trainer, name: trainer[name].clone()}
     sent[name].view(-1)[3] += 0.5
@@ -135,7 +131,6 @@ def test_workers_that_split_a_tensor_have_it_together(trainer):
 
 
 def test_what_cannot_be_compared_is_named_and_is_no_mismatch(trainer):
-    """A tensor that the engine has not, or in eight bits with scales."""
     engine = engine_of(trainer)
     engine.language_model.norm.weight.data = engine.language_model.norm.weight.data.to(torch.float8_e4m3fn)
     report = compare_weights([*trainer.items(), ("model.lm_head.weight", torch.ones(2))], asked(engine))
@@ -148,7 +143,6 @@ def test_what_cannot_be_compared_is_named_and_is_no_mismatch(trainer):
 
 
 def test_an_answer_that_holds_no_digests_is_refused():
-    """Of another worker method, or cut short."""
     for wrong in ({}, {"tensors": {"a": {"shape": [1]}}, "absent": {}}, {"tensors": [], "absent": {}}):
         with pytest.raises(ValueError, match="no digests of weights"):
             EngineWeights.of([wrong])
@@ -161,7 +155,7 @@ def test_digests_of_many_blocks_are_those_of_one(monkeypatch):
     """Whatever the block, the same digest, which passes through JSON; -0.0 is not 0.0."""
     tensor = torch.randn(1000, generator=torch.Generator().manual_seed(2))
     whole = digest_of(tensor)
-    monkeypatch.setattr("kc_otel.record.measure.weight_digest._BLOCK", 61)
+    monkeypatch.setattr("kc_otel.record.measure.weight_digests._BLOCK", 61)
     cut = digest_of(tensor)
     assert (cut.places, cut.values) == (whole.places, whole.values)
     assert cut.sketch == pytest.approx(whole.sketch)
@@ -188,7 +182,6 @@ def test_updates_smaller_than_a_step_of_the_engines_format_are_counted():
 
 
 def test_names_have_an_end_in_common():
-    """Wrappers and prefixes of trainers go, and the layer stays."""
     assert tail_of("_orig_mod.model.layers.10.mlp.up_proj.weight") == "layers.10.mlp.up_proj.weight"
     assert tail_of("transformer.h.0.ln_1.bias") == "h.0.ln_1.bias"
     assert tail_of("lm_head.weight") == "lm_head.weight"

@@ -20,9 +20,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import QUANTITIES
 from kc_otel.integrations.vllm.instrumentor import RECORDED, CaptureCounters
+from kc_otel.record.guided_loop import quarantine
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
-from kc_otel.record.rollout_quarantine import quarantine
 
 TOKENS, EXPORTS, STEP = 16, 7, 40
 """Tokens of a sequence, exports, and seconds between two of them."""

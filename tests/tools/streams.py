@@ -26,7 +26,7 @@ from kc_otel.judge.histograms import difference, union
 from kc_otel.judge.statistics import clause_interval
 from kc_otel.judge.verdict import Status
 from kc_otel.record.telemetry.accumulate import Accumulator
-from kc_otel.record.telemetry.sdk_points import histogram, histogram_point
+from kc_otel.record.telemetry.pair_streams import histogram, histogram_point
 from kc_otel.stats import ExponentialHistogram, Interval, affine
 from kc_otel.stats.means import capped_mean_interval
 from tests.tools.bernstein import bernstein_interval

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.fields import operator_name
 from kc_otel.contract.slices import Scalar
-from kc_otel.record import capture
 from kc_otel.record.measure.arrays import is_tensor
-from kc_otel.record.measure.operator_drift import OperatorDrift, batch_outputs, compare_outputs
-from kc_otel.record.operator_rows import output_of, values_of
+from kc_otel.record.operator_drift import OperatorDrift, batch_outputs, compare_outputs, output_of, values_of
+from kc_otel.record.work import measuring
 
 if TYPE_CHECKING:
     from kc_otel.record.recorder import Recorder
@@ -228,7 +227,7 @@ def _report(
     ulp_of: Any,
 ) -> CaseReport:
     try:
-        with capture.measuring(None):
+        with measuring(None):
             inputs = list(case.inputs())
             outputs = [output_of(kernel(*_copies(inputs))) for kernel in (train, inference)]
             mask = None if case.mask is None else case.mask()

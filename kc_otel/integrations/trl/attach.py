@@ -10,8 +10,8 @@ from kc_otel._extras import extra
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.trl.instrumented_trainer import InstrumentedTrainer
+from kc_otel.record.engine import DriftLog
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.process import DriftLog
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
 

@@ -28,8 +28,8 @@ from typing import Any, Final, Self
 from kc_otel.contract.slices import Scalar
 from kc_otel.integrations.transformers import log_verdicts, wrap
 from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, RolloutBatches, own_attributes
+from kc_otel.record.guided_loop import Quarantine, judgeable, quarantine
 from kc_otel.record.recorder import Recorder
-from kc_otel.record.rollout_quarantine import Quarantine, judgeable, quarantine
 from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.comparable import effective
 

@@ -40,9 +40,9 @@ from kc_otel.judge.verdict import Evaluation
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause, by_contract, judge, recordable
 from kc_otel.offline.gate.sampling_terms import in_force
 from kc_otel.record.kernel import Kernel
-from kc_otel.record.measure.packing import Block
+from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.remarks import remarks
-from kc_otel.record.measure.storage_grid import CoarseSide, coarse_side
+from kc_otel.record.measure.rounding import CoarseSide, coarse_side
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import load_recording, source_files

@@ -14,24 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.pairing_faults import (
+from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.faults import (
     CHANCE,
     FLOOR_NATS,
     NUCLEUS,
     RUN,
     UNSURE,
+    Fault,
     Floats,
     Found,
     Mask,
-    PairingFault,
     equal_numbers,
     every_row,
     fault_at,
     fine,
     improbable,
-    of_all,
-    placeholder_at,
     row_of,
     runs_of,
     same_numbers,
@@ -102,10 +100,7 @@ _DRIFTING_ROWS: Final = 4
 def looks_altered(block: Block, log_w: Floats, edges: tuple[Floats, ...]) -> bool:
     """Return True if numbers look changed enough for the checks here and in `fillers`, however small the drift.
 
-    Args:
-        block: The rows.
-        log_w: l = log P - log Q of each token.
-        edges: Largest log P and log Q of each row, and smallest ones.
+    `log_w` is l of each token; `edges` are the largest log P and log Q of each row, and the smallest ones.
     """
     some = slice(0, _LOOK_TOKENS)
     for number, (side, other, _) in enumerate(block.sides):
@@ -132,13 +127,10 @@ def looks_altered(block: Block, log_w: Floats, edges: tuple[Floats, ...]) -> boo
     )
 
 
-def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> list[PairingFault]:
+def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> Found:
     """Sides whose numbers are sums or means over tokens, or went through a softmax twice.
 
-    Args:
-        block: The rows.
-        edges: As in `looks_altered`.
-        apart: Whether the sides differ by nats, so that the inference side may be sound where the other is not.
+    `apart` says that the sides differ by nats, so that the inference side may be sound where the other is not.
     """
     if found := offset_by_row(block):
         return found
@@ -162,7 +154,7 @@ def no_logprobs(block: Block, edges: tuple[Floats, ...], *, apart: bool) -> list
     return found
 
 
-def offset_by_row(block: Block) -> list[PairingFault]:
+def offset_by_row(block: Block) -> Found:
     """Rows, most of them, in which the sides differ by one number throughout, and by another in other rows."""
     log_w = block.train[:_LOOK_TOKENS].astype(np.float64) - block.inference[:_LOOK_TOKENS]
     if 4 * np.count_nonzero(np.abs(np.diff(log_w)) <= _LAST_BITS) < 3 * log_w.size:
@@ -186,10 +178,10 @@ def offset_by_row(block: Block) -> list[PairingFault]:
     spread = f"{sizes[0]:.3g} to {sizes[-1]:.3g}"
     said = f"the sides differ by one number at all tokens of a sequence, by {spread}: a mean or "
     said += "a sum over the sequence (GSPO's ratio, a baseline) was added to each token's number"
-    return [PairingFault(InvalidReason.NOT_LOGPROBS, rows, said)]
+    return [Fault(InvalidReason.NOT_LOGPROBS, rows, said)]
 
 
-def never_sure(block: Block, edges: tuple[Floats, ...]) -> list[PairingFault]:
+def never_sure(block: Block, edges: tuple[Floats, ...]) -> Found:
     """Numbers of which none is half of the mass, many are nearly as much as any, and others are far below.
 
     The k-th entry of a list of the likeliest tokens is at most 1/k, on both sides where one function reads both lists,
@@ -206,7 +198,7 @@ def never_sure(block: Block, edges: tuple[Floats, ...]) -> list[PairingFault]:
     return every_row(block, InvalidReason.NOT_SAMPLED, said)
 
 
-def shifted(block: Block) -> list[PairingFault]:
+def shifted(block: Block) -> Found:
     """Sides that give one number less to all tokens that the other is sure of: what they add up to is not 1."""
     for side, other, name in block.sides:
         sure = other > _SURE_SIDE[0]
@@ -288,8 +280,7 @@ def repeated_in_rows(block: Block, known: Mask) -> Found:
     tokens = np.zeros(block.train.size, dtype=np.bool_)
     tokens[telling[np.repeat(many, often)]] = True
     said = f"{tokens.sum():,} tokens have a number of their sequence that is there up to {often.max():,} times"
-    finding, _ = placeholder_at(block, tokens, f"{said}, on both sides")
-    return [(of_all(block, finding), tokens)]
+    return [fault_at(block, tokens, f"{said}, on both sides", of_all=True)]
 
 
 def copied_runs(block: Block, known: Mask) -> Found:
@@ -311,7 +302,7 @@ def copied_runs(block: Block, known: Mask) -> Found:
     if tokens is None:
         return []
     said = f"{tokens.sum():,} tokens are the same number on both sides, up to {length.max():,} in a row, where others "
-    return [placeholder_at(block, tokens, said + "differ: one side is a copy of the other there")]
+    return [fault_at(block, tokens, said + "differ: one side is a copy of the other there")]
 
 
 def copied_tokens(block: Block, known: Mask) -> Found:
@@ -333,7 +324,7 @@ def copied_tokens(block: Block, known: Mask) -> Found:
         return []
     said = f"{tokens.sum():,} tokens among others are the same number on both sides, where those differ by {median:.2g}"
     said += f" and by {largest:.3g} at most" if cut else ""
-    return [(of_all(block, placeholder_at(block, tokens, f"{said}: one side is a copy of the other there")[0]), tokens)]
+    return [fault_at(block, tokens, f"{said}: one side is a copy of the other there", of_all=True)]
 
 
 def copied_rows(block: Block, known: Mask) -> Found:
@@ -355,7 +346,7 @@ def copied_rows(block: Block, known: Mask) -> Found:
     said = "both sides are the same number in every token, where other sequences differ by "
     which = np.repeat(copies, block.lengths)
     said += f"{np.mean(apart[of_drifting]):.2g}: one side is a copy of the other, or those came from another kernel"
-    return [placeholder_at(block, which, said)]
+    return [fault_at(block, which, said)]
 
 
 def clipped(block: Block, known: Mask) -> Found:
@@ -378,11 +369,11 @@ def clipped(block: Block, known: Mask) -> Found:
         if surely_more(pile, pile + near, max(1e-3, 2.0 * _LAST_BITS / (0.05 * largest))):
             tokens = telling & (sign * log_w >= largest - _LAST_BITS)
             said = f"{tokens.sum():,} tokens differ by {sign * largest:.6g}, and none by more: cut there"
-            return [(of_all(block, fault_at(block, tokens, InvalidReason.NOT_LOGPROBS, said)), tokens)]
+            return [fault_at(block, tokens, said, InvalidReason.NOT_LOGPROBS, of_all=True)]
     return []
 
 
-def left_out(block: Block) -> list[PairingFault]:
+def left_out(block: Block) -> Found:
     """Differences of the sides of which many lie next to the largest one, where the tail of a drift has a handful.
 
     Two mixtures of the same two models differ by no more than the ratio of their weights either: they come to a pile
@@ -401,7 +392,7 @@ def left_out(block: Block) -> list[PairingFault]:
         if even and _edge(size) and np.unique(block.inference[tokens]).size > 2 * _EDGE_TOKENS:
             spread = f"{0.9 * sign * largest:.3g} to {sign * largest:.3g}"
             said = f"{tokens.sum():,} tokens differ by {spread}, and none by more: those were left out, or masked"
-            return [of_all(block, fault_at(block, tokens, InvalidReason.NOT_LOGPROBS, said))]
+            return [fault_at(block, tokens, said, InvalidReason.NOT_LOGPROBS, of_all=True)]
     return []
 
 

@@ -8,7 +8,7 @@ and the drift they cause is real.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,21 +17,12 @@ from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
 from kc_otel.record.measure.altered import left_out, looks_altered, never_sure, no_logprobs, shifted
-from kc_otel.record.measure.arrays import as_host, is_tensor
+from kc_otel.record.measure.arrays import Block, SampledBatch, as_host, is_tensor
+from kc_otel.record.measure.faults import Fault, Found, without
 from kc_otel.record.measure.fillers import agree_in_runs, constants
-from kc_otel.record.measure.packing import Block, SampledBatch
-from kc_otel.record.measure.pairing_faults import PairingFault, without
-from kc_otel.record.measure.processing import (
-    looks_processed,
-    looks_processed_together,
-    patterns,
-    surer_rows,
-    temperature_like,
-    together_temperature_like,
-    truncation_like,
-)
-from kc_otel.record.measure.rounded_copies import looks_rounded
-from kc_otel.record.measure.same_tokens import likeliest, looks_unlike, not_told, other_places, other_tokens
+from kc_otel.record.measure.processing import doubtful, processing_faults
+from kc_otel.record.measure.rounding import looks_rounded
+from kc_otel.record.measure.same_tokens import likeliest, not_told, other_places, other_tokens
 from kc_otel.record.measure.sampled import saturated
 
 __all__ = [
@@ -41,9 +32,7 @@ __all__ = [
     "check",
     "check_block",
     "check_declared",
-    "check_patterns",
     "difference",
-    "doubtful",
     "failed",
     "held_together",
     "same_shape",
@@ -67,67 +56,34 @@ _MIN_SEQUENCES: Final = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedRows:
-    """Result of the checks on some rows.
+    """Result of the checks on some rows."""
 
-    Attributes:
-        codes: An `InvalidReason` for each, int8 [rows].
-        why: Findings in words, by reason; only where they add to the reason. Under `VALID`, what could not be checked.
+    codes: NDArray[np.int8]  # an `InvalidReason` for each, int8 [rows]
+    why: dict[InvalidReason, str]  # findings, where they add to the reason; under `VALID`, what could not be checked
+
+    def note(self, faults: Found) -> None:
+        """Add faults: a row's reason is the first of its own, and what most rows have is told first."""
+        for fault in reversed(faults):
+            self.codes[fault.rows] = fault.reason
+        for fault in sorted(faults, key=lambda fault: fault.rows.size, reverse=True):
+            if fault.what:
+                said = fault.of(self.codes.size)
+                self.why[fault.reason] = f"{self.why[fault.reason]}; {said}" if fault.reason in self.why else said
+
+
+def check(train: Any, inference: Any, *, mask: Any = None, density: bool = False) -> NDArray[np.int8]:
+    """An `InvalidReason` for each sequence of a batch of sampled log-probabilities, int8 [sequences].
+
+    Arrays are [sequences, tokens], NumPy or torch; where `mask` is 0 they may hold anything. For `density` see
+    `check_block`.
     """
-
-    codes: NDArray[np.int8]
-    why: dict[InvalidReason, str]
-
-
-def check(
-    train: Any,
-    inference: Any,
-    *,
-    mask: Any = None,
-    train_token_ids: Any = None,
-    inference_token_ids: Any = None,
-    processing: tuple[Mapping[str, object], Mapping[str, object]] | None = None,
-    prompt_ids: tuple[Sequence[Any], Sequence[Any]] | None = None,
-    density: bool = False,
-) -> NDArray[np.int8]:
-    """Check a batch of sampled log-probabilities.
-
-    Args:
-        train: log P(y), [sequences, tokens], NumPy or torch.
-        inference: log Q(y) of the same tokens.
-        mask: Which tokens count, bool or int, same shape; the others may hold anything.
-        train_token_ids: Tokens that `train` scores, same shape.
-        inference_token_ids: Tokens that `inference` scores, same shape. Compared when both are given.
-        processing: The caller's declaration of each side's sampling processing, (train, inference).
-        prompt_ids: The prompts that each side saw, (train, inference), integers [prompt] for each sequence: nothing in
-            the log-probabilities tells one that was decoded and encoded again from drift.
-        density: As in `check_block`.
-
-    Returns:
-        An `InvalidReason` per sequence, int8 [sequences].
-
-    Raises:
-        ValueError: If `train` is not two-dimensional or does not hold real numbers, or there is not one prompt for each
-            sequence on both sides.
-    """
-    if not same_shape(train, inference, mask, train_token_ids, inference_token_ids):
+    if not same_shape(train, inference, mask):
         return np.full(len(train), InvalidReason.SHAPE_MISMATCH, dtype=np.int8)
     batch = SampledBatch.of(train, inference, mask)
-    codes = check_declared(batch.lengths.size, batch.mask, train_token_ids, inference_token_ids, processing)
-    codes[(codes == InvalidReason.VALID) & (batch.lengths == 0)] = InvalidReason.NO_TOKENS
-    if prompt_ids is not None:
-        codes[(codes == InvalidReason.VALID) & _differing(prompt_ids, codes.size)] = InvalidReason.PROMPT_MISMATCH
-    for block in batch.blocks(np.flatnonzero(codes == InvalidReason.VALID)):
+    codes = np.where(batch.lengths == 0, np.int8(InvalidReason.NO_TOKENS), np.int8(InvalidReason.VALID))
+    for block in batch.blocks(np.flatnonzero(batch.lengths)):
         codes[block.rows] = check_block(block, difference(block), density=density).codes
     return held_together(codes)
-
-
-def _differing(prompts: tuple[Sequence[Any], Sequence[Any]], sequences: int) -> NDArray[np.bool_]:
-    for side, given in zip(("train", "inference"), prompts, strict=True):
-        if len(given) != sequences:
-            msg = f"prompt_ids: {len(given)} {side} prompts for {sequences} sequences; give one for each"
-            raise ValueError(msg)
-    pairs = zip(*prompts, strict=True)
-    return np.array([not np.array_equal(as_host(left), as_host(right)) for left, right in pairs], dtype=np.bool_)
 
 
 def failed(codes: NDArray[np.int8]) -> dict[str, NDArray[np.intp]]:
@@ -148,7 +104,7 @@ def check_declared(
     inference_token_ids: Any,
     processing: tuple[Mapping[str, object], Mapping[str, object]] | None,
 ) -> NDArray[np.int8]:
-    """Check the arguments of `check` without looking at log-probabilities; int8 [sequences]."""
+    """Check what the caller says of a batch, before anybody looks at log-probabilities; int8 [sequences]."""
     codes = np.zeros(sequences, dtype=np.int8)
     if train_token_ids is not None and inference_token_ids is not None:
         given = [train_token_ids, inference_token_ids] + ([] if mask is None else [mask])
@@ -172,16 +128,13 @@ def difference(block: Block) -> NDArray[Any]:
 def check_block(block: Block, log_w: NDArray[Any], *, sample: bool = True, density: bool = False) -> CheckedRows:
     """Check a block's rows, from their log-probabilities and their `difference`.
 
-    Args:
-        block: The rows.
-        log_w: Their `difference`.
-        sample: Whether to look for what a program does to all rows (`measure.altered`).
-        density: Whether they are log-densities, which may be any finite number, whatever else they look like; one of
-            the training kernel may be -inf.
+    `sample` is to look for what a program does to all rows (`measure.altered`). With `density` they are log-densities,
+    which may be any finite number, whatever else they look like; one of the training kernel may be -inf.
     """
+    found = CheckedRows(np.zeros(block.rows.size, dtype=np.int8), {})
     if density:
-        return CheckedRows(_single_densities(block), {})
-    why: dict[InvalidReason, str] = {}
+        found.note(_single_densities(block))
+        return found
     with np.errstate(invalid="ignore", over="ignore"):
         drift = np.add.reduceat(np.abs(saturated(log_w)), block.starts, dtype=np.float64) / block.lengths
         edges = tuple(
@@ -192,24 +145,22 @@ def check_block(block: Block, log_w: NDArray[Any], *, sample: bool = True, densi
         wrong = no_logprobs(block, edges, apart=bool(drift.max() > 0.5)) or never_sure(block, edges) if sample else []
         altered = sample and (looks_altered(block, log_w, edges) or looks_rounded(block))
     if wrong:
-        said = "; ".join(fault.of(block.rows.size) for fault in wrong)
-        return CheckedRows(np.full(block.rows.size, wrong[0].reason, np.int8), {wrong[0].reason: said})
-    codes = _single_numbers(block, edges, why)
-    if codes.any():
-        sound = codes == InvalidReason.VALID
+        found.note(wrong)
+        found.codes[:] = wrong[0].reason
+        return found
+    found.note(_single_numbers(block, edges))
+    if found.codes.any():
+        sound = found.codes == InvalidReason.VALID
         rest = block.only(sound)
         if rest.rows.size:
-            codes[sound] = _check_pairs(rest, drift[sound], why, altered=altered)
-        return CheckedRows(codes, why)
-    codes = _check_pairs(block, drift, why, altered=altered)
-    if sample and not codes.any() and (said := not_told(block, drift)):
-        why[InvalidReason.VALID] = said
-    return CheckedRows(codes, why)
-
-
-def doubtful(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Rows that drift by enough for a fault of the pairing, or of the sampler, to be looked for."""
-    return looks_unlike(drift) | looks_processed(drift, lengths)
+            of_rest = CheckedRows(found.codes[sound], found.why)
+            _check_pairs(rest, drift[sound], of_rest, altered=altered)
+            found.codes[sound] = of_rest.codes
+        return found
+    _check_pairs(block, drift, found, altered=altered)
+    if sample and not found.codes.any() and (said := not_told(block, drift)):
+        found.why[InvalidReason.VALID] = said
+    return found
 
 
 def held_together(codes: NDArray[np.int8]) -> NDArray[np.int8]:
@@ -224,105 +175,65 @@ def held_together(codes: NDArray[np.int8]) -> NDArray[np.int8]:
     return codes
 
 
-def check_patterns(block: Block) -> NDArray[np.int8]:
-    """An `InvalidReason` for each row of a block of suspicious rows (`looks_processed`), from many tokens together."""
-    pattern = patterns(block)
-    codes = np.zeros(block.rows.size, dtype=np.int8)
-    codes[truncation_like(pattern)] = InvalidReason.TRUNCATED_SAMPLING
-    codes[temperature_like(block, pattern)] = InvalidReason.TEMPERATURE_MISMATCH
-    return codes
-
-
-def _check_pairs(
-    block: Block, drift: NDArray[np.float64], why: dict[InvalidReason, str], *, altered: bool
-) -> NDArray[np.int8]:
-    """Codes of rows whose single numbers are log-probabilities."""
-    codes = np.zeros(block.rows.size, dtype=np.int8)
+def _check_pairs(block: Block, drift: NDArray[np.float64], found: CheckedRows, *, altered: bool) -> None:
+    """Note the faults of rows whose single numbers are log-probabilities."""
     suspicious = doubtful(drift, block.lengths)
     if not (altered or suspicious.any() or agree_in_runs(block).any()):
-        return codes
-
-    def note(findings: list[PairingFault]) -> None:
-        for finding in reversed(findings):
-            codes[finding.rows] = finding.reason
-        for finding in sorted(findings, key=_rows, reverse=True):
-            said = finding.of(block.rows.size)
-            why[finding.reason] = f"{why[finding.reason]}; {said}" if finding.reason in why else said
-
+        return
     fillers, filler = constants(block, drift, altered=altered)
     rest, at = without(block, filler) if filler.any() else (block, None)
-    note([*other_tokens(rest, drift if at is None else drift[rest.rows], at), *fillers])
-    if suspicious.any() and not codes.any():
-        note(shifted(block) or other_places(block))
-    if {InvalidReason.NOT_SAME_TOKENS, InvalidReason.PLACEHOLDER} <= why.keys():
-        why[InvalidReason.NOT_SAME_TOKENS] += f"; and {why[InvalidReason.PLACEHOLDER]}"
-    _check_processing(block, drift, codes)
-    if suspicious.any() and not codes.any():
-        note(likeliest(block, drift))
-    if altered and not codes.any():
-        note(left_out(block))
-    return codes
+    found.note([*other_tokens(rest, drift if at is None else drift[rest.rows], at), *fillers])
+    if suspicious.any() and not found.codes.any():
+        found.note(shifted(block) or other_places(block))
+    if {InvalidReason.NOT_SAME_TOKENS, InvalidReason.PLACEHOLDER} <= found.why.keys():
+        found.why[InvalidReason.NOT_SAME_TOKENS] += f"; and {found.why[InvalidReason.PLACEHOLDER]}"
+    found.note(processing_faults(block, drift, found.codes == InvalidReason.VALID))
+    if suspicious.any() and not found.codes.any():
+        found.note(likeliest(block, drift))
+    if altered and not found.codes.any():
+        found.note(left_out(block))
 
 
-def _rows(finding: PairingFault) -> int:
-    return finding.rows.size
-
-
-def _check_processing(block: Block, drift: NDArray[np.float64], codes: NDArray[np.int8]) -> None:
-    """Add the faults of sampling processing to the codes of rows that have none."""
-    look = looks_processed(drift, block.lengths) & (codes == InvalidReason.VALID)
-    if look.any():
-        codes[look] = check_patterns(block if look.all() else block.only(look))
-    short = looks_processed_together(drift, block.lengths) & (codes == InvalidReason.VALID)
-    if short.any() and together_temperature_like(block.only(short)):
-        codes[short] = InvalidReason.TEMPERATURE_MISMATCH
-    left = doubtful(drift, block.lengths) & (codes == InvalidReason.VALID)
-    if left.any():
-        codes[np.flatnonzero(left)[surer_rows(block.only(left))]] = InvalidReason.TEMPERATURE_MISMATCH
-
-
-def _single_numbers(block: Block, edges: tuple[NDArray[Any], ...], why: dict[InvalidReason, str]) -> NDArray[np.int8]:
-    """Codes of rows in which a number cannot be a log-probability, and what was found."""
-    codes = np.zeros(block.rows.size, dtype=np.int8)
-    most = np.maximum(*edges[:2])
+def _single_numbers(block: Block, edges: tuple[NDArray[Any], ...]) -> Found:
+    """Rows in which a number cannot be a log-probability, with how many tokens are wrong and which is the first."""
+    most, sides = np.maximum(*edges[:2]), (block.train, block.inference)
     with np.errstate(invalid="ignore"):
-        codes[edges[3] < LOWEST_LOGPROB] = InvalidReason.IMPOSSIBLE_TOKEN
-        above = np.flatnonzero(most > _TOLERANCE)
-        filler = (most[above] == _FILLER).all()
-        codes[above] = InvalidReason.PLACEHOLDER if filler else InvalidReason.POSITIVE_LOGPROB
-    codes[np.isnan(most)] = InvalidReason.NAN_LOGPROB
-    for reason in np.unique(codes[codes != InvalidReason.VALID]):
-        why[InvalidReason(reason)] = _said(block, codes, InvalidReason(reason))
-    return codes
+        nan, above, never = np.isnan(most), most > _TOLERANCE, edges[3] < LOWEST_LOGPROB
+        if not (nan | above | never).any():
+            return []
+        filler = InvalidReason.PLACEHOLDER if (most[above] == _FILLER).all() else InvalidReason.POSITIVE_LOGPROB
+        sampled = (np.zeros(block.inference.size, dtype=np.bool_), block.inference < LOWEST_LOGPROB)
+        looks = (
+            (InvalidReason.NAN_LOGPROB, nan, [np.isnan(side) for side in sides]),
+            (filler, above, [side > _TOLERANCE for side in sides]),
+            (InvalidReason.IMPOSSIBLE_TOKEN, never & ~nan & ~above, sampled),
+        )
+    found = []
+    for reason, rows, wrong in looks:
+        if not rows.any():
+            continue
+        of_rows = np.repeat(rows, block.lengths)
+        name, side, tokens = next(
+            (name, side, tokens)
+            for name, side, here in zip(("training", "inference"), sides, wrong, strict=True)
+            if (tokens := np.flatnonzero(here & of_rows)).size
+        )
+        first = int(tokens[0])
+        row = int(np.searchsorted(block.starts, first, side="right")) - 1
+        said = (
+            f"{tokens.size:,} tokens on the {name} side, the first of them token {first - int(block.starts[row])} of "
+        )
+        said += f"sequence {int(block.rows[row])}, which is {side[first]:.4g}"
+        found.append(Fault(reason, np.flatnonzero(rows), said))
+    return found
 
 
-def _single_densities(block: Block) -> NDArray[np.int8]:
-    """Codes of rows in which a number cannot be the log-density of something sampled."""
+def _single_densities(block: Block) -> Found:
+    """Rows in which a number cannot be the log-density of something sampled."""
     most = np.maximum(*(np.maximum.reduceat(side, block.starts) for side in (block.train, block.inference)))
-    codes = np.zeros(block.rows.size, dtype=np.int8)
-    codes[np.minimum.reduceat(block.inference, block.starts) == -np.inf] = InvalidReason.IMPOSSIBLE_TOKEN
-    codes[most == np.inf] = InvalidReason.POSITIVE_LOGPROB
-    codes[np.isnan(most)] = InvalidReason.NAN_LOGPROB
-    return codes
-
-
-def _said(block: Block, codes: NDArray[np.int8], reason: InvalidReason) -> str:
-    """Say how many tokens of how many sequences have a wrong number, and name the first."""
-    sides, none = (block.train, block.inference), reason is InvalidReason.NAN_LOGPROB
-    with np.errstate(invalid="ignore"):
-        wrong = [np.isnan(side) if none else side > _TOLERANCE for side in sides]
-        if reason is InvalidReason.IMPOSSIBLE_TOKEN:
-            wrong = [np.zeros_like(wrong[0]), block.inference < LOWEST_LOGPROB]
-    rows = np.flatnonzero(codes == reason)
-    of_rows = np.repeat(codes == reason, block.lengths)
-    name, side, tokens = next(
-        (name, side, tokens)
-        for name, side, here in zip(("training", "inference"), sides, wrong, strict=True)
-        if (tokens := np.flatnonzero(here & of_rows)).size
-    )
-    first = int(tokens[0])
-    row = int(np.searchsorted(block.starts, first, side="right")) - 1
-    return (
-        f"{rows.size:,} of {block.rows.size:,} sequences: {tokens.size:,} tokens on the {name} side, the first of them "
-        f"token {first - int(block.starts[row])} of sequence {int(block.rows[row])}, which is {side[first]:.4g}"
-    )
+    never = np.minimum.reduceat(block.inference, block.starts) == -np.inf
+    return [
+        Fault(InvalidReason.NAN_LOGPROB, np.flatnonzero(np.isnan(most))),
+        Fault(InvalidReason.POSITIVE_LOGPROB, np.flatnonzero(most == np.inf)),
+        Fault(InvalidReason.IMPOSSIBLE_TOKEN, np.flatnonzero(never)),
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -23,22 +24,19 @@ from kc_otel.record.measure.altered import (
     repeated_in_rows,
     shifted,
 )
-from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.pairing_faults import (
+from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.faults import (
     FLOOR_NATS,
     NUCLEUS,
     RUN,
     UNSURE,
     Found,
     Mask,
-    PairingFault,
     equal_numbers,
     eroded,
     fault_at,
     fine,
     improbable,
-    of_all,
-    placeholder_at,
     repeated_numbers,
     row_of,
     runs_of,
@@ -46,7 +44,7 @@ from kc_otel.record.measure.pairing_faults import (
     surely_more,
     trailing,
 )
-from kc_otel.record.measure.rounded_copies import rounded_rows
+from kc_otel.record.measure.rounding import rounded_rows
 
 _SURE_NATS: Final = 0.02
 """Nats up to which a side is sure of a token, exactly 0 or not."""
@@ -103,9 +101,9 @@ def agree_in_runs(block: Block) -> Mask:
     return found
 
 
-def constants(block: Block, drift: NDArray[np.float64], *, altered: bool) -> tuple[list[PairingFault], Mask]:
+def constants(block: Block, drift: NDArray[np.float64], *, altered: bool) -> tuple[Found, Mask]:
     """Findings, and which tokens are not numbers; a token is told of once. For `altered` see `looks_altered`."""
-    found: list[PairingFault] = []
+    found: Found = []
     known = np.zeros(block.train.size, dtype=np.bool_)
     looks: tuple[Callable[[Block, Mask], Found], ...] = (
         _sentinels,
@@ -124,9 +122,9 @@ def constants(block: Block, drift: NDArray[np.float64], *, altered: bool) -> tup
         _single_zeros,
     )
     for look in looks:
-        for finding, tokens in look(block, known):
-            found.append(finding)
-            known = known | tokens
+        for fault in look(block, known):
+            found.append(fault)
+            known = known | fault.tokens
     return found, known
 
 
@@ -134,7 +132,7 @@ def _sentinels(block: Block, _known: Mask) -> Found:
     tokens = (block.train < SENTINEL) & np.isfinite(block.train)
     if not tokens.any():
         return []
-    return [placeholder_at(block, tokens, f"{tokens.sum():,} tokens are {block.train[tokens][0]:.4g}")]
+    return [fault_at(block, tokens, f"{tokens.sum():,} tokens are {block.train[tokens][0]:.4g}")]
 
 
 def _whole_rows(drift: NDArray[np.float64], block: Block, _known: Mask) -> Found:
@@ -162,7 +160,7 @@ def _whole_rows(drift: NDArray[np.float64], block: Block, _known: Mask) -> Found
             if which.any():
                 tokens = np.repeat(which, block.lengths)
                 said = f"{words} on the {name} side; e.g. {side[tokens][0]:.4g}"
-                found.append((fault_at(block, tokens, reason, said), tokens))
+                found.append(fault_at(block, tokens, said, reason))
     return found
 
 
@@ -206,7 +204,7 @@ def _runs_of_one(block: Block, known: Mask) -> Found:
             amount = "exactly 0" if value == 0.0 else f"{value:.6g}"
             where = "on both sides" if name == "both" else f"on the {name} side"
             said = f"{tokens.sum():,} tokens are {amount} {where}, up to {longest:,} in a row"
-            found.append(placeholder_at(block, tokens, said))
+            found.append(fault_at(block, tokens, said))
     return found
 
 
@@ -242,7 +240,7 @@ def _edges(block: Block, known: Mask) -> Found:
             continue
         if others >= _EDGE_TOKENS and elsewhere <= _EDGE_ELSEWHERE * others:
             said = f"{tokens.sum():,} tokens with which the sequences {where} are exactly 0 on both sides"
-            found.append(placeholder_at(block, tokens, f"{said}, {usual} in most"))
+            found.append(fault_at(block, tokens, f"{said}, {usual} in most"))
     return found
 
 
@@ -262,8 +260,8 @@ def _nucleus(block: Block, known: Mask) -> Found:
         if edge > -_TOP_P_NATS and np.mean(zero[inside]) > _NUCLEUS_SHARE:
             kept = f"{math.exp(edge):.3g} to 0.999"
             said = f"tokens to which the other side gives {kept} are exactly 0 on the {name} side"
-            finding = fault_at(block, zero, InvalidReason.TRUNCATED_SAMPLING, said)
-            found.append((of_all(block, finding) if 2 * finding.rows.size > block.rows.size else finding, zero))
+            most = 2 * np.count_nonzero(np.logical_or.reduceat(zero, block.starts)) > block.rows.size
+            found.append(fault_at(block, zero, said, InvalidReason.TRUNCATED_SAMPLING, of_all=most))
     return found
 
 
@@ -282,14 +280,14 @@ def _of_the_token_before(block: Block, known: Mask) -> Found:
     different = np.unique(block.inference[both & last]).size
     if 2 * different > count and surely_more(different, np.count_nonzero(last), (elsewhere + 1) / (both.size + 2)):
         said = f"the last token of {count:,} sequences has the number of the one before it, on both sides"
-        found.append(placeholder_at(block, both & last, said))
+        found.append(fault_at(block, both & last, said))
     for (side, other, name), same in zip(block.sides, repeats, strict=True):
         apart = np.abs(np.diff(np.maximum(other, SENTINEL), prepend=0.0)) > UNSURE
         tokens = same & apart & ~known & (side < -UNSURE)
         tokens[tokens] = fine(side[tokens])
         if np.unique(side[tokens]).size >= RUN:
             said = f"{np.count_nonzero(tokens):,} tokens have the number of the token before them on the {name} side"
-            found.append(placeholder_at(block, tokens, said))
+            found.append(fault_at(block, tokens, said))
     return found
 
 
@@ -303,7 +301,7 @@ def _cleared(block: Block, known: Mask) -> Found:
     if (top := low[low < 0.0].max()) > -FLOOR_NATS or np.mean(fine(others)) < _FINE_SHARE:
         return []
     said = f"{zero.sum():,} tokens are exactly 0 on both sides, and no others above {top:.3g}"
-    return [placeholder_at(block, zero, said)]
+    return [fault_at(block, zero, said)]
 
 
 def _single_zeros(block: Block, known: Mask) -> Found:
@@ -335,7 +333,7 @@ def _single_zeros(block: Block, known: Mask) -> Found:
         where = ", each the last of its sequence" if np.count_nonzero(tokens[last]) == amount else ""
         said = f"{amount:,} tokens ({amount / side.size:.1%}) are exactly 0 on the {name} side where the other gives "
         said += f"{np.median(other[tokens]):.3g}{where}"
-        found.append(placeholder_at(block, tokens, said))
+        found.append(fault_at(block, tokens, said))
     return found
 
 
@@ -363,8 +361,8 @@ def _floors(block: Block, known: Mask) -> Found:
         if not surely_more(count, count + near, 0.5) and (both or count <= 3 * near or np.ptp(other[tokens]) < UNSURE):
             continue
         where = "both sides, below which they have" if both else f"the {name} side, below which it has"
-        finding, _ = placeholder_at(block, tokens, f"{count:,} tokens are {lowest:.4g} on {where} none: a floor")
-        found.append((of_all(block, finding), tokens))
+        said = f"{count:,} tokens are {lowest:.4g} on {where} none: a floor"
+        found.append(fault_at(block, tokens, said, of_all=True))
         if both:
             break
     return found
@@ -393,7 +391,7 @@ def _blurred_floors(block: Block, known: Mask) -> Found:
             continue
         said = f"{count:,} tokens to which the other side gives less than {lowest - _BLURRED_FLOOR[0]:.4g} are "
         said += f"{lowest:.4g} or little more on the {name} side: a floor, noise on one, or log(p + epsilon)"
-        found.append((of_all(block, placeholder_at(block, far, said)[0]), far & low))
+        found.append(replace(fault_at(block, far, said, of_all=True), tokens=far & low))
     return found
 
 
@@ -412,7 +410,7 @@ def _one_number(block: Block, known: Mask) -> Found:
         if high - low > _ONE_NUMBER[2]:
             said = f"{count:,} tokens are {value:.6g} on the {name} side, where the other lies between {low:.3g} and "
             said += f"{high:.3g} for half of them: a floor or a filler"
-            found.append((of_all(block, placeholder_at(block, tokens, said)[0]), tokens))
+            found.append(fault_at(block, tokens, said, of_all=True))
     return found
 
 

@@ -28,18 +28,9 @@ _failed: list[bool] = []
 def device_drift(train: Any, inference: Any, at: tuple[Any, ...], targets: Any = None) -> tuple[Any, Any]:
     """Compare logits, in one launch where Triton is.
 
-    Args:
-        train: [..., vocab], of any floating type and strides.
-        inference: The same of the other kernel, on the same device; its type may differ.
-        at: Rows, one int64 tensor [rows] for each leading axis.
-        targets: A token of each row, int64 [rows].
-
-    Returns:
-        The quantities of `LOGITS`, float64 [rows, 7], beyond their limits too and NaN in rows that are not valid; and
-        both sides' log-probabilities of the targets, float64 [rows, 2], None without.
-
-    Raises:
-        ValueError: If the numbers are not real.
+    Both are [..., vocab] on one device, of any floating types and strides; `at` has the rows, one int64 tensor for each
+    leading axis, and `targets` a token of each. Returns the quantities of `LOGITS`, float64 [rows, 7], beyond their
+    limits too and NaN in rows that are not valid; and both sides' log-probabilities of the targets, float64 [rows, 2].
     """
     if train.is_complex() or inference.is_complex():
         raise ValueError("logits: complex numbers; pass real ones")

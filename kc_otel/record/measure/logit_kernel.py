@@ -73,17 +73,10 @@ def drift_kernel(
 ):
     """Measure the row of this program.
 
-    Args:
-        train, inference: Logits, any floating type of at most four bytes.
-        rows_train, rows_inference: Where each row begins, in elements, int64 [rows].
-        step_train, step_inference: Elements between neighbours.
-        vocab: Logits in a row.
-        targets: Token of each row, int64 [rows], if TARGETS.
-        values: Filled, float64 [rows, 7]: `LOGITS`, beyond their limits too; NaN where a row is no distribution.
-        logprobs: Filled if TARGETS: both sides' of the targets, float64 [rows, 2].
-        TARGETS: Whether there are targets.
-        ALIGNED: Whether every row begins at a multiple of eight elements.
-        BLOCK: Lanes.
+    `rows_train` and `rows_inference` say where each row begins, in elements, int64 [rows]; the steps are elements
+    between neighbours. Fills `values`, float64 [rows, 7], `LOGITS` beyond their limits too and NaN where a row is no
+    distribution, and if TARGETS `logprobs` of `targets`, float64 [rows, 2]. ALIGNED says that every row begins at a
+    multiple of eight elements; BLOCK is the number of lanes.
     """
     row = tl.program_id(0).to(tl.int64)
     begin_p, begin_q = tl.load(rows_train + row), tl.load(rows_inference + row)

@@ -59,18 +59,11 @@ _BLOCK: Final = 32_768
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitDrift:
-    """Drift of each row of logits.
+    """Drift of each row of logits; log P and log Q are those of its target, float64 [rows]."""
 
-    Attributes:
-        values: The quantities of `LOGITS`, float64 [rows, 7]; NaN in rows that are not valid.
-        valid: Rows without NaN and +inf, and with at least one logit above -inf on each side, bool [rows].
-        train_logprob: log P of each row's target, float64 [rows]; None without targets.
-        inference_logprob: log Q of each row's target, float64 [rows]; None without targets.
-    """
-
-    values: NDArray[np.float64]
-    valid: NDArray[np.bool_]
-    train_logprob: NDArray[np.float64] | None
+    values: NDArray[np.float64]  # the quantities of `LOGITS`, float64 [rows, 7]; NaN in rows that are not valid
+    valid: NDArray[np.bool_]  # rows without NaN and +inf, and with a logit above -inf on each side, bool [rows]
+    train_logprob: NDArray[np.float64] | None  # None without targets
     inference_logprob: NDArray[np.float64] | None
 
 
@@ -84,29 +77,22 @@ def logit_drift(
 ) -> LogitDrift:
     """Compare two kernels' logits, row by row.
 
-    Args:
-        train: Logits of the training kernel, [..., vocab], NumPy or torch, any device and, but for 8 bits on a CPU, any
-            floating dtype.
-        inference: Logits of the inference kernel after the same processing, same shape.
-        at: Indices of the rows to compare, one array [rows] per leading axis; None for all, in order.
-        targets: Token of each compared row, integers [rows].
-
-    Raises:
-        ValueError: If the shapes differ, a target is not in the vocabulary, or the numbers are not real.
+    Logits are [..., vocab] after the same processing, NumPy or torch on any device, of any floating dtype but, on a
+    CPU, 8 bits. `at` has indices of the rows to compare, one array [rows] per leading axis, None for all in order;
+    `targets` a token of each of these.
     """
     if tuple(train.shape) != tuple(inference.shape) or len(train.shape) < 2 or not train.shape[-1]:
-        msg = f"inference: shape {tuple(inference.shape)} is not train's {tuple(train.shape)}, or not [..., vocab]"
-        raise ValueError(msg)
+        raise ValueError(
+            f"inference: shape {tuple(inference.shape)} is not train's {tuple(train.shape)}, or not [..., vocab]"
+        )
     tokens = None if targets is None else as_host(targets).astype(np.intp)
     if tokens is not None:
         rows = math.prod(train.shape[:-1]) if at is None else at[0].size
         if tokens.shape != (rows,):
-            msg = f"targets: shape {tokens.shape} is not one token for each of {rows} rows"
-            raise ValueError(msg)
+            raise ValueError(f"targets: shape {tokens.shape} is not one token for each of {rows} rows")
         if rows and not 0 <= tokens.min() <= tokens.max() < train.shape[-1]:
             wrong = int(tokens.min() if tokens.min() < 0 else tokens.max())
-            msg = f"targets: {wrong} is not a token of a vocabulary of {train.shape[-1]}"
-            raise ValueError(msg)
+            raise ValueError(f"targets: {wrong} is not a token of a vocabulary of {train.shape[-1]}")
     if at is None:
         at = tuple(axis.reshape(-1) for axis in np.indices(train.shape[:-1]))
     if on_gpu(train) if _tensors is None else _tensors:
@@ -155,16 +141,10 @@ def _measure_rows(
     logprobs: NDArray[np.float64],
     state: NDArray[np.int8],
 ) -> None:
-    """Measure rows of logits; all arrays are C-contiguous, aligned, and of this machine's byte order.
+    """Measure rows `at` of logits [rows, vocab], float32 or the bits of bfloat16, with a target for each, -1 for none.
 
-    Args:
-        z_p: Logits of the training kernel, float32 or the bits of bfloat16, uint16 [rows, vocab].
-        z_q: Logits of the inference kernel, the same.
-        at: Which rows [n].
-        targets: A token of each, [n]; -1 for none.
-        values: Filled: [n, 7], as `LOGITS` has them.
-        logprobs: Filled where there is a target: [n, 2].
-        state: Filled: [n], _LEFT where a row was not measured.
+    Fills `values` [n, 7], where there is a target `logprobs` [n, 2], and `state` [n], _LEFT where a row was not
+    measured. All arrays are C-contiguous, aligned, and of this machine's byte order.
     """
     half, vocab = z_p.dtype == np.uint16, z_p.shape[1]
     memory = np.empty((4 if half else 2) * vocab, np.float32)
@@ -221,13 +201,7 @@ def _result(values: NDArray[np.float64], logprobs: NDArray[np.float64] | None) -
 
 
 def guarded(z_train: Any, z_inference: Any, library: Any) -> Any:
-    """Quantities of `LOGITS` for logits [rows, vocab]: float64 [rows, 7], NaN in rows that are not valid.
-
-    Args:
-        z_train: Logits of the training kernel, float64.
-        z_inference: Logits of the inference kernel.
-        library: NumPy or torch, whose these are.
-    """
+    """Quantities of `LOGITS` for float64 logits [rows, vocab] of NumPy or torch; NaN in rows that are not valid."""
     top_train, top_inference = largest(z_train)[:, None], largest(z_inference)[:, None]
     valid = library.isfinite(top_train[:, 0]) & library.isfinite(top_inference[:, 0])
     absent = (z_train == -math.inf) & (z_inference == -math.inf)

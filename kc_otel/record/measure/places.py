@@ -16,29 +16,18 @@ BETWEEN: Final = len(POSITION_EDGES)
 
 
 class TokenSlice(NamedTuple):
-    """The tokens of a batch that a slice selects.
+    """The tokens of a batch that a slice selects."""
 
-    Attributes:
-        column: Number of the slice among those of the membership.
-        mask: Which tokens, bool [sequences, tokens].
-    """
-
-    column: int
-    mask: NDArray[np.bool_]
+    column: int  # number of the slice among those of the membership
+    mask: NDArray[np.bool_]  # bool [sequences, tokens]
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Positions and turns of a batch.
+    """Positions and turns of a batch."""
 
-    Attributes:
-        counts: Which tokens count, bool [sequences, tokens].
-        given: Position of each token, rising in a sequence, integers [sequences, tokens]; None where the mask says
-            it, whose first token that counts is at 0.
-    """
-
-    counts: NDArray[np.bool_]
-    given: NDArray[np.integer] | None = None
+    counts: NDArray[np.bool_]  # which tokens count, bool [sequences, tokens]
+    given: NDArray[np.integer] | None = None  # positions, rising; None where the first token that counts is at 0
 
     def of_parts(self, rows: NDArray[np.integer], counts: NDArray[np.bool_]) -> Places:
         """The places of some of the rows again, where fewer tokens count, bool [parts, tokens]."""

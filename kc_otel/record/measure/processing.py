@@ -22,7 +22,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.packing import Block
+from kc_otel.contract.input_reasons import InvalidReason
+from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.faults import Fault, Found
+from kc_otel.record.measure.same_tokens import looks_unlike
 from kc_otel.record.measure.sampled import saturated
 
 _DRIFT: Final = 0.03
@@ -93,23 +96,14 @@ _COMPANY_ROWS: Final = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pattern:
-    """Joint pattern of log P and log Q in some rows, float64 [rows].
+    """Joint pattern of log P and log Q in some rows, float64 [rows]."""
 
-    Attributes:
-        slope: Of the least-squares line of log P on log Q.
-        fit: Share of the variance of l = log P - log Q that the line in log Q explains, 0 to 1.
-        upward: Share of sum |l| that positive l have, each |l| at most what a truncation can do.
-        far: Share of tokens with |l| above that.
-        spread: Deviation of l in shares of mean |l|.
-        effective: Tokens that sum |l| is made of, in effect: (sum |l|)^2 / sum l^2.
-    """
-
-    slope: NDArray[np.float64]
-    fit: NDArray[np.float64]
-    upward: NDArray[np.float64]
-    far: NDArray[np.float64]
-    spread: NDArray[np.float64]
-    effective: NDArray[np.float64]
+    slope: NDArray[np.float64]  # of the least-squares line of log P on log Q
+    fit: NDArray[np.float64]  # share of the variance of l = log P - log Q that the line in log Q explains, 0 to 1
+    upward: NDArray[np.float64]  # share of sum |l| that positive l have, each |l| at most what a truncation can do
+    far: NDArray[np.float64]  # share of tokens with |l| above that
+    spread: NDArray[np.float64]  # deviation of l in shares of mean |l|
+    effective: NDArray[np.float64]  # tokens that sum |l| is made of, in effect: (sum |l|)^2 / sum l^2
 
 
 def looks_processed(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -124,6 +118,33 @@ def looks_processed_together(drift: NDArray[np.float64], lengths: NDArray[np.int
     with np.errstate(invalid="ignore"):
         many = tokens.sum() >= _MIN_DIFFERENT_VALUES and bool((drift[short] * tokens).sum() > _DRIFT * tokens.sum())
     return short if many else np.zeros_like(short)
+
+
+def processing_faults(block: Block, drift: NDArray[np.float64], valid: NDArray[np.bool_]) -> Found:
+    """Faults of sampling processing in rows that are `valid` so far, from many tokens together."""
+    found: Found = []
+
+    def add(reason: InvalidReason, rows: NDArray[np.intp]) -> None:
+        valid[rows] = False
+        found.append(Fault(reason, rows))
+
+    if (look := looks_processed(drift, block.lengths) & valid).any():
+        part, rows = block if look.all() else block.only(look), np.flatnonzero(look)
+        pattern = patterns(part)
+        colder = temperature_like(part, pattern)
+        add(InvalidReason.TEMPERATURE_MISMATCH, rows[colder])
+        add(InvalidReason.TRUNCATED_SAMPLING, rows[truncation_like(pattern) & ~colder])
+    short = looks_processed_together(drift, block.lengths) & valid
+    if short.any() and together_temperature_like(block.only(short)):
+        add(InvalidReason.TEMPERATURE_MISMATCH, np.flatnonzero(short))
+    if (left := doubtful(drift, block.lengths) & valid).any():
+        add(InvalidReason.TEMPERATURE_MISMATCH, np.flatnonzero(left)[surer_rows(block.only(left))])
+    return found
+
+
+def doubtful(drift: NDArray[np.float64], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Rows that drift by enough for a fault of the pairing, or of the sampler, to be looked for."""
+    return looks_unlike(drift) | looks_processed(drift, lengths)
 
 
 def together_temperature_like(block: Block) -> bool:
@@ -229,12 +250,7 @@ def _one_line(train: NDArray[np.floating], inference: NDArray[np.floating]) -> b
 
 
 def patterns(block: Block, look: int = _LOOK_TOKENS) -> Pattern:
-    """Patterns of a block's rows; NaN, which matches nothing, in short rows and where something is infinite or NaN.
-
-    Args:
-        block: The rows.
-        look: Tokens of each row that are looked at, from its first one.
-    """
+    """Patterns of a block's rows, over `look` tokens of each; NaN, which matches nothing, where these are too few."""
     n = np.minimum(block.lengths, look)
     starts = np.cumsum(n) - n
     looked = np.repeat(block.starts - starts, n) + np.arange(int(n.sum()))
@@ -260,13 +276,7 @@ def patterns(block: Block, look: int = _LOOK_TOKENS) -> Pattern:
 
 
 def temperature_like(block: Block, found: Pattern, look: int = _LOOK_TOKENS) -> NDArray[np.bool_]:
-    """Rows in which one side is the other at another temperature.
-
-    Args:
-        block: The rows.
-        found: Their `patterns`.
-        look: As there.
-    """
+    """Rows in which one side is the other at another temperature, of their `patterns` over `look` tokens."""
     with np.errstate(invalid="ignore"):
         bent = (np.abs(found.slope - 1.0) > _SLOPE) & (found.spread > _RELATIVE_DEVIATION)
         bent &= (found.slope > 1.0 / _MAX_SLOPE) & (found.slope < _MAX_SLOPE) & (found.fit > _FIT_IN_COMPANY)

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.rounded_copies import rounded_column
+from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.rounding import rounded_column
 from kc_otel.record.measure.same_tokens import not_told
 from kc_otel.record.measure.sampled import saturated
 
@@ -38,12 +38,7 @@ average, 58 to 70 %."""
 
 
 def remarks(block: Block, token_ids: NDArray[np.integer] | None) -> str:
-    """Return what to look at before a verdict on these rows is believed; empty for nothing.
-
-    Args:
-        block: The rows.
-        token_ids: Which tokens they are; None where nobody knows.
-    """
+    """Return what to look at before a verdict on these rows is believed; empty for nothing."""
     log_w = saturated(block.train.astype(np.float64) - block.inference)
     drift = np.add.reduceat(np.abs(log_w), block.starts) / block.lengths
     likely = block.inference > _LIKELY_NATS
@@ -111,12 +106,7 @@ def _even(block: Block, log_w: NDArray[np.float64]) -> str:
 
 
 def in_one_range(log_w: NDArray[np.float64], token_ids: NDArray[np.integer]) -> str:
-    """Say which contiguous token ids have nearly all large differences; empty where none have.
-
-    Args:
-        log_w: l of each token.
-        token_ids: Which token it is.
-    """
+    """Say which contiguous token ids have nearly all large differences l; empty where none have."""
     order = np.argsort(token_ids, kind="stable")
     far = np.abs(log_w[order]) > _FAR_NATS
     # The range whose tokens exceed a share of a tenth by most (Kadane), in integers, so that ties are exact.

@@ -22,15 +22,10 @@ _MAX_LISTED_TENSORS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class RoundedUpdates:
-    """Fate of the updates between two looks.
+    """Fate of the updates between two looks."""
 
-    Attributes:
-        changed: Elements that were looked at and had changed, by tensor.
-        lost: Of these, the ones that are the same number as before in the engine's format, by tensor.
-    """
-
-    changed: Mapping[str, int]
-    lost: Mapping[str, int]
+    changed: Mapping[str, int]  # elements that were looked at and had changed, by tensor
+    lost: Mapping[str, int]  # of these, those that are the same number as before in the engine's format
 
     @property
     def share(self) -> float:
@@ -49,7 +44,7 @@ class RoundedUpdates:
 
 
 class UpdateWatch:
-    """Looks at the same elements of each tensor before and after an update.
+    """Looks at the same elements of each tensor before and after an update; at most `elements` of each, evenly over it.
 
     >>> weights = torch.tensor([1.0, 1.0, 100.0, 1.0])
     >>> watch = UpdateWatch()
@@ -57,10 +52,6 @@ class UpdateWatch:
     >>> found = watch.look({"layer": weights + torch.tensor([0.01, 0.001, 0.01, 0.0])}.items())
     >>> found.lost, found.changed, f"{found.share:.2f}"
     ({'layer': 2}, {'layer': 3}, '0.67')
-
-    Args:
-        dtype: The engine's number format.
-        elements: Most elements of a tensor that are remembered, evenly over it, in its own format.
     """
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16, elements: int = 4096) -> None:
@@ -74,9 +65,8 @@ class UpdateWatch:
     def look(self, trainer: Iterable[tuple[str, torch.Tensor]]) -> RoundedUpdates | None:
         """Return the fate of the updates since the last look; None on the first look.
 
-        Args:
-            trainer: (name, tensor) pairs in the format that the optimizer updates: float32 master weights where there
-                are such. Of split tensors, the own part.
+        Tensors come in the format that the optimizer updates: float32 master weights where there are such. Of split
+        tensors, the own part.
         """
         changed: dict[str, int] = {}
         lost: dict[str, int] = {}

@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.pairing_faults import (
+from kc_otel.record.measure.arrays import Block
+from kc_otel.record.measure.faults import (
     RUN,
+    Fault,
     Floats,
+    Found,
     Mask,
-    PairingFault,
     every_row,
     improbable,
     row_of,
@@ -92,7 +93,7 @@ def looks_unlike(drift: NDArray[np.float64]) -> Mask:
     return drift > _DRIFT
 
 
-def other_tokens(block: Block, drift: NDArray[np.float64], at: NDArray[np.intp] | None) -> list[PairingFault]:
+def other_tokens(block: Block, drift: NDArray[np.float64], at: NDArray[np.intp] | None) -> Found:
     """Find other tokens on one side, by window, by row, and over all rows; `at` is each token's own place."""
     look = looks_unlike(drift) & (block.lengths >= 2)
     if not look.any():
@@ -126,7 +127,7 @@ def other_tokens(block: Block, drift: NDArray[np.float64], at: NDArray[np.intp] 
     said = f"{since} the sides do not score the same tokens{shift}"
     if known.size:
         said += f"; correlation of log P and log Q {np.median(known):.2f}"
-    return [PairingFault(InvalidReason.NOT_SAME_TOKENS, where, said)]
+    return [Fault(InvalidReason.NOT_SAME_TOKENS, where, said)]
 
 
 def _unlike_rows(part: Block) -> tuple[Mask, NDArray[np.float64]]:
@@ -172,9 +173,7 @@ def _windows(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 def _correlation(sums: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.float64]:
     """Correlation of log P and log Q over groups of windows that start there; NaN where a side does not vary.
 
-    Args:
-        sums: Of each window, pp, qq and pq about its own means, [3, windows].
-        starts: First window of each group.
+    `sums` are pp, qq and pq of each window, about its own means, [3, windows].
     """
     pp, qq, pq = np.add.reduceat(sums, starts, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -257,7 +256,7 @@ def _lag(p: NDArray[np.float64], q: NDArray[np.float64]) -> int:
     return found
 
 
-def other_places(block: Block) -> list[PairingFault]:
+def other_places(block: Block) -> Found:
     """Find faults of a place: tokens at an edge, or at the same places of all rows, that are others, and other prompts.
 
     What was said since weighs more than the prompt, so that answers scored after another one differ the less the
@@ -270,7 +269,7 @@ def other_places(block: Block) -> list[PairingFault]:
         said = f"{np.count_nonzero(tokens):,} tokens in runs of up to {length.max():,} have a probability below "
         said += f"{math.exp(_LOWEST):.1g}: mask padding, the prompt and tool output"
         rows = np.unique(row_of(block, np.flatnonzero(tokens)))
-        return [PairingFault(InvalidReason.NOT_SAMPLED, rows, said)]
+        return [Fault(InvalidReason.NOT_SAMPLED, rows, said)]
     far = np.minimum(np.abs(block.train.astype(np.float64) - block.inference), 3.0)
     wide, ends = far > _FAR_EDGE, block.starts + block.lengths
     many = block.lengths >= RUN
@@ -388,7 +387,7 @@ def _beginnings(block: Block) -> tuple[str, bool]:
     return said, bool(shares[1] - shares[2] > _FORGOTTEN * (shares[0] - shares[2]))
 
 
-def likeliest(block: Block, drift: NDArray[np.float64]) -> list[PairingFault]:
+def likeliest(block: Block, drift: NDArray[np.float64]) -> Found:
     """Find rows in which one side has the likeliest token's log-probability in place of the sampled one's.
 
     It is never below, and it differs as often as the likeliest token is not sampled, which is the sum of 1 - Q.
@@ -407,7 +406,7 @@ def likeliest(block: Block, drift: NDArray[np.float64]) -> list[PairingFault]:
                 continue
             mean = float(np.exp((train - inference)[here].clip(-16.0, 3.0)).mean())
             said = f"the {name} side gives the likeliest token's log-probability, not the sampled one's; mean P/Q "
-            return [PairingFault(InvalidReason.NOT_SAMPLED, np.flatnonzero(rows), f"{said}{mean:.2f}")]
+            return [Fault(InvalidReason.NOT_SAMPLED, np.flatnonzero(rows), f"{said}{mean:.2f}")]
     return []
 
 

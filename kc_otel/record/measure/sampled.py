@@ -8,6 +8,11 @@ A log ratio is kept within [LOWEST, HIGHEST]. Below, because P(y) = 0 is a real 
 number. Above, because it cannot happen to a token that Q sampled: E_Q[w] <= 1, so Q(l > 16) <= exp(-16) by Markov's
 inequality; such a value is a fault of the input, and its square would dominate a cumulative sum for good.
 
+Where Q was cut to a set K of tokens (top-p, top-k, min-p) before it was sampled, tokens come from q(y)/q(K), and no
+trainer has that number: its log P(y) is of the whole vocabulary. Over the same set both are distributions again,
+P(y)/P(K) and Q(y)/Q(K), of which w is the ratio, and TV = E_Q[(1-w)+] holds as ever. What P has outside of K is an
+observation of its own, `outside_mass`: TV(P, Q/Q(K)) <= TV(P/P(K), Q/Q(K)) + 1 - P(K), since TV(P, P/P(K)) = 1 - P(K).
+
 The functions take NumPy arrays or torch tensors and return the same kind.
 """
 
@@ -18,8 +23,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kc_otel.record.measure.arrays import is_tensor
+from kc_otel.record.measure.arrays import as_bool, host_rows, is_tensor
 
 LOWEST: Final = -64.0
 """Smallest log ratio that is told apart from smaller ones, nats."""
@@ -28,14 +34,9 @@ HIGHEST: Final = 16.0
 
 
 def log_ratio(train: Any, inference: Any) -> Any:
-    """Log ratio l = log P(y) - log Q(y), rounded to float32, within [LOWEST, HIGHEST].
+    """Log P(y) - log Q(y), rounded to float32, as float64 within [LOWEST, HIGHEST].
 
-    Args:
-        train: log P(y) of sampled tokens, nats, any shape and floating dtype.
-        inference: log Q(y) of the same tokens.
-
-    Returns:
-        float64 of the same shape; NaN where either is NaN or both are infinite.
+    NaN where there is no difference.
     """
     if is_tensor(train):
         import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
@@ -108,12 +109,7 @@ REWARD: Final = ("reward_above", "reward_below")
 
 
 def advantage_drift(log_w: Any, advantage: Any) -> Any:
-    """(w-1) A: the kernels' mismatch, added to the push of a token with advantage A.
-
-    Args:
-        log_w: Log ratios l, any shape.
-        advantage: Advantages, broadcastable to it. The registry keeps A > 0 and A < 0 apart.
-    """
+    """(w-1) A: the kernels' mismatch, added to the push of a token with advantage A."""
     return _of(log_w).expm1(log_w) * advantage
 
 
@@ -123,3 +119,33 @@ def _of(log_w: Any) -> Any:
 
         return torch
     return np
+
+
+_TOLERANCE = 1e-3
+"""As in `measure.checks`: how far above 0 the log of a mass may be."""
+
+
+def renormalised(logprobs: Any, kept: Any) -> Any:
+    """Log-probabilities given that a token is among those that were kept: log P(y) - log P(K), K of each token its own.
+
+    Float32, or float64 where either is; +inf, which no input check lets pass, where the mass is above 1; NaN where P
+    has no mass on the set. Without `kept` they are left alone.
+    """
+    if kept is None:
+        return logprobs
+    if is_tensor(logprobs):
+        import torch  # noqa: PLC0415 - a caller with a tensor has loaded it
+
+        mass = torch.as_tensor(kept, device=logprobs.device)
+        wide = torch.float64 if torch.float64 in (logprobs.dtype, mass.dtype) else torch.float32
+        return (logprobs.to(wide) - mass.to(wide).clamp(max=0)).masked_fill(mass > _TOLERANCE, float("inf"))
+    given, mass = (host_rows(array).read(...) for array in (logprobs, kept))
+    with np.errstate(invalid="ignore"):
+        return np.where(mass > _TOLERANCE, np.inf, given - np.minimum(mass, 0))
+
+
+def outside_mass(kept: Any, rows: NDArray[np.intp], mask: Any) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    """1 - P(K) of the tokens of some rows that count, [tokens], row after row, and how many each row has, [rows]."""
+    mass = host_rows(kept).read(rows)
+    counts = np.ones(mass.shape, dtype=np.bool_) if mask is None else as_bool(mask)[rows]
+    return -np.expm1(np.minimum(mass[counts].astype(np.float64), 0.0)) + 0.0, np.count_nonzero(counts, axis=1)

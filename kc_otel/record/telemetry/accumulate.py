@@ -16,15 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.registry.clause_metrics import QUANTITIES, RECORDED, TV_PLACE, Unit
-from kc_otel.record.measure.arrays import as_bool, as_host, host_rows, is_tensor, on_gpu
+from kc_otel.record.measure.arrays import SampledBatch, as_bool, as_host, host_rows, is_tensor, on_gpu
 from kc_otel.record.measure.checks import InvalidReason, check_declared, difference, failed, held_together, same_shape
 from kc_otel.record.measure.logits import LOGITS, logit_drift
-from kc_otel.record.measure.packing import SampledBatch
-from kc_otel.record.measure.penalties import DRIFT, LOOK, penalised
 from kc_otel.record.measure.places import Places, TokenSlice
-from kc_otel.record.measure.same_prompt import TOO_SURE, more_than_all
-from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, saturated
-from kc_otel.record.measure.truncation import outside_mass, renormalised
+from kc_otel.record.measure.sampled import REWARD, SEQUENCE, TOKEN, outside_mass, renormalised, saturated
+from kc_otel.record.measure.token_checks import DRIFT, LOOK, TOO_SURE, more_than_all, penalised
 from kc_otel.record.telemetry.buckets import cells
 from kc_otel.record.telemetry.moments import QuantityStream, TokenStreams
 from kc_otel.record.telemetry.prompt_means import Finished, PlaceMeans, PromptMeans, Rollouts
@@ -44,42 +41,24 @@ _NO_ROWS: Final = np.zeros(0, dtype=np.intp)
 
 @dataclass(frozen=True, slots=True)
 class WorstToken:
-    """The token of a batch with the largest |l|.
+    """The token of a batch with the largest |l|."""
 
-    Attributes:
-        log_ratio: Its signed log ratio l, nats.
-        row: Its row in the batch.
-        position: Its position in that row, masked positions included.
-        token_id: Its id, when token ids were given.
-        slices: Slices that its sequence belongs to.
-    """
-
-    log_ratio: float
-    row: int
-    position: int
-    token_id: int | None
-    slices: tuple[str, ...]
+    log_ratio: float  # its signed log ratio l, nats
+    row: int  # its row in the batch
+    position: int  # its position in that row, masked positions included
+    token_id: int | None  # when token ids were given
+    slices: tuple[str, ...]  # that its sequence belongs to
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Result of one batch.
+    """Result of one batch."""
 
-    Attributes:
-        sequences: Sequences that were measured; those without an unmasked token are not.
-        tokens: Tokens that were measured.
-        tv_token: Mean total variation per token: of (1-w)+, or exact where logits were given; nan without tokens.
-        worst: The token with the largest |l|; None without tokens, or where logits came without targets.
-        slices: Slices that something was recorded in.
-        failed: Which sequences failed an input check, [n] each, by reason.
-        why: Findings about them, in words, by reason.
-    """
-
-    sequences: int
-    tokens: int
-    tv_token: float
-    worst: WorstToken | None
-    slices: tuple[str, ...]
+    sequences: int  # that were measured; those without an unmasked token are not
+    tokens: int  # that were measured
+    tv_token: float  # mean of (1-w)+, or of exact total variation where logits were given; nan without tokens
+    worst: WorstToken | None  # None without tokens, or where logits came without targets
+    slices: tuple[str, ...]  # that something was recorded in
     failed: Mapping[str, NDArray[np.intp]] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
 
@@ -95,15 +74,9 @@ class _Noted:
 
     A row is a sequence, or the part of one that weights of one age sampled. Prompts and steps take the means over the
     tokens of parts; what is about a whole sequence counts once, at the row that `Rollouts.whole` names.
-
-    Attributes:
-        membership: Slices of the rows, bool [rows, slices].
-        whole: See `Rollouts.whole`.
-        by_part: For prompts and steps.
-        by_sequence: For sequences.
     """
 
-    membership: NDArray[np.bool_]
+    membership: NDArray[np.bool_]  # slices of the rows, bool [rows, slices]
     whole: NDArray[np.intp] | None
     by_part: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     by_sequence: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -127,16 +100,10 @@ class _Noted:
 class Accumulator:
     """Cumulative exponential histograms of every drift quantity and slice, since it was made.
 
-    Not thread-safe. A call that raises has recorded nothing.
-
-    Args:
-        slices: Names of the slices, the columns of every `membership`; the first is `all`.
-        recorded: Quantities that are recorded, keys of `QUANTITIES`; None for all. Those that a program observes by
-            itself (`add_values`) always are.
-        averaged: Means over sequences, prompts or steps that are recorded too; keys of the quantities of `AVERAGED`.
-        sampling: Recorded sampling quantities; keys of `SAMPLING`.
-        reward_range: Smallest and largest reward; without it rewards are not looked at.
-        patience: Seconds for which a prompt is waited for whose rollouts come in several batches.
+    Not thread-safe. A call that raises has recorded nothing. `slices` name the columns of every `membership`; the first
+    is `all`. Of `QUANTITIES`, those `recorded` are, all for None; those that a program observes by itself
+    (`add_values`) always. `averaged` are keys of `AVERAGED`, `sampling` of `SAMPLING`. Without a `reward_range` rewards
+    are not looked at; `patience` is for prompts whose rollouts come in several batches, seconds.
     """
 
     def __init__(
@@ -190,28 +157,23 @@ class Accumulator:
         `membership` says which slices each sequence belongs to, bool [sequences, slices]; None puts all into the first.
         With `places` the first slice's drift is recorded by position and turn too. What is recorded of `parts`, slices
         of tokens, is of those tokens of the sequences that are measured; they are no further sequences or prompts, and
-        no evidence of how tokens were sampled.
-
-        Returns:
-            The measured sequences, the others by reason. Sequences that fail a check of `measure.checks` are counted
-            there and recorded nowhere. A reward outside of the range counts as one that is not known.
-
-        Raises:
-            ValueError: If `advantages` or `rewards` do not fit, or the numbers are not real.
+        no evidence of how tokens were sampled. Sequences that fail a check of `measure.checks` are counted and recorded
+        nowhere. A reward outside of the range counts as one that is not known.
         """
         train, inference = (side if is_tensor(side) else np.asarray(side) for side in (train, inference))
         if not same_shape(train, inference, mask, token_ids, inference_token_ids, train_kept, inference_kept):
             return _nothing(train.shape[0], InvalidReason.SHAPE_MISMATCH)
         if len(train.shape) != 2:
-            msg = f"train: shape {tuple(train.shape)} is not [sequences, tokens]"
-            raise ValueError(msg)
+            raise ValueError(f"train: shape {tuple(train.shape)} is not [sequences, tokens]")
         sequences = train.shape[0]
         if advantages is not None and tuple(np.shape(advantages)) not in {(sequences,), tuple(train.shape)}:
-            msg = f"advantages: shape {tuple(np.shape(advantages))} is neither [sequences] nor {tuple(train.shape)}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"advantages: shape {tuple(np.shape(advantages))} is neither [sequences] nor {tuple(train.shape)}"
+            )
         if rewards is not None and tuple(np.shape(rewards)) != (sequences,):
-            msg = f"rewards: shape {tuple(np.shape(rewards))} is not [sequences], ({sequences},); give one for each"
-            raise ValueError(msg)
+            raise ValueError(
+                f"rewards: shape {tuple(np.shape(rewards))} is not [sequences], ({sequences},); give one for each"
+            )
         train, inference = renormalised(train, train_kept), renormalised(inference, inference_kept)
         member = self._membership(membership, sequences)
         codes = check_declared(sequences, mask, token_ids, inference_token_ids, processing)
@@ -259,14 +221,10 @@ class Accumulator:
 
         With `targets`, the tokens that were sampled from the inference kernel, integers [sequences, tokens], what
         `add_sampled` records is recorded too.
-
-        Raises:
-            ValueError: If an argument's shape does not fit, or the numbers are not real.
         """
         shape = tuple(train.shape[:-1])
         if len(shape) != 2:
-            msg = f"train: shape {tuple(train.shape)} is not [sequences, tokens, vocab]"
-            raise ValueError(msg)
+            raise ValueError(f"train: shape {tuple(train.shape)} is not [sequences, tokens, vocab]")
         if not same_shape(train, inference) or not same_shape(np.empty(shape, dtype=np.bool_), mask, targets):
             return _nothing(shape[0], InvalidReason.SHAPE_MISMATCH)
         kept = np.ones(shape, dtype=np.bool_) if mask is None else as_bool(mask)
@@ -354,10 +312,7 @@ class Accumulator:
     def _held(self, reduced: Reduced, penalty: str = "", prompts: str = "") -> Reduced:
         """Nothing measured where the batch as a whole is no sample of the inference kernel; else the argument.
 
-        Args:
-            reduced: The batch.
-            penalty: Finding about a penalty that one side has; empty for none.
-            prompts: Finding about the first tokens of its prompts (`more_than_all`); empty for none.
+        `penalty` is the finding about a penalty that one side has, `prompts` that of `more_than_all`; empty for none.
         """
         codes = held_together(reduced.codes)
         if penalty:
@@ -426,12 +381,12 @@ class Accumulator:
             self._record_whole(means, quantity, of(log_w, tokens), whole_rows)
         for column, quantity in enumerate(TOKEN):
             self._note_means(means, quantity, reduced.totals[:, column], reduced.tokens, rows)
-        if reduced.drift is not None:
-            for column, quantity in enumerate(ADVANTAGE):
-                of_side = [sums[:, column] for sums in (reduced.drift.totals, reduced.drift.low, reduced.drift.high)]
+        if reduced.slots is not None:
+            for side, quantity in enumerate(ADVANTAGE):
+                ends = [sums[:, len(TOKEN) + side] for sums in (reduced.totals, reduced.low, reduced.high)]
                 if quantity in self._recorded:
-                    self._stream(quantity).add_counted(reduced.drift.slots[:, column], membership, *of_side)
-                self._note_means(means, quantity, of_side[0], reduced.drift.tokens[:, column], rows)
+                    self._stream(quantity).add_counted(reduced.slots[:, side], membership, *ends)
+                self._note_means(means, quantity, ends[0], reduced.sides[:, side], rows)
 
     def _add_rewards(self, reduced: Reduced, rewards: Any, means: _Noted) -> NDArray[np.intp]:
         """Record what the measured sequences' rewards say. Returns whose are outside of their range, [n]."""
@@ -461,10 +416,7 @@ class Accumulator:
         tokens: NDArray[np.intp],
         rows: NDArray[np.intp],
     ) -> None:
-        """Note a token quantity's mean over each sequence that has such tokens, if it is asked for.
-
-        Of sequences `rows` [n], `totals` are its sums over their tokens, and `tokens` their numbers.
-        """
+        """Note a token quantity's mean over each sequence, from sums and numbers of tokens, if it is asked for."""
         if quantity not in self._units:
             return
         known = QUANTITIES[quantity]

@@ -195,14 +195,8 @@ def _differs(
 def magnitudes(crossed: Crosses, size: int, largest: float = _MAX_FLOAT32) -> NDArray[np.uint32]:
     """Smallest float32 magnitudes from which on conditions hold, as bits, by bisection of the bits.
 
-    Args:
-        crossed: Whether each of `size` conditions holds, given one magnitude for each: float64 [size] -> bool [size].
-            Each must go on holding at larger magnitudes.
-        size: Number of conditions.
-        largest: Magnitudes above are not looked at.
-
-    Returns:
-        uint32 [k], ascending and distinct; conditions that never hold are left out.
+    `crossed` says whether each of `size` conditions holds, given one magnitude for each; it must go on holding at
+    larger ones, up to `largest`. Ascending and distinct; conditions that never hold are left out.
     """
     end = int(np.float32(largest).view(np.uint32)) + 1
     low, high = np.zeros(size, dtype=np.int64), np.full(size, end, dtype=np.int64)

@@ -12,8 +12,8 @@ from opentelemetry.sdk.metrics.export import Metric
 
 from kc_otel.contract.input_reasons import remedy
 from kc_otel.contract.slices import Scalar
-from kc_otel.record.telemetry.pair_streams import KernelPair
-from kc_otel.record.telemetry.sdk_points import counter
+from kc_otel.record.kernel import KernelPair
+from kc_otel.record.telemetry.pair_streams import counter
 from kc_otel.record.worker import ReasonCounts
 
 _PROMPTS_UNKNOWN_WARNING: Final = (
@@ -29,43 +29,24 @@ _ROLLOUTS: Final = ("kc.quarantine.sequences", "kc.quarantine.tokens", "kc.quara
 
 @dataclass(frozen=True, slots=True)
 class RecorderStats:
-    """Counts of a recorder's work and failures in this process, and its current backlog.
-
-    Attributes:
-        batches: Batches measured.
-        sequences: Sequences measured.
-        tokens: Tokens measured, after masks.
-        untraced: Batches measured whose span could not be made.
-        unsampled: Batches, or sequences waiting for their other side, left out by sampling.
-        dropped: Batches not measured, by reason; sequences for the reasons that start with `pair-`.
-        invalid: Sequences that failed an input check, by reason.
-        quarantined: Sequences that were kept out of training.
-        exports: Exports that every endpoint accepted.
-        exports_in_part: Exports that were accepted, but for points that an endpoint rejected.
-        export_failures: Exports that an endpoint did not accept.
-        queued_batches: Batches that wait to be measured.
-        queued_bytes: Bytes that they hold.
-        unpaired: Sequences that wait for their other side.
-        unpaired_tokens: Tokens that they hold.
-        slices_as_other: Slices that the contract's `max_series` leaves no room for; they are counted as `other`.
-    """
+    """Counts of a recorder's work and failures in this process, and its current backlog."""
 
     batches: int = 0
     sequences: int = 0
-    tokens: int = 0
-    untraced: int = 0
-    unsampled: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    invalid: dict[str, int] = field(default_factory=dict)
-    quarantined: int = 0
-    exports: int = 0
-    exports_in_part: int = 0
-    export_failures: int = 0
-    queued_batches: int = 0
+    tokens: int = 0  # after masks
+    untraced: int = 0  # batches measured whose span could not be made
+    unsampled: int = 0  # batches, or sequences waiting for their other side, left out by sampling
+    dropped: dict[str, int] = field(default_factory=dict)  # batches by reason; sequences for `pair-...`
+    invalid: dict[str, int] = field(default_factory=dict)  # sequences that failed an input check, by reason
+    quarantined: int = 0  # sequences that were kept out of training
+    exports: int = 0  # that every endpoint accepted
+    exports_in_part: int = 0  # accepted, but for points that an endpoint rejected
+    export_failures: int = 0  # that an endpoint did not accept
+    queued_batches: int = 0  # that wait to be measured
     queued_bytes: int = 0
-    unpaired: int = 0
+    unpaired: int = 0  # sequences that wait for their other side
     unpaired_tokens: int = 0
-    slices_as_other: tuple[str, ...] = ()
+    slices_as_other: tuple[str, ...] = ()  # that `max_series` leaves no room for; they are counted as `other`
 
 
 class Counters:

@@ -77,11 +77,8 @@ def exporter_names() -> tuple[str, ...]:
 def metric_exporters(rejected: Callable[[str], None] | None = None) -> tuple[MetricExporter, ...]:
     """New exporters as the environment asks for them; the libraries they need are imported here and not before.
 
-    Args:
-        rejected: Called with a sentence when an export is accepted without some of its points.
-
-    Raises:
-        ValueError: If the environment names an exporter or a protocol that is not installed.
+    `rejected` is called with a sentence when an export is accepted without some of its points. ValueError if the
+    environment names an exporter or a protocol that is not installed.
     """
     exporters = []
     for name in exporter_names():
@@ -131,12 +128,7 @@ class UnknownAnswerError(Exception):
 
 
 def checking_answers(exporter: _Exporter, rejected: Callable[[str], None] | None = None) -> _Exporter:
-    """An exporter of metrics or logs, with its HTTP answers checked.
-
-    Args:
-        exporter: One that does not use HTTP is left as it is, unless `rejected` is given and it uses gRPC.
-        rejected: As in `metric_exporters`.
-    """
+    """An exporter of metrics or logs, with its HTTP answers checked, and those of gRPC where `rejected` is given."""
     session = getattr(exporter, "_session", None)  # to OpenTelemetry 1.42
     if session is None:
         session = getattr(getattr(getattr(exporter, "_client", None), "_transport", None), "_session", None)

@@ -68,15 +68,10 @@ class MetricSource(Protocol):
 
 
 class ExportLoop:
-    """Exports a source every `interval` seconds, on request, and once more when it is shut down.
+    """Exports a source every `interval` seconds (inf for on request only), and once more when it is shut down.
 
-    Args:
-        source: Metrics to export.
-        exporters: Makes the exporters, at once; called again with the next export when it raised.
-        resource: The one resource of every export.
-        interval: Seconds between exports; inf for exports on request only.
-        timeout: Seconds given to the exporter for one export.
-        scope: The instrumentation scope of every export.
+    `exporters` makes the exporters, at once; it is called again with the next export when it raised. An export has
+    `timeout` seconds.
     """
 
     def __init__(

@@ -65,7 +65,8 @@ class TokenStreams:
     def add(self, reduced: Reduced, membership: NDArray[np.bool_]) -> None:
         """Add a batch whose measured rows belong to slices as `membership` [rows, slices] says."""
         self._counts += reduced.cells
-        self._moments.add(membership, reduced.totals, reduced.low, reduced.high)
+        of_tokens = (ends[:, : len(TOKEN)] for ends in (reduced.totals, reduced.low, reduced.high))
+        self._moments.add(membership, *of_tokens)
 
     def histograms(self, slice: int, quantities: Collection[str]) -> dict[str, ExponentialHistogram]:
         """Histogram of each of the quantities that is one of tokens; empty when nothing was counted."""
@@ -142,10 +143,7 @@ class QuantityStream:
 class OperatorAccumulator:
     """Cumulative exponential histograms of what was observed of operators, since it was made. Not thread-safe.
 
-    Args:
-        slices: Names of the slices, the columns of every `membership`.
-        named: Operators for which there is always room: those of the contract's clauses.
-        more: Operators that are recorded besides these.
+    There is always room for `named` operators, those of the contract's clauses, and for so many `more`.
     """
 
     def __init__(self, slices: Sequence[str], *, named: Iterable[str] = (), more: int = MOST_OPERATORS) -> None:
@@ -161,15 +159,9 @@ class OperatorAccumulator:
         return operator in self._named or operator in self._others or len(self._others) < self._more
 
     def add(self, operator: str, values: Mapping[str, NDArray[np.float64]], membership: NDArray[np.bool_]) -> None:
-        """Record observations of one operator.
+        """Record finite observations of one operator that there is room for, by the registry's key, float64 [n] each.
 
-        Args:
-            operator: Its name; there must be room for it.
-            values: Finite observations by the registry's key of an operator quantity, float64 [n] each.
-            membership: Slices of each observation, bool [n, slices].
-
-        Raises:
-            ValueError: If a value is NaN, as where a norm is beyond float64.
+        NaN, as where a norm is beyond float64, is a ValueError.
         """
         if any(np.isnan(value).any() for value in values.values()):
             raise ValueError(f"values: NaN is no observation of {operator}; leave such rows out")

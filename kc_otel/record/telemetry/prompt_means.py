@@ -37,21 +37,16 @@ _MAX_REMEMBERED_PROMPTS: Final = 16_384
 class Rollouts:
     """Grouping of a batch's sequences by prompt.
 
-    Attributes:
-        prompts: Name of the prompt of each sequence [sequences]; None where nobody knows it.
-        size: Rollouts that each prompt has, or that of each sequence has [sequences]; None where a batch holds all.
-        step: The training step of the batch; None where it is not known, and each batch is one.
-        at: When the batch was measured, monotonic seconds.
-        again: Which rows are a further part of a sequence that has a row already, bool [sequences]; None for none.
-        whole: Row that the whole sequence of each row counts at, [sequences]; None where each row is a sequence.
+    Each prompt, or that of each sequence, has `size` rollouts; where it is None a batch holds all. Where the `step` is
+    not known each batch is one. A row that is a further part of a sequence that has a row already is there `again`.
     """
 
-    prompts: Sequence[Hashable] | None = None
+    prompts: Sequence[Hashable] | None = None  # name of the prompt of each sequence; None where nobody knows it
     size: int | Sequence[int] | None = None
     step: Hashable = None
-    at: float = 0.0
+    at: float = 0.0  # when the batch was measured, monotonic seconds
     again: NDArray[np.bool_] | None = None
-    whole: NDArray[np.intp] | None = None
+    whole: NDArray[np.intp] | None = None  # row that each row's whole sequence counts at; None where each is one
 
     def repeated(self, times: int, sequences: int) -> Rollouts:
         """Append, so many times, a further part of each sequence."""
@@ -65,16 +60,12 @@ class Rollouts:
 class Finished(NamedTuple):
     """Prompts and steps that are complete and counted.
 
-    Attributes:
-        prompts: Mean of each quantity over each prompt's rollouts in a slice [quantities, prompts, slices]; NaN where
-            it has none there. None where nobody knows the prompts.
-        steps: The same over each step's prompts [quantities, steps, slices].
-        rollouts: Rollouts of each prompt, in any slice [prompts].
+    Each has the mean of each quantity over a prompt's rollouts, or a step's prompts, in a slice; NaN where it has none.
     """
 
-    prompts: Floats | None
-    steps: Floats
-    rollouts: Floats
+    prompts: Floats | None  # [quantities, prompts, slices]; None where nobody knows the prompts
+    steps: Floats  # [quantities, steps, slices]
+    rollouts: Floats  # of each prompt, in any slice [prompts]
 
 
 @dataclass(slots=True, eq=False)
@@ -132,16 +123,10 @@ class _Variance:
 
 
 class PromptMeans:
-    """Counts prompts and steps once. Not thread-safe.
+    """Counts prompts and steps once, each waited for at most `patience` seconds. Not thread-safe.
 
-    Args:
-        quantities: Keys of what is averaged.
-        slices: Number of slices.
-        patience: Seconds for which a prompt, or a step, is waited for.
-
-    Attributes:
-        outcomes: Prompts that counted, by how: `whole`; `part` where some rollouts did not come in time, or came after
-            it had counted; `assumed`, sequences that were taken for prompts of their own.
+    `outcomes` counts prompts by how they counted: `whole`; `part` where some rollouts did not come in time, or came
+    after it had counted; `assumed`, sequences that were taken for prompts of their own.
     """
 
     def __init__(self, quantities: Sequence[str], slices: int, *, patience: float = 900.0) -> None:
@@ -165,13 +150,7 @@ class PromptMeans:
         return len(self._open) + (self._step is not None)
 
     def add(self, values: Mapping[str, Floats], membership: NDArray[np.bool_], of: Rollouts) -> Finished:
-        """Take a batch.
-
-        Args:
-            values: Of each quantity, its value in each sequence [n]; NaN where it has none.
-            membership: Slices of each sequence, bool [n, slices].
-            of: Its prompts.
-        """
+        """Take a batch: of each quantity its value in each sequence [n], NaN for none; and their slices [n, slices]."""
         given = np.stack([values[key] for key in self.quantities])
         if of.prompts is None:
             found = np.where(membership, given[..., None], np.nan)
@@ -185,14 +164,28 @@ class PromptMeans:
         expected = np.zeros(len(number), np.int64)
         if of.size is not None:
             np.maximum.at(expected, prompt, of.size)
-        keys = [(of.step, name) for name in number]
         whole = prompt if of.again is None else prompt[~of.again]
-        arrived = np.bincount(whole, minlength=len(number))
-        parts = [
-            _Sums(totals[:, place], counts[:, place], of.at, count, float(squares[0, place, 0]))
-            for place, count in enumerate(arrived.tolist())
-        ]
-        return self._counting(keys, parts, expected.tolist(), of)
+        arrived = np.bincount(whole, minlength=len(number)).tolist()
+        ready: list[tuple[_Key, _Sums, bool]] = []
+        for place, (name, size) in enumerate(zip(number, expected.tolist(), strict=True)):
+            key, square = (of.step, name), float(squares[0, place, 0])
+            part = _Sums(totals[:, place], counts[:, place], of.at, arrived[place], square)
+            if key in self._counted:
+                ready.append((key, part, False))
+                continue
+            if (known := self._open.pop(key, None)) is not None:
+                part.add(known)
+            if part.arrived < size:
+                self._open[key] = part
+                continue
+            ready.append((key, part, True))
+            if of.size is None and of.step is not None:
+                self._remember(key)
+        while len(self._open) > _MAX_OPEN_PROMPTS:
+            ready.append((*self._open.popitem(last=False), False))
+        found = self._done(ready)
+        assert found.prompts is not None
+        return found._replace(steps=self._in_steps(found.prompts, of))
 
     def expire(self, now: float) -> Finished:
         """Count incomplete prompts that waited long enough."""
@@ -205,29 +198,6 @@ class PromptMeans:
         if self._step is not None and now - self._step[1].since > self._patience:
             steps.append(self._end_step())
         return found._replace(steps=np.concatenate(steps, axis=1))
-
-    def _counting(
-        self, keys: Sequence[_Key], parts: Sequence[_Sums], expected: Sequence[int], of: Rollouts
-    ) -> Finished:
-        """Return the prompts that these parts complete, and those evicted for lack of room."""
-        ready: list[tuple[_Key, _Sums, bool]] = []
-        for key, part, size in zip(keys, parts, expected, strict=True):
-            if key in self._counted:
-                ready.append((key, part, False))
-                continue
-            if (known := self._open.pop(key, None)) is not None:
-                part.add(known)
-            if part.arrived >= size:
-                ready.append((key, part, True))
-                if of.size is None and of.step is not None:
-                    self._remember(key)
-            else:
-                self._open[key] = part
-        while len(self._open) > _MAX_OPEN_PROMPTS:
-            ready.append((*self._open.popitem(last=False), False))
-        found = self._done(ready)
-        assert found.prompts is not None
-        return found._replace(steps=self._in_steps(found.prompts, of))
 
     def _done(self, ready: Sequence[tuple[_Key, _Sums, bool]]) -> Finished:
         """Count these prompts as finished, and return their means."""
@@ -272,12 +242,7 @@ class PromptMeans:
 
 
 class PlaceMeans:
-    """Drift by position and turn: a histogram of prompts' means of (1-w)+ there for each of PLACES. Not thread-safe.
-
-    Args:
-        slots: Buckets of the histograms.
-        patience: Seconds for which a prompt is waited for whose rollouts come in several batches.
-    """
+    """Drift by position and turn: a histogram of prompts' means of (1-w)+ there for each of PLACES. Not thread-safe."""
 
     def __init__(self, slots: Slots, patience: float) -> None:
         self._prompts: Final = PromptMeans(PLACES, 1, patience=patience)

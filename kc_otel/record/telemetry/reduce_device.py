@@ -14,15 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel._extras import extra
-from kc_otel.record.measure.arrays import as_host
-from kc_otel.record.measure.checks import LOWEST_LOGPROB, InvalidReason, check_block, difference, doubtful
+from kc_otel.record.measure.arrays import BLOCK, SampledBatch, as_host
+from kc_otel.record.measure.checks import LOWEST_LOGPROB, InvalidReason, check_block, difference
+from kc_otel.record.measure.faults import RUN
 from kc_otel.record.measure.fillers import EDGE_ROWS, SENTINEL
-from kc_otel.record.measure.packing import BLOCK, SampledBatch
-from kc_otel.record.measure.pairing_faults import RUN
-from kc_otel.record.measure.processing import looks_processed_together
+from kc_otel.record.measure.processing import doubtful, looks_processed_together
 from kc_otel.record.measure.sampled import TOKEN, advantage_drift, saturated
 from kc_otel.record.telemetry.buckets import LogRatioCells, Partition
-from kc_otel.record.telemetry.reduce_host import NOTHING, Part, Reduced, bets_of, joined, of_one_age, of_places
+from kc_otel.record.telemetry.reduce_host import (
+    NO_PLACES,
+    NO_SIDES,
+    Part,
+    Reduced,
+    bets_of,
+    joined,
+    of_one_age,
+    of_places,
+)
 from kc_otel.stats.surplus import BET_COUNT, LIKELY, sureness_of_sums
 
 with extra("torch", "a batch on a device"):
@@ -34,21 +42,13 @@ _TOKENS_PER_CHUNK: Final = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Rows on the device; masked values may be anything, NaN too.
+    """Rows on the device; masked values may be anything, NaN too."""
 
-    Attributes:
-        index: Which rows of the batch they are, on the host.
-        kept: Which tokens count.
-        inference: log Q.
-        log_w: l, float64, saturated and rounded to float32.
-        advantage: Advantages, [rows, tokens] or [rows, 1].
-    """
-
-    index: NDArray[np.intp]
-    kept: Any
-    inference: Any
-    log_w: Any
-    advantage: Any
+    index: NDArray[np.intp]  # which rows of the batch they are, on the host
+    kept: Any  # which tokens count
+    inference: Any  # log Q
+    log_w: Any  # l, float64, saturated and rounded to float32
+    advantage: Any  # [rows, tokens] or [rows, 1]
 
 
 def reduce_device(
@@ -87,7 +87,7 @@ def reduce_device(
             if not rows.index.size:
                 continue
             columns = [_ends(value(rows.log_w), rows.kept) for value in TOKEN.values()]
-            stats, drifts, sides = as_host(torch.stack(columns, dim=2)), NOTHING[2], NOTHING[3]
+            stats, sides = as_host(torch.stack(columns, dim=2)), NO_SIDES
             bets[0] += bets_of(stats[0], lengths[rows.index], partial(_changes, rows))
             bets[1] += sureness_of_sums(*_sureness(rows))
             found = torch.where(rows.kept, _locate(cells.partition, rows.log_w), cells.size)
@@ -96,12 +96,13 @@ def reduce_device(
                 change = advantage_drift(rows.log_w, rows.advantage)
                 signs = [side & rows.kept for side in (rows.advantage > 0, rows.advantage < 0)]
                 drifts = as_host(torch.stack([_ends(change, side) for side in signs], dim=2))
+                stats = np.concatenate([stats, drifts], axis=2)
                 sides = as_host(torch.stack([side.sum(1) for side in signs], dim=1))
                 slot = _locate(cells.slots.partition, change) + (rows.advantage < 0) * cells.slots.size
                 slot = torch.where(rows.kept & (rows.advantage != 0), slot, drift_size)
                 _count(drift_counts, slot, membership[rows.index])
-            places = NOTHING[4] if bounds is None else _place_sums(rows, bounds[rows.index])
-            parts.append((rows.index, stats, drifts, sides, places))
+            places = NO_PLACES if bounds is None else _place_sums(rows, bounds[rows.index])
+            parts.append((rows.index, stats, sides, places))
         slots = None if advantages is None else as_host(drift_counts)[:, :drift_size].reshape(slices, 2, -1)
         counted = as_host(counts)[:, : cells.size]
         return joined(codes, lengths, parts, counted, slots, why, bets, placed=bounds is not None)

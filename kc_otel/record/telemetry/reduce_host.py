@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import PLACES
-from kc_otel.record.measure.arrays import HostRows
+from kc_otel.record.measure.arrays import Block, HostRows, SampledBatch
 from kc_otel.record.measure.checks import InvalidReason, check_block, difference
-from kc_otel.record.measure.packing import Block, SampledBatch
 from kc_otel.record.measure.places import BETWEEN
 from kc_otel.record.measure.sampled import TOKEN, saturated
 from kc_otel.record.telemetry.buckets import LogRatioCells
@@ -33,34 +32,24 @@ ADVANTAGE: Final = ("advantage_drift_positive", "advantage_drift_negative")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduced:
-    """Reduction of a batch of sampled log-probabilities.
+    """Reduction of a batch of sampled log-probabilities, of which n sequences were measured.
 
-    Attributes:
-        codes: An `InvalidReason` per sequence, int8 [sequences].
-        rows: Sequences that were measured, [n].
-        tokens: Tokens of each, [n].
-        totals: Sum over each one's tokens of every quantity of `TOKEN`, in its order, float64 [n, 6].
-        low: Smallest value of each, float64 [n, 6].
-        high: Largest value of each, float64 [n, 6].
-        cells: Counts per slice and cell, int64 [slices, cells].
-        drift: The same of the quantities of `ADVANTAGE`; None without advantages.
-        why: Findings of the checks, in words, by reason.
-        bets: Evidence that the measured tokens were not sampled from Q, [2, bets]; see `surplus` and `sureness`.
-        places: Sum of (1-w)+ over each one's tokens in each of PLACES, and how many these are, float64 [2, n, places];
-            None where nobody asked.
+    Totals, low and high are of every quantity of `TOKEN` over each one's tokens, float64 [n, 6], and with advantages of
+    those of `ADVANTAGE` too, [n, 8]; a sequence without such a token has inf and -inf for its ends.
     """
 
-    codes: NDArray[np.int8]
-    rows: NDArray[np.intp]
-    tokens: NDArray[np.intp]
+    codes: NDArray[np.int8]  # an `InvalidReason` per sequence, int8 [sequences]
+    rows: NDArray[np.intp]  # sequences that were measured, [n]
+    tokens: NDArray[np.intp]  # of each, [n]
     totals: NDArray[np.float64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
-    cells: NDArray[np.int64]
-    drift: AdvantageDrift | None
-    why: dict[InvalidReason, str]
-    bets: NDArray[np.float64]
-    places: NDArray[np.float64] | None = None
+    cells: NDArray[np.int64]  # counts per slice and cell, int64 [slices, cells]
+    slots: NDArray[np.int64] | None  # of `ADVANTAGE`, counts per slice and bucket [slices, 2, slots]; None without
+    sides: NDArray[np.intp]  # tokens of each with a positive, and with a negative advantage, [n, 2]
+    why: dict[InvalidReason, str]  # findings of the checks, in words
+    bets: NDArray[np.float64]  # evidence that the tokens were not sampled from Q, [2, bets]: `surplus`, `sureness`
+    places: NDArray[np.float64] | None = None  # sum of (1-w)+ in each of PLACES, and tokens [2, n, places]
 
     @property
     def mean_ratio(self) -> float:
@@ -70,41 +59,15 @@ class Reduced:
 
     def held(self, codes: NDArray[np.int8]) -> Reduced:
         """Nothing measured, with these codes instead."""
-        slots = None if self.drift is None else np.zeros_like(self.drift.slots)
+        slots = None if self.slots is None else np.zeros_like(self.slots)
         cells, bets, placed = np.zeros_like(self.cells), np.zeros_like(self.bets), self.places is not None
         return joined(codes, self.tokens, (), cells, slots, self.why, bets, placed=placed)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AdvantageDrift:
-    """Advantage-weighted drift, positive advantages first, then negative ones.
-
-    Attributes:
-        totals: Sums over each sequence's tokens, float64 [n, 2].
-        low: Smallest values; inf where there is none, float64 [n, 2].
-        high: Largest values; -inf where there is none, float64 [n, 2].
-        slots: Counts per slice and bucket, int64 [slices, 2, slots].
-        tokens: Tokens of each sequence with such an advantage, [n, 2].
-    """
-
-    totals: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    slots: NDArray[np.int64]
-    tokens: NDArray[np.intp]
-
-
-_NO_SIDES: Final = np.zeros((0, 2), dtype=np.intp)
-NOTHING: Final = (
-    np.zeros(0, dtype=np.intp),
-    np.zeros((3, 0, len(TOKEN))),
-    np.zeros((3, 0, 2)),
-    _NO_SIDES,
-    np.zeros((2, 0, PLACE_COUNT)),
-)
+NO_SIDES: Final = np.zeros((0, 2), dtype=np.intp)
+NO_PLACES: Final = np.zeros((2, 0, PLACE_COUNT))
 Part = tuple[NDArray[Any], ...]
-"""Of some rows of a batch, as `NOTHING`: which they are; sums, minima and maxima of the quantities of `TOKEN`, and of
-those of `ADVANTAGE`, and the tokens of the latter; `Reduced.places`. Empty where it is not asked for."""
+"""Of some rows of a batch: which they are; their totals, low and high as in `Reduced`, stacked; `sides`; `places`."""
 
 
 def joined(
@@ -119,12 +82,11 @@ def joined(
     placed: bool,
 ) -> Reduced:
     """The reduction of a batch from that of its parts and from its counts; `lengths` are of all sequences."""
-    columns = list(zip(NOTHING, *parts, strict=True))
-    rows, sides = (np.concatenate(columns[k]) for k in (0, 3))
-    (totals, low, high), (sums, least, most), places = (np.concatenate(columns[k], axis=1) for k in (1, 2, 4))
-    drift = None if slots is None else AdvantageDrift(sums, least, most, slots, sides)
-    some = places if placed else None
-    return Reduced(codes, rows, lengths[rows], totals, low, high, cells, drift, why, bets, some)
+    width = len(TOKEN) + (0 if slots is None else len(ADVANTAGE))
+    none: Part = (np.zeros(0, dtype=np.intp), np.zeros((3, 0, width)), NO_SIDES, NO_PLACES)
+    columns = zip(zip(none, *parts, strict=True), (0, 1, 0, 1), strict=True)
+    rows, stats, sides, places = (np.concatenate(column, axis=axis) for column, axis in columns)
+    return Reduced(codes, rows, lengths[rows], *stats, cells, slots, sides, why, bets, places if placed else None)
 
 
 def of_one_age(rows: NDArray[np.intp], membership: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
@@ -146,16 +108,10 @@ def reduce_host(
     density: bool = False,
     bounds: NDArray[np.intp] | None = None,
 ) -> Reduced:
-    """Check, measure and count a batch.
+    """Check, measure and count a batch of sequences, of which some are known to be invalid (`codes`, int8 [sequences]).
 
-    Args:
-        batch: Log-probabilities of [sequences, tokens].
-        codes: Known invalid sequences, int8 [sequences]; the result adds the findings on log-probabilities.
-        membership: Slices of each sequence, bool [sequences, slices].
-        cells: The partition that tokens are counted in.
-        advantages: [sequences] or [sequences, tokens].
-        density: Whether these are log-densities, which may exceed 0.
-        bounds: `Places.bounds` of the batch, where its places are asked for.
+    The result's codes add the findings on log-probabilities. `membership` is bool [sequences, slices], `bounds` the
+    batch's `Places.bounds`, where its places are asked for; with `density` they are log-densities, which may exceed 0.
     """
     codes = codes.copy()
     codes[(codes == InvalidReason.VALID) & (batch.lengths == 0)] = InvalidReason.NO_TOKENS
@@ -187,20 +143,21 @@ def reduce_host(
         counted[here] = cells.partition.locate(exact)
         wide = exact.astype(np.float64)
         change = np.expm1(wide)
-        stats, drifts, sides, places = _row_stats(wide, change, block), NOTHING[2], _NO_SIDES, NOTHING[4]
+        stats, sides, places = _row_stats(wide, change, block), NO_SIDES, NO_PLACES
         bets[0] += bets_of(stats[0], block.lengths, partial(np.asarray, change))
         bets[1] += sureness(block.inference[:_SURENESS_TOKENS])
         if advantages is not None:
             advantage = batch.packed(advantages, block.rows)
             drifts, sides = _row_drifts(change, advantage, block, cells, drift_slots[here])
+            stats = np.concatenate([stats, drifts], axis=2)
         if bounds is not None:
             places = _place_sums(change, block, bounds[block.rows], batch.mask)
-        parts.append((block.rows, stats, drifts, sides, places))
+        parts.append((block.rows, stats, sides, places))
         done += exact.size
 
     def count(what: NDArray[np.uint16], size: int) -> NDArray[np.int64]:
         """Count each code of some size in each slice, int64 [slices, size]."""
-        rows = np.concatenate([NOTHING[0], *(part[0] for part in parts)])
+        rows = np.concatenate([order[:0], *(part[0] for part in parts)])
         counts = np.zeros((membership.shape[1], size), dtype=np.int64)
         for column in np.flatnonzero(membership[rows].any(0)):
             inside = np.repeat(membership[rows, column], batch.lengths[rows])
@@ -217,10 +174,7 @@ def bets_of(
 ) -> NDArray[np.float64]:
     """Evidence against E_Q[P/Q] <= 1, [bets]: from sums over rows, and from tokens only where those give cause.
 
-    Args:
-        totals: Sums over each row's tokens of the quantities of `TOKEN`, [rows, 6].
-        tokens: Tokens of each, [rows].
-        changes: Returns P/Q - 1 of the tokens.
+    `totals` are of the quantities of `TOKEN`, [rows, 6]; `changes` returns P/Q - 1 of the tokens.
     """
     count = int(tokens.sum())
     over = float(totals[:, _RATIO].sum()) - count

@@ -53,7 +53,6 @@ def exact(train, inference):
 
 
 def by_kernel(train, inference, targets=None):
-    """What the kernel finds."""
     return logit_drift(train, inference, targets=targets, _tensors=True)
 
 
@@ -101,7 +100,6 @@ def test_whatever_the_logits_are_the_kernel_says_what_float64_says(sides):
 @given(st.sampled_from([1e-5, 0.01, 0.5, 4.0]), st.integers(1, 200), st.integers(0, 999))
 @settings(max_examples=12, deadline=None)
 def test_float32_is_enough(drift, vocab, seed):
-    """Quantities that are sums of squares of small differences keep five digits of themselves."""
     train, inference = pair(drift, 2, vocab, seed)
     found, expected = by_kernel(train, inference).values, exact(train, inference)
     digits = 2e-5 + 2e-7 / drift
@@ -156,7 +154,6 @@ def test_a_kernel_that_fails_is_said_once_and_torch_does_the_work(monkeypatch, c
 
 
 def test_complex_numbers_are_refused():
-    """The host refuses them as no real numbers; a device would drop their imaginary part."""
     train = pair(0.1)[0].cfloat()
     with pytest.raises(ValueError, match="complex numbers"):
         by_kernel(train, train)

@@ -58,7 +58,6 @@ def reference(train, inference):
 
 
 def pair(drift, rows=5, vocab=300, seed=0, spread=3.0):
-    """Logits of two kernels, float32."""
     rng = np.random.default_rng(seed)
     inference = spread * rng.standard_normal((rows, vocab))
     train = inference + drift * rng.standard_normal((rows, vocab)) + 3 * rng.standard_normal((rows, 1))
@@ -66,7 +65,6 @@ def pair(drift, rows=5, vocab=300, seed=0, spread=3.0):
 
 
 def test_columns_are_the_registry_s_quantities() -> None:
-    """Everything that the registry says is computed from logits is computed, and nothing else."""
     assert set(LOGITS) == {key for key, quantity in QUANTITIES.items() if quantity.source is Origin.LOGITS}
 
 
@@ -96,7 +94,6 @@ def test_kernels_that_differ_in_the_fifth_digit_are_resolved(path) -> None:
 
 @PATHS
 def test_float64_keeps_its_precision(path) -> None:
-    """Float64 logits are worked on in float64."""
     train, inference = (side.astype(np.float64) for side in pair(0.1))
     values = compared(path, torch.from_numpy(train), torch.from_numpy(inference)).values
     np.testing.assert_allclose(values, reference(train, inference), rtol=1e-10, atol=1e-14)
@@ -106,7 +103,6 @@ def test_float64_keeps_its_precision(path) -> None:
 @PATHS
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_means_what_it_holds(path, dtype) -> None:
-    """Half-precision logits give exactly what their float32 copies give."""
     train, inference = (torch.from_numpy(side).to(dtype) for side in pair(0.1))
     half = compared(path, train, inference).values
     full = compared(path, train.float(), inference.float()).values
@@ -115,7 +111,6 @@ def test_half_precision_means_what_it_holds(path, dtype) -> None:
 
 @PATHS
 def test_a_constant_shift_is_no_drift(path) -> None:
-    """Softmax ignores a constant, and so does every quantity."""
     z = np.float32([[1, 2, 3, -4]])
     values = compared(path, torch.from_numpy(z), torch.from_numpy(z + 8)).values
     assert values.tolist() == [[0.0] * 7]
@@ -125,7 +120,6 @@ def test_a_constant_shift_is_no_drift(path) -> None:
 @given(st.integers(0, 999))
 @settings(max_examples=20, deadline=None)
 def test_tokens_outside_of_both_distributions_count_for_nothing(path, seed) -> None:
-    """Logits of -inf on both sides give what the same rows without them give."""
     train, inference = pair(0.3, vocab=60, seed=seed)
     outside = np.random.default_rng(seed).random(60) < 0.5
     outside[0] = False
@@ -153,7 +147,6 @@ def test_a_token_outside_of_one_distribution_saturates(path) -> None:
 
 @PATHS
 def test_differences_of_any_size_stay_finite(path) -> None:
-    """Logits that differ by more than exp can hold give bounded, correct numbers."""
     train, inference = np.float32([[0, 200, -500, 3]]), np.float32([[300, 0, 100, 3]])
     values = compared(path, torch.from_numpy(train), torch.from_numpy(inference)).values[0]
     np.testing.assert_allclose(values, [SATURATION, 1, SATURATION, SATURATION, math.log(2), 1, 0], atol=1e-6)
@@ -173,7 +166,6 @@ def test_rows_that_are_not_distributions_are_not_valid(path) -> None:
 
 @PATHS
 def test_rows_are_chosen_and_targets_scored(path) -> None:
-    """Only the rows asked for are read, also from a view with gaps, and their targets are scored."""
     train, inference = (torch.from_numpy(side.reshape(4, 5, -1)) for side in pair(0.1, rows=20, vocab=50))
     train[0, 0], inference[3, 4] = float("nan"), float("nan")
     at = np.array([0, 2, 2, 3]), np.array([1, 0, 3, 2])
@@ -189,7 +181,6 @@ def test_rows_are_chosen_and_targets_scored(path) -> None:
 
 @PATHS
 def test_no_rows_are_no_error(path) -> None:
-    """An empty selection gives empty results."""
     train, inference = (torch.from_numpy(side) for side in pair(0.1))
     found = compared(path, train, inference, at=(np.zeros(0, dtype=int),), targets=[])
     assert found.values.shape == (0, 7)
@@ -222,7 +213,6 @@ def test_extra_memory_is_a_few_rows() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(path, changes, said) -> None:
-    """Shapes, and targets that would have been read beyond their end, or scored as whatever lies there."""
     train, inference = (torch.from_numpy(side) for side in pair(0.1))
     with pytest.raises(ValueError, match=said):
         compared(path, **{"train": train, "inference": inference, **changes})
@@ -246,7 +236,6 @@ def test_machine_code_takes_what_it_is_given() -> None:
 
 @CODE
 def test_memory_of_any_kind_is_read_by_the_code_that_is_there() -> None:
-    """Read-only, unaligned and of the other byte order."""
     train, inference = pair(0.3)
     expected = compared("code", train, inference).values
     shifted = [np.frombuffer(b"-" + side.tobytes(), np.float32, offset=1).reshape(side.shape) for side in pair(0.3)]

@@ -3,22 +3,20 @@
 import numpy as np
 import pytest
 
+from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.checks import InvalidReason, check, check_block, difference, failed, held_together
-from kc_otel.record.measure.packing import Block
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.stats.surplus import surely_surplus, surplus, surplus_of_sums
 from tests.tools.planted_faults import FAULTS, FAULTS_OF_BATCHES, HONEST, healthy, honest, log_softmax, sampled, texts
 
 
 def block_of(rows):
-    """A block of pairs of rows."""
     lengths = np.array([train.size for train, _ in rows])
     train, inference = (np.concatenate(side) for side in zip(*rows, strict=True))
     return Block(np.arange(lengths.size), np.cumsum(lengths) - lengths, lengths, train, inference)
 
 
 def checked(rows):
-    """What the checks say of rows: counts by reason, and words by reason."""
     block = block_of(rows)
     found = check_block(block, difference(block))
     counted = {reason: rows.size for reason, rows in failed(found.codes).items()}
@@ -26,7 +24,6 @@ def checked(rows):
 
 
 def test_healthy_rollouts_are_measured():
-    """Drift of a bfloat16 kernel is no fault."""
     assert checked(healthy()) == ({}, {})
 
 
@@ -81,7 +78,6 @@ def test_text_that_is_open_in_pairs_of_tokens_is_no_mean_of_two(pair):
 
 
 def test_rollouts_of_one_prompt_that_begin_with_one_token_are_no_fillers():
-    """One number in most rows, where the other side has one as well, but for the rounding of its batches."""
     for seed in range(10):
         rng = np.random.default_rng(seed)
         train, inference = honest("int8", rng, (400, 32), 0.5)
@@ -220,7 +216,6 @@ def test_text_that_is_copied_is_no_placeholder(template):
 
 
 def test_a_shift_of_the_second_half_is_told_from_which_token_on():
-    """The finding says from where and by how much."""
     rows = healthy(40, tokens=160)
     rows = [(train, np.concatenate([q[:96], np.roll(q[96:], -3)])) for train, q in rows]
     _, why = checked(rows)
@@ -230,7 +225,6 @@ def test_a_shift_of_the_second_half_is_told_from_which_token_on():
 
 
 def test_a_sampler_set_up_for_many_rows_is_one_of_the_whole_batch():
-    """Where a sixth of the rows show a truncation, the others have it and do not show it: nothing is drift."""
     code = InvalidReason.TRUNCATED_SAMPLING
     some = np.zeros(150, dtype=np.int8)
     some[:26] = code
@@ -240,7 +234,6 @@ def test_a_sampler_set_up_for_many_rows_is_one_of_the_whole_batch():
 
 
 def test_a_pairing_that_is_wrong_in_most_rows_is_so_in_all():
-    """Rows that do not show it are too short, or too sure; a few bad rows are the others' no fault."""
     code = InvalidReason.NOT_SAME_TOKENS
     most = np.full(150, code, dtype=np.int8)
     most[:40] = 0

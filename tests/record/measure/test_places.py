@@ -24,7 +24,6 @@ def masks(seed):
 
 
 def by_hand(mask):
-    """(position, turn) of each token that counts."""
     found, first, turn = {}, None, 0
     for column, counts in enumerate(mask):
         if counts:
@@ -56,7 +55,6 @@ def test_every_token_is_where_a_loop_says():
 
 
 def test_positions_stand_for_a_mask_that_is_gone():
-    """What was cut out of a batch is known by the positions that are left."""
     counts = masks(7)[:11]
     whole = Places(counts)
     lengths = counts.sum(1)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from kc_otel.offline.gate.recorded_gate import read_input
+from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.checks import check_block, difference
-from kc_otel.record.measure.packing import Block
-from kc_otel.record.measure.same_prompt import more_than_all
+from kc_otel.record.measure.token_checks import more_than_all
 from kc_otel.record.telemetry.accumulate import Accumulator, Rollouts
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.recording_files import load_recording
@@ -22,7 +22,6 @@ SIDES = ("train", "inference")
 
 
 def read(name):
-    """The arrays of a recording."""
     with np.load(RECORDINGS / f"{name}.npz") as arrays:
         return dict(arrays)
 
@@ -40,28 +39,23 @@ def by_row(change):
 
 
 def both(change):
-    """The same change of either side."""
     return by_row(lambda p, q, _rng, _row: (change(p), change(q)))
 
 
 def again(values):
-    """Log-softmax of probabilities."""
     return np.exp(values) - np.log(VOCABULARY + 0.7)
 
 
 def running(values):
-    """Mean of all so far."""
     return np.cumsum(values) / np.arange(1, values.size + 1)
 
 
 def moving(values):
-    """Mean of four."""
     sums = np.concatenate([np.zeros(4), np.cumsum(values)])
     return (sums[4:] - sums[:-4]) / np.minimum(np.arange(1, values.size + 1), 4)
 
 
 def chunks(values):
-    """One token twice at the end of each 64."""
     parts = [np.append(values[at : at + 64], values[at : at + 64][-1]) for at in range(0, values.size, 64)]
     return np.concatenate(parts)[: values.size]
 
@@ -74,7 +68,6 @@ def broadcast(arrays, _rng):
 
 
 def penalty(arrays, rng):
-    """A presence penalty of 1 on the inference side: of all that came before in their row."""
     rows = np.repeat(np.arange(arrays["lengths"].size), arrays["lengths"])
     _, first = np.unique(rows * VOCABULARY + arrays["token_ids"], return_index=True)
     before = np.ones(rows.size)
@@ -94,7 +87,6 @@ def nucleus(mass):
 
 
 def one_in(share, change):
-    """A fault of the training side in every so many rows."""
     return by_row(lambda p, q, _rng, row: (change(p, q) if row % share == 0 else p, q))
 
 
@@ -275,7 +267,6 @@ def likeliest(values, rng):
 
 
 def neighbours(values):
-    """Mean with the token before."""
     return np.append(values[:1], (values[1:] + values[:-1]) / 2)
 
 
@@ -350,7 +341,6 @@ def planted(arrays, plant):
 
 
 def tv(arrays):
-    """Mean of (1 - P/Q)+."""
     return np.maximum(-np.expm1(arrays["train_logprobs"].astype(float) - arrays["inference_logprobs"]), 0.0).mean()
 
 
@@ -436,7 +426,6 @@ def test_columns_that_look_swapped_and_a_wrong_shard_are_remarked(tmp_path: Path
 
 @pytest.mark.parametrize("turns", [2, 4])
 def test_turns_of_a_conversation_are_not_rollouts_of_one_prompt(turns: int, tmp_path: Path):
-    """Rows that have one group and begin at different places say nothing about first tokens."""
     arrays = read("vllm-w8a8")
     lengths = np.concatenate([np.diff(np.linspace(0, row, turns + 1).astype(int)) for row in arrays["lengths"]])
     kept = {name: arrays[name] for name in ("train_logprobs", "inference_logprobs", "token_ids")}
@@ -473,7 +462,6 @@ def test_rows_that_were_rounded_are_no_fillers(tmp_path: Path):
 @pytest.mark.parametrize("name", ["divided by the length", "base 10 on both sides", "large log ratios masked"])
 @pytest.mark.parametrize("tensors", [False, True])
 def test_both_paths_of_the_recorder_hold_the_batch(name, tensors):
-    """In host memory and as tensors, from padded batches."""
     torch = pytest.importorskip("torch")
     arrays = planted(read("vllm-w8a8"), FAULTS[name][0])
     mask = np.arange(arrays["lengths"].max()) < arrays["lengths"][:, None]

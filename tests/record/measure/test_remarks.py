@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kc_otel.record.measure.packing import Block
+from kc_otel.record.measure.arrays import Block
 from kc_otel.record.measure.remarks import remarks
 from kc_otel.recordings.recording_files import load_recording
 from tests.tools.planted_faults import HONEST, honest, sampled, texts
@@ -47,6 +47,5 @@ def test_drift_of_kernels_does_not_look_like_a_temperature(kind):
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
 def test_real_kernels_do_not_look_like_a_temperature(path):
-    """Of the pairs of the real model."""
     recording = load_recording(path)
     assert TEMPERATURE not in said(recording.train.reshape(1, -1), recording.inference.reshape(1, -1))

@@ -16,7 +16,6 @@ LOG_RATIOS = st.floats(-60, 15, width=32)
 
 
 def test_every_quantity_of_log_probabilities_is_defined_once() -> None:
-    """The registry's log-probability quantities are exactly those that have a definition here."""
     by_unit = {
         unit: {key for key, q in QUANTITIES.items() if q.source is Origin.LOGPROBS and q.per is unit} for unit in Unit
     }
@@ -26,7 +25,6 @@ def test_every_quantity_of_log_probabilities_is_defined_once() -> None:
 
 @given(LOG_RATIOS)
 def test_token_quantities_are_the_straight_formulas(log_w: float) -> None:
-    """l, |l|, w, (1-w)+, w-1-l and (w-1)^2 agree with the same formulas written without care."""
     w = math.exp(log_w)
     expected = {
         "log_ratio": log_w,
@@ -51,7 +49,6 @@ def test_k3_keeps_its_digits_where_the_ratio_is_nearly_one(size: float, negative
 
 @given(st.lists(LOG_RATIOS, min_size=1, max_size=40))
 def test_sequence_quantities_are_functions_of_the_sum(log_ws: list[float]) -> None:
-    """(1-W)+, L, exp(L/T) and (W-1)^2 with W the product of the ratios."""
     total, length = math.fsum(log_ws), len(log_ws)
     w = math.exp(min(max(total, LOWEST), HIGHEST))
     expected = {
@@ -84,7 +81,6 @@ def test_log_ratios_are_float32_differences() -> None:
 
 
 def test_log_ratios_stay_finite() -> None:
-    """A token that the training kernel rules out counts as LOWEST; what Q cannot have sampled counts as HIGHEST."""
     train, inference = np.array([-np.inf, -1e30, 0.0, np.nan]), np.array([-1.0, -1.0, -1e30, -1.0])
     out = log_ratio(train, inference)
     assert out[:3].tolist() == [LOWEST, LOWEST, HIGHEST]
@@ -94,7 +90,6 @@ def test_log_ratios_stay_finite() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_torch_and_numpy_agree(dtype: torch.dtype) -> None:
-    """The same definitions serve tensors and arrays, whatever the dtype."""
     generator = torch.Generator().manual_seed(0)
     train, inference = (-torch.rand(50, generator=generator) * 5).to(dtype), (-torch.rand(50) * 5).to(dtype)
     log_w = log_ratio(train, inference)

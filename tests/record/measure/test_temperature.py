@@ -122,7 +122,6 @@ def test_a_mild_temperature_is_named_where_unlikely_tokens_agree(temperature, ro
 
 @pytest.mark.parametrize("size", [0.2, 0.8])
 def test_weights_that_are_surer_of_every_likeliest_token_have_no_temperature(size):
-    """Their other tokens all lose the same, however improbable they are."""
     for seed in range(10):
         rng = np.random.default_rng(seed)
         text = texts(rng, (48, 96), 0.5)

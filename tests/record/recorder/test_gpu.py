@@ -15,7 +15,6 @@ pytestmark = [
 
 
 def logits(rows, vocab, dtype=torch.bfloat16):
-    """Logits of two kernels, on the GPU."""
     generator = torch.Generator("cuda").manual_seed(0)
     inference = 3 * torch.randn((rows, vocab), generator=generator, device="cuda")
     train = inference + 0.05 * torch.randn((rows, vocab), generator=generator, device="cuda")
@@ -55,7 +54,6 @@ def test_the_kernel_says_what_float64_says(dtype):
 
 
 def test_little_memory_is_needed_beside_the_logits():
-    """Less than a hundredth of them."""
     train, inference = logits(512, 151_936)
     logit_drift(train, inference)
     torch.cuda.synchronize()

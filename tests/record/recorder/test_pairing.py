@@ -1,3 +1,5 @@
+"""Sides that wait for each other."""
+
 from __future__ import annotations
 
 from collections import deque
@@ -6,8 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.record.kernel import Kernel
-from kc_otel.record.pairing import PairingBuffer, Side, content_key
+from kc_otel.record.kernel import Kernel, KernelPair
+from kc_otel.record.pairing import PairingBuffer, Side, content_key, sides_of
+from kc_otel.record.work import BatchOrigin, KernelSide, laid_out
 
 
 def side(*tokens, weights=None):
@@ -20,7 +23,6 @@ def buffer(max_tokens=1000, max_age=60.0):
 
 
 def test_the_oldest_make_room():
-    """Beyond the bound on tokens the oldest sides are let go, and it says how many."""
     waiting = buffer(max_tokens=5)
     waiting.add("sampled", "a", side(1, 2), 0.0)
     waiting.add("sampled", "b", side(3, 4), 0.0)
@@ -31,7 +33,6 @@ def test_the_oldest_make_room():
 
 
 def test_sides_expire_by_the_clock_that_is_passed_in():
-    """Sides that waited longer than the bound on age are let go."""
     waiting = buffer(max_age=10.0)
     waiting.add("sampled", "a", side(1), 0.0)
     waiting.add("sampled", "b", side(2), 6.0)
@@ -49,7 +50,6 @@ def test_content_keys_tell_sequences_apart():
 
 @given(st.lists(st.tuples(st.sampled_from(["sampled", "scored"]), st.integers(0, 4), st.integers(1, 3))))
 def test_it_does_what_a_list_would_do(arrivals):
-    """Whatever arrives, pairs, evictions and what is left agree with a plain list of waiting sides."""
     waiting, model = buffer(max_tokens=8), deque()
     for number, (role, key, size) in enumerate(arrivals):
         pair, evicted = waiting.add(role, key, side(*range(size), weights=number), float(number))
@@ -68,3 +68,14 @@ def test_it_does_what_a_list_would_do(arrivals):
         assert evicted == gone
         assert waiting.tokens == sum(m[2] for m in model)
     assert len(waiting) == len(model)
+
+
+def test_a_side_that_waits_keeps_nothing_of_its_batch():
+    """One sequence that waits for hours must not keep the arrays of the thousand that came with it."""
+    arrays = {"token_ids": np.arange(12).reshape(3, 4), "logprobs": -np.ones((3, 4)), "advantages": np.ones((3, 4))}
+    origin = BatchOrigin(KernelPair(Kernel("torch"), Kernel("vllm")))
+    work = KernelSide(origin=origin, role="sampled", prompts=np.zeros((3, 1), int), **arrays)
+    sides = [side for _, side in sides_of(work, laid_out(arrays, like="logprobs"))]
+    assert len(sides) == 3
+    for side in sides:
+        assert [side.arrays[name].base for name in arrays] == [None] * 3

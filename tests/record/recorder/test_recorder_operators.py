@@ -8,8 +8,7 @@ import torch
 
 from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES, SAMPLING
 from kc_otel.contract.slices import PLACES
-from kc_otel.record.kernel import Kernel
-from kc_otel.record.measure.operator_drift import compare_outputs
+from kc_otel.record.operator_drift import compare_outputs
 from kc_otel.record.slice_table import SliceTable
 
 ULP = {"id": "u", "metric": "operator_ulp", "operator": "attention", "limit": 4}
@@ -17,14 +16,12 @@ ULP = {"id": "u", "metric": "operator_ulp", "operator": "attention", "limit": 4}
 
 @pytest.fixture
 def outputs():
-    """Two outputs [sequences, tokens, features] that differ by rounding to bfloat16."""
     torch.manual_seed(0)
     train = torch.randn(3, 5, 16)
     return train, train.bfloat16()
 
 
 def test_every_row_is_an_observation_on_its_sequences_slices(recorders, memory, outputs):
-    """Counts, sums and extremes are those of compare_outputs; attributes of the first axis decide the slices."""
     train, inference = outputs
     recorder = recorders()
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
@@ -50,7 +47,6 @@ def test_every_row_is_an_observation_on_its_sequences_slices(recorders, memory, 
 
 
 def test_what_is_handed_over_may_change_afterwards(recorders, memory, held, outputs):
-    """The outputs are copied before the call returns."""
     train, inference = outputs
     recorder = recorders()
     recorder.compare_operator("mlp", train, inference)
@@ -62,7 +58,6 @@ def test_what_is_handed_over_may_change_afterwards(recorders, memory, held, outp
 
 
 def test_one_kernel_alone_and_in_a_batch_is_another_metric(recorders, memory):
-    """Only the dependence on the batch is recorded, as the relative error."""
     recorder = recorders()
     alone = np.ones((4, 8), np.float32)
     recorder.compare_operator("norm", alone, alone * np.float32(1.5), of_batches=True)
@@ -73,7 +68,6 @@ def test_one_kernel_alone_and_in_a_batch_is_another_metric(recorders, memory):
 
 
 def test_numpy_against_torch_and_single_rows_are_compared(recorders, memory):
-    """One vector is one row; half precision of torch is read exactly."""
     recorder = recorders()
     recorder.compare_operator("a", np.ones(8, np.float32), torch.ones(8, dtype=torch.bfloat16))
     assert recorder.force_flush()
@@ -93,7 +87,6 @@ def test_an_error_without_end_is_the_largest_float32(recorders, memory):
 
 
 def test_nothing_is_raised_and_everything_is_counted(recorders, memory):
-    """Shapes, masks, names, dtypes and NaN that cannot be: each is counted under a name of its own."""
     recorder = recorders()
     good = np.ones((2, 4), np.float32)
     recorder.compare_operator("a", good, np.ones((2, 5), np.float32))
@@ -116,7 +109,6 @@ def test_nothing_is_raised_and_everything_is_counted(recorders, memory):
 
 
 def test_sampling_applies_unless_the_caller_has_sampled(recorders, memory):
-    """A share of zero measures nothing but what is presampled."""
     recorder = recorders(sampling=lambda: 0.0)
     ones = np.ones((2, 4))
     recorder.compare_operator("a", ones, ones)
@@ -127,7 +119,6 @@ def test_sampling_applies_unless_the_caller_has_sampled(recorders, memory):
 
 
 def test_operators_that_no_clause_names_are_recorded_while_there_is_room(recorders, contract, memory):
-    """The contract's operator always fits; of the others as many as max_series leaves room for."""
     plain = len(QUANTITIES) + len(SAMPLING) - len(OPERATORS)
     made = contract(numerical=[ULP], observability={"max_series": 8 * plain + 14 * len(OPERATORS) + len(PLACES)})
     assert SliceTable.of(made).more_operators == 2
@@ -143,27 +134,10 @@ def test_operators_that_no_clause_names_are_recorded_while_there_is_room(recorde
 
 
 def test_operators_of_clauses_take_room_from_slices(contract):
-    """Each needs a stream per quantity and slice, so that fewer slices fit under max_series."""
     plain = len(QUANTITIES) + len(SAMPLING) - len(OPERATORS)
     for room, names in ((plain + len(OPERATORS), ("all", "code", "long")), (plain, ("all", "other"))):
         made = contract(numerical=[ULP], observability={"max_series": 4 * room})
         assert SliceTable.of(made).judged == names
-
-
-def test_a_roll_out_starts_streams_of_its_own(recorders, memory):
-    """Operators of another kernel version are counted apart, and those of the old one are exported to the end."""
-    recorder = recorders()
-    ones = np.ones((2, 4))
-    recorder.compare_operator("a", ones, ones)
-    recorder.rollout(inference=Kernel("vllm", version="2"))
-    recorder.compare_operator("a", ones, ones + 1)
-    assert recorder.force_flush()
-    found = {
-        point.attributes["kc.kernel.inference"]: point.max
-        for export in range(len(memory.exports))
-        for point in memory.points("kc.drift.operator_max_abs", export, kc_slice="all")
-    }
-    assert sorted(found.values()) == [0.0, 1.0]
 
 
 @pytest.mark.gpu

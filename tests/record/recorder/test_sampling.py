@@ -12,7 +12,6 @@ from kc_otel.record.sampling import Sampler, position_of
 
 
 def test_the_share_of_keys_is_what_was_asked_for():
-    """A share of 20% takes about a fifth of the keys, and of batches without one."""
     sampler = Sampler(0.2)
     assert abs(sum(sampler.takes(f"request-{i}") for i in range(20_000)) / 20_000 - 0.2) < 0.015
     assert abs(sum(sampler.takes() for _ in range(20_000)) / 20_000 - 0.2) < 0.015
@@ -26,7 +25,6 @@ def test_a_key_is_decided_alike_everywhere():
 
 
 def test_a_larger_share_takes_what_a_smaller_one_took():
-    """Raising the share adds keys and loses none."""
     keys = [str(i) for i in range(2000)]
     few = {key for key in keys if Sampler(0.1).takes(key)}
     assert few < {key for key in keys if Sampler(0.4).takes(key)}
@@ -34,12 +32,10 @@ def test_a_larger_share_takes_what_a_smaller_one_took():
 
 @pytest.mark.parametrize(("share", "taken"), [(0.0, 0), (1.0, 100), (1, 100)])
 def test_none_and_all(share, taken):
-    """A share of 0 takes nothing and of 1 everything."""
     assert sum(Sampler(share).takes() for _ in range(100)) == taken
 
 
 def test_it_draws_nothing_from_the_program():
-    """Sampling does not change what the program's own random numbers are."""
     random.seed(1)
     expected = random.random()
     random.seed(1)
@@ -62,6 +58,5 @@ class _Text(StrEnum):
     ],
 )
 def test_keys_that_are_equal_are_decided_alike(key, other):
-    """Or each side of a pair would take another part of the sequences, and wait in vain."""
     assert key == other
     assert position_of(key) == position_of(other)

@@ -85,7 +85,6 @@ def test_tokens_of_older_weights_are_in_no_slice_that_does_not_ask_for_them(reco
 
 
 def test_clauses_that_are_about_no_token_have_no_cell_on_a_slice_of_tokens(contract):
-    """Nothing would ever arrive there."""
     made = contract(
         slices=SLICES,
         statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.01}],
@@ -97,7 +96,6 @@ def test_clauses_that_are_about_no_token_have_no_cell_on_a_slice_of_tokens(contr
 
 
 def test_drift_by_place_takes_what_the_cap_leaves(contract):
-    """It is given up before a slice of the contract is."""
     room = (3 + len(OLDER)) * (len(QUANTITIES) + len(SAMPLING) - len(OPERATORS))
     assert SliceTable.of(contract(observability={"max_series": room + len(PLACES)})).places
     less = SliceTable.of(contract(observability={"max_series": room + len(PLACES) - 1}))

@@ -47,7 +47,6 @@ def test_no_graph_is_kept_and_gradients_still_flow(recorders, memory, held):
 
 
 def test_tensors_made_under_inference_mode_are_fine(recorders, memory, logprobs):
-    """What comes from torch.inference_mode can be compared like anything else."""
     train, inference = logprobs(2, 10)
     recorder = recorders()
     with torch.inference_mode():
@@ -74,7 +73,6 @@ def test_the_two_sides_may_come_from_different_libraries(recorders, memory, logp
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_comparing_on_a_gpu_does_not_wait_for_it(recorders, memory, logprobs):
-    """On a GPU compare only enqueues copies: torch's own check for synchronisation stays silent."""
     train, inference = (torch.tensor(side, dtype=torch.float32, device="cuda") for side in logprobs(16, 256))
     mask = torch.ones(16, 256, dtype=torch.bool, device="cuda")
     expected = (train - inference).double().sum().item()
@@ -91,7 +89,6 @@ def test_comparing_on_a_gpu_does_not_wait_for_it(recorders, memory, logprobs):
 
 
 def test_a_tensor_on_a_device_that_cannot_be_read_is_counted(recorders, memory, logprobs):
-    """A tensor without data is a failed measurement, not an error of the caller."""
     recorder = recorders()
     recorder.compare(torch.empty(2, 3, device="meta"), torch.empty(2, 3, device="meta"))
     recorder.compare(*logprobs(1, 5))

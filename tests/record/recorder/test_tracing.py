@@ -10,7 +10,6 @@ from kc_otel.record.kernel import Kernel
 
 
 def test_a_batch_has_a_span_with_its_worst_token(recorders, tracing, contract, logprobs):
-    """The span has the registry's attributes: sizes, slices, total variation, and where the worst token is."""
     provider, spans = tracing
     recorder = recorders(tracer_provider=provider, inference=Kernel("vllm", dtype="fp8"))
     train, inference = logprobs(3, 10)
@@ -59,7 +58,6 @@ def test_the_callers_span_is_the_parent_and_others_are_links(recorders, tracing,
 
 
 def test_a_pair_is_linked_to_the_span_that_sampled_it(recorders, tracing, logprobs):
-    """Both sides of a pair are found from its span, whichever came first."""
     provider, spans = tracing
     tracer = provider.get_tracer("test")
     (train,), (inference,) = logprobs(1, 5)
@@ -98,7 +96,6 @@ def test_exemplars_point_to_the_span_of_the_worst_token(recorders, tracing, memo
 
 
 def test_an_exemplar_is_only_in_the_slices_of_its_own_sequence(recorders, tracing, memory, logprobs):
-    """A slice that the worst token's sequence is not in does not show its value."""
     provider, _ = tracing
     recorder = recorders(tracer_provider=provider)
     train, inference = logprobs(2, 10)
@@ -110,7 +107,6 @@ def test_an_exemplar_is_only_in_the_slices_of_its_own_sequence(recorders, tracin
 
 
 def test_spans_that_are_not_kept_make_no_exemplars(recorders, memory, logprobs):
-    """An exemplar never points to a span that was sampled away."""
     recorder = recorders(tracer_provider=TracerProvider(sampler=ALWAYS_OFF))
     recorder.compare(*logprobs(1, 5))
     recorder.force_flush()
@@ -135,7 +131,6 @@ def test_a_span_processor_that_fails_costs_the_span_and_not_the_measurement(reco
 
 
 def test_batches_without_a_valid_token_have_no_span(recorders, tracing):
-    """What was not measured has nothing to show."""
     provider, spans = tracing
     recorder = recorders(tracer_provider=provider)
     recorder.compare(np.full((2, 3), np.nan), np.zeros((2, 3)))

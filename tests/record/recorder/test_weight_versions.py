@@ -147,7 +147,6 @@ def test_sides_that_come_apart_keep_the_versions_of_their_tokens(recorders, memo
     [np.zeros((2, 3), int), np.zeros((2, 6)), np.full((2, 6), "a"), np.zeros((3, 6), int), object(), [[1], [2]]],
 )
 def test_versions_that_do_not_fit_are_counted_and_never_raised(recorders, logprobs, wrong):
-    """Of another shape, no integers, or no array at all: nothing of the batch is measured."""
     recorder = recorders()
     recorder.compare(*logprobs(2, 6), weights=(5, wrong))
     recorder.compare(*logprobs(2, 6), weights=3)
@@ -160,7 +159,6 @@ def test_versions_that_do_not_fit_are_counted_and_never_raised(recorders, logpro
 
 @pytest.mark.slow
 def test_many_versions_are_counted_and_not_spelled_out():
-    """A million tokens of a thousand versions take no loop over them."""
     versions = np.arange(1_000_000).reshape(1000, 1000) % 1000
     found = batch_versions(None, versions, None, versions.shape, np.ones((1000, 2), dtype=bool))
     assert found is not None

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kc_otel.record import capture
+from kc_otel.record import work
 from kc_otel.record.worker import BoundedWorker, ReasonCounts
 
 NOT_HUNG = 30.0
@@ -44,7 +44,6 @@ class Held:
 
 
 def test_items_are_handled_in_order_on_a_thread_of_its_own(workers):
-    """First in, first out, on a daemon thread that is started with the first item."""
     seen = []
     threads = threading.active_count()
     worker, counts = workers(lambda items: seen.extend((item, threading.current_thread()) for item in items))
@@ -148,7 +147,6 @@ def test_flush_waits_for_what_was_there_and_not_for_what_comes(workers):
 
 
 def test_closing_keeps_its_deadline_and_counts_what_it_lost(workers):
-    """What is not handled in time is dropped, is not handled later, and is counted once however often it is closed."""
     held = Held()
     worker, counts = workers(held)
     for item in "abc":
@@ -166,7 +164,6 @@ def test_closing_keeps_its_deadline_and_counts_what_it_lost(workers):
 
 
 def test_nothing_is_lost_or_counted_twice_when_many_put_while_one_closes(workers):
-    """Every item of every thread is either handled or dropped, wherever closing falls between them."""
     for _ in range(20):
         seen = []
         worker, counts = workers(seen.extend, max_bytes=1_000)
@@ -190,7 +187,6 @@ def test_nothing_is_lost_or_counted_twice_when_many_put_while_one_closes(workers
 
 
 def test_an_item_that_is_being_made_while_it_closes_is_still_handled(workers):
-    """Its room was reserved before, so closing waits for it."""
     seen, making, go = [], threading.Event(), threading.Event()
     worker, counts = workers(seen.extend)
 
@@ -250,8 +246,6 @@ def test_a_forked_child_begins_with_an_empty_queue_and_a_thread_of_its_own(worke
 
 
 def test_a_thread_that_cannot_be_started_is_a_drop(workers, monkeypatch):
-    """At the interpreter's exit there are no new threads; that raises nothing, and leaves nothing behind."""
-
     def refuse(_):
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
@@ -279,11 +273,11 @@ def test_a_thread_that_measures_on_a_gpu_leaves_captures_alone(monkeypatch):
     """It asks the driver for relaxed mode, once, so that what it allocates does not break another thread's capture."""
     modes = []
     driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda mode: modes.append(mode._obj.value))
-    monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: driver)
-    monkeypatch.setattr(capture, "_thread", SimpleNamespace())
+    monkeypatch.setattr(work.ctypes, "CDLL", lambda _: driver)
+    monkeypatch.setattr(work, "_thread", SimpleNamespace())
     for _ in range(2):
-        capture._allow_captures()
+        work._allow_captures()
     assert modes == [2]
-    monkeypatch.setattr(capture, "_thread", SimpleNamespace())
-    monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: SimpleNamespace())
-    capture._allow_captures()
+    monkeypatch.setattr(work, "_thread", SimpleNamespace())
+    monkeypatch.setattr(work.ctypes, "CDLL", lambda _: SimpleNamespace())
+    work._allow_captures()

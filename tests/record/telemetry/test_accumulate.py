@@ -23,12 +23,10 @@ PATHS = pytest.mark.parametrize("as_device", [False, True], ids=["numpy", "torch
 
 
 def by_sequence(keys):
-    """Keys of the means over sequences of some quantities."""
     return [f"{key}_by_sequence" for key in keys]
 
 
 def batch(seed=0, shape=(9, 70), noise=0.05):
-    """Log-probabilities, a ragged mask over garbage, and overlapping slices."""
     rng = np.random.default_rng(seed)
     inference = np.log(rng.uniform(0.02, 1, shape)).astype(np.float32)
     train = np.minimum(inference + noise * rng.standard_normal(shape), 0).astype(np.float32)
@@ -41,7 +39,6 @@ def batch(seed=0, shape=(9, 70), noise=0.05):
 
 
 def bucket(value):
-    """(sign, SDK's bucket index) of a value at scale 4."""
     if abs(value) <= ZERO_THRESHOLD:
         return 0, 0
     return (1 if value > 0 else -1), LogarithmMapping(4).map_to_index(abs(value))
@@ -73,7 +70,6 @@ def observed(train, inference, mask, membership, advantages=None, *, averaged=Fa
 
 
 def counts(histogram):
-    """Counts of a histogram by (sign, index)."""
     found = Counter({(0, 0): histogram.zero_count})
     for sign, buckets in ((1, histogram.positive), (-1, histogram.negative)):
         found.update({(sign, buckets.offset + k): int(n) for k, n in enumerate(buckets.counts)})
@@ -81,7 +77,6 @@ def counts(histogram):
 
 
 def assert_same(snapshot, expected):
-    """A snapshot holds exactly these observations."""
     assert set(snapshot) == set(expected)
     for key, values in expected.items():
         histogram = snapshot[key]
@@ -173,7 +168,6 @@ def test_any_floating_dtype_is_read_for_what_it_holds(as_device, dtype) -> None:
 
 
 def test_large_batches_take_the_same_path_in_blocks() -> None:
-    """A batch of many blocks, and rows longer than a block, accumulate like small ones."""
     rng = np.random.default_rng(1)
     inference = -0.25 - rng.random((5, 70_000), dtype=np.float32)
     train = inference + rng.normal(0.0, 0.05, inference.shape).astype(np.float32)
@@ -185,19 +179,7 @@ def test_large_batches_take_the_same_path_in_blocks() -> None:
     assert histogram.sum == pytest.approx(exact, rel=1e-12)
 
 
-def test_batches_accumulate() -> None:
-    """A snapshot is of everything since the accumulator was made, and leaves it as it is."""
-    accumulator, expected = Accumulator(SLICES), defaultdict(list)
-    for seed in range(3):
-        accumulator.add_sampled(**batch(seed))
-        for key, values in observed(**batch(seed)).items():
-            expected[key] += values
-        accumulator.snapshot()
-    assert_same(accumulator.snapshot(), expected)
-
-
 def test_the_worst_token_is_named() -> None:
-    """The batch's result says where its largest |l| is, with its sign, id and slices."""
     arrays = batch(noise=0.001)
     arrays["mask"][4, 33], arrays["mask"][4, 2] = True, False
     arrays["train"][4, 33], arrays["inference"][4, 33] = -2.5, -0.5
@@ -214,7 +196,6 @@ def test_the_worst_token_is_named() -> None:
 
 @PATHS
 def test_invalid_sequences_are_counted_and_recorded_nowhere(as_device) -> None:
-    """A sequence that fails a check leaves no trace in any histogram, and its neighbours are all there."""
     arrays = batch(noise=0.01)
     arrays["mask"][:] = True
     drawn = np.log(np.random.default_rng(1).uniform(0.02, 0.9, arrays["train"].shape)).astype(np.float32)
@@ -232,13 +213,11 @@ def test_invalid_sequences_are_counted_and_recorded_nowhere(as_device) -> None:
 
 
 def test_an_advantage_that_is_no_number_is_invalid() -> None:
-    """Its sequence is recorded nowhere."""
     advantages = np.append(np.ones(8), np.nan)
     assert Accumulator(SLICES).add_sampled(**batch(), advantages=advantages).invalid == {"nan_advantage": 1}
 
 
 def logits(seed=0, shape=(4, 6, 50)):
-    """Logits of two kernels, a mask over NaN, slices, and targets."""
     rng = np.random.default_rng(seed)
     inference = rng.standard_normal(shape) * 2
     train = inference + 0.1 * rng.standard_normal(shape)
@@ -251,7 +230,6 @@ def logits(seed=0, shape=(4, 6, 50)):
 
 @PATHS
 def test_logits_are_recorded_per_token_and_slice(as_device) -> None:
-    """Each quantity of the registry that comes from logits, for every unmasked token, and its mean by sequence."""
     train, inference, mask, membership, _ = logits()
     accumulator = Accumulator(SLICES, averaged=by_sequence(LOGITS))
     result = accumulator.add_logits(
@@ -350,7 +328,6 @@ def test_other_values_are_recorded_as_they_are() -> None:
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
-    """Mistakes of the caller are errors that name the argument, and record nothing."""
     accumulator, arrays = Accumulator(SLICES), batch()
     with pytest.raises(ValueError, match=r"advantages: shape \(8,\)"):
         accumulator.add_sampled(**arrays, advantages=np.ones(8))

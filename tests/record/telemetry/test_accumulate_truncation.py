@@ -74,7 +74,6 @@ def test_without_the_kept_mass_the_same_tokens_are_refused():
     [(0.3, "positive_logprob"), (-5.0, "positive_logprob"), (np.nan, "nan_logprob"), (-np.inf, "positive_logprob")],
 )
 def test_a_mass_that_cannot_be_is_no_drift(kept, reason):
-    """One above 1, one smaller than the token's own, none, and one that is no number."""
     log_p = np.log(np.full((2, 20), 0.4))
     mass = np.full((2, 20), np.log(0.8))
     mass[1, 7] = kept
@@ -85,7 +84,6 @@ def test_a_mass_that_cannot_be_is_no_drift(kept, reason):
 
 
 def test_masked_tokens_have_no_mass_outside():
-    """Whatever stands in padding is neither renormalised into drift nor counted."""
     log_p = np.log(np.full((2, 6), 0.4))
     mass = np.full((2, 6), np.log(0.9))
     mask = np.ones((2, 6), dtype=bool)
@@ -100,7 +98,6 @@ def test_masked_tokens_have_no_mass_outside():
 
 
 def test_logits_outside_of_a_truncation_are_minus_infinity_on_both_sides():
-    """Then the exact quantities are those of the truncated policies."""
     p, q_kept, truncated = case(3)
     logits = np.full((2, 1, p.size), -np.inf)
     logits[0, 0, : SHARES.size] = np.log(p[: SHARES.size])

@@ -11,7 +11,6 @@ SCALE = 4
 
 
 def sdk_slot(value: float) -> int:
-    """Slot of the bucket that the SDK's mapping gives a value."""
     of = slots()
     if abs(value) <= ZERO_THRESHOLD:
         return of.center
@@ -20,19 +19,16 @@ def sdk_slot(value: float) -> int:
 
 
 def with_table(partition: Partition) -> Partition:
-    """A partition that has seen enough values to use its table."""
     partition._located = 1 << 30
     return partition
 
 
 def neighbours(values):
-    """Float32 numbers at and next to values."""
     values = np.asarray(values, dtype=np.float32)
     return np.concatenate([values, np.nextafter(values, np.float32(np.inf)), np.nextafter(values, np.float32(0))])
 
 
 def test_every_boundary_is_where_the_sdk_has_it() -> None:
-    """At the float32 numbers next to every boundary, and at powers of two, the bucket is the SDK's."""
     of = Slots()
     values = neighbours(of.bounds)
     values = np.concatenate([values, -values])
@@ -43,7 +39,6 @@ def test_every_boundary_is_where_the_sdk_has_it() -> None:
 
 
 def test_random_numbers_are_where_the_sdk_has_them() -> None:
-    """Random float32 bit patterns, of every exponent and sign, are in the SDK's bucket, with the table and without."""
     bits = np.random.default_rng(0).integers(0, 1 << 32, 10_000, dtype=np.uint32)
     values = bits.view(np.float32)
     values = values[np.isfinite(values)]
@@ -53,7 +48,6 @@ def test_random_numbers_are_where_the_sdk_has_them() -> None:
 
 
 def test_what_is_close_to_zero_is_zero() -> None:
-    """Zeros of both signs, subnormals and anything up to the threshold are in the zero bucket, on both paths."""
     tiny = np.float32([0.0, -0.0, 1e-45, -1e-45, 1e-20, -1e-20, ZERO_THRESHOLD, -ZERO_THRESHOLD])
     of = Slots()
     assert set(of.locate(tiny).tolist()) == {of.center}
@@ -64,7 +58,6 @@ def test_what_is_close_to_zero_is_zero() -> None:
 
 
 def test_what_is_too_large_is_in_the_outermost_bucket() -> None:
-    """Float64 numbers beyond float32 and infinities are counted at the ends."""
     of = Slots()
     values = np.array([1e300, -1e300, np.inf, -np.inf])
     assert of.locate(values).tolist() == [of.size - 1, 0, of.size - 1, 0]

@@ -44,7 +44,6 @@ def compare(tokens):
 
 
 def run(code, receiver, **environment):
-    """Run a program with a recorder called `recorder` that exports to an endpoint."""
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith("OTEL_")},
         "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
@@ -122,7 +121,6 @@ def resource(request):
 
 @pytest.mark.slow
 def test_a_program_that_just_ends_loses_nothing(receiver):
-    """At the exit of the interpreter what was handed over is measured and exported, without a call to shutdown."""
     run("for _ in range(10): compare(100)", receiver)
     assert receiver.points("kc.drift.ratio")[0].count == 1000
 
@@ -163,7 +161,6 @@ def test_a_forked_child_is_a_writer_of_its_own(receiver):
 
 @pytest.mark.slow
 def test_a_child_that_records_nothing_exports_nothing(http_receiver):
-    """A forked data loader that never compares starts no thread and sends nothing."""
     run(
         """
         import threading
@@ -183,7 +180,6 @@ def test_a_child_that_records_nothing_exports_nothing(http_receiver):
 
 @pytest.mark.slow
 def test_a_program_with_a_dead_endpoint_ends_in_time():
-    """A dead endpoint delays the end of a program by the exporter's timeout at most, and is no error of the program."""
     began = time.perf_counter()
     run("compare(10)", Receiver("http://127.0.0.1:9", "grpc"), OTEL_EXPORTER_OTLP_TIMEOUT="1")
     assert time.perf_counter() - began < 20

@@ -25,7 +25,6 @@ def test_what_the_program_knows_of_itself_comes_after_what_people_say(monkeypatc
 
 
 def test_every_writer_has_an_instance_id_of_its_own(monkeypatch):
-    """Made up where there is none, and where another writer uses the one that the user asked for."""
     assert environment.process_resource().attributes["service.instance.id"]
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=r7")
     assert environment.process_resource({"r7"}).attributes["service.instance.id"] != "r7"
@@ -34,7 +33,6 @@ def test_every_writer_has_an_instance_id_of_its_own(monkeypatch):
 @pytest.mark.parametrize(("text", "names"), [("", ("otlp",)), ("none", ()), ("console", ("console",)),
                                              ("otlp, console", ("otlp", "console"))])  # fmt: skip
 def test_exporter_names(monkeypatch, text, names):
-    """OTEL_METRICS_EXPORTER is a list; OTLP is the default, and none means none."""
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", text)
     assert environment.exporter_names() == names
 
@@ -49,7 +47,6 @@ def test_exporter_names(monkeypatch, text, names):
     ],
 )
 def test_the_protocol_chooses_the_exporter(monkeypatch, variables, module):
-    """The signal's own protocol goes before the general one, and gRPC is the default."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     (exporter,) = environment.metric_exporters()
@@ -61,7 +58,6 @@ def test_the_protocol_chooses_the_exporter(monkeypatch, variables, module):
     ("variable", "value"), [("OTEL_METRICS_EXPORTER", "carrier-pigeon"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "smtp")]
 )
 def test_unknown_exporters_are_named_in_the_error(monkeypatch, variable, value):
-    """What is not installed is refused with the variable, the value and what to write instead."""
     monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=rf"{variable}.*{value}.*write"):
         environment.metric_exporters()
@@ -69,22 +65,13 @@ def test_unknown_exporters_are_named_in_the_error(monkeypatch, variable, value):
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 20.0), ("1500", 1.5)])
 def test_the_interval_is_given_in_milliseconds(monkeypatch, text, seconds):
-    """OTEL_METRIC_EXPORT_INTERVAL is in milliseconds; without it the caller's default counts."""
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", text)
     assert environment.export_interval(20.0) == seconds
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-5", "nan"])
 def test_an_impossible_interval_is_logged_and_ignored(monkeypatch, caplog, text):
-    """A wrong interval does not stop a program; it is logged and the default is used."""
     monkeypatch.setenv("OTEL_METRIC_EXPORT_TIMEOUT", text)
     with caplog.at_level(logging.WARNING, "kc_otel"):
         assert environment.export_timeout() == 30.0
     assert "OTEL_METRIC_EXPORT_TIMEOUT" in caplog.text
-
-
-@pytest.mark.parametrize(("text", "disabled"), [("true", True), ("TRUE", True), ("", False), ("false", False)])
-def test_sdk_disabled(monkeypatch, text, disabled):
-    """OTEL_SDK_DISABLED is true only for true."""
-    monkeypatch.setenv("OTEL_SDK_DISABLED", text)
-    assert environment.sdk_disabled() is disabled

@@ -87,7 +87,6 @@ def wait_until(condition, seconds=120.0):
 
 
 def test_one_export_owns_one_resource_and_one_scope(loops):
-    """An export is one resource with one scope, which is how the SDK's encoder can send it whole."""
     exporter = Remember()
     assert loops(exporter).force_flush(60)
     (data,) = exporter.got
@@ -119,14 +118,12 @@ def test_the_scope_names_the_version_and_the_slices_of_the_contract_that_is_appl
 
 
 def test_it_exports_every_interval_though_nothing_changed(loops):
-    """A stream that stands still is sent again, because the evaluator takes silence for a dead program."""
     exporter = Remember()
     loops(exporter, interval=0.02)
     wait_until(lambda: len(exporter.got) >= 3)
 
 
 def test_force_flush_waits_for_the_export_that_contains_what_came_before(loops):
-    """What was counted before force_flush is in an export when it returns."""
     exporter, source = Remember(), Counting()
     loop = loops(exporter, source=source)
     for i in range(1, 20):
@@ -139,7 +136,6 @@ def test_force_flush_waits_for_the_export_that_contains_what_came_before(loops):
 
 
 def test_force_flush_keeps_its_deadline(loops):
-    """A slow endpoint costs the caller the timeout and no more, and the answer is False."""
     release = threading.Event()
     loop = loops(Remember(wait=release))
     began = time.monotonic()
@@ -149,7 +145,6 @@ def test_force_flush_keeps_its_deadline(loops):
 
 
 def test_shutdown_exports_once_more_and_closes_the_exporter_once(loops):
-    """Shutdown sends what is left; doing it again changes nothing."""
     exporter = Remember()
     loop = loops(exporter)
     assert loop.shutdown(60)
@@ -160,7 +155,6 @@ def test_shutdown_exports_once_more_and_closes_the_exporter_once(loops):
 
 
 def test_shutdown_interrupts_an_export_that_hangs(loops):
-    """Shutdown keeps its deadline when the exporter hangs, and closes the exporter to set it free."""
     release = threading.Event()
     exporter = Remember(wait=release)
     loop = loops(exporter)
@@ -173,7 +167,6 @@ def test_shutdown_interrupts_an_export_that_hangs(loops):
 
 @pytest.mark.parametrize("result", [MetricExportResult.FAILURE, RuntimeError("no route")])
 def test_failed_exports_are_counted_and_logged_once_an_outage(loops, caplog, result):
-    """Each failure is counted; an outage is logged when it begins, not every interval, and so is the next one."""
     exporter, source = Remember(result), Counting()
     loop = loops(exporter, source=source)
     with caplog.at_level(logging.WARNING, "kc_otel"):
@@ -189,7 +182,6 @@ def test_failed_exports_are_counted_and_logged_once_an_outage(loops, caplog, res
 
 
 def test_an_exporter_that_cannot_be_made_is_tried_again(loops):
-    """A missing certificate or library is a failed export, and the next interval tries again."""
     source, exporter, attempts = Counting(), Remember(), []
 
     def make():
@@ -205,7 +197,6 @@ def test_an_exporter_that_cannot_be_made_is_tried_again(loops):
 
 
 def test_all_of_several_exporters_must_accept(loops):
-    """With two exporters both get the data, and one that fails makes a failed export."""
     good, bad = Remember(), Remember(MetricExportResult.FAILURE)
     assert not loops(exporters=lambda: (good, bad)).force_flush(60)
     assert good.got
@@ -255,12 +246,10 @@ def forked(loops, seconds):
 
 
 def test_no_child_is_made_in_the_middle_of_an_export(loops):
-    """The fork waits for its end."""
     assert forked(loops, 0.3)[0] == 0
 
 
 @pytest.mark.slow
 def test_a_fork_waits_no_longer_than_a_second_for_an_export(loops):
-    """An endpoint that does not answer holds no program up."""
     code, took = forked(loops, 3.0)
     assert (code, 0.9 < took < 2.5) == (1, True)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import add_MetricsServiceServicer_to_server
-from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
 
 import kc_otel
 from kc_otel.contract.load import load
@@ -94,7 +93,6 @@ def test_only_the_answers_of_a_receiver_are_a_success(
 def test_points_that_the_receiver_rejects_are_counted_and_logged_once_an_outage(
     protocol: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An export that was accepted in part is not repeated, and no success; its receiver says why."""
     answer = ExportMetricsServiceResponse()
     answer.partial_success.error_message = "contract 'polcy' is not loaded here"
     with rejecting(protocol, answer) as address:
@@ -138,13 +136,3 @@ def test_logs_are_looked_at_too() -> None:
             exporter = checking_answers(OTLPLogExporter(endpoint=f"{address}/v1/logs"))
             assert exporter.export([]) is LogRecordExportResult[found]
             exporter.shutdown()
-
-
-def test_an_exporter_that_does_not_use_http_is_left_alone() -> None:
-    """GRPC says itself what was not taken."""
-    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-
-    exporter = OTLPMetricExporter(endpoint="127.0.0.1:1", insecure=True, timeout=1)
-    assert checking_answers(exporter) is exporter
-    assert exporter.export(MetricsData([])) is MetricExportResult.FAILURE
-    exporter.shutdown()

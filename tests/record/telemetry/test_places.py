@@ -24,7 +24,6 @@ def tensors(request):
 
 
 def batch(seed=0, sequences=12, tokens=120):
-    """Three rollouts of each prompt, some of two turns."""
     rng = np.random.default_rng(seed)
     inference = -rng.exponential(size=(sequences, tokens)).astype(np.float32) - 0.2
     train = inference + rng.normal(0, 0.05, size=inference.shape).astype(np.float32)
@@ -64,7 +63,6 @@ def recorded(given, prompts, tensors, *, parts=True, size=None):
 
 
 def test_slices_of_tokens_hold_these_tokens_and_no_others(tensors):
-    """Sums and counts of every unit are those of a loop, and what is recorded of all traffic stays as it was."""
     *given, prompts = batch()
     accumulator, _, places = recorded(given, prompts, tensors)
     alone, _, _ = recorded(given, prompts, tensors, parts=False)
@@ -89,7 +87,6 @@ def test_slices_of_tokens_hold_these_tokens_and_no_others(tensors):
 
 @pytest.mark.parametrize("size", [None, 3])
 def test_parts_are_no_further_prompts(size):
-    """A sequence that is split by positions is one sequence of one prompt, also where rollouts are waited for."""
     *given, prompts = batch()
     accumulator, result, _ = recorded(given, prompts, False, size=size)
     assert result.sequences == 12
@@ -134,7 +131,6 @@ def test_what_is_checked_as_a_whole_is_not_checked_in_parts():
 
 
 def test_drift_by_place_is_one_mean_for_each_prompt(tensors):
-    """Bins of positions and turns are exact, and so is which prompts have tokens in each."""
     *given, prompts = batch(tokens=400)
     accumulator, _, places = recorded(given, prompts, tensors, parts=False)
     found = {slice: histogram for (key, slice), histogram in accumulator.snapshot().items() if key == "tv_place"}

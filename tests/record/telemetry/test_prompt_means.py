@@ -14,13 +14,11 @@ SLICES = ("all", "code")
 
 
 def batch(drift, tokens=4):
-    """Log-probabilities of sequences with these token drifts."""
     inference = np.full((len(drift), tokens), -1.0)
     return inference + np.log1p(-np.asarray(drift, dtype=float))[:, None], inference
 
 
 def counted(accumulator, key, slice="all"):
-    """Number and sum of what was recorded."""
     histogram = accumulator.snapshot().get((key, slice))
     return (0, 0.0) if histogram is None else (histogram.count, pytest.approx(histogram.sum, rel=1e-5))
 
@@ -94,7 +92,6 @@ def test_sequences_count_by_themselves_where_nobody_knows_prompts() -> None:
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest counts with what came of it."""
     monkeypatch.setattr("kc_otel.record.telemetry.prompt_means._MAX_OPEN_PROMPTS", 2)
     accumulator = made("tv_token_by_prompt")
     accumulator.add_sampled(*batch([0.1, 0.2, 0.3]), rollouts=Rollouts(["a", "b", "c"], 2, 1))
@@ -104,7 +101,6 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("among", "within"), [(0.0, 1.0), (1.0, 1.0), (1.0, 0.0)])
 def test_the_design_effect_is_what_the_variances_say(among: float, within: float) -> None:
-    """1 + (m - 1) rho of simulated prompts, within a tenth."""
     rng = np.random.default_rng(3)
     prompts, rollouts = 2000, 8
     values = np.repeat(rng.normal(5.0, among, prompts), rollouts) + rng.normal(0.0, within, prompts * rollouts)
@@ -117,7 +113,6 @@ def test_the_design_effect_is_what_the_variances_say(among: float, within: float
 
 
 def test_what_is_assumed_of_sequences_is_recorded() -> None:
-    """Tokens that count, and the largest advantage among them."""
     accumulator = Accumulator(SLICES, sampling=("sequence_tokens", "advantage_abs"))
     mask = np.arange(4) < np.array([[4], [2]])
     advantages = np.array([[1.0, -3.0, 0.0, 0.0], [0.5, 0.5, 9.0, 9.0]])

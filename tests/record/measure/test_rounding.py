@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kc_otel.record.measure.storage_grid import coarse_side
+from kc_otel.record.measure.rounding import coarse_side
 
 
 def bfloat16(values):
@@ -13,7 +13,6 @@ def bfloat16(values):
 
 
 def float16(values):
-    """Rounded to float16, as float32."""
     return np.asarray(values).astype(np.float16).astype(np.float32)
 
 
@@ -70,7 +69,6 @@ def test_honest_numbers_are_never_named(tokens):
 
 
 def test_both_sides_alike_are_not_named():
-    """Whatever was rounded on both sides alike says nothing of one of them."""
     rng = np.random.default_rng(4)
     for rounded in (bfloat16, float16):
         assert coarse_side(rounded(logprobs(rng)), rounded(logprobs(rng))) is None
@@ -89,5 +87,4 @@ def test_both_sides_alike_are_not_named():
     ids=["few", "repeated", "sure", "infinite", "nan", "none"],
 )
 def test_too_little_to_tell_is_said_of_nothing(full):
-    """Short rows, few different answers, and numbers so near 0 that a log-softmax itself leaves them few bits."""
     assert coarse_side(bfloat16(full), full) is None

@@ -1,4 +1,4 @@
-"""One fault of a pairing, and how runs and places are found among packed rows."""
+"""What every input check returns, a list of faults, and how they find runs and places among packed rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.input_reasons import InvalidReason
-from kc_otel.record.measure.packing import Block
+from kc_otel.record.measure.arrays import Block
 
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.floating]
-Found = list[tuple["PairingFault", Mask]]
+Found = list["Fault"]
 
 RUN: Final = 8
 """Tokens in a row from which a constant is looked at."""
@@ -36,21 +36,16 @@ NUCLEUS: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PairingFault:
-    """One fault of a block.
-
-    Attributes:
-        reason: Which one.
-        rows: Rows of the block that have it.
-        what: Finding, in words.
-    """
+class Fault:
+    """One fault of a block."""
 
     reason: InvalidReason
-    rows: NDArray[np.intp]
-    what: str
+    rows: NDArray[np.intp]  # of the block
+    what: str = ""  # where it adds to the reason
+    tokens: Mask | None = None  # that are no numbers, and tell nothing to other checks
 
     def of(self, sequences: int) -> str:
-        """The finding as a sentence; `sequences` are those that were looked at."""
+        """The fault as a sentence; `sequences` are those that were looked at."""
         return f"{self.rows.size:,} of {sequences:,} sequences: {self.what}"
 
 
@@ -87,12 +82,7 @@ def eroded(mask: Mask, times: int) -> Mask:
 
 
 def runs_of(same: Mask, *, opening: bool = True) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """First token and length of each run of `RUN` tokens or more.
-
-    Args:
-        same: Whether a token belongs to a run: with the one before it (`opening`), or by itself.
-        opening: Whether the token before the first one that is set belongs to the run.
-    """
+    """First token and length of runs of `RUN` or more that are set, with the one before them (`opening`) or alone."""
     if not eroded(same, RUN - opening).any():
         return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
@@ -132,29 +122,24 @@ def without(block: Block, tokens: Mask) -> tuple[Block, NDArray[np.intp]]:
     return Block(rows, starts, lengths, block.train[kept], block.inference[kept]), np.flatnonzero(kept)
 
 
-def placeholder_at(block: Block, tokens: Mask, said: str) -> tuple[PairingFault, Mask]:
-    """Constants at some tokens, and the tokens."""
-    return fault_at(block, tokens, InvalidReason.PLACEHOLDER, said), tokens
+def fault_at(
+    block: Block, tokens: Mask, said: str, reason: InvalidReason = InvalidReason.PLACEHOLDER, *, of_all: bool = False
+) -> Fault:
+    """A fault at these tokens, of the rows that have them, which says where the first one has it.
 
-
-def fault_at(block: Block, tokens: Mask, reason: InvalidReason, said: str) -> PairingFault:
-    """A fault of the rows that have these tokens, and where the first of them has it."""
+    It is `of_all` rows where a program chooses tokens by their numbers: it leaves the others a biased choice.
+    """
     places = np.flatnonzero(tokens)
     of = row_of(block, places)
     rows = np.unique(of)
     here = places[of == rows[0]] - block.starts[rows[0]]
     where = f"tokens {here[0]} to {here[-1]}" if here.size > 1 else f"token {here[0]}"
-    return PairingFault(reason, rows, f"{said} ({where} of the first)")
+    return Fault(reason, np.arange(block.rows.size) if of_all else rows, f"{said} ({where} of the first)", tokens)
 
 
-def every_row(block: Block, reason: InvalidReason, said: str) -> list[PairingFault]:
+def every_row(block: Block, reason: InvalidReason, said: str) -> Found:
     """A fault that all rows have, as the only one."""
-    return [PairingFault(reason, np.arange(block.rows.size), said)]
-
-
-def of_all(block: Block, fault: PairingFault) -> PairingFault:
-    """The fault of every row: a program that chooses tokens by their numbers leaves the others a biased choice."""
-    return PairingFault(fault.reason, np.arange(block.rows.size), fault.what)
+    return [Fault(reason, np.arange(block.rows.size), said)]
 
 
 def surely_more(count: np.intp | int, of: np.intp | int, share: float) -> bool:
@@ -182,15 +167,9 @@ def fine(side: Floats) -> Mask:
 def improbable(
     block: Block, equal: Mask, begin: NDArray[np.intp], length: NDArray[np.intp], *, sure: bool
 ) -> Mask | None:
-    """Tokens of the runs that are too long for how often such tokens come elsewhere, and next to the runs.
+    """Tokens of the runs that are too long for how often such tokens (`equal`) come elsewhere, and next to the runs.
 
-    Args:
-        block: The rows.
-        equal: Tokens with what the runs repeat.
-        begin: First token of each run.
-        length: Its tokens.
-        sure: Whether both kernels may be sure of these tokens, which come in stretches then: how often they come is
-            taken to be far more than it is on average.
+    Of tokens that both kernels may be `sure` of, which come in stretches, that is taken to be far more than on average.
     """
     inside = spread(begin, length, equal.size)
     outside = ~inside

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from kc_otel.contract.registry.clause_metrics import OPERATORS, QUANTITIES, SAMPLING
 from kc_otel.record.slice_table import SliceTable
@@ -19,7 +18,6 @@ LONG = {"where": {"prompt_tokens": ">= 100"}}
 
 
 def test_sequences_count_in_every_slice_they_match():
-    """Slices may overlap, and `all` has every sequence."""
     table = SliceTable.of(contract({"code": CODE, "long": LONG}))
     attributes = [{"task": "code", "prompt_tokens": 200}, {"task": "prose"}, {"task": "code"}]
     assert table.names == ("all", "code", "long", *STALE)
@@ -29,21 +27,13 @@ def test_sequences_count_in_every_slice_they_match():
     ]
 
 
-def test_rows_that_were_left_out_do_not_shift_the_others():
-    """Attributes belong to the sequences that were given, not to the rows that are left."""
-    table = SliceTable.of(contract({"code": CODE}))
-    assert table.of_batch([{}, {"task": "code"}], [1], 2).tolist() == [[True, True, *NOT_STALE]]
-
-
 def test_one_mapping_is_for_all():
-    """A single mapping applies to every sequence, none to no slice but all."""
     table = SliceTable.of(contract({"code": CODE}))
     assert table.of_batch({"task": "code"}, [0, 1], 2).tolist() == [[True, True, *NOT_STALE]] * 2
     assert table.of_batch(None, [0, 1], 2).tolist() == [[True, False, *NOT_STALE]] * 2
 
 
 def test_lengths_come_from_the_mask():
-    """Attributes that say a length of their own are believed."""
     table = SliceTable.of(contract({"long": {"where": {"completion_tokens": ">= 100"}}}))
     assert table.by_length
     assert table.of_batch(None, [0, 2], 3, [200, 50])[:, 1].tolist() == [True, False]
@@ -64,14 +54,7 @@ def test_what_older_weights_sampled_is_only_in_slices_that_select_by_lag():
     assert table.of_batch({"task": "code"}, [0], 1).tolist() == [[True, True, False, False, *NOT_STALE]]
 
 
-def test_attributes_for_another_number_of_sequences_are_refused():
-    """Attributes that do not line up are an error, not a guess."""
-    with pytest.raises(ValueError, match="attributes: 1 for 2"):
-        SliceTable.of(contract({})).of_batch([{}], [0, 1], 2)
-
-
 def test_slices_over_the_cap_are_counted_as_other():
-    """With room for five slices, two of five keep their name and the rest is one slice that says so."""
     declared = {f"s{i}": {"where": {"task": f"t{i}"}} for i in range(5)}
     table = SliceTable.of(contract(declared, max_series=5 * (len(QUANTITIES) + len(SAMPLING) - len(OPERATORS)) + 3))
     assert table.names == ("all", "s0", "s1", "other", "stale")
@@ -80,22 +63,12 @@ def test_slices_over_the_cap_are_counted_as_other():
     assert membership[:, 3].tolist() == [False, True, True, False]
 
 
-def test_all_slices_fit_exactly():
-    """As many slices as there is room for all keep their name."""
-    declared = {f"s{i}": {"where": {"task": f"t{i}"}} for i in range(3)}
-    table = SliceTable.of(contract(declared, max_series=9 * (len(QUANTITIES) + len(SAMPLING) - len(OPERATORS))))
-    assert table.over == ()
-    assert len(table.names) == 9
-
-
 def test_attributes_that_cannot_be_hashed_match_what_they_can():
-    """A list among the attributes does not keep the others from matching."""
     table = SliceTable.of(contract({"code": CODE}))
     assert table.of_sequence({"task": "code", "tags": ["a"]}).tolist() == [True, True, *NOT_STALE]
 
 
 def test_remembered_rows_are_bounded():
-    """Attributes that never repeat do not grow memory without bound."""
     table = SliceTable.of(contract({"long": LONG}))
     for i in range(10_000):
         table.of_sequence({"prompt_tokens": i})

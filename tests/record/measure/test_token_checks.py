@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kc_otel.record.measure.penalties import penalised
+from kc_otel.record.measure.token_checks import penalised
 from kc_otel.record.telemetry.accumulate import Accumulator
 from kc_otel.recordings.recording import Recording, RecordingError
 from kc_otel.recordings.recording_files import load_recording, save_recording
@@ -13,7 +13,6 @@ ROWS, TOKENS, VOCABULARY, PROMPT = 24, 96, 300, 16
 
 
 def lowered(logits, kind, size, counts, prompt):
-    """Logits after a penalty on what came before."""
     if kind == "presence":
         return logits - size * (counts > 0)
     if kind == "frequency":
@@ -77,7 +76,6 @@ def test_drift_and_other_settings_are_no_penalty(kind, size, noise, seed):
 
 @pytest.mark.parametrize("kind", HONEST)
 def test_honest_drift_is_no_penalty_whatever_came_before(kind):
-    """Tokens that come again in no relation to the drift."""
     for seed in range(20):
         rng = np.random.default_rng(seed)
         train, inference = honest(kind, rng, (24, 96), 0.4)

@@ -1,4 +1,6 @@
-"""Operator drift: each number against its definition, in NumPy and torch, over dtypes."""
+"""Operator drift against its definitions, in NumPy and torch, over dtypes; and how far routers are apart."""
+
+from __future__ import annotations
 
 import math
 
@@ -9,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kc_otel.record.measure.operator_drift import batch_outputs, compare_outputs
+from kc_otel.record import operator_drift
+from kc_otel.record.operator_drift import as_unrelated, batch_outputs, compare_outputs, route_disagreement
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
 def pairs(dtype):
-    """Two arrays of one shape [rows, features]."""
     return hnp.array_shapes(min_dims=2, max_dims=2, max_side=5).flatmap(
         lambda shape: st.tuples(*[hnp.arrays(dtype, shape, elements={"allow_nan": False, "allow_infinity": False})] * 2)
     )
@@ -23,7 +25,6 @@ def pairs(dtype):
 
 @given(pairs(np.float32))
 def test_every_number_is_what_its_definition_says(outputs):
-    """Row by row against plain arithmetic."""
     train, inference = outputs
     drift = compare_outputs(train, inference)
     for row, (a, b) in enumerate(zip(train.astype(float), inference.astype(float), strict=True)):
@@ -41,7 +42,6 @@ def test_every_number_is_what_its_definition_says(outputs):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_and_numpy_agree(dtype):
-    """The same numbers from tensors, rounded to their own dtype."""
     torch.manual_seed(0)
     train, inference = torch.randn(7, 3, 16), torch.randn(7, 3, 16)
     train, inference = (side.to(dtype) for side in (train, train + 1e-2 * inference))
@@ -72,7 +72,6 @@ def test_one_ulp_of_bfloat16_is_one():
 
 
 def test_a_row_that_is_not_finite_on_one_side_is_counted_and_left_out():
-    """NaN is no distance; -inf on both sides, as in masked scores, is agreement."""
     train = np.array([[1.0, 2.0], [np.nan, 1.0], [-np.inf, 1.0], [-np.inf, 1.0]])
     inference = np.array([[1.0, 2.0], [1.0, 1.0], [-np.inf, 1.5], [0.0, 1.0]])
     for kind in (np.asarray, torch.as_tensor):
@@ -82,11 +81,10 @@ def test_a_row_that_is_not_finite_on_one_side_is_counted_and_left_out():
 
 
 def test_large_outputs_are_worked_on_in_blocks(monkeypatch):
-    """Blocks change no number."""
     rng = np.random.default_rng(0)
     train, inference = rng.normal(size=(2, 50, 8))
     whole = compare_outputs(train, inference)
-    monkeypatch.setattr("kc_otel.record.measure.operator_drift._BLOCK", 40)
+    monkeypatch.setattr("kc_otel.record.operator_drift._BLOCK", 40)
     assert np.array_equal(compare_outputs(train, inference).relative, whole.relative)
 
 
@@ -100,7 +98,6 @@ def test_large_outputs_are_worked_on_in_blocks(monkeypatch):
     ],
 )
 def test_what_cannot_be_compared_is_refused(train, inference, said):
-    """With the argument's name."""
     with pytest.raises(ValueError, match=said):
         compare_outputs(train, inference)
 
@@ -167,3 +164,54 @@ def test_masked_rows_do_not_count():
     assert (drift.not_finite, drift.rows.tolist()) == (1, [0, 2, 3, 4, 5, 8, 9])
     with pytest.raises(ValueError, match=r"mask: shape \(4, 3\) is not that of .* \(3, 4, 2\)"):
         compare_outputs(train, inference, mask=mask.T)
+
+
+def test_it_is_the_share_of_experts_that_the_other_did_not_choose(monkeypatch):
+    """Against sets, one token and layer at a time, whatever the order and however many blocks it takes."""
+    monkeypatch.setattr(operator_drift, "_COMPARISONS_PER_BLOCK", 100)
+    numbers = np.random.default_rng(0)
+    ours, theirs = (np.argsort(numbers.random((50, 3, 16)), axis=-1)[..., :4].astype(np.uint8) for _ in range(2))
+    expected = [
+        [1 - len(set(a) & set(b)) / 4 for a, b in zip(left.tolist(), right.tolist(), strict=True)]
+        for left, right in zip(ours, theirs, strict=True)
+    ]
+    np.testing.assert_allclose(route_disagreement(ours, theirs), expected)
+    assert (route_disagreement(ours, ours[..., ::-1]) == 0).all()
+
+
+def test_places_without_a_choice_are_not_known():
+    found = route_disagreement([[[0, 1], [2, 3]]], [[[0, 1], [-1, -1]]])
+    np.testing.assert_array_equal(found, [[0.0, np.nan]])
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((2, 3)), np.zeros((2, 3, 2)), np.zeros((2, 3, 4), int), np.zeros((2, 3, 0), int)]
+)
+def test_what_is_no_routes_is_refused(wrong):
+    with pytest.raises(ValueError, match="no experts' ids"):
+        route_disagreement(np.zeros((2, 3, 0) if wrong.shape[-1] == 0 else (2, 3, 2), int), wrong)
+
+
+def test_what_says_of_each_expert_whether_it_was_chosen_is_refused():
+    """Zeros and ones are experts' ids, too: two kernels would agree on nearly all of them."""
+    ours = np.zeros((5, 2, 8), int)
+    ours[..., :2] = 1
+    with pytest.raises(ValueError, match="train: names an expert twice for one token; give the ids of the k"):
+        route_disagreement(ours, ours[..., ::-1])
+    assert np.isnan(route_disagreement([[[-1, -1]]], [[[-1, -1]]])).all()
+
+
+@pytest.mark.parametrize("shift", ["token", "layer"])
+def test_routes_of_another_token_or_layer_differ_as_chance_does(shift):
+    """1 - k/E, also where some experts are busier; a tenth of the choices that differ is drift."""
+    numbers = np.random.default_rng(1)
+    scores = numbers.gumbel(size=(400, 3, 16)) + numbers.normal(size=(1, 3, 16))
+    ours = np.argsort(-scores, axis=-1)[..., :2]
+    theirs = np.argsort(-scores - 0.3 * numbers.normal(size=scores.shape), axis=-1)[..., :2]
+    apart = route_disagreement(ours, theirs)
+    assert 0.02 < apart.mean() < 0.3
+    assert not as_unrelated(ours, theirs, apart).any()
+    other = np.roll(theirs, 1, axis=0 if shift == "token" else 1)
+    assert as_unrelated(ours, other, route_disagreement(ours, other)).all()
+    few = slice(0, 20)
+    assert not as_unrelated(ours[few], other[few], route_disagreement(ours[few], other[few])).any()

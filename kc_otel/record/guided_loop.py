@@ -1,7 +1,8 @@
-"""Quarantine: sequences that break the contract by themselves are kept out of training.
+"""A training loop that obeys the evaluator: measure more, keep rollouts out of training, send weights again, stop.
 
-It is what a training loop does while a `quarantine-rollouts` step fires. The metrics of the contract stay those from
-before: they are about what was sampled, and a contract that looked better because of its own quarantine would lift it.
+While a `quarantine-rollouts` step fires, sequences that break the contract by themselves are kept out. The metrics of
+the contract stay those from before: they are about what was sampled, and a contract that looked better because of its
+own quarantine would lift it.
 
 A sequence is judged by its own value of a clause's quantity, which is noisier than the statistic of a window that the
 limit was written for: a few of a healthy kernel's sequences break a tight limit too, and leaving out what the kernels
@@ -11,10 +12,11 @@ it took away is reported.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +26,8 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.record.measure.arrays import as_bool, host_rows, is_tensor
 from kc_otel.record.measure.checks import InvalidReason, check
-from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
-from kc_otel.record.measure.truncation import renormalised
-from kc_otel.record.sequence_attributes import Attributes, own_attributes
-from kc_otel.record.slice_table import each_row
+from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio, renormalised
+from kc_otel.record.slice_table import Attributes, each_row, own_attributes
 
 _Floats = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
@@ -35,38 +35,21 @@ _Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Measurements on some sequences of a batch.
+    """Measurements on some sequences of a batch."""
 
-    Attributes:
-        sequences: How many, of those with tokens that count.
-        tokens: Their tokens that count.
-        tv_sum: Sum of (1-w)+ over those tokens that can be measured.
-        statistics: Estimate of each clause's statistic, by clause, over those sequences that can be measured; NaN where
-            there are none.
-    """
-
-    sequences: int
-    tokens: int
-    tv_sum: float
-    statistics: Mapping[str, float]
+    sequences: int  # with tokens that count
+    tokens: int  # that count
+    tv_sum: float  # of (1-w)+ over those tokens that can be measured
+    statistics: Mapping[str, float]  # by clause, of what can be measured; NaN for nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quarantine:
-    """Remainder of a batch after quarantine, and the measurements before and after.
+    """Remainder of a batch after quarantine, and the measurements before and after."""
 
-    Attributes:
-        keep: Which sequences may be trained on, bool [sequences]; an array or tensor as the log-probabilities were.
-        mask: Which tokens count, bool [sequences, tokens]; none of a sequence that is kept out.
-        reasons: Why each sequence is kept out: the clause that it breaks by most, or the input check that it fails;
-            empty for those that stay.
-        before: Measurements on all sequences.
-        after: Measurements on the sequences that stay.
-    """
-
-    keep: Any
-    mask: Any
-    reasons: tuple[str, ...]
+    keep: Any  # which sequences may be trained on, bool [sequences], NumPy or torch as the log-probabilities were
+    mask: Any  # which tokens count, bool [sequences, tokens]; none of a sequence that is kept out
+    reasons: tuple[str, ...]  # the clause broken by most, or the check failed; empty for those that stay
     before: Share
     after: Share
 
@@ -86,7 +69,8 @@ def quarantine(
 
     A sequence's own value is the clause's statistic of its tokens alone (their mean, maximum, quantile or fraction), or
     for a metric of sequences that metric; with `unit: sequence` the mean over its tokens. Everything is from before any
-    clipping.
+    clipping. Arguments are those of `Recorder.compare`, [sequences, tokens]. Of `slices`, those in quarantine, and ids
+    of `clauses`, None is for all; a clause that single sequences have no value for is a ValueError.
 
     >>> from kc_otel.contract.load import load
     >>> contract = load("contracts/rl-rollouts-bf16-fp8.yaml")
@@ -95,20 +79,6 @@ def quarantine(
     >>> found = quarantine(shifted, sequences, contract, clauses=["token-tv"])
     >>> found.reasons, found.before.statistics, found.after.statistics
     (('', 'token-tv'), {'token-tv': 0.1648...}, {'token-tv': 0.0})
-
-    Args:
-        train: log P(y) of the sampled tokens, nats, [sequences, tokens], NumPy or torch on any device.
-        inference: log Q(y) of the same tokens.
-        contract: The contract.
-        mask: Which tokens count, bool or int, same shape; all where it is None.
-        attributes: Attributes that decide the slices: of each sequence, or of all alike.
-        slices: Slices in quarantine; sequences of no other are judged. None for every sequence.
-        clauses: Ids of the clauses that count; None for every clause that a sequence can be judged by.
-        kept: As in `Recorder.compare`.
-
-    Raises:
-        ValueError: If shapes differ, there are attributes for another number of sequences, a clause does not exist, or
-            none is about the log-probabilities of single sequences.
     """
     judged = _named(contract, clauses)
     p, q = (
@@ -220,3 +190,118 @@ def _share(judged: Sequence[Clause], drift: _Floats, given: _Mask, counts: _Mask
         tv_sum=float(np.where(counts, TOKEN["tv_token"](drift), 0.0).sum()),
         statistics=statistics,
     )
+
+
+if TYPE_CHECKING:
+    from kc_otel.record.recorder import Recorder
+
+_log: Final = logging.getLogger("kc_otel")
+
+
+class Directives(Protocol):
+    """Source of directives; `kc_otel.client.router.Router` is one. No method may block."""
+
+    def sampling(self, contract: str, default: float) -> float:
+        """Share of comparisons to measure."""
+
+    def quarantined(self, contract: str) -> Mapping[str, str]:
+        """Slices whose rollouts should not be trained on, each with the reason."""
+
+    def resync(self, contract: str) -> str | None:
+        """Return the reason to sync the trainer's weights to the inference kernel; None if there is none."""
+
+    def halted(self, contract: str) -> str | None:
+        """Return the reason to stop training; None if there is none."""
+
+
+class GuidedLoop:
+    """A training loop that does what the contract's policy asks for; `Recorder.follow` makes it, with its arguments.
+
+    The weights are sent again after `pause` steps at the earliest: the verdict is about a window, and fires for a while
+    after they have arrived.
+    """
+
+    def __init__(
+        self, recorder: Recorder, directives: Directives, send_weights: Callable[[], object] | None, pause: int
+    ) -> None:
+        if pause < 1:
+            raise ValueError(f"pause: {pause!r} is not 1 or more")
+        self._recorder = recorder
+        self._directives = directives
+        self._send_weights = send_weights
+        self._pause = pause
+        self._waiting = 0
+        self._deaf = False
+        self.reason: str | None = None
+        """Reason to end the loop; None while there is none."""
+        self.sent = 0
+        """Times that the weights were sent again."""
+
+    def go_on(self) -> bool:
+        """Call it before each step: sends weights where that is asked for, and is False from a `halt` on.
+
+        Never raises: a `send_weights` that fails is logged, and tried again after `pause` steps.
+        """
+        name = self._recorder.contract.name
+        self._sync(self._directives.resync(name))
+        if self.reason is None and (reason := self._directives.halted(name)) is not None:
+            self.reason = reason
+            _log.error("training stops: %s", reason)
+        return self.reason is None
+
+    def compare(
+        self,
+        train_logprobs: Any,
+        inference_logprobs: Any,
+        *,
+        mask: Any = None,
+        attributes: Attributes = None,
+        **more: Any,
+    ) -> Any:
+        """Compare as `Recorder.compare` does, whose arguments these are, and say which tokens to train on.
+
+        While nothing is in quarantine that is `mask` as it is. Else it lacks the sequences of the slices in quarantine
+        that break the contract by themselves, or fail an input check; they are counted in `kc.quarantine.*`. Arrays
+        that cannot be looked at row by row are kept whole, and counted as dropped.
+        """
+        self._recorder.compare(train_logprobs, inference_logprobs, mask=mask, attributes=attributes, **more)
+        contract = self._recorder.contract
+        slices = self._directives.quarantined(contract.name)
+        if not slices:
+            return mask
+        try:
+            found = quarantine(
+                train_logprobs,
+                inference_logprobs,
+                contract,
+                mask=mask,
+                attributes=attributes,
+                slices=slices,
+                kept=more.get("kept"),
+            )
+        except Exception as error:  # noqa: BLE001 - nothing is raised into the loop
+            self._recorder.drop("quarantine-failed", error)
+            return mask
+        self._recorder.quarantined(found)
+        return found.mask
+
+    def _sync(self, reason: str | None) -> None:
+        if reason is None:
+            self._waiting = 0
+            return
+        if self._send_weights is None:
+            if not self._deaf:
+                _log.warning("weights should be sent again, and follow was given no send_weights: %s", reason)
+            self._deaf = True
+            return
+        self._waiting -= 1
+        if self._waiting >= 0:
+            return
+        self._waiting = self._pause - 1
+        try:
+            self._send_weights()
+        except Exception:  # noqa: BLE001 - the user's function; training must not fail because of it
+            _log.exception("weights were to be sent again and were not: %s", reason)
+            return
+        self.sent += 1
+        _log.warning("weights sent again: %s", reason)

@@ -1,4 +1,4 @@
-"""Quarantine of sequences that break the contract by themselves."""
+"""A loop that follows the evaluator's directives, and sequences that break the contract by themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kc_otel.record.rollout_quarantine import quarantine
+from kc_otel.client.router import Router
+from kc_otel.judge.decisions.entries import DecisionTable, Directive, DirectiveKind
+from kc_otel.record.guided_loop import quarantine
 from tests.tools.contracts import contract_of
 
 CLAUSES = [
@@ -25,7 +27,6 @@ CLAUSES = [
 
 
 def contract(*clauses, **changes):
-    """A contract with these clauses, by default one on tv_token."""
     parts = {
         "assumptions": {"reward_range": [0, 1], "horizon": 100},
         "slices": {"code": {"where": {"task": "code"}}, "long": {"where": {"prompt_tokens": ">= 100"}}},
@@ -35,7 +36,6 @@ def contract(*clauses, **changes):
 
 
 def batch(rng, sequences=12, tokens=9):
-    """Log-probabilities of both kernels whose drift differs from sequence to sequence, and a ragged mask."""
     inference = np.log(rng.uniform(0.1, 0.8, (sequences, tokens)))
     drift = rng.normal(0.0, rng.uniform(0.0, 0.6, (sequences, 1)), (sequences, tokens))
     mask = np.arange(tokens) < rng.integers(1, tokens + 1, (sequences, 1))
@@ -43,7 +43,6 @@ def batch(rng, sequences=12, tokens=9):
 
 
 def own_values(clause, log_w):
-    """A clause's statistic of some sequences' tokens, in plain Python."""
     tokens = [x for row in log_w for x in row]
     match clause["id"]:
         case "tv":
@@ -87,13 +86,11 @@ def test_what_breaks_a_clause_by_itself_is_kept_out(seed, clause, tensors):
 
 
 def drifting(*amounts, tokens=4):
-    """Sequences whose every token has drifted by so many nats."""
     inference = np.full((len(amounts), tokens), -2.0)
     return inference + np.array(amounts)[:, None], inference
 
 
 def test_only_slices_in_quarantine_are_judged():
-    """A sequence of no such slice stays, whatever it does; `all` is every sequence's slice."""
     train, inference = drifting(-1.0, -1.0, 0.0)
     rows = [{"task": "code"}, {"task": "prose"}, {"task": "code"}]
     wanted = {"attributes": rows, "slices": {"code": "token-tv is 0.3 where 0.05 is allowed"}}
@@ -122,7 +119,6 @@ def test_the_clause_that_is_broken_by_most_is_the_reason():
 
 @pytest.mark.parametrize("make", [np.asarray, torch.as_tensor])
 def test_sequences_that_cannot_be_compared_are_kept_out_by_name(make):
-    """NaN and an impossible token are no drift, spoil no number, and what is masked may hold anything."""
     train, inference = drifting(0.0, 0.0, 0.0, 0.0)
     train[0, 1], inference[1, 2], train[2, 3] = np.nan, -np.inf, np.nan
     mask = np.ones(train.shape, dtype=np.int64)
@@ -135,7 +131,6 @@ def test_sequences_that_cannot_be_compared_are_kept_out_by_name(make):
 
 
 def test_densities_are_no_reason_where_the_contract_has_them():
-    """Logarithms above 0 on both sides."""
     inference = np.linspace(-3.0, 3.0, 40).reshape(4, 10)
     for density, reason in ((True, ""), (False, "positive_logprob")):
         found = quarantine(inference + 0.001, inference, contract(assumptions={"density": density}))
@@ -143,7 +138,6 @@ def test_densities_are_no_reason_where_the_contract_has_them():
 
 
 def test_half_precision_with_gradients_is_judged():
-    """What a trainer holds: bfloat16, part of a graph."""
     train, inference = drifting(-1.0, 0.0)
     held = torch.tensor(train, dtype=torch.bfloat16, requires_grad=True)
     found = quarantine(held, torch.tensor(inference, dtype=torch.bfloat16), contract())
@@ -152,7 +146,6 @@ def test_half_precision_with_gradients_is_judged():
 
 
 def test_everything_may_be_kept_out():
-    """Then nothing was measured after."""
     train, inference = drifting(-1.0)
     found = quarantine(train, inference, contract())
     assert (found.after.sequences, found.after.tokens, found.after.tv_sum) == (0, 0, 0.0)
@@ -171,7 +164,119 @@ def test_everything_may_be_kept_out():
     ],
 )
 def test_wrong_arguments_are_refused(changes, said):
-    """Named, with what there is."""
     train, inference = drifting(0.0, 0.0)
     with pytest.raises(ValueError, match=said):
         quarantine(train, inference, contract(CLAUSES[0], CLAUSES[-1]), **changes)
+
+
+LOOSE = [{"id": "tv", "metric": "tv_token", "unit": "token", "statistic": "mean", "limit": 0.1}]
+
+
+@pytest.fixture
+def recorder(recorders, contract):
+    named = {name: {"where": {"task": name}} for name in ("code", "prose")}
+    return recorders(contract=contract(slices=named, statistical=LOOSE), sampling=0.0)
+
+
+@pytest.fixture
+def asked(recorder):
+    """A router whose evaluator asks for these kinds, of slice code."""
+    router = Router.from_table(DecisionTable())
+
+    def ask(*kinds):
+        name = recorder.contract.name
+        found = tuple(Directive(name, kind, "code", f"{kind} because", 0.0, "f") for kind in sorted(kinds))
+        router._take(DecisionTable(version=1, directives=found))
+        return router
+
+    return ask
+
+
+def test_everything_is_measured_while_more_is_asked_for(recorder, asked, logprobs):
+    """The contract's share before and after, all of it in between; spans and exports say the share of the moment."""
+    loop = recorder.follow(asked())
+    loop.compare(*logprobs(2, 10))
+    asked(DirectiveKind.SAMPLING)
+    loop.compare(*logprobs(3, 10))
+    asked()
+    loop.compare(*logprobs(4, 10))
+    recorder.force_flush()
+    assert recorder.stats().sequences == 3
+
+
+def test_a_mask_leaves_out_what_is_in_quarantine(recorder, asked, logprobs):
+    """Only sequences of the failing slice that break the contract by themselves, and only while it is asked for."""
+    train, inference = logprobs(4, 20)
+    train = train.copy()
+    train[:2] -= 0.5
+    tasks = [{"task": task} for task in ("code", "prose", "code", "prose")]
+    mask = np.ones((4, 20), dtype=bool)
+    mask[:, 15:] = False
+    loop = recorder.follow(asked())
+    assert loop.compare(train, inference, mask=mask, attributes=tasks) is mask
+    asked(DirectiveKind.QUARANTINE_ROLLOUTS)
+    kept = loop.compare(train, inference, mask=mask, attributes=tasks)
+    assert kept.any(1).tolist() == [False, True, True, True]
+    assert np.array_equal(kept[1:], mask[1:])
+    recorder.force_flush()
+    assert recorder.stats().quarantined == 1
+
+
+def test_what_truncation_kept_is_taken_into_account(recorder, asked):
+    """The trainer's log-probabilities are from before top-p: sound sequences stay, one that drifts does not."""
+    loop = recorder.follow(asked(DirectiveKind.QUARANTINE_ROLLOUTS))
+    rng = np.random.default_rng(4)
+    inference = np.log(rng.uniform(0.2, 0.9, (4, 60)))
+    mass = np.full((4, 60), np.log(0.8))
+    train = inference + mass
+    train[1] += rng.uniform(-0.8, 0.2, 60)
+    mask = loop.compare(train, inference, attributes={"task": "code"}, kept=(mass, None))
+    assert mask.all(axis=1).tolist() == [True, False, True, True]
+
+
+def test_what_cannot_be_looked_at_is_kept_and_counted(recorder, asked):
+    loop = recorder.follow(asked(DirectiveKind.QUARANTINE_ROLLOUTS))
+    assert loop.compare(np.zeros((2, 3)), np.zeros((3, 2)), mask=None) is None
+    assert recorder.stats().dropped == {"quarantine-failed": 1}
+
+
+def test_weights_are_sent_when_asked_and_not_at_every_step(recorder, asked):
+    """At once, then after a pause while the reason lasts, and at once when it comes anew; a failure ends nothing."""
+    calls = []
+
+    def send():
+        calls.append(step)
+        if len(calls) == 1:
+            raise OSError("the engine is busy")
+
+    loop = recorder.follow(asked(), send_weights=send, pause=3)
+    for step in range(12):
+        if step in {1, 9}:
+            asked(DirectiveKind.RESYNC_WEIGHTS)
+        if step == 8:
+            asked()
+        assert loop.go_on()
+    assert calls == [1, 4, 7, 9]
+    assert loop.sent == 3
+
+
+def test_a_loop_that_cannot_send_weights_says_so_once(recorder, asked, caplog):
+    loop = recorder.follow(asked(DirectiveKind.RESYNC_WEIGHTS))
+    assert loop.go_on()
+    assert loop.go_on()
+    assert caplog.text.count("follow was given no send_weights: resync-weights because") == 1
+
+
+def test_a_halt_ends_the_loop_for_good(recorder, asked):
+    loop = recorder.follow(asked())
+    assert loop.go_on()
+    asked(DirectiveKind.HALT)
+    assert not loop.go_on()
+    asked()
+    assert not loop.go_on()
+    assert loop.reason == "halt because"
+
+
+def test_a_pause_is_a_number_of_steps(recorder, asked):
+    with pytest.raises(ValueError, match="pause: 0 is not 1 or more"):
+        recorder.follow(asked(), pause=0)
