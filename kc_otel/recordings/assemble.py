@@ -19,9 +19,8 @@ from kc_otel.record.measure.remarks import swapped
 from kc_otel.record.measure.same_prompt import TOO_SURE, more_than_all
 from kc_otel.record.measure.sampled import saturated
 from kc_otel.record.measure.truncation import renormalised
-from kc_otel.recordings.columns import FLOATS, LOGITS, MASK
 from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of
-from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
+from kc_otel.recordings.table import FLOATS, LOGITS, MASK, Problems, Ragged, RaggedTable
 from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
 _HALF_PRECISION: Final = 0.25

@@ -9,6 +9,7 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +22,21 @@ from kc_otel.record.kernel import Kernel
 Row = tuple[str, bytes, bytes, bytes, str]
 """request_id, prompt_ids, token_ids, logprobs, about."""
 COLUMNS: Final = "request_id, prompt_ids, token_ids, logprobs, about"
+SUPPORTED: Final = ("temperature", "top_k", "top_p", "min_p")
+"""Processing that a score function has to apply to the training kernel's logits, in this order."""
+
+NEUTRAL: Final[Mapping[str, tuple[Scalar, ...]]] = MappingProxyType(
+    {
+        "temperature": (1.0,),
+        "top_p": (1.0,),
+        "top_k": (0, -1),
+        "min_p": (0.0,),
+        "repetition_penalty": (1.0,),
+        "presence_penalty": (0.0,),
+        "frequency_penalty": (0.0,),
+    }
+)
+"""Values of sampling parameters at which tokens are drawn from the softmax of the logits, the usual one first."""
 _IDS: Final = "<i4"
 _LOGPROBS: Final = "<f4"
 
@@ -72,6 +88,11 @@ class SampledRequest:
     traceparent: str = ""
     at: int = 0
     kept: KeptTokens | None = None
+
+
+def effective(processing: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The processing that changes anything: without top_p = 1 and the like."""
+    return {name: value for name, value in processing.items() if value not in NEUTRAL.get(name, ())}
 
 
 def size_of(request: SampledRequest) -> int:

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.comparable import SUPPORTED, effective
-from kc_otel.recordings.request import KeptTokens
+from kc_otel.recordings.request import SUPPORTED, KeptTokens, effective
 
 if TYPE_CHECKING:
     import torch

@@ -28,7 +28,6 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
-from kc_otel.recordings.redacted import Redacted
 from kc_otel.recordings.request import SampledRequest
 
 _TABLE: Final = """CREATE TABLE IF NOT EXISTS worst (
@@ -83,7 +82,7 @@ class WorstSequences:
         contract: Contract with the clauses and slices.
         most: Sequences of each clause, slice and inference kernel.
         max_age: Seconds for which one is kept.
-        redacted: Parts of them that are not stored.
+        redacted: Parts of them that are not stored: `prompts`, `completions`.
         text: Gives the text of token ids; None to keep them as numbers.
 
     Raises:
@@ -98,7 +97,7 @@ class WorstSequences:
         *,
         most: int = 5,
         max_age: float = 86400.0,
-        redacted: Collection[Redacted] = (),
+        redacted: Collection[str] = (),
         text: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         if most < 1 or not max_age > 0.0:
@@ -156,10 +155,10 @@ class WorstSequences:
 
     def _content(self, request: SampledRequest, ratios: NDArray[np.float64]) -> dict[str, Any]:
         kept = slice(_MAX_TOKENS)
-        hashed = Redacted.PROMPTS in self._redacted
+        hashed = "prompts" in self._redacted
         prompt = request.prompt_ids.tolist()
         digest = hashlib.blake2b(request.prompt_ids.tobytes(), key=self._salt, digest_size=16).hexdigest()
-        without = Redacted.COMPLETIONS in self._redacted
+        without = "completions" in self._redacted
         return {
             "trace_id": request.traceparent.split("-")[1] if request.traceparent.count("-") == 3 else "",
             "prompt": "" if hashed else self._said(prompt)[kept],

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.comparable import refusal
 from kc_otel.recordings.request import KeptTokens, SampledRequest
-from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget, batches, length
+from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget, batches, length, refusal
 from kc_otel.recordings.scoring import UnavailableError, UnscorableError
 from kc_otel.recordings.spool import Spool, SpoolReader
 

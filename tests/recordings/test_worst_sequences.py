@@ -11,7 +11,6 @@ import pytest
 
 from kc_otel.contract.load import load_text
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.redacted import Redacted
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences, read_worst
 
@@ -102,14 +101,14 @@ def test_nothing_is_kept_longer_than_it_is_said(keep):
 def test_redaction_leaves_neither_prompt_nor_completion(keep, tmp_path):
     """Hashes tell the same prompt from another one, differ between files, and drift is all that is left of answers."""
     text = lambda ids: "WORDS" + "x".join(map(str, ids))  # noqa: E731 - a word that can be looked for
-    cell = keep(served("a", [-0.5, -0.1]), served("b", [-0.4, -0.1]), redacted=list(Redacted), text=text)
+    cell = keep(served("a", [-0.5, -0.1]), served("b", [-0.4, -0.1]), redacted=["prompts", "completions"], text=text)
     sequence, other = cell("token-tv")
     assert sequence.prompt_hash == other.prompt_hash != ""
     assert (sequence.prompt, sequence.tokens, sequence.log_ratios) == ("", (), (-0.5, -0.1))
     held = (tmp_path / "worst.sqlite").read_bytes()
     assert b"WORDS" not in held
     path = tmp_path / "elsewhere.sqlite"
-    with closing(WorstSequences(path, load_text(POLICY), redacted=[Redacted.PROMPTS])) as elsewhere:
+    with closing(WorstSequences(path, load_text(POLICY), redacted=["prompts"])) as elsewhere:
         elsewhere.add(*map(list, zip(served("a", [-0.5, -0.1]), strict=True)), NOW)
     (third,) = read_worst(path, "policy", "token-tv", "all", "")
     assert third.prompt_hash not in {"", sequence.prompt_hash}

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.work import Processing
-from kc_otel.recordings.comparable import effective
+from kc_otel.recordings.request import effective
 
 __all__ = ["kernels", "processings", "run_resource"]
 

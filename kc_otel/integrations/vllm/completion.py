@@ -14,8 +14,7 @@ from opentelemetry import baggage, trace
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.comparable import NEUTRAL, effective
-from kc_otel.recordings.request import KeptTokens, SampledRequest
+from kc_otel.recordings.request import NEUTRAL, KeptTokens, SampledRequest, effective
 
 # What restricts the tokens in ways that a number does not say; only that it was there is kept.
 _RESTRICTIONS: Final = (

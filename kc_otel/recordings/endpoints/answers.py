@@ -12,16 +12,21 @@ log-probability, a token's id and its text; the first token of all has null.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kc_otel.recordings.comparable import NEUTRAL
-from kc_otel.recordings.responses import number, tokens_of
+from kc_otel.recordings.request import NEUTRAL
 
 _UNPROCESSED: Final = {name: values[0] for name, values in NEUTRAL.items()}
 GENERATE: Final = "/generate"
 """Path of SGLang's own API."""
+_MINUS_INFINITY: Final = -9999.0
+"""Value that vLLM and OpenAI write for the logarithm of 0, for which JSON has no number."""
+_TOKEN_ID: Final = re.compile(r"token_id:(\d+)")
+"""A token where vLLM was asked for ids in place of texts."""
 
 
 class AnswerError(ValueError):
@@ -89,14 +94,14 @@ def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:
     if token_ids is not None and len(token_ids) != len(logprobs):
         raise AnswerError(f"answers with {len(logprobs)} log-probabilities for {len(token_ids)} sampled tokens")
     if token_ids is None and isinstance(texts, list):  # vLLM's form of tokens in versions without `token_ids`
-        token_ids = _ids(list(tokens_of(texts, None, len(logprobs))))
+        token_ids = tuple(int(named[1]) for text in texts if (named := _TOKEN_ID.fullmatch(str(text))))
     if logprobs and (token_ids is None or len(token_ids) != len(logprobs)):
         raise AnswerError(
             "answers without the ids of the sampled tokens (choices[0].token_ids) though return_token_ids was asked "
             "for; vLLM has them from 0.10.2 on"
         )
     said = _prompt_of(_ids(choice.get("prompt_token_ids")), prompt)
-    return Sampled(said, token_ids or (), tuple(map(number, logprobs)), str(choice.get("finish_reason") or ""))
+    return Sampled(said, token_ids or (), tuple(map(_number, logprobs)), str(choice.get("finish_reason") or ""))
 
 
 def scored(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
@@ -125,7 +130,7 @@ def scored(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> 
         entry = row.get(str(token)) if isinstance(row, dict) else None
         if not isinstance(entry, dict) or "logprob" not in entry:
             raise AnswerError(f"scored another token than {token} at place {place} of those that were sent")
-        found.append(number(entry["logprob"]))
+        found.append(_number(entry["logprob"]))
     return tuple(found)
 
 
@@ -210,6 +215,13 @@ def _choice(answer: Any) -> dict[str, Any]:
     return choices[0]
 
 
+def _number(value: Any) -> float:
+    """Return a log-probability; nan where it is none, and -inf where it stands for the logarithm of 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    return -math.inf if value <= _MINUS_INFINITY else float(value)
+
+
 def _ids(value: Any) -> tuple[int, ...] | None:
     if isinstance(value, list) and all(isinstance(token, int) for token in value):
         return tuple(value)
@@ -254,4 +266,4 @@ def _rows(rows: Any, name: str) -> tuple[tuple[float, ...], tuple[int, ...]]:
         raise AnswerError(f"answers without log-probabilities (meta_info.{name}) though return_logprob was asked for")
     if not all(isinstance(row[1], int) for row in rows):
         raise AnswerError(f"answers with log-probabilities of no tokens (meta_info.{name})")
-    return tuple(number(row[0]) for row in rows), tuple(row[1] for row in rows)
+    return tuple(_number(row[0]) for row in rows), tuple(row[1] for row in rows)

@@ -18,11 +18,11 @@ from typing import Final
 import numpy as np
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.comparable import NEUTRAL
 from kc_otel.recordings.endpoints.answers import Sampled
 from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, RequestFailedError
 from kc_otel.recordings.endpoints.prompts import Prompt
 from kc_otel.recordings.recording import Recording, prompt_id
+from kc_otel.recordings.request import NEUTRAL
 
 _MAX_FAILURES: Final = 20
 """After so many, nothing more is asked: they are no accident, and say all there is to know."""

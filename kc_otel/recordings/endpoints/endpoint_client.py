@@ -15,9 +15,9 @@ from typing import Any, Final, Literal
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.comparable import effective
 from kc_otel.recordings.endpoints import answers
 from kc_otel.recordings.endpoints.prompts import Prompt
+from kc_otel.recordings.request import effective
 from kc_otel.recordings.scoring import UnavailableError, UnscorableError
 
 with extra("cli", "asking an endpoint"):

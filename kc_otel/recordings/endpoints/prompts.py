@@ -10,10 +10,9 @@ from typing import Any
 
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.columns import ATTRIBUTES
-from kc_otel.recordings.comparable import NEUTRAL, effective
-from kc_otel.recordings.read_jsonl import scalars_of
-from kc_otel.recordings.rows import Problems
+from kc_otel.recordings.read_table import scalars_of
+from kc_otel.recordings.request import NEUTRAL, effective
+from kc_otel.recordings.table import ATTRIBUTES, Problems
 
 
 class PromptsError(ValueError):

@@ -16,7 +16,7 @@ from kc_otel.recordings.importers import skyrl_files as skyrl
 from kc_otel.recordings.importers import slime_files as slime
 from kc_otel.recordings.importers import verl_files as verl
 from kc_otel.recordings.importers.imported import Imported, Refusals
-from kc_otel.recordings.read_jsonl import first_record
+from kc_otel.recordings.read_table import first_record
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.recording_files import load_own
 

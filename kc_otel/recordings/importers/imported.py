@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.read_jsonl import records
+from kc_otel.recordings.read_table import records
 from kc_otel.recordings.recording import RecordingError, group_of, prompt_id
-from kc_otel.recordings.rows import Ragged, RaggedTable
+from kc_otel.recordings.table import Ragged, RaggedTable
 
 _LONGEST_TEXT = 200
 """Characters from which a text is content, not an attribute."""
