@@ -79,15 +79,15 @@ def load_own(path: Path, columns: Mapping[str, str] | None) -> Recording:
 def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
     """Read what a trainer wrote, or a recording of one's own where no trainer did."""
     # The importers read recordings of one's own with what is above.
-    from kc_otel.recordings.importers import detect  # noqa: PLC0415
+    from kc_otel.recordings.importers import formats  # noqa: PLC0415
     from kc_otel.recordings.importers.imported import Refusals, table_of  # noqa: PLC0415
 
     refusals = Refusals()
     try:
-        if path.is_file() and detect.format_of(path) == "generic":
+        if path.is_file() and formats.format_of(path) == "generic":
             return load_own(path, columns)
-        files = detect.files_of([path])
-        rows = [row for file in files for row in detect.read_file(file, refusals, columns=columns)]
+        files = formats.files_of([path])
+        rows = [row for file in files for row in formats.read_file(file, refusals, columns=columns)]
     except OSError as error:
         raise RecordingError(str(error)) from None
     if faults := [

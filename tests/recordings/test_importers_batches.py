@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.recordings.importers import roll_files as roll
 from kc_otel.recordings.importers import safe_pickle
-from kc_otel.recordings.importers import skyrl_files as skyrl
-from kc_otel.recordings.importers import slime_files as slime
-from kc_otel.recordings.importers.detect import format_of
+from kc_otel.recordings.importers.formats import format_of, read_file
 from kc_otel.recordings.importers.imported import Refusals
 from kc_otel.recordings.importers.importer import Importer
 from kc_otel.recordings.recording import RecordingError
@@ -66,7 +63,7 @@ def test_slime_dumps_are_read(slime_dump, sides):
     """Tokens of the loss mask, with ids, advantages, step, and the reward of each sample's own place."""
     assert format_of(slime_dump) == "slime"
     refusals = Refusals()
-    second, first = slime.read(slime_dump, refusals)
+    second, first = read_file(slime_dump, refusals, "slime")
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
     assert (first.weights, first.attributes["reward"], second.attributes["reward"]) == ((17, None), 0.25, 0.5)
@@ -82,13 +79,13 @@ def test_slime_samples_that_cannot_be_compared_are_counted(tmp_path, slime_dump)
     dump["samples"][1]["rollout_log_probs"] = torch.zeros(WIDTH - 1)
     torch.save(dump, slime_dump)
     refusals = Refusals()
-    assert len(list(slime.read(slime_dump, refusals))) == 1
+    assert len(list(read_file(slime_dump, refusals, "slime"))) == 1
     assert refusals.counts == {"no_logprobs": 1, "shape_mismatch": 1}
     assert "17.pt: sample 0: has no log_probs; dump with --save-debug-train-data" in refusals.first["no_logprobs"]
     other = tmp_path / "18.pt"
     torch.save({"rollout_id": 18, "samples": [{"tokens": [1, 2]}]}, other)
     with pytest.raises(RecordingError, match="format version 2"):
-        list(slime.read(other, Refusals()))
+        list(read_file(other, Refusals(), "slime"))
 
 
 def plain(array):
@@ -139,7 +136,7 @@ def test_skyrl_dumps_are_read_without_skyrl(skyrl_dump, sides):
     path = skyrl_dump()
     assert format_of(path) == "skyrl"
     refusals = Refusals()
-    first, second = skyrl.read(path, refusals)
+    first, second = read_file(path, refusals, "skyrl")
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
     assert (second.token_ids.tolist(), second.advantages.tolist(), second.weights) == ([5, 6, 7], [0.5] * 3, (4, None))
@@ -149,14 +146,14 @@ def test_skyrl_dumps_are_read_without_skyrl(skyrl_dump, sides):
 def test_a_skyrl_token_counts_under_both_masks(skyrl_dump, sides):
     """Its loss mask is 1 over padding where a trainer writes it so, and its response mask over tools' output."""
     other = plain((np.arange(WIDTH) > 0).astype(np.float64)[None].repeat(3, 0))
-    first, *_ = skyrl.read(skyrl_dump(loss_mask=plain(np.ones((3, WIDTH))), response_mask=other), Refusals())
+    first, *_ = read_file(skyrl_dump(loss_mask=plain(np.ones((3, WIDTH))), response_mask=other), Refusals(), "skyrl")
     np.testing.assert_array_equal(first.train, sides[0][0][1:])
 
 
 def test_a_skyrl_dump_without_both_sides_says_what_to_set(skyrl_dump):
     """The engine was not asked for log-probabilities."""
     with pytest.raises(RecordingError, match=r"has no rollout_logprobs, only .*generator.sampling_params.logprobs=1"):
-        list(skyrl.read(skyrl_dump(rollout_logprobs=None), Refusals()))
+        list(read_file(skyrl_dump(rollout_logprobs=None), Refusals(), "skyrl"))
 
 
 @pytest.fixture
@@ -196,7 +193,7 @@ def test_a_batch_of_roll_is_read(roll_batch, sides):
     """Entry t of the log-probabilities is of token t + 1."""
     path = roll_batch()
     assert format_of(path) == "roll"
-    first, second = roll.read(path, Refusals())
+    first, second = read_file(path, Refusals(), "roll")
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
     assert (second.token_ids.tolist(), second.weights) == ([5, 6, 7], (9, None))
@@ -206,14 +203,14 @@ def test_a_batch_of_roll_is_read(roll_batch, sides):
 def test_what_roll_dumps_by_itself_is_refused_with_what_to_do(roll_batch):
     """rollout_mock writes the batch before the trainer has scored it."""
     with pytest.raises(RecordingError, match=r"has no old_log_probs, .*pickle the batch after old_log_probs"):
-        list(roll.read(roll_batch("old_log_probs"), Refusals()))
+        list(read_file(roll_batch("old_log_probs"), Refusals(), "roll"))
 
 
 def test_roll_without_recomputed_old_logprobs_is_refused_with_what_to_set(roll_batch):
     """It writes zeros in their place."""
     zeros = torch.zeros((3, PROMPT - 1 + WIDTH), dtype=torch.int64)
     with pytest.raises(RecordingError, match=r"all 0: .*set `enable_old_logprobs_recompute: true`"):
-        list(roll.read(roll_batch(old_log_probs=zeros), Refusals()))
+        list(read_file(roll_batch(old_log_probs=zeros), Refusals(), "roll"))
 
 
 def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them(roll_batch, sides):
@@ -222,11 +219,11 @@ def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them
     rewards = torch.tensor([-1.0, 1.0, 0.0])
     changed = {"origin_response_mask": mask, "response_mask": mask * 0, "response_level_rewards": rewards}
     groups = {"traj_group_id": np.array(["a", "b", "a"], dtype=object)}
-    first, second = roll.read(roll_batch(columns=groups, **changed), Refusals())
+    first, second = read_file(roll_batch(columns=groups, **changed), Refusals(), "roll")
     np.testing.assert_array_equal(first.train, sides[0][0])
     assert (first.attributes["reward"], first.prompt, second.prompt) == (1.0, "a", "b")
     episodes = groups | {"episode_scores": np.array([0.25, 0.5, 0.0], dtype=object)}
-    first, _ = roll.read(roll_batch("scores", columns=episodes, **changed), Refusals())
+    first, _ = read_file(roll_batch("scores", columns=episodes, **changed), Refusals(), "roll")
     assert first.attributes["reward"] == 0.25
 
 

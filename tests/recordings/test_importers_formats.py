@@ -12,12 +12,7 @@ import types
 import numpy as np
 import pytest
 
-from kc_otel.recordings.importers import nemo_rl_files as nemo_rl
-from kc_otel.recordings.importers import prime_rl_files as prime_rl
-from kc_otel.recordings.importers import roll_files as roll
-from kc_otel.recordings.importers import skyrl_files as skyrl
-from kc_otel.recordings.importers import verl_files as verl
-from kc_otel.recordings.importers.detect import files_of, format_of, read_generic
+from kc_otel.recordings.importers.formats import files_of, format_of, prime_rl_is_complete, read_file
 from kc_otel.recordings.importers.imported import Refusals
 from kc_otel.recordings.recording import RecordingError
 
@@ -93,7 +88,7 @@ def test_nemo_rl_samples_are_read_without_prompt_and_padding(tmp_path, wrap):
     lines = [nemo_line(p, q, wrap=wrap) for p, q in zip(train, inference, strict=True)]
     path = write(tmp_path / "train_data_step12.jsonl", lines)
     assert format_of(path) == "nemo-rl"
-    found = list(nemo_rl.read(path, Refusals()))
+    found = list(read_file(path, Refusals(), "nemo-rl"))
     np.testing.assert_array_equal(sides(found), (train, inference))
     assert found[0].weights == (12, None)
     assert found[0].token_ids.tolist() == [*range(3, 13)]
@@ -118,10 +113,10 @@ def test_nemo_rl_lines_that_cannot_be_compared_are_refused_one_by_one(tmp_path):
         nemo_line(train[2], inference[2]),
     ]
     refusals = Refusals()
-    found = list(nemo_rl.read(write(tmp_path / "train_data_step1.jsonl", lines), refusals))
+    found = list(read_file(write(tmp_path / "train_data_step1.jsonl", lines), refusals, "nemo-rl"))
     assert len(found) == 1
     assert refusals.counts == {"no_tokens": 1, "no_logprobs": 1, "shape_mismatch": 2}
-    assert "train_data_step1.jsonl:2: has no 'token_loss_mask'" in refusals.first["no_logprobs"]
+    assert "train_data_step1.jsonl:2: has no token_loss_mask" in refusals.first["no_logprobs"]
 
 
 def test_prime_rl_exports_are_read_where_they_were_sampled(tmp_path):
@@ -132,7 +127,7 @@ def test_prime_rl_exports_are_read_where_they_were_sampled(tmp_path):
     lines = [prime_line(train[0], inference[0]), echo]
     path = write(tmp_path / "token_exports" / "step_7" / "rank_0.jsonl", lines)
     assert format_of(path) == "prime-rl"
-    first, second = prime_rl.read(path, Refusals())
+    first, second = read_file(path, Refusals(), "prime-rl")
     np.testing.assert_array_equal(first.train, train[0])
     np.testing.assert_array_equal(second.inference, np.delete(inference[1], 3))
     assert first.weights == (7, None)
@@ -153,7 +148,7 @@ def test_prime_rl_tokens_of_another_model_are_left_out(tmp_path):
     ]
     lines = [prime_line(train[0], inference[0], losses=None) | weights for weights in kinds]
     refusals = Refusals()
-    found = list(prime_rl.read(write(tmp_path / "rank_0.jsonl", lines), refusals))
+    found = list(read_file(write(tmp_path / "rank_0.jsonl", lines), refusals, "prime-rl"))
     assert [row.train.tolist() for row in found] == [train[0].tolist(), train[0][:6].tolist(), train[0].tolist()]
     assert refusals.counts == {"no_tokens": 1}
     assert refusals.first["no_tokens"].endswith(":2: loss_mask and rl_weights leave no token")
@@ -164,7 +159,7 @@ def test_prime_rl_nulls_become_nan_and_are_left_to_the_checks(tmp_path):
     train, inference = numbers()
     line = prime_line(train[0], inference[0])
     line["trainer_logprobs"][4] = None
-    (found,) = prime_rl.read(write(tmp_path / "rank_0.jsonl", [line]), Refusals())
+    (found,) = read_file(write(tmp_path / "rank_0.jsonl", [line]), Refusals(), "prime-rl")
     assert np.isnan(found.train).tolist() == [False, False, True, *[False] * 7]
 
 
@@ -175,21 +170,21 @@ def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
     nothing = prime_line(train[0], inference[0], losses=None, loss_mask=[False] * 12)
     bare = {"schema_version": 1, "loss_mask": [True], "trainer_logprobs": [-1.0]}
     refusals = Refusals()
-    (found,) = prime_rl.read(write(tmp_path / "a.jsonl", [line, nothing, bare]), refusals)
+    (found,) = read_file(write(tmp_path / "a.jsonl", [line, nothing, bare]), refusals, "prime-rl")
     assert found.train.size == 10
     assert found.advantages is None
     assert refusals.counts == {"no_tokens": 1, "no_logprobs": 1}
     with pytest.raises(RecordingError, match="schema_version: 2 is not 1"):
-        list(prime_rl.read(write(tmp_path / "b.jsonl", [{**line, "schema_version": 2}]), Refusals()))
+        list(read_file(write(tmp_path / "b.jsonl", [{**line, "schema_version": 2}]), Refusals(), "prime-rl"))
 
 
 def test_prime_rl_says_when_a_folder_is_complete(tmp_path):
     """A file of an export is finished when STABLE is beside it; any other file always is."""
     path = write(tmp_path / "token_exports" / "step_1" / "rank_0.jsonl", [])
-    assert not prime_rl.complete(path)
+    assert not prime_rl_is_complete(path)
     (path.parent / "STABLE").touch()
-    assert prime_rl.complete(path)
-    assert prime_rl.complete(write(tmp_path / "a.jsonl", []))
+    assert prime_rl_is_complete(path)
+    assert prime_rl_is_complete(write(tmp_path / "a.jsonl", []))
 
 
 class DataProto:
@@ -261,7 +256,7 @@ def test_verl_batches_are_read_without_verl(tmp_path, proto):
     path.write_bytes(proto((serialized(verl_arrays()), OTHERS, META)))
     assert format_of(path) == "verl"
     refusals = Refusals()
-    first, second = verl.read(path, refusals)
+    first, second = read_file(path, refusals, "verl")
     train, inference = numbers()
     np.testing.assert_array_equal(first.train, train[0])
     np.testing.assert_array_equal(second.inference, inference[1, :6])
@@ -283,7 +278,7 @@ def test_verl_batches_name_prompts_and_multiply_their_masks(tmp_path, proto):
     path = tmp_path / "7.pkl"
     for others, more in ((OTHERS | {"uid": np.array(["a", "a", "b"], dtype=object)}, {}), (OTHERS, PROMPTS)):
         path.write_bytes(proto((serialized(arrays | more | {"loss_mask": loss}), others, META)))
-        first, second = verl.read(path, Refusals())
+        first, second = read_file(path, Refusals(), "verl")
         assert first.prompt == second.prompt is not None
         np.testing.assert_array_equal(first.train, np.delete(numbers()[0][0], [2, 3]))
 
@@ -304,10 +299,10 @@ def test_verl_batches_of_the_default_serialization_are_read(tmp_path, proto):
         torch.save(batch, buffer)
         path = tmp_path / f"{name}.pkl"
         path.write_bytes(proto((buffer.getvalue(), OTHERS, META)))
-        np.testing.assert_array_equal(next(iter(verl.read(path, Refusals()))).train, numbers()[0][0])
+        np.testing.assert_array_equal(next(iter(read_file(path, Refusals(), "verl"))).train, numbers()[0][0])
         path = tmp_path / f"{name}.pt"
         path.write_bytes(buffer.getvalue())
-        np.testing.assert_array_equal(next(iter(verl.read(path, Refusals()))).train, numbers()[0][0])
+        np.testing.assert_array_equal(next(iter(read_file(path, Refusals(), "verl"))).train, numbers()[0][0])
 
 
 def test_bfloat16_tensors_keep_their_values(tmp_path, proto):
@@ -318,7 +313,7 @@ def test_bfloat16_tensors_keep_their_values(tmp_path, proto):
     items["old_log_probs"] = ("bfloat16", (3, 10), upper.view(np.uint8))
     path = tmp_path / "a.pkl"
     path.write_bytes(proto(((shape, device, items), {}, {})))
-    found = next(iter(verl.read(path, Refusals()))).train
+    found = next(iter(read_file(path, Refusals(), "verl"))).train
     np.testing.assert_allclose(found, arrays["old_log_probs"][0], rtol=1e-2)
 
 
@@ -332,17 +327,17 @@ def test_a_pickle_runs_nothing(tmp_path, monkeypatch, proto):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "evil.pkl"
     path.write_bytes(pickle.dumps(Planted()))
-    for reader in (verl.read, skyrl.read, roll.read):
+    for trainer in ("verl", "skyrl", "roll"):
         with pytest.raises(RecordingError, match=r"holds \w+\.mkdir, which a batch needs not; save it without that"):
-            list(reader(path, Refusals()))
+            list(read_file(path, Refusals(), trainer))
     inside = {**OTHERS, "extra": np.array([Planted()] * 3, dtype=object)}
     path.write_bytes(proto((serialized(verl_arrays()), inside, META)))
     with pytest.raises(RecordingError, match="mkdir"):
-        list(verl.read(path, Refusals()))
+        list(read_file(path, Refusals(), "verl"))
     assert not (tmp_path / "planted").exists()
     path.write_bytes(pickle.dumps([1, 2]))
     with pytest.raises(RecordingError, match="not a DataProto"):
-        list(verl.read(path, Refusals()))
+        list(read_file(path, Refusals(), "verl"))
 
 
 def test_torch_files_are_loaded_without_running_them(tmp_path, monkeypatch):
@@ -351,7 +346,7 @@ def test_torch_files_are_loaded_without_running_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"old_log_probs": Planted()}, tmp_path / "a.pt")
     with pytest.raises(RecordingError, match="cannot be read safely"):
-        list(verl.read(tmp_path / "a.pt", Refusals()))
+        list(read_file(tmp_path / "a.pt", Refusals(), "verl"))
     assert not (tmp_path / "planted").exists()
 
 
@@ -369,7 +364,7 @@ def test_verl_batches_that_cannot_be_compared_say_why(tmp_path, proto, change, s
     path = tmp_path / "a.pkl"
     path.write_bytes(proto((serialized(arrays), {}, {})))
     with pytest.raises(RecordingError, match=said):
-        list(verl.read(path, Refusals()))
+        list(read_file(path, Refusals(), "verl"))
 
 
 def test_verl_text_dumps_are_refused_with_what_to_save_instead(tmp_path):
@@ -388,13 +383,13 @@ def test_generic_files_go_through_the_recording_reader(tmp_path):
     ]
     path = write(tmp_path / "log.jsonl", lines)
     assert format_of(path) == "generic"
-    found = list(read_generic(path, {"train": "a", "inference": "b"}))
+    found = list(read_file(path, Refusals(), "generic", columns={"train": "a", "inference": "b"}))
     np.testing.assert_array_equal(sides(found), (train, inference))
     assert found[0].weights == (4, 3)
     assert found[0].attributes["task"] == "code"
     lines[1]["a"][2] = None
     with pytest.raises(RecordingError, match=r"log\.jsonl"):
-        list(read_generic(write(path, lines), {"train": "a", "inference": "b"}))
+        list(read_file(write(path, lines), Refusals(), "generic", columns={"train": "a", "inference": "b"}))
 
 
 def test_a_recording_that_another_temperature_was_written_to_is_refused(tmp_path):
@@ -403,7 +398,7 @@ def test_a_recording_that_another_temperature_was_written_to_is_refused(tmp_path
     inference = np.log(rng.uniform(0.01, 1, (2, 64)))
     lines = [{"train_logprobs": (0.7 * q).tolist(), "inference_logprobs": q.tolist()} for q in inference]
     with pytest.raises(RecordingError, match="temperature"):
-        list(read_generic(write(tmp_path / "log.jsonl", lines)))
+        list(read_file(write(tmp_path / "log.jsonl", lines), Refusals(), "generic"))
 
 
 def test_lines_that_are_no_objects_are_named(tmp_path):
@@ -411,10 +406,10 @@ def test_lines_that_are_no_objects_are_named(tmp_path):
     path = tmp_path / "train_data_step3.jsonl"
     path.write_text('{"prev_logprobs": [1')
     with pytest.raises(RecordingError, match=r"step3\.jsonl:1: is not JSON .* still being written"):
-        list(nemo_rl.read(path, Refusals()))
+        list(read_file(path, Refusals(), "nemo-rl"))
     path.write_text("[1]\n")
     with pytest.raises(RecordingError, match="not a JSON object but list"):
-        list(nemo_rl.read(path, Refusals()))
+        list(read_file(path, Refusals(), "nemo-rl"))
 
 
 def test_folders_give_their_files_in_the_order_of_their_steps(tmp_path):
