@@ -11,8 +11,8 @@ from kc_otel.contract.measuring_paths import AUTOMATIC, MeasuringPath, coverage
 from kc_otel.contract.slices import OF_TOKENS
 from kc_otel.integrations.slime import slime_hooks
 from kc_otel.integrations.trl.rollouts import own_attributes
-from kc_otel.integrations.verl.logged_batch import LoggedBatch
-from kc_otel.integrations.vllm.completion import _automatic
+from kc_otel.integrations.verl.shared import LoggedBatch
+from kc_otel.integrations.vllm.delivery import _automatic
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.rollout_quarantine import quarantine
 

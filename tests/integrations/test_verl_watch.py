@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from kc_otel.contract.load import load_text
-from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, by_version
-from kc_otel.integrations.verl.run_configuration import kernels, processings, run_resource
+from kc_otel.integrations.verl.shared import LoggedBatch, attributes_of, by_version, kernels, processings, run_resource
 from kc_otel.integrations.verl.watch import TrainerWatch
 
 CONTRACT = """apiVersion: kernel-contract/v1

@@ -13,8 +13,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
 from kc_otel.integrations.vllm.delivery import CaptureStats
-from kc_otel.integrations.vllm.engine_log import EngineLog
 from kc_otel.integrations.vllm.instrumentor import RECORDED, CaptureCounters, outcomes
+from kc_otel.integrations.vllm.plugin import EngineLog
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool import Spool

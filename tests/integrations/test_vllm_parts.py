@@ -15,16 +15,16 @@ import pytest
 from kc_otel.contract.measuring_paths import AUTOMATIC, MeasuringPath
 from kc_otel.contract.slices import OF_TOKENS
 from kc_otel.integrations.trl.rollouts import OWN
-from kc_otel.integrations.vllm.completion import (
+from kc_otel.integrations.vllm.delivery import (
     Completion,
+    RequestDelivery,
     kept_of,
     processing_of,
     request_of,
     weights_of,
 )
-from kc_otel.integrations.vllm.delivery import RequestDelivery
-from kc_otel.integrations.vllm.engines import Engines, kernel_of, logprobs_mode_of
-from kc_otel.integrations.vllm.logprob_capture import EngineCapture, RequestCapture
+from kc_otel.integrations.vllm.engines import EngineCapture, Engines, RequestCapture, kernel_of, logprobs_mode_of
+from kc_otel.integrations.vllm.plugin import configured, described
 from kc_otel.integrations.vllm.request_attributes import (
     HEADERS,
     RequestHeaders,
@@ -32,7 +32,6 @@ from kc_otel.integrations.vllm.request_attributes import (
     sources_of,
 )
 from kc_otel.integrations.vllm.settings import default_spool, settings_of
-from kc_otel.integrations.vllm.worker_methods import configured, described
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.sampling import Sampler
 
@@ -217,7 +216,7 @@ def test_a_worker_describes_its_attention_layers(monkeypatch):
     def layer(name):
         return SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: name))
 
-    monkeypatch.setattr("kc_otel.integrations.vllm.worker_methods._hardware", lambda: "H100")
+    monkeypatch.setattr("kc_otel.integrations.vllm.plugin._hardware", lambda: "H100")
     context = {"0": layer("FLASHINFER"), "1": layer("FLASH_ATTN"), "2": SimpleNamespace()}
     worker = SimpleNamespace(
         vllm_config=SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))

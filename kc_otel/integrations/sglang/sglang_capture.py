@@ -24,8 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kc_otel.integrations.vllm.completion import Completion
-from kc_otel.integrations.vllm.delivery import CaptureStats, RequestDelivery
+from kc_otel.integrations.vllm.delivery import CaptureStats, Completion, RequestDelivery
 from kc_otel.integrations.vllm.settings import Settings
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import KeptTokens

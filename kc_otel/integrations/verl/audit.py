@@ -23,8 +23,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
 from kc_otel._extras import extra
-from kc_otel.integrations.verl.guard import Guarded
-from kc_otel.integrations.verl.logged_batch import column
+from kc_otel.integrations.verl.shared import Guarded, column
 
 __all__ = ["Audit", "audited", "pop_audited"]
 

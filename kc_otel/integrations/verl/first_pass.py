@@ -26,9 +26,17 @@ import numpy as np
 
 from kc_otel.contract.model import Contract
 from kc_otel.integrations.verl.audit import pop_audited
-from kc_otel.integrations.verl.guard import Guarded
-from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, column, padded, record
-from kc_otel.integrations.verl.run_configuration import kernels, processings, run_resource
+from kc_otel.integrations.verl.shared import (
+    Guarded,
+    LoggedBatch,
+    attributes_of,
+    column,
+    kernels,
+    padded,
+    processings,
+    record,
+    run_resource,
+)
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Weights
 

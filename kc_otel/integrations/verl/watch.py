@@ -20,9 +20,16 @@ from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.integrations.verl.audit import Audit
 from kc_otel.integrations.verl.first_pass import WORKER_MODULES, FirstPassWatch
-from kc_otel.integrations.verl.guard import Guarded
-from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, padded, record
-from kc_otel.integrations.verl.run_configuration import kernels, processings, run_resource
+from kc_otel.integrations.verl.shared import (
+    Guarded,
+    LoggedBatch,
+    attributes_of,
+    kernels,
+    padded,
+    processings,
+    record,
+    run_resource,
+)
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Weights
 

@@ -15,9 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.integrations.vllm.completion import Completion
-
-AttributeFunction = Callable[[Completion], Mapping[str, Scalar]]
+from kc_otel.integrations.vllm.delivery import AttributeFunction, Completion
 
 HEADERS: Final[ContextVar[Iterable[tuple[bytes, bytes]]]] = ContextVar("kc_otel_vllm_headers", default=())
 """Names (lower case) and values, as ASGI has them."""

@@ -28,9 +28,9 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.read import read_contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import parse_duration
-from kc_otel.integrations.vllm.delivery import RequestSink
-from kc_otel.integrations.vllm.request_attributes import AttributeFunction, attributes_of, sources_of
-from kc_otel.integrations.vllm.worker_methods import is_disabled
+from kc_otel.integrations.vllm.delivery import AttributeFunction, RequestSink
+from kc_otel.integrations.vllm.plugin import is_disabled
+from kc_otel.integrations.vllm.request_attributes import attributes_of, sources_of
 from kc_otel.record.sampling import Sampler
 from kc_otel.recordings.spool import MIN_BYTES, Spool
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kc_otel.integrations.vllm.worker_methods import WEIGHTS_METHOD
+from kc_otel.integrations.vllm.plugin import WEIGHTS_METHOD
 from kc_otel.record.weights_arrived import EngineWeights, WeightReport, compare_weights
 
 
