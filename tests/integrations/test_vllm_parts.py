@@ -58,6 +58,10 @@ def finished(kernel=None, watermarks=False, **changes):
     return replace(capture, **changes)
 
 
+def submit(delivery, capture):
+    delivery.submit(capture.completion, capture.engine.kernel, "raw", 7)
+
+
 def config(**model):
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -228,7 +232,7 @@ def test_a_delivery_gives_to_its_sink_and_counts():
     """What is handed over reaches the sink on another thread, with the kernel that was still to be asked for."""
     sink, asked = Sink(), Future()
     delivery = RequestDelivery(sink, lambda _: {"task": "code"})
-    delivery.submit(finished(asked))
+    submit(delivery, finished(asked))
     assert not delivery.flush(0.05)
     asked.set_result(Kernel("vllm", dtype="fp8"))
     assert delivery.flush()
@@ -259,14 +263,14 @@ def test_what_fails_on_the_other_thread_is_counted():
         raise RuntimeError("no")
 
     broken = RequestDelivery(Sink(fails=True), lambda _: {})
-    broken.submit(finished())
-    broken.submit(finished(context=None))
-    broken.submit(finished(token_ids=[4]))
+    submit(broken, finished())
+    submit(broken, finished(context=None))
+    submit(broken, finished(token_ids=[4]))
     assert broken.close()
     assert broken.stats().dropped == {"sink-failed": 1, "failed": 1, "invalid": 1}
     sink = Sink()
     halting = RequestDelivery(sink, fail)
-    halting.submit(finished())
+    submit(halting, finished())
     assert halting.close()
     assert (len(sink.requests), halting.stats().attributes_failed) == (1, 1)
 

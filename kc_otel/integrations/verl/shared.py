@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 from collections import Counter
@@ -12,28 +13,26 @@ from typing import Any, Final
 
 import numpy as np
 
+from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
 from kc_otel.recordings.request import effective
 
-__all__: list[str] = []
-
 _log: Final = logging.getLogger("kc_otel")
+_OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}
+"""Attributes that are no columns."""
 _SCALARS: Final = (str, bool, int, float, np.generic)
 _SAMPLING_NAMES: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
 _PROCESSED: Final = "processed"
 
 
 class Guarded:
-    """A watch whose faults are counted by its recorder, once it has one, and logged once each before.
-
-    Attributes:
-        watched: What one call is about, for the log.
-    """
+    """A watch whose faults are counted by its recorder, once it has one, and logged once each before."""
 
     watched = "batch"
+    """What one call is about, for the log."""
 
     def __init__(self) -> None:
         self._recorder: Recorder | None = None
@@ -53,21 +52,44 @@ class Guarded:
             return None
 
 
+class Watch(Guarded):
+    """A watch that records batches. `make` makes its recorder from the two kernels, when there is first one."""
+
+    def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
+        super().__init__()
+        self._contract = contract
+        self._make = make
+        named = {name for spec in contract.slices.values() for name in spec.conditions}
+        self._columns = sorted(named - _OF_TENSORS)
+        self._wants_prompt_tokens = "prompt_tokens" in named
+
+    def flush(self) -> None:
+        """Export what was recorded."""
+        if self._recorder is not None:
+            self._guarded(self._recorder.force_flush)
+
+    def _record_batch(
+        self, logged: LoggedBatch, config: Any, trained: Weights, rollouts: Mapping[str, int] | None = None
+    ) -> None:
+        """Record a batch; arguments as in `record`, but for verl's configuration, None where it is not known."""
+        if self._recorder is None:
+            said: Mapping[str, Any] = {}
+            if config is not None:
+                train, inference = kernels(config)
+                said = {"train": train, "inference": inference, "resource": run_resource(config)}
+            self._recorder = self._make(self._contract, **said)
+            atexit.register(self.flush)  # before the recorder's own end: it was registered earlier
+        processing = None if config is None else processings(config)
+        record(self._recorder, logged, processing=processing, trained=trained, rollouts=rollouts)
+
+
 @dataclass(slots=True)
 class LoggedBatch:
-    """Batch that verl compares, stored until verl knows the rewards.
+    """Batch that verl compares, [sequences, tokens], stored until verl knows rewards and advantages.
 
-    Attributes:
-        train: `old_log_probs`, nats, [sequences, tokens]: the trainer's, at the weights that the step began with.
-        inference: `rollout_log_probs`, nats, of the same shape: what the engine said when it sampled.
-        mask: `response_mask` before verl's rejection takes tokens out of it.
-        tokens: `responses`.
-        attributes: Of each sequence, as far as they are known.
-        rewards: Of each sequence, the sum of its `token_level_scores`; None until they are known.
-        advantages: Of each token; None until they are known.
-        versions: Optimizer steps of the oldest weights that sampled each sequence; None where it is not known.
-        kept: Which rows are no padding of verl's own; None for all.
-        prompts: `uid` of each sequence, one for all rollouts of a prompt; None where verl does not say.
+    `train` are the trainer's log-probabilities at the weights that the step began with, and `mask` is from before
+    verl's rejection takes tokens out of it. `versions` are the steps of the oldest weights that sampled each sequence,
+    `kept` the rows that are no padding of verl's own, `prompts` one name for all rollouts of a prompt.
     """
 
     train: Any

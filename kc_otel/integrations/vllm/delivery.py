@@ -23,14 +23,8 @@ _TOKEN_BYTES: Final = 32
 """A reference and a number; prompts and completions wait as lists."""
 _REQUEST_BYTES: Final = 2048
 _WORKER_WAIT_SECONDS: Final = 60.0
-# What restricts the tokens in ways that a number does not say; only that it was there is kept.
-_RESTRICTIONS: Final = (
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "structured_outputs",
-    "thinking_token_budget",
-)
+_RESTRICTIONS: Final = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "thinking_token_budget")
+"""What restricts the tokens in ways that a number does not say; only that it was there is kept."""
 _SECRET_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 _DEFAULT_WEIGHTS_VERSION: Final = "default"
 """vLLM's version of weights for which no version was set."""
@@ -83,21 +77,16 @@ class Completion:
 
 
 AttributeFunction = Callable[[Completion], Mapping[str, Scalar]]
+_Finished = tuple[Callable[[], Completion], Future[Kernel], str]
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureStats:
-    """Outcomes of the requests in this process.
+    """Completions of this process: those started, those in the sample, those handed to the sink and their tokens.
 
-    Attributes:
-        seen: Completions that were started.
-        sampled: Of these, the ones in the sample.
-        recorded: Handed to the sink.
-        tokens: Their sampled tokens.
-        dropped: In the sample but not recorded, by reason: `queue-full`, `too-large`, `closed`, `sink-failed`,
-            `invalid`, `aborted`, `error` (the engine's), `unsupported` (sessions, embeddings, images, replayed tokens),
-            `failed` (ours).
-        attributes_failed: Recorded without the attributes of the function that failed.
+    Reasons of `dropped`: `queue-full`, `too-large`, `closed`, `sink-failed`, `invalid`, `aborted`, `error` (the
+    engine's), `unsupported` (sessions, embeddings, images, replayed tokens), `failed` (ours). `attributes_failed` are
+    recorded without the attributes of the function that failed.
     """
 
     seen: int = 0
@@ -119,7 +108,7 @@ class RequestDelivery(PerProcess):
         self._attributes = attributes
         self._dropped = ReasonCounts("kc-otel: a sampled request is not recorded (%s)")
         self._without_attributes = ReasonCounts("kc-otel: the %s function failed")
-        self._worker: BoundedWorker[FinishedRequest] = BoundedWorker(
+        self._worker: BoundedWorker[_Finished] = BoundedWorker(
             self._record, self._dropped.add, name="kc-otel-vllm", max_bytes=_QUEUE_BYTES
         )
         super().__init__()
@@ -133,9 +122,12 @@ class RequestDelivery(PerProcess):
         """Count a completion that is not recorded; `why` is logged the first time."""
         self._dropped.add(reason, why)
 
-    def submit(self, finished: FinishedRequest) -> None:
-        """Queue a completion that the engine has finished."""
-        self._worker.put(lambda: finished, _REQUEST_BYTES + _TOKEN_BYTES * finished.numbers)
+    def submit(
+        self, completion: Callable[[], Completion], kernel: Future[Kernel], logprobs_mode: str, numbers: int
+    ) -> None:
+        """Queue what makes a finished completion, of so many numbers; its kernel is awaited on the other thread."""
+        finished = completion, kernel, logprobs_mode
+        self._worker.put(lambda: finished, _REQUEST_BYTES + _TOKEN_BYTES * numbers)
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Hand everything submitted to the sink; return True if that was done within `timeout` seconds."""
@@ -156,12 +148,11 @@ class RequestDelivery(PerProcess):
         self._lock = threading.Lock()
         self._counts = Counter()
 
-    def _record(self, waiting: Sequence[FinishedRequest]) -> None:
-        for finished in waiting:
-            completion = finished.completion()
-            kernel = finished.kernel.result(_WORKER_WAIT_SECONDS)
+    def _record(self, waiting: Sequence[_Finished]) -> None:
+        for make, asked, logprobs_mode in waiting:
+            completion, kernel = make(), asked.result(_WORKER_WAIT_SECONDS)
             try:
-                request = request_of(completion, kernel, finished.logprobs_mode, self._own(completion))
+                request = request_of(completion, kernel, logprobs_mode, self._own(completion))
             except ValueError as error:
                 self.drop("invalid", error)
                 continue
@@ -179,25 +170,6 @@ class RequestDelivery(PerProcess):
         except Exception as error:  # noqa: BLE001 - the user's function; the request still counts as traffic
             self._without_attributes.add("attributes", error)
             return {}
-
-
-class FinishedRequest(Protocol):
-    """Request that an engine has finished, on its way to the recording thread; `RequestCapture` is one."""
-
-    @property
-    def numbers(self) -> int:
-        """Count of the numbers it holds, for the bound on the queue."""
-
-    @property
-    def kernel(self) -> Future[Kernel]:
-        """Kernel that sampled it; awaited where the request is recorded."""
-
-    @property
-    def logprobs_mode(self) -> str:
-        """`raw` or `processed`."""
-
-    def completion(self) -> Completion:
-        """The completion."""
 
 
 class RequestSink(Protocol):

@@ -47,9 +47,9 @@ _RPC_SECONDS: Final = 30.0
 class EngineCapture:
     """One engine, and the captures that received data in a step of it, and those of them that are done.
 
-    Its kernel may still be asked for, and is waited for where a request is recorded; `logprobs_mode` is `raw` or
-    `processed`, and None when the engine reports logits; requests get its watermark, if it has one, unless they say no.
-    Once it is `closed`, nobody looks here any more; requests under way go on without being collected.
+    Its kernel is known once its workers have said what they know. `logprobs_mode` is None when it reports logits.
+    Requests get its watermark, if it has one, unless they say no. Once it is `closed`, requests under way go on
+    without being collected.
     """
 
     model: str
@@ -103,26 +103,18 @@ class RequestCapture:
             self.finish(str(finish_reason))
 
     def finish(self, reason: str) -> None:
-        """Finish the capture."""
+        """Finish the capture, once."""
         if not self.finish_reason:
             self.finish_reason = reason
             self.at = time.time_ns()
             self.engine.finished.append(self)
 
-    @property
-    def numbers(self) -> int:
-        """Count of the numbers it holds, for the bound on the queue."""
-        return len(self.prompt_ids) + 2 * len(self.token_ids) + sum(len(mask.token_ids) for mask in self.masks)
-
-    @property
-    def kernel(self) -> Future[Kernel]:
-        """Kernel that sampled it."""
-        return self.engine.kernel
-
-    @property
-    def logprobs_mode(self) -> str:
-        """`raw` or `processed`."""
-        return str(self.engine.logprobs_mode)
+    def deliver(self, delivery: RequestDelivery) -> None:
+        """Hand it over with copies of the lists, because the caller uses them, too."""
+        self.prompt_ids, self.token_ids = list(self.prompt_ids), list(self.detokenizer.output_token_ids)
+        self.versions = tuple(self.versions)
+        numbers = len(self.prompt_ids) + 2 * len(self.token_ids) + sum(len(mask.token_ids) for mask in self.masks)
+        delivery.submit(self.completion, self.engine.kernel, str(self.engine.logprobs_mode), numbers)
 
     def completion(self) -> Completion:
         """The completion, with the headers and the trace that its request came with."""
@@ -227,29 +219,6 @@ def _capturing_processor() -> type:
     return CapturingLogprobsProcessor
 
 
-class _Engine(EngineCapture):
-    """An engine, whose kernel version is known once its workers have said what they know."""
-
-    def __init__(self, engine: Any, contract: Contract) -> None:
-        self.config = config = engine.vllm_config
-        watermarks = getattr(config, "watermark_config", None) is not None
-        super().__init__(str(config.model_config.served_model_name or ""), logprobs_mode_of(config), watermarks)
-        self._contract = contract
-
-    def set_kernel(self, workers: list[Mapping[str, str]]) -> None:
-        """The kernel version, now that the workers have said what they know."""
-        from vllm import __version__ as version  # noqa: PLC0415 - only where vLLM runs
-
-        try:
-            kernel = kernel_of(self.config, version, workers, os.environ)
-        except Exception as error:  # noqa: BLE001 - a field that this version of vLLM has no more
-            _log.warning("kc-otel: the engine's configuration could not be read (%s); its kernel is only 'vllm'", error)
-            kernel = Kernel("vllm", version=version)
-        self.kernel.set_result(kernel)
-        _log.info("kc-otel: recording kernel %s: %s", kernel.fingerprint, kernel.attributes())
-        kernel.log_otherwise(self._contract.name, self._contract.kernels.inference, _log)
-
-
 class Engines:
     """Every engine of a process, by its output processor; a sampler decides by request id what is delivered."""
 
@@ -257,7 +226,7 @@ class Engines:
         self.delivery: Final = delivery
         self._contract = contract
         self._sampler = sampler
-        self._engines: WeakKeyDictionary[Any, _Engine] = WeakKeyDictionary()
+        self._engines: WeakKeyDictionary[Any, EngineCapture] = WeakKeyDictionary()
         self._context: ContextVar[Mapping[str, Any]] = ContextVar("kc_otel_vllm_request", default=_NO_FIELDS)
         self._asking: set[asyncio.Task[None]] = set()
 
@@ -267,27 +236,46 @@ class Engines:
 
     def register(self, engine: Any) -> None:
         """Meet an engine that is driven by calls, and ask its workers; a call of some milliseconds, once."""
-        state = self._engines[engine.output_processor] = _Engine(engine, self._contract)
+        state = self._met(engine)
         try:
             workers = engine.collective_rpc(WORKER_METHOD, timeout=_RPC_SECONDS)
         except Exception as error:  # noqa: BLE001 - any failure of a worker is a failure of the remote call
             workers = _unanswered(error)
-        state.set_kernel(workers)
+        self._set_kernel(state, engine.vllm_config, workers)
 
     def register_async(self, engine: Any) -> None:
         """Meet an engine that runs in an event loop, and have its workers asked there."""
-        state = self._engines[engine.output_processor] = _Engine(engine, self._contract)
+        state = self._met(engine)
 
         async def ask() -> None:
             try:
                 workers = await engine.collective_rpc(WORKER_METHOD, timeout=_RPC_SECONDS)
             except Exception as error:  # noqa: BLE001
                 workers = _unanswered(error)
-            state.set_kernel(workers)
+            self._set_kernel(state, engine.vllm_config, workers)
 
         task = asyncio.get_running_loop().create_task(ask())
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
+
+    def _met(self, engine: Any) -> EngineCapture:
+        config = engine.vllm_config
+        watermarks = getattr(config, "watermark_config", None) is not None
+        state = EngineCapture(str(config.model_config.served_model_name or ""), logprobs_mode_of(config), watermarks)
+        self._engines[engine.output_processor] = state
+        return state
+
+    def _set_kernel(self, state: EngineCapture, config: Any, workers: list[Mapping[str, str]]) -> None:
+        from vllm import __version__ as version  # noqa: PLC0415 - only where vLLM runs
+
+        try:
+            kernel = kernel_of(config, version, workers, os.environ)
+        except Exception as error:  # noqa: BLE001 - a field that this version of vLLM has no more
+            _log.warning("kc-otel: the engine's configuration could not be read (%s); its kernel is only 'vllm'", error)
+            kernel = Kernel("vllm", version=version)
+        state.kernel.set_result(kernel)
+        _log.info("kc-otel: recording kernel %s: %s", kernel.fingerprint, kernel.attributes())
+        kernel.log_otherwise(self._contract.name, self._contract.kernels.inference, _log)
 
     @contextmanager
     def request_context(self, trace_headers: Mapping[str, str] | None) -> Iterator[None]:
@@ -315,8 +303,7 @@ class Engines:
             return
         self.delivery.count("sampled")
         if engine.logprobs_mode is None:
-            mode = engine.config.model_config.logprobs_mode
-            self.delivery.drop("unsupported", f"logprobs_mode {mode} reports logits; use processed_logprobs")
+            self.delivery.drop("unsupported", "its logprobs_mode reports logits; use processed_logprobs")
         elif not supported(request):
             self.delivery.drop("unsupported", "only whole prompts of text tokens can be scored again")
         else:
@@ -347,10 +334,7 @@ class Engines:
             reason = "aborted" if capture.finish_reason == "abort" else "error"
             self.delivery.drop(reason, "the engine did not finish it")
             return
-        # Copies, because the caller uses these lists, too.
-        capture.prompt_ids, capture.token_ids = list(capture.prompt_ids), list(capture.detokenizer.output_token_ids)
-        capture.versions = tuple(capture.versions)
-        self.delivery.submit(capture)
+        capture.deliver(self.delivery)
 
 
 def _unanswered(error: Exception) -> list[Mapping[str, str]]:
