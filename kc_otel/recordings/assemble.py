@@ -32,11 +32,7 @@ _TOLERANCE_NATS: Final = 1e-3
 
 
 def assembled(table: RaggedTable) -> Recording:
-    """The recording that a table holds.
-
-    Raises:
-        RecordingError: If something is wrong with it; each kind of fault at once, with its first place and a count.
-    """
+    """The recording that a table holds; a RecordingError with each kind of fault, its first place and a count."""
     problems = Problems(table.source)
     ragged = {role: part for role, part in table.ragged.items() if not role.startswith(MASK)}
     if "train" not in ragged or "inference" not in ragged:

@@ -17,7 +17,7 @@ from kc_otel._extras import MissingExtraError, extra
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.recording import RecordingError
-from kc_otel.recordings.table import ATTRIBUTES, LOGITS, Problems, Ragged, RaggedTable, resolve
+from kc_otel.recordings.table import ATTRIBUTES, LOGITS, MASK, Problems, Ragged, RaggedTable, resolve
 
 _ROWS_AT_ONCE: Final = 256
 """Rows that are Python's numbers at a time."""
@@ -47,10 +47,7 @@ def table_of_rows(
 ) -> RaggedTable:
     """Put rows into columns, one after the other: only their numbers are kept in memory.
 
-    Rows are a place, for messages, and values by column, of which the first has every one; `columns` are names by role.
-
-    Raises:
-        RecordingError: If anything is wrong.
+    Rows are a place, for messages, and values by column, of which the first has every one.
     """
     names: dict[str, str] = {}
     parts: dict[str, list[NDArray[Any]]] = {}
@@ -85,11 +82,7 @@ def first_record(path: Path) -> dict[str, Any] | None:
 
 
 def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each line's object, with its place for messages, one at a time: a file's size does not matter.
-
-    Raises:
-        RecordingError: If a line is no JSON object, or the file cannot be read.
-    """
+    """Yield each line's object, with its place for messages, one at a time: a file's size does not matter."""
     for number, line in lines(path):
         place = f"{path}:{number}"
         try:
@@ -107,11 +100,7 @@ def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file, packed or not, that hold anything, with their numbers.
-
-    Raises:
-        RecordingError: If it cannot be read.
-    """
+    """Yield the lines of a file, packed or not, that hold anything, with their numbers."""
     packed = path.suffix == ".gz"
     try:
         with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
@@ -162,11 +151,7 @@ def _short(value: Any) -> str:
 
 
 def arrow(path: Path) -> Any:
-    """The modules pyarrow and pyarrow.parquet.
-
-    Raises:
-        RecordingError: If pyarrow is not installed.
-    """
+    """The modules pyarrow and pyarrow.parquet; a RecordingError where they are not installed."""
     try:
         with extra("parquet", ".parquet"):
             import pyarrow  # noqa: ICN001, PLC0415 - an optional dependency
@@ -224,7 +209,9 @@ def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
     if problems.all():
         raise RecordingError(*problems.all())
     if chosen[_leading(chosen)].ndim > 1 + (_leading(chosen) in LOGITS) and "lengths" in chosen:
-        ragged["mask"] = _within(chosen, ragged, np.asarray(chosen["lengths"], dtype=np.int64))
+        inside = np.arange(shape[1]) < np.asarray(chosen["lengths"])[:, None]
+        ragged[f"{MASK} of lengths"] = Ragged(inside.reshape(-1), lengths)
+        names[f"{MASK} of lengths"] = names["lengths"]
     return RaggedTable(source, ragged, names, attributes, lambda row: f"row {row}", unread)
 
 
@@ -239,27 +226,18 @@ def _lengths(chosen: Mapping[str, NDArray[Any]], names: Mapping[str, str], probl
     leading = chosen[role]
     flat = leading.ndim == 1 + (role in LOGITS)
     given = chosen.get("lengths")
+    whole = given is not None and given.ndim == 1 and given.dtype.kind in "iu" and given.min(initial=0) >= 0
     if not flat:
         if leading.ndim != 2 + (role in LOGITS):
             problems.add(f"{names[role]}: shape {leading.shape} is neither padded [S, T] nor packed [N]")
             return np.zeros(0, dtype=np.int64)
         sequences, width = leading.shape[:2]
-        if given is not None and (
-            given.shape != (sequences,)
-            or given.dtype.kind not in "iu"
-            or given.min(initial=0) < 0
-            or given.max(initial=0) > width
-        ):
+        if given is not None and not (whole and given.size == sequences and given.max(initial=0) <= width):
             problems.add(f"{names['lengths']}: {_shown(given)} are not {sequences} whole numbers from 0 to {width}")
         return np.full(sequences, width, dtype=np.int64)
     if given is None:
         return np.array([leading.shape[0]], dtype=np.int64)
-    if (
-        given.ndim != 1
-        or given.dtype.kind not in "iu"
-        or given.min(initial=0) < 0
-        or int(given.sum()) != leading.shape[0]
-    ):
+    if not (whole and int(given.sum()) == leading.shape[0]):
         problems.add(
             f"{names['lengths']}: {_shown(given)} do not add up to the {leading.shape[0]} numbers of {names[role]}: "
             f"write one whole number per sequence"
@@ -292,14 +270,6 @@ def _ragged(
         return Ragged(array, np.ones(lengths.size, dtype=np.int64))
     problems.add(f"{names[role]}: shape {array.shape} does not go with {lengths.size} rows of {stored} numbers in all")
     return None
-
-
-def _within(chosen: Mapping[str, NDArray[Any]], ragged: Mapping[str, Ragged], lengths: NDArray[np.int64]) -> Ragged:
-    """The mask that `lengths` of padded rows means, and the file's own on top of it."""
-    sequences, width = chosen[_leading(chosen)].shape[:2]
-    inside = (np.arange(width) < lengths[:, None]).reshape(-1)
-    both = np.where(inside, ragged["mask"].values, 0) if "mask" in ragged else inside
-    return Ragged(both, np.full(sequences, width, dtype=np.int64))
 
 
 def _attributes(

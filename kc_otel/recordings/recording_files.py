@@ -54,16 +54,9 @@ def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None
 
     Rows that a mask leaves no token of are dropped, and counted in `Recording.masked`.
 
-    Args:
-        path: The file or the folder.
-        columns: Role to column name, where names are others, such as `{"train": "fsdp_lp", "inference": "vllm_lp"}`.
-            Roles are train, inference, mask, lengths, token_ids, advantages, train_kept, inference_kept, versions,
-            train_logits and inference_logits.
-
-    Raises:
-        RecordingError: If the file cannot be used, with each kind of fault that was found and how often it occurs: a
-            column that is missing or ambiguous, rows whose sides differ in length, NaN, positive log-probabilities, a
-            side of zeros, sides that are shifted by a token, no token at all.
+    `columns` maps roles to column names where names are others, such as `{"train": "fsdp_lp"}`. A RecordingError has
+    each kind of fault that was found and how often it occurs: a column that is missing or ambiguous, rows whose sides
+    differ in length, NaN, positive log-probabilities, a side of zeros, sides that are shifted by a token, no token.
     """
     where = Path(path)
     if where.is_file() and where.name.lower().endswith((".npz", ".parquet")):
@@ -103,12 +96,7 @@ def _trainers(path: Path, columns: Mapping[str, str] | None) -> Recording:
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:
-    """Write a recording to .npz (packed), .jsonl, .jsonl.gz or .parquet (one row per sequence).
-
-    Raises:
-        RecordingError: If the name says no format, or a recording with logits goes anywhere but into .npz.
-        OSError: If the file cannot be written.
-    """
+    """Write a recording to .npz (packed), .jsonl, .jsonl.gz or .parquet (one row per sequence); logits to .npz only."""
     where = Path(path)
     chosen = format_of(where)
     if recording.train_kept is not None:  # a file has log-probabilities from before truncation

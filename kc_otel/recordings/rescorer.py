@@ -54,14 +54,9 @@ class RescoreError(Exception):
 
 @dataclass(slots=True)
 class RescoreTotals:
-    """Counts of the rescoring so far.
+    """Requests that were scored, their sampled tokens, the tokens that were read for it, and requests that left.
 
-    Attributes:
-        requests: Requests scored and handed to the recorder.
-        tokens: Sampled tokens among them.
-        prefilled: Tokens that the training kernel had to read for it.
-        confirmed: Requests that left the spool.
-        refused: Requests that could not be compared or scored, by reason.
+    `refused` are those that could not be compared or scored, by reason.
     """
 
     requests: int = 0
@@ -77,15 +72,13 @@ class Rescorer:
     Args:
         reader: The spool.
         recorder: Where drift goes. Sampling was done when the requests were kept; everything is measured.
-        score: The training kernel: log P of given tokens after given prompts. The sequences of one call have the same
-            processing. Where it has an argument `kept`, what the engine says of its truncation is used.
+        score: The training kernel. The sequences of one call have the same processing.
         weights: Weight version of the training kernel.
         adapter: Name of the LoRA adapter that the training kernel has; requests of others are refused.
         supported: Processing that `score` applies; requests with other processing are refused.
         batch_tokens: Most tokens of a batch, padding included.
         budget: How fast it may go; None for as fast as it can.
-        seen: Called with what was scored and its log P, such as `WorstSequences.add` with the time; what it raises is
-            logged, and costs nothing else.
+        seen: Called with what was scored and its log P; what it raises is logged, and costs nothing else.
         poll: Seconds between looks at an empty spool or an endpoint that does not answer.
     """
 
@@ -119,9 +112,7 @@ class Rescorer:
     def run(self, stop: threading.Event, *, follow: bool = False) -> RescoreTotals:
         """Score until the spool is empty, or with `follow` until `stop` is set.
 
-        Raises:
-            RescoreError: If the score function fails on everything, or returns something else than log-probabilities.
-            SpoolError: If the spool cannot be read or written.
+        A RescoreError is raised if the score function fails on everything, or returns no log-probabilities.
         """
         while not stop.is_set():
             taken = self._reader.take(_TAKEN_AT_ONCE)
@@ -350,16 +341,7 @@ def _alike(request: SampledRequest) -> Hashable:
 
 
 class TokenBudget:
-    """A token bucket: on average `rate` tokens a second, with at most `burst_seconds` of them saved up.
-
-    Args:
-        rate: Tokens a second.
-        clock: Monotonic seconds.
-        burst_seconds: How long unused budget is kept.
-
-    Raises:
-        ValueError: If the rate is not a positive number.
-    """
+    """A token bucket: on average `rate` tokens a second, with at most `burst_seconds` of them saved up."""
 
     def __init__(self, rate: float, clock: Callable[[], float], burst_seconds: float = 10.0) -> None:
         if not rate > 0.0:

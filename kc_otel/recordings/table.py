@@ -62,11 +62,7 @@ ATTRIBUTES: Final = "attributes"
 
 
 def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | None) -> dict[str, str]:
-    """Role -> name of its column, for every role that a file has; `columns` are those that the caller says.
-
-    Raises:
-        RecordingError: If a role or column is unknown, a side is missing, or two columns could be one side.
-    """
+    """Role -> name of its column, for every role that a file has; `columns` are those that the caller says."""
     names = list(present)
     problems = []
     found: dict[str, str] = {}
@@ -109,12 +105,7 @@ def _listed(names: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
-    """Numbers of S rows, one row after the other.
-
-    Attributes:
-        values: All numbers, [M], or [M, V] for logits.
-        lengths: Numbers of each row, int64 [S].
-    """
+    """Numbers of S rows, one row after the other: `values` [M], or [M, V] for logits, and `lengths` int64 [S]."""
 
     values: NDArray[Any]
     lengths: NDArray[np.int64]
@@ -128,15 +119,10 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedTable:
-    """A file's content.
+    """A file's content: numbers by role, and attributes of each row.
 
-    Attributes:
-        source: The file.
-        ragged: Numbers by role.
-        names: Column of each role, for messages.
-        attributes: One mapping per row.
-        place: Words for a row, such as `line 12`.
-        unread: Columns that are no role's and no attribute either, and why not.
+    For messages it has the column of each role, `place`, which gives the words for a row, such as `line 12`, and the
+    columns that are neither a role's nor an attribute, with the reason.
     """
 
     source: str

@@ -51,16 +51,9 @@ _MAX_TOKENS: Final = 4096
 class WorstSequence:
     """One sequence.
 
-    Attributes:
-        value: What the clause is about, of this sequence alone: its mean over the tokens, or the largest of them.
-        at: When it was served, Unix time.
-        request_id: The engine's name of the request.
-        trace_id: Of the request's span, hexadecimal; empty where there is none.
-        prompt: Its text, or its token ids as words; empty where it is hashed.
-        prompt_hash: By which two askings of a prompt can be told to be one; empty where the prompt is kept.
-        prompt_tokens: How many there were.
-        tokens: Texts of the sampled tokens, or their ids as words; none where completions are not kept.
-        log_ratios: log P - log Q of each of them, nats.
+    `value` is what the clause is about, of this sequence alone: its mean over the tokens, or the largest of them. `at`
+    is when it was served, Unix time. `prompt` and `tokens` are texts, or ids as words; empty where they are redacted.
+    `log_ratios` are log P - log Q of each token, nats.
     """
 
     value: float
@@ -75,19 +68,10 @@ class WorstSequence:
 
 
 class WorstSequences:
-    """Keeps the worst of what is scored.
+    """Keeps the worst of what is scored: `most` of each clause, slice and inference kernel, for `max_age` seconds.
 
-    Args:
-        path: The file; it is made for the account of this process alone.
-        contract: Contract with the clauses and slices.
-        most: Sequences of each clause, slice and inference kernel.
-        max_age: Seconds for which one is kept.
-        redacted: Parts of them that are not stored: `prompts`, `completions`.
-        text: Gives the text of token ids; None to keep them as numbers.
-
-    Raises:
-        OSError: If the file cannot be made.
-        ValueError: If it is a file of something else, or a number is none.
+    The file is made for the account of this process alone. `redacted` parts, `prompts` and `completions`, are not
+    stored. `text` gives the text of token ids; without it they are kept as numbers.
     """
 
     def __init__(
@@ -111,11 +95,7 @@ class WorstSequences:
         self._connection, self._salt = _opened(Path(path))
 
     def add(self, requests: Sequence[SampledRequest], train: Sequence[Any], now: float) -> None:
-        """Keep those that are worse than what is kept, by log P [tokens] of each, nats, at a Unix time.
-
-        Raises:
-            OSError: If the file cannot be written.
-        """
+        """Keep those that are worse than what is kept, by log P [tokens] of each, nats, at a Unix time."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             with self._connection as worst:
@@ -175,9 +155,7 @@ class WorstSequences:
 def read_worst(path: Path, contract: str, clause: str, slice: str, kernel: str) -> tuple[WorstSequence, ...]:
     """Read the stored sequences of a cell, the worst first; of one inference kernel, by its fingerprint, or of any.
 
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it holds something else.
+    OSError means that the file cannot be read, ValueError that it holds something else.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:

@@ -182,11 +182,7 @@ class RequestSink(Protocol):
 def request_of(
     completion: Completion, kernel: Kernel, logprobs_mode: str, attributes: Mapping[str, Scalar]
 ) -> SampledRequest:
-    """The request to be kept; attributes that every completion has are added, and give way to the user's.
-
-    Raises:
-        ValueError: If there is not exactly one log-probability per token.
-    """
+    """The request to be kept; attributes that every completion has are added, and give way to the user's."""
     tokens = np.asarray(completion.token_ids, dtype=np.int64)
     logprobs = np.asarray(completion.logprobs, dtype=np.float32)
     if tokens.shape != logprobs.shape:

@@ -63,11 +63,7 @@ def add_worker_method() -> None:
 
 
 def described(worker: Any) -> dict[str, str]:
-    """Describe the kernel of a worker; runs there, as a method of the worker.
-
-    Returns:
-        `attention`: backends of the model's attention layers, and `hardware`: the device's name.
-    """
+    """Describe the kernel of a worker, its attention layers and device; runs there, as a method of the worker."""
     layers = worker.vllm_config.compilation_config.static_forward_context.values()
     backends = {layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")}
     return {"attention": "+".join(sorted(backends)), "hardware": _hardware()}

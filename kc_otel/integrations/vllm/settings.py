@@ -65,13 +65,8 @@ def settings_of(
 ) -> Settings | None:
     """Settings from arguments and, where one is None, from variables; None when there is no contract or it is off.
 
-    Args:
-        environment: The variables.
-        contract: The contract, or the path of its file.
-        spool: File that keeps requests for rescoring.
-        sink: Where requests go in place of a spool.
-        attributes: A function of a `Completion`, or attributes that every request has beside the configured ones.
-        sampling: Share of requests, or what returns it.
+    Requests go to `sink` in place of a spool. `attributes` are a function of a `Completion`, or those that every
+    request has beside the configured ones; `sampling` is a share of requests, or what returns it.
 
     Raises:
         ValueError: If a value is not valid, or both a spool and a sink are given.

@@ -35,14 +35,7 @@ class AnswerError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A completion.
-
-    Attributes:
-        prompt_ids: Tokens of the prompt.
-        token_ids: Sampled tokens.
-        logprobs: Their log-probabilities, nats.
-        finish_reason: `stop`, `length` or what else the endpoint says; empty where it says nothing.
-    """
+    """A completion; `finish_reason` is `stop`, `length` or what else the endpoint says, empty where it says nothing."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -77,11 +70,7 @@ def scoring_body(model: str, token_ids: Sequence[int]) -> dict[str, Any]:
 
 
 def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:
-    """The completion that an answer to `sampling_body` holds.
-
-    Raises:
-        AnswerError: If ids or log-probabilities are missing, or it is about another prompt.
-    """
+    """The completion that an answer to `sampling_body` holds, if it is about this prompt."""
     choice = _choice(answer)
     given = choice.get("logprobs") or {}
     logprobs = given.get("token_logprobs") if isinstance(given, dict) else None
@@ -105,11 +94,7 @@ def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:
 
 
 def scored(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Log-probabilities of sampled tokens in an answer to `scoring_body`, nats, one per token of `token_ids`.
-
-    Raises:
-        AnswerError: If log-probabilities are missing, or are of other tokens than were sent.
-    """
+    """Log-probabilities of sampled tokens in an answer to `scoring_body`, nats, one per token of `token_ids`."""
     choice = _choice(answer)
     rows = choice.get("prompt_logprobs")
     if not isinstance(rows, list):
@@ -154,11 +139,7 @@ def scores_body(token_ids: Sequence[int]) -> dict[str, Any]:
 
 
 def generated(answer: Any, prompt: str | Sequence[int]) -> Sampled:
-    """The completion that an answer to `generation_body` holds.
-
-    Raises:
-        AnswerError: If ids or log-probabilities are missing, or it is about another prompt.
-    """
+    """The completion that an answer to `generation_body` holds, if it is about this prompt."""
     about = _about(answer)
     logprobs, ids = _rows(about.get("output_token_logprobs"), "output_token_logprobs")
     said = _prompt_of(_ids(answer.get("prompt_token_ids")) or None, prompt)
@@ -168,11 +149,7 @@ def generated(answer: Any, prompt: str | Sequence[int]) -> Sampled:
 
 
 def scores(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Log-probabilities of sampled tokens in an answer to `scores_body`, nats, one per token of `token_ids`.
-
-    Raises:
-        AnswerError: If log-probabilities are missing, or are of other tokens than were sent.
-    """
+    """Log-probabilities of sampled tokens in an answer to `scores_body`, nats, one per token of `token_ids`."""
     logprobs, ids = _rows(_about(answer).get("input_token_logprobs"), "input_token_logprobs")
     sent = (*prompt_ids, *token_ids)
     # SGLang writes 0 for the last ids of a vocabulary, which it takes for images'.
@@ -182,11 +159,7 @@ def scores(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> 
 
 
 def tokenized(answer: Any) -> tuple[int, ...]:
-    """Tokens in an answer of vLLM's /tokenize.
-
-    Raises:
-        AnswerError: If there are none.
-    """
+    """Tokens in an answer of vLLM's /tokenize."""
     found = _ids(answer.get("tokens")) if isinstance(answer, dict) else None
     if not found:
         raise AnswerError("answers /tokenize without tokens; put prompt_token_ids into the file of prompts")

@@ -30,11 +30,7 @@ _PRIME_SCHEMA: Final = 1
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
-    """The files that paths name: themselves, and of folders whatever could be imported, by name in natural order.
-
-    Raises:
-        FileNotFoundError: If a path is not there.
-    """
+    """The files that paths name: themselves, and of folders whatever could be imported, by name in natural order."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -53,11 +49,7 @@ def _natural(path: Path) -> list[int | str]:
 
 
 def format_of(path: Path) -> FormatName:
-    """Return the format of a file, from its name and its begin.
-
-    Raises:
-        RecordingError: If its first line is no JSON object, or it holds text without log-probabilities.
-    """
+    """Return the format of a file, from its name and its begin."""
     name = path.name.lower()
     if name.endswith(_BATCH_ENDINGS):
         marked = (format for format, known in _TABLE.items() if known.marks and names_in(path, *known.marks))
@@ -232,11 +224,7 @@ def _first(kept: NDArray[np.bool_]) -> int:
 
 
 def _floats(values: Any) -> NDArray[np.float64]:
-    """A list of numbers; null is NaN, which is how a file without NaN writes it.
-
-    Raises:
-        ValueError: If it holds anything else than numbers, or lists of them.
-    """
+    """A list of numbers; null is NaN, which is how a file without NaN writes it."""
     if not isinstance(values, list):
         raise ValueError(f"{values!r:.60} is not a list of numbers")  # noqa: TRY004 - a wrong value in a file
     found = np.array([np.nan if value is None else value for value in values], dtype=np.float64)

@@ -32,16 +32,10 @@ _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 
 @dataclass(slots=True)
 class ImportTotals:
-    """Counts of the import so far.
+    """Files whose drift was exported, sequences that were handed to the recorder, and their tokens.
 
-    Attributes:
-        files: Files whose drift was exported.
-        sequences: Sequences handed to the recorder; those that fail an input check are counted there.
-        tokens: Tokens among them.
-        identical: Sequences whose two sides are the same numbers, bit by bit.
-        age_unknown: Sequences of a trainer's step of which nothing says which weights sampled them.
-        refusals: Records that could not become sequences.
-        failed: Files that could not be imported, with the reason.
+    `identical` are sequences whose two sides are the same numbers, bit by bit; `age_unknown` those of a trainer's step
+    of which nothing says which weights sampled them; `failed` files that could not be imported, with the reason.
     """
 
     files: int = 0
@@ -69,14 +63,9 @@ class StepRecorders(Protocol):
 class Importer:
     """Imports files one after the other.
 
-    Args:
-        recorder: Where drift goes.
-        format: Of every file; None to find out.
-        columns: Role to column name, for generic files.
-        attributes: Attributes that every sequence gets besides its own; these win.
-        patience: Seconds to wait for an endpoint that does not take the export.
-        stopped: Whether to give up early.
-        steps: Where sequences go too whose step is known: from an attribute `step`, or the training kernel's weights.
+    `columns` are names by role, for generic files. `attributes` of every sequence win over its own. `patience` are
+    seconds to wait for an endpoint that does not take the export, unless `stopped`. To `steps` go sequences whose step
+    is known, too: from an attribute `step`, or the training kernel's weights.
     """
 
     def __init__(
@@ -219,11 +208,7 @@ _FileState = tuple[str, int, int]
 class Ledger:
     """Files that are done, by path, size and time of change, so that one that was written again is done again.
 
-    Args:
-        path: Where to remember them, one JSON list a line; None for this run alone.
-
-    Raises:
-        ValueError: If it is no such file.
+    They are remembered in a file, one JSON list a line; None is for this run alone.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -253,11 +238,7 @@ class Ledger:
 def unseen(
     paths: Sequence[Path], ledger: Ledger, stop: threading.Event, *, follow: bool, poll: float
 ) -> Iterator[Path]:
-    """Files that are not done, each once; with `follow`, those that appear, when they have stopped growing.
-
-    Raises:
-        FileNotFoundError: If a path is not there.
-    """
+    """Files that are not done, each once; with `follow`, those that appear, when they have stopped growing."""
     tried: set[_FileState] = set()
     grown: dict[Path, _FileState] = {}
     while not stop.is_set():
