@@ -10,7 +10,6 @@ FOLDERS = [*sorted(path.parent for path in EXAMPLES.glob("*/__main__.py")), EXAM
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_example_says_how_it_is_run_and_what_one_sees(folder):
-    """Its README has a title, names its command, and more than three lines of text."""
     text = (folder / "README.md").read_text()
     assert text.startswith("# ")
     assert f"examples.{folder.name}" in text or f"examples/{folder.name}" in text or f"make {folder.name}" in text

@@ -94,7 +94,6 @@ def done(*_, **__):
 
 
 def test_a_step_is_recorded_once_with_what_it_ends_with(watch, made):
-    """Both sides and the mask as they were compared, advantages as they came later; kernels of the configuration."""
     data = proto()
     mask = data.batch["response_mask"]
 
@@ -124,7 +123,6 @@ def test_a_step_is_recorded_once_with_what_it_ends_with(watch, made):
 
 
 def test_what_never_gets_rewards_is_recorded_all_the_same(watch, made):
-    """With the next step's batch, and the last one when training ends."""
 
     def fit():
         watch.around_debug_metrics(done, None, (proto(),), {})
@@ -139,7 +137,6 @@ def test_what_never_gets_rewards_is_recorded_all_the_same(watch, made):
 
 
 def test_rows_go_with_the_weights_that_sampled_them():
-    """One group for each version, without rows that verl made up to fill its batch."""
     versions = np.array([3, 3, 2, 2, 2, None], dtype=object)
     logged = LoggedBatch.of(proto(min_global_steps=versions))
     logged.kept = np.array([True] * 3 + [False] + [True] * 2)
@@ -148,7 +145,6 @@ def test_rows_go_with_the_weights_that_sampled_them():
 
 
 def test_columns_are_read_as_the_queue_gives_them():
-    """Plain values, NumPy's, and those that tensordict has wrapped; nothing is made of other things."""
     wrapped = [SimpleNamespace(data="code"), SimpleNamespace(data="prose")]
     columns = {"data_source": wrapped, "level": np.array([1, 2]), "raw": [{}, []], "uid": ["a", "b"], "short": ["x"]}
     assert attributes_of(columns, 2) == [{"data_source": "code", "level": 1}, {"data_source": "prose", "level": 2}]
@@ -156,7 +152,6 @@ def test_columns_are_read_as_the_queue_gives_them():
 
 @pytest.mark.parametrize("data", [None, SimpleNamespace(batch={}), proto(data_source=[object()] * ROWS)])
 def test_nothing_is_raised_into_a_trainer(watch, made, caplog, data):
-    """Whatever verl hands over; a fault is said once."""
     with caplog.at_level(logging.ERROR, "kc_otel"):
         for _ in range(3):
             assert watch.around_debug_metrics(done, None, (data,), {}) == "done"
@@ -177,7 +172,6 @@ def test_nothing_is_raised_into_a_trainer(watch, made, caplog, data):
     ],
 )
 def test_settings_that_leave_nothing_to_measure_are_said(watch, caplog, changed, said):
-    """In one line with the setting; nothing is said of a run that is measured."""
     with caplog.at_level(logging.WARNING, "kc_otel"):
         watch.around_fit(done, SimpleNamespace(config=config(**changed), global_steps=1), (), {})
     assert said in caplog.text
@@ -185,7 +179,6 @@ def test_settings_that_leave_nothing_to_measure_are_said(watch, caplog, changed,
 
 
 def test_logprobs_of_before_processing_are_not_taken_for_processed_ones():
-    """With `raw_logprobs` the engine's side has no temperature in it: the mismatch is told, and not measured."""
     train, inference = processings(config(logprobs_mode="raw_logprobs"))
     assert (train, inference) == ({"temperature": 0.7}, {})
     assert kernels(config(name="sglang"))[1].engine == "sglang"

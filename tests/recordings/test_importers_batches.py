@@ -60,7 +60,6 @@ def slime_dump(tmp_path, sides):
 
 
 def test_slime_dumps_are_read(slime_dump, sides):
-    """Tokens of the loss mask, with ids, advantages, step, and the reward of each sample's own place."""
     assert format_of(slime_dump) == "slime"
     refusals = Refusals()
     second, first = read_file(slime_dump, refusals, "slime")
@@ -73,7 +72,6 @@ def test_slime_dumps_are_read(slime_dump, sides):
 
 
 def test_slime_samples_that_cannot_be_compared_are_counted(tmp_path, slime_dump):
-    """Without the trainer's side, of other lengths; and another dump of slime, which has no such side at all."""
     dump = torch.load(slime_dump)
     del dump["samples"][0]["log_probs"]
     dump["samples"][1]["rollout_log_probs"] = torch.zeros(WIDTH - 1)
@@ -132,7 +130,6 @@ def skyrl_dump(tmp_path, sides, monkeypatch):
 
 
 def test_skyrl_dumps_are_read_without_skyrl(skyrl_dump, sides):
-    """Right-aligned responses under the loss mask, and nothing of SkyRL is imported or run."""
     path = skyrl_dump()
     assert format_of(path) == "skyrl"
     refusals = Refusals()
@@ -144,14 +141,12 @@ def test_skyrl_dumps_are_read_without_skyrl(skyrl_dump, sides):
 
 
 def test_a_skyrl_token_counts_under_both_masks(skyrl_dump, sides):
-    """Its loss mask is 1 over padding where a trainer writes it so, and its response mask over tools' output."""
     other = plain((np.arange(WIDTH) > 0).astype(np.float64)[None].repeat(3, 0))
     first, *_ = read_file(skyrl_dump(loss_mask=plain(np.ones((3, WIDTH))), response_mask=other), Refusals(), "skyrl")
     np.testing.assert_array_equal(first.train, sides[0][0][1:])
 
 
 def test_a_skyrl_dump_without_both_sides_says_what_to_set(skyrl_dump):
-    """The engine was not asked for log-probabilities."""
     with pytest.raises(RecordingError, match=r"has no rollout_logprobs, only .*generator.sampling_params.logprobs=1"):
         list(read_file(skyrl_dump(rollout_logprobs=None), Refusals(), "skyrl"))
 
@@ -190,7 +185,6 @@ def roll_batch(tmp_path, sides, monkeypatch):
 
 
 def test_a_batch_of_roll_is_read(roll_batch, sides):
-    """Entry t of the log-probabilities is of token t + 1."""
     path = roll_batch()
     assert format_of(path) == "roll"
     first, second = read_file(path, Refusals(), "roll")
@@ -201,13 +195,11 @@ def test_a_batch_of_roll_is_read(roll_batch, sides):
 
 
 def test_what_roll_dumps_by_itself_is_refused_with_what_to_do(roll_batch):
-    """rollout_mock writes the batch before the trainer has scored it."""
     with pytest.raises(RecordingError, match=r"has no old_log_probs, .*pickle the batch after old_log_probs"):
         list(read_file(roll_batch("old_log_probs"), Refusals(), "roll"))
 
 
 def test_roll_without_recomputed_old_logprobs_is_refused_with_what_to_set(roll_batch):
-    """It writes zeros in their place."""
     zeros = torch.zeros((3, PROMPT - 1 + WIDTH), dtype=torch.int64)
     with pytest.raises(RecordingError, match=r"all 0: .*set `enable_old_logprobs_recompute: true`"):
         list(read_file(roll_batch(old_log_probs=zeros), Refusals(), "roll"))
@@ -228,14 +220,12 @@ def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them
 
 
 def test_a_container_of_one_trainer_is_none_of_another(tmp_path, skyrl_dump):
-    """Names are let in only under the trainer's own package."""
     content = skyrl_dump().read_bytes()
     with pytest.raises(RecordingError, match="_rebuild_tensor_batch"):
         safe_pickle.unpickled(tmp_path, content, "roll")
 
 
 def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump, roll_batch):
-    """Found out by their content, whatever ends in .pt or .pkl; which rollouts answer one prompt is told, too."""
     seen, prompts = [], []
 
     class Recording:

@@ -102,7 +102,6 @@ WRITERS = pytest.mark.parametrize("writer", [skyrl, prime_rl, nemo_rl, slime])
 @WRITERS
 @pytest.mark.parametrize("planted", PLANTED)
 def test_what_exceeds_a_limit_blames_no_kernel(run, tmp_path, monkeypatch, writer, planted):
-    """Whatever was planted, the gate waits and says that the figure is of both causes; so does `compare`."""
     path = file_of(writer, tmp_path, planted, monkeypatch)
     code, output = run("gate", "run", "CONTRACT", path, "--evidence", tmp_path / "evidence")
     assert code == 3, output
@@ -119,14 +118,12 @@ def test_what_exceeds_a_limit_blames_no_kernel(run, tmp_path, monkeypatch, write
 
 @WRITERS
 def test_what_stays_within_a_limit_passes(run, tmp_path, monkeypatch, writer):
-    """Both causes together are below it."""
     code, output = run("gate", "run", "CONTRACT", file_of(writer, tmp_path, "neither", monkeypatch))
     assert code == 0, output
 
 
 @WRITERS
 def test_a_synchronous_trainers_files_are_held_against_the_kernels(run, tmp_path, monkeypatch, writer):
-    """By an attribute of every sequence, which the evidence keeps."""
     path = file_of(writer, tmp_path, "the kernels' drift grew", monkeypatch)
     given = ("--attribute", "lag=0", "--evidence", tmp_path / "evidence")
     code, output = run("gate", "run", "CONTRACT", path, *given)

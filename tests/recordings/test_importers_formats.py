@@ -83,7 +83,6 @@ def sides(found):
 
 @pytest.mark.parametrize("wrap", [True, False])
 def test_nemo_rl_samples_are_read_without_prompt_and_padding(tmp_path, wrap):
-    """Only tokens that both masks keep are compared, with their advantages, ids, reward and step."""
     train, inference = numbers()
     lines = [nemo_line(p, q, wrap=wrap) for p, q in zip(train, inference, strict=True)]
     path = write(tmp_path / "train_data_step12.jsonl", lines)
@@ -101,7 +100,6 @@ def test_nemo_rl_samples_are_read_without_prompt_and_padding(tmp_path, wrap):
 
 
 def test_nemo_rl_lines_that_cannot_be_compared_are_refused_one_by_one(tmp_path):
-    """A masked sample, one of an old version and one of other lengths are counted; the rest is read."""
     train, inference = numbers()
     old = nemo_line(train[0], inference[0])
     del old["token_loss_mask"]
@@ -120,7 +118,6 @@ def test_nemo_rl_lines_that_cannot_be_compared_are_refused_one_by_one(tmp_path):
 
 
 def test_prime_rl_exports_are_read_where_they_were_sampled(tmp_path):
-    """Tokens of the loss `rl` count; those of other losses were not sampled by the inference kernel."""
     train, inference = numbers()
     echo = prime_line(train[1], inference[1])
     echo["losses"][5] = {"ce": {"advantage": 1.0, "mask": True}}
@@ -137,7 +134,6 @@ def test_prime_rl_exports_are_read_where_they_were_sampled(tmp_path):
 
 
 def test_prime_rl_tokens_of_another_model_are_left_out(tmp_path):
-    """As the trainer does for its own mismatch_kl: only what rl_weights or ref_kl_weights count was sampled here."""
     train, inference = numbers()
     nulls, zeros, ones = [None] * 12, [0.0] * 12, [1.0] * 12
     kinds = [
@@ -155,7 +151,6 @@ def test_prime_rl_tokens_of_another_model_are_left_out(tmp_path):
 
 
 def test_prime_rl_nulls_become_nan_and_are_left_to_the_checks(tmp_path):
-    """A log-probability that was not finite is not silently left out."""
     train, inference = numbers()
     line = prime_line(train[0], inference[0])
     line["trainer_logprobs"][4] = None
@@ -164,7 +159,6 @@ def test_prime_rl_nulls_become_nan_and_are_left_to_the_checks(tmp_path):
 
 
 def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
-    """Earlier versions have no `losses`; a sequence no loss trains is counted; another schema is refused."""
     train, inference = numbers()
     line = prime_line(train[0], inference[0], losses=None, advantages=[None] * 12)
     nothing = prime_line(train[0], inference[0], losses=None, loss_mask=[False] * 12)
@@ -179,7 +173,6 @@ def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
 
 
 def test_prime_rl_says_when_a_folder_is_complete(tmp_path):
-    """A file of an export is finished when STABLE is beside it; any other file always is."""
     path = write(tmp_path / "token_exports" / "step_1" / "rank_0.jsonl", [])
     assert not prime_rl_is_complete(path)
     (path.parent / "STABLE").touch()
@@ -251,7 +244,6 @@ def serialized(arrays):
 
 
 def test_verl_batches_are_read_without_verl(tmp_path, proto):
-    """Masks, ids, advantages, temperature and both weight versions of a DataProto; verl is not imported."""
     path = tmp_path / "7.pkl"
     path.write_bytes(proto((serialized(verl_arrays()), OTHERS, META)))
     assert format_of(path) == "verl"
@@ -271,7 +263,6 @@ def test_verl_batches_are_read_without_verl(tmp_path, proto):
 
 
 def test_verl_batches_name_prompts_and_multiply_their_masks(tmp_path, proto):
-    """By uid, or by the prompt's tokens; the loss mask alone leaves out tools' output in some versions."""
     arrays = verl_arrays()
     loss = np.array(arrays["response_mask"])
     loss[0, 2:4] = 0
@@ -284,7 +275,6 @@ def test_verl_batches_name_prompts_and_multiply_their_masks(tmp_path, proto):
 
 
 def test_verl_batches_of_the_default_serialization_are_read(tmp_path, proto):
-    """The bytes of a saved TensorDict, or of a plain mapping of tensors."""
     torch = pytest.importorskip("torch")
     tensors = {name: torch.from_numpy(array.copy()) for name, array in verl_arrays().items()}
     kinds = {"plain": tensors}
@@ -323,7 +313,6 @@ class Planted:
 
 
 def test_a_pickle_runs_nothing(tmp_path, monkeypatch, proto):
-    """A file that names any other class or function is refused before that is called."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "evil.pkl"
     path.write_bytes(pickle.dumps(Planted()))
@@ -341,7 +330,6 @@ def test_a_pickle_runs_nothing(tmp_path, monkeypatch, proto):
 
 
 def test_torch_files_are_loaded_without_running_them(tmp_path, monkeypatch):
-    """A .pt that holds more than tensors is refused as well."""
     torch = pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     torch.save({"old_log_probs": Planted()}, tmp_path / "a.pt")
@@ -359,7 +347,6 @@ def test_torch_files_are_loaded_without_running_them(tmp_path, monkeypatch):
     ],
 )
 def test_verl_batches_that_cannot_be_compared_say_why(tmp_path, proto, change, said):
-    """What is missing is named with the setting that writes it."""
     arrays = {name: array for name, array in {**verl_arrays(), **change}.items() if array is not None}
     path = tmp_path / "a.pkl"
     path.write_bytes(proto((serialized(arrays), {}, {})))
@@ -368,14 +355,12 @@ def test_verl_batches_that_cannot_be_compared_say_why(tmp_path, proto, change, s
 
 
 def test_verl_text_dumps_are_refused_with_what_to_save_instead(tmp_path):
-    """trainer.rollout_data_dir has prompts, answers and scores, and no log-probability."""
     line = {"input": "1+1", "output": "2", "gts": "2", "score": 1.0, "step": 3}
     with pytest.raises(RecordingError, match=r"text and scores without log-probabilities.*save_to_disk"):
         format_of(write(tmp_path / "3.jsonl", [line]))
 
 
 def test_generic_files_go_through_the_recording_reader(tmp_path):
-    """Any program's names for its columns; attributes, weights and a bad row's message included."""
     train, inference = numbers()
     lines = [
         {"a": p.tolist(), "b": q.tolist(), "task": "code", "train_weights": 4, "inference_weights": 3}
@@ -393,7 +378,6 @@ def test_generic_files_go_through_the_recording_reader(tmp_path):
 
 
 def test_a_recording_that_another_temperature_was_written_to_is_refused(tmp_path):
-    """Checks of many tokens refuse a recording like any other check, by name."""
     rng = np.random.default_rng(0)
     inference = np.log(rng.uniform(0.01, 1, (2, 64)))
     lines = [{"train_logprobs": (0.7 * q).tolist(), "inference_logprobs": q.tolist()} for q in inference]
@@ -413,7 +397,6 @@ def test_lines_that_are_no_objects_are_named(tmp_path):
 
 
 def test_folders_give_their_files_in_the_order_of_their_steps(tmp_path):
-    """Step 9 comes before step 10, and files of no known kind are left alone."""
     for step in (10, 9, 1):
         write(tmp_path / f"train_data_step{step}.jsonl", [])
     write(tmp_path / "notes.txt", [])

@@ -35,7 +35,6 @@ def test_what_a_trainer_wrote_is_a_recording_and_so_is_its_folder(tmp_path):
 
 
 def test_records_that_cannot_be_compared_are_one_line_with_a_count(tmp_path):
-    """As the recordings' own faults are; one without a token that counts is masked, and no fault."""
     path = tmp_path / "rank_0.jsonl"
     gone, short = prime_rl(1) | {"loss_mask": [False] * 5}, prime_rl(2) | {"trainer_logprobs": [-1.0]}
     path.write_text("\n".join(map(json.dumps, [prime_rl(1), gone])))
