@@ -242,7 +242,6 @@ def test_a_halt_stops_training_after_the_step(trainer):
 
 
 def test_training_goes_on_while_nobody_can_tell(trainer):
-
     def broken():
         raise OSError("no table")
 

@@ -166,7 +166,6 @@ def test_another_number_format_is_no_fault(locate):
 
 
 def test_shares_are_of_operators_in_layers_and_of_the_cache(locate):
-
     def rounded(held):
         for layer in (1, 2):
             name = f"model.layers.{layer}.mlp.down_proj.weight"

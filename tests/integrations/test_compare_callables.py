@@ -72,7 +72,6 @@ def test_custom_operators_of_torch_library_are_callables():
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 6), st.sampled_from(["float32", "float16", "float64"]), st.integers(0, 9))
 def test_a_report_is_what_compare_outputs_says(batch, features, dtype, seed):
-
     def make(shape, dtype, seed):
         return [np.random.default_rng(seed).normal(size=shape).astype(dtype)]
 
@@ -102,7 +101,6 @@ def test_each_operator_gets_a_copy_of_the_inputs():
 
 
 def test_dependence_on_the_batch_is_by_size():
-
     def sensitive(given):
         return given * (1 + 1e-3 * (len(given) - 1))
 
@@ -161,7 +159,6 @@ def test_everything_is_recorded_under_the_cases_attributes(recorders, memory):
 
 
 def test_errors_say_which_case():
-
     def broken(_):
         raise RuntimeError("no such kernel")
 

@@ -123,7 +123,6 @@ def test_without_log_probabilities_before_the_loss_it_says_so(watched, caplog):
 
 
 def test_training_goes_on_when_nobody_can_say_what_is_in_quarantine(watched):
-
     def broken():
         raise RuntimeError("no idea")
 

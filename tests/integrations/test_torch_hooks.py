@@ -160,7 +160,6 @@ def test_gradients_are_the_same(recorders, ids):
 
 @pytest.mark.slow
 def test_no_graph_is_kept(recorders, held, ids):
-
     class Part:
         pass
 
@@ -204,7 +203,6 @@ def test_no_graph_is_kept(recorders, held, ids):
     ],
 )
 def test_a_forward_that_cannot_be_used_is_counted(recorders, ids, call):
-
     class Last(torch.nn.Module):
         def forward(self, *_, **__):
             return last

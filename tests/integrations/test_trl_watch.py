@@ -183,7 +183,6 @@ def test_tokens_of_tools_do_not_count(watched, memory):
 
 
 def test_asynchronous_rewards_and_models_beside_them(watched, memory):
-
     async def later(completion_ids, **_):
         await asyncio.sleep(0)
         return [1.0] * len(completion_ids)

@@ -123,7 +123,6 @@ def test_a_step_is_recorded_once_with_what_it_ends_with(watch, made):
 
 
 def test_what_never_gets_rewards_is_recorded_all_the_same(watch, made):
-
     def fit():
         watch.around_debug_metrics(done, None, (proto(),), {})
         watch.around_debug_metrics(done, None, (proto(),), {})

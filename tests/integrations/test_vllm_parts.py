@@ -208,7 +208,6 @@ def test_logits_are_no_log_probabilities(mode, named):
 
 
 def test_a_worker_describes_its_attention_layers(monkeypatch):
-
     def layer(name):
         return SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: name))
 
@@ -247,7 +246,6 @@ def test_the_sampling_masks_of_steps_are_one_set_of_tokens_for_each_token():
 
 
 def test_what_fails_on_the_other_thread_is_counted():
-
     def fail(_):
         raise RuntimeError("no")
 

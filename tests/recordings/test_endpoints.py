@@ -417,7 +417,6 @@ def test_a_failure_leaves_nobody_waiting_for_what_will_not_come():
 
 
 def test_an_answer_that_would_be_the_same_for_all_ends_it_at_once():
-
     def without(_path, _body, right):
         right["choices"][0]["prompt_logprobs"] = None
         return right, 200, {}

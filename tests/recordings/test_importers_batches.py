@@ -16,6 +16,7 @@ from kc_otel.recordings.importers.formats import format_of, read_file
 from kc_otel.recordings.importers.imported import Refusals
 from kc_otel.recordings.importers.importer import Importer
 from kc_otel.recordings.recording import RecordingError
+from tests.recordings.test_importers_formats import read
 
 PROMPT, WIDTH = 3, 5
 MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
@@ -83,7 +84,7 @@ def test_slime_samples_that_cannot_be_compared_are_counted(tmp_path, slime_dump)
     other = tmp_path / "18.pt"
     torch.save({"rollout_id": 18, "samples": [{"tokens": [1, 2]}]}, other)
     with pytest.raises(RecordingError, match="format version 2"):
-        list(read_file(other, Refusals(), "slime"))
+        read(other, "slime")
 
 
 def plain(array):
@@ -148,7 +149,7 @@ def test_a_skyrl_token_counts_under_both_masks(skyrl_dump, sides):
 
 def test_a_skyrl_dump_without_both_sides_says_what_to_set(skyrl_dump):
     with pytest.raises(RecordingError, match=r"has no rollout_logprobs, only .*generator.sampling_params.logprobs=1"):
-        list(read_file(skyrl_dump(rollout_logprobs=None), Refusals(), "skyrl"))
+        read(skyrl_dump(rollout_logprobs=None), "skyrl")
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def roll_batch(tmp_path, sides, monkeypatch):
 def test_a_batch_of_roll_is_read(roll_batch, sides):
     path = roll_batch()
     assert format_of(path) == "roll"
-    first, second = read_file(path, Refusals(), "roll")
+    first, second = read(path, "roll")
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
     assert (second.token_ids.tolist(), second.weights) == ([5, 6, 7], (9, None))
@@ -196,13 +197,13 @@ def test_a_batch_of_roll_is_read(roll_batch, sides):
 
 def test_what_roll_dumps_by_itself_is_refused_with_what_to_do(roll_batch):
     with pytest.raises(RecordingError, match=r"has no old_log_probs, .*pickle the batch after old_log_probs"):
-        list(read_file(roll_batch("old_log_probs"), Refusals(), "roll"))
+        read(roll_batch("old_log_probs"), "roll")
 
 
 def test_roll_without_recomputed_old_logprobs_is_refused_with_what_to_set(roll_batch):
     zeros = torch.zeros((3, PROMPT - 1 + WIDTH), dtype=torch.int64)
     with pytest.raises(RecordingError, match=r"all 0: .*set `enable_old_logprobs_recompute: true`"):
-        list(read_file(roll_batch(old_log_probs=zeros), Refusals(), "roll"))
+        read(roll_batch(old_log_probs=zeros), "roll")
 
 
 def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them(roll_batch, sides):
@@ -211,11 +212,11 @@ def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them
     rewards = torch.tensor([-1.0, 1.0, 0.0])
     changed = {"origin_response_mask": mask, "response_mask": mask * 0, "response_level_rewards": rewards}
     groups = {"traj_group_id": np.array(["a", "b", "a"], dtype=object)}
-    first, second = read_file(roll_batch(columns=groups, **changed), Refusals(), "roll")
+    first, second = read(roll_batch(columns=groups, **changed), "roll")
     np.testing.assert_array_equal(first.train, sides[0][0])
     assert (first.attributes["reward"], first.prompt, second.prompt) == (1.0, "a", "b")
     episodes = groups | {"episode_scores": np.array([0.25, 0.5, 0.0], dtype=object)}
-    first, _ = read_file(roll_batch("scores", columns=episodes, **changed), Refusals(), "roll")
+    first, _ = read(roll_batch("scores", columns=episodes, **changed), "roll")
     assert first.attributes["reward"] == 0.25
 
 

@@ -15,6 +15,7 @@ import pytest
 from kc_otel.recordings.importers.formats import files_of, format_of, prime_rl_is_complete, read_file
 from kc_otel.recordings.importers.imported import Refusals
 from kc_otel.recordings.recording import RecordingError
+from kc_otel.recordings.recording_files import load_recording
 
 
 def numbers(rows=3, tokens=10, seed=0):
@@ -71,6 +72,11 @@ def prime_line(train, inference, *, prompt=2, **changes):
     }
 
 
+def read(path, format, **options):
+    """The sequences of a file, whatever it refuses."""
+    return list(read_file(path, Refusals(), format, **options))
+
+
 def write(path, lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -87,7 +93,7 @@ def test_nemo_rl_samples_are_read_without_prompt_and_padding(tmp_path, wrap):
     lines = [nemo_line(p, q, wrap=wrap) for p, q in zip(train, inference, strict=True)]
     path = write(tmp_path / "train_data_step12.jsonl", lines)
     assert format_of(path) == "nemo-rl"
-    found = list(read_file(path, Refusals(), "nemo-rl"))
+    found = read(path, "nemo-rl")
     np.testing.assert_array_equal(sides(found), (train, inference))
     assert found[0].weights == (12, None)
     assert found[0].token_ids.tolist() == [*range(3, 13)]
@@ -124,7 +130,7 @@ def test_prime_rl_exports_are_read_where_they_were_sampled(tmp_path):
     lines = [prime_line(train[0], inference[0]), echo]
     path = write(tmp_path / "token_exports" / "step_7" / "rank_0.jsonl", lines)
     assert format_of(path) == "prime-rl"
-    first, second = read_file(path, Refusals(), "prime-rl")
+    first, second = read(path, "prime-rl")
     np.testing.assert_array_equal(first.train, train[0])
     np.testing.assert_array_equal(second.inference, np.delete(inference[1], 3))
     assert first.weights == (7, None)
@@ -154,7 +160,7 @@ def test_prime_rl_nulls_become_nan_and_are_left_to_the_checks(tmp_path):
     train, inference = numbers()
     line = prime_line(train[0], inference[0])
     line["trainer_logprobs"][4] = None
-    (found,) = read_file(write(tmp_path / "rank_0.jsonl", [line]), Refusals(), "prime-rl")
+    (found,) = read(write(tmp_path / "rank_0.jsonl", [line]), "prime-rl")
     assert np.isnan(found.train).tolist() == [False, False, True, *[False] * 7]
 
 
@@ -169,7 +175,7 @@ def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
     assert found.advantages is None
     assert refusals.counts == {"no_tokens": 1, "no_logprobs": 1}
     with pytest.raises(RecordingError, match="schema_version: 2 is not 1"):
-        list(read_file(write(tmp_path / "b.jsonl", [{**line, "schema_version": 2}]), Refusals(), "prime-rl"))
+        read(write(tmp_path / "b.jsonl", [{**line, "schema_version": 2}]), "prime-rl")
 
 
 def test_prime_rl_says_when_a_folder_is_complete(tmp_path):
@@ -269,7 +275,7 @@ def test_verl_batches_name_prompts_and_multiply_their_masks(tmp_path, proto):
     path = tmp_path / "7.pkl"
     for others, more in ((OTHERS | {"uid": np.array(["a", "a", "b"], dtype=object)}, {}), (OTHERS, PROMPTS)):
         path.write_bytes(proto((serialized(arrays | more | {"loss_mask": loss}), others, META)))
-        first, second = read_file(path, Refusals(), "verl")
+        first, second = read(path, "verl")
         assert first.prompt == second.prompt is not None
         np.testing.assert_array_equal(first.train, np.delete(numbers()[0][0], [2, 3]))
 
@@ -289,10 +295,10 @@ def test_verl_batches_of_the_default_serialization_are_read(tmp_path, proto):
         torch.save(batch, buffer)
         path = tmp_path / f"{name}.pkl"
         path.write_bytes(proto((buffer.getvalue(), OTHERS, META)))
-        np.testing.assert_array_equal(next(iter(read_file(path, Refusals(), "verl"))).train, numbers()[0][0])
+        np.testing.assert_array_equal(read(path, "verl")[0].train, numbers()[0][0])
         path = tmp_path / f"{name}.pt"
         path.write_bytes(buffer.getvalue())
-        np.testing.assert_array_equal(next(iter(read_file(path, Refusals(), "verl"))).train, numbers()[0][0])
+        np.testing.assert_array_equal(read(path, "verl")[0].train, numbers()[0][0])
 
 
 def test_bfloat16_tensors_keep_their_values(tmp_path, proto):
@@ -303,7 +309,7 @@ def test_bfloat16_tensors_keep_their_values(tmp_path, proto):
     items["old_log_probs"] = ("bfloat16", (3, 10), upper.view(np.uint8))
     path = tmp_path / "a.pkl"
     path.write_bytes(proto(((shape, device, items), {}, {})))
-    found = next(iter(read_file(path, Refusals(), "verl"))).train
+    found = read(path, "verl")[0].train
     np.testing.assert_allclose(found, arrays["old_log_probs"][0], rtol=1e-2)
 
 
@@ -318,15 +324,15 @@ def test_a_pickle_runs_nothing(tmp_path, monkeypatch, proto):
     path.write_bytes(pickle.dumps(Planted()))
     for trainer in ("verl", "skyrl", "roll"):
         with pytest.raises(RecordingError, match=r"holds \w+\.mkdir, which a batch needs not; save it without that"):
-            list(read_file(path, Refusals(), trainer))
+            read(path, trainer)
     inside = {**OTHERS, "extra": np.array([Planted()] * 3, dtype=object)}
     path.write_bytes(proto((serialized(verl_arrays()), inside, META)))
     with pytest.raises(RecordingError, match="mkdir"):
-        list(read_file(path, Refusals(), "verl"))
+        read(path, "verl")
     assert not (tmp_path / "planted").exists()
     path.write_bytes(pickle.dumps([1, 2]))
     with pytest.raises(RecordingError, match="not a DataProto"):
-        list(read_file(path, Refusals(), "verl"))
+        read(path, "verl")
 
 
 def test_torch_files_are_loaded_without_running_them(tmp_path, monkeypatch):
@@ -334,7 +340,7 @@ def test_torch_files_are_loaded_without_running_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"old_log_probs": Planted()}, tmp_path / "a.pt")
     with pytest.raises(RecordingError, match="cannot be read safely"):
-        list(read_file(tmp_path / "a.pt", Refusals(), "verl"))
+        read(tmp_path / "a.pt", "verl")
     assert not (tmp_path / "planted").exists()
 
 
@@ -351,7 +357,7 @@ def test_verl_batches_that_cannot_be_compared_say_why(tmp_path, proto, change, s
     path = tmp_path / "a.pkl"
     path.write_bytes(proto((serialized(arrays), {}, {})))
     with pytest.raises(RecordingError, match=said):
-        list(read_file(path, Refusals(), "verl"))
+        read(path, "verl")
 
 
 def test_verl_text_dumps_are_refused_with_what_to_save_instead(tmp_path):
@@ -368,13 +374,13 @@ def test_generic_files_go_through_the_recording_reader(tmp_path):
     ]
     path = write(tmp_path / "log.jsonl", lines)
     assert format_of(path) == "generic"
-    found = list(read_file(path, Refusals(), "generic", columns={"train": "a", "inference": "b"}))
+    found = read(path, "generic", columns={"train": "a", "inference": "b"})
     np.testing.assert_array_equal(sides(found), (train, inference))
     assert found[0].weights == (4, 3)
     assert found[0].attributes["task"] == "code"
     lines[1]["a"][2] = None
     with pytest.raises(RecordingError, match=r"log\.jsonl"):
-        list(read_file(write(path, lines), Refusals(), "generic", columns={"train": "a", "inference": "b"}))
+        read(write(path, lines), "generic", columns={"train": "a", "inference": "b"})
 
 
 def test_a_recording_that_another_temperature_was_written_to_is_refused(tmp_path):
@@ -382,7 +388,7 @@ def test_a_recording_that_another_temperature_was_written_to_is_refused(tmp_path
     inference = np.log(rng.uniform(0.01, 1, (2, 64)))
     lines = [{"train_logprobs": (0.7 * q).tolist(), "inference_logprobs": q.tolist()} for q in inference]
     with pytest.raises(RecordingError, match="temperature"):
-        list(read_file(write(tmp_path / "log.jsonl", lines), Refusals(), "generic"))
+        read(write(tmp_path / "log.jsonl", lines), "generic")
 
 
 def test_lines_that_are_no_objects_are_named(tmp_path):
@@ -390,10 +396,10 @@ def test_lines_that_are_no_objects_are_named(tmp_path):
     path = tmp_path / "train_data_step3.jsonl"
     path.write_text('{"prev_logprobs": [1')
     with pytest.raises(RecordingError, match=r"step3\.jsonl:1: is not JSON .* still being written"):
-        list(read_file(path, Refusals(), "nemo-rl"))
+        read(path, "nemo-rl")
     path.write_text("[1]\n")
     with pytest.raises(RecordingError, match="not a JSON object but list"):
-        list(read_file(path, Refusals(), "nemo-rl"))
+        read(path, "nemo-rl")
 
 
 def test_folders_give_their_files_in_the_order_of_their_steps(tmp_path):
@@ -405,3 +411,26 @@ def test_folders_give_their_files_in_the_order_of_their_steps(tmp_path):
     assert files_of([tmp_path, tmp_path / "train_data_step9.jsonl"]) == files_of([tmp_path])
     with pytest.raises(FileNotFoundError, match="no such file or folder"):
         files_of([tmp_path / "nowhere"])
+
+
+def test_what_a_trainer_wrote_is_a_recording_and_so_is_its_folder(tmp_path):
+    train, inference = numbers(4)
+    for rank in range(2):
+        lines = [prime_line(train[row], inference[row]) for row in (2 * rank, 2 * rank + 1)]
+        write(tmp_path / "step_7" / f"rank_{rank}.jsonl", lines)
+    single = load_recording(tmp_path / "step_7" / "rank_0.jsonl")
+    np.testing.assert_array_equal(single.train, train[:2].ravel())
+    assert (single.attributes[0]["train_weights"], single.attributes[0]["step"]) == (7, 7)
+    both = load_recording(tmp_path / "step_7")
+    np.testing.assert_array_equal(both.train, train.ravel())
+    assert both.prompts.tolist() == [0, 0, 0, 0]
+
+
+def test_records_that_cannot_be_compared_are_one_line_with_a_count(tmp_path):
+    train, inference = numbers()
+    line = prime_line(train[0], inference[0])
+    path = write(tmp_path / "rank_0.jsonl", [line, line | {"losses": None, "loss_mask": [False] * 12}])
+    assert len(load_recording(path).masked) == 1
+    write(path, [line, *[line | {"trainer_logprobs": [-1.0]}] * 30])
+    with pytest.raises(RecordingError, match=r"rank_0\.jsonl:2: .* have 1, 12, 12 entries \(29 more like this\)$"):
+        load_recording(path)

@@ -227,7 +227,6 @@ def test_requests_stay_in_the_spool_until_their_drift_is_exported(rescorer, memo
 
 
 def test_a_request_that_cannot_be_scored_costs_itself_only(rescorer):
-
     def picky(prompt_ids, token_ids, processing):
         if any(ids.size == 7 for ids in token_ids):
             raise RuntimeError("index out of range")
@@ -255,7 +254,6 @@ def test_a_model_that_fails_on_everything_stops_and_keeps_the_spool(rescorer, ba
 
 @pytest.mark.parametrize("value", [np.nan, 0.5, np.inf])
 def test_what_is_no_log_probability_is_not_taken_for_scored(rescorer, value):
-
     def some(_prompts, token_ids, _processing):
         return [np.full(ids.size, value if ids.size == 6 else -1.1) for ids in token_ids]
 
@@ -282,7 +280,6 @@ def test_a_kernel_that_stops_answering_loses_no_request(rescorer):
 
 
 def test_a_request_that_a_kernel_cannot_take_holds_up_no_other(rescorer):
-
     def short(_prompts, _tokens, _processing):
         raise UnscorableError("it fills the context")
 
