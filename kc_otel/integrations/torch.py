@@ -54,11 +54,7 @@ class AttachedHooks:
 
 
 def observe(
-    module: torch.nn.Module,
-    recorder: Recorder,
-    *,
-    side: Literal["train", "inference"],
-    attributes: AttributesOf = None,
+    module: torch.nn.Module, recorder: Recorder, *, side: Literal["train", "inference"], attributes: AttributesOf = None
 ) -> AttachedHooks:
     """Record the log-probabilities that a causal language model gives its own input, teacher-forced.
 

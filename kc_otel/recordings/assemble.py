@@ -171,8 +171,7 @@ def _check(
             row = row_of[place]
             at, value = table.place(int(numbers[row])), given[role][place]
             problems.add(
-                f"{at}: {name}: token {place - starts[row]} is {value:g}; {what}",
-                times=np.unique(row_of[wrong]).size,
+                f"{at}: {name}: token {place - starts[row]} is {value:g}; {what}", times=np.unique(row_of[wrong]).size
             )
 
     density = all(table.attributes[row].get(DENSITY) is True for row in numbers)

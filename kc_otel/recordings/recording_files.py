@@ -26,12 +26,7 @@ _READERS: Final[Mapping[Format, Callable[[Path, Mapping[str, str] | None], Ragge
 }
 
 _PER_TOKEN: Final = ("train", "inference", "token_ids", "advantages", "train_kept", "versions")
-_ENDINGS: Final[Mapping[str, Format]] = {
-    ".npz": "npz",
-    ".jsonl": "jsonl",
-    ".jsonl.gz": "jsonl",
-    ".parquet": "parquet",
-}
+_ENDINGS: Final[Mapping[str, Format]] = {".npz": "npz", ".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet"}
 
 
 def load_recording(path: str | Path, *, columns: Mapping[str, str] | None = None) -> Recording:

@@ -146,11 +146,7 @@ def test_two_machines_name_an_engine_too(tiny_model, tmp_path):
     [
         ("model", "enforce_eager=false", "the engine compiles its layers, which cannot be watched then"),
         ("model", "enable_prefix_caching=true", "the engine skips what it has seen before"),
-        (
-            "model",
-            "max_model_len=32",
-            "a sequence has 48 tokens and the engine takes 31 at most",
-        ),
+        ("model", "max_model_len=32", "a sequence has 48 tokens and the engine takes 31 at most"),
         ("nowhere", "seed=0", "nowhere: vLLM does not load it"),
         ("other", "seed=0", "the checkpoints are others"),
         ("lacks", "seed=0", "layers.2.self_attn.o_proj.weight, which all of its other layers have"),

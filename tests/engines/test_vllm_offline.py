@@ -304,7 +304,4 @@ def test_the_programs_own_metrics_tell_what_became_of_requests(llm, instrument, 
         if point.attributes["kc.contract"] == "counted"
     }
     provider.shutdown()
-    assert found == {
-        ("kc.capture.recorded", None): len(TEXTS),
-        ("kc.capture.dropped", "sink-failed"): len(TEXTS),
-    }
+    assert found == {("kc.capture.recorded", None): len(TEXTS), ("kc.capture.dropped", "sink-failed"): len(TEXTS)}

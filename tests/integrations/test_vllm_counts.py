@@ -47,10 +47,7 @@ def observed(reader):
 def test_counts_are_observed_by_reason(reader):
     counts = CaptureCounters()
     counts.start("policy", lambda: Counter({RECORDED: 7, "queue-full": 2}), reader.provider)
-    assert observed(reader) == {
-        ("kc.capture.recorded", "policy"): 7,
-        ("kc.capture.dropped", "policy", "queue-full"): 2,
-    }
+    assert observed(reader) == {("kc.capture.recorded", "policy"): 7, ("kc.capture.dropped", "policy", "queue-full"): 2}
 
 
 def test_counters_never_go_down(reader):

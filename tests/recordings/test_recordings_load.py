@@ -37,11 +37,7 @@ def recording(lengths=(3, 1, 2), seed=0, **more):
 
 def full(seed=0):
     plain = recording(seed=seed)
-    return replace(
-        plain,
-        token_ids=np.arange(6),
-        advantages=np.repeat([1.0, -1.0, 0.5], plain.lengths),
-    )
+    return replace(plain, token_ids=np.arange(6), advantages=np.repeat([1.0, -1.0, 0.5], plain.lengths))
 
 
 def same(left, right):

@@ -71,10 +71,7 @@ def _rollout(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
         rewards=list(rewards) if rewards is not None and len(rewards) == count else None,
         token_ids=[ids[-len(mask) :] for ids, mask in zip(data["tokens"], data["loss_masks"], strict=True)],
         attributes=[
-            {
-                "prompt_tokens": len(ids) - len(mask),
-                **({} if sources is None else {"source": str(sources[row])}),
-            }
+            {"prompt_tokens": len(ids) - len(mask), **({} if sources is None else {"source": str(sources[row])})}
             for row, (ids, mask) in enumerate(zip(data["tokens"], data["loss_masks"], strict=True))
         ],
         processing=_processing(args),

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Completion", "KernelContractInstrumentor", "RequestSink"]
 
-_HOMES: Final = {
-    "Completion": "delivery",
-    "KernelContractInstrumentor": "instrumentor",
-    "RequestSink": "delivery",
-}
+_HOMES: Final = {"Completion": "delivery", "KernelContractInstrumentor": "instrumentor", "RequestSink": "delivery"}
 
 
 __getattr__ = lazy(__name__, _HOMES)

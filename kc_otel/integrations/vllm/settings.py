@@ -120,9 +120,7 @@ def _sampling(
 
 
 def _attributes(
-    contract: Contract,
-    given: AttributeFunction | Mapping[str, Scalar] | None,
-    environment: Mapping[str, str],
+    contract: Contract, given: AttributeFunction | Mapping[str, Scalar] | None, environment: Mapping[str, str]
 ) -> AttributeFunction:
     if callable(given):
         return given
