@@ -14,7 +14,7 @@ from kc_otel.contract.load import load_text
 from kc_otel.integrations.verl.audit import audited, pop_audited
 from kc_otel.integrations.verl.first_pass import FirstPassWatch
 from kc_otel.integrations.verl.watch import TrainerWatch
-from tests.integrations.test_verl_watch import CONTRACT, Recorded, config
+from tests.integrations.test_verl_watch import CONTRACT, config, into
 
 pytestmark = pytest.mark.slow
 
@@ -124,11 +124,7 @@ def run(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("KC_OTEL_AUDIT_SHARE", "0.5")
 
-    def make(_, **kernels):
-        made.append(Recorded(**kernels))
-        return made[-1]
-
-    watch = TrainerWatch(load_text(CONTRACT), make)
+    watch = TrainerWatch(load_text(CONTRACT), into(made))
     watch.audits._clock = lambda: clock.now
     settings = config(bypass=True, log_prob_use_dynamic_bsz=False, log_prob_micro_batch_size_per_gpu=MICRO_BATCH)
     trainer = SimpleNamespace(config=settings, global_steps=8, actor_rollout_wg=Workers(queue, clock))

@@ -12,7 +12,7 @@ import torch
 
 from kc_otel.contract.load import load_text
 from kc_otel.integrations.verl.first_pass import FirstPassWatch
-from tests.integrations.test_verl_watch import CONTRACT, Given, Recorded, config
+from tests.integrations.test_verl_watch import CONTRACT, Given, config, into
 
 ROWS, WIDTH = 8, 6
 nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
@@ -121,12 +121,8 @@ def made():
 
 @pytest.fixture
 def workers(made):
-    def make(_, **kernels):
-        made.append(Recorded(**kernels))
-        return made[-1]
-
     losses, workers = verl()
-    watch = FirstPassWatch(load_text(CONTRACT), make)
+    watch = FirstPassWatch(load_text(CONTRACT), into(made))
     watch.attach(losses)
     watch.attach(workers)
     return workers

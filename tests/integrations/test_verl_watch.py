@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kc_otel.contract.load import load_text
-from kc_otel.integrations.verl.shared import LoggedBatch, attributes_of, by_version, kernels, processings, run_resource
+from kc_otel.integrations.verl.shared import attributes_of, kernels, processings, run_resource
 from kc_otel.integrations.verl.watch import TrainerWatch
 
 CONTRACT = """apiVersion: kernel-contract/v1
@@ -75,6 +75,16 @@ def config(**rollout):
     return Given(algorithm=correction, actor_rollout_ref=Given(actor=actor, rollout=Given(rollout)))
 
 
+def into(made):
+    """Makes recorders that keep what they are given, in a list."""
+
+    def make(_, **kernels):
+        made.append(Recorded(**kernels))
+        return made[-1]
+
+    return make
+
+
 @pytest.fixture
 def made():
     return []
@@ -82,11 +92,7 @@ def made():
 
 @pytest.fixture
 def watch(made):
-    def make(_, **kernels):
-        made.append(Recorded(**kernels))
-        return made[-1]
-
-    return TrainerWatch(load_text(CONTRACT), make)
+    return TrainerWatch(load_text(CONTRACT), into(made))
 
 
 def done(*_, **__):
@@ -133,14 +139,6 @@ def test_what_never_gets_rewards_is_recorded_all_the_same(watch, made):
         watch.around_fit(fit, SimpleNamespace(config=config(), global_steps=1), (), {})
     assert len(made[0].calls) == 2
     assert all(given["advantages"] is None for *_, given in made[0].calls)
-
-
-def test_rows_go_with_the_weights_that_sampled_them():
-    versions = np.array([3, 3, 2, 2, 2, None], dtype=object)
-    logged = LoggedBatch.of(proto(min_global_steps=versions))
-    logged.kept = np.array([True] * 3 + [False] + [True] * 2)
-    groups = {version: rows.tolist() for version, rows in by_version(logged)}
-    assert groups == {3: [0, 1], 2: [2, 4], None: [5]}
 
 
 def test_columns_are_read_as_the_queue_gives_them():

@@ -110,11 +110,6 @@ def test_a_request_is_made_of_a_completion():
     assert (request.processing, request.logprobs_mode, request.weights, request.at) == ({}, "raw", None, 7)
 
 
-def test_a_log_probability_too_few_is_refused():
-    with pytest.raises(ValueError, match="cmpl-1-ab: 1 log-probabilities for 2 tokens"):
-        request_of(completion(logprobs=[-0.5]), Kernel("vllm"), "raw", {})
-
-
 @pytest.mark.parametrize(
     ("engine", "asked", "told"), [(True, None, True), (True, True, True), (True, False, False), (False, True, False)]
 )

@@ -4,12 +4,11 @@ import json
 import re
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.recording_files import load_recording
+from tests.recordings._files import write_columns, write_rows
 
 GOOD = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.0, -2.5]}
 
@@ -211,9 +210,8 @@ def test_arrays_that_do_not_fit(tmp_path, arrays, message):
     ],
 )
 def test_parquet_columns_that_do_not_fit(tmp_path, rows, message):
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(RecordingError, match=message):
-        load_recording(tmp_path / "a.parquet")
+        load_recording(write_rows(tmp_path / "a.parquet", rows))
 
 
 @pytest.mark.parametrize("ending", ["npz", "jsonl"])
@@ -221,13 +219,6 @@ def test_parquet_columns_that_do_not_fit(tmp_path, rows, message):
 def test_a_mask_that_is_additive_or_made_of_labels_is_refused(tmp_path, ending, padded):
     """What is not 0 would count: all of the padding, and nothing else."""
     rows, mask = np.full((2, 3), -1.0) - np.arange(6).reshape(2, 3) / 10, np.array([[0.0, 0.0, padded]] * 2)
-    path = tmp_path / f"a.{ending}"
-    if ending == "npz":
-        np.savez(path, train_logprobs=rows, inference_logprobs=rows, mask=mask)
-    else:
-        pairs = zip(rows.tolist(), mask.tolist(), strict=True)
-        path.write_text(
-            "".join(f"{json.dumps({'train_logprobs': a, 'inference_logprobs': a, 'mask': m})}\n" for a, m in pairs)
-        )
+    path = write_columns(tmp_path / f"a.{ending}", train_logprobs=rows, inference_logprobs=rows, mask=mask)
     with pytest.raises(RecordingError, match=rf"mask: holds {padded:g}; pass truth values, or 1 where a token counts"):
         load_recording(path)

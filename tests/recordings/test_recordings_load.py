@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from kc_otel.recordings.recording import Recording, RecordingError
 from kc_otel.recordings.recording_files import load_recording, save_recording
+from tests.recordings._files import write_columns, write_rows
 
 ENDINGS = ("npz", "jsonl", "jsonl.gz", "parquet")
 PER_TOKEN = ("train", "inference", "token_ids", "advantages")
@@ -129,10 +130,8 @@ def test_ragged_rows_with_masks(tmp_path):
         {"train_logprobs": [-1], "inference_logprobs": [-1], "completion_mask": [0], "task": "b"},
         {"train_logprobs": [-4, -5], "inference_logprobs": [-4, -5], "completion_mask": [1, 1], "task": "c"},
     ]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    for path in (tmp_path / "a.jsonl", tmp_path / "a.parquet"):
-        loaded = load_recording(path)
+    for ending in ("jsonl", "parquet"):
+        loaded = load_recording(write_rows(tmp_path / f"a.{ending}", rows))
         assert loaded.train.tolist() == [-1, -3, -4, -5]
         assert loaded.inference.tolist() == [-1.1, -3, -4, -5]
         assert loaded.lengths.tolist() == [2, 2]
@@ -149,18 +148,11 @@ def test_an_npz_without_lengths_is_one_sequence(tmp_path):
 @pytest.mark.parametrize("ending", ["npz", "jsonl", "parquet"])
 def test_advantages_per_sequence_are_repeated_over_its_tokens(tmp_path, ending):
     """One number per row stands for each of its tokens."""
-    path = tmp_path / f"a.{ending}"
+    path, side = tmp_path / f"a.{ending}", [[-1.0] * 2, [-1.0]]
     if ending == "npz":
         np.savez(path, train_logprobs=[-1.0] * 3, inference_logprobs=[-1.0] * 3, lengths=[2, 1], advantages=[0.5, -2.0])
     else:
-        rows = [
-            {"train_logprobs": [-1.0] * n, "inference_logprobs": [-1.0] * n, "advantage": a}
-            for n, a in ((2, 0.5), (1, -2.0))
-        ]
-        if ending == "jsonl":
-            path.write_text("\n".join(map(json.dumps, rows)))
-        else:
-            pq.write_table(pa.Table.from_pylist(rows), path)
+        write_columns(path, train_logprobs=side, inference_logprobs=side, advantage=[0.5, -2.0])
     assert load_recording(path).advantages.tolist() == [0.5, 0.5, -2.0]
 
 
@@ -207,10 +199,8 @@ def test_any_other_names_are_said_with_columns(tmp_path):
 
 def test_text_under_a_name_of_token_ids_is_an_attribute_or_nothing(tmp_path):
     row = {"train_logprobs": [-1.0], "inference_logprobs": [-1.0], "responses": "some text"}
-    (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
-    for name in ("a.jsonl", "a.parquet"):
-        assert load_recording(tmp_path / name).token_ids is None
+    for ending in ("jsonl", "parquet"):
+        assert load_recording(write_rows(tmp_path / f"a.{ending}", [row])).token_ids is None
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -278,8 +268,7 @@ def test_gzip_that_is_cut_off(tmp_path):
 def test_columns_that_are_no_attributes_are_told_of(tmp_path):
     row = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.1, -2.0], "task": "code", "note": None}
     rows = [row, {**row, "task": ["prose"], "attributes": {"lang": {"a": 1}}}]
-    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in rows))
-    found = load_recording(tmp_path / "a.jsonl")
+    found = load_recording(write_rows(tmp_path / "a.jsonl", rows))
     assert found.unread == {
         "task": 'holds ["prose"] in line 2, not a plain value', "lang": 'holds {"a": 1} in line 2, not a plain value',
     }  # fmt: skip
@@ -299,11 +288,6 @@ def test_columns_that_are_no_attributes_are_told_of(tmp_path):
 def test_all_masks_of_a_row_count(tmp_path, form):
     masks = {"completion_mask": [[1, 1, 1, 0], [1, 1, 0, 0]], "tool_mask": [[1, 0, 1, 1], [1, 1, 1, 1]]}
     sides = {"old_per_token_logps": np.full((2, 4), -1.0), "sampling_per_token_logps": np.full((2, 4), -1.1)}
-    path = tmp_path / f"a.{form}"
-    if form == "npz":
-        np.savez(path, **sides, **{name: np.array(mask) for name, mask in masks.items()})
-    else:
-        columns = {**{name: side.tolist() for name, side in sides.items()}, **masks}
-        path.write_text("\n".join(json.dumps({n: values[row] for n, values in columns.items()}) for row in (0, 1)))
+    path = write_columns(tmp_path / f"a.{form}", **sides, **masks)
     assert load_recording(path).lengths.tolist() == [2, 2]
     assert load_recording(path, columns={"mask": "completion_mask"}).lengths.tolist() == [3, 2]
