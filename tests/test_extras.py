@@ -114,7 +114,7 @@ LIBRARIES = {
 LOADED_BY_ITS_USER = {
     "torch": {  # whoever has a tensor, a module or a trainer in hand has loaded it
         "cli/rescore_command.py", "diagnose/kernel_sources.py", "integrations/transformers.py",
-        "integrations/vllm/worker_methods.py", "record/measure/arrays.py", "record/measure/logits.py",
+        "integrations/vllm/plugin.py", "record/measure/arrays.py", "record/measure/logits.py",
         "record/measure/sampled.py", "record/guided_loop.py", "record/operator_drift.py",
         "record/telemetry/accumulate.py", "recordings/scoring.py",
     },
@@ -122,8 +122,8 @@ LOADED_BY_ITS_USER = {
     "ray": {"serve/shards/ray_shards.py"},  # the cluster is there
     "prometheus_client": {"integrations/vllm/instrumentor.py"},  # comes with vLLM
     "vllm": {  # runs inside
-        "diagnose/vllm_capture.py", "integrations/vllm/engines.py", "integrations/vllm/logprob_capture.py",
-        "integrations/vllm/worker_methods.py",
+        "diagnose/vllm_capture.py", "integrations/vllm/engines.py",
+        "integrations/vllm/plugin.py",
     },
     "sglang": {"integrations/sglang/sglang_capture.py"},
     "transfer_queue": {"integrations/verl/watch.py"},

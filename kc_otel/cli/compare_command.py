@@ -50,8 +50,7 @@ def compare(
         str,
         typer.Argument(
             metavar="RECORDING",
-            help="Recording of both kernels: .npz, .jsonl, .parquet, files that `import` reads, a folder of them, or "
-            "two servers' saved responses as train=SCORED,inference=SAMPLED.",
+            help="Recording of both kernels: .npz, .jsonl, .parquet, files that `import` reads, or a folder of them.",
         ),
     ],
     contract: Annotated[str | None, typer.Option(help="Contract that defines and judges the slices.")] = None,
@@ -71,7 +70,6 @@ def compare(
     Examples:
       kc-otel compare rollouts.npz --by task
       kc-otel compare rollouts.npz --contract policy.yaml
-      kc-otel compare train=scored.jsonl,inference=sampled.jsonl
     """
     # Everything below needs NumPy, rich or more; --help does not.
     from kc_otel.contract.load import load  # noqa: PLC0415

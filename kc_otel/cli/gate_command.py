@@ -55,8 +55,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="RECORDING...",
-            help="Recordings of both kernels, each a window of its own: .npz, .jsonl or .parquet, files that `import` "
-            "reads, or two servers' saved responses as train=SCORED,inference=SAMPLED.",
+            help="Recordings of both kernels, each a window of its own: .npz, .jsonl or .parquet, or files that "
+            "`import` reads.",
         ),
     ],
     kernel: KernelFields = None,

@@ -27,7 +27,7 @@ from kc_otel.offline.gate.markdown import headline
 from kc_otel.offline.gate.markdown import markdown as markdown_of
 from kc_otel.offline.gate.recorded_gate import GateTerms, OfflineGate, check_terms, decides, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.importers.detect import files_of
+from kc_otel.recordings.importers.formats import files_of
 from kc_otel.recordings.recording import Recording
 
 _EXIT: Final = {"advance": 0, "rollback": 1, "wait": 3}

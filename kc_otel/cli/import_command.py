@@ -61,9 +61,8 @@ def import_files(
     from kc_otel.offline.step_scalars import StepScalars  # noqa: PLC0415
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.record.telemetry.environment import instance_of  # noqa: PLC0415
-    from kc_otel.recordings.importers.detect import FORMATS, files_of  # noqa: PLC0415
-    from kc_otel.recordings.importers.follow import Ledger, unseen  # noqa: PLC0415
-    from kc_otel.recordings.importers.importer import Importer  # noqa: PLC0415
+    from kc_otel.recordings.importers.formats import FORMATS, files_of  # noqa: PLC0415
+    from kc_otel.recordings.importers.importer import Importer, Ledger, unseen  # noqa: PLC0415
 
     log_to_terminal()
     if format != "auto" and format not in FORMATS:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,6 @@ import typer
 
 from kc_otel._extras import MissingExtraError, extra
 from kc_otel.cli.terminal import log_to_terminal, refuse, seconds, stopped_by_signals, unusable
-from kc_otel.recordings.redacted import Redacted
 
 if TYPE_CHECKING:
     from kc_otel.record.kernel import Kernel
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _POLL_SECONDS = 1.0
+
+
+class _Redacted(StrEnum):
+    PROMPTS = "prompts"
+    COMPLETIONS = "completions"
 
 
 def rescore(
@@ -73,7 +78,7 @@ def rescore(
     keep: Annotated[int, typer.Option(help="Sequences to keep for each cell and kernel.", min=1, max=100)] = 5,
     keep_for: Annotated[str, typer.Option(help="How long to keep a sequence.")] = "1d",
     redact: Annotated[
-        list[Redacted] | None,
+        list[_Redacted] | None,
         typer.Option(help="Keep prompts as hashes, or completions as drift only; repeatable."),
     ] = None,
 ) -> None:
@@ -91,7 +96,7 @@ def rescore(
     from kc_otel.contract.load import load  # noqa: PLC0415 - a quick --help
     from kc_otel.record.recorder import Recorder  # noqa: PLC0415
     from kc_otel.record.telemetry.environment import instance_of  # noqa: PLC0415
-    from kc_otel.recordings.comparable import SUPPORTED  # noqa: PLC0415
+    from kc_otel.recordings.request import SUPPORTED  # noqa: PLC0415
     from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget  # noqa: PLC0415
     from kc_otel.recordings.spool import SpoolError  # noqa: PLC0415
     from kc_otel.recordings.worst_sequences import WorstSequences  # noqa: PLC0415

@@ -12,7 +12,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, Scalar
 from kc_otel.diagnose.capture_file import is_capture, read_capture
 from kc_otel.offline.python_names import python_name
-from kc_otel.recordings.read_jsonl import records
+from kc_otel.recordings.read_table import records
 from kc_otel.recordings.recording_files import load_recording
 from kc_otel.recordings.spool import SpoolReader
 

@@ -9,6 +9,7 @@ compiled with the hook already inside, or by `module.compile()`, runs as if noth
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -54,11 +55,7 @@ class AttachedHooks:
 
 
 def observe(
-    module: torch.nn.Module,
-    recorder: Recorder,
-    *,
-    side: Literal["train", "inference"],
-    attributes: AttributesOf = None,
+    module: torch.nn.Module, recorder: Recorder, *, side: Literal["train", "inference"], attributes: AttributesOf = None
 ) -> AttachedHooks:
     """Record the log-probabilities that a causal language model gives its own input, teacher-forced.
 
@@ -185,8 +182,8 @@ class _ForwardHook:
         finally:
             self._inside.active = False
 
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return _no_hook, ()
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return functools.partial, (_nothing,)
 
 
 def _attached(
@@ -195,10 +192,6 @@ def _attached(
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module: {type(module).__name__} is not a torch.nn.Module")
     return AttachedHooks([module.register_forward_hook(_ForwardHook(recorder, record), with_kwargs=True)])
-
-
-def _no_hook() -> Callable[..., None]:
-    return _nothing
 
 
 def _nothing(*_: object) -> None:

@@ -26,7 +26,7 @@ with extra("stats", "kc_otel.compare"):
     from kc_otel.record.work import on_host, taken
     from kc_otel.recordings.assemble import assembled
     from kc_otel.recordings.recording import DENSITY, RecordingError
-    from kc_otel.recordings.rows import Ragged, RaggedTable
+    from kc_otel.recordings.table import Ragged, RaggedTable
 
 _NAMES: Final = {"train": "train_logprobs", "inference": "inference_logprobs"}
 _WORST_FIRST: Final = (Status.FAIL, Status.INVALID_INPUT, Status.NO_DATA, Status.INCONCLUSIVE, Status.PASS)

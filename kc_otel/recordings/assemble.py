@@ -16,9 +16,8 @@ from kc_otel.record.measure.checks import InvalidReason, check_block, difference
 from kc_otel.record.measure.remarks import swapped
 from kc_otel.record.measure.sampled import renormalised, saturated
 from kc_otel.record.measure.token_checks import LOOK, TOO_SURE, more_than_all, penalised
-from kc_otel.recordings.columns import FLOATS, LOGITS, MASK
 from kc_otel.recordings.recording import DENSITY, Recording, RecordingError, group_of
-from kc_otel.recordings.rows import Problems, Ragged, RaggedTable
+from kc_otel.recordings.table import FLOATS, LOGITS, MASK, Problems, Ragged, RaggedTable
 from kc_otel.stats.surplus import surely_surplus, sureness, surplus
 
 _HALF_PRECISION: Final = 0.25
@@ -30,11 +29,7 @@ _TOLERANCE_NATS: Final = 1e-3
 
 
 def assembled(table: RaggedTable) -> Recording:
-    """The recording that a table holds.
-
-    Raises:
-        RecordingError: If something is wrong with it; each kind of fault at once, with its first place and a count.
-    """
+    """The recording that a table holds; a RecordingError with each kind of fault, its first place and a count."""
     problems = Problems(table.source)
     ragged = {role: part for role, part in table.ragged.items() if not role.startswith(MASK)}
     if "train" not in ragged or "inference" not in ragged:
@@ -173,8 +168,7 @@ def _check(
             row = row_of[place]
             at, value = table.place(int(numbers[row])), given[role][place]
             problems.add(
-                f"{at}: {name}: token {place - starts[row]} is {value:g}; {what}",
-                times=np.unique(row_of[wrong]).size,
+                f"{at}: {name}: token {place - starts[row]} is {value:g}; {what}", times=np.unique(row_of[wrong]).size
             )
 
     density = all(table.attributes[row].get(DENSITY) is True for row in numbers)

@@ -42,11 +42,7 @@ def prompt_id(token_ids: NDArray[np.int64]) -> str:
 
 
 class RecordingError(ValueError):
-    """A recording cannot be used; the message names file, row, field and remedy.
-
-    Attributes:
-        problems: Everything that is wrong, one sentence each, in the order of the file.
-    """
+    """A recording cannot be used; `problems` are sentences with file, row, field and remedy, in the file's order."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
@@ -57,23 +53,12 @@ class RecordingError(ValueError):
 class Recording:
     """Log-probabilities of S sequences with N tokens in all, one sequence after the other, without padding.
 
-    Attributes:
-        train: log P(y) of the sampled tokens under the training kernel, nats, float64 [N].
-        inference: log Q(y) of the same tokens under the kernel that sampled them, nats, float64 [N].
-        lengths: Tokens of each sequence, int64 [S], each at least 1; they add up to N.
-        attributes: What slices are made of, one mapping per sequence [S].
-        token_ids: The sampled tokens, int64 [N]; None where the file has none.
-        advantages: Advantages, float64 [N], a sequence's own repeated over its tokens; None where the file has none.
-        train_kept: log of P's mass on the tokens that truncation (top-p, top-k) kept, nats, float64 [N]: `train` and
-            `inference` are renormalised over them. None where the file has none.
-        versions: Step of the weights that sampled each token, int64 [N]; None where the file has none.
-        positions: Position of each token in its response, int64 [N]; None where the file's mask leaves out nothing
-            between the tokens of a sequence that count.
-        source: Where it came from, for messages.
-        train_logits: Logits of the training kernel, floating [N, V]; None where the file has none.
-        inference_logits: Logits of the inference kernel, floating [N, V]; None where the file has none.
-        masked: Attributes of the sequences that the file's mask leaves no token of; they are not among the S.
-        unread: Columns of the file that are no attributes, and why not: "holds ..., not ...".
+    `train` and `inference` are log P and log Q of the sampled tokens, nats [N]. `lengths` [S] are at least 1 each. What
+    a file does not have is None. `advantages` of a sequence are repeated over its tokens. `train_kept` is the log of
+    P's mass on the tokens that truncation (top-p, top-k) kept: both sides are renormalised over them. `versions` are
+    the steps of the weights that sampled each token, `positions` [N] are in the response, None where the file's mask
+    leaves out nothing between the tokens that count. Logits are [N, V]. `masked` are attributes of the sequences that
+    the file's mask leaves no token of; they are not among the S. `unread` are columns that are no attributes, and why.
     """
 
     train: NDArray[np.float64]

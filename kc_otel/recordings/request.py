@@ -9,6 +9,7 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -21,18 +22,28 @@ from kc_otel.record.kernel import Kernel
 Row = tuple[str, bytes, bytes, bytes, str]
 """request_id, prompt_ids, token_ids, logprobs, about."""
 COLUMNS: Final = "request_id, prompt_ids, token_ids, logprobs, about"
+SUPPORTED: Final = ("temperature", "top_k", "top_p", "min_p")
+"""Processing that a score function has to apply to the training kernel's logits, in this order."""
+
+NEUTRAL: Final[Mapping[str, tuple[Scalar, ...]]] = MappingProxyType(
+    {
+        "temperature": (1.0,),
+        "top_p": (1.0,),
+        "top_k": (0, -1),
+        "min_p": (0.0,),
+        "repetition_penalty": (1.0,),
+        "presence_penalty": (0.0,),
+        "frequency_penalty": (0.0,),
+    }
+)
+"""Values of sampling parameters at which tokens are drawn from the softmax of the logits, the usual one first."""
 _IDS: Final = "<i4"
 _LOGPROBS: Final = "<f4"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptTokens:
-    """The tokens that top-p, top-k or min-p kept, from which each sampled token was drawn.
-
-    Attributes:
-        ids: Their ids, token after token, int64 [kept tokens].
-        counts: How many there are for each sampled token, int64 [tokens].
-    """
+    """The tokens that top-p, top-k or min-p kept, token after token, and how many there are for each sampled one."""
 
     ids: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -42,22 +53,11 @@ class KeptTokens:
 class SampledRequest:
     """One sampled completion of one request. An engine's instrumentation makes it, `kc-otel rescore` reads it.
 
-    Attributes:
-        request_id: The engine's own name of the request, with the index of the completion where there are several.
-        prompt_ids: Prompt tokens, int64 [prompt].
-        token_ids: Sampled tokens, int64 [tokens].
-        logprobs: log Q(y) of the sampled tokens, nats, float32 [tokens].
-        kernel: The inference kernel that sampled them.
-        processing: What was done to the logits before sampling and is part of the distribution that `logprobs` are
-            from: temperature, top_p, top_k, min_p, repetition_penalty, ... by name; empty for none. Together with
-            `logprobs_mode`, since an engine may report log-probabilities from before it.
-        logprobs_mode: `raw` when `logprobs` are from before processing, `processed` when from after it.
-        attributes: What slices are made of.
-        weights: Weight version that sampled it; where an update came between its tokens, each step with the index of
-            its first token, in order; None when the engine does not say.
-        traceparent: W3C trace context of the request's span; empty when there is none.
-        at: When it was finished, unix nanoseconds.
-        kept: The tokens that truncation kept, where the engine says; `logprobs` are then renormalised over them.
+    `logprobs` are log Q of the sampled tokens, nats: from before `processing` (temperature, top_p, ... by name) where
+    `logprobs_mode` is `raw`, from after it where `processed`, and renormalised over the tokens that truncation kept
+    where the engine says which. `weights` is the version that sampled it; where an update came between its tokens, each
+    step with the index of its first token. `traceparent` is the W3C trace context of its span, `at` its end, unix
+    nanoseconds. The id has the index of the completion where there are several.
     """
 
     request_id: str
@@ -72,6 +72,11 @@ class SampledRequest:
     traceparent: str = ""
     at: int = 0
     kept: KeptTokens | None = None
+
+
+def effective(processing: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The processing that changes anything: without top_p = 1 and the like."""
+    return {name: value for name, value in processing.items() if value not in NEUTRAL.get(name, ())}
 
 
 def size_of(request: SampledRequest) -> int:
@@ -89,11 +94,7 @@ def versions_per_token(request: SampledRequest) -> NDArray[np.int64] | None:
 
 
 def encode(request: SampledRequest) -> Row:
-    """The row of a request.
-
-    Raises:
-        ValueError: If a token id does not fit 32 bits, or tokens and log-probabilities differ in number.
-    """
+    """The row of a request; ValueError for ids beyond 32 bits, or other numbers of log-probabilities and tokens."""
     if request.token_ids.shape != request.logprobs.shape or request.token_ids.ndim != 1:
         raise ValueError(
             f"logprobs: shape {request.logprobs.shape} is not that of token_ids, {request.token_ids.shape}"
@@ -119,11 +120,7 @@ def encode(request: SampledRequest) -> Row:
 
 
 def decode(row: Row) -> SampledRequest:
-    """The request of a row.
-
-    Raises:
-        ValueError: If it is none that `encode` wrote.
-    """
+    """The request of a row; ValueError if it is none that `encode` wrote."""
     request_id, prompt_ids, token_ids, logprobs, about = row
     try:
         plain: dict[str, Any] = read_json_text(about)

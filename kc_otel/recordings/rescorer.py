@@ -7,6 +7,10 @@ A crash repeats what was not confirmed. A request that makes the score function 
 behind; when everything fails, or the kernel does not answer, the loop stops and the spool keeps it all. Scored together
 are requests of one kernel, one processing, one weight version and about one length, as fast as a budget allows beside
 what must not be disturbed.
+
+TV(P, Q) = E_Q[(1-w)+] holds for tokens drawn from the very Q whose log-probabilities were kept. An engine that reports
+log-probabilities from before temperature and top-p has drawn from another distribution than it reports, and one that
+decodes greedily has drawn nothing: such requests are refused.
 """
 
 from __future__ import annotations
@@ -26,8 +30,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from kc_otel.record.measure.arrays import host_rows
 from kc_otel.record.pairing import content_key
 from kc_otel.record.recorder import Recorder
-from kc_otel.recordings.comparable import SUPPORTED, effective, refusal
-from kc_otel.recordings.request import SampledRequest, versions_per_token
+from kc_otel.recordings.request import SUPPORTED, SampledRequest, effective, versions_per_token
 from kc_otel.recordings.scoring import Scorer, UnavailableError, UnscorableError
 from kc_otel.recordings.spool import SpoolReader
 
@@ -39,20 +42,21 @@ _TAKEN_AT_ONCE: Final = 256
 _TRACES: Final = TraceContextTextMapPropagator()
 
 
+_REMEDY: Final = {
+    "sglang": "sample with return_sampling_mask, or without truncation and SGLANG_RETURN_ORIGINAL_LOGPROB"
+}
+"""Remedy for log-probabilities from before processing, by engine."""
+
+
 class RescoreError(Exception):
     """Rescoring cannot go on; the spool keeps what was not confirmed."""
 
 
 @dataclass(slots=True)
 class RescoreTotals:
-    """Counts of the rescoring so far.
+    """Requests that were scored, their sampled tokens, the tokens that were read for it, and requests that left.
 
-    Attributes:
-        requests: Requests scored and handed to the recorder.
-        tokens: Sampled tokens among them.
-        prefilled: Tokens that the training kernel had to read for it.
-        confirmed: Requests that left the spool.
-        refused: Requests that could not be compared or scored, by reason.
+    `refused` are those that could not be compared or scored, by reason.
     """
 
     requests: int = 0
@@ -68,15 +72,13 @@ class Rescorer:
     Args:
         reader: The spool.
         recorder: Where drift goes. Sampling was done when the requests were kept; everything is measured.
-        score: The training kernel: log P of given tokens after given prompts. The sequences of one call have the same
-            processing. Where it has an argument `kept`, what the engine says of its truncation is used.
+        score: The training kernel. The sequences of one call have the same processing.
         weights: Weight version of the training kernel.
         adapter: Name of the LoRA adapter that the training kernel has; requests of others are refused.
         supported: Processing that `score` applies; requests with other processing are refused.
         batch_tokens: Most tokens of a batch, padding included.
         budget: How fast it may go; None for as fast as it can.
-        seen: Called with what was scored and its log P, such as `WorstSequences.add` with the time; what it raises is
-            logged, and costs nothing else.
+        seen: Called with what was scored and its log P; what it raises is logged, and costs nothing else.
         poll: Seconds between looks at an empty spool or an endpoint that does not answer.
     """
 
@@ -110,9 +112,7 @@ class Rescorer:
     def run(self, stop: threading.Event, *, follow: bool = False) -> RescoreTotals:
         """Score until the spool is empty, or with `follow` until `stop` is set.
 
-        Raises:
-            RescoreError: If the score function fails on everything, or returns something else than log-probabilities.
-            SpoolError: If the spool cannot be read or written.
+        A RescoreError is raised if the score function fails on everything, or returns no log-probabilities.
         """
         while not stop.is_set():
             taken = self._reader.take(_TAKEN_AT_ONCE)
@@ -234,6 +234,51 @@ class Rescorer:
         self._recorder.refuse(reason, why)
 
 
+def refusal(
+    request: SampledRequest, weights: int | str | None = None, adapter: str = "", supported: Sequence[str] = SUPPORTED
+) -> tuple[str, str] | None:
+    """Return the counter's reason and a sentence with the remedy if a request cannot be compared; else None.
+
+    Of the training kernel there are its weight version, None where nobody says, the name of its LoRA adapter, empty for
+    none, and the processing that its score function applies.
+    """
+    processing = effective(request.processing)
+    if not request.token_ids.size:
+        return "no_tokens", f"request {request.request_id} has no sampled tokens"
+    if processing.get("temperature") == 0:
+        return "greedy", "temperature is 0: nothing was sampled, so (1-w)+ estimates nothing; sample, or look at logits"
+    if request.logprobs_mode == "raw" and processing:
+        said = ", ".join(f"{name}={value}" for name, value in sorted(processing.items()))
+        remedy = _REMEDY.get(request.kernel.engine, "start vLLM with --logprobs-mode processed_logprobs")
+        return "raw_logprobs", f"drawn with {said}, but the log-probabilities are from before it; {remedy}"
+    other = sorted(set(processing) - set(supported))
+    if other:
+        only = f"only {', '.join(supported)} can" if supported else "score it with `rescore --model`"
+        return "unsupported_processing", f"{', '.join(other)} cannot be applied to the training kernel; {only}"
+    if said := _wrong_weights(request, weights, adapter):
+        return "wrong_weights", said
+    return None
+
+
+def _wrong_weights(request: SampledRequest, weights: int | str | None, adapter: str) -> str:
+    if (served := str(request.attributes.get("lora", ""))) != adapter:
+        sides = (f"the LoRA adapter {name!r}" if name else "no LoRA adapter" for name in (served, adapter))
+        said = "sampled with {}, scored with {}".format(*sides)
+        return f"{said}; score it with that adapter, and say its name (rescore --adapter)"
+    if weights is not None and request.weights is not None and _other_weights(request.weights, weights):
+        said = f"sampled with weights {request.weights!r}, scored with {weights!r}"
+        return f"{said}; rescore with the checkpoint that served"
+    return ""
+
+
+def _other_weights(sampled: int | str | tuple[tuple[int, int], ...], scored: int | str) -> bool:
+    """Return True if two versions differ and are not both steps, whose difference would be measured as a lag."""
+    if isinstance(sampled, tuple):
+        return any(_other_weights(step, scored) for step, _ in sampled)
+    both_steps = isinstance(sampled, int) and isinstance(scored, int)
+    return not both_steps and str(sampled) != str(scored)
+
+
 def _checked(requests: Sequence[SampledRequest], logprobs: Sequence[Any], rows: int) -> list[Any]:
     if len(logprobs) != len(requests):
         raise RescoreError(f"the score function returned {len(logprobs)} arrays for {len(requests)} requests")
@@ -296,16 +341,7 @@ def _alike(request: SampledRequest) -> Hashable:
 
 
 class TokenBudget:
-    """A token bucket: on average `rate` tokens a second, with at most `burst_seconds` of them saved up.
-
-    Args:
-        rate: Tokens a second.
-        clock: Monotonic seconds.
-        burst_seconds: How long unused budget is kept.
-
-    Raises:
-        ValueError: If the rate is not a positive number.
-    """
+    """A token bucket: on average `rate` tokens a second, with at most `burst_seconds` of them saved up."""
 
     def __init__(self, rate: float, clock: Callable[[], float], burst_seconds: float = 10.0) -> None:
         if not rate > 0.0:

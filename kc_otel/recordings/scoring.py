@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.comparable import SUPPORTED, effective
-from kc_otel.recordings.request import KeptTokens
+from kc_otel.recordings.request import SUPPORTED, KeptTokens, effective
 
 if TYPE_CHECKING:
     import torch
@@ -46,21 +45,13 @@ class Scorer(Protocol):
         processing: Mapping[str, Scalar] | None = None,
         kept: Sequence[KeptTokens] | None = None,
     ) -> Sequence[Any]:
-        """Score tokens that are given.
+        """Return for each sequence the log-probabilities of its tokens, nats, [tokens], NumPy or torch.
 
-        `kept` is only given to functions that have an argument of this name. For others processing has to say enough:
-        top_p then cuts where the training kernel would, and a token beyond that has -inf.
-
-        Args:
-            prompt_ids: Prompt of each sequence, integers [prompt].
-            token_ids: Tokens that follow it, integers [tokens].
-            processing: Temperature, top_p, top_k and min_p by name, of all sequences alike; None for none.
-            kept: Per sequence the tokens that the inference kernel's truncation kept, in the place of top_p, top_k and
-                min_p.
-
-        Returns:
-            Per sequence the log-probability of each of its tokens, nats, floating [tokens], NumPy or torch. With `kept`
-            [2, tokens]: that, before truncation, and the log of the mass of the tokens that were kept.
+        `processing` is of all sequences alike. `kept` are, per sequence, the tokens that the inference kernel's
+        truncation kept, in the place of top_p, top_k and min_p; the result is then [2, tokens]: log-probabilities
+        before truncation, and the log of the mass of the tokens that were kept. It is only given to functions that have
+        an argument of this name. For others processing has to say enough: top_p then cuts where the training kernel
+        would, and a token beyond that has -inf.
         """
 
 
@@ -125,9 +116,6 @@ def sampled_logprobs(
 
     Temperature first, then min-p, top-k and top-p, each on what the one before left; a token that they leave out has
     -inf. Ties with the k-th logit stay. Logits are [positions, vocabulary], of any floating dtype.
-
-    Raises:
-        ValueError: If the processing cannot be applied.
     """
     import torch  # noqa: PLC0415 - the core does without torch
 
@@ -143,11 +131,7 @@ def sampled_logprobs(
 
 
 def processed(logits: torch.Tensor, processing: Mapping[str, Scalar] | None) -> torch.Tensor:
-    """Logits [positions, vocabulary] after processing, -inf where nothing is sampled; may return its argument.
-
-    Raises:
-        ValueError: If the processing cannot be applied.
-    """
+    """Logits [positions, vocabulary] after processing, -inf where nothing is sampled; may return its argument."""
     wanted, lowest = _checked(processing), float("-inf")
     if (temperature := wanted.get("temperature", 1.0)) != 1.0:
         logits = logits / temperature
@@ -168,9 +152,6 @@ def kept_mass(logits: torch.Tensor, kept: KeptTokens, processing: Mapping[str, S
     """Log of the mass, nats, float64 [positions], that logits give to the tokens that a truncation kept.
 
     Logits are [positions, vocabulary], of any floating dtype; processing is what comes before the truncation.
-
-    Raises:
-        ValueError: If there is not one set of tokens for each position.
     """
     import torch  # noqa: PLC0415 - the core does without torch
 

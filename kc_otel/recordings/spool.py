@@ -51,12 +51,9 @@ class SpoolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SpoolStats:
-    """Outcomes of the requests of this process.
+    """Requests of this process: those committed to the file, those in the queue, and those not kept, by reason.
 
-    Attributes:
-        written: Acknowledged: committed to the file.
-        waiting: In the queue, not yet written.
-        dropped: Not kept, by reason: `queue-full`, `too-large`, `spool-full`, `spool-failed`, `unwritable`, `closed`.
+    Reasons: `queue-full`, `too-large`, `spool-full`, `spool-failed`, `unwritable`, `closed`.
     """
 
     written: int = 0
@@ -67,16 +64,9 @@ class SpoolStats:
 class Spool(PerProcess):
     """Keeps served requests in a bounded file until `kc-otel rescore` has scored them.
 
-    `put` may be called from any thread and never waits for the disk. A forked child that goes on gets a
-    queue and a connection of its own.
-
-    Args:
-        path: The file; several processes may share it.
-        max_bytes: Largest size of the file. A request of 1,000 prompt and 500 sampled tokens takes about 9 KB.
-        max_age: Seconds after which a request that nobody scored is removed, while this process runs.
-
-    Raises:
-        ValueError: If the age is not above 0.
+    `put` may be called from any thread and never waits for the disk. A forked child that goes on gets a queue and a
+    connection of its own. A request of 1,000 prompt and 500 sampled tokens takes about 9 KB of the `max_bytes` of the
+    file. One that nobody scored for `max_age` seconds is removed, while this process runs.
     """
 
     _connection: sqlite3.Connection | None
@@ -155,12 +145,6 @@ class SpoolReader:
     """The one reader of a spool.
 
     What `take` returned and `done` did not confirm is there again for the next reader: at least once, never lost.
-
-    Args:
-        path: The file.
-
-    Raises:
-        SpoolError: If the file is no spool, or another process reads it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -181,9 +165,6 @@ class SpoolReader:
         """The next requests, oldest first, with the numbers that `done` wants; each is taken once by this reader.
 
         A row that cannot be read is removed and logged.
-
-        Raises:
-            SpoolError: If the file cannot be read.
         """
         try:
             rows = self._connection.execute(
@@ -203,11 +184,7 @@ class SpoolReader:
         return found
 
     def done(self, numbers: Iterable[int]) -> None:
-        """Forget requests whose drift has been exported.
-
-        Raises:
-            SpoolError: If the file cannot be written; they will be scored again after a restart.
-        """
+        """Forget requests whose drift has been exported; after a SpoolError a restart scores them again."""
         try:
             _forget(self._connection, numbers)
         except sqlite3.Error as error:
@@ -230,11 +207,7 @@ class SpoolReader:
 
 
 def _connect(path: Path, max_bytes: int | None = None) -> sqlite3.Connection:
-    """Open or create a spool, of at most so many bytes where it is written.
-
-    Raises:
-        SpoolError: If the file is no spool, or cannot be opened or written.
-    """
+    """Open or create a spool, of at most so many bytes where it is written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Prompts and answers of users: for the account that serves, whatever its umask is. SQLite gives the files

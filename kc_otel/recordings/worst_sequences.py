@@ -28,7 +28,6 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.registry.clause_metrics import DERIVED
 from kc_otel.contract.slices import ALL
 from kc_otel.record.measure.sampled import SEQUENCE, TOKEN, log_ratio
-from kc_otel.recordings.redacted import Redacted
 from kc_otel.recordings.request import SampledRequest
 
 _TABLE: Final = """CREATE TABLE IF NOT EXISTS worst (
@@ -52,16 +51,9 @@ _MAX_TOKENS: Final = 4096
 class WorstSequence:
     """One sequence.
 
-    Attributes:
-        value: What the clause is about, of this sequence alone: its mean over the tokens, or the largest of them.
-        at: When it was served, Unix time.
-        request_id: The engine's name of the request.
-        trace_id: Of the request's span, hexadecimal; empty where there is none.
-        prompt: Its text, or its token ids as words; empty where it is hashed.
-        prompt_hash: By which two askings of a prompt can be told to be one; empty where the prompt is kept.
-        prompt_tokens: How many there were.
-        tokens: Texts of the sampled tokens, or their ids as words; none where completions are not kept.
-        log_ratios: log P - log Q of each of them, nats.
+    `value` is what the clause is about, of this sequence alone: its mean over the tokens, or the largest of them. `at`
+    is when it was served, Unix time. `prompt` and `tokens` are texts, or ids as words; empty where they are redacted.
+    `log_ratios` are log P - log Q of each token, nats.
     """
 
     value: float
@@ -76,19 +68,10 @@ class WorstSequence:
 
 
 class WorstSequences:
-    """Keeps the worst of what is scored.
+    """Keeps the worst of what is scored: `most` of each clause, slice and inference kernel, for `max_age` seconds.
 
-    Args:
-        path: The file; it is made for the account of this process alone.
-        contract: Contract with the clauses and slices.
-        most: Sequences of each clause, slice and inference kernel.
-        max_age: Seconds for which one is kept.
-        redacted: Parts of them that are not stored.
-        text: Gives the text of token ids; None to keep them as numbers.
-
-    Raises:
-        OSError: If the file cannot be made.
-        ValueError: If it is a file of something else, or a number is none.
+    The file is made for the account of this process alone. `redacted` parts, `prompts` and `completions`, are not
+    stored. `text` gives the text of token ids; without it they are kept as numbers.
     """
 
     def __init__(
@@ -98,7 +81,7 @@ class WorstSequences:
         *,
         most: int = 5,
         max_age: float = 86400.0,
-        redacted: Collection[Redacted] = (),
+        redacted: Collection[str] = (),
         text: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         if most < 1 or not max_age > 0.0:
@@ -112,11 +95,7 @@ class WorstSequences:
         self._connection, self._salt = _opened(Path(path))
 
     def add(self, requests: Sequence[SampledRequest], train: Sequence[Any], now: float) -> None:
-        """Keep those that are worse than what is kept, by log P [tokens] of each, nats, at a Unix time.
-
-        Raises:
-            OSError: If the file cannot be written.
-        """
+        """Keep those that are worse than what is kept, by log P [tokens] of each, nats, at a Unix time."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             with self._connection as worst:
@@ -156,10 +135,10 @@ class WorstSequences:
 
     def _content(self, request: SampledRequest, ratios: NDArray[np.float64]) -> dict[str, Any]:
         kept = slice(_MAX_TOKENS)
-        hashed = Redacted.PROMPTS in self._redacted
+        hashed = "prompts" in self._redacted
         prompt = request.prompt_ids.tolist()
         digest = hashlib.blake2b(request.prompt_ids.tobytes(), key=self._salt, digest_size=16).hexdigest()
-        without = Redacted.COMPLETIONS in self._redacted
+        without = "completions" in self._redacted
         return {
             "trace_id": request.traceparent.split("-")[1] if request.traceparent.count("-") == 3 else "",
             "prompt": "" if hashed else self._said(prompt)[kept],
@@ -176,9 +155,7 @@ class WorstSequences:
 def read_worst(path: Path, contract: str, clause: str, slice: str, kernel: str) -> tuple[WorstSequence, ...]:
     """Read the stored sequences of a cell, the worst first; of one inference kernel, by its fingerprint, or of any.
 
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it holds something else.
+    OSError means that the file cannot be read, ValueError that it holds something else.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:

@@ -261,28 +261,19 @@ def test_a_limit_that_is_no_number_has_one_error_and_no_warning_about_0():
     ]
 
 
-def test_saved_responses_and_a_trainers_folder_are_gated_and_verified(run, contract, tmp_path):
-    """Two servers' answers are one window, found again by the checksum of both; of a folder each file is a window."""
+def test_each_file_of_a_trainers_folder_is_a_window(run, contract, tmp_path):
     rng = np.random.default_rng(5)
     folder = tmp_path / "step_1"
     folder.mkdir()
-    files = {name: (tmp_path / f"{name}.jsonl").open("w") for name in ("p", "q", "step_1/rank_0", "step_1/rank_1")}
-    for row in range(80):
-        q = -rng.exponential(0.7, 30)
-        p, ids = np.minimum(q + 0.01 * rng.standard_normal(30), 0.0).tolist(), rng.integers(1, 99, 30).tolist()
-        given, sampled = ([[v, t, None] for v, t in zip(side, ids, strict=True)] for side in (p, q.tolist()))
-        files["p"].write(json.dumps({"meta_info": {"input_token_logprobs": [[None, 1, None], *given]}}) + "\n")
-        files["q"].write(json.dumps({"meta_info": {"output_token_logprobs": sampled}, "task": "code"}) + "\n")
-        line = {"trainer_logprobs": p, "inference_logprobs": q.tolist(), "loss_mask": [True] * 30, "token_ids": ids}
-        files[f"step_1/rank_{row % 2}"].write(json.dumps({**line, "task": "code"}) + "\n")
-    for file in files.values():
-        file.close()
-    pair = f"train={tmp_path / 'p.jsonl'},inference={tmp_path / 'q.jsonl'}"
+    for rank in range(2):
+        lines = []
+        for _ in range(40):
+            q = -rng.exponential(0.7, 30)
+            p, ids = np.minimum(q + 0.01 * rng.standard_normal(30), 0.0).tolist(), rng.integers(1, 99, 30).tolist()
+            sides = {"trainer_logprobs": p, "inference_logprobs": q.tolist()}
+            lines.append(json.dumps({**sides, "loss_mask": [True] * 30, "token_ids": ids, "task": "code"}))
+        (folder / f"rank_{rank}.jsonl").write_text("\n".join(lines))
     only = ("--require", "token-tv", "--slice", "all", "--slice", "code")
-    code, out, err = run("gate", "run", contract, pair, *only, "--evidence", tmp_path / "gate")
-    assert code == 0, out + err
-    assert run("gate", "verify", tmp_path / "gate", "--recordings", pair)[0] == 0
-    assert run("gate", "verify", tmp_path / "gate", "--recordings", tmp_path / "p.jsonl")[0] == 1
     code, out, _ = run("gate", "run", contract, folder, *only)
     assert code == 0, out
     assert out.startswith("advance: "), out

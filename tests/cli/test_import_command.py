@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kc_otel.contract.input_reasons import REASONS
-from kc_otel.recordings.importers.follow import Ledger, unseen
+from kc_otel.recordings.importers.importer import Ledger, unseen
 
 CONTRACT = """apiVersion: kernel-contract/v1
 kind: KernelContract

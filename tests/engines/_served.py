@@ -51,10 +51,7 @@ def rescoring(spool, contract, otlp, *options):
     """`kc-otel rescore` as a process of its own."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "KC_OTEL_"))}
     return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "kc_otel", "rescore", str(spool)),
-            *("--contract", str(contract), *map(str, options)),
-        ],
+        [*(sys.executable, "-m", "kc_otel", "rescore", str(spool)), *("--contract", str(contract), *map(str, options))],
         env=environment | {"OTEL_EXPORTER_OTLP_ENDPOINT": otlp, "OTEL_TRACES_EXPORTER": "none"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -38,7 +38,6 @@ def test_onnx_runtimes_int8_is_refused_and_its_float32_goes_on(tiny_model, tmp_p
 
 
 def test_llama_cpp_goes_on_in_eight_bits_and_is_refused_in_four(tiny_model, tmp_path):
-    """Sixteen and eight bits keep the limit, four break it, and fewer bits drift further."""
     found = gated("llama.cpp", tiny_model, tmp_path)
     assert {dtype: status for dtype, (status, _) in found.items()} == {"F16": 0, "Q8_0": 0, "Q4_0": 1}
     drift = [found[dtype][1]["all"] for dtype in ("F16", "Q8_0", "Q4_0")]

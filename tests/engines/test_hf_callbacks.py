@@ -153,7 +153,6 @@ def test_at_each_evaluation_where_no_interval_is_given(trainer, judged, samples)
 
 
 def test_verdicts_are_in_what_the_trainer_logs(trainer, samples):
-    """Reporters that stand before the user's callbacks get them too, by step, and not any more after the undo."""
     from transformers import TrainerCallback
 
     class Reporter(TrainerCallback):
@@ -201,7 +200,6 @@ def test_the_training_kernel_is_the_one_that_trains(trainer, judged, samples, ti
 
 
 def test_training_is_the_same_with_and_without(trainer, judged, samples):
-    """Scoring between the steps changes neither weights nor the training mode."""
     recorder, _ = judged
     kernel = Copy()
     plain = trainer()
@@ -214,7 +212,6 @@ def test_training_is_the_same_with_and_without(trainer, judged, samples):
 
 
 def test_a_failing_scorer_costs_a_comparison_and_no_training(trainer, judged, samples):
-    """What the user's scorer raises is counted, and all steps are made."""
     recorder, _ = judged
 
     def broken(*_):
@@ -236,7 +233,6 @@ def test_a_sharded_model_is_named_as_such(judged, samples):
 
 
 def test_a_halt_stops_training_after_the_step(trainer):
-    """Training ends with the step after which the evaluator asks for it, and the reason is kept."""
     asked = []
     stop = StopWhenHalted(lambda: asked.append(1) or ("token-tv on all fails" if len(asked) == 2 else None))
     running = trainer(stop)
@@ -246,8 +242,6 @@ def test_a_halt_stops_training_after_the_step(trainer):
 
 
 def test_training_goes_on_while_nobody_can_tell(trainer):
-    """A router that fails stops nothing."""
-
     def broken():
         raise OSError("no table")
 
@@ -267,7 +261,6 @@ def _process(rank, store, results):
 
 
 def test_the_first_process_halts_all(tmp_path):
-    """No process is left waiting for others that have stopped."""
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     processes = [context.Process(target=_process, args=(rank, tmp_path / "store", results)) for rank in range(2)]

@@ -41,7 +41,6 @@ def alone(model, prompt, tokens):
 
 
 def test_a_batch_of_all_lengths_scores_as_each_sequence_alone(loaded, sequences):
-    """Padding, positions and the part of the logits that is kept change nothing, and training mode comes back."""
     model, _ = loaded
     model.model.layers[0].eval()
     found = hf_scorer(model)(*sequences)
@@ -54,7 +53,6 @@ def test_a_batch_of_all_lengths_scores_as_each_sequence_alone(loaded, sequences)
 
 
 def test_the_cut_into_forwards_changes_nothing(loaded, sequences):
-    """However few logits fit, the scores are the same, and no forward holds more unless one sequence needs it."""
     model, _ = loaded
     sizes = []
     handle = model.register_forward_hook(lambda *args: sizes.append(args[-1].logits.numel()))
@@ -82,7 +80,6 @@ def test_autocast_is_the_scorers_and_not_the_callers(loaded, sequences):
 
 
 def test_vllm_reports_the_same_after_temperature_and_truncation(loaded, tiny_model):
-    """What vLLM calls processed log-probs of its samples is what the scorer makes of them with the same processing."""
     from vllm import SamplingParams
 
     model, tokenizer = loaded

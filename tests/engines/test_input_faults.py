@@ -84,7 +84,6 @@ def test_without_a_fault_everything_passes_and_drift_is_rounding(plain):
 
 
 def test_temperature_and_truncation_pass_when_both_sides_have_them(rollouts, training, asked):
-    """The same requests without the fault: processed log-probs of the engine, and the same processing in training."""
     score = hf_scorer(training[0])
     for key, processing in (("warm", WARM), ("narrow", NARROW)):
         tokens, inference = rollouts[key]
@@ -101,7 +100,6 @@ def test_the_temperature_trap_is_named(rollouts, training, asked):
 
 
 def test_a_training_side_without_the_temperature_is_named(rollouts, training, asked):
-    """The other way round: the engine reports what it sampled from, and training forgets to divide its logits."""
     tokens, inference = rollouts["warm"]
     train = np.array(hf_scorer(training[0])(asked, list(tokens)))
     assert faulty(train, inference) == {"temperature_mismatch": 12}
@@ -109,7 +107,6 @@ def test_a_training_side_without_the_temperature_is_named(rollouts, training, as
 
 
 def test_top_p_on_one_side_is_named(rollouts, training, asked):
-    """Sampled with top-p 0.9 and scored without."""
     tokens, inference = rollouts["narrow"]
     train = np.array(hf_scorer(training[0])(asked, list(tokens)))
     assert faulty(train, inference) == {"truncated_sampling": 12}
@@ -123,7 +120,6 @@ def test_a_not_same_tokens_is_named(plain):
 
 
 def test_a_prompt_that_was_encoded_again_is_named(plain, training, asked):
-    """Prompts sampled as ids, decoded and encoded again: other ids, other prefixes, and drift that is none."""
     model, tokenizer = training
     tokens, inference, _ = plain
     # What a turn of a conversation looks like: the ids of an earlier answer, which no encoder would have chosen.
@@ -139,7 +135,6 @@ def test_a_prompt_that_was_encoded_again_is_named(plain, training, asked):
 
 
 def test_other_tokens_are_named(plain, training):
-    """An answer that was decoded and encoded again has other ids, or another number of them."""
     tokens, inference, train = plain
     tokenizer = training[1]
     again = [tokenizer(tokenizer.decode(row))["input_ids"] for row in tokens]

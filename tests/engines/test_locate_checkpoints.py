@@ -148,7 +148,6 @@ def test_an_unsynced_tensor_is_named(locate, kind, tensor, operator):
 
 
 def test_another_rope_base_is_rotary_and_not_attention(locate):
-    """Of the whole model, with the setting of config.json that differs."""
     made = checkpoint("checkpoint")
     given = json.loads((made / "config.json").read_text())["rope_parameters"]
     changed(made, "base", config={"rope_parameters": {**given, "rope_theta": 9000.0}})
@@ -167,8 +166,6 @@ def test_another_number_format_is_no_fault(locate):
 
 
 def test_shares_are_of_operators_in_layers_and_of_the_cache(locate):
-    """int4 of one operator in two layers, and an fp8 cache everywhere: each has its part, and they add up."""
-
     def rounded(held):
         for layer in (1, 2):
             name = f"model.layers.{layer}.mlp.down_proj.weight"
@@ -205,14 +202,12 @@ def without_a_layer(held):
     ],
 )
 def test_another_model_is_refused_with_the_reason(locate, other, said):
-    """Architecture, depth, width, heads, and weights of another training; before anything is run."""
     checkpoint("checkpoint")
     checkpoint("other", **other)
     assert said in locate("other", code=2)
 
 
 def test_missing_layers_are_refused_where_transformers_would_make_them_up(locate):
-    """It fills in random numbers and only warns."""
     changed(checkpoint("checkpoint"), "short", without_a_layer)
     assert "short: has no model.layers.2.input_layernorm.weight and 8 more" in locate("short", code=2)
 
@@ -250,7 +245,6 @@ def test_another_tokenizer_is_refused_and_another_template_is_the_culprit(locate
 
 
 def test_two_machines_that_each_have_one_kernel_find_it_too(locate):
-    """Captured apart, on the same tokens: the first divergence is the rotary embedding of layer 1."""
     checkpoint("checkpoint")
     cli._register("locate")
     for kernel, tokens, out in (

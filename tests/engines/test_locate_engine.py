@@ -75,7 +75,6 @@ def refused(runs):
 
 
 def test_bf16_has_no_culprit(locate, tiny_model):
-    """VLLM in bf16 differs from fp32 by what the trainer's own operators in bf16 do, at every operator and the head."""
     found = locate(tiny_model)
     assert found["culprit"] is None
     rows = {row["boundary"]["operator"]: row for row in found["boundaries"]}
@@ -87,7 +86,6 @@ def test_bf16_has_no_culprit(locate, tiny_model):
 
 @needs_fp8_cache
 def test_an_fp8_kv_cache_is_named(locate, tiny_model):
-    """The cache in every layer, and not the attention that reads it: all of the drift is its."""
     found = locate(tiny_model, "kv_cache_dtype=fp8")
     cache = "kv_cache" if reads_back() else "attention"
     assert found["culprit"]["boundary"]["operator"] == cache
@@ -114,7 +112,6 @@ def test_int8_weights_and_activations_are_named(locate, tiny_model, tmp_path):
 
 
 def test_scales_in_the_wrong_order_are_named(locate, tiny_model, tmp_path):
-    """int8 with one product's scales turned: its layer, although int8 is above noise everywhere."""
     folder = in_int8(tiny_model, tmp_path / "int8")
     scales_turned(folder, 2)
     boundary = locate(folder)["culprit"]["boundary"]
@@ -123,7 +120,6 @@ def test_scales_in_the_wrong_order_are_named(locate, tiny_model, tmp_path):
 
 @pytest.mark.usefixtures("runs")
 def test_two_machines_name_an_engine_too(tiny_model, tmp_path):
-    """The engine's capture and the trainer's, on the engine's tokens; prompts without completions are gone on with."""
     rows = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
     bare = [{"token_ids": [*row["prompt_ids"], *row["token_ids"]]} for row in rows]
     (tmp_path / "bare.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in bare))
@@ -150,18 +146,13 @@ def test_two_machines_name_an_engine_too(tiny_model, tmp_path):
     [
         ("model", "enforce_eager=false", "the engine compiles its layers, which cannot be watched then"),
         ("model", "enable_prefix_caching=true", "the engine skips what it has seen before"),
-        (
-            "model",
-            "max_model_len=32",
-            "a sequence has 48 tokens and the engine takes 31 at most",
-        ),
+        ("model", "max_model_len=32", "a sequence has 48 tokens and the engine takes 31 at most"),
         ("nowhere", "seed=0", "nowhere: vLLM does not load it"),
         ("other", "seed=0", "the checkpoints are others"),
         ("lacks", "seed=0", "layers.2.self_attn.o_proj.weight, which all of its other layers have"),
     ],
 )
 def test_what_cannot_be_watched_or_compared_is_refused(refused, tiny_model, tmp_path, checkpoint, engine, said):
-    """With what to give instead; weights of another training although the engine has packed them."""
     if checkpoint == "other":
         other_embeddings(tiny_model, tmp_path / "other")
     if checkpoint == "lacks":  # vLLM would load it in silence

@@ -98,7 +98,6 @@ def passed(verdicts, clause):
 
 
 def test_float32_keeps_every_clause_on_every_slice(matrix):
-    """The same arithmetic in another program: every cell of the contract passes."""
     assert {verdict.status for verdict in matrix.verdicts["fp32"].values()} == {"PASS"}
     assert len(matrix.verdicts["fp32"]) == 4 * 6
 
@@ -107,7 +106,6 @@ def test_float32_keeps_every_clause_on_every_slice(matrix):
     "name", [pytest.param(name, marks=needs_fp8_cache if name == "fp8 KV cache" else ()) for name in CASES]
 )
 def test_no_verdict_contradicts_the_exact_drift(matrix, name):
-    """What fails is over its limit, what passes is not, and what is clearly on one side has been decided."""
     for clause in matrix.contract.clauses:
         for slice_, drift in matrix.exact[name].items():
             true, verdict = statistic(clause, *drift), matrix.verdicts[name][clause.id, slice_]
@@ -137,7 +135,6 @@ def test_each_engine_is_caught_on_the_slice_where_it_is_worst(matrix, name, clau
 
 @needs_fp8_cache
 def test_a_quantised_cache_is_worse_on_long_prompts(matrix):
-    """Beside the kind of text, the length of the prompt decides: more keys and values are read from the cache."""
     clause = next(candidate for candidate in matrix.contract.clauses if candidate.id == "cache")
     true = {name: statistic(clause, *matrix.exact["fp8 KV cache"][name]) for name in ("short", "long")}
     assert true["long"] > true["short"]
@@ -149,7 +146,6 @@ def test_a_quantised_cache_is_worse_on_long_prompts(matrix):
     ("name", "broken"), [("bf16", {"long"}), pytest.param("bf16, one KV split", set(), marks=avx512_arithmetic)]
 )
 def test_splitting_keys_and_values_makes_a_kernel_depend_on_its_batch(matrix, name, broken):
-    """A request alone against the same in a batch, one kernel: the numbers differ where attention splits a long one."""
     kept = matrix.kept[name]
     sides = defaultdict(list)
     for number in (int(key.rpartition("-")[2]) for key in kept if key.startswith("alone-tokens-")):

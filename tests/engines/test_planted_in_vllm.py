@@ -53,7 +53,6 @@ def is_named(found, fault):
 
 @pytest.mark.parametrize("fault", ENGINE_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_in_an_engine_is_named(pair, fault):
-    """Kind, operator and layer are those that were planted, and no other layer is accused."""
     from kc_otel.diagnose.torch_locate import locate
 
     train, kernel, sequences = pair
@@ -72,7 +71,6 @@ def test_a_fault_is_named_from_captures(pair, captured, training_capture, fault)
 
 
 def test_nothing_is_named_in_a_mended_engine(pair, captured, training_capture):
-    """After all that: neither by locating nor from captures."""
     from kc_otel.diagnose.torch_locate import locate
 
     train, kernel, sequences = pair

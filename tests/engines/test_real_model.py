@@ -31,7 +31,6 @@ def tokenizer(real_model):
 
 
 def test_text_comes_back_from_the_tokenizer_and_digits_are_single(tokenizer):
-    """Byte-level merges lose no character, a template's marks are one token, and 1965 is four."""
     for prompt in prompts():
         assert tokenizer.decode(tokenizer(prompt.text)["input_ids"]) == prompt.text
     assert len(tokenizer("1965")["input_ids"]) == 4
@@ -55,7 +54,6 @@ def test_two_programs_read_one_set_of_weights(real_model, tokenizer):
 
 @pytest.mark.usefixtures("real_model")
 def test_a_pair_is_measured_prompt_by_prompt_and_goes_on_where_it_was(tmp_path, capsys):
-    """What is there is not measured again; estimates and truth are of the same size."""
     arguments = ["--job", "llama-q4_1", "--folder", str(tmp_path), "--rollouts", "2", "--tokens", "8"]
     study([*arguments, "--prompts", "1"])
     first = measure.file_of(tmp_path, "llama-q4_1", 0)

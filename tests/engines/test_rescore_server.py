@@ -121,7 +121,6 @@ def test_requests_carry_what_they_were_drawn_with(story):
 
 
 def test_a_killed_rescorer_loses_nothing(story):
-    """What it had not confirmed is still in the spool in its order; the next one finishes it."""
     names = [request.request_id for request in story.requests]
     assert 0 < len(story.left) < len(names), story.log
     assert story.left == names[-len(story.left) :]
@@ -129,7 +128,6 @@ def test_a_killed_rescorer_loses_nothing(story):
 
 
 def test_what_cannot_be_compared_is_refused_with_its_reason(story):
-    """Log-probabilities from before temperature, and weights of another version, are counted and not measured."""
     assert "not comparable: 4 raw_logprobs" in story.summary
     assert "start vLLM with --logprobs-mode processed_logprobs" in story.summary
     refused = [request for request in story.requests if request.weights == "checkpoint-9"]
@@ -137,7 +135,6 @@ def test_what_cannot_be_compared_is_refused_with_its_reason(story):
 
 
 def test_every_slice_gets_its_verdict(story):
-    """Each token that was served and can be compared is in a verdict, with temperature and top-p on both sides."""
     found = {cell["slice"]: cell for cell in story.cells}
     assert {name: cell["status"] for name, cell in found.items()} == {"all": "PASS", "code": "PASS", "prose": "PASS"}
     comparable = [r for r in story.requests if r.weights is None and not (r.logprobs_mode == "raw" and r.processing)]

@@ -18,13 +18,11 @@ def served():
 
 
 def test_one_slice_is_moved_and_the_rest_stays(served):
-    """Everything is served by the fp8 engine until tables break the contract; then tables alone by the other one."""
     before, after, _ = served
     assert set(before) == {(name, FP8) for name in SLICES}
     assert after == {("tables", BF16): 2 * BATCH, ("code", FP8): 2 * BATCH, ("prose", FP8): 2 * BATCH}
 
 
 def test_the_route_outlives_the_evaluator(served):
-    """The proxy goes on as the last table says."""
     _, _, alone = served
     assert alone == {("tables", BF16): BATCH, ("code", FP8): BATCH, ("prose", FP8): BATCH}

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_what_vllm_kept_is_what_both_kernels_are_compared_over(tiny_model):
-    """Its masks are recorded as its caller gets them; over them little is left of what looked like a drift."""
     from transformers import AutoModelForCausalLM
 
     command = [sys.executable, "-m", "tests.engines._sampling_mask_run", str(tiny_model)]

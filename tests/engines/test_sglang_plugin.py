@@ -172,7 +172,6 @@ def test_the_hooked_methods_and_fields_are_those_of_sglang():
 
 
 def test_a_request_is_kept_with_its_log_probabilities_and_the_client_sees_nothing(manager):
-    """The scheduler is asked for them, in two steps they come back, and the weights' version is the server's."""
     request = tokenized(params={"temperature": 0.7, "custom_params": {"task": "code"}})
     run(manager, request, output(ids=[1], logprobs=[-0.5]), output(ids=[2, 3], logprobs=[-1.0, -2.0], reason="stop"))
     assert request.return_logprob
@@ -186,7 +185,6 @@ def test_a_request_is_kept_with_its_log_probabilities_and_the_client_sees_nothin
 
 
 def test_weight_versions_are_those_of_each_token(manager):
-    """Spans of an update that came under way."""
     from sglang.srt.utils.weight_versions import WeightVersionSpan
 
     spans = [WeightVersionSpan(version="3", start=0, end=1), WeightVersionSpan(version="4", start=1, end=2)]
@@ -196,7 +194,6 @@ def test_weight_versions_are_those_of_each_token(manager):
 
 @pytest.mark.parametrize("mode", ["selected", "support"])
 def test_a_sampling_mask_makes_truncated_requests_comparable(manager, mode):
-    """Log-probabilities are then over the kept tokens; without a mask they are from before top-p, and said to be."""
     from sglang.srt.sampling.sampling_mask import SamplingMaskChunk
 
     of_support = np.log(np.float32([0.6, 0.4, 1.0]))
@@ -236,7 +233,6 @@ def test_what_cannot_be_scored_again_is_counted(manager):
 
 
 def test_a_fault_of_ours_does_not_reach_sglang(manager, caplog, tmp_path):
-    """Whatever a request looks like, it is answered; a contract that cannot be read is named once."""
     run(manager, tokenized(), output(reason="stop", output_token_sampling_mask=None))
     broken = tokenized("b")
     broken.input_ids = 5
@@ -256,7 +252,6 @@ def test_a_fault_of_ours_does_not_reach_sglang(manager, caplog, tmp_path):
 
 
 def test_without_a_contract_nothing_is_hooked(sglang, monkeypatch):
-    """The plugin is loaded in every process of every SGLang on the machine."""
     monkeypatch.delenv("KC_OTEL_CONTRACT", raising=False)
     load()
     from sglang.srt.plugins.hook_registry import HookRegistry

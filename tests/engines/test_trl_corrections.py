@@ -32,7 +32,6 @@ def padded(of, values):
 
 
 def test_a_line_for_trl_makes_a_config_that_weighs_as_measured(recording, tmp_path):
-    """GRPOConfig takes it; its mode and range, as GRPOTrainer applies them to padded tensors, give the same weights."""
     from trl import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 

@@ -236,7 +236,6 @@ def test_a_skipped_weight_sync_fails_the_contract_with_the_next_rollout(trainer,
 
 @pytest.mark.parametrize("skip_from", [float("inf"), 4], ids=["drift", "both"])
 def test_drift_planted_in_the_engine_is_the_kernels_own_beside_staleness_too(trainer, engine, recording, skip_from):
-    """Weights that the engine scales wrongly fail the clause on the kernels; a lag beside it is a second number."""
     recorder, judge = recording()
     running = trainer(max_steps=6)
     engine.scale, engine.skip_from = 1.3, skip_from
@@ -256,7 +255,6 @@ def test_drift_planted_in_the_engine_is_the_kernels_own_beside_staleness_too(tra
 
 
 def test_every_sequence_is_measured_once_on_the_slices_of_its_columns(trainer, engine, recording):
-    """Batches that are trained on twice count once, and shuffled sequences keep the columns of their prompt."""
     recorder, judge = recording()
     running = trainer(num_iterations=2, max_steps=8)
     with instrument(running, recorder):
@@ -290,7 +288,6 @@ def test_who_instruments_twice_counts_once(trainer, engine, recording, caplog):
 
 
 def test_rewards_come_without_being_asked_for(trainer, engine, recording, monkeypatch):
-    """Each sequence has what TRL makes of its reward functions and their weights, through shuffling and batches."""
     drift = {"id": "reward", "metric": "reward_drift", "limit": 100.0}
     changes = {"assumptions": {"reward_range": [0, 200]}, "statistical": [*STATISTICAL, drift]}
     recorder, judge = recording(**changes)
@@ -430,7 +427,6 @@ def test_log_probability_differences_equal_those_that_trl_prints(through_vllm, r
 
 
 def test_a_heavy_ratio_that_trl_caps_is_seen_as_it_is(through_vllm, recording):
-    """TRL's largest printed ratio is its cap; ours is the ratio."""
     recorder, judge = recording()
     running = through_vllm(
         heavy=6.0,
@@ -448,7 +444,6 @@ def test_a_heavy_ratio_that_trl_caps_is_seen_as_it_is(through_vllm, recording):
 
 
 def test_truncated_sampling_is_named_and_is_no_drift(through_vllm, recording):
-    """With top-p TRL's two sides are of different distributions: counted as such, and nothing is measured."""
     recorder, judge = recording()
     running = through_vllm(top_p=0.8, sampling={"top_p": 0.8}, steps_per_generation=1, max_steps=1)
     with instrument(running, recorder):
@@ -460,7 +455,6 @@ def test_truncated_sampling_is_named_and_is_no_drift(through_vllm, recording):
 
 
 def test_temperature_is_on_both_sides(through_vllm, recording):
-    """A temperature is no drift: TRL applies it to the training side, vLLM to its own."""
     recorder, judge = recording()
     running = through_vllm(temperature=0.6, sampling={"temperature": 0.6}, steps_per_generation=1, max_steps=1)
     with instrument(running, recorder):

@@ -22,7 +22,6 @@ NEVER = [{"id": "token-tv", "metric": "tv_token", "unit": "token", "statistic": 
 
 @pytest.mark.parametrize("slices", [["all"], []])
 def test_rollouts_in_quarantine_are_not_learned_from(trainer, recording, slices):  # noqa: F811
-    """When every sequence breaks the clause no weight moves; without a directive all of them train; both are seen."""
     recorder, judge = recording(statistical=NEVER)
     running = trainer(max_steps=2)
     before = {name: value.clone() for name, value in running.model.state_dict().items()}
@@ -45,7 +44,6 @@ def test_rollouts_in_quarantine_are_not_learned_from(trainer, recording, slices)
 
 
 def test_one_slice_in_quarantine_leaves_the_other_to_train(trainer, recording):  # noqa: F811
-    """Sequences of prose count in no loss, those of code do."""
     recorder, judge = recording(statistical=NEVER)
     running = trainer(max_steps=2)
     given = []
@@ -61,7 +59,6 @@ def test_one_slice_in_quarantine_leaves_the_other_to_train(trainer, recording): 
 
 
 def test_weights_that_stopped_arriving_are_sent_again(trainer, engine, recording):  # noqa: F811
-    """The verdict on a stale rollout sends them before the next step, and the next rollout is as close as at first."""
     recorder, judge = recording()
     running = trainer(max_steps=8)
     engine.skip_from = 4

@@ -132,7 +132,6 @@ def test_drift_and_staleness_of_a_trainer_that_samples_ahead_are_two_numbers(wat
 
 
 def test_staleness_of_the_fully_asynchronous_trainer_is_no_drift_of_its_kernels(watched):
-    """Two local updates for each transfer of the weights: only the lag's clause fails."""
     overrides = ["async_training.trigger_parameter_sync_step=2"]
     found, output = watched(HERE / "_verl_fully_async_run.py", *overrides, contract=BY_SEQUENCE)
     assert "step:2" in output
@@ -145,7 +144,6 @@ def test_staleness_of_the_fully_asynchronous_trainer_is_no_drift_of_its_kernels(
 
 
 def test_staleness_of_the_separate_trainer_is_no_drift_of_its_kernels(watched):
-    """Two local updates a step, each of one mini-batch, and weights that arrive late: only the lag's clause fails."""
     overrides = ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.v1.separate_async.parameter_sync_step=2"]
     found, output = watched(HERE / "_verl_run.py", "separate_async", *overrides, contract=BY_SEQUENCE)
     assert "step:4" in output
@@ -179,7 +177,6 @@ def test_an_audit_scores_whole_prompts_before_the_step(watched):
 
 
 def test_where_an_audit_is_skipped_the_workers_leave_nothing_out(watched):
-    """Without a budget one step is audited and three are not; each of 128 sequences counts once all the same."""
     contract = BY_SEQUENCE.replace("slices: {", "slices: {audited: {where: {audit: true}}, ")
     found, output = watched(
         HERE / "_verl_run.py", "sync", contract=contract, KC_OTEL_AUDIT_SHARE="0.5", KC_OTEL_AUDIT_BUDGET="0",
@@ -190,14 +187,12 @@ def test_where_an_audit_is_skipped_the_workers_leave_nothing_out(watched):
 
 
 def test_the_trainer_before_v1_is_watched_too(watched):
-    """Its step by verl's own functions on a real DataProto; what a correction rejects later on counts."""
     found, _ = watched("-c", LEGACY)
     assert (str(found["token-tv", "code"].status), found["token-tv", "code"].samples) == ("PASS", 64)
     assert found["favoured", "code"].samples == 64
 
 
 def test_verl_starts_whatever_is_wrong(watched):
-    """A contract that is none is said, and training goes on."""
     found, output = watched("-c", LEGACY, KC_OTEL_CONTRACT="/nowhere/contract.yaml")
     assert {str(verdict.status) for verdict in found.values()} == {"NO_DATA"}
     assert "kc-otel: verl is not watched: " in output

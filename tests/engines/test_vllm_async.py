@@ -117,7 +117,6 @@ def whole(outputs, kind):
 
 
 def test_streams_are_what_they_would_have_been(story):
-    """Deltas, cumulative and final outputs, of one and two completions, with a stop string or without, are equal."""
     found, _ = story
     for (case, plain), (_, instrumented) in zip(found["plain"], found["instrumented"], strict=True):
         assert whole(instrumented, case[1]) == whole(plain, case[1]), case
@@ -155,7 +154,6 @@ def test_the_worker_is_asked_for_its_attention(story):
 
 
 def test_trace_context_and_baggage_come_along(story):
-    """The W3C trace context that the server hands on is kept though vLLM's own tracing is off; so is baggage."""
     _, sink = story
     (request,) = sink.of("traced")
     assert request.traceparent == TRACEPARENT
@@ -165,7 +163,6 @@ def test_trace_context_and_baggage_come_along(story):
 
 
 def test_an_abandoned_stream_is_not_recorded(story):
-    """A client that goes away leaves no record, and those after it are recorded."""
     found, sink = story
     assert not sink.of("aborted")
     assert len(sink.of("after")) == 1

@@ -119,7 +119,6 @@ def test_parameters_of_the_caller_stay_untouched(llm, instrument):
 
 
 def test_the_kernel_is_what_the_engine_turned_out_to_be(llm, instrument, sink):
-    """Version, number formats and compilation come from the configuration, attention and hardware from the worker."""
     import vllm
 
     instrumentor = instrument()
@@ -132,7 +131,6 @@ def test_the_kernel_is_what_the_engine_turned_out_to_be(llm, instrument, sink):
 
 
 def test_a_share_of_requests_is_recorded_by_their_ids(llm, instrument, sink):
-    """Whether a request is in the sample follows from its id and the contract's share, for all of its completions."""
     from vllm import SamplingParams
 
     instrumentor = instrument(contract=contract(observability={"sampling": 0.4}), sampling=None)
@@ -148,7 +146,6 @@ def test_a_share_of_requests_is_recorded_by_their_ids(llm, instrument, sink):
 
 @pytest.mark.parametrize("kind", ["CUMULATIVE", "DELTA"])
 def test_streams_are_what_they_would_have_been(llm, instrument, sink, kind):
-    """Each step's output is the same for a caller who drives the engine, and the whole completion is recorded once."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -176,7 +173,6 @@ def test_streams_are_what_they_would_have_been(llm, instrument, sink, kind):
 
 
 def test_an_aborted_request_is_not_recorded(llm, instrument, sink):
-    """A request that its caller gave up leaves nothing behind, and the next one is recorded."""
     from vllm import SamplingParams
 
     instrumentor = instrument()
@@ -194,7 +190,6 @@ def test_an_aborted_request_is_not_recorded(llm, instrument, sink):
 
 @pytest.mark.usefixtures("llm")
 def test_uninstrumenting_restores_every_function(instrument):
-    """Afterwards vLLM's classes hold the very objects that they held before."""
     import vllm.entrypoints.launchers.app as server
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -218,7 +213,6 @@ def test_uninstrumenting_restores_every_function(instrument):
 
 
 def test_requests_under_way_survive_uninstrumenting(llm, instrument, sink):
-    """A request that was tapped when instrumentation ended goes on to the same end, unrecorded."""
     from vllm import SamplingParams
 
     params = SamplingParams(seed=11, max_tokens=12)
@@ -236,7 +230,6 @@ def test_requests_under_way_survive_uninstrumenting(llm, instrument, sink):
 
 
 def test_a_fault_of_the_wrapper_does_not_reach_vllm(llm, instrument, monkeypatch):
-    """Whatever is raised while a request is registered or a step is collected, the request is answered."""
     from kc_otel.integrations.vllm.engines import Engines
 
     def fail(*_):
@@ -252,7 +245,6 @@ def test_a_fault_of_the_wrapper_does_not_reach_vllm(llm, instrument, monkeypatch
 
 
 def test_the_current_span_is_linked(llm, instrument, sink):
-    """A request that is made inside of a span carries its trace context."""
     from opentelemetry import trace
 
     instrumentor = instrument()
@@ -265,7 +257,6 @@ def test_the_current_span_is_linked(llm, instrument, sink):
 
 @names_weights
 def test_an_update_under_way_leaves_each_token_with_its_version(llm, instrument, sink):
-    """The response says the same spans; versions that are no steps are named together."""
     from vllm import SamplingParams
 
     instrumentor = instrument()
@@ -291,7 +282,6 @@ def test_an_update_under_way_leaves_each_token_with_its_version(llm, instrument,
 
 
 def test_the_programs_own_metrics_tell_what_became_of_requests(llm, instrument, sink, monkeypatch):
-    """Recorded and dropped requests are counters of the meter provider that the program gives, or of the global one."""
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
@@ -314,7 +304,4 @@ def test_the_programs_own_metrics_tell_what_became_of_requests(llm, instrument, 
         if point.attributes["kc.contract"] == "counted"
     }
     provider.shutdown()
-    assert found == {
-        ("kc.capture.recorded", None): len(TEXTS),
-        ("kc.capture.dropped", "sink-failed"): len(TEXTS),
-    }
+    assert found == {("kc.capture.recorded", None): len(TEXTS), ("kc.capture.dropped", "sink-failed"): len(TEXTS)}

@@ -50,13 +50,11 @@ def run(model, tmp_path, **environment):
     ("group", "name"), [("vllm.general_plugins", "kc_otel"), ("opentelemetry_instrumentor", "kernel_contract")]
 )
 def test_the_entry_points_are_there(group, name):
-    """OpenTelemetry's launcher and vLLM find the instrumentation by the installed package's entry points."""
     (entry,) = entry_points(group=group, name=name)
     assert entry.load() in {plugin.load, KernelContractInstrumentor}
 
 
 def test_nothing_happens_unasked(clean):
-    """Without a contract in the environment no function of vLLM is wrapped."""
     from vllm.v1.engine.output_processor import OutputProcessor
 
     before = dict(vars(OutputProcessor))
@@ -66,7 +64,6 @@ def test_nothing_happens_unasked(clean):
 
 
 def test_loading_twice_wraps_once(clean, monkeypatch, tmp_path):
-    """Plugins are loaded in several places of a process; a second time changes nothing."""
     from vllm.v1.engine.output_processor import OutputProcessor
 
     before = dict(vars(OutputProcessor))
@@ -90,7 +87,6 @@ def test_loading_twice_wraps_once(clean, monkeypatch, tmp_path):
     ],
 )
 def test_what_is_wrong_is_logged_once(clean, monkeypatch, caplog, tmp_path, name, value, said):
-    """A contract or variable that cannot be used is an error in the log of the first process, and nothing else."""
     monkeypatch.setenv("KC_OTEL_CONTRACT", str(CONTRACT))
     monkeypatch.setenv("KC_OTEL_SPOOL", str(tmp_path / "spool.sqlite"))
     monkeypatch.setenv(name, value)

@@ -82,7 +82,6 @@ def streamed(text):
 
 
 def test_the_server_answers_as_ever_and_records(tiny_model, tmp_path):
-    """Responses of every kind equal those of a plain server; each completion is in the spool with its attributes."""
     spool = tmp_path / "requests.sqlite"
     environment = {
         "KC_OTEL_CONTRACT": str(CONTRACT),
@@ -118,7 +117,6 @@ def test_the_server_answers_as_ever_and_records(tiny_model, tmp_path):
 
 
 def test_its_latencies_fill_a_clause(tiny_model, tmp_path):
-    """Time to the first token of a real server's requests, by its own page; the command sends the same three."""
     evaluator = Evaluator([load_text(LATENCY, "c.yaml")])
     evaluator.listen(time.time())
     with serving(tiny_model, {}, log=tmp_path / "server.log") as server:
@@ -148,7 +146,6 @@ def test_its_latencies_fill_a_clause(tiny_model, tmp_path):
 
 
 def test_an_operator_sees_what_is_lost(tiny_model, tmp_path):
-    """Which kernel is recorded and that the spool cannot be written is in vLLM's own log, the count on its /metrics."""
     log = tmp_path / "server.log"
     environment = {
         "KC_OTEL_CONTRACT": str(CONTRACT),

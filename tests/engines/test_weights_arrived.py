@@ -30,7 +30,6 @@ def llm(tiny_model, tmp_path_factory):
 
 
 def test_the_one_tensor_that_did_not_arrive_is_named(llm, trainer):
-    """In bf16, with queries, keys and values in one matrix that the engine has packed: it, how far, and no other."""
     report = check_weights(llm, trainer)
     (late,) = report.unequal
     assert late.name == LATE
@@ -43,7 +42,6 @@ def test_the_one_tensor_that_did_not_arrive_is_named(llm, trainer):
 
 
 def test_an_engine_that_has_them_all_has_no_mismatch(llm, trainer):
-    """With the trainer's tensor set to what the engine has, nothing differs: every matrix arrived bit by bit."""
     import torch
 
     parameter = trainer.get_parameter(LATE)

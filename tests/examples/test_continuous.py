@@ -13,7 +13,6 @@ from tests.client.test_two_causes import Judge
 
 
 def test_its_contract_is_sound():
-    """Without a warning."""
     assert lint(load(CONTRACT)) == []
 
 
@@ -36,7 +35,6 @@ def test_intervals_hold_the_distances_that_quadrature_finds():
 @pytest.mark.parametrize("as_tensor", [False, True])
 @pytest.mark.parametrize("density", [None, True])
 def test_densities_are_taken_where_it_is_said_that_they_are(density, as_tensor):
-    """In the contract or in the call; nothing is taken that no density can be."""
     made = load(CONTRACT)
     if density:
         made = made.model_copy(update={"assumptions": made.assumptions.model_copy(update={"density": False})})

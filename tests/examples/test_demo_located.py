@@ -14,7 +14,6 @@ from kc_otel import cli
 
 @pytest.mark.slow
 def test_the_command_that_the_demo_prints_names_its_int8_outlier(demo_weights, monkeypatch):
-    """Scales of the second products have seen no tables; which layer loses most is the trained model's to say."""
     monkeypatch.setenv("DEMO_WEIGHTS", str(demo_weights))
     cli._register("locate")
     words = LOCATE.split()

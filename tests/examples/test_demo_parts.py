@@ -60,7 +60,6 @@ def prompts():
 
 @pytest.mark.slow
 def test_training_lowers_the_loss(corpus):
-    """A few steps take the model well below chance on text that it has not seen, and the seed fixes what comes out."""
     heard = []
     model = train(corpus, 20, lambda step, bits: heard.append((step, bits)))
     assert [step for step, _ in heard] == list(range(1, 21))
@@ -73,7 +72,6 @@ def test_training_lowers_the_loss(corpus):
 
 
 def test_scores_are_the_models_log_probs(model, prompts):
-    """Scoring a continuation in one pass gives what the model says one token at a time."""
     ids, logprobs = sample(model, prompts, 10)
     assert ids.shape == logprobs.shape == (6, 10)
     torch.testing.assert_close(score(model, prompts, ids), logprobs, atol=2e-5, rtol=0)
@@ -88,13 +86,11 @@ def test_sampler_is_near_the_training_kernel_and_not_equal(model, prompts):
 
 
 def test_sampler_refuses_what_does_not_fit(model, prompts):
-    """A continuation beyond the context is an error, not a wrong answer."""
     with pytest.raises(ValueError, match="do not fit into a context of 48"):
         Sampler(model).generate(prompts, 41)
 
 
 def test_receiver_takes_only_what_is_signed():
-    """A signed body is handed on, a forged one is refused with 401, and the port is free afterwards."""
     secret, heard = new_secret(), []
     body = json.dumps({"status": "firing"}).encode()
     with receiving(secret, heard.append) as url:
@@ -130,7 +126,6 @@ def _demo(weights, *arguments):
 
 @pytest.mark.slow
 def test_demo_tells_the_whole_story_and_leaves_nothing_behind(demo_weights):
-    """Tables fail, a webhook comes, tables are routed away, the contract recovers; Ctrl-C then frees every port."""
     with _demo(demo_weights, "--stay") as process:
         told = ""
         for line in process.stdout:
@@ -163,7 +158,6 @@ def test_demo_tells_the_whole_story_and_leaves_nothing_behind(demo_weights):
 
 @pytest.mark.slow
 def test_demo_without_the_fault_is_quiet(demo_weights):
-    """The same int8, well calibrated: no alert fires and no webhook comes."""
     with _demo(demo_weights, "--no-fault") as process:
         told = process.stdout.read()
     assert process.returncode == 0, told

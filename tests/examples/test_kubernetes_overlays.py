@@ -35,7 +35,6 @@ def deployment(overlay):
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_is_merged_is_valid_and_keeps_what_was_there(overlay):
-    """By Kubernetes' own schema, strictly; the server's own container is the one that it was, with more."""
     found = deployment(overlay)
     kubernetes_validate.validate(found, "1.31", strict=True)
     pod = found["spec"]["template"]["spec"]
@@ -49,7 +48,6 @@ def test_what_is_merged_is_valid_and_keeps_what_was_there(overlay):
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_options_and_variables_exist(overlay):
-    """`kc-otel rescore` and `serve` take the options; the plugin reads the variables; the contract is one."""
     app = typer.Typer()
     register(app, "rescore")
     register(app, "serve")

@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_its_contract_is_sound():
-    """Without a warning."""
     assert lint(load(ROOT / "examples" / "operators" / "contract.yaml")) == []
 
 

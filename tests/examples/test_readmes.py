@@ -11,7 +11,6 @@ FOLDERS = [path for path in sorted(EXAMPLES.iterdir()) if path.is_dir() and path
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_example_says_how_it_is_run_and_what_one_sees(folder):
-    """Its README has a title, names its command, and more than three lines of text."""
     text = (folder / "README.md").read_text()
     assert text.startswith("# ")
     assert f"examples.{folder.name}" in text or f"examples/{folder.name}" in text or f"make {folder.name}" in text

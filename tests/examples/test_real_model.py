@@ -44,7 +44,6 @@ def folder(tmp_path_factory):
 
 
 def test_prompts_are_at_least_32_in_six_slices_and_any_first_part_has_all_of_them():
-    """A study of fewer prompts is still one of all kinds of text."""
     found = prompts()
     assert len(found) >= 32
     assert [prompt.slice for prompt in found[:6]] == list(SLICES)
@@ -61,7 +60,6 @@ def test_prompts_are_at_least_32_in_six_slices_and_any_first_part_has_all_of_the
     ],
 )
 def test_rewards_tell_a_good_answer_from_a_bad_one(reward, good, bad):
-    """Each is 1 for what was asked for and 0 for what only looks like it."""
     assert (reward(good), reward(bad)) == (1.0, 0.0)
 
 
@@ -76,7 +74,6 @@ def test_a_missing_or_another_model_is_said_with_what_to_install(tmp_path):
 
 
 def test_a_projection_goes_back_from_llama_cpps_pairs_to_halves():
-    """llama.cpp turns neighbours by one angle, Hugging Face a number and the one half a head further."""
     torch = pytest.importorskip("torch")
     halves = torch.arange(2 * 6).reshape(12, 1)  # two heads of six outputs
     pairs = halves.unflatten(0, (2, 2, 3)).transpose(1, 2).flatten(0, 2)
@@ -85,13 +82,11 @@ def test_a_projection_goes_back_from_llama_cpps_pairs_to_halves():
 
 
 def test_prompts_run_together_until_their_logits_fill_memory():
-    """Only those with the same most tokens, and each once."""
     assert list(batches([128, 512, 128, 512, 128], most=512)) == [[1], [3], [0, 2, 4]]
     assert list(batches([128] * 5, most=512)) == [[0, 1, 2, 3], [4]]
 
 
 def test_estimates_from_sampled_tokens_agree_with_full_logits(folder):
-    """The truth stands beside the estimate, and within three standard errors of it."""
     found = figures(read(folder, "vllm-bf16"))
     assert (found["prompts"], found["sequences"]) == (12, 96)
     everything = found["slices"]["all"]
@@ -102,14 +97,12 @@ def test_estimates_from_sampled_tokens_agree_with_full_logits(folder):
 
 
 def test_every_bound_of_the_chain_is_above_the_truth(folder):
-    """On answers of up to 24 tokens, the truth being an estimate with an error."""
     found = chain(read(folder, "vllm-bf16"), 32)
     for bound in ("kl_over_steps", "coupling", "sum_of_token_tv", "worst_token_tv", "half_range"):
         assert found["sequence_tv"] - 3 * found["standard_error"] <= found[bound] <= 1.0, bound
 
 
 def test_the_design_effect_is_1_without_and_the_group_with_a_common_cause():
-    """Eight rollouts that all say what their prompt says are one observation."""
     chance = np.random.default_rng(0)
     prompt = np.repeat(np.arange(200), 8)
     assert design_effect(chance.normal(size=1600), prompt) == pytest.approx(1.0, abs=0.3)
@@ -117,7 +110,6 @@ def test_the_design_effect_is_1_without_and_the_group_with_a_common_cause():
 
 
 def test_a_limit_far_above_passes_and_one_below_fails(folder):
-    """A gate that stops early needs fewer prompts where the drift is further from the limit."""
     measured = read(folder, "vllm-bf16")
     passed, few = prompts_to_decide(measured, 0.2)
     assert passed == "PASS"
@@ -126,7 +118,6 @@ def test_a_limit_far_above_passes_and_one_below_fails(folder):
 
 
 def test_a_recording_is_what_the_gate_reads(folder, tmp_path):
-    """Sequences, prompts, slices and rewards survive."""
     measured = read(folder, "vllm-bf16")
     page.save_recording(measured, tmp_path / "pair.npz")
     recording = load_recording(tmp_path / "pair.npz")
@@ -150,7 +141,6 @@ def test_one_sampling_serves_the_pairs_that_have_its_inference_kernel():
 
 
 def test_a_fault_is_timed_from_its_first_rollouts():
-    """The verdict, the repair and the PASS after it, in seconds; what did not happen is said."""
     steps = [
         {"step": 0, "broken": False, "at": 1.0, "status": "PASS", "judged_at": 5.0, "estimate": 0.02},
         {"step": 2, "broken": True, "at": 10.0, "status": "FAIL", "judged_at": 14.0, "estimate": 0.2},
@@ -188,7 +178,6 @@ def test_figures_that_are_quoted_elsewhere_are_those_of_the_study(file, pair, fi
 
 
 def test_the_page_is_that_of_the_results_that_are_checked_in():
-    """A figure that was changed by hand, or numbers without the page, are found."""
     results = json.loads((page.HERE / "results.json").read_text())
     text = page.PAGE.read_text(encoding="utf-8")
     for name, block in page.blocks(results).items():

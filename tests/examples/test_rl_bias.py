@@ -44,7 +44,6 @@ def shifted(policy, at, by):
 
 
 def test_scores_are_derivatives_of_log_probs(policy):
-    """Forward sensitivities agree with central differences, for every parameter, prefix and token."""
     scores, step = token_scores(policy, 3), 1e-6
     for at in range(policy.parameters()):
         up, down = (train_log_probs(shifted(policy, at, by), 3) for by in (step, -step))
@@ -53,14 +52,12 @@ def test_scores_are_derivatives_of_log_probs(policy):
 
 
 def test_sequences_are_all_there_and_their_mean_score_is_zero(training):
-    """Probabilities of all sequences add up to one, and E_P[score] vanishes."""
     assert training.probability.size == VOCABULARY**3
     assert training.probability.sum() == pytest.approx(1.0, abs=1e-12)
     np.testing.assert_allclose(training.probability @ training.sequence_scores, 0.0, atol=1e-12)
 
 
 def test_gradient_is_the_derivative_of_the_mean_reward(policy, training):
-    """E_P[(r - baseline) score] is the gradient of E_P[r]."""
     reward, step, at = training.rewards["random"], 1e-6, 7
     up, down = (Training(moved, train_log_probs(moved, 3)) for moved in (shifted(policy, at, s) for s in (step, -step)))
     found = training.gradient(training.probability, training.advantage("random"))[at]
@@ -68,7 +65,6 @@ def test_gradient_is_the_derivative_of_the_mean_reward(policy, training):
 
 
 def test_steps_of_a_gradient_add_up_to_it(training):
-    """With every token ratio one, the token-corrected gradient is the plain one."""
     weight, advantage = training.probability, training.advantage("verifier")
     ones = [np.ones(scores.shape[:2]) for scores in training.scores]
     np.testing.assert_allclose(
@@ -78,7 +74,6 @@ def test_steps_of_a_gradient_add_up_to_it(training):
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_kernels_drift_more_along_their_knob_and_stay_distributions(family, policy, training):
-    """Every kernel's probabilities add up to one, and its last scale drifts more than its first."""
     drifts = []
     for scale in (family.scales[0], family.scales[-1]):
         pair = Pair(training, family.log_probs(policy, 3, scale))
@@ -98,7 +93,6 @@ def test_shorter_horizons_are_the_first_steps_of_longer_ones(policy):
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_bound_holds_and_is_ordered(family, policy, training):
-    """No reward's bias is above a bound that applies; TV_seq is at most coupling, coupling at most the steps' sum."""
     for scale in family.scales[1::2]:
         pair = Pair(training, family.log_probs(policy, 3, scale))
         if pair.sequence_tv < 1e-12:
@@ -130,7 +124,6 @@ def test_a_dropped_tail_breaks_what_needs_support(policy, training):
 
 
 def test_sampled_estimate_surrounds_the_exact_value(policy, training):
-    """The interval from sampled sequences holds TV_seq, with and without P << Q."""
     for name, scale in (("dropped tail", 0.8), ("noise by prefix", 0.3)):
         pair = Pair(training, FAMILY[name].log_probs(policy, 3, scale))
         interval = claims.sampled(pair, 20_000, seed=5)
@@ -155,7 +148,6 @@ def rows_of(markdown):
 
 @pytest.mark.slow
 def test_readme_has_the_results_of_a_run(quick):
-    """What the quick run finds is what the README says, row by row; summaries over every horizon need the whole run."""
     readme = program.README.read_text(encoding="utf-8")
     written = rows_of(readme[readme.index(program.BEGIN) : readme.index(program.END)])
     compared = 0
@@ -170,7 +162,6 @@ def test_readme_has_the_results_of_a_run(quick):
 
 
 def test_results_replace_what_is_between_the_markers():
-    """Text around the markers stays, and a README without them is refused."""
     text = f"before\n{program.BEGIN}\nold\n{program.END}\nafter\n"
     assert program.with_results(text, "new\n") == f"before\n{program.BEGIN}\nnew\n{program.END}\nafter\n"
     with pytest.raises(ValueError, match="has to contain"):
@@ -179,7 +170,6 @@ def test_results_replace_what_is_between_the_markers():
 
 @pytest.mark.slow
 def test_quick_run_prints_tables(capsys):
-    """The command of the README, the same each time."""
     assert program.main(["--quick"]) == 0
     first = capsys.readouterr().out
     assert "Bias of the uncorrected policy gradient" in first
@@ -188,7 +178,6 @@ def test_quick_run_prints_tables(capsys):
 
 
 def test_readme_cannot_be_written_from_a_quick_run(capsys):
-    """The README's tables come from the whole run."""
     with pytest.raises(SystemExit) as stopped:
         program.main(["--quick", "--write-readme"])
     assert stopped.value.code == 2

@@ -34,7 +34,6 @@ def attention_of_definition(query, key, value):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_attention_is_within_rounding_of_its_definition(dtype):
-    """The fused kernel rounds its output once; in half precision that is most of what there is to see."""
     cases = cases_over(lambda *case: normal(*case) * 3, [(2, 4, 32, 16), (1, 2, 8, 64)], [dtype], seeds=(0, 1))
     reports = compare_callables(
         attention_of_definition, functional.scaled_dot_product_attention, cases, operator="attention"
@@ -50,7 +49,6 @@ def test_attention_is_within_rounding_of_its_definition(dtype):
 
 
 def test_modules_are_callables():
-    """LayerNorm against RMSNorm: two modules, one case, apart; and one with itself, equal."""
     torch.manual_seed(0)
     cases = cases_over(normal, [(6, 32)], [torch.float32])
     (apart,) = compare_callables(nn.LayerNorm(32), nn.RMSNorm(32), cases, operator="norm")
@@ -62,7 +60,6 @@ def test_modules_are_callables():
 
 @pytest.mark.slow
 def test_custom_operators_of_torch_library_are_callables():
-    """As torch.ops has them: one that scales too much is off by what it scales."""
     case = Case("ones", lambda: [torch.ones(3, 4), 1.25], batched=(0,))
     right = torch.ops.kc_otel_tests.scale
     (report,) = compare_callables(
@@ -75,8 +72,6 @@ def test_custom_operators_of_torch_library_are_callables():
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 6), st.sampled_from(["float32", "float16", "float64"]), st.integers(0, 9))
 def test_a_report_is_what_compare_outputs_says(batch, features, dtype, seed):
-    """Every value of a report, of functions of NumPy arrays."""
-
     def make(shape, dtype, seed):
         return [np.random.default_rng(seed).normal(size=shape).astype(dtype)]
 
@@ -96,7 +91,6 @@ def test_a_report_is_what_compare_outputs_says(batch, features, dtype, seed):
 
 
 def test_each_operator_gets_a_copy_of_the_inputs():
-    """One that works in place does not disturb the other, nor the next call."""
     (report,) = compare_callables(
         lambda given: given.add_(1),
         lambda given: given + 1,
@@ -107,8 +101,6 @@ def test_each_operator_gets_a_copy_of_the_inputs():
 
 
 def test_dependence_on_the_batch_is_by_size():
-    """A kernel that adds what depends on the batch's size is seen, more so in larger batches."""
-
     def sensitive(given):
         return given * (1 + 1e-3 * (len(given) - 1))
 
@@ -121,7 +113,6 @@ def test_dependence_on_the_batch_is_by_size():
 
 
 def test_weights_belong_to_every_member_of_the_batch():
-    """Positions that are not named are not cut; arguments of different lengths are refused with their lengths."""
     weight = torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
     inputs = [*normal((8, 16), torch.float32, 0), weight]
     (report,) = compare_callables(
@@ -147,14 +138,12 @@ def test_weights_belong_to_every_member_of_the_batch():
 
 
 def test_masked_rows_do_not_count():
-    """A case's mask covers the output's first axes."""
     case = Case("x", lambda: normal((2, 3, 4), torch.float32, 0), mask=lambda: torch.tensor([[1, 1, 0], [0, 0, 0]]))
     (report,) = compare_callables(lambda x: x, lambda x: x, [case], operator="a")
     assert report.summary()["rows"] == 2
 
 
 def test_everything_is_recorded_under_the_cases_attributes(recorders, memory):
-    """With a recorder the same numbers are exported, without sampling, on the slices that the attributes say."""
     recorder = recorders(sampling=0.001)
     cases = cases_over(normal, [(4, 8)], [torch.float32], attributes={"task": "code"})
     (report,) = compare_callables(
@@ -170,8 +159,6 @@ def test_everything_is_recorded_under_the_cases_attributes(recorders, memory):
 
 
 def test_errors_say_which_case():
-    """What a callable raises comes through, with a note."""
-
     def broken(_):
         raise RuntimeError("no such kernel")
 

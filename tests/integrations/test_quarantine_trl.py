@@ -41,7 +41,6 @@ def batch_of(trainer, *drifts):
 
 
 def test_sequences_that_broke_are_in_no_loss_and_in_every_metric(watched, memory):
-    """Only of the slice in quarantine; the model's input stays; before and after are counted apart."""
     trainer, watch, recorder = watched(lambda: {"prose": "tv is 0.3 where 0.1 is allowed"})
     batch = batch_of(trainer, -0.5, -0.5, 0.0, 0.0)
     trainer.compute_loss(trainer.model, batch)
@@ -73,7 +72,6 @@ NAMES = ("sequences", "tokens", "tv")
 
 @pytest.mark.parametrize("slices", [None, dict, lambda: {"code": "why"}])
 def test_without_a_breach_the_batch_is_the_trainers_own(watched, memory, slices):
-    """No directive, or none of its sequences: the very same object reaches the loss."""
     trainer, _, recorder = watched(slices)
     batch = batch_of(trainer, -0.5, 0.0, -0.5, 0.0)
     trainer.compute_loss(trainer.model, batch)
@@ -85,7 +83,6 @@ def test_without_a_breach_the_batch_is_the_trainers_own(watched, memory, slices)
 
 
 def test_a_log_probability_that_is_no_number_does_not_reach_the_loss(watched):
-    """TRL multiplies by a ratio that is NaN too, and NaN times a masked zero is NaN."""
     trainer, _, _ = watched(lambda: ["all"])
     batch = batch_of(trainer, 0.0, 0.0, 0.0, 0.0)
     batch["sampling_per_token_logps"][1, 0] = torch.nan
@@ -98,7 +95,6 @@ def test_a_log_probability_that_is_no_number_does_not_reach_the_loss(watched):
 
 
 def test_tool_tokens_stay_out_of_the_loss(watched):
-    """What TRL had masked is masked still."""
     trainer, _, _ = watched(lambda: ["all"])
     batch = batch_of(trainer, 0.0, -0.5, 0.0, 0.0)
     batch["tool_mask"] = torch.ones_like(batch["completion_mask"])
@@ -110,7 +106,6 @@ def test_tool_tokens_stay_out_of_the_loss(watched):
 
 
 def test_evaluation_is_left_alone(watched):
-    """Quarantine is about what is trained on."""
     trainer, _, _ = watched(lambda: ["all"])
     trainer.model.eval()
     batch = batch_of(trainer, -0.5, -0.5, -0.5, -0.5)
@@ -119,7 +114,6 @@ def test_evaluation_is_left_alone(watched):
 
 
 def test_without_log_probabilities_before_the_loss_it_says_so(watched, caplog):
-    """The step is made with the whole batch, and counted."""
     trainer, _, recorder = watched(lambda: ["all"])
     batch = trainer.generated(PROMPTS, TASKS)
     trainer.compute_loss(trainer.model, batch)
@@ -129,8 +123,6 @@ def test_without_log_probabilities_before_the_loss_it_says_so(watched, caplog):
 
 
 def test_training_goes_on_when_nobody_can_say_what_is_in_quarantine(watched):
-    """A user's function that fails costs nothing but a count."""
-
     def broken():
         raise RuntimeError("no idea")
 
@@ -141,7 +133,6 @@ def test_training_goes_on_when_nobody_can_say_what_is_in_quarantine(watched):
 
 
 def test_a_contract_that_cannot_judge_a_sequence_is_refused(watched):
-    """Before training, and the trainer is left alone."""
     lag = {"id": "lag", "metric": "weights_lag", "limit": 0}
     with pytest.raises(ValueError, match="no clause that a single sequence can be judged by"):
         watched(lambda: ["all"], clauses=[lag])

@@ -11,8 +11,8 @@ from kc_otel.contract.measuring_paths import AUTOMATIC, MeasuringPath, coverage
 from kc_otel.contract.slices import OF_TOKENS
 from kc_otel.integrations.slime import slime_hooks
 from kc_otel.integrations.trl.rollouts import own_attributes
-from kc_otel.integrations.verl.logged_batch import LoggedBatch
-from kc_otel.integrations.vllm.completion import _automatic
+from kc_otel.integrations.verl.shared import LoggedBatch
+from kc_otel.integrations.vllm.delivery import _automatic
 from kc_otel.record.guided_loop import quarantine
 from kc_otel.record.recorder import Recorder
 
@@ -76,7 +76,6 @@ INTEGRATIONS = {"trl": of_trl, "verl": of_verl, "slime": of_slime, "vllm": of_vl
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 @pytest.mark.parametrize("name", INTEGRATIONS)
 def test_every_slice_of_lengths_is_filled(name, path, recorded_slices, monkeypatch):
-    """Whatever a slice asks of a sequence's own lengths is there, in the recorder and in the quarantine."""
     contract = load(path)
     attributes = INTEGRATIONS[name](monkeypatch)
     longest = {slice for slice, spec in contract.slices.items() if _asks_for_more(spec, attributes)}
@@ -115,7 +114,6 @@ def test_a_shipped_contract_asks_only_the_data_for_attributes(way, path):
 
 
 def test_the_integrations_send_what_coverage_says(monkeypatch):
-    """`check` and `doctor` promise these; the recorder adds the length and the places of tokens."""
     ways = {"trl": MeasuringPath.TRL, "verl": MeasuringPath.VERL, "vllm": MeasuringPath.VLLM}
     for name, way in ways.items():
         sent = set(INTEGRATIONS[name](monkeypatch)[0]) | {"completion_tokens"} | OF_TOKENS
@@ -123,7 +121,6 @@ def test_the_integrations_send_what_coverage_says(monkeypatch):
 
 
 def test_the_quarantine_knows_lengths_from_the_mask():
-    """A slice of long rollouts is in quarantine; the short rollout beside it is not looked at."""
     contract = load(next(path for path in SHIPPED if path.stem == "rl-rollouts-bf16-fp8"))
     train, inference = np.full((2, WIDTH), -3.0), np.full((2, WIDTH), -0.1)
     mask = np.ones((2, WIDTH), dtype=bool)

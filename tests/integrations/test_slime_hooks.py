@@ -63,7 +63,6 @@ def rollout(**changes):
 
 
 def test_a_rollout_is_recorded_with_what_slices_are_made_of(recorded):
-    """Its step, this rank's own rewards, tokens of the responses; and the kernels are those of the arguments."""
     record_rollout(ARGS, 12, rollout())
     ((train, _, given),) = recorded().calls
     assert not train[0].requires_grad
@@ -83,7 +82,6 @@ def test_a_rollout_that_nobody_scored_says_what_to_switch_on(recorded):
 
 
 def test_a_micro_batch_is_recorded_and_its_loss_stays(recorded):
-    """As `tis_func(**tis_kwargs)` calls it; the same loss and masks come back."""
     data = rollout()
     loss = torch.tensor(1.5)
     given = {"train_log_probs": data["log_probs"], "rollout_log_probs": data["rollout_log_probs"]}
@@ -95,7 +93,6 @@ def test_a_micro_batch_is_recorded_and_its_loss_stays(recorded):
 
 @pytest.mark.usefixtures("recorded")
 def test_nothing_is_raised_into_training(monkeypatch, caplog, tmp_path):
-    """A batch of another shape, a contract that is none; each is said once. Without a contract nothing happens."""
     for _ in range(2):
         record_rollout(ARGS, 1, rollout(tokens=None))
     (tmp_path / "contract.yaml").write_text("kind: Nothing\n")

@@ -50,7 +50,6 @@ def reference_logprobs(model, ids, mask=None):
 @pytest.mark.parametrize("wrap", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_two_observed_kernels_are_compared_on_what_both_saw(recorders, memory, ids, wrap, masked):
-    """The training and the inference kernel of one model, called at other times, give their drift."""
     train, inference = Tiny(wrap=wrap), Tiny(wrap=wrap).bfloat16()
     mask = None
     if masked:
@@ -81,7 +80,6 @@ def test_two_observed_kernels_are_compared_on_what_both_saw(recorders, memory, i
 
 
 def test_labels_say_which_tokens_count(recorders, memory, ids):
-    """Where labels are passed, prompts and padding (label -100) are left out on that side's word."""
     model = Tiny()
     labels = ids.clone()
     labels[:, :5] = -100
@@ -95,7 +93,6 @@ def test_labels_say_which_tokens_count(recorders, memory, ids):
 
 
 def test_an_observed_kernel_pairs_with_what_an_engine_reported(recorders, memory, ids):
-    """What an engine says of its own samples is paired with a watched model by prompt and tokens."""
     model = Tiny()
     recorder = recorders()
     scores = reference_logprobs(model, ids)
@@ -110,7 +107,6 @@ def test_an_observed_kernel_pairs_with_what_an_engine_reported(recorders, memory
 
 
 def test_generation_from_a_cache_has_nothing_to_record(recorders, ids):
-    """A forward of a single token is left alone and is no error."""
     model, recorder = Tiny(), recorders()
     with watching.observe(model, recorder, side="inference"):
         model(ids[:, :1])
@@ -126,7 +122,6 @@ def state(module):
 
 
 def test_removing_leaves_no_trace(recorders, ids):
-    """After removal the module's attributes and hooks are what they were, however often it is done."""
     model, reference, recorder = Tiny(), Tiny().eval(), recorders()
     before, expected = state(model), model(ids)
     watches = [
@@ -143,7 +138,6 @@ def test_removing_leaves_no_trace(recorders, ids):
 
 
 def test_copies_of_a_watched_module_are_not_watched(recorders, ids):
-    """A copy, pickled or deep, works, records nothing, and does not take the recorder along."""
     model, recorder = Tiny(), recorders()
     with watching.observe(model, recorder, side="train"):
         copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
@@ -154,7 +148,6 @@ def test_copies_of_a_watched_module_are_not_watched(recorders, ids):
 
 
 def test_gradients_are_the_same(recorders, ids):
-    """Watching a training forward does not change its gradients."""
     plain, model, recorder = Tiny(), Tiny(), recorders()
     with (
         watching.observe(model, recorder, side="train"),
@@ -167,8 +160,6 @@ def test_gradients_are_the_same(recorders, ids):
 
 @pytest.mark.slow
 def test_no_graph_is_kept(recorders, held, ids):
-    """While a watched forward waits to be measured, its graph can be let go."""
-
     class Part:
         pass
 
@@ -212,8 +203,6 @@ def test_no_graph_is_kept(recorders, held, ids):
     ],
 )
 def test_a_forward_that_cannot_be_used_is_counted(recorders, ids, call):
-    """Whatever a module is called with, or returns, such as the last logits only, its result comes back."""
-
     class Last(torch.nn.Module):
         def forward(self, *_, **__):
             return last
@@ -226,7 +215,6 @@ def test_a_forward_that_cannot_be_used_is_counted(recorders, ids, call):
 
 
 def test_a_shadow_compares_whole_distributions(recorders, memory, ids):
-    """The reference sees the same input, and the exact total variation between the two is recorded."""
     served, reference, recorder = Tiny().bfloat16(), Tiny().eval(), recorders()
     with watching.shadow(served, reference, recorder, side="inference"):
         served(ids, torch.ones_like(ids))
@@ -240,7 +228,6 @@ def test_a_shadow_compares_whole_distributions(recorders, memory, ids):
 
 
 def test_a_shadow_runs_on_a_share_of_the_forwards(recorders, ids):
-    """The reference runs only for what is measured, by the recorder's share or by its own."""
     calls = []
     reference = Tiny().eval()
     reference.register_forward_hook(lambda *_: calls.append(1))
@@ -256,7 +243,6 @@ def test_a_shadow_runs_on_a_share_of_the_forwards(recorders, ids):
 
 
 def test_a_shadow_leaves_the_programs_random_numbers_alone(recorders, ids):
-    """A reference with dropout must be in eval mode, at the start and later."""
     model, reference, recorder = Tiny(), Tiny(dropout=0.5), recorders()
     with pytest.raises(ValueError, match=r"reference\.eval"):
         watching.shadow(model, reference, recorder, side="inference")
@@ -271,7 +257,6 @@ def test_a_shadow_leaves_the_programs_random_numbers_alone(recorders, ids):
 
 
 def test_a_shadow_stays_out_of_a_kv_cache(recorders, ids):
-    """A forward that continues from a cache is counted as unusable; one that fills it is compared without it."""
     model, recorder = Tiny(), recorders()
     seen = []
     reference = Tiny().eval()
@@ -290,7 +275,6 @@ def test_a_shadow_stays_out_of_a_kv_cache(recorders, ids):
 
 
 def test_a_shadow_runs_outside_of_autocast(recorders, memory, ids):
-    """The reference computes in its own precision, though the model is called under autocast."""
     model, recorder = Tiny(), recorders()
     with watching.shadow(model, Tiny().eval(), recorder, side="inference"), torch.autocast("cpu", dtype=torch.bfloat16):
         model(ids)
@@ -299,7 +283,6 @@ def test_a_shadow_runs_outside_of_autocast(recorders, memory, ids):
 
 
 def test_a_module_may_shadow_itself(recorders, memory, ids):
-    """A module that is its own reference gives no drift and no endless recursion: the self-noise of a kernel."""
     model, recorder = Tiny().eval(), recorders()
     with watching.shadow(model, model, recorder, side="inference"):
         model(ids)
@@ -309,7 +292,6 @@ def test_a_module_may_shadow_itself(recorders, memory, ids):
 
 @pytest.mark.slow
 def test_a_compiled_module_is_watched_from_outside(recorders, ids):
-    """On what torch.compile returns the hook runs for every call, without a break in the graph."""
     torch._dynamo.reset()
     recorder = recorders()
     compiled = torch.compile(Tiny(), backend="eager", fullgraph=True)
@@ -324,7 +306,6 @@ def test_a_compiled_module_is_watched_from_outside(recorders, ids):
 
 @pytest.mark.slow
 def test_a_hook_inside_a_compiled_graph_does_nothing(recorders, ids):
-    """Compiled with the hook inside, even as one whole graph, the module runs as without it."""
     torch._dynamo.reset()
     recorder, model = recorders(), Tiny()
     expected = model(ids).detach()
@@ -337,7 +318,6 @@ def test_a_hook_inside_a_compiled_graph_does_nothing(recorders, ids):
 
 @pytest.mark.parametrize("side", ["training", "", None])
 def test_a_side_must_be_a_kernel(recorders, side):
-    """A wrong side is refused where the hook is attached."""
     with pytest.raises(ValueError, match="side"):
         watching.observe(Tiny(), recorders(), side=side)
     with pytest.raises(ValueError, match="side"):
@@ -345,7 +325,6 @@ def test_a_side_must_be_a_kernel(recorders, side):
 
 
 def test_only_modules_can_be_watched(recorders):
-    """Attaching to something else says what it is."""
     with pytest.raises(TypeError, match="int is not a torch"):
         watching.observe(3, recorders(), side="train")
 

@@ -100,7 +100,6 @@ def watched(recorders, contract):
 
 
 def test_equal_completions_of_different_prompts_keep_their_columns_apart(watched, memory):
-    """The prompt's tokens say which of two equal completions a shuffled sequence is."""
     trainer, _, recorder = watched()
     trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS))
     recorder.force_flush()
@@ -108,7 +107,6 @@ def test_equal_completions_of_different_prompts_keep_their_columns_apart(watched
 
 
 def test_columns_that_cannot_be_told_are_left_out_and_said_once(watched, memory, caplog):
-    """Two sequences with the same tokens and different columns belong to no slice that is made of columns."""
     trainer, _, recorder = watched()
     for _ in range(2):
         trainer.compute_loss(trainer.model, trainer.generated([[5, 6]] * 4, ["code", "code", "prose", "prose"]))
@@ -118,14 +116,12 @@ def test_columns_that_cannot_be_told_are_left_out_and_said_once(watched, memory,
 
 
 def test_a_column_that_the_dataset_has_not_is_named(watched, caplog):
-    """A slice that nothing can be in is a mistake that shows in the log."""
     trainer, _, _ = watched(contract={"slices": {"hard": {"where": {"difficulty": "> 3"}}}})
     trainer.generated(PROMPTS, TASKS)
     assert "slices use difficulty, which the dataset has no column for" in caplog.text
 
 
 def test_a_batch_that_is_trained_on_again_counts_once(watched, memory):
-    """Several passes over one batch are one comparison; an equal batch of another rollout is another."""
     trainer, _, recorder = watched()
     batch = trainer.generated(PROMPTS, TASKS)
     for _ in range(3):
@@ -141,7 +137,6 @@ def test_a_batch_that_is_trained_on_again_counts_once(watched, memory):
 
 
 def test_the_lag_is_between_scoring_and_the_last_synchronisation(watched, memory):
-    """What trains several steps on one rollout does not lag; what samples without new weights does."""
     trainer, _, recorder = watched()
     batch = trainer.generated(PROMPTS, TASKS)
     trainer.state.global_step = 3
@@ -154,7 +149,6 @@ def test_the_lag_is_between_scoring_and_the_last_synchronisation(watched, memory
 
 
 def test_evaluation_does_not_disturb_the_rollout_that_is_trained_on(watched, memory):
-    """Batches of training go on belonging to their own rollout after an evaluation in between."""
     trainer, _, recorder = watched(
         contract={"slices": {"eval": {"where": {"mode": "eval"}}, "code": {"where": {"task": "code"}}}}
     )
@@ -168,7 +162,6 @@ def test_evaluation_does_not_disturb_the_rollout_that_is_trained_on(watched, mem
 
 
 def test_old_log_probs_are_preferred_to_those_of_the_pass(watched, memory):
-    """Where TRL gives log-probs from before the update, updates of the policy are no mismatch."""
     trainer, _, recorder = watched()
     batch = trainer.generated(PROMPTS, TASKS)
     batch["old_per_token_logps"] = batch["sampling_per_token_logps"] + 0.125
@@ -180,7 +173,6 @@ def test_old_log_probs_are_preferred_to_those_of_the_pass(watched, memory):
 
 
 def test_tokens_of_tools_do_not_count(watched, memory):
-    """What the sampler did not sample is masked, as in the loss."""
     trainer, _, recorder = watched()
     batch = trainer.generated(PROMPTS, TASKS)
     batch["tool_mask"] = torch.ones_like(batch["completion_mask"])
@@ -191,8 +183,6 @@ def test_tokens_of_tools_do_not_count(watched, memory):
 
 
 def test_asynchronous_rewards_and_models_beside_them(watched, memory):
-    """A coroutine is wrapped by a coroutine, and a reward model is left alone."""
-
     async def later(completion_ids, **_):
         await asyncio.sleep(0)
         return [1.0] * len(completion_ids)
@@ -211,7 +201,6 @@ def test_asynchronous_rewards_and_models_beside_them(watched, memory):
 
 
 def test_a_batch_without_sampling_log_probs_is_counted(watched):
-    """What cannot be compared is a drop with a reason, and the loss is what it was."""
     trainer, _, recorder = watched()
     batch = trainer.generated(PROMPTS, TASKS)
     del batch["sampling_per_token_logps"]
@@ -231,7 +220,6 @@ def test_a_batch_without_sampling_log_probs_is_counted(watched):
     ],
 )
 def test_processing_that_trl_applies_to_one_side_alone_is_a_mismatch(watched, args, processing, invalid):
-    """Temperature is on both sides; truncation is only in vLLM's log-probs."""
     trainer, _, recorder = watched(Trainer(reward, **args), processing=processing)
     trainer.compute_loss(trainer.model, trainer.generated(PROMPTS, TASKS))
     recorder.force_flush()
@@ -239,7 +227,6 @@ def test_processing_that_trl_applies_to_one_side_alone_is_a_mismatch(watched, ar
 
 
 def test_two_watches_come_off_in_any_order(watched, recorders, contract):
-    """A watch that is removed while another one is around it goes silent, and the other goes on."""
     trainer, first, recorder = watched()
     other = recorders(contract=contract(metadata={"name": "other", "version": 1, "owner": "rl"}))
     second = instrument(trainer, other)
@@ -255,7 +242,6 @@ def test_two_watches_come_off_in_any_order(watched, recorders, contract):
 
 
 def test_what_cannot_be_watched_is_refused_with_a_remedy(contract, recorders):
-    """Mistakes that can be seen before training are errors before training, and leave the trainer alone."""
     with pytest.raises(TypeError, match=r"object has no compute_loss; give a trl\.GRPOTrainer"):
         instrument(object(), contract())
     with pytest.raises(ValueError, match="there is no second kernel; set use_vllm=True or give a rollout_func"):
@@ -269,7 +255,6 @@ def test_what_cannot_be_watched_is_refused_with_a_remedy(contract, recorders):
 
 
 def test_from_a_contract_it_makes_and_shuts_down_its_own_recorder(contract, monkeypatch):
-    """One line is enough: the recorder has the trainer's kernel, and ends with the watch."""
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     trainer = Trainer(reward)
     with instrument(trainer, contract(), attributes={"model": "7b"}) as watch:
@@ -285,7 +270,6 @@ def test_from_a_contract_it_makes_and_shuts_down_its_own_recorder(contract, monk
 
 
 def test_what_the_trainer_logs_has_the_verdicts_while_it_is_watched(contract, monkeypatch):
-    """Beside the reward, in the trainer's own call; after the end the trainer's log is its own again."""
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     trainer, logged = Trainer(reward), []
     trainer.log = original = lambda logs, start_time=None: logged.append((logs, start_time))

@@ -14,7 +14,7 @@ from kc_otel.contract.load import load_text
 from kc_otel.integrations.verl.audit import audited, pop_audited
 from kc_otel.integrations.verl.first_pass import FirstPassWatch
 from kc_otel.integrations.verl.watch import TrainerWatch
-from tests.integrations.test_verl_watch import CONTRACT, Recorded, config
+from tests.integrations.test_verl_watch import CONTRACT, config, into
 
 pytestmark = pytest.mark.slow
 
@@ -124,11 +124,7 @@ def run(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("KC_OTEL_AUDIT_SHARE", "0.5")
 
-    def make(_, **kernels):
-        made.append(Recorded(**kernels))
-        return made[-1]
-
-    watch = TrainerWatch(load_text(CONTRACT), make)
+    watch = TrainerWatch(load_text(CONTRACT), into(made))
     watch.audits._clock = lambda: clock.now
     settings = config(bypass=True, log_prob_use_dynamic_bsz=False, log_prob_micro_batch_size_per_gpu=MICRO_BATCH)
     trainer = SimpleNamespace(config=settings, global_steps=8, actor_rollout_wg=Workers(queue, clock))
@@ -168,7 +164,6 @@ def counted_by_a_worker(names, meta):
 
 
 def test_whole_prompts_are_scored_at_the_weights_of_the_step(run):
-    """By their names; with the model's own log-probabilities, versions and columns; the workers leave these out."""
     names, meta, metrics = run()
     chosen = [row for row, name in enumerate(names) if audited(name, 0.5)]
     assert 0 < len(chosen) < ROWS
@@ -194,7 +189,6 @@ def test_whole_prompts_are_scored_at_the_weights_of_the_step(run):
 
 
 def test_verls_batch_stays_as_it_was_and_every_rank_has_as_many_copies(run):
-    """What was put into the queue is cleared, also where the forward fails; then no worker leaves anything out."""
     _, meta, _ = run()
     assert run.queue.partitions["kc-otel-audit"] == {}
     assert not any("log_probs" in run.queue.partitions["train"][key] for key in meta.keys)
@@ -208,7 +202,6 @@ def test_verls_batch_stays_as_it_was_and_every_rank_has_as_many_copies(run):
 
 
 def test_time_is_capped_and_skips_depend_on_earlier_steps_alone(run):
-    """Forwards of 2 s within 0.5 s a step: one in four steps; in the others the workers leave no prompt out."""
     steps = [run(number) for number in range(24)]
     metrics = [scalars for *_, scalars in steps]
     pattern = [scalars["kc/audit/sequences"] > 0 for scalars in metrics]
@@ -219,7 +212,6 @@ def test_time_is_capped_and_skips_depend_on_earlier_steps_alone(run):
 
 
 def test_only_the_first_update_of_a_step_in_bypass_mode_is_audited(run):
-    """Later local updates are at other weights, and where the trainer scores, it has scored everything."""
     _, meta, _ = run(0, local_trigger_step=1)
     assert not meta.extra_info
     run.settings["algorithm"]["rollout_correction"]["bypass_mode"] = False
@@ -228,7 +220,6 @@ def test_only_the_first_update_of_a_step_in_bypass_mode_is_audited(run):
 
 
 def test_the_mean_over_audited_prompts_has_the_steps_mean_as_its_expectation():
-    """Unweighted, whatever drift goes with: here it grows in the order of prompts, as the first mini-batch sees."""
     drift = np.linspace(0.0, 0.2, 64) ** 2
     names = np.array([[f"{draw}-{prompt}" for prompt in range(64)] for draw in range(600)])
     chosen = np.vectorize(lambda name: audited(name, 0.05))(names)

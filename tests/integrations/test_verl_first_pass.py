@@ -12,7 +12,7 @@ import torch
 
 from kc_otel.contract.load import load_text
 from kc_otel.integrations.verl.first_pass import FirstPassWatch
-from tests.integrations.test_verl_watch import CONTRACT, Given, Recorded, config
+from tests.integrations.test_verl_watch import CONTRACT, Given, config, into
 
 ROWS, WIDTH = 8, 6
 nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
@@ -121,12 +121,8 @@ def made():
 
 @pytest.fixture
 def workers(made):
-    def make(_, **kernels):
-        made.append(Recorded(**kernels))
-        return made[-1]
-
     losses, workers = verl()
-    watch = FirstPassWatch(load_text(CONTRACT), make)
+    watch = FirstPassWatch(load_text(CONTRACT), into(made))
     watch.attach(losses)
     watch.attach(workers)
     return workers
@@ -134,7 +130,6 @@ def workers(made):
 
 @pytest.mark.slow
 def test_the_first_mini_batch_of_an_update_is_compared(workers, made, caplog):
-    """Both sides as the loss sees them, without a graph; what comes after an optimizer step is left out."""
     worker, data = workers.ActorRolloutRefWorker(), batch()
     assert asyncio.run(worker.update_weights(5, mode="nccl")) == {"mode": "nccl"}
     with caplog.at_level(logging.WARNING, "kc_otel"):
@@ -160,7 +155,6 @@ def test_the_first_mini_batch_of_an_update_is_compared(workers, made, caplog):
 
 @pytest.mark.slow
 def test_weights_that_have_moved_on_are_no_longer_those_that_were_sent(workers, made):
-    """Another update before the next transfer begins one version later; unknown versions stay unknown."""
     worker = workers.ActorRolloutRefWorker()
     worker.update_actor(batch())
     assert {given["weights"][0] for *_, given in made[0].calls} == {None}
@@ -175,7 +169,6 @@ def test_weights_that_have_moved_on_are_no_longer_those_that_were_sent(workers, 
 
 @pytest.mark.slow
 def test_a_run_whose_trainer_scores_is_left_to_the_trainer(workers, made):
-    """Other old log-probabilities than the engine's, the same with entropies beside them, or none of the engine's."""
     worker, data = workers.ActorRolloutRefWorker(), batch()
     scored = nested([row - 0.01 for row in data["rollout_log_probs"].unbind()])
     without = batch()
@@ -186,7 +179,6 @@ def test_a_run_whose_trainer_scores_is_left_to_the_trainer(workers, made):
 
 
 def test_each_prompt_is_counted_by_one_rank(workers, made):
-    """Of two data-parallel ranks; of ranks that hold the same sequences the first. Made-up rows count nowhere."""
     data = batch(uid=["a", "b", "c", "d"] * 2)
     for rank in (0, 1):
         workers.ActorRolloutRefWorker(Engine(rank, 2)).update_actor(data)
@@ -200,7 +192,6 @@ def test_each_prompt_is_counted_by_one_rank(workers, made):
 
 
 def test_prompts_that_the_driver_has_scored_are_left_out_of_that_update(workers, made):
-    """Their names come with the update, and verl does not see them."""
     worker, data = workers.ActorRolloutRefWorker(), batch(uid=["a", "b"] * 4)
     worker.update_actor(update := Batch(data, kc_otel_audited_prompts=frozenset({"a"})))
     assert update.keys() == data.keys()
@@ -211,7 +202,6 @@ def test_prompts_that_the_driver_has_scored_are_left_out_of_that_update(workers,
 
 
 def test_nothing_is_raised_into_a_worker(workers, made, caplog):
-    """Whatever a batch lacks; a fault is said once."""
     data = batch()
     del data["responses"]
     worker = workers.ActorRolloutRefWorker()
@@ -222,7 +212,6 @@ def test_nothing_is_raised_into_a_worker(workers, made, caplog):
 
 
 def test_modules_that_have_changed_are_said():
-    """An attribute that is not there any more."""
     with pytest.raises(AttributeError, match="get_policy_loss_fn"):
         FirstPassWatch(load_text(CONTRACT)).attach(
             SimpleNamespace(__name__="verl.workers.utils.losses", ppo_loss=print)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from kc_otel.contract.load import load_text
-from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, by_version
-from kc_otel.integrations.verl.run_configuration import kernels, processings, run_resource
+from kc_otel.integrations.verl.shared import attributes_of, kernels, processings, run_resource
 from kc_otel.integrations.verl.watch import TrainerWatch
 
 CONTRACT = """apiVersion: kernel-contract/v1
@@ -76,6 +75,16 @@ def config(**rollout):
     return Given(algorithm=correction, actor_rollout_ref=Given(actor=actor, rollout=Given(rollout)))
 
 
+def into(made):
+    """Makes recorders that keep what they are given, in a list."""
+
+    def make(_, **kernels):
+        made.append(Recorded(**kernels))
+        return made[-1]
+
+    return make
+
+
 @pytest.fixture
 def made():
     return []
@@ -83,11 +92,7 @@ def made():
 
 @pytest.fixture
 def watch(made):
-    def make(_, **kernels):
-        made.append(Recorded(**kernels))
-        return made[-1]
-
-    return TrainerWatch(load_text(CONTRACT), make)
+    return TrainerWatch(load_text(CONTRACT), into(made))
 
 
 def done(*_, **__):
@@ -95,7 +100,6 @@ def done(*_, **__):
 
 
 def test_a_step_is_recorded_once_with_what_it_ends_with(watch, made):
-    """Both sides and the mask as they were compared, advantages as they came later; kernels of the configuration."""
     data = proto()
     mask = data.batch["response_mask"]
 
@@ -125,8 +129,6 @@ def test_a_step_is_recorded_once_with_what_it_ends_with(watch, made):
 
 
 def test_what_never_gets_rewards_is_recorded_all_the_same(watch, made):
-    """With the next step's batch, and the last one when training ends."""
-
     def fit():
         watch.around_debug_metrics(done, None, (proto(),), {})
         watch.around_debug_metrics(done, None, (proto(),), {})
@@ -139,17 +141,7 @@ def test_what_never_gets_rewards_is_recorded_all_the_same(watch, made):
     assert all(given["advantages"] is None for *_, given in made[0].calls)
 
 
-def test_rows_go_with_the_weights_that_sampled_them():
-    """One group for each version, without rows that verl made up to fill its batch."""
-    versions = np.array([3, 3, 2, 2, 2, None], dtype=object)
-    logged = LoggedBatch.of(proto(min_global_steps=versions))
-    logged.kept = np.array([True] * 3 + [False] + [True] * 2)
-    groups = {version: rows.tolist() for version, rows in by_version(logged)}
-    assert groups == {3: [0, 1], 2: [2, 4], None: [5]}
-
-
 def test_columns_are_read_as_the_queue_gives_them():
-    """Plain values, NumPy's, and those that tensordict has wrapped; nothing is made of other things."""
     wrapped = [SimpleNamespace(data="code"), SimpleNamespace(data="prose")]
     columns = {"data_source": wrapped, "level": np.array([1, 2]), "raw": [{}, []], "uid": ["a", "b"], "short": ["x"]}
     assert attributes_of(columns, 2) == [{"data_source": "code", "level": 1}, {"data_source": "prose", "level": 2}]
@@ -157,7 +149,6 @@ def test_columns_are_read_as_the_queue_gives_them():
 
 @pytest.mark.parametrize("data", [None, SimpleNamespace(batch={}), proto(data_source=[object()] * ROWS)])
 def test_nothing_is_raised_into_a_trainer(watch, made, caplog, data):
-    """Whatever verl hands over; a fault is said once."""
     with caplog.at_level(logging.ERROR, "kc_otel"):
         for _ in range(3):
             assert watch.around_debug_metrics(done, None, (data,), {}) == "done"
@@ -178,7 +169,6 @@ def test_nothing_is_raised_into_a_trainer(watch, made, caplog, data):
     ],
 )
 def test_settings_that_leave_nothing_to_measure_are_said(watch, caplog, changed, said):
-    """In one line with the setting; nothing is said of a run that is measured."""
     with caplog.at_level(logging.WARNING, "kc_otel"):
         watch.around_fit(done, SimpleNamespace(config=config(**changed), global_steps=1), (), {})
     assert said in caplog.text
@@ -186,7 +176,6 @@ def test_settings_that_leave_nothing_to_measure_are_said(watch, caplog, changed,
 
 
 def test_logprobs_of_before_processing_are_not_taken_for_processed_ones():
-    """With `raw_logprobs` the engine's side has no temperature in it: the mismatch is told, and not measured."""
     train, inference = processings(config(logprobs_mode="raw_logprobs"))
     assert (train, inference) == ({"temperature": 0.7}, {})
     assert kernels(config(name="sglang"))[1].engine == "sglang"

@@ -13,8 +13,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from kc_otel.contract.registry.own_metrics import ATTRIBUTES, METRICS
 from kc_otel.integrations.vllm.delivery import CaptureStats
-from kc_otel.integrations.vllm.engine_log import EngineLog
 from kc_otel.integrations.vllm.instrumentor import RECORDED, CaptureCounters, outcomes
+from kc_otel.integrations.vllm.plugin import EngineLog
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.spool import Spool
@@ -45,17 +45,12 @@ def observed(reader):
 
 
 def test_counts_are_observed_by_reason(reader):
-    """What was kept and what was not, by reason, under the registry's names, units and attributes."""
     counts = CaptureCounters()
     counts.start("policy", lambda: Counter({RECORDED: 7, "queue-full": 2}), reader.provider)
-    assert observed(reader) == {
-        ("kc.capture.recorded", "policy"): 7,
-        ("kc.capture.dropped", "policy", "queue-full"): 2,
-    }
+    assert observed(reader) == {("kc.capture.recorded", "policy"): 7, ("kc.capture.dropped", "policy", "queue-full"): 2}
 
 
 def test_counters_never_go_down(reader):
-    """Instrumenting again, for the same contract or another one, goes on from what was counted before."""
     counts = CaptureCounters()
     counts.start("policy", lambda: Counter({RECORDED: 7}), reader.provider)
     counts.end()
@@ -68,7 +63,6 @@ def test_counters_never_go_down(reader):
 
 
 def test_what_a_spool_refuses_counts_as_dropped(tmp_path):
-    """Requests that were handed over and did not reach the file are not recorded: the spool says why."""
     spool = Spool(tmp_path / "spool.sqlite")
     good = SampledRequest("r", np.arange(2), np.arange(3), np.zeros(3, np.float32), Kernel("vllm"))
     spool.put(good)
@@ -81,7 +75,6 @@ def test_what_a_spool_refuses_counts_as_dropped(tmp_path):
 
 
 def test_an_operator_who_scrapes_vllm_sees_the_counts():
-    """The registry of vLLM's /metrics shows the same counts under their Prometheus names, however often it is asked."""
     client = pytest.importorskip("prometheus_client")
     counts, registry = CaptureCounters(), client.CollectorRegistry(auto_describe=True)
     counts.start("policy", lambda: Counter({RECORDED: 7, "spool-full": 2}), MeterProvider())
@@ -114,7 +107,6 @@ def loggers():
 
 
 def test_warnings_are_in_vllms_log(tmp_path, loggers):
-    """A spool that cannot be written is said once by vLLM's own handlers, though the root logger only takes errors."""
     EngineLog.attach()
     EngineLog.attach()
     (tmp_path / "file").write_text("")
@@ -131,7 +123,6 @@ def test_warnings_are_in_vllms_log(tmp_path, loggers):
 
 
 def test_a_handler_of_both_loggers_gets_a_line_once(loggers):
-    """A program that gave one handler to the root logger and to vLLM's sees our lines once."""
     logging.getLogger().addHandler(logging.getLogger("vllm").handlers[0])
     EngineLog.attach()
     logging.getLogger("kc_otel.integrations").warning("once")

@@ -15,24 +15,18 @@ import pytest
 from kc_otel.contract.measuring_paths import AUTOMATIC, MeasuringPath
 from kc_otel.contract.slices import OF_TOKENS
 from kc_otel.integrations.trl.rollouts import OWN
-from kc_otel.integrations.vllm.completion import (
+from kc_otel.integrations.vllm.delivery import (
     Completion,
+    RequestDelivery,
     kept_of,
     processing_of,
     request_of,
     weights_of,
 )
-from kc_otel.integrations.vllm.delivery import RequestDelivery
-from kc_otel.integrations.vllm.engines import Engines, kernel_of, logprobs_mode_of
-from kc_otel.integrations.vllm.logprob_capture import EngineCapture, RequestCapture
-from kc_otel.integrations.vllm.request_attributes import (
-    HEADERS,
-    RequestHeaders,
-    attributes_of,
-    sources_of,
-)
+from kc_otel.integrations.vllm.engines import EngineCapture, Engines, RequestCapture, kernel_of, logprobs_mode_of
+from kc_otel.integrations.vllm.plugin import configured, described
+from kc_otel.integrations.vllm.request_attributes import HEADERS, RequestHeaders, attributes_of, sources_of
 from kc_otel.integrations.vllm.settings import default_spool, settings_of
-from kc_otel.integrations.vllm.worker_methods import configured, described
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.sampling import Sampler
 
@@ -57,6 +51,10 @@ def finished(kernel=None, watermarks=False, **changes):
         logprobs=[-0.5, -1.5],
     )  # fmt: skip
     return replace(capture, **changes)
+
+
+def submit(delivery, capture):
+    delivery.submit(capture.completion, capture.engine.kernel, "raw", 7)
 
 
 def config(**model):
@@ -90,7 +88,6 @@ class Sink:
 
 @pytest.mark.slow
 def test_importing_needs_no_vllm():
-    """The package and its settings can be imported, and name what they have, where vLLM is not installed."""
     code = (
         "import sys; sys.modules['vllm'] = None; import kc_otel.integrations.vllm as v; "
         "[getattr(v, name) for name in v.__all__]; import kc_otel.integrations.vllm.plugin as p; p.load()"
@@ -113,17 +110,10 @@ def test_a_request_is_made_of_a_completion():
     assert (request.processing, request.logprobs_mode, request.weights, request.at) == ({}, "raw", None, 7)
 
 
-def test_a_log_probability_too_few_is_refused():
-    """Tokens without log-probabilities of their own are an error that names the request."""
-    with pytest.raises(ValueError, match="cmpl-1-ab: 1 log-probabilities for 2 tokens"):
-        request_of(completion(logprobs=[-0.5]), Kernel("vllm"), "raw", {})
-
-
 @pytest.mark.parametrize(
     ("engine", "asked", "told"), [(True, None, True), (True, True, True), (True, False, False), (False, True, False)]
 )
 def test_a_watermark_is_told_where_the_engine_has_one(engine, asked, told):
-    """A request that does not say no gets it: None in vLLM 0.32 and True before, and no engine of its own has one."""
     found = finished(watermarks=engine)
     found.params.watermarking = asked
     request = request_of(found.completion(), Kernel("vllm"), "raw", {})
@@ -131,7 +121,6 @@ def test_a_watermark_is_told_where_the_engine_has_one(engine, asked, told):
 
 
 def test_processing_holds_what_changes_the_distribution():
-    """Neutral values are left out, restrictions that no number says are named, and stop conditions are none of it."""
     params = SimpleNamespace(
         temperature=0.7, top_p=1.0, top_k=-1, min_p=0.05, repetition_penalty=1.0, presence_penalty=0.5,
         frequency_penalty=0.0, min_tokens=0, logit_bias={3: 1.0}, bad_words=[], stop=["x"], max_tokens=9,
@@ -152,13 +141,11 @@ def test_weight_versions(versions, weights):
 
 @pytest.mark.parametrize("text", ["task=", "=header:x", "task=cookie:x", "task=header:", "task=header"])
 def test_a_source_that_is_none_is_refused(text):
-    """The error repeats the entry and says how one is written."""
     with pytest.raises(ValueError, match="is no source; write NAME, or NAME=PLACE:NAME"):
         sources_of(text)
 
 
 def test_attributes_are_found_where_the_sender_put_them():
-    """The body wins over baggage, text that is a number is one, long text is cut, and what is missing is left out."""
     read = attributes_of(sources_of("task, tenant=header:X-Tenant, level=baggage:level, id=xarg:id, none"))
     found = read(
         completion(
@@ -207,17 +194,14 @@ def test_an_engine_that_is_not_what_the_contract_declares_is_said_once_at_its_st
     ("mode", "named"), [("raw_logprobs", "raw"), ("processed_logprobs", "processed"), ("raw_logits", None)]
 )
 def test_logits_are_no_log_probabilities(mode, named):
-    """The mode is named as requests name it; modes that report logits have no name."""
     assert logprobs_mode_of(config(logprobs_mode=mode)) == named
 
 
 def test_a_worker_describes_its_attention_layers(monkeypatch):
-    """Layers without attention are passed over, and several backends are all named."""
-
     def layer(name):
         return SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: name))
 
-    monkeypatch.setattr("kc_otel.integrations.vllm.worker_methods._hardware", lambda: "H100")
+    monkeypatch.setattr("kc_otel.integrations.vllm.plugin._hardware", lambda: "H100")
     context = {"0": layer("FLASHINFER"), "1": layer("FLASH_ATTN"), "2": SimpleNamespace()}
     worker = SimpleNamespace(
         vllm_config=SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
@@ -226,10 +210,9 @@ def test_a_worker_describes_its_attention_layers(monkeypatch):
 
 
 def test_a_delivery_gives_to_its_sink_and_counts():
-    """What is handed over reaches the sink on another thread, with the kernel that was still to be asked for."""
     sink, asked = Sink(), Future()
     delivery = RequestDelivery(sink, lambda _: {"task": "code"})
-    delivery.submit(finished(asked))
+    submit(delivery, finished(asked))
     assert not delivery.flush(0.05)
     asked.set_result(Kernel("vllm", dtype="fp8"))
     assert delivery.flush()
@@ -240,7 +223,6 @@ def test_a_delivery_gives_to_its_sink_and_counts():
 
 
 def test_the_sampling_masks_of_steps_are_one_set_of_tokens_for_each_token():
-    """Of one token, or of several with offsets, as vLLM's `SamplingMaskLists`; a mask that is missing makes none."""
     mask = SimpleNamespace(token_ids=np.array([4, 9], np.int32), offsets=None)
     two = SimpleNamespace(token_ids=np.array([1, 2, 3], np.int32), offsets=np.array([0, 1, 3]))
     kept = kept_of([mask, two], 3)
@@ -254,26 +236,23 @@ def test_the_sampling_masks_of_steps_are_one_set_of_tokens_for_each_token():
 
 
 def test_what_fails_on_the_other_thread_is_counted():
-    """Neither a sink, a completion nor an attributes function that fails ends the thread."""
-
     def fail(_):
         raise RuntimeError("no")
 
     broken = RequestDelivery(Sink(fails=True), lambda _: {})
-    broken.submit(finished())
-    broken.submit(finished(context=None))
-    broken.submit(finished(token_ids=[4]))
+    submit(broken, finished())
+    submit(broken, finished(context=None))
+    submit(broken, finished(token_ids=[4]))
     assert broken.close()
     assert broken.stats().dropped == {"sink-failed": 1, "failed": 1, "invalid": 1}
     sink = Sink()
     halting = RequestDelivery(sink, fail)
-    halting.submit(finished())
+    submit(halting, finished())
     assert halting.close()
     assert (len(sink.requests), halting.stats().attributes_failed) == (1, 1)
 
 
 def test_headers_are_there_for_code_of_the_request():
-    """The middleware leaves the headers to what runs in the request, and only there."""
     seen = {}
 
     async def app(scope, _receive, _send):
@@ -291,7 +270,6 @@ def test_headers_are_there_for_code_of_the_request():
 
 
 def test_settings_come_from_arguments_before_variables(contract, tmp_path):
-    """An argument wins over its variable; the contract's share is the default; a spool that was made here is closed."""
     environment = {"KC_OTEL_SPOOL": str(tmp_path / "a" / "s.sqlite"), "KC_OTEL_SAMPLING": "0.5"}
     made = settings_of(environment, contract=contract(), attributes={"tenant": "t"})
     assert made.sampler.share() == 0.5
@@ -305,7 +283,6 @@ def test_settings_come_from_arguments_before_variables(contract, tmp_path):
 
 
 def test_a_spool_is_as_large_and_as_old_as_somebody_says(contract, tmp_path):
-    """Age and size from variables; what is none is refused with one that is."""
     spool = {"KC_OTEL_SPOOL": str(tmp_path / "s.sqlite")}
     made = settings_of(
         {**spool, "KC_OTEL_SPOOL_MAX_AGE": "36h", "KC_OTEL_SPOOL_MAX_SIZE": "2 MiB"}, contract=contract()
@@ -321,7 +298,6 @@ def test_a_spool_is_as_large_and_as_old_as_somebody_says(contract, tmp_path):
 
 
 def test_nothing_is_set_up_unasked(contract, tmp_path):
-    """Without a contract, or with the SDK turned off, there are no settings and no file."""
     environment = {"XDG_STATE_HOME": str(tmp_path)}
     assert settings_of(environment) is None
     assert settings_of({**environment, "OTEL_SDK_DISABLED": "TRUE"}, contract=contract()) is None
@@ -332,7 +308,6 @@ def test_nothing_is_set_up_unasked(contract, tmp_path):
 
 
 def test_two_places_to_put_requests_are_refused(contract, tmp_path):
-    """Of spool and sink there can be one."""
     with pytest.raises(ValueError, match="spool and sink are given"):
         settings_of({}, contract=contract(), sink=Sink(), spool=tmp_path / "spool.sqlite")
 

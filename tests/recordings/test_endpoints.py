@@ -79,7 +79,6 @@ def after(times, status, headers=None, *, on="/v1/completions", error="busy"):
 
 @pytest.mark.parametrize("train_sglang", [True, False])
 def test_sglang_is_asked_by_its_own_api(train_sglang):
-    """An endpoint that lists its models as SGLang samples, and scores, through /generate; the drift is the tables'."""
     with completions(table(), sglang=True) as inference, completions(table(drift=0.2), sglang=train_sglang) as train:
         prompts = [Prompt(line, text=f"prompt {line}") for line in range(1, 9)]
         prompts.append(Prompt(9, token_ids=(3, 4)))
@@ -97,7 +96,6 @@ def test_sglang_is_asked_by_its_own_api(train_sglang):
 
 
 def test_tokens_that_sglang_scored_are_those_that_were_sent():
-    """By their ids, of which it writes 0 for the last of a vocabulary."""
     found = {"meta_info": {"output_token_logprobs": [[-1.0, 3]]}, "prompt_token_ids": [1]}
     assert answers.generated(found, "Hi") == answers.Sampled((1,), (3,), (-1.0,), "")
     rows = [[None, 1, None], [-1.0, 0, None], [-2.0, 3, None]]
@@ -109,7 +107,6 @@ def test_tokens_that_sglang_scored_are_those_that_were_sent():
 
 @pytest.mark.parametrize("sglang", [False, True])
 def test_a_server_scores_what_waits_for_rescoring(sglang):
-    """With its key; a request that it rejects is told from a server that does not answer."""
     with completions(table(), sglang=sglang) as server:
         score = endpoint_scorer(f"{server.address}/v1", "secret")
         ((first, second),) = score([np.array([5])], [np.array([6, 7])])
@@ -127,7 +124,6 @@ def test_a_server_scores_what_waits_for_rescoring(sglang):
 
 
 def test_a_request_leaves_no_parameter_to_the_server():
-    """A server takes what is missing from the checkpoint's generation_config, so everything is said."""
     for body in (answers.sampling_body("tiny", "Hi", 9), answers.scoring_body("tiny", (1, 2))):
         neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
         assert neutral.items() <= body.items()
@@ -147,7 +143,6 @@ def test_a_completion_is_read_with_its_ids_and_log_probabilities():
 
 
 def test_given_tokens_are_read_by_their_ids():
-    """The first token of the prompt has no log-probability, and the sampled ones are found by id, not by place."""
     rows = [*SCORED[:2], {"3": {"logprob": -0.1}} | SCORED[2], SCORED[3]]
     assert answers.scored(answer(prompt_logprobs=rows, prompt_token_ids=[1, 2, 7, 8]), (1, 2), (7, 8)) == (
         -0.25,
@@ -191,13 +186,11 @@ def generated(meta, prompt="Hi", **more):
     ],
 )
 def test_an_answer_that_lacks_something_says_what_to_switch_on(read, said):
-    """The field in the answer, and the option or the version that brings it; tokens are those that were sent."""
     with pytest.raises(answers.AnswerError, match=said):
         read()
 
 
 def test_prompts_are_read_with_what_slices_are_made_of(tmp_path):
-    """Text, tokens or a conversation; plain values beside it and in `attributes` count, longer ones do not."""
     path = tmp_path / "prompts.jsonl"
     rows = [
         {"prompt": "Hi", "task": "code", "id": 3, "tags": ["a"], "temperature": 1},
@@ -213,7 +206,6 @@ def test_prompts_are_read_with_what_slices_are_made_of(tmp_path):
 
 
 def test_everything_that_is_wrong_with_prompts_is_said_at_once(tmp_path):
-    """File, line, field, and what to write."""
     path = tmp_path / "prompts.jsonl"
     path.write_text(
         '{"prompt": "Hi"}\n{\n{"prompt": ""}\n{"prompt": [1]}\n{"prompt_token_ids": [1.5]}\n'
@@ -236,7 +228,6 @@ def test_everything_that_is_wrong_with_prompts_is_said_at_once(tmp_path):
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port"])
 def test_an_address_that_is_none_is_refused(url):
-    """It names the option that it came from."""
     with pytest.raises(ValueError, match=r"--train-url: .*is not a URL"):
         CompletionEndpoint("train", url)
 
@@ -252,7 +243,6 @@ def test_an_endpoint_shows_neither_key_nor_password():
 
 
 def test_a_model_is_found_or_the_choice_is_told():
-    """The only one is taken; of several one has to be named; of one that is not served the others are."""
     with completions(table(), models=("a", "b")) as server:
         assert ask(server, lambda client: client.model("b")) == "b"
         with pytest.raises(RefusedError, match=r"serves a, b; name the model with --inference-model"):
@@ -268,7 +258,6 @@ def test_a_model_is_found_or_the_choice_is_told():
 
 
 def test_a_busy_endpoint_is_asked_again():
-    """429 and 503 are waited out, as long as it says or a little longer each time, and not for ever."""
     prompt = Prompt(1, text="Hi")
     with completions(table(), fault=after(2, 503, {"Retry-After": "0"})) as server:
         assert len(ask(server, lambda client: client.sample("tiny", prompt, 5)).token_ids) == 5
@@ -279,7 +268,6 @@ def test_a_busy_endpoint_is_asked_again():
 
 
 def test_what_one_request_did_wrong_fails_that_request():
-    """A prompt that is too long, or an answer that takes too long, says nothing of the others."""
     prompt, release = Prompt(1, text="Hi"), threading.Event()
 
     def slow(_path, _body, right):
@@ -298,7 +286,6 @@ def test_what_one_request_did_wrong_fails_that_request():
 
 
 def test_keys_are_sent_and_what_refuses_them_names_the_variable():
-    """An endpoint that repeats the key in its words does not get it into ours."""
     prompt = Prompt(1, text="Hi")
     with completions(table(), fault=after(1, 400, error="bad key sk-1234?")) as server:
         with pytest.raises(RequestFailedError, match=r"400: bad key \*\*\*\?"):
@@ -321,7 +308,6 @@ def test_a_redirect_is_not_followed():
 
 
 def test_both_sides_are_of_the_same_tokens_in_the_order_of_the_prompts():
-    """Each number is the one that its table has for its token, and attributes stay with their sequence."""
     prompts = [
         Prompt(1, text="ab", attributes={"task": "code"}),
         Prompt(2, token_ids=(3,), attributes={"model": "mine"}),
@@ -367,7 +353,6 @@ def test_a_gate_looks_where_each_prompt_has_all_its_samples():
 
 
 def test_no_more_requests_than_allowed_are_under_way():
-    """The bound holds for both endpoints together."""
     lock, under_way, most = threading.Lock(), [0], [0]
 
     def counted(_path, _body, right):
@@ -392,7 +377,6 @@ def long_prompts(_path, body, right):
 
 
 def test_failures_are_kept_with_their_lines_beside_what_succeeded():
-    """And after enough of them nothing more is asked."""
     prompts = [Prompt(line, text="a" * (9 if line % 3 == 0 else 2)) for line in range(1, 91)]
     with completions(table(), fault=long_prompts) as inference, completions(table()) as train:
         some = gathered(inference, train, prompts[:9], max_tokens=3)
@@ -403,7 +387,6 @@ def test_failures_are_kept_with_their_lines_beside_what_succeeded():
 
 
 def test_a_slow_answer_does_not_have_all_the_others_asked_meanwhile():
-    """Who may stop early runs ahead of the first answer that is missing by twice what is under way, and no more."""
     asked, meanwhile, slow = [], [], set()
 
     def one_is_slow(path, body, right):
@@ -427,7 +410,6 @@ def test_a_slow_answer_does_not_have_all_the_others_asked_meanwhile():
 
 
 def test_a_failure_leaves_nobody_waiting_for_what_will_not_come():
-    """Nothing is looked at any more, and everything else is asked for."""
     prompts = [Prompt(line, text="a" * (9 if line == 7 else 2)) for line in range(1, 41)]
     with completions(table(), fault=long_prompts) as inference, completions(table()) as train:
         found = gathered(inference, train, prompts, max_tokens=3, concurrency=2, enough=lambda _: False, looks=(39,))
@@ -435,8 +417,6 @@ def test_a_failure_leaves_nobody_waiting_for_what_will_not_come():
 
 
 def test_an_answer_that_would_be_the_same_for_all_ends_it_at_once():
-    """An endpoint without log-probabilities is not asked once more for each prompt."""
-
     def without(_path, _body, right):
         right["choices"][0]["prompt_logprobs"] = None
         return right, 200, {}

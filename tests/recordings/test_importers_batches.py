@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from kc_otel.recordings.importers import roll_files as roll
 from kc_otel.recordings.importers import safe_pickle
-from kc_otel.recordings.importers import skyrl_files as skyrl
-from kc_otel.recordings.importers import slime_files as slime
-from kc_otel.recordings.importers.detect import format_of
+from kc_otel.recordings.importers.formats import format_of, read_file
 from kc_otel.recordings.importers.imported import Refusals
 from kc_otel.recordings.importers.importer import Importer
 from kc_otel.recordings.recording import RecordingError
+from tests.recordings.test_importers_formats import read
 
 PROMPT, WIDTH = 3, 5
 MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
@@ -63,10 +61,9 @@ def slime_dump(tmp_path, sides):
 
 
 def test_slime_dumps_are_read(slime_dump, sides):
-    """Tokens of the loss mask, with ids, advantages, step, and the reward of each sample's own place."""
     assert format_of(slime_dump) == "slime"
     refusals = Refusals()
-    second, first = slime.read(slime_dump, refusals)
+    second, first = read_file(slime_dump, refusals, "slime")
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
     assert (first.weights, first.attributes["reward"], second.attributes["reward"]) == ((17, None), 0.25, 0.5)
@@ -76,19 +73,18 @@ def test_slime_dumps_are_read(slime_dump, sides):
 
 
 def test_slime_samples_that_cannot_be_compared_are_counted(tmp_path, slime_dump):
-    """Without the trainer's side, of other lengths; and another dump of slime, which has no such side at all."""
     dump = torch.load(slime_dump)
     del dump["samples"][0]["log_probs"]
     dump["samples"][1]["rollout_log_probs"] = torch.zeros(WIDTH - 1)
     torch.save(dump, slime_dump)
     refusals = Refusals()
-    assert len(list(slime.read(slime_dump, refusals))) == 1
+    assert len(list(read_file(slime_dump, refusals, "slime"))) == 1
     assert refusals.counts == {"no_logprobs": 1, "shape_mismatch": 1}
     assert "17.pt: sample 0: has no log_probs; dump with --save-debug-train-data" in refusals.first["no_logprobs"]
     other = tmp_path / "18.pt"
     torch.save({"rollout_id": 18, "samples": [{"tokens": [1, 2]}]}, other)
     with pytest.raises(RecordingError, match="format version 2"):
-        list(slime.read(other, Refusals()))
+        read(other, "slime")
 
 
 def plain(array):
@@ -135,11 +131,10 @@ def skyrl_dump(tmp_path, sides, monkeypatch):
 
 
 def test_skyrl_dumps_are_read_without_skyrl(skyrl_dump, sides):
-    """Right-aligned responses under the loss mask, and nothing of SkyRL is imported or run."""
     path = skyrl_dump()
     assert format_of(path) == "skyrl"
     refusals = Refusals()
-    first, second = skyrl.read(path, refusals)
+    first, second = read_file(path, refusals, "skyrl")
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
     assert (second.token_ids.tolist(), second.advantages.tolist(), second.weights) == ([5, 6, 7], [0.5] * 3, (4, None))
@@ -147,16 +142,14 @@ def test_skyrl_dumps_are_read_without_skyrl(skyrl_dump, sides):
 
 
 def test_a_skyrl_token_counts_under_both_masks(skyrl_dump, sides):
-    """Its loss mask is 1 over padding where a trainer writes it so, and its response mask over tools' output."""
     other = plain((np.arange(WIDTH) > 0).astype(np.float64)[None].repeat(3, 0))
-    first, *_ = skyrl.read(skyrl_dump(loss_mask=plain(np.ones((3, WIDTH))), response_mask=other), Refusals())
+    first, *_ = read_file(skyrl_dump(loss_mask=plain(np.ones((3, WIDTH))), response_mask=other), Refusals(), "skyrl")
     np.testing.assert_array_equal(first.train, sides[0][0][1:])
 
 
 def test_a_skyrl_dump_without_both_sides_says_what_to_set(skyrl_dump):
-    """The engine was not asked for log-probabilities."""
     with pytest.raises(RecordingError, match=r"has no rollout_logprobs, only .*generator.sampling_params.logprobs=1"):
-        list(skyrl.read(skyrl_dump(rollout_logprobs=None), Refusals()))
+        read(skyrl_dump(rollout_logprobs=None), "skyrl")
 
 
 @pytest.fixture
@@ -193,10 +186,9 @@ def roll_batch(tmp_path, sides, monkeypatch):
 
 
 def test_a_batch_of_roll_is_read(roll_batch, sides):
-    """Entry t of the log-probabilities is of token t + 1."""
     path = roll_batch()
     assert format_of(path) == "roll"
-    first, second = roll.read(path, Refusals())
+    first, second = read(path, "roll")
     np.testing.assert_array_equal(first.train, sides[0][0])
     np.testing.assert_array_equal(second.inference, sides[1][1, 2:])
     assert (second.token_ids.tolist(), second.weights) == ([5, 6, 7], (9, None))
@@ -204,16 +196,14 @@ def test_a_batch_of_roll_is_read(roll_batch, sides):
 
 
 def test_what_roll_dumps_by_itself_is_refused_with_what_to_do(roll_batch):
-    """rollout_mock writes the batch before the trainer has scored it."""
     with pytest.raises(RecordingError, match=r"has no old_log_probs, .*pickle the batch after old_log_probs"):
-        list(roll.read(roll_batch("old_log_probs"), Refusals()))
+        read(roll_batch("old_log_probs"), "roll")
 
 
 def test_roll_without_recomputed_old_logprobs_is_refused_with_what_to_set(roll_batch):
-    """It writes zeros in their place."""
     zeros = torch.zeros((3, PROMPT - 1 + WIDTH), dtype=torch.int64)
     with pytest.raises(RecordingError, match=r"all 0: .*set `enable_old_logprobs_recompute: true`"):
-        list(roll.read(roll_batch(old_log_probs=zeros), Refusals()))
+        read(roll_batch(old_log_probs=zeros), "roll")
 
 
 def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them(roll_batch, sides):
@@ -222,23 +212,21 @@ def test_what_rolls_correction_and_normalisation_change_is_read_from_before_them
     rewards = torch.tensor([-1.0, 1.0, 0.0])
     changed = {"origin_response_mask": mask, "response_mask": mask * 0, "response_level_rewards": rewards}
     groups = {"traj_group_id": np.array(["a", "b", "a"], dtype=object)}
-    first, second = roll.read(roll_batch(columns=groups, **changed), Refusals())
+    first, second = read(roll_batch(columns=groups, **changed), "roll")
     np.testing.assert_array_equal(first.train, sides[0][0])
     assert (first.attributes["reward"], first.prompt, second.prompt) == (1.0, "a", "b")
     episodes = groups | {"episode_scores": np.array([0.25, 0.5, 0.0], dtype=object)}
-    first, _ = roll.read(roll_batch("scores", columns=episodes, **changed), Refusals())
+    first, _ = read(roll_batch("scores", columns=episodes, **changed), "roll")
     assert first.attributes["reward"] == 0.25
 
 
 def test_a_container_of_one_trainer_is_none_of_another(tmp_path, skyrl_dump):
-    """Names are let in only under the trainer's own package."""
     content = skyrl_dump().read_bytes()
     with pytest.raises(RecordingError, match="_rebuild_tensor_batch"):
         safe_pickle.unpickled(tmp_path, content, "roll")
 
 
 def test_the_importer_takes_each_of_them(slime_dump, skyrl_dump, roll_batch):
-    """Found out by their content, whatever ends in .pt or .pkl; which rollouts answer one prompt is told, too."""
     seen, prompts = [], []
 
     class Recording:

@@ -12,14 +12,10 @@ import types
 import numpy as np
 import pytest
 
-from kc_otel.recordings.importers import nemo_rl_files as nemo_rl
-from kc_otel.recordings.importers import prime_rl_files as prime_rl
-from kc_otel.recordings.importers import roll_files as roll
-from kc_otel.recordings.importers import skyrl_files as skyrl
-from kc_otel.recordings.importers import verl_files as verl
-from kc_otel.recordings.importers.detect import files_of, format_of, read_generic
+from kc_otel.recordings.importers.formats import files_of, format_of, prime_rl_is_complete, read_file
 from kc_otel.recordings.importers.imported import Refusals
 from kc_otel.recordings.recording import RecordingError
+from kc_otel.recordings.recording_files import load_recording
 
 
 def numbers(rows=3, tokens=10, seed=0):
@@ -76,6 +72,11 @@ def prime_line(train, inference, *, prompt=2, **changes):
     }
 
 
+def read(path, format, **options):
+    """The sequences of a file, whatever it refuses."""
+    return list(read_file(path, Refusals(), format, **options))
+
+
 def write(path, lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -88,12 +89,11 @@ def sides(found):
 
 @pytest.mark.parametrize("wrap", [True, False])
 def test_nemo_rl_samples_are_read_without_prompt_and_padding(tmp_path, wrap):
-    """Only tokens that both masks keep are compared, with their advantages, ids, reward and step."""
     train, inference = numbers()
     lines = [nemo_line(p, q, wrap=wrap) for p, q in zip(train, inference, strict=True)]
     path = write(tmp_path / "train_data_step12.jsonl", lines)
     assert format_of(path) == "nemo-rl"
-    found = list(nemo_rl.read(path, Refusals()))
+    found = read(path, "nemo-rl")
     np.testing.assert_array_equal(sides(found), (train, inference))
     assert found[0].weights == (12, None)
     assert found[0].token_ids.tolist() == [*range(3, 13)]
@@ -106,7 +106,6 @@ def test_nemo_rl_samples_are_read_without_prompt_and_padding(tmp_path, wrap):
 
 
 def test_nemo_rl_lines_that_cannot_be_compared_are_refused_one_by_one(tmp_path):
-    """A masked sample, one of an old version and one of other lengths are counted; the rest is read."""
     train, inference = numbers()
     old = nemo_line(train[0], inference[0])
     del old["token_loss_mask"]
@@ -118,21 +117,20 @@ def test_nemo_rl_lines_that_cannot_be_compared_are_refused_one_by_one(tmp_path):
         nemo_line(train[2], inference[2]),
     ]
     refusals = Refusals()
-    found = list(nemo_rl.read(write(tmp_path / "train_data_step1.jsonl", lines), refusals))
+    found = list(read_file(write(tmp_path / "train_data_step1.jsonl", lines), refusals, "nemo-rl"))
     assert len(found) == 1
     assert refusals.counts == {"no_tokens": 1, "no_logprobs": 1, "shape_mismatch": 2}
-    assert "train_data_step1.jsonl:2: has no 'token_loss_mask'" in refusals.first["no_logprobs"]
+    assert "train_data_step1.jsonl:2: has no token_loss_mask" in refusals.first["no_logprobs"]
 
 
 def test_prime_rl_exports_are_read_where_they_were_sampled(tmp_path):
-    """Tokens of the loss `rl` count; those of other losses were not sampled by the inference kernel."""
     train, inference = numbers()
     echo = prime_line(train[1], inference[1])
     echo["losses"][5] = {"ce": {"advantage": 1.0, "mask": True}}
     lines = [prime_line(train[0], inference[0]), echo]
     path = write(tmp_path / "token_exports" / "step_7" / "rank_0.jsonl", lines)
     assert format_of(path) == "prime-rl"
-    first, second = prime_rl.read(path, Refusals())
+    first, second = read(path, "prime-rl")
     np.testing.assert_array_equal(first.train, train[0])
     np.testing.assert_array_equal(second.inference, np.delete(inference[1], 3))
     assert first.weights == (7, None)
@@ -142,7 +140,6 @@ def test_prime_rl_exports_are_read_where_they_were_sampled(tmp_path):
 
 
 def test_prime_rl_tokens_of_another_model_are_left_out(tmp_path):
-    """As the trainer does for its own mismatch_kl: only what rl_weights or ref_kl_weights count was sampled here."""
     train, inference = numbers()
     nulls, zeros, ones = [None] * 12, [0.0] * 12, [1.0] * 12
     kinds = [
@@ -153,43 +150,40 @@ def test_prime_rl_tokens_of_another_model_are_left_out(tmp_path):
     ]
     lines = [prime_line(train[0], inference[0], losses=None) | weights for weights in kinds]
     refusals = Refusals()
-    found = list(prime_rl.read(write(tmp_path / "rank_0.jsonl", lines), refusals))
+    found = list(read_file(write(tmp_path / "rank_0.jsonl", lines), refusals, "prime-rl"))
     assert [row.train.tolist() for row in found] == [train[0].tolist(), train[0][:6].tolist(), train[0].tolist()]
     assert refusals.counts == {"no_tokens": 1}
     assert refusals.first["no_tokens"].endswith(":2: loss_mask and rl_weights leave no token")
 
 
 def test_prime_rl_nulls_become_nan_and_are_left_to_the_checks(tmp_path):
-    """A log-probability that was not finite is not silently left out."""
     train, inference = numbers()
     line = prime_line(train[0], inference[0])
     line["trainer_logprobs"][4] = None
-    (found,) = prime_rl.read(write(tmp_path / "rank_0.jsonl", [line]), Refusals())
+    (found,) = read(write(tmp_path / "rank_0.jsonl", [line]), "prime-rl")
     assert np.isnan(found.train).tolist() == [False, False, True, *[False] * 7]
 
 
 def test_prime_rl_without_losses_and_advantages_and_of_another_schema(tmp_path):
-    """Earlier versions have no `losses`; a sequence no loss trains is counted; another schema is refused."""
     train, inference = numbers()
     line = prime_line(train[0], inference[0], losses=None, advantages=[None] * 12)
     nothing = prime_line(train[0], inference[0], losses=None, loss_mask=[False] * 12)
     bare = {"schema_version": 1, "loss_mask": [True], "trainer_logprobs": [-1.0]}
     refusals = Refusals()
-    (found,) = prime_rl.read(write(tmp_path / "a.jsonl", [line, nothing, bare]), refusals)
+    (found,) = read_file(write(tmp_path / "a.jsonl", [line, nothing, bare]), refusals, "prime-rl")
     assert found.train.size == 10
     assert found.advantages is None
     assert refusals.counts == {"no_tokens": 1, "no_logprobs": 1}
     with pytest.raises(RecordingError, match="schema_version: 2 is not 1"):
-        list(prime_rl.read(write(tmp_path / "b.jsonl", [{**line, "schema_version": 2}]), Refusals()))
+        read(write(tmp_path / "b.jsonl", [{**line, "schema_version": 2}]), "prime-rl")
 
 
 def test_prime_rl_says_when_a_folder_is_complete(tmp_path):
-    """A file of an export is finished when STABLE is beside it; any other file always is."""
     path = write(tmp_path / "token_exports" / "step_1" / "rank_0.jsonl", [])
-    assert not prime_rl.complete(path)
+    assert not prime_rl_is_complete(path)
     (path.parent / "STABLE").touch()
-    assert prime_rl.complete(path)
-    assert prime_rl.complete(write(tmp_path / "a.jsonl", []))
+    assert prime_rl_is_complete(path)
+    assert prime_rl_is_complete(write(tmp_path / "a.jsonl", []))
 
 
 class DataProto:
@@ -256,12 +250,11 @@ def serialized(arrays):
 
 
 def test_verl_batches_are_read_without_verl(tmp_path, proto):
-    """Masks, ids, advantages, temperature and both weight versions of a DataProto; verl is not imported."""
     path = tmp_path / "7.pkl"
     path.write_bytes(proto((serialized(verl_arrays()), OTHERS, META)))
     assert format_of(path) == "verl"
     refusals = Refusals()
-    first, second = verl.read(path, refusals)
+    first, second = read_file(path, refusals, "verl")
     train, inference = numbers()
     np.testing.assert_array_equal(first.train, train[0])
     np.testing.assert_array_equal(second.inference, inference[1, :6])
@@ -276,20 +269,18 @@ def test_verl_batches_are_read_without_verl(tmp_path, proto):
 
 
 def test_verl_batches_name_prompts_and_multiply_their_masks(tmp_path, proto):
-    """By uid, or by the prompt's tokens; the loss mask alone leaves out tools' output in some versions."""
     arrays = verl_arrays()
     loss = np.array(arrays["response_mask"])
     loss[0, 2:4] = 0
     path = tmp_path / "7.pkl"
     for others, more in ((OTHERS | {"uid": np.array(["a", "a", "b"], dtype=object)}, {}), (OTHERS, PROMPTS)):
         path.write_bytes(proto((serialized(arrays | more | {"loss_mask": loss}), others, META)))
-        first, second = verl.read(path, Refusals())
+        first, second = read(path, "verl")
         assert first.prompt == second.prompt is not None
         np.testing.assert_array_equal(first.train, np.delete(numbers()[0][0], [2, 3]))
 
 
 def test_verl_batches_of_the_default_serialization_are_read(tmp_path, proto):
-    """The bytes of a saved TensorDict, or of a plain mapping of tensors."""
     torch = pytest.importorskip("torch")
     tensors = {name: torch.from_numpy(array.copy()) for name, array in verl_arrays().items()}
     kinds = {"plain": tensors}
@@ -304,10 +295,10 @@ def test_verl_batches_of_the_default_serialization_are_read(tmp_path, proto):
         torch.save(batch, buffer)
         path = tmp_path / f"{name}.pkl"
         path.write_bytes(proto((buffer.getvalue(), OTHERS, META)))
-        np.testing.assert_array_equal(next(iter(verl.read(path, Refusals()))).train, numbers()[0][0])
+        np.testing.assert_array_equal(read(path, "verl")[0].train, numbers()[0][0])
         path = tmp_path / f"{name}.pt"
         path.write_bytes(buffer.getvalue())
-        np.testing.assert_array_equal(next(iter(verl.read(path, Refusals()))).train, numbers()[0][0])
+        np.testing.assert_array_equal(read(path, "verl")[0].train, numbers()[0][0])
 
 
 def test_bfloat16_tensors_keep_their_values(tmp_path, proto):
@@ -318,7 +309,7 @@ def test_bfloat16_tensors_keep_their_values(tmp_path, proto):
     items["old_log_probs"] = ("bfloat16", (3, 10), upper.view(np.uint8))
     path = tmp_path / "a.pkl"
     path.write_bytes(proto(((shape, device, items), {}, {})))
-    found = next(iter(verl.read(path, Refusals()))).train
+    found = read(path, "verl")[0].train
     np.testing.assert_allclose(found, arrays["old_log_probs"][0], rtol=1e-2)
 
 
@@ -328,30 +319,28 @@ class Planted:
 
 
 def test_a_pickle_runs_nothing(tmp_path, monkeypatch, proto):
-    """A file that names any other class or function is refused before that is called."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "evil.pkl"
     path.write_bytes(pickle.dumps(Planted()))
-    for reader in (verl.read, skyrl.read, roll.read):
+    for trainer in ("verl", "skyrl", "roll"):
         with pytest.raises(RecordingError, match=r"holds \w+\.mkdir, which a batch needs not; save it without that"):
-            list(reader(path, Refusals()))
+            read(path, trainer)
     inside = {**OTHERS, "extra": np.array([Planted()] * 3, dtype=object)}
     path.write_bytes(proto((serialized(verl_arrays()), inside, META)))
     with pytest.raises(RecordingError, match="mkdir"):
-        list(verl.read(path, Refusals()))
+        read(path, "verl")
     assert not (tmp_path / "planted").exists()
     path.write_bytes(pickle.dumps([1, 2]))
     with pytest.raises(RecordingError, match="not a DataProto"):
-        list(verl.read(path, Refusals()))
+        read(path, "verl")
 
 
 def test_torch_files_are_loaded_without_running_them(tmp_path, monkeypatch):
-    """A .pt that holds more than tensors is refused as well."""
     torch = pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     torch.save({"old_log_probs": Planted()}, tmp_path / "a.pt")
     with pytest.raises(RecordingError, match="cannot be read safely"):
-        list(verl.read(tmp_path / "a.pt", Refusals()))
+        read(tmp_path / "a.pt", "verl")
     assert not (tmp_path / "planted").exists()
 
 
@@ -364,23 +353,20 @@ def test_torch_files_are_loaded_without_running_them(tmp_path, monkeypatch):
     ],
 )
 def test_verl_batches_that_cannot_be_compared_say_why(tmp_path, proto, change, said):
-    """What is missing is named with the setting that writes it."""
     arrays = {name: array for name, array in {**verl_arrays(), **change}.items() if array is not None}
     path = tmp_path / "a.pkl"
     path.write_bytes(proto((serialized(arrays), {}, {})))
     with pytest.raises(RecordingError, match=said):
-        list(verl.read(path, Refusals()))
+        read(path, "verl")
 
 
 def test_verl_text_dumps_are_refused_with_what_to_save_instead(tmp_path):
-    """trainer.rollout_data_dir has prompts, answers and scores, and no log-probability."""
     line = {"input": "1+1", "output": "2", "gts": "2", "score": 1.0, "step": 3}
     with pytest.raises(RecordingError, match=r"text and scores without log-probabilities.*save_to_disk"):
         format_of(write(tmp_path / "3.jsonl", [line]))
 
 
 def test_generic_files_go_through_the_recording_reader(tmp_path):
-    """Any program's names for its columns; attributes, weights and a bad row's message included."""
     train, inference = numbers()
     lines = [
         {"a": p.tolist(), "b": q.tolist(), "task": "code", "train_weights": 4, "inference_weights": 3}
@@ -388,22 +374,21 @@ def test_generic_files_go_through_the_recording_reader(tmp_path):
     ]
     path = write(tmp_path / "log.jsonl", lines)
     assert format_of(path) == "generic"
-    found = list(read_generic(path, {"train": "a", "inference": "b"}))
+    found = read(path, "generic", columns={"train": "a", "inference": "b"})
     np.testing.assert_array_equal(sides(found), (train, inference))
     assert found[0].weights == (4, 3)
     assert found[0].attributes["task"] == "code"
     lines[1]["a"][2] = None
     with pytest.raises(RecordingError, match=r"log\.jsonl"):
-        list(read_generic(write(path, lines), {"train": "a", "inference": "b"}))
+        read(write(path, lines), "generic", columns={"train": "a", "inference": "b"})
 
 
 def test_a_recording_that_another_temperature_was_written_to_is_refused(tmp_path):
-    """Checks of many tokens refuse a recording like any other check, by name."""
     rng = np.random.default_rng(0)
     inference = np.log(rng.uniform(0.01, 1, (2, 64)))
     lines = [{"train_logprobs": (0.7 * q).tolist(), "inference_logprobs": q.tolist()} for q in inference]
     with pytest.raises(RecordingError, match="temperature"):
-        list(read_generic(write(tmp_path / "log.jsonl", lines)))
+        read(write(tmp_path / "log.jsonl", lines), "generic")
 
 
 def test_lines_that_are_no_objects_are_named(tmp_path):
@@ -411,14 +396,13 @@ def test_lines_that_are_no_objects_are_named(tmp_path):
     path = tmp_path / "train_data_step3.jsonl"
     path.write_text('{"prev_logprobs": [1')
     with pytest.raises(RecordingError, match=r"step3\.jsonl:1: is not JSON .* still being written"):
-        list(nemo_rl.read(path, Refusals()))
+        read(path, "nemo-rl")
     path.write_text("[1]\n")
     with pytest.raises(RecordingError, match="not a JSON object but list"):
-        list(nemo_rl.read(path, Refusals()))
+        read(path, "nemo-rl")
 
 
 def test_folders_give_their_files_in_the_order_of_their_steps(tmp_path):
-    """Step 9 comes before step 10, and files of no known kind are left alone."""
     for step in (10, 9, 1):
         write(tmp_path / f"train_data_step{step}.jsonl", [])
     write(tmp_path / "notes.txt", [])
@@ -427,3 +411,26 @@ def test_folders_give_their_files_in_the_order_of_their_steps(tmp_path):
     assert files_of([tmp_path, tmp_path / "train_data_step9.jsonl"]) == files_of([tmp_path])
     with pytest.raises(FileNotFoundError, match="no such file or folder"):
         files_of([tmp_path / "nowhere"])
+
+
+def test_what_a_trainer_wrote_is_a_recording_and_so_is_its_folder(tmp_path):
+    train, inference = numbers(4)
+    for rank in range(2):
+        lines = [prime_line(train[row], inference[row]) for row in (2 * rank, 2 * rank + 1)]
+        write(tmp_path / "step_7" / f"rank_{rank}.jsonl", lines)
+    single = load_recording(tmp_path / "step_7" / "rank_0.jsonl")
+    np.testing.assert_array_equal(single.train, train[:2].ravel())
+    assert (single.attributes[0]["train_weights"], single.attributes[0]["step"]) == (7, 7)
+    both = load_recording(tmp_path / "step_7")
+    np.testing.assert_array_equal(both.train, train.ravel())
+    assert both.prompts.tolist() == [0, 0, 0, 0]
+
+
+def test_records_that_cannot_be_compared_are_one_line_with_a_count(tmp_path):
+    train, inference = numbers()
+    line = prime_line(train[0], inference[0])
+    path = write(tmp_path / "rank_0.jsonl", [line, line | {"losses": None, "loss_mask": [False] * 12}])
+    assert len(load_recording(path).masked) == 1
+    write(path, [line, *[line | {"trainer_logprobs": [-1.0]}] * 30])
+    with pytest.raises(RecordingError, match=r"rank_0\.jsonl:2: .* have 1, 12, 12 entries \(29 more like this\)$"):
+        load_recording(path)

@@ -34,7 +34,6 @@ def write(tmp_path):
 
 
 def test_a_file_becomes_the_stream_that_live_instrumentation_makes(recorders, memory, write):
-    """Every sequence is measured, in its slices, whatever the contract's sampling; the file is done."""
     importer = Importer(recorders(sampling=0.001), attributes={"run": "r1"})
     lines = [sequence(seed=n, task="code" if n % 2 else "prose") for n in range(6)]
     assert importer.file(write("log.jsonl", lines))
@@ -44,7 +43,6 @@ def test_a_file_becomes_the_stream_that_live_instrumentation_makes(recorders, me
 
 
 def test_chunks_are_bounded_and_change_nothing(recorders, memory, write, monkeypatch):
-    """However few tokens are handed over at a time, the same is measured."""
     monkeypatch.setattr(importer, "_CHUNK_TOKENS", 45)
     path = write("log.jsonl", [sequence(seed=n) for n in range(7)])
     made = recorders()
@@ -54,7 +52,6 @@ def test_chunks_are_bounded_and_change_nothing(recorders, memory, write, monkeyp
 
 
 def test_weight_versions_are_kept_apart_and_their_lag_is_measured(recorders, memory, write):
-    """Sequences of different versions in one file are batches of their own."""
     lines = [sequence(seed=n, train_weights=9, inference_weights=9 - n % 3) for n in range(6)]
     made = recorders()
     assert Importer(made).file(write("log.jsonl", lines))
@@ -64,7 +61,6 @@ def test_weight_versions_are_kept_apart_and_their_lag_is_measured(recorders, mem
 
 
 def test_versions_of_tokens_are_read_where_an_update_came_under_way(recorders, memory, write):
-    """Each version has its lag, behind the training kernel's one."""
     line = sequence(train_weights=9, weight_versions=[7] * 5 + [8] * 15)
     made = recorders()
     assert Importer(made).file(write("log.jsonl", [line]))
@@ -77,7 +73,6 @@ def test_versions_of_tokens_are_read_where_an_update_came_under_way(recorders, m
 
 
 def test_the_mass_that_truncation_kept_is_measured_with_the_drift(recorders, memory, write):
-    """Over the tokens that were kept; a file that says nothing of truncation has no such mass."""
     line = sequence(seed=0)
     line["train_kept_logprobs"] = line["inference_kept_logprobs"] = [math.log(0.97)] * 20
     line |= {side: (np.array(line[side]) + math.log(0.97)).tolist() for side in SIDES}
@@ -93,7 +88,6 @@ def test_the_mass_that_truncation_kept_is_measured_with_the_drift(recorders, mem
 
 
 def test_advantages_are_measured_with_the_drift(recorders, memory, write):
-    """One advantage per sequence is enough for the advantage-signed drift."""
     lines = [sequence(seed=n, advantages=1.0 if n else -1.0) for n in range(2)]
     assert Importer(recorders()).file(write("log.jsonl", lines))
     for side in ("positive", "negative"):
@@ -103,7 +97,6 @@ def test_advantages_are_measured_with_the_drift(recorders, memory, write):
 
 @pytest.mark.slow
 def test_log_densities_are_measured_as_such(recorders, memory, write):
-    """Where the rows say that they are."""
     lines = [sequence(seed=n, density=True) for n in range(3)]
     for line in lines:
         line |= {side: [value + 2.0 for value in line[side]] for side in SIDES}
@@ -114,7 +107,6 @@ def test_log_densities_are_measured_as_such(recorders, memory, write):
 
 @pytest.mark.slow
 def test_a_file_is_not_done_while_nobody_takes_the_export(recorders, memory, write):
-    """An endpoint that refuses leaves the file undone, with what to do, and the next one succeeds."""
     memory.result = MetricExportResult.FAILURE
     importer = Importer(recorders(), patience=0.5)
     path = write("log.jsonl", [sequence()])
@@ -127,7 +119,6 @@ def test_a_file_is_not_done_while_nobody_takes_the_export(recorders, memory, wri
 
 
 def test_what_the_queue_cannot_hold_is_not_called_done(recorders, write):
-    """A dropped batch is told of: the file has to be imported again."""
     importer = Importer(recorders(queue_bytes=1), patience=5)
     path = write("log.jsonl", [sequence()])
     assert not importer.file(path)
@@ -135,7 +126,6 @@ def test_what_the_queue_cannot_hold_is_not_called_done(recorders, write):
 
 
 def test_a_bad_file_does_not_stop_the_next(recorders, memory, write, tmp_path):
-    """A file that cannot be read is named; one that is not there too; the others go on."""
     importer = Importer(recorders())
     assert not importer.file(write("bad.jsonl", [{"a": 1}]))
     assert not importer.file(tmp_path / "nowhere.jsonl")
@@ -145,7 +135,6 @@ def test_a_bad_file_does_not_stop_the_next(recorders, memory, write, tmp_path):
 
 
 def test_a_side_that_is_a_copy_of_the_other_is_told_of(recorders, write):
-    """Verl's bypass mode writes rollout log-probs twice: no drift at all is a fact to show."""
     line = sequence()
     line["train_logprobs"] = line["inference_logprobs"]
     importer = Importer(recorders())

@@ -4,12 +4,11 @@ import json
 import re
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from kc_otel.recordings.recording import RecordingError
 from kc_otel.recordings.recording_files import load_recording
+from tests.recordings._files import write_columns, write_rows
 
 GOOD = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.0, -2.5]}
 
@@ -51,14 +50,12 @@ NAN, ROWS = float("nan"), np.full((2, 3), -1.0)
     ],
 )
 def test_a_bad_row_is_named(problems, row, message):
-    """The second of two lines is told of, with what to do."""
     found = problems(GOOD, row)
     assert len(found) == 1
     assert message in found[0]
 
 
 def test_a_shift_by_one_token_is_named(problems):
-    """Two sides that agree once one is moved by a token are not a drift."""
     rng = np.random.default_rng(0)
     values = (-3 * rng.random(40)).tolist()
     found = problems({"train_logprobs": values[1:], "inference_logprobs": values[:-1]})
@@ -101,7 +98,6 @@ def test_a_number_above_0_is_told_by_what_it_is(problems, value, said):
 
 
 def test_one_fault_in_a_thousand_rows_is_one_line_with_a_count(problems):
-    """Whatever numbers they have: the first with its place, and how many more."""
     found = problems(*[{**GOOD, "train_logprobs": [-1.0, 5.0 + place]} for place in range(1000)])
     assert len(found) == 1
     assert found[0].startswith("line 1: train_logprobs: token 1 is 5;")
@@ -113,13 +109,11 @@ def test_one_fault_in_a_thousand_rows_is_one_line_with_a_count(problems):
 
 
 def test_problems_of_different_kinds_come_together(problems):
-    """A NaN here and a positive number there are one report."""
     found = problems({**GOOD, "train_logprobs": [NAN, -1.0]}, GOOD, {**GOOD, "inference_logprobs": [-1.0, 3.0]})
     assert [sentence.partition(":")[0] for sentence in found] == ["line 1", "line 3"]
 
 
 def test_rows_that_are_masked_out_do_not_shift_the_places_of_others(problems):
-    """The third line is told of as the third, although nothing of the first two counts."""
     gone = {**GOOD, "mask": [0, 0]}
     found = problems(gone, gone, {**GOOD, "train_logprobs": [-1.0, NAN], "mask": [1, 1]})
     assert found[0].startswith("line 3: train_logprobs: token 1 is nan")
@@ -128,7 +122,6 @@ def test_rows_that_are_masked_out_do_not_shift_the_places_of_others(problems):
 
 
 def test_a_masked_fault_does_not_count(tmp_path):
-    """Whatever padding holds, it is not measured and not refused."""
     row = {"train_logprobs": [-1.0, NAN, 7.0], "inference_logprobs": [-1.5, 9.0, NAN], "mask": [1, 0, 0]}
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     assert load_recording(tmp_path / "a.jsonl").train.tolist() == [-1.0]
@@ -154,13 +147,11 @@ def test_columns_that_are_missing_or_ambiguous(problems):
 
 
 def test_the_canonical_name_comes_first(tmp_path):
-    """A file that has it may keep its other log-probabilities too."""
     (tmp_path / "a.jsonl").write_text(json.dumps({**GOOD, "old_log_probs": [-7.0, -7.0]}))
     assert load_recording(tmp_path / "a.jsonl").train.tolist() == GOOD["train_logprobs"]
 
 
 def test_a_file_with_nothing_in_it(problems, tmp_path):
-    """No line, no row, no token that counts."""
     assert problems("") == ["has no sequence; write one object or row for each"]
     assert problems({**GOOD, "mask": [0, 0]}) == ["mask leaves no token of any row; 1 means that a token counts"]
     np.savez(tmp_path / "a.npz", train_logprobs=np.zeros((0, 4)), inference_logprobs=np.zeros((0, 4)))
@@ -170,7 +161,6 @@ def test_a_file_with_nothing_in_it(problems, tmp_path):
 
 @pytest.mark.parametrize("name", ["a.npz", "a.jsonl", "a.jsonl.gz", "a.parquet"])
 def test_a_file_that_is_missing_or_something_else(tmp_path, name):
-    """Not there, or not what its name says: the file is named."""
     with pytest.raises(RecordingError, match=name):
         load_recording(tmp_path / name)
     (tmp_path / name).write_bytes(b"\x93 neither of these \x00\xff")
@@ -201,7 +191,6 @@ def test_a_file_that_is_missing_or_something_else(tmp_path, name):
     ],
 )
 def test_arrays_that_do_not_fit(tmp_path, arrays, message):
-    """Shapes, kinds and lengths of a .npz are checked against each other; nothing is unpickled."""
     given = {name: np.asarray(value) for name, value in ({**GOOD, **arrays}).items() if value is not None}
     np.savez(tmp_path / "a.npz", **given)
     with pytest.raises(RecordingError, match=message):
@@ -221,10 +210,8 @@ def test_arrays_that_do_not_fit(tmp_path, arrays, message):
     ],
 )
 def test_parquet_columns_that_do_not_fit(tmp_path, rows, message):
-    """Nulls and plain columns are told by name."""
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(RecordingError, match=message):
-        load_recording(tmp_path / "a.parquet")
+        load_recording(write_rows(tmp_path / "a.parquet", rows))
 
 
 @pytest.mark.parametrize("ending", ["npz", "jsonl"])
@@ -232,13 +219,6 @@ def test_parquet_columns_that_do_not_fit(tmp_path, rows, message):
 def test_a_mask_that_is_additive_or_made_of_labels_is_refused(tmp_path, ending, padded):
     """What is not 0 would count: all of the padding, and nothing else."""
     rows, mask = np.full((2, 3), -1.0) - np.arange(6).reshape(2, 3) / 10, np.array([[0.0, 0.0, padded]] * 2)
-    path = tmp_path / f"a.{ending}"
-    if ending == "npz":
-        np.savez(path, train_logprobs=rows, inference_logprobs=rows, mask=mask)
-    else:
-        pairs = zip(rows.tolist(), mask.tolist(), strict=True)
-        path.write_text(
-            "".join(f"{json.dumps({'train_logprobs': a, 'inference_logprobs': a, 'mask': m})}\n" for a, m in pairs)
-        )
+    path = write_columns(tmp_path / f"a.{ending}", train_logprobs=rows, inference_logprobs=rows, mask=mask)
     with pytest.raises(RecordingError, match=rf"mask: holds {padded:g}; pass truth values, or 1 where a token counts"):
         load_recording(path)

@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from kc_otel.recordings.recording import Recording, RecordingError
 from kc_otel.recordings.recording_files import load_recording, save_recording
+from tests.recordings._files import write_columns, write_rows
 
 ENDINGS = ("npz", "jsonl", "jsonl.gz", "parquet")
 PER_TOKEN = ("train", "inference", "token_ids", "advantages")
@@ -37,11 +38,7 @@ def recording(lengths=(3, 1, 2), seed=0, **more):
 
 def full(seed=0):
     plain = recording(seed=seed)
-    return replace(
-        plain,
-        token_ids=np.arange(6),
-        advantages=np.repeat([1.0, -1.0, 0.5], plain.lengths),
-    )
+    return replace(plain, token_ids=np.arange(6), advantages=np.repeat([1.0, -1.0, 0.5], plain.lengths))
 
 
 def same(left, right):
@@ -57,7 +54,6 @@ def same(left, right):
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("of", [recording, full])
 def test_what_is_saved_is_loaded(tmp_path, ending, of):
-    """Number by number, with and without the optional columns, in every format."""
     path = tmp_path / f"log.{ending}"
     save_recording(of(), path)
     loaded = load_recording(path)
@@ -81,7 +77,6 @@ def test_every_float_survives_every_format(tmp_path_factory, inference, data):
 
 
 def test_logits_are_kept_in_npz_and_stand_in_for_log_probabilities(tmp_path):
-    """Logits come back; without log-probabilities, the tokens' are taken from them; no other format has them."""
     rng = np.random.default_rng(1)
     z = rng.standard_normal((2, 6, 9)).astype(np.float32)
     tokens = rng.integers(9, size=6)
@@ -100,7 +95,6 @@ def test_logits_are_kept_in_npz_and_stand_in_for_log_probabilities(tmp_path):
 
 
 def test_padded_arrays_with_a_mask_or_lengths_mean_the_same_as_packed_ones(tmp_path):
-    """[S, T] and a mask, [S, T] and lengths, both, and [N] and lengths; padding may hold anything."""
     want = recording()
     train, inference = np.full((2, 3, 4), 9.0)
     mask = np.zeros((3, 4), dtype=np.int64)
@@ -126,7 +120,6 @@ def test_padded_arrays_with_a_mask_or_lengths_mean_the_same_as_packed_ones(tmp_p
 
 
 def test_ragged_rows_with_masks(tmp_path):
-    """A mask per row in .jsonl and .parquet; rows that it leaves nothing of are dropped and counted."""
     rows = [
         {
             "train_logprobs": [-1, -2, -3],
@@ -137,10 +130,8 @@ def test_ragged_rows_with_masks(tmp_path):
         {"train_logprobs": [-1], "inference_logprobs": [-1], "completion_mask": [0], "task": "b"},
         {"train_logprobs": [-4, -5], "inference_logprobs": [-4, -5], "completion_mask": [1, 1], "task": "c"},
     ]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    for path in (tmp_path / "a.jsonl", tmp_path / "a.parquet"):
-        loaded = load_recording(path)
+    for ending in ("jsonl", "parquet"):
+        loaded = load_recording(write_rows(tmp_path / f"a.{ending}", rows))
         assert loaded.train.tolist() == [-1, -3, -4, -5]
         assert loaded.inference.tolist() == [-1.1, -3, -4, -5]
         assert loaded.lengths.tolist() == [2, 2]
@@ -150,7 +141,6 @@ def test_ragged_rows_with_masks(tmp_path):
 
 
 def test_an_npz_without_lengths_is_one_sequence(tmp_path):
-    """Two arrays are enough."""
     np.savez(tmp_path / "a.npz", train_logprobs=[-1.0, -2.0], inference_logprobs=[-1.0, -2.5])
     assert load_recording(tmp_path / "a.npz").lengths.tolist() == [2]
 
@@ -158,24 +148,16 @@ def test_an_npz_without_lengths_is_one_sequence(tmp_path):
 @pytest.mark.parametrize("ending", ["npz", "jsonl", "parquet"])
 def test_advantages_per_sequence_are_repeated_over_its_tokens(tmp_path, ending):
     """One number per row stands for each of its tokens."""
-    path = tmp_path / f"a.{ending}"
+    path, side = tmp_path / f"a.{ending}", [[-1.0] * 2, [-1.0]]
     if ending == "npz":
         np.savez(path, train_logprobs=[-1.0] * 3, inference_logprobs=[-1.0] * 3, lengths=[2, 1], advantages=[0.5, -2.0])
     else:
-        rows = [
-            {"train_logprobs": [-1.0] * n, "inference_logprobs": [-1.0] * n, "advantage": a}
-            for n, a in ((2, 0.5), (1, -2.0))
-        ]
-        if ending == "jsonl":
-            path.write_text("\n".join(map(json.dumps, rows)))
-        else:
-            pq.write_table(pa.Table.from_pylist(rows), path)
+        write_columns(path, train_logprobs=side, inference_logprobs=side, advantage=[0.5, -2.0])
     assert load_recording(path).advantages.tolist() == [0.5, 0.5, -2.0]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_mass_that_truncation_kept_renormalises_both_sides(tmp_path, ending):
-    """Log-probabilities from before it become those of the kept tokens, and are written as they were."""
     log_p, log_q, p_kept, q_kept = np.log([[0.2, 0.3, 0.1], [0.4, 0.25, 0.1], [0.8, 0.75, 0.9], [0.9, 0.8, 0.9]])
     path = tmp_path / "raw.npz"
     np.savez(
@@ -200,7 +182,6 @@ def test_the_mass_that_truncation_kept_renormalises_both_sides(tmp_path, ending)
     ],
 )
 def test_a_mass_that_cannot_be_is_named_with_its_token(tmp_path, kept, said):
-    """One above 1, and one that the token itself exceeds."""
     log_p = np.full(3, -1.0)
     np.savez(tmp_path / "a.npz", train_logprobs=log_p, inference_logprobs=log_p, train_kept_logprobs=kept)
     with pytest.raises(RecordingError, match=re.escape(said)):
@@ -208,7 +189,6 @@ def test_a_mass_that_cannot_be_is_named_with_its_token(tmp_path, kept, said):
 
 
 def test_any_other_names_are_said_with_columns(tmp_path):
-    """A mapping from role to column; what is left of the columns is attributes."""
     np.savez(tmp_path / "a.npz", fsdp=[-1.0, -2.0], vllm=[-1.5, -2.0], n=[1, 1], split=["x", "y"])
     loaded = load_recording(tmp_path / "a.npz", columns={"train": "fsdp", "inference": "vllm", "lengths": "n"})
     assert loaded.train.tolist() == [-1, -2]
@@ -218,12 +198,9 @@ def test_any_other_names_are_said_with_columns(tmp_path):
 
 
 def test_text_under_a_name_of_token_ids_is_an_attribute_or_nothing(tmp_path):
-    """The `responses` of verl are ids, other people's are text: that does not stop a load."""
     row = {"train_logprobs": [-1.0], "inference_logprobs": [-1.0], "responses": "some text"}
-    (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
-    for name in ("a.jsonl", "a.parquet"):
-        assert load_recording(tmp_path / name).token_ids is None
+    for ending in ("jsonl", "parquet"):
+        assert load_recording(write_rows(tmp_path / f"a.{ending}", [row])).token_ids is None
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -244,7 +221,6 @@ def test_log_densities_may_exceed_0_where_every_row_says_so(tmp_path, ending):
 
 
 def test_a_name_has_to_say_the_format(tmp_path):
-    """Of a file that is written or read."""
     (tmp_path / "log.dump").touch()
     for use in (load_recording, lambda path: save_recording(recording(), path)):
         with pytest.raises(RecordingError, match=r"log\.dump: the name does not end in \.npz, .*\.parquet: rename it"):
@@ -252,7 +228,6 @@ def test_a_name_has_to_say_the_format(tmp_path):
 
 
 def test_only_keeps_sequences_whole():
-    """A slice of a recording has its sequences' tokens, attributes and every per-token column."""
     part = full().only(np.array([True, False, True]), np.array([], dtype=bool))
     assert part.lengths.tolist() == [3, 2]
     assert part.token_ids.tolist() == [0, 1, 2, 4, 5]
@@ -265,7 +240,6 @@ def test_only_keeps_sequences_whole():
 
 @pytest.mark.slow
 def test_a_million_tokens_of_jsonl_load_in_seconds(tmp_path):
-    """1e6 tokens in 1000 lines: well under ten seconds, in the better of two tries."""
     many = recording(lengths=[1000] * 1000)
     save_recording(many, tmp_path / "a.jsonl")
     took = []
@@ -278,7 +252,6 @@ def test_a_million_tokens_of_jsonl_load_in_seconds(tmp_path):
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
-    """The message says what to install."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_bytes(b"")
     with pytest.raises(RecordingError, match=r"pip install 'kc-otel\[parquet\]'"):
@@ -286,7 +259,6 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
 
 
 def test_gzip_that_is_cut_off(tmp_path):
-    """A truncated file is no shorter recording."""
     whole = gzip.compress(json.dumps({"train_logprobs": [-1.0] * 999, "inference_logprobs": [-1.0] * 999}).encode())
     (tmp_path / "a.jsonl.gz").write_bytes(whole[:-9])
     with pytest.raises(RecordingError, match="cut off"):
@@ -294,11 +266,9 @@ def test_gzip_that_is_cut_off(tmp_path):
 
 
 def test_columns_that_are_no_attributes_are_told_of(tmp_path):
-    """In each format, with what they hold; a missing value is none."""
     row = {"train_logprobs": [-1.0, -2.0], "inference_logprobs": [-1.1, -2.0], "task": "code", "note": None}
     rows = [row, {**row, "task": ["prose"], "attributes": {"lang": {"a": 1}}}]
-    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in rows))
-    found = load_recording(tmp_path / "a.jsonl")
+    found = load_recording(write_rows(tmp_path / "a.jsonl", rows))
     assert found.unread == {
         "task": 'holds ["prose"] in line 2, not a plain value', "lang": 'holds {"a": 1} in line 2, not a plain value',
     }  # fmt: skip
@@ -316,14 +286,8 @@ def test_columns_that_are_no_attributes_are_told_of(tmp_path):
 
 @pytest.mark.parametrize("form", ["npz", "jsonl"])
 def test_all_masks_of_a_row_count(tmp_path, form):
-    """TRL's completion_mask and tool_mask: a token counts under both; one named with columns is the only one."""
     masks = {"completion_mask": [[1, 1, 1, 0], [1, 1, 0, 0]], "tool_mask": [[1, 0, 1, 1], [1, 1, 1, 1]]}
     sides = {"old_per_token_logps": np.full((2, 4), -1.0), "sampling_per_token_logps": np.full((2, 4), -1.1)}
-    path = tmp_path / f"a.{form}"
-    if form == "npz":
-        np.savez(path, **sides, **{name: np.array(mask) for name, mask in masks.items()})
-    else:
-        columns = {**{name: side.tolist() for name, side in sides.items()}, **masks}
-        path.write_text("\n".join(json.dumps({n: values[row] for n, values in columns.items()}) for row in (0, 1)))
+    path = write_columns(tmp_path / f"a.{form}", **sides, **masks)
     assert load_recording(path).lengths.tolist() == [2, 2]
     assert load_recording(path, columns={"mask": "completion_mask"}).lengths.tolist() == [3, 2]

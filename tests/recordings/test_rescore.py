@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.comparable import refusal
 from kc_otel.recordings.request import KeptTokens, SampledRequest
-from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget, batches, length
+from kc_otel.recordings.rescorer import RescoreError, Rescorer, TokenBudget, batches, length, refusal
 from kc_otel.recordings.scoring import UnavailableError, UnscorableError
 from kc_otel.recordings.spool import Spool, SpoolReader
 
@@ -84,13 +83,11 @@ def rescorer(spool, recorders):
     ],
 )
 def test_what_cannot_be_compared_is_refused_with_a_reason(fields, reason):
-    """Both sides' log-probabilities have to be of the distribution that the tokens were drawn from."""
     found = refusal(request(**fields), "step-7")
     assert (found and found[0]) == reason
 
 
 def test_a_request_of_an_adapter_is_scored_with_that_adapter_or_not_at_all():
-    """The base model's log-probabilities of an adapter's tokens are another policy's."""
     served = request(attributes={"lora": "sql"})
     assert refusal(served, None, "sql") is None
     assert refusal(served)[1].startswith("sampled with the LoRA adapter 'sql', scored with no LoRA adapter")
@@ -98,7 +95,6 @@ def test_a_request_of_an_adapter_is_scored_with_that_adapter_or_not_at_all():
 
 
 def test_steps_that_differ_are_a_lag_and_no_refusal():
-    """Two optimizer steps are measured as weights_lag; a step against a name is another checkpoint."""
     assert refusal(request(weights=3), 5) is None
     assert refusal(request(weights=3), "5") is not None
     assert refusal(request(weights="5"), 5) is None
@@ -111,7 +107,6 @@ def test_steps_that_differ_are_a_lag_and_no_refusal():
     st.integers(1, 300),
 )
 def test_batches_hold_what_is_alike_and_fits(shapes, most):
-    """Every request is in one batch; batches are of one kernel and processing, and padded no larger than allowed."""
     requests = [
         request(prompt=prompt, tokens=tokens, kernel=kernel, processing={"temperature": temperature})
         for prompt, tokens, kernel, temperature in shapes
@@ -126,7 +121,6 @@ def test_batches_hold_what_is_alike_and_fits(shapes, most):
 
 
 def test_a_budget_holds_on_average_and_saves_up_little():
-    """Spending waits for what it has not got; after a long pause there is a burst and no more."""
     now = [0.0]
     budget = TokenBudget(100.0, lambda: now[0], burst_seconds=10.0)
     assert budget.spend(200) == 2.0
@@ -140,7 +134,6 @@ def test_a_budget_holds_on_average_and_saves_up_little():
 
 
 def test_drift_of_served_requests_is_recorded_per_kernel_and_slice(rescorer, recorders, memory):
-    """Each kernel version has streams of its own, slices come from the request's attributes, and the spool is empty."""
     recorder = recorders()
     made = rescorer(
         request("a", attributes={"task": "code"}),
@@ -161,7 +154,6 @@ def test_drift_of_served_requests_is_recorded_per_kernel_and_slice(rescorer, rec
 
 
 def test_requests_with_the_same_prompt_are_its_rollouts(rescorer, recorders, contract, memory):
-    """As with `n > 1`, which the engine serves as requests of their own; also where they are scored in two batches."""
     answers = [request(f"{index}_x", prompt=5, tokens=6 + index) for index in range(4)]
     others = [request(f"other-{index}", prompt=6 + index) for index in range(2)]
     recorder = recorders(contract=contract(statistical=[{"id": "tv", "metric": "tv_token", "limit": 0.1}]))
@@ -173,7 +165,6 @@ def test_requests_with_the_same_prompt_are_its_rollouts(rescorer, recorders, con
 
 
 def test_what_truncation_kept_is_compared_over_where_the_engine_says_it(rescorer, memory):
-    """The scorer is asked for P's mass on the kept tokens; scorers that cannot say it go on as before."""
     asked = []
 
     def score_kept(prompt_ids, token_ids, processing=None, kept=None):
@@ -202,7 +193,6 @@ def test_what_truncation_kept_is_compared_over_where_the_engine_says_it(rescorer
 
 
 def test_requests_that_an_update_came_under_are_measured_with_the_lag_of_each_token(rescorer, memory):
-    """With steps; with a checkpoint's name they are refused, as one of their versions is another's."""
     straddling = {"weights": ((3, 0), (4, 2))}
     assert rescorer(request("a", **straddling), request("b", weights=4), weights=5).run(threading.Event()).requests == 2
     (lag,) = memory.points("kc.weights.lag", kc_slice="all")
@@ -212,7 +202,6 @@ def test_requests_that_an_update_came_under_are_measured_with_the_lag_of_each_to
 
 
 def test_refused_requests_are_counted_by_reason_and_leave_the_spool(rescorer, memory):
-    """A reason on `kc.input.invalid` for each, beside those that are measured."""
     made = rescorer(request("a"), request("greedy", processing={"temperature": 0.0}), request("none", tokens=0))
     totals = made.run(threading.Event())
     assert totals.refused == {"greedy": 1, "no_tokens": 1}
@@ -222,7 +211,6 @@ def test_refused_requests_are_counted_by_reason_and_leave_the_spool(rescorer, me
 
 
 def test_requests_stay_in_the_spool_until_their_drift_is_exported(rescorer, memory):
-    """While the endpoint refuses, nothing is forgotten; a rescorer that is stopped then leaves all of it behind."""
     memory.result = MetricExportResult.FAILURE
     stop = threading.Event()
     made = rescorer(request("a"), request("b"))
@@ -239,8 +227,6 @@ def test_requests_stay_in_the_spool_until_their_drift_is_exported(rescorer, memo
 
 
 def test_a_request_that_cannot_be_scored_costs_itself_only(rescorer):
-    """The batch is tried one by one; the odd one is counted, the others are measured."""
-
     def picky(prompt_ids, token_ids, processing):
         if any(ids.size == 7 for ids in token_ids):
             raise RuntimeError("index out of range")
@@ -261,7 +247,6 @@ def test_a_request_that_cannot_be_scored_costs_itself_only(rescorer):
     ],
 )
 def test_a_model_that_fails_on_everything_stops_and_keeps_the_spool(rescorer, bad, said):
-    """It is not the requests' fault; nothing is thrown away."""
     with pytest.raises(RescoreError, match=said):
         rescorer(request("a"), request("b"), score=bad).run(threading.Event())
     assert rescorer().run(threading.Event()).confirmed == 2
@@ -269,8 +254,6 @@ def test_a_model_that_fails_on_everything_stops_and_keeps_the_spool(rescorer, ba
 
 @pytest.mark.parametrize("value", [np.nan, 0.5, np.inf])
 def test_what_is_no_log_probability_is_not_taken_for_scored(rescorer, value):
-    """Of one request it costs that one; of all, the run ends with an error and the spool keeps them."""
-
     def some(_prompts, token_ids, _processing):
         return [np.full(ids.size, value if ids.size == 6 else -1.1) for ids in token_ids]
 
@@ -283,7 +266,6 @@ def test_what_is_no_log_probability_is_not_taken_for_scored(rescorer, value):
 
 
 def test_a_kernel_that_stops_answering_loses_no_request(rescorer):
-    """Some of a batch were scored before it went away: all stay in the spool, and none is called unscorable."""
     answers = [ValueError("a batch of two"), None, UnavailableError("connection refused")]
 
     def dying(_prompts, token_ids, _processing):
@@ -298,8 +280,6 @@ def test_a_kernel_that_stops_answering_loses_no_request(rescorer):
 
 
 def test_a_request_that_a_kernel_cannot_take_holds_up_no_other(rescorer):
-    """Also if it is the only one in the spool."""
-
     def short(_prompts, _tokens, _processing):
         raise UnscorableError("it fills the context")
 
@@ -308,7 +288,6 @@ def test_a_request_that_a_kernel_cannot_take_holds_up_no_other(rescorer):
 
 
 def test_following_picks_up_what_comes_later(rescorer, spool):
-    """With `follow` it goes on until it is stopped."""
     stop = threading.Event()
     made = rescorer(follow := request("a"))
     thread = threading.Thread(target=made.run, args=(stop,), kwargs={"follow": True})
@@ -324,7 +303,6 @@ def test_following_picks_up_what_comes_later(rescorer, spool):
 
 
 def test_the_comparison_is_linked_to_the_requests_spans(rescorer, recorders, tracing):
-    """The W3C trace context that the request came with is a link of the span `kc.compare`."""
     provider, spans = tracing
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     served = request("a", traceparent=f"00-{trace_id}-b7ad6b7169203331-01")
@@ -336,7 +314,6 @@ def test_the_comparison_is_linked_to_the_requests_spans(rescorer, recorders, tra
 
 
 def test_whoever_looks_on_costs_nothing(rescorer, caplog):
-    """What is scored is shown with its log P; a look that fails is told of once, and the drift is measured."""
     looked = []
 
     def fails(requests, found):

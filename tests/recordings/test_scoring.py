@@ -35,7 +35,6 @@ def everything(values, processing):
     min_p=st.floats(0.0, 0.5),
 )
 def test_processed_log_probs_are_those_of_a_distribution_over_what_is_left(seed, temperature, top_k, top_p, min_p):
-    """They sum to one, and the kept tokens are those that the definitions keep, applied one after the other."""
     values = logits(seed)
     found = everything(values, {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}).double()
     assert torch.allclose(found.exp().sum(1), torch.ones(len(values), dtype=torch.double), atol=1e-5)
@@ -52,7 +51,6 @@ def test_processed_log_probs_are_those_of_a_distribution_over_what_is_left(seed,
 
 @pytest.mark.parametrize("block", [1, VOCABULARY * 3, 1 << 22])
 def test_the_mass_of_the_kept_tokens_is_that_of_the_whole_vocabulary_over_them(monkeypatch, block):
-    """After the temperature and before any truncation, whatever is worked on at a time; an empty set has none."""
     monkeypatch.setattr(scoring, "_LOGITS_PER_BLOCK", block)
     values, rng = logits(5), np.random.default_rng(0)
     sets = [rng.choice(VOCABULARY, count, replace=False) for count in (3, 1, 0, 23, 5, 2, 7)]
@@ -94,7 +92,6 @@ def test_processing_that_cannot_be_applied_is_refused(processing, message):
 
 
 def test_neutral_processing_is_none():
-    """Values that change nothing are accepted, whatever an engine calls off."""
     neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
     ids = torch.arange(7)
     assert torch.equal(sampled_logprobs(logits(0), ids, neutral), sampled_logprobs(logits(0), ids))
@@ -114,7 +111,6 @@ class Bigram(torch.nn.Module):
 
 
 def test_any_module_with_logits_can_be_scored():
-    """Prompts and continuations of any length, none of them too; tokens are scored after the one before."""
     model = Bigram()
     prompt, tokens = [[1], [2, 3, 4], [5]], [[7, 8], [], [9]]
     found = hf_scorer(model)(prompt, tokens)
@@ -126,7 +122,6 @@ def test_any_module_with_logits_can_be_scored():
 
 
 def test_a_scorer_gives_the_mass_of_the_tokens_that_were_kept_beside_log_p():
-    """Of each sequence, with the temperature applied and no truncation of its own."""
     model = Bigram()
     kept = [KeptTokens(np.array([7, 8, 9, 8]), np.array([3, 1])), KeptTokens(np.array([9, 1]), np.array([2]))]
     found = hf_scorer(model)([[1], [5]], [[7, 8], [9]], {"temperature": 0.5, "top_k": 3, "top_p": 0.9}, kept)
@@ -137,7 +132,6 @@ def test_a_scorer_gives_the_mass_of_the_tokens_that_were_kept_beside_log_p():
 
 
 def test_wrong_arguments_are_named():
-    """Errors say which sequence, and what to give."""
     score = hf_scorer(Bigram())
     with pytest.raises(ValueError, match=r"prompt_ids\[1\]: empty"):
         score([[1], []], [[2], [3]])

@@ -63,7 +63,6 @@ scalars = st.one_of(st.text(max_size=20), st.booleans(), st.integers(-(2**53), 2
     st.one_of(st.none(), st.integers(), st.text(max_size=5)),
 )
 def test_a_request_comes_back_as_it_was(name, prompt, sampled, attributes, weights):
-    """Whatever its names, ids and numbers are, infinite log-probabilities included."""
     before = SampledRequest(
         request_id=name,
         prompt_ids=np.array(prompt, dtype=np.int64),
@@ -82,7 +81,6 @@ def test_a_request_comes_back_as_it_was(name, prompt, sampled, attributes, weigh
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), max_size=9))
 def test_what_truncation_kept_and_the_versions_of_tokens_come_back(kept):
-    """As they were, token by token; a request that has neither says nothing of them."""
     counts = np.array([len(tokens) for tokens in kept], dtype=np.int64)
     masks = KeptTokens(np.array([token for tokens in kept for token in tokens], dtype=np.int64), counts)
     before = replace(request(tokens=len(kept)), kept=masks, weights=((3, 0), (5, min(2, len(kept)))))
@@ -97,7 +95,6 @@ def test_what_truncation_kept_and_the_versions_of_tokens_come_back(kept):
 
 
 def test_what_was_acknowledged_is_read_in_order(spool):
-    """Requests come out as they went in, oldest first, until they are done."""
     for number in range(5):
         spool.put(request(f"r{number}", attributes={"task": "code"}))
     assert spool.flush()
@@ -113,7 +110,6 @@ def test_what_was_acknowledged_is_read_in_order(spool):
 
 
 def test_two_readers_do_not_score_the_same_requests(spool):
-    """The second is refused with what to do, and may read once the first has gone."""
     spool.put(request())
     spool.flush()
     with SpoolReader(spool.path), pytest.raises(SpoolError, match="another process is rescoring this spool"):
@@ -123,7 +119,6 @@ def test_two_readers_do_not_score_the_same_requests(spool):
 
 
 def test_a_full_spool_refuses_what_is_new_and_keeps_what_it_has(tmp_path):
-    """The file stays within its bound, drops are counted, and room that rescoring makes is used again."""
     spool = Spool(tmp_path / "spool.sqlite", max_bytes=1 << 20)
     for number in range(400):
         spool.put(request(f"r{number}", prompt=1000))
@@ -163,7 +158,6 @@ def test_serving_never_waits_for_the_disk(spool):
 
 
 def test_an_odd_request_does_not_cost_the_others(spool):
-    """A token id that is none is dropped by itself."""
     odd = request("odd")
     odd.token_ids[0] = -1
     for stored in (request("a"), odd, request("b")):
@@ -174,7 +168,6 @@ def test_an_odd_request_does_not_cost_the_others(spool):
 
 
 def test_nobody_else_may_read_what_users_wrote(spool):
-    """The file and those beside it are the serving account's alone, whatever the umask."""
     before = os.umask(0)
     try:
         spool.put(request("a"))
@@ -187,7 +180,6 @@ def test_nobody_else_may_read_what_users_wrote(spool):
 
 
 def test_a_file_that_is_something_else_is_left_alone(tmp_path, caplog):
-    """Serving goes on without a spool, and the reader says what to do."""
     path = tmp_path / "other.sqlite"
     other = sqlite3.connect(path)
     other.execute("CREATE TABLE precious (x)")
@@ -207,7 +199,6 @@ def test_a_file_that_is_something_else_is_left_alone(tmp_path, caplog):
 
 
 def test_a_row_that_cannot_be_read_is_removed_and_said(spool, caplog):
-    """It holds up nothing behind it."""
     spool.put(request("a"))
     spool.put(request("b"))
     spool.flush()
@@ -222,7 +213,6 @@ def test_a_row_that_cannot_be_read_is_removed_and_said(spool, caplog):
 
 
 def test_a_forked_server_keeps_requests_of_its_own(spool):
-    """The child writes through a queue and a connection that it made, while the parent goes on."""
     spool.put(request("parent"))
     spool.flush()
     child = os.fork()
@@ -284,7 +274,6 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
-    """Where the system refuses to write more, requests are counted as dropped and the process goes on."""
     path = tmp_path / "spool.sqlite"
     limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))"
@@ -311,7 +300,6 @@ def disk(tmp_path):
 
 
 def test_a_file_system_that_is_full_is_said_and_goes_on_when_there_is_room(disk, caplog):
-    """ENOSPC below a spool that has room by its own bound: what was acknowledged stays, and writing resumes."""
     spool = Spool(disk / "spool.sqlite", max_bytes=1 << 30)
     try:
         spool.put(request("first", prompt=300))
@@ -360,7 +348,6 @@ def bytes_of(spool):
 
 
 def test_what_was_confirmed_is_in_no_file_any_more(spool):
-    """Prompts and answers that are done with are overwritten, in the file and in its write-ahead log."""
     spool.put(request("first", attributes={"secret": "what-somebody-asked"}))
     spool.put(request("second", attributes={"other": "not-yet-scored"}))
     assert spool.flush()

@@ -11,7 +11,6 @@ import pytest
 
 from kc_otel.contract.load import load_text
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.redacted import Redacted
 from kc_otel.recordings.request import SampledRequest
 from kc_otel.recordings.worst_sequences import WorstSequences, read_worst
 
@@ -73,7 +72,6 @@ def test_each_clause_has_its_own_worst(keep):
 
 
 def test_a_cell_is_a_slice_and_a_kernel_and_its_number_is_bounded(keep):
-    """Prose is no code; what is worse takes the place of what is less bad; each kernel version has its own."""
     other = Kernel("vllm", dtype="bfloat16")
     rows = [served(f"r{n}", [-0.01 * n] * 4, task="code" if n % 2 else "prose") for n in range(20)]
     cell = keep(*rows, served("other", [-0.001] * 4, kernel=other), most=3)
@@ -83,7 +81,6 @@ def test_a_cell_is_a_slice_and_a_kernel_and_its_number_is_bounded(keep):
 
 
 def test_what_is_kept_can_be_read_by_a_person(keep):
-    """Text where there is a tokenizer, the drift of every token, when, and the trace."""
     cell = keep(served("r", [-0.5, 0.25]), text=lambda ids: "".join(f"<{token}>" for token in ids))
     (sequence,) = cell("token-tv", "code")
     assert (sequence.prompt, sequence.tokens, sequence.prompt_tokens) == ("<11><12>", ("<0>", "<1>"), 2)
@@ -92,7 +89,6 @@ def test_what_is_kept_can_be_read_by_a_person(keep):
 
 
 def test_nothing_is_kept_longer_than_it_is_said(keep):
-    """A day by default: after it the next batch takes the old ones away, and what comes late is not kept."""
     cell = keep(served("old", [-5.0] * 3, at=NOW))
     assert len(cell("token-tv")) == 1
     cell = keep(served("new", [-0.1] * 3, at=NOW + 90000), served("late", [-9.0] * 3, at=NOW), now=NOW + 90000)
@@ -100,30 +96,27 @@ def test_nothing_is_kept_longer_than_it_is_said(keep):
 
 
 def test_redaction_leaves_neither_prompt_nor_completion(keep, tmp_path):
-    """Hashes tell the same prompt from another one, differ between files, and drift is all that is left of answers."""
     text = lambda ids: "WORDS" + "x".join(map(str, ids))  # noqa: E731 - a word that can be looked for
-    cell = keep(served("a", [-0.5, -0.1]), served("b", [-0.4, -0.1]), redacted=list(Redacted), text=text)
+    cell = keep(served("a", [-0.5, -0.1]), served("b", [-0.4, -0.1]), redacted=["prompts", "completions"], text=text)
     sequence, other = cell("token-tv")
     assert sequence.prompt_hash == other.prompt_hash != ""
     assert (sequence.prompt, sequence.tokens, sequence.log_ratios) == ("", (), (-0.5, -0.1))
     held = (tmp_path / "worst.sqlite").read_bytes()
     assert b"WORDS" not in held
     path = tmp_path / "elsewhere.sqlite"
-    with closing(WorstSequences(path, load_text(POLICY), redacted=[Redacted.PROMPTS])) as elsewhere:
+    with closing(WorstSequences(path, load_text(POLICY), redacted=["prompts"])) as elsewhere:
         elsewhere.add(*map(list, zip(served("a", [-0.5, -0.1]), strict=True)), NOW)
     (third,) = read_worst(path, "policy", "token-tv", "all", "")
     assert third.prompt_hash not in {"", sequence.prompt_hash}
 
 
 def test_the_file_is_for_this_account_alone(keep, tmp_path):
-    """Whatever the umask is."""
     keep(served("r", [-0.5]))
     assert stat.S_IMODE((tmp_path / "worst.sqlite").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("damage", [b"no database at all, but long enough", b""])
 def test_a_file_of_something_else_is_refused(tmp_path, damage):
-    """Nothing is read from it, and nothing is written into a database of somebody else's."""
     path = tmp_path / "other"
     path.write_bytes(damage)
     with pytest.raises((OSError, ValueError), match="other: "):

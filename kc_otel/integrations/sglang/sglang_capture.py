@@ -24,8 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kc_otel.integrations.vllm.completion import Completion
-from kc_otel.integrations.vllm.delivery import CaptureStats, RequestDelivery
+from kc_otel.integrations.vllm.delivery import CaptureStats, Completion, RequestDelivery
 from kc_otel.integrations.vllm.settings import Settings
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.request import KeptTokens
@@ -43,12 +42,11 @@ _ORIGINAL: Final = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 
 @dataclass(slots=True, eq=False)
 class SentRequest:
-    """Data collected of one request; also the item of the queue to `RequestDelivery`."""
+    """Data collected of one request."""
 
     request_id: str
     prompt_ids: Sequence[int]
     params: Any
-    kernel: Future[Kernel]
     model: str
     traceparent: str = ""
     masked: bool = False
@@ -68,11 +66,6 @@ class SentRequest:
         params = self.params
         whole = params.top_p == 1.0 and params.top_k in (0, -1) and params.min_p == 0.0
         return "processed" if whole or self.masked else "raw"
-
-    @property
-    def numbers(self) -> int:
-        """Count of the numbers it holds, for the bound on the queue."""
-        return len(self.prompt_ids) + 2 * len(self.token_ids) + sum(map(len, self.kept))
 
     def completion(self) -> Completion:
         """The completion."""
@@ -152,7 +145,6 @@ class SglangCapture:
             tokenized.rid,
             list(tokenized.input_ids),
             _params(given),
-            self._kernel,
             str(getattr(manager.server_args, "served_model_name", "") or ""),
             str((getattr(tokenized, "external_trace_header", None) or {}).get("traceparent", "")),
             masked=bool(getattr(tokenized, "return_sampling_mask", False)),
@@ -190,7 +182,8 @@ class SglangCapture:
         elif version := _asked(manager, "weight_version"):
             sent.versions = ((str(version), 0),)
         sent.at = time.time_ns()
-        delivery.submit(sent)
+        numbers = len(sent.prompt_ids) + 2 * len(sent.token_ids) + sum(map(len, sent.kept))
+        delivery.submit(sent.completion, self._kernel, sent.logprobs_mode, numbers)
 
     def _start(self, manager: Any) -> RequestDelivery:
         with self._lock:

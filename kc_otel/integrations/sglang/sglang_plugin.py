@@ -24,8 +24,8 @@ HOOKED: Final = {
 def load() -> None:
     """Register the hooks if the environment names a contract; failures are logged, and SGLang starts."""
     try:
+        from kc_otel.integrations.vllm.plugin import configured  # noqa: PLC0415 - nothing may be raised
         from kc_otel.integrations.vllm.settings import settings_of  # noqa: PLC0415 - nothing may be raised from here
-        from kc_otel.integrations.vllm.worker_methods import configured  # noqa: PLC0415 - nothing may be raised
 
         if not configured(os.environ):
             return

@@ -11,6 +11,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from kc_otel.contract.load import load
@@ -21,6 +23,7 @@ __all__ = ["record_mismatch", "record_rollout"]
 
 _log: Final = logging.getLogger("kc_otel")
 _RECORDERS: Final[dict[str, Recorder | None]] = {}
+_LOGGED_ONCE: Final[set[str]] = set()
 
 
 def record_rollout(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
@@ -29,24 +32,20 @@ def record_rollout(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> 
     Without log-probabilities of the trainer, which slime leaves to the training forward where it can, there is nothing
     to compare: `--get-mismatch-metrics` has them computed, or take `record_mismatch`.
     """
-    try:
+    with _guarded("slime's rollout is not recorded"):
         _rollout(args, rollout_id, rollout_data)
-    except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-        _say("slime's rollout is not recorded", error)
 
 
 def record_mismatch(
     args: Any, *, pg_loss: Any, train_log_probs: Any, rollout_log_probs: Any, loss_masks: Any, **_: Any
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Record a micro-batch and leave the loss unchanged (`--custom-tis-function-path`, `--get-mismatch-metrics`)."""
-    try:
+    with _guarded("slime's micro-batch is not recorded"):
         recorder = _recorder(args)
         if recorder is not None and _first_of_its_group():
             recorder.compare(
                 _own(train_log_probs), _own(rollout_log_probs), mask=_own(loss_masks), processing=_processing(args)
             )
-    except Exception as error:  # noqa: BLE001
-        _say("slime's micro-batch is not recorded", error)
     return pg_loss, loss_masks, {}
 
 
@@ -71,10 +70,7 @@ def _rollout(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
         rewards=list(rewards) if rewards is not None and len(rewards) == count else None,
         token_ids=[ids[-len(mask) :] for ids, mask in zip(data["tokens"], data["loss_masks"], strict=True)],
         attributes=[
-            {
-                "prompt_tokens": len(ids) - len(mask),
-                **({} if sources is None else {"source": str(sources[row])}),
-            }
+            {"prompt_tokens": len(ids) - len(mask), **({} if sources is None else {"source": str(sources[row])})}
             for row, (ids, mask) in enumerate(zip(data["tokens"], data["loss_masks"], strict=True))
         ],
         processing=_processing(args),
@@ -134,10 +130,12 @@ def _first_of_its_group() -> bool:
     return bool(last and mpu.get_tensor_model_parallel_rank() == 0)
 
 
-def _say(what: str, error: Exception) -> None:
-    if what not in _LOGGED_ONCE:
-        _LOGGED_ONCE.add(what)
-        _log.warning("kc-otel: %s (%s: %s); further ones are not mentioned", what, type(error).__name__, error)
-
-
-_LOGGED_ONCE: Final[set[str]] = set()
+@contextmanager
+def _guarded(what: str) -> Iterator[None]:
+    """Log the first fault of a kind, and let training go on."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+        if what not in _LOGGED_ONCE:
+            _LOGGED_ONCE.add(what)
+            _log.warning("kc-otel: %s (%s: %s); further ones are not mentioned", what, type(error).__name__, error)

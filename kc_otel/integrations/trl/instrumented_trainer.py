@@ -31,7 +31,7 @@ from kc_otel.integrations.trl.rollouts import OWN, RolloutBatch, RolloutBatches,
 from kc_otel.record.guided_loop import Quarantine, judgeable, quarantine
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
-from kc_otel.recordings.comparable import effective
+from kc_otel.recordings.request import effective
 
 __all__ = ["InstrumentedTrainer"]
 

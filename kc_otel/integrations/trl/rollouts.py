@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.work import Weights
 
-__all__ = ["OWN", "RolloutBatch", "RolloutBatches", "own_attributes"]
-
 OWN: Final = frozenset({"prompt_tokens", "completion_tokens", "advantage", "mode"})
 """Attributes that every sequence has, whatever the dataset's columns."""
 _SCALARS: Final = (str, int, float, bool)
@@ -26,15 +24,11 @@ _SCALARS: Final = (str, int, float, bool)
 
 @dataclass(slots=True)
 class RolloutBatch:
-    """One call for completions.
+    """One call for completions, after `step` optimizer steps, sampled with `weights`.
 
-    Attributes:
-        step: Optimizer steps done when it was made: the training kernel's weight version.
-        weights: Weight version that sampled.
-        prompts: Prompt tokens of each sequence, as bytes; None where they are not known.
-        rows: By completion tokens as bytes: prompt tokens, columns and number of each sequence that has them.
-        rewarded: Whether the columns have come; what is generated after that belongs to another batch.
-        scores: By number of a reward function: what it said of each sequence, NaN for nothing.
+    `rows` are, by completion tokens as bytes, prompt tokens, columns and number of each sequence that has them.
+    `rewarded` is whether the columns have come: what is generated after that belongs to another batch. `scores` are, by
+    number of a reward function, what it said of each sequence, NaN for nothing.
     """
 
     step: int

@@ -23,10 +23,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
 from kc_otel._extras import extra
-from kc_otel.integrations.verl.guard import Guarded
-from kc_otel.integrations.verl.logged_batch import column
-
-__all__ = ["Audit", "audited", "pop_audited"]
+from kc_otel.integrations.verl.shared import Guarded, column
 
 _log: Final = logging.getLogger("kc_otel")
 _PARTITION: Final = "kc-otel-audit"
@@ -53,11 +50,7 @@ def pop_audited(data: Any) -> frozenset[str]:
 class Audit(Guarded):
     """Audits of a trainer. Nothing here raises into verl.
 
-    `record` records scored sequences: of a trainer, their fields, the training kernel's log-probabilities, and tags. A
-    `share` of the prompts is audited, by `KC_OTEL_AUDIT_SHARE`; 0 where it is not set.
-
-    Raises:
-        ValueError: If the share or the budget is no number that it can be.
+    `record` records scored sequences: of a trainer, their fields, the training kernel's log-probabilities, and tags.
     """
 
     watched = "forward"

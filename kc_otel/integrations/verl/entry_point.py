@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import os
 
-__all__ = ["load"]
-
 _log = logging.getLogger("kc_otel")
 
 

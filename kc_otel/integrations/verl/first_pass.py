@@ -13,7 +13,6 @@ rank that its name selects, so that one in `dp` tokens of the first mini-batch c
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import zlib
@@ -26,20 +25,15 @@ import numpy as np
 
 from kc_otel.contract.model import Contract
 from kc_otel.integrations.verl.audit import pop_audited
-from kc_otel.integrations.verl.guard import Guarded
-from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, column, padded, record
-from kc_otel.integrations.verl.run_configuration import kernels, processings, run_resource
+from kc_otel.integrations.verl.shared import LoggedBatch, Watch, attributes_of, column, padded
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Weights
-
-__all__ = ["WORKER_MODULES", "FirstPassWatch"]
 
 _log: Final = logging.getLogger("kc_otel")
 _LOSSES_MODULE: Final = "verl.workers.utils.losses"
 _WORKERS_MODULE: Final = "verl.workers.engine_workers"
 WORKER_MODULES: Final = (_LOSSES_MODULE, _WORKERS_MODULE)
 """Modules that `FirstPassWatch.attach` puts wrappers into."""
-_OF_TENSORS: Final = {"prompt_tokens", "completion_tokens"}
 _MEASURED_MESSAGE: Final = (
     "kc-otel: verl trains without scoring rollouts before (bypass mode): the first mini-batch of each update is "
     "measured, here %d of %d sequences%s"
@@ -47,19 +41,13 @@ _MEASURED_MESSAGE: Final = (
 _RANKS_NOTE: Final = "; of %d data-parallel ranks one counts each prompt"
 
 
-class FirstPassWatch(Guarded):
-    """Records the first mini-batch of every update that a worker of this process makes. Nothing is raised into verl.
-
-    `make` makes the recorder from the two kernels, when there is first something to record.
-    """
+class FirstPassWatch(Watch):
+    """Records the first mini-batch of every update that a worker of this process makes. Nothing is raised into verl."""
 
     watched = "mini-batch"
 
     def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
-        super().__init__()
-        self._contract = contract
-        self._make = make
-        self._columns = {name for spec in contract.slices.values() for name in spec.conditions}
+        super().__init__(contract, make)
         self._worker: Any = None
         self._synced: int | None = None
         self._stepped = False
@@ -193,15 +181,14 @@ class FirstPassWatch(Guarded):
         if self._contract.assumptions.reward_range is not None:
             scores = next((data[name] for name in ("token_level_scores", "rm_scores") if name in data), None)
         logged.rewarded(None if scores is None else padded(scores, mask.shape), given.get("advantages"))
-        recorder = self._recorder = self._recorder or self._made()
-        processing = processings(self._described)
-        record(recorder, logged, processing=processing, trained=self._trained, rollouts=rollouts)
+        # Version of the weights that the update began with; once they have moved on from what was sent, the next.
+        trained = None if self._synced is None else self._synced + self._stepped
+        config = SimpleNamespace(actor_rollout_ref=self._worker.config, get={}.get)
+        self._record_batch(logged, config, trained, rollouts)
 
     def _attributes(self, data: Any, rows: int) -> list[dict[str, Any]]:
-        found = attributes_of(
-            {name: column(data, name) for name in sorted(self._columns - _OF_TENSORS) if name in data}, rows
-        )
-        if "prompt_tokens" in self._columns:
+        found = attributes_of({name: column(data, name) for name in self._columns if name in data}, rows)
+        if self._wants_prompt_tokens:
             prompts = data["prompts"]
             if prompts.is_nested:
                 lengths = prompts.offsets().diff()
@@ -210,21 +197,6 @@ class FirstPassWatch(Guarded):
             for row, length in zip(found, lengths.tolist(), strict=True):
                 row["prompt_tokens"] = int(length)
         return found
-
-    @property
-    def _trained(self) -> Weights:
-        """Version of the weights that the update began with; once they have moved on from what was sent, the next."""
-        return None if self._synced is None else self._synced + self._stepped
-
-    @property
-    def _described(self) -> Any:
-        return SimpleNamespace(actor_rollout_ref=self._worker.config, get={}.get)
-
-    def _made(self) -> Recorder:
-        train, inference = kernels(self._described)
-        recorder = self._make(self._contract, train=train, inference=inference, resource=run_resource(self._described))
-        atexit.register(recorder.force_flush)
-        return recorder
 
 
 def _replace(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -242,7 +214,6 @@ def _bypassed(data: Any) -> int | None:
 
 
 def _names(data: Any) -> list[str]:
-    """Name of each sequence's prompt."""
     return [str(name) for name in column(data, "uid")]
 
 

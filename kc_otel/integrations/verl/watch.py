@@ -8,7 +8,6 @@ TransferQueue. In bypass mode the trainer scores nothing: `first_pass` takes wha
 
 from __future__ import annotations
 
-import atexit
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -20,18 +19,13 @@ from kc_otel.contract.load import load
 from kc_otel.contract.model import Contract
 from kc_otel.integrations.verl.audit import Audit
 from kc_otel.integrations.verl.first_pass import WORKER_MODULES, FirstPassWatch
-from kc_otel.integrations.verl.guard import Guarded
-from kc_otel.integrations.verl.logged_batch import LoggedBatch, attributes_of, padded, record
-from kc_otel.integrations.verl.run_configuration import kernels, processings, run_resource
+from kc_otel.integrations.verl.shared import LoggedBatch, Watch, attributes_of, padded
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Weights
-
-__all__ = ["TrainerWatch", "watch"]
 
 _log: Final = logging.getLogger("kc_otel")
 _V1_MODULE: Final = "verl.trainer.ppo.v1.trainer_base"
 _LEGACY_MODULE: Final = "verl.trainer.ppo.ray_trainer"
-_OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}
 _REWARD_COLUMNS: Final = ("rm_scores", "advantages")
 _NO_LOGPROBS: Final = (
     "kc-otel: actor_rollout_ref.rollout.calculate_log_probs is off: the engine's log-probabilities are not kept, so no "
@@ -39,17 +33,11 @@ _NO_LOGPROBS: Final = (
 )
 
 
-class TrainerWatch(Guarded):
-    """Records what the trainer of a process compares. Nothing here raises into verl.
-
-    `make` makes the recorder from the two kernels, when there is first something to record.
-    """
+class TrainerWatch(Watch):
+    """Records what the trainer of a process compares. Nothing here raises into verl."""
 
     def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
-        super().__init__()
-        self._contract = contract
-        self._make = make
-        self._columns = {name for spec in contract.slices.values() for name in spec.conditions} - _OF_TENSORS
+        super().__init__(contract, make)
         self._pending: LoggedBatch | None = None
         self._trainer: Any = None
         self.audits = Audit(self._audited)
@@ -85,8 +73,7 @@ class TrainerWatch(Guarded):
     def flush(self) -> None:
         """Record what is pending without rewards, and export."""
         self._guarded(self._record)
-        if self._recorder is not None:
-            self._guarded(self._recorder.force_flush)
+        super().flush()
 
     def _check(self, trainer: Any) -> None:
         if not trainer.config.actor_rollout_ref.rollout.get("calculate_log_probs"):
@@ -129,7 +116,7 @@ class TrainerWatch(Guarded):
             given = {"keys": batch.keys, "partition_id": batch.partition_id, "select_fields": [name]}
             return transfer_queue.kv_batch_get(**given)[name]
 
-        for name in sorted(self._columns):
+        for name in self._columns:
             values = self._guarded(get, name)
             if values is not None:
                 columns = attributes_of({name: list(values)}, len(tags))
@@ -140,29 +127,17 @@ class TrainerWatch(Guarded):
     def _audited(self, trainer: Any, data: Any, scored: Any, tags: Sequence[Mapping[str, Any]]) -> None:
         """A few prompts of a step in bypass mode were scored."""
         logged = LoggedBatch.audited(data, scored, tags, self._columns)
-        recorder = self._recorder = self._recorder or self._made(trainer)
-        record(recorder, logged, processing=processings(trainer.config), trained=_trained(trainer))
+        self._record_batch(logged, trainer.config, _trained(trainer))
 
     def _record(self) -> None:
         """Hand what is pending to the recorder."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        trainer = self._trainer
-        recorder = self._recorder = self._recorder or self._made(trainer)
-        processing = None if trainer is None else processings(trainer.config)
         if self._contract.assumptions.reward_range is None:
             pending.rewards = None
-        record(recorder, pending, processing=processing, trained=_trained(trainer))
-
-    def _made(self, trainer: Any) -> Recorder:
-        said: Mapping[str, Any] = {}
-        if trainer is not None:
-            train, inference = kernels(trainer.config)
-            said = {"train": train, "inference": inference, "resource": run_resource(trainer.config)}
-        recorder = self._make(self._contract, **said)
-        atexit.register(self.flush)  # before the recorder's own end: it was registered earlier
-        return recorder
+        trainer = self._trainer
+        self._record_batch(pending, None if trainer is None else trainer.config, _trained(trainer))
 
 
 def _trained(trainer: Any) -> Weights:
@@ -171,10 +146,7 @@ def _trained(trainer: Any) -> Weights:
 
 
 def watch(path: str) -> TrainerWatch:
-    """Watch whatever trainer of verl this process will have.
-
-    Args:
-        path: The contract's file.
+    """Watch whatever trainer of verl this process will have, under the contract of a file.
 
     Raises:
         ContractError: If it is no contract.

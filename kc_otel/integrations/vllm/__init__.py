@@ -17,17 +17,12 @@ from typing import TYPE_CHECKING, Final
 from kc_otel._extras import lazy
 
 if TYPE_CHECKING:
-    from kc_otel.integrations.vllm.completion import Completion
-    from kc_otel.integrations.vllm.delivery import RequestSink
+    from kc_otel.integrations.vllm.delivery import Completion, RequestSink
     from kc_otel.integrations.vllm.instrumentor import KernelContractInstrumentor
 
 __all__ = ["Completion", "KernelContractInstrumentor", "RequestSink"]
 
-_HOMES: Final = {
-    "Completion": "completion",
-    "KernelContractInstrumentor": "instrumentor",
-    "RequestSink": "delivery",
-}
+_HOMES: Final = {"Completion": "delivery", "KernelContractInstrumentor": "instrumentor", "RequestSink": "delivery"}
 
 
 __getattr__ = lazy(__name__, _HOMES)

@@ -1,23 +1,40 @@
-"""The engines of this process: their kernels, and the way of a sampled request through them."""
+"""The engines of this process: their kernels, and the log-probabilities of the requests that they sample.
+
+The engine's core is asked for the log-probability of the sampled token (`logprobs=0`) after the front end has made its
+own state of the request, which still says that nobody asked. So nothing has to be taken out of a response again: vLLM
+builds the same one as ever, for every kind of stream. The price is a number appended to a list per step and sampled
+request, less than what vLLM itself does per token when log-probabilities are on.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from opentelemetry import context
 
 from kc_otel.contract.model import Contract
-from kc_otel.integrations.vllm.delivery import RequestDelivery
-from kc_otel.integrations.vllm.logprob_capture import EngineCapture, RequestCapture, attach, scores, supported
+from kc_otel.integrations.vllm.delivery import (
+    Completion,
+    RequestDelivery,
+    baggage_of,
+    headers_of,
+    kept_of,
+    traceparent_of,
+)
+from kc_otel.integrations.vllm.plugin import WORKER_METHOD
 from kc_otel.integrations.vllm.request_attributes import HEADERS
-from kc_otel.integrations.vllm.worker_methods import WORKER_METHOD
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.sampling import Sampler
 
@@ -26,27 +43,180 @@ _NO_FIELDS: Final[Mapping[str, Any]] = {}
 _RPC_SECONDS: Final = 30.0
 
 
-class _Engine(EngineCapture):
-    """An engine, whose kernel version is known once its workers have said what they know."""
+@dataclass(slots=True, eq=False)
+class EngineCapture:
+    """One engine, and the captures that received data in a step of it, and those of them that are done.
 
-    def __init__(self, engine: Any, contract: Contract) -> None:
-        self.config = config = engine.vllm_config
-        watermarks = getattr(config, "watermark_config", None) is not None
-        super().__init__(str(config.model_config.served_model_name or ""), logprobs_mode_of(config), watermarks)
-        self._contract = contract
+    Its kernel is known once its workers have said what they know. `logprobs_mode` is None when it reports logits.
+    Requests get its watermark, if it has one, unless they say no. Once it is `closed`, requests under way go on
+    without being collected.
+    """
 
-    def set_kernel(self, workers: list[Mapping[str, str]]) -> None:
-        """The kernel version, now that the workers have said what they know."""
-        from vllm import __version__ as version  # noqa: PLC0415 - only where vLLM runs
+    model: str
+    logprobs_mode: str | None
+    watermarks: bool = False
+    kernel: Future[Kernel] = field(default_factory=Future)
+    touched: list[RequestCapture] = field(default_factory=list)
+    finished: list[RequestCapture] = field(default_factory=list)
+    closed: bool = False
 
-        try:
-            kernel = kernel_of(self.config, version, workers, os.environ)
-        except Exception as error:  # noqa: BLE001 - a field that this version of vLLM has no more
-            _log.warning("kc-otel: the engine's configuration could not be read (%s); its kernel is only 'vllm'", error)
-            kernel = Kernel("vllm", version=version)
-        self.kernel.set_result(kernel)
-        _log.info("kc-otel: recording kernel %s: %s", kernel.fingerprint, kernel.attributes())
-        kernel.log_otherwise(self._contract.name, self._contract.kernels.inference, _log)
+
+@dataclass(slots=True, eq=False)
+class RequestCapture:
+    """Data collected of one completion. It refers to lists that vLLM keeps anyway, and to copies once it is done."""
+
+    request_id: str
+    external_id: str
+    prompt_ids: Sequence[int]
+    detokenizer: Any
+    params: Any
+    versions: Sequence[tuple[str, int]]
+    context: Mapping[str, Any]
+    engine: EngineCapture
+    token_ids: Sequence[int] = ()
+    lora: str = ""
+    asked: bool = False
+    finish_reason: str = ""
+    at: int = 0
+    logprobs: list[float] = field(default_factory=list)
+    masks: list[Any] = field(default_factory=list)
+
+    def take(self, lists: Any, finish_reason: object | None, mask: Any = None) -> None:
+        """Take one step's log-probabilities, vLLM's `LogprobsLists`, and why the core stopped, if it did.
+
+        Where the engine runs with `return_sampling_mask`, `mask` is vLLM's `SamplingMaskLists` of the same tokens.
+        """
+        if self.engine.closed:
+            return
+        if lists is not None:
+            # The sampled token comes first, whatever else was asked for. Nearly every step has one, for which an item
+            # costs a fraction of a slice.
+            found = lists.logprobs
+            if len(found) == 1:
+                self.logprobs.append(found.item(0))
+            else:
+                self.logprobs += found[:, 0].tolist()
+        if mask is not None:
+            self.masks.append(mask)
+        self.engine.touched.append(self)
+        if finish_reason is not None:
+            self.finish(str(finish_reason))
+
+    def finish(self, reason: str) -> None:
+        """Finish the capture, once."""
+        if not self.finish_reason:
+            self.finish_reason = reason
+            self.at = time.time_ns()
+            self.engine.finished.append(self)
+
+    def deliver(self, delivery: RequestDelivery) -> None:
+        """Hand it over with copies of the lists, because the caller uses them, too."""
+        self.prompt_ids, self.token_ids = list(self.prompt_ids), list(self.detokenizer.output_token_ids)
+        self.versions = tuple(self.versions)
+        numbers = len(self.prompt_ids) + 2 * len(self.token_ids) + sum(len(mask.token_ids) for mask in self.masks)
+        delivery.submit(self.completion, self.engine.kernel, str(self.engine.logprobs_mode), numbers)
+
+    def completion(self) -> Completion:
+        """The completion, with the headers and the trace that its request came with."""
+        headers, otel = headers_of(self.context.get("headers", ())), self.context.get("otel")
+        return Completion(
+            self.request_id,
+            self.external_id,
+            self.prompt_ids,
+            self.token_ids,
+            self.logprobs,
+            self.params,
+            finish_reason=self.finish_reason,
+            model=self.engine.model,
+            lora=self.lora,
+            weight_versions=self.versions,
+            headers=headers,
+            baggage=baggage_of(otel, headers),
+            traceparent=traceparent_of(otel, self.context.get("trace") or headers),
+            at=self.at,
+            kept=kept_of(self.masks, len(self.token_ids)),
+            watermarked=self.engine.watermarks and getattr(self.params, "watermarking", None) is not False,
+        )
+
+
+def supported(request: Any) -> bool:
+    """Return True if a request is one completion of a prompt of tokens, which can be scored again from its ids."""
+    params = request.sampling_params
+    return bool(
+        params is not None
+        and request.prompt_token_ids
+        and not request.resumable
+        and request.prompt_embeds is None
+        and not request.mm_features
+        and not getattr(params, "trace_decode_token_ids", None)
+    )
+
+
+def scores(request: Any) -> bool:
+    """Return True if a request asks for its prompt's log-probabilities, as gates and rescorers do: it is no traffic."""
+    params = request.sampling_params
+    return params is not None and params.prompt_logprobs is not None and params.max_tokens == 1
+
+
+def attach(request: Any, state: Any, context: Mapping[str, Any], engine: EngineCapture) -> None:
+    """Ask the core for log-probabilities of a request that the front end has just registered.
+
+    The `EngineCoreRequest` gets sampling parameters of its own; the front end's state was made from them as they were.
+
+    Raises:
+        TypeError: If something else has taken the place of vLLM's own processor of log-probabilities.
+    """
+    from vllm.v1.engine.logprobs import LogprobsProcessor  # noqa: PLC0415 - only where vLLM runs
+
+    processor = state.logprobs_processor
+    if type(processor) is not LogprobsProcessor:
+        raise TypeError(f"{type(processor).__name__} takes the place of vLLM's LogprobsProcessor")
+    params = request.sampling_params
+    capture = RequestCapture(
+        request.request_id,
+        state.external_req_id,
+        state.prompt_token_ids,
+        state.detokenizer,
+        params,
+        getattr(state, "weight_version_starts", ()),
+        context,
+        engine,
+        lora=state.lora_name or "",
+        asked=params.num_logprobs is not None,
+    )
+    # The request's own state gets another processor: vLLM's, with what it was made of, and a look at what passes.
+    state.logprobs_processor = capturing = _capturing_processor()(
+        **{attribute.name: getattr(processor, attribute.name) for attribute in fields(processor)}
+    )
+    capturing.kc_otel_capture = capture
+    if not capture.asked:
+        # A copy: vLLM shares parameters between the completions of a request, and callers may reuse theirs. And last:
+        # log-probabilities that nobody expects would be an error in vLLM.
+        changed = copy.copy(params)
+        changed.logprobs = 0
+        request.sampling_params = changed
+
+
+@lru_cache(maxsize=1)
+def _capturing_processor() -> type:
+    """The class of vLLM's processor of log-probabilities, with a look at what passes through."""
+    from vllm.v1.engine.logprobs import LogprobsProcessor  # noqa: PLC0415
+
+    class CapturingLogprobsProcessor(LogprobsProcessor):  # type: ignore[misc]  # vLLM is not typed here
+        """Takes out what only the capture asked for."""
+
+        def update_from_output(self, output: Any) -> None:
+            capture = self.kc_otel_capture
+            lists = output.new_logprobs
+            if lists is not None and not capture.asked:
+                output.new_logprobs = None
+            try:  # noqa: SIM105 - `suppress` costs more than what it would guard
+                capture.take(lists, output.finish_reason, output.new_sampling_mask)
+            except Exception:  # noqa: BLE001, S110 - what is missing shows in the count of log-probabilities
+                pass
+            super().update_from_output(output)
+
+    return CapturingLogprobsProcessor
 
 
 class Engines:
@@ -56,7 +226,7 @@ class Engines:
         self.delivery: Final = delivery
         self._contract = contract
         self._sampler = sampler
-        self._engines: WeakKeyDictionary[Any, _Engine] = WeakKeyDictionary()
+        self._engines: WeakKeyDictionary[Any, EngineCapture] = WeakKeyDictionary()
         self._context: ContextVar[Mapping[str, Any]] = ContextVar("kc_otel_vllm_request", default=_NO_FIELDS)
         self._asking: set[asyncio.Task[None]] = set()
 
@@ -66,27 +236,46 @@ class Engines:
 
     def register(self, engine: Any) -> None:
         """Meet an engine that is driven by calls, and ask its workers; a call of some milliseconds, once."""
-        state = self._engines[engine.output_processor] = _Engine(engine, self._contract)
+        state = self._met(engine)
         try:
             workers = engine.collective_rpc(WORKER_METHOD, timeout=_RPC_SECONDS)
         except Exception as error:  # noqa: BLE001 - any failure of a worker is a failure of the remote call
             workers = _unanswered(error)
-        state.set_kernel(workers)
+        self._set_kernel(state, engine.vllm_config, workers)
 
     def register_async(self, engine: Any) -> None:
         """Meet an engine that runs in an event loop, and have its workers asked there."""
-        state = self._engines[engine.output_processor] = _Engine(engine, self._contract)
+        state = self._met(engine)
 
         async def ask() -> None:
             try:
                 workers = await engine.collective_rpc(WORKER_METHOD, timeout=_RPC_SECONDS)
             except Exception as error:  # noqa: BLE001
                 workers = _unanswered(error)
-            state.set_kernel(workers)
+            self._set_kernel(state, engine.vllm_config, workers)
 
         task = asyncio.get_running_loop().create_task(ask())
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
+
+    def _met(self, engine: Any) -> EngineCapture:
+        config = engine.vllm_config
+        watermarks = getattr(config, "watermark_config", None) is not None
+        state = EngineCapture(str(config.model_config.served_model_name or ""), logprobs_mode_of(config), watermarks)
+        self._engines[engine.output_processor] = state
+        return state
+
+    def _set_kernel(self, state: EngineCapture, config: Any, workers: list[Mapping[str, str]]) -> None:
+        from vllm import __version__ as version  # noqa: PLC0415 - only where vLLM runs
+
+        try:
+            kernel = kernel_of(config, version, workers, os.environ)
+        except Exception as error:  # noqa: BLE001 - a field that this version of vLLM has no more
+            _log.warning("kc-otel: the engine's configuration could not be read (%s); its kernel is only 'vllm'", error)
+            kernel = Kernel("vllm", version=version)
+        state.kernel.set_result(kernel)
+        _log.info("kc-otel: recording kernel %s: %s", kernel.fingerprint, kernel.attributes())
+        kernel.log_otherwise(self._contract.name, self._contract.kernels.inference, _log)
 
     @contextmanager
     def request_context(self, trace_headers: Mapping[str, str] | None) -> Iterator[None]:
@@ -114,8 +303,7 @@ class Engines:
             return
         self.delivery.count("sampled")
         if engine.logprobs_mode is None:
-            mode = engine.config.model_config.logprobs_mode
-            self.delivery.drop("unsupported", f"logprobs_mode {mode} reports logits; use processed_logprobs")
+            self.delivery.drop("unsupported", "its logprobs_mode reports logits; use processed_logprobs")
         elif not supported(request):
             self.delivery.drop("unsupported", "only whole prompts of text tokens can be scored again")
         else:
@@ -146,10 +334,7 @@ class Engines:
             reason = "aborted" if capture.finish_reason == "abort" else "error"
             self.delivery.drop(reason, "the engine did not finish it")
             return
-        # Copies, because the caller uses these lists, too.
-        capture.prompt_ids, capture.token_ids = list(capture.prompt_ids), list(capture.detokenizer.output_token_ids)
-        capture.versions = tuple(capture.versions)
-        self.delivery.submit(capture)
+        capture.deliver(self.delivery)
 
 
 def _unanswered(error: Exception) -> list[Mapping[str, str]]:

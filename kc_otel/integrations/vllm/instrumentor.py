@@ -13,9 +13,9 @@ from opentelemetry import metrics
 from kc_otel._extras import extra
 from kc_otel.contract.registry.own_metrics import SENT_METRICS
 from kc_otel.integrations.vllm.delivery import CaptureStats, RequestDelivery
-from kc_otel.integrations.vllm.engine_log import EngineLog
 from kc_otel.integrations.vllm.engines import Engines
 from kc_otel.integrations.vllm.patches import Patches
+from kc_otel.integrations.vllm.plugin import EngineLog
 from kc_otel.integrations.vllm.settings import settings_of
 from kc_otel.recordings.spool import Spool
 

@@ -15,9 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.integrations.vllm.completion import Completion
-
-AttributeFunction = Callable[[Completion], Mapping[str, Scalar]]
+from kc_otel.integrations.vllm.delivery import AttributeFunction, Completion
 
 HEADERS: Final[ContextVar[Iterable[tuple[bytes, bytes]]]] = ContextVar("kc_otel_vllm_headers", default=())
 """Names (lower case) and values, as ASGI has them."""
@@ -30,11 +28,7 @@ _MAX_VALUE_CHARACTERS: Final = 256
 def sources_of(text: str) -> dict[str, tuple[str, str]]:
     """Sources from what an environment variable says: `task, tenant=header:x-tenant, lang=baggage:lang`.
 
-    Returns:
-        By attribute: `xarg`, `baggage` or `header`, or `any` for the first two in this order; and its name there.
-
-    Raises:
-        ValueError: If an entry is not one.
+    By attribute they are `xarg`, `baggage` or `header`, or `any` for the first two in this order; and its name there.
     """
     found = {}
     for part in filter(None, (entry.strip() for entry in text.split(","))):

@@ -28,9 +28,9 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.read import read_contract
 from kc_otel.contract.slices import Scalar
 from kc_otel.contract.units import parse_duration
-from kc_otel.integrations.vllm.delivery import RequestSink
-from kc_otel.integrations.vllm.request_attributes import AttributeFunction, attributes_of, sources_of
-from kc_otel.integrations.vllm.worker_methods import is_disabled
+from kc_otel.integrations.vllm.delivery import AttributeFunction, RequestSink
+from kc_otel.integrations.vllm.plugin import is_disabled
+from kc_otel.integrations.vllm.request_attributes import attributes_of, sources_of
 from kc_otel.record.sampling import Sampler
 from kc_otel.recordings.spool import MIN_BYTES, Spool
 
@@ -65,13 +65,8 @@ def settings_of(
 ) -> Settings | None:
     """Settings from arguments and, where one is None, from variables; None when there is no contract or it is off.
 
-    Args:
-        environment: The variables.
-        contract: The contract, or the path of its file.
-        spool: File that keeps requests for rescoring.
-        sink: Where requests go in place of a spool.
-        attributes: A function of a `Completion`, or attributes that every request has beside the configured ones.
-        sampling: Share of requests, or what returns it.
+    Requests go to `sink` in place of a spool. `attributes` are a function of a `Completion`, or those that every
+    request has beside the configured ones; `sampling` is a share of requests, or what returns it.
 
     Raises:
         ValueError: If a value is not valid, or both a spool and a sink are given.
@@ -125,9 +120,7 @@ def _sampling(
 
 
 def _attributes(
-    contract: Contract,
-    given: AttributeFunction | Mapping[str, Scalar] | None,
-    environment: Mapping[str, str],
+    contract: Contract, given: AttributeFunction | Mapping[str, Scalar] | None, environment: Mapping[str, str]
 ) -> AttributeFunction:
     if callable(given):
         return given

@@ -10,20 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from kc_otel.integrations.vllm.worker_methods import WEIGHTS_METHOD
+from kc_otel.integrations.vllm.plugin import WEIGHTS_METHOD
 from kc_otel.record.weights_arrived import EngineWeights, WeightReport, compare_weights
 
 
 def check_weights(engine: Any, model: Any, *, before: WeightReport | None = None) -> WeightReport:
-    """Compare a trainer's weights with an engine's; nothing of the two changes.
+    """Compare the weights of a trainer's whole torch module with those of a `vllm.LLM`; nothing of the two changes.
 
     With an `AsyncLLM`, await `engine.collective_rpc("kc_otel_weights", args=(shapes,))` and give what it returns to
     `EngineWeights.of` and `compare_weights`; over HTTP, in vLLM's development mode, POST /collective_rpc does the same.
-
-    Args:
-        engine: A `vllm.LLM`.
-        model: The trainer's torch module, whole, on any device.
-        before: The report of the sync before this one.
+    `before` is the report of the sync before this one.
 
     Raises:
         ValueError: If a tensor has no values, or is split over processes.

@@ -21,8 +21,9 @@ from kc_otel.offline.gate.recorded_gate import looks
 from kc_otel.recordings.endpoints.collect import Collected, collect
 from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, CompletionEndpoint, CompletionEndpointError
 from kc_otel.recordings.endpoints.prompts import Prompt, read_prompts
+from kc_otel.recordings.read_table import arrow
 from kc_otel.recordings.recording import Recording
-from kc_otel.recordings.recording_files import arrow, format_of, save_recording
+from kc_otel.recordings.recording_files import format_of, save_recording
 
 with extra("cli", "a gate that asks endpoints"):
     import httpx

@@ -45,7 +45,7 @@ from kc_otel.record.measure.remarks import remarks
 from kc_otel.record.measure.rounding import CoarseSide, coarse_side
 from kc_otel.record.slice_table import SliceTable
 from kc_otel.recordings.recording import Recording
-from kc_otel.recordings.recording_files import load_recording, source_files
+from kc_otel.recordings.recording_files import load_recording
 
 _SHARED_DATA_ERROR: Final = "{}: has {}; windows that share data count once, so leave one of them out"
 
@@ -189,13 +189,12 @@ def _apart(recordings: Sequence[tuple[GatedRecording, Recording]]) -> list[tuple
 
 
 def digest_of(path: Path) -> tuple[str, int]:
-    """SHA-256 of a recording's bytes, 64 hex digits, and their number; of two files, one after the other."""
+    """SHA-256 of a recording's bytes, 64 hex digits, and their number."""
     found, size = hashlib.sha256(), 0
-    for part in source_files(path):
-        with part.open("rb") as file:
-            while block := file.read(1 << 20):
-                found.update(block)
-                size += len(block)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+            size += len(block)
     return found.hexdigest(), size
 
 

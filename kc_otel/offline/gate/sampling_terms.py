@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from kc_otel.contract.promotion import SAMPLING_PARAMETERS
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.comparable import NEUTRAL
 from kc_otel.recordings.recording import Recording
+from kc_otel.recordings.request import NEUTRAL
 
 
 def in_force(name: str, recording: Recording, allowed: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:

@@ -12,16 +12,21 @@ log-probability, a token's id and its text; the first token of all has null.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kc_otel.recordings.comparable import NEUTRAL
-from kc_otel.recordings.responses import number, tokens_of
+from kc_otel.recordings.request import NEUTRAL
 
 _UNPROCESSED: Final = {name: values[0] for name, values in NEUTRAL.items()}
 GENERATE: Final = "/generate"
 """Path of SGLang's own API."""
+_MINUS_INFINITY: Final = -9999.0
+"""Value that vLLM and OpenAI write for the logarithm of 0, for which JSON has no number."""
+_TOKEN_ID: Final = re.compile(r"token_id:(\d+)")
+"""A token where vLLM was asked for ids in place of texts."""
 
 
 class AnswerError(ValueError):
@@ -30,14 +35,7 @@ class AnswerError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A completion.
-
-    Attributes:
-        prompt_ids: Tokens of the prompt.
-        token_ids: Sampled tokens.
-        logprobs: Their log-probabilities, nats.
-        finish_reason: `stop`, `length` or what else the endpoint says; empty where it says nothing.
-    """
+    """A completion; `finish_reason` is `stop`, `length` or what else the endpoint says, empty where it says nothing."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -72,11 +70,7 @@ def scoring_body(model: str, token_ids: Sequence[int]) -> dict[str, Any]:
 
 
 def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:
-    """The completion that an answer to `sampling_body` holds.
-
-    Raises:
-        AnswerError: If ids or log-probabilities are missing, or it is about another prompt.
-    """
+    """The completion that an answer to `sampling_body` holds, if it is about this prompt."""
     choice = _choice(answer)
     given = choice.get("logprobs") or {}
     logprobs = given.get("token_logprobs") if isinstance(given, dict) else None
@@ -89,22 +83,18 @@ def sampled(answer: Any, prompt: str | Sequence[int]) -> Sampled:
     if token_ids is not None and len(token_ids) != len(logprobs):
         raise AnswerError(f"answers with {len(logprobs)} log-probabilities for {len(token_ids)} sampled tokens")
     if token_ids is None and isinstance(texts, list):  # vLLM's form of tokens in versions without `token_ids`
-        token_ids = _ids(list(tokens_of(texts, None, len(logprobs))))
+        token_ids = tuple(int(named[1]) for text in texts if (named := _TOKEN_ID.fullmatch(str(text))))
     if logprobs and (token_ids is None or len(token_ids) != len(logprobs)):
         raise AnswerError(
             "answers without the ids of the sampled tokens (choices[0].token_ids) though return_token_ids was asked "
             "for; vLLM has them from 0.10.2 on"
         )
     said = _prompt_of(_ids(choice.get("prompt_token_ids")), prompt)
-    return Sampled(said, token_ids or (), tuple(map(number, logprobs)), str(choice.get("finish_reason") or ""))
+    return Sampled(said, token_ids or (), tuple(map(_number, logprobs)), str(choice.get("finish_reason") or ""))
 
 
 def scored(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Log-probabilities of sampled tokens in an answer to `scoring_body`, nats, one per token of `token_ids`.
-
-    Raises:
-        AnswerError: If log-probabilities are missing, or are of other tokens than were sent.
-    """
+    """Log-probabilities of sampled tokens in an answer to `scoring_body`, nats, one per token of `token_ids`."""
     choice = _choice(answer)
     rows = choice.get("prompt_logprobs")
     if not isinstance(rows, list):
@@ -125,7 +115,7 @@ def scored(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> 
         entry = row.get(str(token)) if isinstance(row, dict) else None
         if not isinstance(entry, dict) or "logprob" not in entry:
             raise AnswerError(f"scored another token than {token} at place {place} of those that were sent")
-        found.append(number(entry["logprob"]))
+        found.append(_number(entry["logprob"]))
     return tuple(found)
 
 
@@ -149,11 +139,7 @@ def scores_body(token_ids: Sequence[int]) -> dict[str, Any]:
 
 
 def generated(answer: Any, prompt: str | Sequence[int]) -> Sampled:
-    """The completion that an answer to `generation_body` holds.
-
-    Raises:
-        AnswerError: If ids or log-probabilities are missing, or it is about another prompt.
-    """
+    """The completion that an answer to `generation_body` holds, if it is about this prompt."""
     about = _about(answer)
     logprobs, ids = _rows(about.get("output_token_logprobs"), "output_token_logprobs")
     said = _prompt_of(_ids(answer.get("prompt_token_ids")) or None, prompt)
@@ -163,11 +149,7 @@ def generated(answer: Any, prompt: str | Sequence[int]) -> Sampled:
 
 
 def scores(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Log-probabilities of sampled tokens in an answer to `scores_body`, nats, one per token of `token_ids`.
-
-    Raises:
-        AnswerError: If log-probabilities are missing, or are of other tokens than were sent.
-    """
+    """Log-probabilities of sampled tokens in an answer to `scores_body`, nats, one per token of `token_ids`."""
     logprobs, ids = _rows(_about(answer).get("input_token_logprobs"), "input_token_logprobs")
     sent = (*prompt_ids, *token_ids)
     # SGLang writes 0 for the last ids of a vocabulary, which it takes for images'.
@@ -177,11 +159,7 @@ def scores(answer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> 
 
 
 def tokenized(answer: Any) -> tuple[int, ...]:
-    """Tokens in an answer of vLLM's /tokenize.
-
-    Raises:
-        AnswerError: If there are none.
-    """
+    """Tokens in an answer of vLLM's /tokenize."""
     found = _ids(answer.get("tokens")) if isinstance(answer, dict) else None
     if not found:
         raise AnswerError("answers /tokenize without tokens; put prompt_token_ids into the file of prompts")
@@ -208,6 +186,13 @@ def _choice(answer: Any) -> dict[str, Any]:
             "answers with something else than one completion; is it an OpenAI-compatible /v1/completions?"
         )
     return choices[0]
+
+
+def _number(value: Any) -> float:
+    """Return a log-probability; nan where it is none, and -inf where it stands for the logarithm of 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    return -math.inf if value <= _MINUS_INFINITY else float(value)
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
@@ -254,4 +239,4 @@ def _rows(rows: Any, name: str) -> tuple[tuple[float, ...], tuple[int, ...]]:
         raise AnswerError(f"answers without log-probabilities (meta_info.{name}) though return_logprob was asked for")
     if not all(isinstance(row[1], int) for row in rows):
         raise AnswerError(f"answers with log-probabilities of no tokens (meta_info.{name})")
-    return tuple(number(row[0]) for row in rows), tuple(row[1] for row in rows)
+    return tuple(_number(row[0]) for row in rows), tuple(row[1] for row in rows)

@@ -18,11 +18,11 @@ from typing import Final
 import numpy as np
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.comparable import NEUTRAL
 from kc_otel.recordings.endpoints.answers import Sampled
 from kc_otel.recordings.endpoints.endpoint_client import CompletionClient, RequestFailedError
 from kc_otel.recordings.endpoints.prompts import Prompt
 from kc_otel.recordings.recording import Recording, prompt_id
+from kc_otel.recordings.request import NEUTRAL
 
 _MAX_FAILURES: Final = 20
 """After so many, nothing more is asked: they are no accident, and say all there is to know."""
@@ -30,12 +30,7 @@ _MAX_FAILURES: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A completion that is missing.
-
-    Attributes:
-        line: Line of its prompt.
-        why: The failure, with the endpoint.
-    """
+    """A completion that is missing: the line of its prompt, and the failure, with the endpoint."""
 
     line: int
     why: str
@@ -50,13 +45,7 @@ class _Scored:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Result of collecting completions.
-
-    Attributes:
-        recording: Completions that were sampled and scored, in the order of asking; None for none.
-        failures: Completions that are missing, in the order in which they failed.
-        asked: Completions that should be there: all of them, or those that were enough.
-    """
+    """Completions in the order of asking, None for none; `asked` is how many should be there: all, or enough."""
 
     recording: Recording | None
     failures: tuple[Failure, ...]
@@ -103,11 +92,7 @@ class _Prefix:
         self._grown = asyncio.Event()
 
     def look(self, done: Mapping[int, _Scored]) -> None:
-        """Look once more if there are as many as that takes.
-
-        Raises:
-            _EnoughError: If they are enough.
-        """
+        """Look once more if there are as many as that takes; raises _EnoughError if they are enough."""
         before = self._there
         while self.decided is None and self._enough is not None and self._there in done:
             self._there += 1
@@ -135,17 +120,10 @@ async def collect(
 ) -> Collected:
     """Sample from one endpoint, and score the same tokens with the other; it ends early after 20 failures.
 
-    Args:
-        prompts: What to sample from.
-        inference: The endpoint that samples, and its model's name.
-        train: The endpoint that scores, and its model's name.
-        samples: Completions of each prompt.
-        max_tokens: Most tokens of a completion.
-        concurrency: Most requests at a time.
-        enough: Whether the first completions are enough, so that no more are asked for. Prompts are then asked in an
-            order that their file does not decide, each with all its samples.
-        looks: Numbers of completions at which it is asked, ascending, or with the next prompt that is whole.
-        progress: Called after each completion with those that are done, those that failed, and tokens.
+    `inference` and `train` are endpoints with their models' names. `enough` says whether the first completions are
+    enough, so that no more are asked for; it is asked at the ascending numbers of completions in `looks`, or with the
+    next prompt that is whole. Prompts are then asked in an order that their file does not decide, each with all its
+    samples. `progress` is called after each completion with those that are done, those that failed, and tokens.
 
     Raises:
         RefusedError: If an endpoint answers in a way that would be the same for every prompt.

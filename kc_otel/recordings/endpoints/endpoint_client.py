@@ -15,9 +15,9 @@ from typing import Any, Final, Literal
 
 from kc_otel._extras import extra
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.comparable import effective
 from kc_otel.recordings.endpoints import answers
 from kc_otel.recordings.endpoints.prompts import Prompt
+from kc_otel.recordings.request import effective
 from kc_otel.recordings.scoring import UnavailableError, UnscorableError
 
 with extra("cli", "asking an endpoint"):
@@ -50,15 +50,9 @@ class NotTakenError(RequestFailedError):
 
 @dataclass(frozen=True, slots=True)
 class CompletionEndpoint:
-    """Address of a kernel's server.
+    """Address of the server that samples (`inference`) or scores (`train`), with or without /v1.
 
-    Attributes:
-        side: `inference` for the one that samples, `train` for the one that scores.
-        url: Base URL, with or without /v1.
-        key: Sent as a bearer token; empty for none. No message holds it.
-
-    Raises:
-        ValueError: If it is not an http or https URL, or the key cannot be sent.
+    The key is sent as a bearer token; empty for none. No message holds it.
     """
 
     side: Literal["inference", "train"]
@@ -95,14 +89,8 @@ class CompletionEndpoint:
 class CompletionClient:
     """One endpoint, over a connection pool that both share. Of SGLang its own `/generate` is asked.
 
-    Args:
-        endpoint: Where.
-        http: The pool.
-        timeout: Seconds for one attempt.
-        attempts: Most attempts where an endpoint is busy or a connection breaks.
-
-    Attributes:
-        context: Tokens that a prompt and its completion may have, as the endpoint says with its models; or None.
+    `timeout` is of one of the `attempts` where an endpoint is busy or a connection breaks. `context` are the tokens
+    that a prompt and its completion may have, as the endpoint says with its models; or None.
     """
 
     def __init__(
@@ -122,11 +110,7 @@ class CompletionClient:
         self._headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
 
     async def model(self, wanted: str | None) -> str:
-        """The model to ask for: the one that is wanted, if it is served, or the only one.
-
-        Raises:
-            RefusedError: If nobody answers, the model is not served, or there are several to choose from.
-        """
+        """The model to ask for: the one that is wanted, if it is served, or the only one."""
         option = f"--{self.endpoint.side}-model"
         try:
             response = await self._get("/v1/models")
@@ -161,11 +145,7 @@ class CompletionClient:
         return version if isinstance(version, str) and version.isprintable() else None
 
     async def sample(self, model: str, prompt: Prompt, max_tokens: int) -> answers.Sampled:
-        """One completion of a prompt.
-
-        Raises:
-            RefusedError, RequestFailedError: If there is none, or not with what a comparison takes.
-        """
+        """One completion of a prompt."""
         sent: str | Sequence[int] = prompt.text or prompt.token_ids
         try:
             if prompt.messages:
@@ -180,11 +160,7 @@ class CompletionClient:
             raise RefusedError(f"{self.endpoint}: {error}") from None
 
     async def score(self, model: str, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
-        """Log-probabilities of given tokens after a prompt, nats.
-
-        Raises:
-            RefusedError, RequestFailedError: If there are none, or of other tokens.
-        """
+        """Log-probabilities of given tokens after a prompt, nats."""
         tokens = (*prompt_ids, *token_ids)
         try:
             if self._generates:
@@ -255,16 +231,8 @@ class CompletionClient:
 def endpoint_scorer(url: str, key: str = "") -> Callable[..., list[tuple[float, ...]]]:
     """A server of one model as a `Scorer`: at temperature 1, with every token allowed.
 
-    Args:
-        url: Its address, with or without /v1.
-        key: Sent as a bearer token; empty for none.
-
-    Raises:
-        ValueError: If the address or key cannot be used; from the scorer, if tokens were drawn with a temperature or a
-            truncation.
-        UnscorableError: From the scorer, if a request fills the server's context.
-        NotTakenError: From the scorer, if the server rejects a request.
-        UnavailableError: From the scorer, if the server does not answer, or not with log-probabilities.
+    It raises UnscorableError for a request that fills the server's context, NotTakenError for one that the server
+    rejects, and UnavailableError where the server does not answer, or not with log-probabilities.
     """
     endpoint = CompletionEndpoint("train", url, key)
 

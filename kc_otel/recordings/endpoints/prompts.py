@@ -10,10 +10,9 @@ from typing import Any
 
 from kc_otel.contract.json_text import read_json_text
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.columns import ATTRIBUTES
-from kc_otel.recordings.comparable import NEUTRAL, effective
-from kc_otel.recordings.read_jsonl import scalars_of
-from kc_otel.recordings.rows import Problems
+from kc_otel.recordings.read_table import scalars_of
+from kc_otel.recordings.request import NEUTRAL, effective
+from kc_otel.recordings.table import ATTRIBUTES, Problems
 
 
 class PromptsError(ValueError):
@@ -22,14 +21,9 @@ class PromptsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: exactly one of `text`, `token_ids` and `messages` is there.
+    """One prompt, from a line of the file, counted from 1: exactly one of `text`, `token_ids` and `messages` is there.
 
-    Attributes:
-        line: Its line in the file, from 1.
-        text: Text, which the inference endpoint makes tokens of.
-        token_ids: Tokens.
-        messages: A conversation, which the inference endpoint's chat template makes tokens of.
-        attributes: Attributes for slices.
+    The inference endpoint makes tokens of the others, of a conversation by its chat template.
     """
 
     line: int

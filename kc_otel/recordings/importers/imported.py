@@ -1,41 +1,30 @@
-"""Common result of every importer: sequences with both kernels' log-probabilities, and their other data."""
+"""One sequence as every importer gives it, and the records that could not become one."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kc_otel.contract.slices import Scalar
-from kc_otel.recordings.read_jsonl import records
-from kc_otel.recordings.recording import RecordingError, group_of, prompt_id
-from kc_otel.recordings.rows import Ragged, RaggedTable
+from kc_otel.recordings.recording import group_of, prompt_id
+from kc_otel.recordings.table import Ragged, RaggedTable
 
-_LONGEST_TEXT = 200
+_LONGEST_TEXT: Final = 200
 """Characters from which a text is content, not an attribute."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Imported:
-    """One sequence.
+    """One sequence of T tokens; what a file does not say is None.
 
-    Attributes:
-        train: log P(y) of the sampled tokens under the training kernel, nats, float64 [T].
-        inference: log Q(y) of the same tokens under the kernel that sampled them, float64 [T].
-        token_ids: The tokens, int64 [T]; None where the file has none.
-        advantages: float64 [T]; None where the file has none.
-        attributes: What slices are made of.
-        weights: Weight versions of the training and the inference kernel, as far as the file says.
-        train_kept: log of P's mass on the tokens that truncation kept, nats, float64 [T]: both sides are renormalised
-            over them; None where the file has none.
-        versions: Step of the weights that sampled each token, int64 [T]; None where the file has none.
-        processing: Temperature and the like of both sides alike; None where the file does not say.
-        prompt_ids: Prompt tokens, int64, padded as the others of the file; None where the file has none.
+    `train` and `inference` are log P and log Q in nats. `weights` are the versions of both kernels' weights, and
+    `versions` the step of those that sampled each token. `train_kept` is the log of P's mass on the tokens that
+    truncation kept, over which both sides are renormalised. `processing` is of both sides alike.
     """
 
     train: NDArray[np.float64]
@@ -55,6 +44,38 @@ class Imported:
         named = group_of(self.attributes)
         return self.prompt_ids.tobytes() if named is None and self.prompt_ids is not None else named
 
+    def only(self, kept: NDArray[np.bool_]) -> Imported | None:
+        """The tokens that count, bool [T]; None for none. Ids and advantages of another shape are left out.
+
+        Raises:
+            ValueError: If the sides are not one number for each token.
+        """
+        if not self.train.shape == self.inference.shape == kept.shape:
+            raise ValueError(
+                f"log-probabilities and mask have {self.train.size}, {self.inference.size}, {kept.size} entries"
+            )
+        if not kept.any():
+            return None
+        ids, gains = (
+            None if values is None or np.shape(values) != kept.shape else np.asarray(values)[kept]
+            for values in (self.token_ids, self.advantages)
+        )
+        return replace(
+            self,
+            train=self.train[kept],
+            inference=self.inference[kept],
+            token_ids=None if ids is None else ids.astype(np.int64),
+            advantages=None if gains is None else gains.astype(np.float64),
+            prompt_ids=None if self.prompt_ids is None else np.asarray(self.prompt_ids, dtype=np.int64),
+        )
+
+
+Records = Iterator[tuple[str, Callable[[], Imported | None]]]
+"""The place of each record of a file, and what makes its sequence: None if no token counts.
+
+It raises KeyError for a column that is missing, and ValueError or TypeError for other numbers than one for each token.
+"""
+
 
 @dataclass(slots=True)
 class Refusals:
@@ -63,113 +84,10 @@ class Refusals:
     counts: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
 
-    def add(self, reason: str, why: str, count: int = 1) -> None:
-        """Count records; `why` names the file, the line and the field."""
-        self.counts[reason] += count
+    def add(self, reason: str, why: str) -> None:
+        """Count a record; `why` names the file, the line and the field."""
+        self.counts[reason] += 1
         self.first.setdefault(reason, why)
-
-
-def needed(path: Path, batch: Mapping[str, NDArray[Any]], names: Sequence[str], hint: str) -> list[NDArray[Any]]:
-    """Return tensors of a batch; a RecordingError names those that are missing, and says how to have them."""
-    if missing := [name for name in names if name not in batch]:
-        raise RecordingError(f"{path}: has no {' and no '.join(missing)}, only {', '.join(sorted(batch))}; {hint}")
-    return [batch[name] for name in names]
-
-
-def batch_rows(
-    path: Path,
-    refusals: Refusals,
-    sides: Mapping[str, NDArray[Any]],
-    masks: Mapping[str, NDArray[Any]],
-    about: Callable[[int], tuple[Mapping[str, Scalar], tuple[int | None, int | None]]],
-    *,
-    token_ids: NDArray[Any] | None = None,
-    advantages: NDArray[Any] | None = None,
-    prompt_ids: NDArray[Any] | Sequence[NDArray[Any]] | None = None,
-    processing: Mapping[str, Scalar] | None = None,
-) -> Iterator[Imported]:
-    """Cut a padded batch into its sequences; a token counts where none of the masks is 0.
-
-    Sides, masks, ids and advantages are [sequences, tokens]; `about` gives attributes and weight versions of a row.
-
-    Raises:
-        RecordingError: If shapes do not fit.
-    """
-    train, inference = (side.astype(np.float64) for side in sides.values())
-    shapes = [array.shape for array in (train, inference, *masks.values())]
-    if train.ndim != 2 or len(set(shapes)) > 1:
-        said = ", ".join(map(str, shapes))
-        raise RecordingError(f"{path}: {', '.join((*sides, *masks))} have shapes {said}, not one [sequences, tokens]")
-    for row, kept in enumerate(np.logical_and.reduce([mask != 0 for mask in masks.values()])):
-        ids, gains, prompt = (None if values is None else values[row] for values in (token_ids, advantages, prompt_ids))
-        found = cut(kept, train[row], inference[row], ids, gains, prompt, *about(row), processing=processing)
-        if found is None:
-            refusals.add("no_tokens", f"{path}: row {row}: {' and '.join(masks)} leave no token")
-        else:
-            yield found
-
-
-def line_rows(
-    path: Path, refusals: Refusals, sequence: Callable[[dict[str, Any], str], Imported | None], masks: str
-) -> Iterator[Imported]:
-    """Make a sequence of each line's object and place; those that cannot be one are counted.
-
-    `sequence` raises KeyError for a column that is missing, and returns None where the masks leave no token.
-
-    Raises:
-        RecordingError: If a line is no JSON object, or `sequence` raises it.
-    """
-    for place, record in records(path):
-        try:
-            found = sequence(record, place)
-        except RecordingError:
-            raise
-        except KeyError as error:
-            refusals.add("no_logprobs", f"{place}: has no {error}")
-        except (ValueError, TypeError) as error:
-            refusals.add("shape_mismatch", f"{place}: {error}")
-        else:
-            if found is None:
-                refusals.add("no_tokens", f"{place}: {masks} leave no token")
-            else:
-                yield found
-
-
-def cut(
-    kept: NDArray[np.bool_],
-    train: NDArray[np.float64],
-    inference: NDArray[np.float64],
-    token_ids: Any,
-    advantages: NDArray[Any] | None,
-    prompt_ids: Any,
-    attributes: Mapping[str, Scalar],
-    weights: tuple[int | None, int | None],
-    *,
-    processing: Mapping[str, Scalar] | None = None,
-) -> Imported | None:
-    """Take the tokens of a row that count, [T]; None for none. Ids and advantages of another shape are left out.
-
-    Raises:
-        ValueError: If the sides are not one number for each token.
-    """
-    if not train.shape == inference.shape == kept.shape:
-        raise ValueError(f"log-probabilities and mask have {train.size}, {inference.size}, {kept.size} entries")
-    if not kept.any():
-        return None
-    ids, gains = (
-        None if values is None or np.shape(values) != kept.shape else np.asarray(values)[kept]
-        for values in (token_ids, advantages)
-    )
-    return Imported(
-        train[kept],
-        inference[kept],
-        None if ids is None else ids.astype(np.int64),
-        None if gains is None else gains.astype(np.float64),
-        attributes,
-        weights,
-        processing,
-        prompt_ids=None if prompt_ids is None else np.asarray(prompt_ids, dtype=np.int64),
-    )
 
 
 def table_of(source: str, rows: Sequence[Imported]) -> RaggedTable:
@@ -195,20 +113,6 @@ def table_of(source: str, rows: Sequence[Imported]) -> RaggedTable:
     names = {role: f"{role} log-probabilities" if role in ("train", "inference") else role for role in columns}
     ragged = {role: Ragged.of_rows(values) for role, values in columns.items()}
     return RaggedTable(source, ragged, names, tuple(attributes), lambda row: f"sequence {row}")
-
-
-def floats(values: Any) -> NDArray[np.float64]:
-    """A list of numbers; null is NaN, which is how a file without NaN writes it.
-
-    Raises:
-        ValueError: If it holds anything else than numbers, or lists of them.
-    """
-    if not isinstance(values, list):
-        raise ValueError(f"{values!r:.60} is not a list of numbers")  # noqa: TRY004 - a wrong value in a file
-    found = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    if found.ndim != 1:
-        raise ValueError(f"has shape {found.shape}, not one number per token")
-    return found
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Scalar]:

@@ -3,11 +3,13 @@
     file -> sequences -> chunks of one weight version -> Recorder.compare -> export -> done
 
 Nothing is sampled: a trainer's files are measured in full. A file that cannot be read is named with its remedy, and the
-others go on.
+others go on. With `follow`, files that appear later are imported too.
 """
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ import numpy as np
 
 from kc_otel.contract.slices import Scalar
 from kc_otel.record.recorder import Recorder
-from kc_otel.recordings.importers.detect import Format, read_file
+from kc_otel.recordings.importers.formats import FormatName, files_of, prime_rl_is_complete, read_file
 from kc_otel.recordings.importers.imported import Imported, Refusals
 from kc_otel.recordings.recording import DENSITY, RecordingError, reward_of
 
@@ -30,16 +32,10 @@ _MAX_UNFLUSHED_TOKENS: Final = 2_000_000
 
 @dataclass(slots=True)
 class ImportTotals:
-    """Counts of the import so far.
+    """Files whose drift was exported, sequences that were handed to the recorder, and their tokens.
 
-    Attributes:
-        files: Files whose drift was exported.
-        sequences: Sequences handed to the recorder; those that fail an input check are counted there.
-        tokens: Tokens among them.
-        identical: Sequences whose two sides are the same numbers, bit by bit.
-        age_unknown: Sequences of a trainer's step of which nothing says which weights sampled them.
-        refusals: Records that could not become sequences.
-        failed: Files that could not be imported, with the reason.
+    `identical` are sequences whose two sides are the same numbers, bit by bit; `age_unknown` those of a trainer's step
+    of which nothing says which weights sampled them; `failed` files that could not be imported, with the reason.
     """
 
     files: int = 0
@@ -67,21 +63,16 @@ class StepRecorders(Protocol):
 class Importer:
     """Imports files one after the other.
 
-    Args:
-        recorder: Where drift goes.
-        format: Of every file; None to find out.
-        columns: Role to column name, for generic files.
-        attributes: Attributes that every sequence gets besides its own; these win.
-        patience: Seconds to wait for an endpoint that does not take the export.
-        stopped: Whether to give up early.
-        steps: Where sequences go too whose step is known: from an attribute `step`, or the training kernel's weights.
+    `columns` are names by role, for generic files. `attributes` of every sequence win over its own. `patience` are
+    seconds to wait for an endpoint that does not take the export, unless `stopped`. To `steps` go sequences whose step
+    is known, too: from an attribute `step`, or the training kernel's weights.
     """
 
     def __init__(
         self,
         recorder: Recorder,
         *,
-        format: Format | None = None,
+        format: FormatName | None = None,
         columns: Mapping[str, str] | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         patience: float = 60.0,
@@ -209,3 +200,61 @@ def _alike(sequence: Imported) -> Hashable:
         sequence.versions is None,
         sequence.attributes.get(DENSITY) is True,
     )
+
+
+_FileState = tuple[str, int, int]
+
+
+class Ledger:
+    """Files that are done, by path, size and time of change, so that one that was written again is done again.
+
+    They are remembered in a file, one JSON list a line; None is for this run alone.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: set[_FileState] = set()
+        lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else ()
+        for number, line in enumerate(lines, 1):
+            try:
+                name, size, changed = json.loads(line)
+            except (ValueError, TypeError):
+                said = "is no record of a finished file; give --done a file of its own"
+                raise ValueError(f"{path}:{number}: {said}") from None
+            self._known.add((name, size, changed))
+
+    def __contains__(self, path: Path) -> bool:
+        return _state(path) in self._known
+
+    def add(self, path: Path) -> None:
+        """Add a finished file."""
+        state = _state(path)
+        self._known.add(state)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(state) + "\n")
+
+
+def unseen(
+    paths: Sequence[Path], ledger: Ledger, stop: threading.Event, *, follow: bool, poll: float
+) -> Iterator[Path]:
+    """Files that are not done, each once; with `follow`, those that appear, when they have stopped growing."""
+    tried: set[_FileState] = set()
+    grown: dict[Path, _FileState] = {}
+    while not stop.is_set():
+        for path in files_of(paths):
+            if stop.is_set():
+                return
+            state = _state(path)
+            settled = not follow or (grown.get(path) == state and prime_rl_is_complete(path))
+            grown[path] = state
+            if settled and state not in tried and path not in ledger:
+                tried.add(state)
+                yield path
+        if not follow or stop.wait(poll):
+            return
+
+
+def _state(path: Path) -> _FileState:
+    about = path.stat()
+    return str(path.resolve()), about.st_size, about.st_mtime_ns

@@ -53,11 +53,7 @@ class Container:
 
 
 def unpickled(path: Path, content: bytes, package: str) -> Any:
-    """Unpickle a file, with the container of a trainer's top-level package as a `Container`.
-
-    Raises:
-        RecordingError: If it names other classes, or is no pickle.
-    """
+    """Unpickle a file, with the container of a trainer's top-level package as a `Container`, and no other class."""
     try:
         return _Restricted(content, package).load()
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError) as error:
@@ -89,11 +85,7 @@ class _Restricted(pickle.Unpickler):
 
 
 def torch_load(path: Path, content: bytes) -> Any:
-    """Load a file of `torch.save`: tensors, numbers, texts and containers of them.
-
-    Raises:
-        RecordingError: If it holds anything else, or torch is not installed.
-    """
+    """Load a file of `torch.save`: tensors, numbers, texts and containers of them, and nothing else."""
     try:
         with extra("torch", "a file of tensors"):
             import torch  # noqa: PLC0415 - only where a file needs it

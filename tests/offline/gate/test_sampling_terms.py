@@ -11,14 +11,14 @@ from kc_otel.contract.diff import diff
 from kc_otel.contract.errors import ContractError
 from kc_otel.contract.load import load_text
 from kc_otel.contract.promotion import SAMPLING_PARAMETERS
-from kc_otel.integrations.vllm.completion import _RESTRICTIONS
+from kc_otel.integrations.vllm.delivery import _RESTRICTIONS
 from kc_otel.judge.promotion.gate_evidence import EvidenceError, checksum_of
 from kc_otel.offline.gate.evidence import offline_evidence, verify_evidence, verify_recordings
 from kc_otel.offline.gate.recorded_gate import GateTerms, gate_recordings, read_input
 from kc_otel.record.kernel import Kernel
-from kc_otel.recordings.comparable import NEUTRAL
 from kc_otel.recordings.recording import Recording
 from kc_otel.recordings.recording_files import save_recording
+from kc_otel.recordings.request import NEUTRAL
 
 BARE = """apiVersion: kernel-contract/v1
 kind: KernelContract

@@ -1,38 +1,95 @@
-"""A training batch of verl as the recorder takes it: both kernels' log-probabilities, rewards, advantages, slices."""
+"""What the watches of verl share: a batch as the recorder takes it, what verl's configuration says, and a guard."""
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any, Final
 
 import numpy as np
 
+from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import Scalar
+from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.record.work import Processing, Weights
+from kc_otel.recordings.request import effective
 
-__all__ = ["LoggedBatch", "attributes_of", "by_version", "column", "padded", "record"]
-
+_log: Final = logging.getLogger("kc_otel")
+_OF_TENSORS: Final = {"prompt_tokens", "completion_tokens", "audit"}
+"""Attributes that are no columns."""
 _SCALARS: Final = (str, bool, int, float, np.generic)
+_SAMPLING_NAMES: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
+_PROCESSED: Final = "processed"
+
+
+class Guarded:
+    """A watch whose faults are counted by its recorder, once it has one, and logged once each before."""
+
+    watched = "batch"
+    """What one call is about, for the log."""
+
+    def __init__(self) -> None:
+        self._recorder: Recorder | None = None
+        self._failed: set[str] = set()
+
+    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return what a function returns; None where it raises."""
+        try:
+            return function(*args)
+        except Exception as error:  # noqa: BLE001 - the trainer must not fail because somebody watches
+            text = f"{type(error).__name__}: {error}"
+            if self._recorder is not None:
+                self._recorder.drop("rollout-unusable", text)
+            elif text not in self._failed:
+                self._failed.add(text)
+                _log.error("kc-otel: a %s of verl was not recorded: %s", self.watched, text)
+            return None
+
+
+class Watch(Guarded):
+    """A watch that records batches. `make` makes its recorder from the two kernels, when there is first one."""
+
+    def __init__(self, contract: Contract, make: Callable[..., Recorder] = Recorder) -> None:
+        super().__init__()
+        self._contract = contract
+        self._make = make
+        named = {name for spec in contract.slices.values() for name in spec.conditions}
+        self._columns = sorted(named - _OF_TENSORS)
+        self._wants_prompt_tokens = "prompt_tokens" in named
+
+    def flush(self) -> None:
+        """Export what was recorded."""
+        if self._recorder is not None:
+            self._guarded(self._recorder.force_flush)
+
+    def _record_batch(
+        self, logged: LoggedBatch, config: Any, trained: Weights, rollouts: Mapping[str, int] | None = None
+    ) -> None:
+        """Record a batch; arguments as in `record`, but for verl's configuration, None where it is not known."""
+        if self._recorder is None:
+            said: Mapping[str, Any] = {}
+            if config is not None:
+                train, inference = kernels(config)
+                said = {"train": train, "inference": inference, "resource": run_resource(config)}
+            self._recorder = self._make(self._contract, **said)
+            atexit.register(self.flush)  # before the recorder's own end: it was registered earlier
+        processing = None if config is None else processings(config)
+        record(self._recorder, logged, processing=processing, trained=trained, rollouts=rollouts)
 
 
 @dataclass(slots=True)
 class LoggedBatch:
-    """Batch that verl compares, stored until verl knows the rewards.
+    """Batch that verl compares, [sequences, tokens], stored until verl knows rewards and advantages.
 
-    Attributes:
-        train: `old_log_probs`, nats, [sequences, tokens]: the trainer's, at the weights that the step began with.
-        inference: `rollout_log_probs`, nats, of the same shape: what the engine said when it sampled.
-        mask: `response_mask` before verl's rejection takes tokens out of it.
-        tokens: `responses`.
-        attributes: Of each sequence, as far as they are known.
-        rewards: Of each sequence, the sum of its `token_level_scores`; None until they are known.
-        advantages: Of each token; None until they are known.
-        versions: Optimizer steps of the oldest weights that sampled each sequence; None where it is not known.
-        kept: Which rows are no padding of verl's own; None for all.
-        prompts: `uid` of each sequence, one for all rollouts of a prompt; None where verl does not say.
+    `train` are the trainer's log-probabilities at the weights that the step began with, and `mask` is from before
+    verl's rejection takes tokens out of it. `versions` are the steps of the oldest weights that sampled each sequence,
+    `kept` the rows that are no padding of verl's own, `prompts` one name for all rollouts of a prompt.
     """
 
     train: Any
@@ -168,3 +225,59 @@ def record(
             groups=prompts,
             group_size=None if prompts is None or rollouts is None else [rollouts[prompt] for prompt in prompts],
         )
+
+
+def kernels(config: Any) -> tuple[Kernel, Kernel]:
+    """The training and the inference kernel as `actor_rollout_ref` of verl's whole configuration has them."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    strategy = str(actor.get("strategy", "torch"))
+    engine = actor.get("fsdp_config") or {}
+    train = Kernel(
+        strategy,
+        version=_installed("torch"),
+        dtype=engine.get("dtype") or engine.get("model_dtype"),
+        parallelism=f"sp={actor.ulysses_sequence_parallel_size}"
+        if actor.get("ulysses_sequence_parallel_size")
+        else None,
+        extra={"verl": _installed("verl")},
+    )
+    name = str(rollout.get("name", "vllm"))
+    inference = Kernel(
+        name,
+        version=_installed(name),
+        dtype=rollout.get("dtype"),
+        quantization=rollout.get("quantization"),
+        parallelism=f"tp={rollout.tensor_model_parallel_size}" if rollout.get("tensor_model_parallel_size") else None,
+    )
+    return train, inference
+
+
+def run_resource(config: Any) -> dict[str, str]:
+    """Resource attributes of the run, by the proposed names (open-telemetry/semantic-conventions-genai#88)."""
+    said = {
+        "rl.system": "verl",
+        "rl.algorithm": config.get("algorithm", {}).get("adv_estimator"),
+        "rl.model.name": config.actor_rollout_ref.get("model", {}).get("path"),
+        "rl.run.id": os.environ.get("WANDB_RUN_ID") or os.environ.get("MLFLOW_RUN_ID"),
+    }
+    return {name: str(value) for name, value in said.items() if value}
+
+
+def processings(config: Any) -> tuple[Processing, Processing]:
+    """Return the sampling parameters that both sides' log-probabilities include.
+
+    verl's trainer divides logits by the temperature; the engine's are from after all of its processing, unless
+    `logprobs_mode` says otherwise.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    temperature: dict[str, Scalar] = {"temperature": float(rollout.get("temperature", 1.0))}
+    sampled: dict[str, Scalar] = {name: rollout.get(name) for name in _SAMPLING_NAMES if rollout.get(name) is not None}
+    processed = str(rollout.get("logprobs_mode") or _PROCESSED).startswith(_PROCESSED)
+    return effective(temperature), effective(sampled if processed else {})
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,11 +1,18 @@
-"""Roles of a file's columns: the names that trainers and engines write, and how to state others."""
+"""A file's content as rows of numbers by role: which columns have which role, and what is wrong with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel.contract.slices import Scalar
 from kc_otel.recordings.recording import RecordingError
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -55,11 +62,7 @@ ATTRIBUTES: Final = "attributes"
 
 
 def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | None) -> dict[str, str]:
-    """Role -> name of its column, for every role that a file has; `columns` are those that the caller says.
-
-    Raises:
-        RecordingError: If a role or column is unknown, a side is missing, or two columns could be one side.
-    """
+    """Role -> name of its column, for every role that a file has; `columns` are those that the caller says."""
     names = list(present)
     problems = []
     found: dict[str, str] = {}
@@ -98,3 +101,59 @@ def resolve(source: str, present: Iterable[str], columns: Mapping[str, str] | No
 def _listed(names: list[str]) -> str:
     most = 20
     return (", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")) or "no columns"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """Numbers of S rows, one row after the other: `values` [M], or [M, V] for logits, and `lengths` int64 [S]."""
+
+    values: NDArray[Any]
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of_rows(cls, rows: list[NDArray[Any]]) -> Ragged:
+        """Join arrays, each a row."""
+        lengths = np.fromiter((row.shape[0] for row in rows), dtype=np.int64, count=len(rows))
+        return cls(np.concatenate(rows) if rows else np.empty(0), lengths)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedTable:
+    """A file's content: numbers by role, and attributes of each row.
+
+    For messages it has the column of each role, `place`, which gives the words for a row, such as `line 12`, and the
+    columns that are neither a role's nor an attribute, with the reason.
+    """
+
+    source: str
+    ragged: Mapping[str, Ragged]
+    names: Mapping[str, str]
+    attributes: tuple[Mapping[str, Scalar], ...]
+    place: Callable[[int], str]
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
+_VARYING_PART: Final = re.compile(r"[-+]?\d[\d.,e+-]*|\b(?:nan|inf)\b")
+"""Parts in which two sentences about one fault may differ."""
+
+
+@dataclass(slots=True)
+class Problems:
+    """Problems of a file: the first occurrence of each fault, and a count."""
+
+    source: str
+    _first: dict[str, str] = field(default_factory=dict)
+    _count: Counter[str] = field(default_factory=Counter)
+
+    def add(self, sentence: str, *, times: int = 1) -> None:
+        """Note a fault, and that it occurs so many times; sentences that differ in numbers alone are one fault."""
+        kind = _VARYING_PART.sub("#", sentence)
+        self._first.setdefault(kind, sentence)
+        self._count[kind] += times
+
+    def all(self) -> tuple[str, ...]:
+        """Return a sentence for each fault."""
+        return tuple(
+            f"{self.source}: {first}" + (f" ({more:,} more like this)" if (more := self._count[kind] - 1) else "")
+            for kind, first in self._first.items()
+        )

@@ -24,6 +24,8 @@ from kc_otel.record.work import measuring
 if TYPE_CHECKING:
     from kc_otel.record.recorder import Recorder
 
+__all__ = ["Case", "CaseReport", "OperatorPair", "cases_over", "compare_callables"]
+
 _MEMBERS_ALONE: Final = 8
 """Members of a batch that are computed alone as well: each takes a call."""
 

@@ -1,0 +1,314 @@
+"""Readers of .npz, .jsonl, .jsonl.gz and .parquet: each makes one table of a file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kc_otel._extras import MissingExtraError, extra
+from kc_otel.contract.json_text import read_json_text
+from kc_otel.contract.slices import Scalar
+from kc_otel.recordings.recording import RecordingError
+from kc_otel.recordings.table import ATTRIBUTES, LOGITS, MASK, Problems, Ragged, RaggedTable, resolve
+
+_ROWS_AT_ONCE: Final = 256
+"""Rows that are Python's numbers at a time."""
+
+
+def read_jsonl(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
+    """Read the objects of a .jsonl file, line by line; everything that is wrong is one RecordingError."""
+    problems = Problems(str(path))
+
+    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for number, text in lines(path):
+            try:
+                row = read_json_text(text)
+            except ValueError as error:
+                problems.add(f"line {number}: is not JSON ({error}); every line is one object")
+                continue
+            if isinstance(row, dict):
+                yield f"line {number}", row
+            else:
+                problems.add(f"line {number}: is {type(row).__name__}, not an object with one sequence")
+
+    return table_of_rows(rows(), columns, problems)
+
+
+def table_of_rows(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Mapping[str, str] | None, problems: Problems
+) -> RaggedTable:
+    """Put rows into columns, one after the other: only their numbers are kept in memory.
+
+    Rows are a place, for messages, and values by column, of which the first has every one.
+    """
+    names: dict[str, str] = {}
+    parts: dict[str, list[NDArray[Any]]] = {}
+    attributes: list[Mapping[str, Scalar]] = []
+    unread: dict[str, str] = {}
+    places: list[str] = []
+    for place, row in rows:
+        if not names:
+            names = _resolved(problems.source, row, columns)
+            parts = {role: [] for role in names}
+        for role, name in names.items():
+            parts[role].append(_numbers(role, name, row.get(name), place, problems))
+        given = _row_attributes(row, names)
+        attributes.append(scalars_of(given))
+        for name in given.keys() - attributes[-1].keys() - unread.keys():
+            if given[name] is not None:
+                unread[name] = f"holds {_short(given[name])} in {place}, not a plain value"
+        places.append(place)
+    if not places:
+        problems.add("has no sequence; write one object or row for each")
+    if problems.all():
+        raise RecordingError(*problems.all())
+    ragged = {role: Ragged.of_rows(arrays) for role, arrays in parts.items()}
+    return RaggedTable(problems.source, ragged, names, tuple(attributes), places.__getitem__, unread)
+
+
+def first_record(path: Path) -> dict[str, Any] | None:
+    """Return the first line's object; None where there is none, which `read_jsonl` then says."""
+    with suppress(RecordingError):
+        return next((record for _, record in records(path)), None)
+    return None
+
+
+def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each line's object, with its place for messages, one at a time: a file's size does not matter."""
+    for number, line in lines(path):
+        place = f"{path}:{number}"
+        try:
+            record = read_json_text(line)
+        except ValueError as error:
+            raise RecordingError(f"{place}: is not JSON ({error}); is the file still being written?") from None
+        if not isinstance(record, dict):
+            raise RecordingError(f"{place}: is not a JSON object but {type(record).__name__}")
+        yield place, record
+
+
+def scalars_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
+    """The plain values among them."""
+    return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool)}
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file, packed or not, that hold anything, with their numbers."""
+    packed = path.suffix == ".gz"
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
+            for line, text in enumerate(file, 1):
+                if text.strip():
+                    yield line, text
+    except OSError as error:
+        raise RecordingError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (EOFError, UnicodeDecodeError) as error:
+        raise RecordingError(f"{path}: cannot be read ({error}); is it cut off, or not UTF-8?") from None
+
+
+def _resolved(source: str, row: Mapping[str, Any], columns: Mapping[str, str] | None) -> dict[str, str]:
+    names = resolve(source, row, columns)
+    # Text under a name of token ids, and lengths beside lists that have theirs, are attributes.
+    if isinstance(row.get(names.get("token_ids", "")), str):
+        del names["token_ids"]
+    names.pop("lengths", None)
+    return names
+
+
+def _numbers(role: str, name: str, value: Any, place: str, problems: Problems) -> NDArray[Any]:
+    if role == "advantages" and isinstance(value, int | float):
+        value = [value]
+    if isinstance(value, list):
+        with suppress(ValueError, TypeError, OverflowError):
+            # None becomes NaN, which is told of with its place when the columns are put together
+            numbers = np.asarray(value, dtype=np.int64 if role == "token_ids" else np.float64)
+            if numbers.ndim == 1 + (role in LOGITS) or not value:
+                return numbers
+    what = "is missing" if value is None else f"holds {_short(value)}"
+    problems.add(f"{place}: {name}: {what}, not a list of numbers, one per token")
+    return np.empty(0)
+
+
+def _row_attributes(row: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return a row's attributes: its other columns, and the content of `attributes`."""
+    found = {name: value for name, value in row.items() if name not in names.values()}
+    written = found.pop(ATTRIBUTES, None)
+    if isinstance(written, str):  # as a column of .parquet has it
+        written = read_json_text(written)
+    return found | written if isinstance(written, dict) else found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def arrow(path: Path) -> Any:
+    """The modules pyarrow and pyarrow.parquet; a RecordingError where they are not installed."""
+    try:
+        with extra("parquet", ".parquet"):
+            import pyarrow  # noqa: ICN001, PLC0415 - an optional dependency
+            import pyarrow.parquet  # noqa: PLC0415
+    except MissingExtraError as error:
+        raise RecordingError(f"{path}: {error}") from None
+    return pyarrow
+
+
+def read_parquet(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
+    """Read the rows of a .parquet file, some hundred at a time."""
+    pa = arrow(path)
+    try:
+        with pa.parquet.ParquetFile(path) as file:
+            batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE))
+            rows = ((f"row {place}", row) for place, row in enumerate(chain.from_iterable(batches)))
+            return table_of_rows(rows, columns, Problems(str(path)))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise RecordingError(f"{path}: cannot be read as .parquet ({error})") from None
+
+
+def read_npz(path: Path, columns: Mapping[str, str] | None) -> RaggedTable:
+    """Read the arrays of a .npz file; nothing in it is unpickled."""
+    source = str(path)
+    try:
+        # Opened here: of an archive that is broken, NumPy leaves the file open.
+        with path.open("rb") as content:
+            is_one = content.read(2) == b"PK"
+            content.seek(0)
+            with np.load(content, allow_pickle=False) if is_one else nullcontext() as file:
+                arrays = {} if file is None else {name: file[name] for name in file.files}
+    except OSError as error:
+        raise RecordingError(f"{source}: cannot be read ({error.strerror or error})") from None
+    except ValueError as error:
+        raise RecordingError(
+            f"{source}: cannot be read ({error}); arrays of Python objects are not: save rows of different lengths "
+            f"packed, one after the other, with an array `lengths`"
+        ) from None
+    except Exception as error:  # noqa: BLE001 - zipfile and NumPy raise what they like for a broken archive
+        raise RecordingError(f"{source}: is not a .npz file ({error})") from None
+    if not is_one:
+        raise RecordingError(f"{source}: is not a .npz file, whatever its name says; numpy.savez writes one")
+    names = resolve(source, arrays, columns)
+    chosen = {role: arrays[name] for role, name in names.items()}
+    problems = Problems(source)
+    lengths = _lengths(chosen, names, problems)
+    shape = chosen[_leading(chosen)].shape[:2]
+    ragged = {
+        role: part
+        for role, array in chosen.items()
+        if role != "lengths" and (part := _ragged(role, array, shape, lengths, names, problems)) is not None
+    }
+    others = {name: array for name, array in arrays.items() if name not in names.values()}
+    attributes, unread = _attributes(others, lengths.size, problems)
+    if problems.all():
+        raise RecordingError(*problems.all())
+    if chosen[_leading(chosen)].ndim > 1 + (_leading(chosen) in LOGITS) and "lengths" in chosen:
+        inside = np.arange(shape[1]) < np.asarray(chosen["lengths"])[:, None]
+        ragged[f"{MASK} of lengths"] = Ragged(inside.reshape(-1), lengths)
+        names[f"{MASK} of lengths"] = names["lengths"]
+    return RaggedTable(source, ragged, names, attributes, lambda row: f"row {row}", unread)
+
+
+def _leading(chosen: Mapping[str, NDArray[Any]]) -> str:
+    """The role whose shape says how the file is laid out."""
+    return "train" if "train" in chosen else "train_logits"
+
+
+def _lengths(chosen: Mapping[str, NDArray[Any]], names: Mapping[str, str], problems: Problems) -> NDArray[np.int64]:
+    """Numbers stored of each row, padding included."""
+    role = _leading(chosen)
+    leading = chosen[role]
+    flat = leading.ndim == 1 + (role in LOGITS)
+    given = chosen.get("lengths")
+    whole = given is not None and given.ndim == 1 and given.dtype.kind in "iu" and given.min(initial=0) >= 0
+    if not flat:
+        if leading.ndim != 2 + (role in LOGITS):
+            problems.add(f"{names[role]}: shape {leading.shape} is neither padded [S, T] nor packed [N]")
+            return np.zeros(0, dtype=np.int64)
+        sequences, width = leading.shape[:2]
+        if given is not None and not (whole and given.size == sequences and given.max(initial=0) <= width):
+            problems.add(f"{names['lengths']}: {_shown(given)} are not {sequences} whole numbers from 0 to {width}")
+        return np.full(sequences, width, dtype=np.int64)
+    if given is None:
+        return np.array([leading.shape[0]], dtype=np.int64)
+    if not (whole and int(given.sum()) == leading.shape[0]):
+        problems.add(
+            f"{names['lengths']}: {_shown(given)} do not add up to the {leading.shape[0]} numbers of {names[role]}: "
+            f"write one whole number per sequence"
+        )
+        return np.array([leading.shape[0]], dtype=np.int64)
+    return given.astype(np.int64)
+
+
+def _ragged(
+    role: str,
+    array: NDArray[Any],
+    shape: tuple[int, ...],
+    lengths: NDArray[np.int64],
+    names: Mapping[str, str],
+    problems: Problems,
+) -> Ragged | None:
+    """A role's numbers; `shape` is that of the padded rows, where they are padded."""
+    tail = 1 if role in LOGITS else 0
+    stored = int(lengths.sum())
+    if array.dtype.kind not in "biuf":
+        if role == "token_ids":  # text under one of its names: an attribute at best
+            return None
+        problems.add(f"{names[role]}: holds {array.dtype}, not numbers")
+        return None
+    if array.ndim == 2 + tail and array.shape[:2] == shape:
+        return Ragged(array.reshape(-1, *array.shape[2:]), lengths)
+    if array.ndim == 1 + tail and array.shape[0] == stored:
+        return Ragged(array, lengths)
+    if role == "advantages" and array.shape == (lengths.size,):
+        return Ragged(array, np.ones(lengths.size, dtype=np.int64))
+    problems.add(f"{names[role]}: shape {array.shape} does not go with {lengths.size} rows of {stored} numbers in all")
+    return None
+
+
+def _attributes(
+    others: Mapping[str, NDArray[Any]], rows: int, problems: Problems
+) -> tuple[tuple[Mapping[str, Scalar], ...], Mapping[str, str]]:
+    """Attributes of each row; a single value is every row's. And the arrays that are none, with the reason."""
+    columns: dict[str, list[Any]] = {}
+    unread: dict[str, str] = {}
+    for name, array in others.items():
+        if name == ATTRIBUTES:
+            continue
+        plain = _text(array) if array.dtype.kind == "S" else array
+        if plain.shape in {(rows,), ()} and plain.dtype.kind in "biufU":
+            columns[name] = np.broadcast_to(plain, rows).tolist()
+        else:
+            kind = "text" if array.dtype.kind == "U" else array.dtype
+            unread[name] = f"holds {kind} of shape {array.shape}, not a plain value for each of {rows:,} rows"
+    found: list[dict[str, Scalar]] = [{name: values[row] for name, values in columns.items()} for row in range(rows)]
+    written = others.get(ATTRIBUTES)
+    if written is None:
+        return tuple(found), unread
+    if written.shape != (rows,) or written.dtype.kind != "U":
+        problems.add(f"{ATTRIBUTES}: {_shown(written)} are not {rows} JSON objects, one per row")
+        return tuple(found), unread
+    for row, (into, text) in enumerate(zip(found, written.tolist(), strict=True)):
+        try:
+            into.update(read_json_text(text))
+        except ValueError as error:
+            problems.add(f"row {row}: {ATTRIBUTES}: {text!r} is not a JSON object ({error})")
+    return tuple(found), unread
+
+
+def _text(array: NDArray[Any]) -> NDArray[Any]:
+    """Bytes as the text that they are; themselves where they are none."""
+    try:
+        return np.char.decode(array, "utf-8")
+    except UnicodeDecodeError:
+        return array
+
+
+def _shown(array: NDArray[Any]) -> str:
+    return f"{array.dtype} {np.array2string(array, threshold=6)} of shape {array.shape}"
