@@ -113,7 +113,7 @@ LIBRARIES = {
 }  # fmt: skip
 LOADED_BY_ITS_USER = {
     "torch": {  # whoever has a tensor, a module or a trainer in hand has loaded it
-        "cli/rescore_command.py", "diagnose/kernel_sources.py", "integrations/transformers.py",
+        "cli/rescore_command.py", "integrations/transformers.py",
         "integrations/vllm/worker_methods.py", "record/measure/arrays.py", "record/measure/logits.py",
         "record/measure/operator_drift.py", "record/measure/sampled.py", "record/measure/truncation.py",
         "record/rollout_quarantine.py", "record/telemetry/accumulate.py", "recordings/scoring.py",

@@ -113,12 +113,11 @@ def run(
             slice, clause = slice or cell.slice, clause or cell.clause
         slice = slice or ALL
         failing = _clause(promise, clause)
-        from kc_otel.diagnose.capture_file import is_capture  # noqa: PLC0415 - a quick --help
-        from kc_otel.diagnose.kernel_sources import engine_options  # noqa: PLC0415
+        from kc_otel.diagnose.captures import is_capture  # noqa: PLC0415 - a quick --help
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
         given = read_sequences(sequences, contract=promise, slice=slice, most=limit)
-        arguments = engine_options(pairs("--engine", engine or ()))
+        arguments = _engine_options(engine)
         if is_capture(Path(train)) or is_capture(Path(infer)):
             located = _of_captures(promise, train, infer, given, slice, precision, arguments)
         else:
@@ -169,12 +168,12 @@ def capture(
     """
     with unusable(ModuleNotFoundError, TypeError):
         from kc_otel.contract.model import KernelSpec  # noqa: PLC0415 - a quick --help
-        from kc_otel.diagnose.capture_file import CaptureWriter  # noqa: PLC0415
-        from kc_otel.diagnose.kernel_sources import captured_by, engine_options  # noqa: PLC0415
+        from kc_otel.diagnose.captures import CaptureWriter  # noqa: PLC0415
+        from kc_otel.diagnose.kernel_sources import captured_by  # noqa: PLC0415
         from kc_otel.diagnose.token_sequences import read_sequences  # noqa: PLC0415
 
         given = read_sequences(sequences, most=limit)
-        options = engine_options(pairs("--engine", engine or ()))
+        options = _engine_options(engine)
         named = ", ".join([kernel, *([dtype] if dtype else []), *(f"{key}={value}" for key, value in options.items())])
         writer = CaptureWriter(out, named)
         left = [(index, sequence) for index, sequence in enumerate(given) if not writer.has(index, sequence.token_ids)]
@@ -283,14 +282,20 @@ def _of_captures(
     options: Mapping[str, Any],
 ) -> Located:
     """Compare captures; a side that is not one is captured on the other's tokens."""
-    from kc_otel.diagnose.capture_compare import compare_captures, rounding_of  # noqa: PLC0415 - a quick --help
-    from kc_otel.diagnose.capture_file import Capture, is_capture, read_capture  # noqa: PLC0415
-    from kc_otel.diagnose.kernel_sources import captured_by  # noqa: PLC0415
+    from kc_otel.diagnose.captures import (  # noqa: PLC0415 - a quick --help
+        Capture,
+        compare_captures,
+        is_capture,
+        read_capture,
+        rounding_of,
+    )
     from kc_otel.diagnose.token_sequences import TokenSequence  # noqa: PLC0415
 
     def side(kernel: str, spec: KernelSpec, tokens: Sequence[TokenSequence], rounding: str | None) -> Capture:
         if is_capture(Path(kernel)):
             return read_capture(Path(kernel))
+        from kc_otel.diagnose.kernel_sources import captured_by  # noqa: PLC0415 - torch
+
         return Capture(kernel, tuple(captured_by(kernel, spec, tokens, precision=rounding, options=options)))
 
     inference = side(infer, contract.kernels.inference, given, None)
@@ -298,6 +303,17 @@ def _of_captures(
     reference = side(train, contract.kernels.train, tokens, precision or "bfloat16")
     rounding = rounding_of(precision or contract.kernels.inference.dtype)
     return compare_captures(contract, reference, inference, slice=slice, rounding=rounding)
+
+
+def _engine_options(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Numbers, true and false as JSON has them, and else the text."""
+    found: dict[str, Any] = {}
+    for name, text in pairs("--engine", texts or ()).items():
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
 
 
 def _clause(contract: Contract, wanted: str | None) -> Clause | None:

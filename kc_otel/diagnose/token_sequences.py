@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL, Scalar
-from kc_otel.diagnose.capture_file import is_capture, read_capture
+from kc_otel.diagnose.captures import is_capture, read_capture
 from kc_otel.offline.python_names import python_name
 from kc_otel.recordings.read_jsonl import records
 from kc_otel.recordings.recording_files import load_recording

@@ -99,7 +99,11 @@ class TorchKernel:
         taken: bool = True,
         padding: int = 0,
     ) -> tuple[Activations, list[torch.Tensor]]:
-        """As of a `WatchedKernel`; `added` are values to add to an operator's output, padding is behind the longest."""
+        """Outputs by boundary, [tokens, features] of each sequence, and logits [tokens, vocabulary] in float32.
+
+        Every sequence is in one of the batches, by its index. `replaced` replaces an operator's output after it was
+        taken, `added` is added to it; `padding` are tokens of something else, behind the longest.
+        """
         ids_of = [torch.as_tensor(np.asarray(sequence.token_ids, dtype=np.int64)) for sequence in sequences]
         replaced, added = self._apart(replaced), self._apart(added)
         found: Activations = {}
@@ -123,7 +127,10 @@ class TorchKernel:
         return fused(found, _side_by_side) if self.is_fused else found, logits
 
     def distributions(self, sequences: Sequence[TokenSequence], logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """As of a `WatchedKernel`; a sequence whose prompt is not known is all completion, but for its first token."""
+        """Log-probabilities [completion, vocabulary] of each sequence's completion, as sampled from these logits.
+
+        A sequence whose prompt is not known is all completion, but for its first token.
+        """
         return [
             processed(scores[max(sequence.prompt_tokens - 1, 0) : -1], self.sampling).log_softmax(-1)
             for sequence, scores in zip(sequences, logits, strict=True)

@@ -37,7 +37,14 @@ from kc_otel.diagnose.located import (
     related,
     settings_of,
 )
-from kc_otel.diagnose.same_checkpoint import other_settings, same_architecture, same_vocabulary
+from kc_otel.diagnose.same_checkpoint import (
+    TensorDifference,
+    other_settings,
+    same_architecture,
+    same_vocabulary,
+    saturated_scales,
+    tensor_differences,
+)
 from kc_otel.diagnose.shares import Shares, shares_of
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import TorchKernel
@@ -51,8 +58,7 @@ from kc_otel.diagnose.torch_measure import (
     token_tv,
     tokens_at_a_time,
 )
-from kc_otel.diagnose.torch_weights import TensorDifference, saturated_scales, tensor_differences
-from kc_otel.diagnose.watched_kernel import WatchedKernel
+from kc_otel.diagnose.vllm_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
     import torch

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from kc_otel._extras import extra
 from kc_otel.diagnose.above_noise import Measured
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary
-from kc_otel.diagnose.capture_file import relative_error
+from kc_otel.diagnose.captures import relative_error
 from kc_otel.diagnose.token_sequences import TokenSequence
 from kc_otel.diagnose.torch_kernel import Activations, TorchKernel
-from kc_otel.diagnose.watched_kernel import WatchedKernel
+from kc_otel.diagnose.vllm_kernel import WatchedKernel
 
 with extra("torch", "locating in a torch module"):
     import torch

@@ -15,16 +15,16 @@ from typer.testing import CliRunner
 
 from kc_otel import cli
 from kc_otel.diagnose.boundaries import SAMPLER, Boundary, fused
-from kc_otel.diagnose.capture_compare import compare_captures
-from kc_otel.diagnose.capture_file import (
+from kc_otel.diagnose.captures import (
     Capture,
     CapturedSequence,
     CaptureWriter,
+    compare_captures,
     projected,
     read_capture,
     relative_error,
 )
-from kc_otel.diagnose.kernel_capture import capture_kernel
+from kc_otel.diagnose.kernel_sources import capture_kernel
 from kc_otel.diagnose.located import NotComparableError
 from kc_otel.diagnose.torch_kernel import TorchKernel
 from tests.diagnose.planted_faults import FAULTS, Model, conversations, pair
