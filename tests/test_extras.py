@@ -113,12 +113,12 @@ LIBRARIES = {
 }  # fmt: skip
 LOADED_BY_ITS_USER = {
     "torch": {  # whoever has a tensor, a module or a trainer in hand has loaded it
-        "cli/rescore_command.py", "integrations/transformers.py",
+        "cli/measure_commands.py", "integrations/transformers.py",
         "integrations/vllm/worker_methods.py", "record/measure/arrays.py", "record/measure/logits.py",
         "record/measure/operator_drift.py", "record/measure/sampled.py", "record/measure/truncation.py",
         "record/rollout_quarantine.py", "record/telemetry/accumulate.py", "recordings/scoring.py",
     },
-    "transformers": {"cli/rescore_command.py"},  # its model has been loaded
+    "transformers": {"cli/measure_commands.py"},  # its model has been loaded
     "ray": {"serve/shards/ray_shards.py"},  # the cluster is there
     "prometheus_client": {"integrations/vllm/instrumentor.py"},  # comes with vLLM
     "vllm": {  # runs inside

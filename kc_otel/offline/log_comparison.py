@@ -18,8 +18,12 @@ from numpy.typing import NDArray
 from kc_otel.contract.registry.clause_metrics import DERIVED, QUANTITIES
 from kc_otel.contract.slices import ALL
 from kc_otel.judge.plain_json import for_others
-from kc_otel.offline.gate.observations import ADVANTAGE, RecordingObservations
-from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, verdict_for_others
+from kc_otel.offline.gate.recorded_verdicts import (
+    ADVANTAGE,
+    RecordingObservations,
+    RecordingVerdicts,
+    verdict_for_others,
+)
 from kc_otel.record.measure.logits import LOGITS
 from kc_otel.record.measure.storage_grid import CoarseSide
 from kc_otel.recordings.recording import Recording

@@ -65,7 +65,6 @@ def test_help_says_what_stands_in_square_brackets():
         "Arguments:",
         "Decide (one at a time):",
         "Follow, with hooks:",
-        "Plan:",
         "Options:",
         "Examples:",
     ]

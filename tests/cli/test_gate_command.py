@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from kc_otel.cli import gate_offline
+from kc_otel.cli import gate_command
 from kc_otel.contract.load import check_text
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
@@ -297,7 +297,7 @@ def test_a_kernel_that_is_not_what_the_contract_declares_is_refused(run, contrac
         {"role": side, "version": Kernel("vllm").fingerprint, "fields": {"engine": "vllm"}}
         for side in ("train", "inference")
     ]
-    monkeypatch.setattr(gate_offline, "get", lambda *_: {"contracts": [{"name": "policy", "kernels": served}]})
+    monkeypatch.setattr(gate_command, "get", lambda *_: {"contracts": [{"name": "policy", "kernels": served}]})
     contract.write_text(CONTRACT.replace("{engine: torch}", "{engine: vllm, dtype: float32}"))
     both = ("--kernel", f"train={Kernel('vllm').fingerprint}", "--kernel", f"inference={Kernel('vllm').fingerprint}")
     code, _, said = run("gate", "run", contract, log, *both)
@@ -309,7 +309,7 @@ def test_a_fingerprint_stands_for_what_the_kernel_has_reported(run, contract, tm
     kernel = Kernel("vllm", version="0.32.0", dtype="bfloat16", attention="FLASH_ATTN", hardware="H100", extra={"x": 1})
     served = {"role": "inference", "version": kernel.fingerprint, "fields": kernel.fields()}
     monkeypatch.setattr(
-        gate_offline, "get", lambda *_: {"contracts": [{"name": "policy", "kernels": [served]}, {"name": "other"}]}
+        gate_command, "get", lambda *_: {"contracts": [{"name": "policy", "kernels": [served]}, {"name": "other"}]}
     )
     log = write(tmp_path / "log.npz")
     code, _, said = run("gate", "run", contract, log, "--kernel", f"inference={kernel.fingerprint}")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import typer
 
-from kc_otel.cli.locate_follow import Follower, run_within
+from kc_otel.cli.locate_command import Follower, run_within
 from kc_otel.contract.load import load_text
 from kc_otel.judge.verdict import Cell, Evaluation, Status, Verdict
 from kc_otel.serve.core import Core

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from kc_otel.cli import rescore_command
+from kc_otel.cli import measure_commands
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.recorder import Recorder
 from kc_otel.recordings.request import SampledRequest
@@ -172,7 +172,7 @@ def test_following_waits_for_a_spool_that_is_not_there_yet(run, tmp_path, monkey
                 self.set()
             return self.is_set()
 
-    monkeypatch.setattr(rescore_command, "stopped_by_signals", lambda: nullcontext(Stop()))
+    monkeypatch.setattr(measure_commands, "stopped_by_signals", lambda: nullcontext(Stop()))
     caplog.set_level("INFO", "kc_otel")
     code, out, _ = run("--scorer", "my_kernel:half_a_nat_less", "--follow")
     assert (code, caplog.text.count("waiting for spool.sqlite")) == (0, 1)
@@ -184,7 +184,7 @@ def test_following_ends_when_it_is_stopped_before_there_is_a_spool(run, tmp_path
     (tmp_path / "spool.sqlite").unlink()
     stop = threading.Event()
     stop.set()
-    monkeypatch.setattr(rescore_command, "stopped_by_signals", lambda: nullcontext(stop))
+    monkeypatch.setattr(measure_commands, "stopped_by_signals", lambda: nullcontext(stop))
     assert run("--scorer", "my_kernel:half_a_nat_less", "--follow")[0] == 0
     assert not (tmp_path / "spool.sqlite").exists()
 

@@ -25,7 +25,7 @@ from kc_otel.contract.model import Contract
 from kc_otel.contract.slices import ALL
 from kc_otel.contract.words import rounded, rounded_down
 from kc_otel.judge.statistics import clause_interval
-from kc_otel.offline.gate.observations import RecordingObservations
+from kc_otel.offline.gate.recorded_verdicts import RecordingObservations
 from kc_otel.recordings.recording import Recording
 from kc_otel.stats.rewards import mean_token_tv_for_sequence_tv, token_kl_for_sequence_tv, tv_for_reward_budget
 

@@ -31,10 +31,10 @@ from kc_otel.offline.gate.recorded_gate import (
     digest_of,
     gate_decision,
     gate_recordings,
+    not_allowed,
     read_input,
 )
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
-from kc_otel.offline.gate.sampling_terms import not_allowed
 from kc_otel.record.kernel import Kernel
 from kc_otel.recordings.recording import Recording
 

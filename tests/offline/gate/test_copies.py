@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kc_otel.offline.gate.recorded_gate import first_of_each
+from kc_otel.offline.gate.copies import first_of_each
 from kc_otel.recordings.recording import Recording
 
 

@@ -10,11 +10,9 @@ import pytest
 
 from kc_otel.contract.load import load_text
 from kc_otel.judge.promotion.stages import GateOutcome, Stage
-from kc_otel.offline.gate.findings import notes
-from kc_otel.offline.gate.markdown import headline
-from kc_otel.offline.gate.observations import RecordingObservations
+from kc_otel.offline.gate.gate_report import headline, notes
 from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, gate_recordings, read_input
-from kc_otel.offline.gate.recorded_verdicts import by_contract, judge
+from kc_otel.offline.gate.recorded_verdicts import RecordingObservations, by_contract, judge
 from kc_otel.record.kernel import Kernel
 from kc_otel.record.measure.sampled import TOKEN, log_ratio
 from kc_otel.recordings.recording import Recording, RecordingError

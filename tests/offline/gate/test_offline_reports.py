@@ -10,9 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kc_otel.judge.verdict import Status
-from kc_otel.offline.gate.findings import findings, how_far
-from kc_otel.offline.gate.junit import junit
-from kc_otel.offline.gate.markdown import headline, markdown
+from kc_otel.offline.gate.gate_report import findings, headline, how_far, junit, markdown
 from kc_otel.offline.gate.recorded_gate import GatedRecording, GateTerms, OfflineGate, gate_decision
 from kc_otel.offline.gate.recorded_verdicts import RecordingVerdicts, UnjudgedClause
 from kc_otel.record.kernel import Kernel
