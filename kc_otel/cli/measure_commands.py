@@ -36,11 +36,9 @@ from kc_otel.recordings.redacted import Redacted
 
 if TYPE_CHECKING:
     from kc_otel.offline.step_scalars import StepScalars
+    from kc_otel.record.kernel import Kernel
     from kc_otel.record.telemetry.counters import RecorderStats
     from kc_otel.recordings.importers.importer import Importer
-
-if TYPE_CHECKING:
-    from kc_otel.record.kernel import Kernel
     from kc_otel.recordings.rescorer import RescoreTotals
     from kc_otel.recordings.scoring import Scorer
     from kc_otel.recordings.spool import SpoolReader
@@ -218,8 +216,7 @@ def rescore(
     keep: Annotated[int, typer.Option(help="Sequences to keep for each cell and kernel.", min=1, max=100)] = 5,
     keep_for: Annotated[str, typer.Option(help="How long to keep a sequence.")] = "1d",
     redact: Annotated[
-        list[Redacted] | None,
-        typer.Option(help="Keep prompts as hashes, or completions as drift only; repeatable."),
+        list[Redacted] | None, typer.Option(help="Keep prompts as hashes, or completions as drift only; repeatable.")
     ] = None,
 ) -> None:
     """Score recorded requests with the training kernel, and export the drift over OTLP.

@@ -47,8 +47,7 @@ def serve(
         Path, typer.Option(help="SQLite file with everything that must survive a restart; `:memory:` keeps nothing.")
     ] = Path("kc-otel.sqlite"),
     set_aside_damaged: Annotated[
-        bool,
-        typer.Option("--set-aside-damaged", help="If the state file is damaged, rename it and start without it."),
+        bool, typer.Option("--set-aside-damaged", help="If the state file is damaged, rename it and start without it.")
     ] = _DEFAULTS.set_aside_damaged,
     tick: Annotated[float, typer.Option(help="Seconds between evaluations.", min=0.05)] = _DEFAULTS.tick,
     external_url: Annotated[
@@ -68,8 +67,7 @@ def serve(
     worst: Annotated[
         list[Path] | None,
         typer.Option(
-            help="File of `kc-otel rescore --worst`: the page then shows prompts; repeatable.",
-            metavar="FILE",
+            help="File of `kc-otel rescore --worst`: the page then shows prompts; repeatable.", metavar="FILE"
         ),
     ] = None,
     tls_cert: Annotated[
@@ -81,8 +79,7 @@ def serve(
         typer.Option(help="PEM file of the authorities from which clients need a certificate.", metavar="FILE"),
     ] = None,
     allow_unauthenticated: Annotated[
-        bool,
-        typer.Option("--allow-unauthenticated", help="Allow every machine that can connect, without tokens."),
+        bool, typer.Option("--allow-unauthenticated", help="Allow every machine that can connect, without tokens.")
     ] = _DEFAULTS.allow_unauthenticated,
     webhooks: Annotated[
         bool, typer.Option(help="Refuse to start while a webhook endpoint is not configured.")
@@ -123,8 +120,7 @@ def serve(
     ] = _DEFAULTS.ray_address,
     shards: Annotated[int, typer.Option(help="Number of shards.", min=1)] = _DEFAULTS.shards,
     shard_folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the shards' state, which every node of the cluster must reach."),
+        Path | None, typer.Option(help="Folder for the shards' state, which every node of the cluster must reach.")
     ] = _DEFAULTS.shard_folder,
     shard_cpus: Annotated[
         float, typer.Option(help="Cores that Ray reserves for each shard.", min=0.0)

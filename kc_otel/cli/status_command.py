@@ -255,11 +255,7 @@ def _outdated(routes: list[dict[str, Any]]) -> str:
     return "".join(f"; but of {listed(slices)}: {why}" for why, slices in by.items())
 
 
-def list_command(
-    url: Url = DEFAULT_URL,
-    contract: OnlyContract = None,
-    as_json: ApiJson = False,
-) -> None:
+def list_command(url: Url = DEFAULT_URL, contract: OnlyContract = None, as_json: ApiJson = False) -> None:
     """List routes and pins in force, and the shares of versions under promotion.
 
     Examples:

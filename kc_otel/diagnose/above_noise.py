@@ -41,16 +41,10 @@ LEAST_FLOOR: Final = 2e-6
 class BoundaryDrift:
     """Measurements at one boundary: relative errors, medians over sequences with intervals; nan where there is none.
 
-    Attributes:
-        local: Of the inference kernel's operator given the training kernel's inputs.
-        drift: Of the two kernels as they ran, everything upstream included.
-        floor: Noise floor that was held against.
-        train_noise: The training kernel against itself in other batches: the largest of any sequence.
-        inference_noise: The inference kernel likewise.
-        precision: Error of the training kernel's own operator in the inference kernel's number format, likewise.
-        prefill: Median drift over the prompts' tokens.
-        decode: Median drift over the completions' tokens.
-        above: Share of sequences beyond `NOISE_FACTOR` times the floor, with its interval at the corrected level.
+    `local` is the error of the inference kernel's operator given the training kernel's inputs, `drift` of the kernels
+    as they ran, everything upstream included. The noise of each kernel against itself in other batches, and the
+    training operator's `precision` in the other's format, are the largest of any sequence. `above` is the share of
+    sequences beyond `NOISE_FACTOR` times the floor, with its interval at the corrected level.
     """
 
     boundary: Boundary
@@ -122,10 +116,8 @@ def boundary_drift(
 ) -> tuple[BoundaryDrift, ...]:
     """Test each boundary, in the order of execution, on equally many sequences everywhere.
 
-    Args:
-        measured: Relative errors by boundary.
-        alpha: Chance that any boundary is named although none is above noise.
-        rounding: Relative error of writing a value in the inference kernel's number format: no floor is below it.
+    `alpha` is the chance that any is named although none is above noise; no floor is below `rounding`, the relative
+    error of writing a value in the inference kernel's number format.
     """
     if not measured:
         raise ValueError("no boundary was measured; the two kernels share no operator by name")

@@ -59,16 +59,11 @@ _HEADER, _SEAL = "header.json", "seal.json"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturedSequence:
-    """One sequence as a kernel ran it.
+    """One sequence as a kernel ran it; boundaries are in the order of execution.
 
-    Attributes:
-        positions: Positions that were kept, int64 [positions].
-        outputs: By boundary in the order of execution, projections float32 [positions, projections].
-        features: By boundary, features before the projection.
-        noise: By boundary, relative error of the kernel against itself in another batch; missing where not measured.
-        precision: By boundary, relative error of the kernel in the other's number format; likewise.
-        messages: The conversation that the prompt was made of; empty where that is unknown.
-        encoded: Token ids that the kernel itself makes of it; None where it cannot.
+    `outputs` are projections, float32 [positions, projections], and `features` their number before. `noise` and
+    `precision` are relative errors of the kernel against itself in another batch, and in the other's number format.
+    `encoded` are the token ids that the kernel itself makes of the conversation; None where it cannot.
     """
 
     token_ids: tuple[int, ...]
@@ -254,11 +249,7 @@ def rounding_of(dtype: str | None) -> float:
 def compare_captures(
     contract: Contract, train: Capture, inference: Capture, *, slice: str = "all", rounding: float = 0.0
 ) -> Located:
-    """Find where two kernels begin to differ by more than noise, and by more than `rounding` to a number format.
-
-    Raises:
-        NotComparableError: If they have no sequence in common, other layers, other shapes or other weights.
-    """
+    """Find where two kernels begin to differ by more than noise, and by more than `rounding` to a number format."""
     theirs = {sequence.token_ids: sequence for sequence in inference.sequences}
     pairs = [(sequence, theirs[sequence.token_ids]) for sequence in train.sequences if sequence.token_ids in theirs]
     if not pairs:

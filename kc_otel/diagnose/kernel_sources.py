@@ -86,8 +86,8 @@ def captured_by(
 ) -> Iterator[CapturedSequence]:
     """Yield a named kernel's captures of sequences; names are those of `kernel_from`.
 
-    `precision` is the number format whose rounding is measured in a torch kernel, `options` are arguments of
-    `vllm.LLM`, and `decode` tokens are decoded by an engine after each prompt that has no completion.
+    `precision` is the number format whose rounding is measured in a torch kernel; an engine decodes so many tokens
+    after each prompt that has no completion.
     """
     dtype = None if precision is None else getattr(torch, precision, None)
     if precision is not None and not isinstance(dtype, torch.dtype):
@@ -101,12 +101,7 @@ _KV_FORMATS: Final = {"fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_
 
 
 def checkpoint_kernel(folder: Path, spec: KernelSpec) -> TorchKernel:
-    """The kernel that runs a checkpoint with transformers, in the number formats that the contract's declaration says.
-
-    Raises:
-        ValueError: If transformers cannot load it, or its cache is to be in a format that cannot be made here.
-        NotComparableError: If tensors of it are missing, which transformers would make up.
-    """
+    """The kernel that runs a checkpoint with transformers, in the number formats of the contract's declaration."""
     with extra("transformers", "a Hugging Face checkpoint"):
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 

@@ -53,20 +53,12 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The answer to which operator it is.
+    """The answer to which operator it is; boundaries and findings are in the order of execution.
 
-    Attributes:
-        metric: Metric that is divided into shares.
-        boundaries: Measurements, in the order of execution.
-        findings: Differences above noise, in the order of execution.
-        culprit: The finding with the largest share of the drift; without shares the one with the largest error. None
-            where there is none.
-        shares: How the drift divides among what is above noise, and where that is much, how the largest part of it
-            divides among layers; empty where nothing is, or where it was not asked for.
-        observed: Drift of the inference kernel as it ran, mean over sequences; nan where it was not measured.
-        notes: What a reader has to know: what could not be compared, swapped or verified.
-        confidence: Of every interval and of all names together.
-        settings: Where the two kernels are configured otherwise: what to look at before any operator.
+    `culprit` is the finding with the largest share of the drift, without shares the one with the largest error.
+    `shares` divide the drift of `metric` among what is above noise, and the largest part of it among layers. `observed`
+    is the drift of the inference kernel as it ran, mean over sequences; nan where it was not measured. `confidence` is
+    of every interval and of all names together. `settings` are what to look at before any operator.
     """
 
     contract: str
@@ -85,7 +77,7 @@ class Located:
 
     @property
     def undecided(self) -> str:
-        """Reason why the result is undecided although nothing is named, as a sentence; empty if it is decided.
+        """Reason why the result is undecided although nothing is named; empty if it is decided.
 
         Nothing is above noise only where it would have been seen: with sequences enough to name anything, and at no
         boundary more of them beyond the floor than may be where nothing is wrong.

@@ -86,10 +86,7 @@ def other_settings(train: Mapping[str, Any], inference: Mapping[str, Any]) -> st
 
 
 def complete_layers(checkpoint: str, tensors: Iterable[str]) -> None:
-    """Refuse a checkpoint one of whose layers lacks what every other has, and has nothing of its own instead.
-
-    An engine would compute with whatever stands in memory.
-    """
+    """Refuse a checkpoint of which a layer lacks what all others have: an engine would compute with any memory."""
     layers: dict[int, set[str]] = {}
     for name in tensors:
         if (layer := layer_of(name)) is not None:
@@ -195,7 +192,7 @@ _MIN_COSINE: Final = 0.5
 class TensorDifference:
     """A parameter of both kernels, by its name in the inference kernel.
 
-    `relative` is the root mean square of the difference, in shares of the training kernel's, inf where that is zero;
+    `relative` is the root mean square of the difference in shares of the training kernel's, inf where that is zero, and
     `rounding` the largest one that the inference kernel's number format explains.
     """
 
@@ -208,12 +205,7 @@ class TensorDifference:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def tensor_differences(train: TorchKernel, inference: WatchedKernel) -> Mapping[Boundary, tuple[TensorDifference, ...]]:
-    """Parameters of operators that both have, by boundary, compared where they are floating and of one shape.
-
-    Raises:
-        NotComparableError: If the kernels have different numbers of layers, or most matrices have nothing to do with
-            each other.
-    """
+    """Parameters of operators that both have, by boundary, compared where they are floating and of one shape."""
     ours, theirs = ({boundary: name for name, boundary in side.named.items()} for side in (train, inference))
     same_layers(ours, theirs)
     found = {key: _of_module(train, ours[key], inference, theirs[key]) for key in ours if key in theirs}

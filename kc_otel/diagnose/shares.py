@@ -57,9 +57,6 @@ def shares_of(
 ) -> Shares:
     """Divide a drift among components, given the drift [sequences] with some of them swapped in, by index.
 
-    Of up to five components all orders are taken. `alpha` is the error probability of the intervals, both sides
-    together.
-
     >>> weights = np.array([[3.0, 1.0], [6.0, 2.0], [3.0, 1.0]])
     >>> found = shares_of(["scales", "cache"], lambda put_in: weights[:, sorted(put_in)].sum(1), alpha=0.05)
     >>> [(part.name, round(part.share.estimate, 2)) for part in found.components]

@@ -73,8 +73,7 @@ def measure_pair(
     """Run both kernels, each also against itself in other batches, and compare at every boundary.
 
     Returns relative errors by boundary, in the order of execution, and the boundaries that cannot be compared.
-    `precision` is the training kernel in the inference kernel's number format, None where they are the same. The
-    activations of `batch_tokens` are in memory together.
+    `precision` is the training kernel in the inference kernel's number format, None where they are the same.
     """
     parts, done = [], 0
     for chunk in chunks_of(sequences, batch_tokens):
@@ -118,7 +117,7 @@ def inputs_as_seen(
 
     These are the training kernel's `own`, except after operators that can only be observed: attention in an engine
     reads the engine's cache, so it is compared with the training kernel's attention to the keys and values of that
-    cache. `forced` are the inference kernel's outputs with all that can be replaced replaced by the training kernel's.
+    cache. `forced` are the inference kernel's outputs with all that can be replaced replaced.
     """
     seen = {key: tensor for key, tensor in forced.items() if key.operator in inference.only_seen and key in own}
     if not seen:
@@ -249,11 +248,9 @@ def token_drift(
     """Drift of the next-token distribution with the errors of some operators put into the training kernel.
 
     An operator's error is what it gives on the training kernel's inputs beyond what the training kernel's own operator
-    gives. Put in alone it is exact; of several at once each is taken as it was measured, though the inputs of those
-    further down have changed by then.
-
-    Returns a function from boundaries, of those `above`, to the mean drift of each sequence, and the drift of the
-    inference kernel as it runs.
+    gives. Put in alone it is exact; of several each is taken as it was measured, though inputs further down have
+    changed. Returns a function from boundaries to the mean drift of each sequence, and the inference kernel's drift as
+    it runs.
     """
     chunks = []
     whole = []

@@ -86,12 +86,7 @@ class VllmKernel:
 
     @classmethod
     def of(cls, checkpoint: str, options: Mapping[str, Any]) -> VllmKernel:
-        """An engine in this process.
-
-        Raises:
-            NotComparableError: If the checkpoint lacks tensors, which the engine would not mind.
-            ValueError: If the checkpoint cannot be loaded, or these arguments make layers that cannot be watched.
-        """
+        """An engine in this process."""
         wanted = {**_EAGER_OPTIONS, **options}
         _watchable(bool(wanted["enforce_eager"]), bool(wanted["enable_prefix_caching"]))
         if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":

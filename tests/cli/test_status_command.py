@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from kc_otel.cli.status_command import (
-    _exit_code,
-    _incidents,
-    _missing,
-    _reasons,
-    _routes,
-    _tables,
-)
+from kc_otel.cli.status_command import _exit_code, _incidents, _missing, _reasons, _routes, _tables
 
 
 def test_many_routes_away_from_one_version_are_one_line() -> None:

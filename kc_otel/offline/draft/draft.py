@@ -38,18 +38,10 @@ _FAR_TV: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Inputs of a new contract.
+    """Inputs of a new contract: fields of both kernels, the largest acceptable drift of the mean reward, and its range.
 
-    Attributes:
-        train: Fields of the training kernel, such as `{"engine": "torch", "dtype": "bfloat16"}`.
-        inference: Fields of the inference kernel.
-        reward_budget: Largest drift of the mean reward that is acceptable, in the reward's unit.
-        reward_range: Smallest and largest reward of a sequence.
-        horizon: T, longest sequence in generated tokens.
-        clip: PPO clip range; None where there is none.
-        slices: Name of each slice, and its conditions by attribute.
-        data: How the kernels are measured; clauses that this cannot measure are left out.
-        rewards: Whether sequences come with rewards.
+    `horizon` is the longest sequence in generated tokens. Clauses that the measuring path `data` cannot measure are
+    left out; `rewards` says whether sequences come with rewards.
     """
 
     name: str
@@ -70,12 +62,8 @@ class Draft:
 class DraftClause:
     """One clause of a new contract; an empty statistic or unit is the metric's default.
 
-    Attributes:
-        derivation: How the limit follows, with numbers.
-        breaks: Consequence of exceeding it: the clause's description.
-        slices: Limits of single slices, where they differ.
-        cap: Where what is observed is cut; None where it is not.
-        explains: Whether it is a sufficient condition that the contract explains and does not ask for.
+    `derivation` says how the limit follows, with numbers, `breaks` the consequence of exceeding it. A clause that
+    `explains` is a sufficient condition that the contract explains and does not ask for.
     """
 
     id: str
@@ -95,10 +83,6 @@ def clauses_of(draft: Draft, *, capped: bool = False) -> tuple[DraftClause, ...]
 
     With `capped` the mean of tv_token is judged by prompt and cut at five limits, with a clause on what is above, so
     that a gate can decide it.
-
-    Raises:
-        ValueError: If the budget is not positive or not below the width of the reward range, the range is not one, or
-            the horizon is not a number of steps.
     """
     budget, (low, high), horizon = draft.reward_budget, draft.reward_range, draft.horizon
     tv = tv_for_reward_budget(budget, draft.reward_range)
@@ -208,7 +192,7 @@ def exact(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NoiseFloor:
-    """A clause's statistic on a recording, with its bounds: the upper one is the floor. Observations are of a unit."""
+    """A clause's statistic on a recording, with its bounds: the upper one is the floor."""
 
     clause: str
     slice: str

@@ -44,15 +44,7 @@ class IncompleteError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EndpointPair:
-    """Two endpoints: one samples, the other scores the same tokens.
-
-    Attributes:
-        samples: Completions of each prompt.
-        max_tokens: Most tokens of a completion.
-        concurrency: Requests at a time.
-        timeout: Seconds to wait for an answer.
-        versions: Versions of the training and the inference engine that are judged; None where nobody says.
-    """
+    """Two endpoints: one samples, the other scores the same tokens. `versions` are of the engines, train first."""
 
     inference: CompletionEndpoint
     train: CompletionEndpoint
@@ -68,14 +60,10 @@ class EndpointPair:
 def record_endpoints(
     pair: EndpointPair, prompts: Path, where: Path | None, say: _Say, enough: Callable[[Recording], bool] | None = None
 ) -> Path:
-    """Sample, score, and keep the recording; returns its file.
+    """Sample, score, and keep the recording; returns its file. `say` takes a line on what happens, every few seconds.
 
-    Without `where` it is in a temporary folder that is kept. `say` takes a line on what happens, every few seconds.
-    `enough` says whether completions so far, of prompts in an order of their own, are enough; None for all of them.
-
-    Raises:
-        IncompleteError: If a completion is missing.
-        ValueError: If the prompts, an endpoint or the file cannot be used.
+    Without `where` it is in a temporary folder that is kept. `enough` says whether completions so far, of prompts in an
+    order of their own, are enough; None for all of them.
     """
     asked = read_prompts(prompts)
     if where is not None:

@@ -65,14 +65,7 @@ def verify_evidence(record: Mapping[str, Any]) -> None:
 
 
 def verify_recordings(record: Mapping[str, Any], files: Sequence[Path]) -> None:
-    """Judge a record's recordings again, and accept it if everything comes out as it says.
-
-    They are found among the files by their checksums.
-
-    Raises:
-        EvidenceError: If the record does not verify by itself, a recording is not there, or a number differs by more
-            than rounding.
-    """
+    """Judge a record's recordings again, found by their checksums, or raise an EvidenceError that says what differs."""
     verify_evidence(record)
     if OFFLINE_SECTION not in record:
         raise EvidenceError(f"the record is of stage {record['stage']}, which has no recordings")

@@ -43,14 +43,10 @@ _SHARED_DATA_ERROR: Final = "{}: has {}; windows that share data count once, so 
 class GateTerms:
     """Requirements of a gate for a kernel version.
 
-    Attributes:
-        windows: Fewest recordings; where more are given, all of them have to pass, and this is their number.
-        require: Clauses that have to PASS; empty for every clause. A FAIL of any other still refuses the version.
-        slices: Slices on which they have to; empty for all traffic and every slice of the contract.
-        columns: Names of the recordings' columns, by role, where they are others than tools use.
-        sequential: Whether somebody looks as a recording grows and stops when it suits, so that the bounds have to
-            hold at every number of sequences at once.
-        attributes: Attributes that every sequence gets besides its own; these win.
+    `windows` are the fewest recordings: where more are given, all of them have to pass. Only clauses of `require` and
+    slices of `slices` have to PASS where there are any, and a FAIL of any other still refuses the version. `sequential`
+    bounds hold at every number of sequences at once, for somebody who stops when it suits. `attributes` win over a
+    sequence's own.
     """
 
     windows: int = 1
@@ -65,16 +61,9 @@ class GateTerms:
 class GatedRecording:
     """A recording's file, with the sequences and tokens in it that count.
 
-    Attributes:
-        identical: Whether both sides have the same number at every token.
-        coarse: The side that was rounded to half precision where the other was not, None where none was; it follows
-            from the bytes, so that evidence does not repeat it.
-        sampling: Values of each sampling parameter that its sequences name, where the contract lists any.
-        content: SHA-256 of the numbers in it, 64 hex digits; the same for a file that was saved in another way or has
-            the sequences in another order.
-        unchecked: Remarks on its numbers, and what they are too few, too sure or too ambiguous to be checked for;
-            empty for nothing. It follows from the bytes, too.
-        repeated: Further sequences that do not count, for they are others again; see `first_of_each`.
+    `coarse` and `unchecked` follow from the bytes, so that evidence does not repeat them. `content` is the SHA-256 of
+    the numbers, whatever the file's format and the order of sequences. `repeated` sequences are others again: see
+    `copies`.
     """
 
     name: str
@@ -110,13 +99,7 @@ class OfflineGate:
 
 
 def read_input(path: str | Path, terms: GateTerms = GateTerms()) -> tuple[GatedRecording, Recording]:
-    """A recording without what it repeats, and what identifies its file.
-
-    A sequence that is another one again, in whole or as a part of it, is no further observation: it counts once.
-
-    Raises:
-        RecordingError: If the file cannot be used.
-    """
+    """A recording without what it repeats, which is no further observation, and what identifies its file."""
     whole = load_recording(path, columns=terms.columns or None).with_attributes(terms.attributes)
     (first,) = first_of_each(whole)
     recording = whole.only(first, np.ones(len(whole.masked), dtype=np.bool_))
@@ -195,13 +178,7 @@ def gate_recordings(
     terms: GateTerms,
     now: float,
 ) -> OfflineGate:
-    """Judge recordings, each as `read_input` returns it, and decide.
-
-    Raises:
-        ValueError: If a recording has nothing that the others have not, was sampled otherwise than the contract allows
-            or does not say how, a clause or slice of the terms is not of the contract, an assumption is missing, or no
-            clause can be judged by a recording at all.
-    """
+    """Judge recordings, each as `read_input` returns it, and decide."""
     recordings = _apart(recordings)
     check_terms(contract, terms)
     allowed = contract.promotion.sampling
@@ -233,11 +210,7 @@ def check_terms(contract: Contract, terms: GateTerms) -> None:
 def gate_decision(
     contract: Contract, judged: Sequence[RecordingVerdicts], version: str, terms: GateTerms, now: float
 ) -> Decision:
-    """Return the decision that follows from the verdicts on each recording, with `stages.decide`.
-
-    Raises:
-        ValueError: If no clause can be judged by these recordings.
-    """
+    """Return the decision that follows from the verdicts on each recording, with `stages.decide`."""
     verdicts = [verdict for result in judged for verdict in result.verdicts]
     judgeable = {verdict.cell.clause for verdict in verdicts}
     slices = terms.slices or tuple(dict.fromkeys(verdict.cell.slice for verdict in verdicts))
@@ -294,8 +267,8 @@ def looks() -> Iterator[int]:
 def decides(contract: Contract, recording: Recording, kernels: tuple[Kernel, Kernel], terms: GateTerms) -> bool:
     """Return True if the sequences so far decide the gate; clauses that no recording can judge do not delay it.
 
-    The bounds are betting confidence sequences (`anytime` in `kc_otel.stats`): it costs no confidence to look again and
-    again, and to stop where it suits, if the order of sequences says nothing of them.
+    It costs no confidence to look again and again: the bounds are betting confidence sequences (`anytime` in
+    `kc_otel.stats`), if the order of sequences says nothing of them.
     """
     in_force("the recording", recording, contract.promotion.sampling)
     pair = kernels[0].fingerprint, kernels[1].fingerprint
@@ -308,9 +281,6 @@ def in_force(name: str, recording: Recording, allowed: Mapping[str, Sequence[Sca
     """Values of each sampling parameter that the sequences of a recording name, if `promotion.sampling` lists any.
 
     They are among the attributes of its sequences, by vLLM's names.
-
-    Raises:
-        ValueError: If a sequence does not say what is listed, or was sampled with what is not; one line a parameter.
     """
     found: dict[str, list[Scalar]] = {}
     problems: dict[str, str] = {}

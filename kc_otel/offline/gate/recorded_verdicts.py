@@ -37,10 +37,7 @@ _Values = tuple[NDArray[np.float64], NDArray[np.bool_]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordingObservations:
-    """The values of every quantity of the registry that a recording has, computed when asked for.
-
-    Rewards are the sequences' attribute `reward`; without a range they are not looked at.
-    """
+    """The values of every quantity of the registry that a recording has, when asked for; rewards need a range."""
 
     recording: Recording
     reward_range: tuple[float, float] | None = None
@@ -50,9 +47,8 @@ class RecordingObservations:
     def of(self, quantity: str) -> Binned | None:
         """The observations of a quantity, by its registry key; None where the recording cannot tell.
 
-        Means over sequences, prompts or steps have an observation for each. A sequence with a token that cannot be
-        measured, or without a token that the quantity is about, makes none. Where the recording does not name prompts,
-        each sequence is one; its steps are those of its attribute `step`, and without it the recording is one step.
+        A sequence with a token that cannot be measured, or without one that the quantity is about, makes none. Without
+        prompts each sequence is one; without the attribute `step` the recording is one step.
         """
         if quantity not in self._known:
             values = self._values(quantity)
@@ -188,13 +184,9 @@ class UnjudgedClause:
 class RecordingVerdicts:
     """A contract's verdicts on a recording, and the clauses that it cannot be judged by.
 
-    Attributes:
-        unreadable: Tokens whose logits are not numbers; no verdict rests on them.
-        unknown_rewards: Sequences whose reward is missing or out of range, which counts as the worst that it could be.
-        prompts: Prompts that its sequences answer; None where it does not name them.
-        causes: Split of the mean of each clause between the kernels and the weights' age, where older weights sampled
-            some of it. At a fixed size, also where the verdicts hold at all sizes.
-        age_unknown: Share of the sequences of which nothing says which weights of the trainer sampled them.
+    `unreadable` tokens have logits that are no numbers, and no verdict rests on them; `unknown_rewards` count as the
+    worst that they could be. `causes` split the mean of each clause between the kernels and the weights' age, at a
+    fixed size, where older weights sampled some of it; of a share `age_unknown` nothing says which weights sampled it.
     """
 
     verdicts: tuple[Verdict, ...] = ()
@@ -276,11 +268,7 @@ def judge(
 
     The intervals come from the values themselves, not from histograms. Holm's procedure counts the cells that can be
     judged from a recording. Where nothing says which weights of a trainer sampled, what exceeds a limit may be their
-    age, and is INCONCLUSIVE: the limit is on the kernels. `parts` are those of `by_contract`; with `anytime` the bounds
-    hold at all sizes at once, for somebody who looks as the recording grows.
-
-    Raises:
-        ValueError: If a clause needs an assumption that the contract does not state.
+    age, and is INCONCLUSIVE: the limit is on the kernels. With `anytime` the bounds hold at all sizes at once.
     """
     observed = {
         name: RecordingObservations(part, contract.assumptions.reward_range)

@@ -146,9 +146,6 @@ def weights(of: Ratios, correction: Correction) -> Floats:
     [2.0, 0.5, 1.0]
     >>> weights(Ratios(two), Correction(Weight("sequence", "mask", 0.8, 1.25))).round(2).tolist()
     [0.0, 0.0, 1.0]
-
-    Raises:
-        ValueError: If a rejection rule needs advantages and there are none.
     """
     found = np.ones(of.log_w.size)
     if (wanted := correction.weight) is not None:

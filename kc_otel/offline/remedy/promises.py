@@ -70,11 +70,7 @@ class RemedyTarget:
 
 @dataclass(frozen=True, slots=True)
 class RemedyBound:
-    """Check of a promise with a correction in place.
-
-    It is `met` where the metric's upper bound is within the limit, `broken` where the lower one is beyond it, else
-    `open`.
-    """
+    """Check of a promise: `met` by the upper bound, `broken` where the lower one is beyond the limit, else `open`."""
 
     promise: RemedyTarget
     interval: Interval
@@ -107,8 +103,7 @@ def finding(
 ) -> RemedyBound:
     """A promise against a correction's effects on the sequences of its slice, or on so many times as many of them.
 
-    `alpha` is the error probability of each side, `fewest` the prompts, or sequences without known prompts, below which
-    nothing but an exact value is met.
+    `alpha` is the error probability of each side; below `fewest` units nothing but an exact value is met.
     """
     interval = _interval(promise.aim, correction, found, alpha, times)
     if promise.scale != 1.0:
@@ -203,18 +198,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Effects:
-    """Effect of a correction on each of S sequences; the mean of an array is the effect on their distribution.
+    """Effect of a correction on each of S sequences, [S]; the mean of an array is the effect on their distribution.
 
-    Attributes:
-        weight: Mean weight of its tokens, [S].
-        square: Mean squared weight, [S].
-        token: Its part of the distance of single steps: tv_token of what is learned from, [S].
-        sequence: Its part of the distance of whole sequences: tv_seq of what is learned from, [S].
-        positive: Mean of (w - c) A over its tokens with A > 0: push that is still missing; NaN without such, [S].
-        negative: The same over its tokens with A < 0, [S].
-        kept: Tokens with a weight above 0, [S].
-        kept_positive: Of those with A > 0, [S].
-        kept_negative: Of those with A < 0, [S].
+    `token` and `sequence` are parts of the distances of single steps and of whole sequences: tv_token and tv_seq of
+    what is learned from. `positive` is the mean of (w - c) A over tokens with A > 0, the push that is still missing;
+    NaN without such. `kept` are tokens with a weight above 0.
     """
 
     weight: Floats

@@ -40,11 +40,7 @@ DEFAULT_TICK_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of a replay under a contract, and if given under an `old` one.
-
-    `not_recorded` are parts of the new contract for which the recording has no data, `damage` parts of the recording
-    that were left out, as sentences.
-    """
+    """Result of a replay under a contract, and if given an `old` one; `damage` names what had to be left out."""
 
     new: ReplayTimeline
     old: ReplayTimeline | None
@@ -63,11 +59,6 @@ def replay_recordings(
     """Replay recordings, in any order, through a contract and, if given, through the one in force.
 
     Evaluations are `every` seconds apart; None for the recording's own, or `DEFAULT_TICK_SECONDS` where it has none.
-    `timing` is how long webhooks wait for what belongs to them; None for what `kc-otel serve` does by default.
-
-    Raises:
-        RecordingError: If a recording cannot be used, or is one of another contract.
-        ValueError: If the contracts are not of one name, `every` is not positive, or one cannot be evaluated.
     """
     if old is not None and old.name != new.name:
         raise ValueError(
@@ -148,9 +139,6 @@ def replay(
     """Replay a recording, in the order of time, under a contract of its name.
 
     Evaluations are at multiples of `every` seconds since the Unix epoch; None for the recording's own.
-
-    Raises:
-        ValueError: If `every` is not a positive number, or the contract cannot be evaluated.
     """
     if every is not None and not (math.isfinite(every) and every > 0):
         raise ValueError(f"every: {every!r} is not a number of seconds above 0")

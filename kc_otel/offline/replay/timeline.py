@@ -14,11 +14,7 @@ from kc_otel.judge.escalation.alerts import Transition, What
 
 @dataclass(frozen=True, slots=True)
 class AlertSpan:
-    """One alert from its firing to its resolve, Unix times in seconds; without an end it fires at the last entry.
-
-    Kernels are short fingerprints, empty when none has reported; `actions` are those of the step, as the contract
-    writes them, and `step` is its key.
-    """
+    """One alert, Unix times in seconds; without an end it fires on. `step` is the key of the policy's step."""
 
     step: str
     on: str
@@ -59,16 +55,10 @@ class SentWebhook:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTimeline:
-    """Timeline of a recording under one contract; everything is in the order of its beginning.
+    """Timeline of a recording under one contract; everything is in the order of its beginning, Unix times in seconds.
 
-    Attributes:
-        hash: Content hash of the contract.
-        start: Unix time of the first entry of the recording, seconds.
-        end: Unix time of the last evaluation, seconds.
-        evaluations: How often every cell was judged.
-        points: Data points by outcome.
-        cells: Cells that were judged in the last evaluation.
-        not_recorded: Parts of the contract for which the recording has no data, as sentences.
+    `points` are counted by outcome, `cells` those of the last evaluation, and `not_recorded` sentences on parts of the
+    contract for which the recording has no data.
     """
 
     name: str
@@ -174,11 +164,7 @@ class MovedSpan(Generic[Span]):
 
 @dataclass(frozen=True, slots=True)
 class TimelineDifferences:
-    """Differences between two timelines; empty if there are none.
-
-    What is dropped is only under the old contract, what is added only under the new one. `messages` has the number of
-    webhooks under either by (endpoint, reason), where it differs.
-    """
+    """Differences between two timelines; `messages` are numbers of webhooks by (endpoint, reason) that differ."""
 
     alerts_dropped: tuple[AlertSpan, ...]
     alerts_added: tuple[AlertSpan, ...]
@@ -196,9 +182,7 @@ def differences(old: ReplayTimeline, new: ReplayTimeline, apart: float) -> Timel
     """Compare a new contract's timeline with the old one's on the same recording.
 
     Alerts are paired when they are about the same clause, slice and kernels and at most `apart` seconds lie between
-    them: first those of steps that wait for and do the same, then of the same severity, then any that wait for the same
-    verdict. Among several the nearest beginnings are paired. Routes and directives are paired by what they are and
-    where.
+    them: first those of equal steps, then of the same severity, then any that wait for the same verdict, nearest first.
     """
     pairs, dropped, added = _paired(old.alerts, new.alerts, _ALERT_KEYS, apart)
     decisions, ended, begun = _paired(old.decisions, new.decisions, _DECISION_KEYS, apart)

@@ -35,9 +35,6 @@ def read_recordings(paths: Sequence[Path], damage: list[str]) -> Iterator[Traffi
     """The entries of all files and folders in the order of their times; of one file in the file's own order.
 
     `damage` takes a sentence for everything that had to be left out, with file and message.
-
-    Raises:
-        TrafficFileError: If a file cannot be read or is no recording.
     """
     return heapq.merge(*(_entries(path, damage) for path in paths), key=lambda entry: entry.at)
 

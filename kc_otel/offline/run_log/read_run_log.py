@@ -51,16 +51,10 @@ class RunLogError(ValueError):
 
 
 def read_run_log(path: Path) -> RunLog:
-    """Scalars of a run.
+    """Scalars of a run: of a file, or of every known file in a folder, the same step of the last one counting.
 
-    Read are TensorBoard's event files, W&B's offline files (`run-*.wandb`) and histories exported as .csv or .jsonl,
-    verl's .jsonl, consoles of verl, TRL, slime and OpenRLHF, and `trainer_state.json` of Transformers and TRL. Of a
-    folder, every such file that is in it, the same step of the last one counting. The step is the trainer's, such as
-    `train/step` or `global_step` in a number's own row, and the logger's count of rows only where no row has one.
-
-    Raises:
-        RunLogError: If there is no such file, none holds a number by step, or there are those of several runs.
-        OSError: If a file cannot be read.
+    The step is the trainer's, such as `train/step` or `global_step` in a number's own row, and the logger's count of
+    rows only where no row has one.
     """
     files = sorted(_logs_in(path)) if path.is_dir() else [path]
     if not files:
