@@ -42,11 +42,7 @@ class SliceReport:
 
 @dataclass(frozen=True, slots=True)
 class LogComparison:
-    """The quantities of a recording by slice, and what a contract says of it.
-
-    `masked` are sequences that the recording's mask leaves no token of, `coarse` the side that was rounded to half
-    precision where the other was not. `clip` is the clip range of the clip-budget share.
-    """
+    """The quantities of a recording by slice, and a contract's verdicts; no token of `masked` sequences counts."""
 
     source: str
     sequences: int

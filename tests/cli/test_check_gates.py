@@ -43,7 +43,6 @@ def check(tmp_path, command):
     ],
 )
 def test_a_gate_that_can_never_open_is_refused_at_its_line(check, old, new, line):
-    """Where the contract holds promotions, or says how versions are promoted."""
     assert check(GATED)[0] == 0
     code, lines = check(GATED.replace(old, new))
     assert code == 2
@@ -53,6 +52,5 @@ def test_a_gate_that_can_never_open_is_refused_at_its_line(check, old, new, line
 
 
 def test_a_clause_that_only_alarms_may_be_out_of_reach(check):
-    """Nothing waits for its PASS."""
     assert list(shut_gates(load_text(TEXT.replace("limit: 1.2,", "limit: 0.9,")))) == []
     assert check(TEXT.replace("limit: 1.2,", "limit: 0.9,"))[0] == 0

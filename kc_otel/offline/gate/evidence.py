@@ -45,10 +45,7 @@ _RELATIVE_TOLERANCE: Final = 1e-9
 
 
 def offline_evidence(gate: OfflineGate, text: str) -> dict[str, Any]:
-    """The record of the offline stage: it also has the contract's text, the kernels' fields, and every file's checksum.
-
-    `verify_evidence` accepts it, and `verify_recordings` together with the files.
-    """
+    """The record of the offline stage, which `verify_evidence` accepts, and `verify_recordings` with the files."""
     rows = [
         verdict_row(gate.contract, verdict) | {"recording": place}
         for place, judged in enumerate(gate.judged)

@@ -77,10 +77,7 @@ def replay_recordings(
 
 
 def as_data(found: Replayed) -> dict[str, Any]:
-    """A replay as JSON data: the dataclasses' fields under their names, and by how many seconds what moved is later.
-
-    `ends_later` is null where only one of the two ends at all.
-    """
+    """A replay as JSON data: the dataclasses' fields, and by how many seconds what moved is later."""
     plain = asdict(found)
     if found.changed is not None:
         plain["changed"] |= {
@@ -136,10 +133,7 @@ _MAX_ITEMS: Final = 60_000
 def replay(
     contract: Contract, entries: Iterable[TrafficEntry], every: float | None, timing: GroupTiming
 ) -> ReplayTimeline:
-    """Replay a recording, in the order of time, under a contract of its name.
-
-    Evaluations are at multiples of `every` seconds since the Unix epoch; None for the recording's own.
-    """
+    """Replay a recording, evaluated at multiples of `every` seconds; None for the recording's own times."""
     if every is not None and not (math.isfinite(every) and every > 0):
         raise ValueError(f"every: {every!r} is not a number of seconds above 0")
     run, due = _Run(contract, timing), math.nan

@@ -31,10 +31,7 @@ class AlertSpan:
 
 @dataclass(frozen=True, slots=True)
 class DecisionSpan:
-    """A route or a directive from when it came into force until it ended; without an end it is in force still.
-
-    `what` is `route:train-kernel`, or the directive's kind; `avoid` the inference kernel version that a route avoids.
-    """
+    """`route:train-kernel` away from a version to `avoid`, or a directive's kind; without an end it is in force."""
 
     what: str
     slice: str

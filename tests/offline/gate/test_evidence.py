@@ -24,7 +24,6 @@ def record(contract, make_verdict):
 
 
 def test_record_says_what_was_promised_and_measured(record, contract):
-    """Contract, kernels, bounds, limits, counts, tool and time are in the record."""
     assert record["contract"] == {"name": "policy-7b", "version": 3, "hash": contract.hash}
     assert (record["kernel"], record["stage"], record["time"]) == ("inferB", "canary", "2023-11-14T22:13:20.000Z")
     assert record["tool"]["name"] == "kc-otel"
@@ -36,7 +35,6 @@ def test_record_says_what_was_promised_and_measured(record, contract):
 
 
 def test_record_that_went_through_a_file_verifies(record):
-    """Order of keys and white space do not matter."""
     shuffled = dict(reversed(list(json.loads(json.dumps(record, indent=3)).items())))
     verify_evidence(shuffled)
 
@@ -48,7 +46,6 @@ def resealed(record, **changes):
 
 
 def test_verdict_that_contradicts_its_numbers_is_found(record):
-    """A PASS above the limit is refused even with a fresh checksum."""
     verdicts = [record["verdicts"][0] | {"upper": 0.005}, record["verdicts"][1] | {"status": "FAIL"}]
     with pytest.raises(EvidenceError) as error:
         verify_evidence(resealed(record, verdicts=verdicts))
@@ -57,7 +54,6 @@ def test_verdict_that_contradicts_its_numbers_is_found(record):
 
 
 def test_a_fail_that_was_followed_over_time_needs_no_bound_of_one_window(contract, make_verdict):
-    """An alarm stands while it is not taken back, whatever the bound of the newest window is."""
     decision = Decision(GateOutcome.ROLLBACK, Stage.SHADOW, 0)
     alarmed = dataclasses.replace(make_verdict("FAIL"), lower=0.0, evidence=0.9)
     verify_evidence(made(contract, decision, alarmed))
@@ -78,7 +74,6 @@ def test_a_pass_of_what_none_may_be_needs_none_and_no_bound(contract, make_verdi
 
 @pytest.mark.parametrize("outcome", ["advance", "rollback"])
 def test_decision_that_contradicts_the_verdicts_is_found(contract, make_verdict, outcome):
-    """Nothing advances on doubt, and nothing rolls back without a failure."""
     decision = Decision(GateOutcome(outcome), Stage.OFFLINE_CI, 0)
     record = made(contract, decision, make_verdict("INCONCLUSIVE"))
     with pytest.raises(EvidenceError, match="the decision is to"):
@@ -86,7 +81,6 @@ def test_decision_that_contradicts_the_verdicts_is_found(contract, make_verdict,
 
 
 def test_missing_and_foreign_fields_are_named(record):
-    """The error lists what is wrong."""
     broken = {name: value for name, value in record.items() if name != "kernel"} | {"approved": True}
     with pytest.raises(EvidenceError, match="kernel is missing; approved is not a field"):
         verify_evidence(broken)
@@ -94,13 +88,11 @@ def test_missing_and_foreign_fields_are_named(record):
 
 @pytest.mark.parametrize("other", [{}, {"format": "x"}, [], None])
 def test_what_is_no_record_is_refused(other):
-    """Something else entirely is said to be that."""
     with pytest.raises(EvidenceError, match="not a record"):
         verify_evidence(other)
 
 
 def test_record_of_another_shape_is_refused(record):
-    """A wrong shape is an error of the record, not a traceback."""
     with pytest.raises(EvidenceError, match="another shape"):
         verify_evidence(resealed(record, verdicts=[1]))
 

@@ -73,7 +73,6 @@ def check_junit(text):
 
 
 def test_junit_has_a_case_per_clause_and_slice(gate):
-    """PASS is silent, FAIL is a failure with its numbers, the undecided and the silent are skipped with a reason."""
     root = check_junit(junit(gate("PASS", "FAIL", "INCONCLUSIVE", "NO_DATA")))
     cases = {case.get("name"): case for case in root.iter("testcase")}
     assert set(cases) == {"token-tv on all", "token-tv on s1", "token-tv on s2", "token-tv on s3", "lag"}
@@ -90,14 +89,12 @@ def test_junit_has_a_case_per_clause_and_slice(gate):
 
 
 def test_junit_has_a_suite_per_recording(gate):
-    """Two recordings' cases are told apart by their suites, and none is counted twice."""
     root = check_junit(junit(gate("PASS", "FAIL", recordings=2, left_out=())))
     assert [suite.get("name") for suite in root] == ["policy-7b: a.npz", "policy-7b: b.npz"]
     assert (root.get("tests"), root.get("failures")) == ("4", "2")
 
 
 def test_junit_of_names_that_xml_cannot_hold_is_still_xml(gate):
-    """Quotes, angle brackets and control characters in a file's name do not break the report."""
     root = check_junit(junit(gate("FAIL", name='a"<&\x1b\ud800.npz')))
     assert root[0].get("name") == 'policy-7b: a"<&\ufffd\ufffd.npz'
 
@@ -107,7 +104,6 @@ def rows(text):
 
 
 def test_markdown_is_worst_first_and_says_for_whom_and_by_how_much(gate):
-    """Failures come before doubt, doubt before passes; each with interval, limit, distance and sample."""
     made = gate("PASS", "NO_DATA", "INCONCLUSIVE", "FAIL")
     text = markdown(made)
     table = rows(text)
@@ -124,7 +120,6 @@ def test_markdown_is_worst_first_and_says_for_whom_and_by_how_much(gate):
 
 
 def test_of_two_failures_the_larger_is_first(gate):
-    """Worst is what is farthest beyond its own limit, not what has the larger number."""
     made = gate("FAIL", "FAIL")
     first, two = made.judged[0].verdicts
     made = replace(made, judged=(RecordingVerdicts((first, replace(two, lower=5.0, limit=4.9)), ()),))
@@ -132,7 +127,6 @@ def test_of_two_failures_the_larger_is_first(gate):
 
 
 def test_waiting_says_what_is_missing(gate):
-    """The summary of an undecided gate begins with it."""
     made = gate("INCONCLUSIVE", samples=10)
     assert headline(made).endswith("cannot be decided under policy-7b v3: 1 of 1 verdicts do not PASS yet")
     text = markdown(made)
@@ -142,7 +136,6 @@ def test_waiting_says_what_is_missing(gate):
 
 
 def test_waiting_names_the_clause_that_is_likely_to_fail(gate):
-    """Its lower bound is above the limit, and only the fewest samples of a verdict are not there yet."""
     made = gate("PASS", "INCONCLUSIVE", samples=1_400, lower=0.01, upper=0.02)
     assert headline(made).endswith(
         "1 of 2 verdicts do not PASS yet, and token-tv on slice s1 is at least 2.5 times the limit of 0.004 so far; "
@@ -151,12 +144,10 @@ def test_waiting_names_the_clause_that_is_likely_to_fail(gate):
 
 
 def test_waiting_for_more_recordings_says_how_many(gate):
-    """Each verdict passes, and there are too few windows."""
     assert headline(gate("PASS", terms=GateTerms(windows=3))).endswith("1 of 3 consecutive windows have passed")
 
 
 def test_an_open_gate_names_the_next_stage(gate):
-    """And what was left out, and what was not required."""
     text = markdown(gate("PASS", "INCONCLUSIVE", terms=GateTerms(slices=("all",))))
     kept = f"## ✅ vllm {INFERENCE.fingerprint} keeps policy-7b v3 and may go on to shadow; not judged: lag\n"
     assert text.startswith(kept)
@@ -166,7 +157,6 @@ def test_an_open_gate_names_the_next_stage(gate):
 
 
 def test_recordings_are_told_apart_in_the_table(gate):
-    """With several, each row says which file it is of."""
     assert rows(markdown(gate("FAIL", recordings=2)))[1][-1] == "runs/a.npz |"
 
 

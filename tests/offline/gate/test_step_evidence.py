@@ -52,13 +52,11 @@ def records(terms, round_of, make_verdict):
 
 
 def test_every_step_leaves_evidence_that_verifies(records):
-    """Also after it went through a file."""
     for record in records.values():
         verify_evidence(json.loads(json.dumps(record, allow_nan=False)))
 
 
 def test_it_says_from_where_to_where_and_who_decided(records, terms):
-    """An advance rests on the version's own verdicts; a force says who and why, and may rest on nothing."""
     step = records["advance"]["step"]
     assert (step["kind"], step["from"], step["to"]) == (
         "advance", {"stage": "shadow", "share": 0.0}, {"stage": "canary", "share": 0.05},
@@ -106,6 +104,5 @@ def changed(record, *path_and_value):
     ],
 )
 def test_a_step_that_does_not_follow_is_found(records, which, change, said):
-    """Even with a fresh checksum."""
     with pytest.raises(EvidenceError, match=said):
         verify_evidence(changed(records[which], *change))

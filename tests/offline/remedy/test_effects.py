@@ -94,7 +94,6 @@ def test_no_bias_of_a_gradient_is_beyond_its_bound(seed):
 
 
 def test_a_missing_push_is_what_the_weights_leave_by_sign_of_the_advantage():
-    """Mean of (w - c) A over the tokens of a sign, and NaN for a sequence without such tokens."""
     of = Recording(
         np.log([0.5, 0.2, 0.3]), np.log([0.25, 0.4, 0.3]), np.array([2, 1]), ({}, {}), advantages=np.array([1.0, 1, -2])
     )
@@ -125,7 +124,6 @@ def recorded(rows):
 @settings(max_examples=60, deadline=None)
 @given(log_ratios, st.floats(1.0, 50.0), st.floats(1.0, 50.0))
 def test_a_wider_range_drops_no_more(rows, first, other):
-    """Masks are monotone in their thresholds: what a wider range drops, a narrower one drops too."""
     narrow, wide = sorted((first, other))
     ratios = Ratios(recorded(rows))
     for level in ("token", "sequence"):
@@ -166,7 +164,6 @@ def test_truncation_far_above_every_ratio_is_the_ratio_itself(rows):
 
 
 def test_masking_sequences_by_their_advantage_takes_advantages():
-    """Without them the rule is refused, and it is not in the catalogue."""
     of = recorded([[0.1, 0.2]])
     bare = Recording(of.train, of.inference, of.lengths, of.attributes)
     with pytest.raises(ValueError, match="has no advantages; off_policy looks at their sign"):

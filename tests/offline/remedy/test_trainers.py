@@ -44,7 +44,6 @@ def test_a_range_for_verl_stays_a_text_in_the_shell_and_in_hydra():
 
 
 def test_every_line_for_slime_is_its_truncation_or_its_icepop(recording):
-    """`vanilla_tis_function` clamps, `icepop_function` zeroes; slime/backends/megatron_utils/loss.py."""
     ratios, tried = Ratios(recording), 0
     for correction in catalogue(advantages=True):
         text = line("slime", correction)
@@ -61,7 +60,6 @@ def test_every_line_for_slime_is_its_truncation_or_its_icepop(recording):
 
 
 def test_a_trainer_is_offered_only_what_it_has():
-    """Rejection is verl's, masks by advantage TRL's, whole sequences not slime's."""
     by_family = {correction.family: correction for correction in catalogue(advantages=True)}
     has = {name: {f for f, correction in by_family.items() if line(name, correction) is not None} for name in TRAINERS}
     assert "off_policy" in has["trl"] - has["verl"] - has["slime"]

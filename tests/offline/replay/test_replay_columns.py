@@ -18,7 +18,6 @@ START = 1_800_000_000.0
 @pytest.mark.slow
 @pytest.mark.skipif(not machine_code.is_available(), reason="needs a C compiler")
 def test_columns_change_nothing_of_a_replay(tmp_path, monkeypatch):
-    """Five minutes of what a real recorder exports."""
     path, judged = tmp_path / "day.otlp", contract("rl-rollouts")
     sender = Sender(messages(Case("rl-rollouts", 1_000), exports=30), 0, START)
     path.write_bytes(b"".join(marked_frame(sender.export(), START + number * INTERVAL) for number in range(30)))

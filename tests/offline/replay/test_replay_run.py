@@ -44,7 +44,6 @@ def live(contract, path, monkeypatch, traffic, silence=(0.0, 0.0)):
 
 
 def test_the_same_contract_does_what_the_live_evaluator_did(make_contract, traffic, tmp_path, monkeypatch):
-    """Every firing and resolve at the same instant for the same reason, the same table, as many webhooks."""
     contract, path = make_contract(), tmp_path / "recording"
     core = live(contract, path, monkeypatch, traffic, silence=(80.0, 300.0))
     damage: list[str] = []
@@ -81,7 +80,6 @@ def test_the_same_contract_does_what_the_live_evaluator_did(make_contract, traff
 
 
 def test_a_tighter_limit_fires_earlier_and_a_longer_for_later(make_contract, collector_file):
-    """By how much is what the durations and the drift's course say."""
     old = make_contract()
     tighter = replay_recordings([collector_file], make_contract(limit=0.01, version=2), old)
     later = replay_recordings([collector_file], make_contract(after="1m", version=2), old)
@@ -95,7 +93,6 @@ def test_a_tighter_limit_fires_earlier_and_a_longer_for_later(make_contract, col
 
 
 def test_the_same_contract_differs_in_nothing(make_contract, collector_file):
-    """And a replay gives the same answer each time."""
     found = replay_recordings([collector_file], make_contract(), make_contract())
     assert not found.changed
     assert found.old == found.new
@@ -103,7 +100,6 @@ def test_the_same_contract_differs_in_nothing(make_contract, collector_file):
 
 
 def test_a_limit_that_nothing_reaches_takes_the_alerts_away(make_contract, collector_file):
-    """With their routes, directives and webhooks."""
     found = replay_recordings([collector_file], make_contract(limit=0.5, version=2), make_contract())
     assert len(found.changed.alerts_dropped) == 2
     assert {span.what for span in found.changed.decisions_dropped} == {"route:train-kernel", "halt"}
@@ -112,7 +108,6 @@ def test_a_limit_that_nothing_reaches_takes_the_alerts_away(make_contract, colle
 
 
 def test_an_action_that_changes_is_the_same_alert(make_contract, collector_file):
-    """It is said to do something else, not to be gone and to have come."""
     found = replay_recordings(
         [collector_file], make_contract(do="[{webhook: pager}, sample-more]", version=2), make_contract()
     )
@@ -124,7 +119,6 @@ def test_an_action_that_changes_is_the_same_alert(make_contract, collector_file)
 
 
 def test_silence_is_judged_without_anything_arriving(make_contract, traffic):
-    """The clock of a replay goes on between two entries, and stops at the last one."""
     entries = [TrafficEntry(at, request) for at, request in traffic(lambda _: 0.004) if not 300 <= at - START < 900]
     timeline = replay(make_contract(), entries, 10.0, GroupTiming())
     assert {(alert.on, alert.slice) for alert in timeline.alerts} == {("no-data", "all"), ("no-data", "code")}
@@ -137,7 +131,6 @@ def test_silence_is_judged_without_anything_arriving(make_contract, traffic):
 
 
 def test_evaluations_fall_on_multiples_of_their_interval(make_contract, entries):
-    """So that two recordings of the same time are judged at the same instants; what arrives at one is in the next."""
     timeline = replay(make_contract(), entries(minutes=2), 7.0, GroupTiming())
     assert timeline.evaluations == 17
     assert timeline.end == START + 125
@@ -166,13 +159,11 @@ def test_sequences_that_failed_input_checks_are_escalated(make_contract, traffic
 
 @pytest.mark.parametrize("every", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_interval_that_is_none_is_refused(every, make_contract, entries):
-    """With its value."""
     with pytest.raises(ValueError, match=f"every: {every!r} is not a number of seconds above 0"):
         replay(make_contract(), entries(minutes=1), every, GroupTiming())
 
 
 def test_what_the_recording_cannot_tell_is_named(make_contract, collector_file):
-    """A quantity nobody sent, a slice nobody cut, and what acts on recorders only."""
     old = make_contract()
     new = old.model_copy(
         update={
@@ -195,7 +186,6 @@ def test_what_the_recording_cannot_tell_is_named(make_contract, collector_file):
 
 
 def test_a_recording_of_another_contract_is_refused(make_contract, collector_file):
-    """Streams carry their contract's name."""
     with pytest.raises(TrafficFileError, match="is a recording of policy, not of moe; streams carry the name"):
         replay_recordings([collector_file], make_contract(name="moe"))
     with pytest.raises(ValueError, match="'policy' and 'moe' are two contracts"):
@@ -203,7 +193,6 @@ def test_a_recording_of_another_contract_is_refused(make_contract, collector_fil
 
 
 def test_a_recording_without_metrics_is_refused(make_contract, tmp_path):
-    """An empty file, or one of other signals."""
     path = tmp_path / "metrics.proto"
     spans = ExportTraceServiceRequest()
     spans.resource_spans.add().scope_spans.add().spans.add(trace_id=bytes(16), name="kc.compare")
@@ -217,7 +206,6 @@ def test_a_recording_without_metrics_is_refused(make_contract, tmp_path):
 
 
 def test_a_clock_that_steps_back_is_followed(make_contract, traffic):
-    """Recorded evaluations keep their order, and what fired resolves once."""
     entries: list[TrafficEntry] = []
     for at, request in traffic():
         shift = -400.0 if at - START > 600 else 0.0
